@@ -21,6 +21,20 @@ from rlsdk.config.schema import PlacementSection, RoleSection
 from rlsdk.contracts import ApartRole, SharesSequences
 from rlsdk.errors import ConfigError
 
+VARIABLES: Mapping[str, str] = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # a thread that calls Ray after its end would start another
+    "RAY_worker_niceness": "0",  # with 15, any other program could starve the actors
+    # Ray would keep a hundred thousand calls for its dashboard, and its GCS grow by some 70 KiB with each step.
+    "RAY_task_events_max_num_task_in_gcs": "2000",
+    # Two workers that nobody asked for, since those of a run have environments of their own.
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "900",  # 60 would end a run while it saves
+}
+"""Environment variables of Ray, where they are not set already."""
+
 
 @attrs.frozen
 class Layout:
@@ -125,26 +139,19 @@ def ray_cluster(plan: Plan, *, trains: bool = False) -> Iterator[int]:
         EnvironmentFault: The nodes of a cluster that was joined have other packages than this machine.
         RunError: Ray cannot be joined or started.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a thread that calls Ray after its end would start another
-    os.environ.setdefault("RAY_worker_niceness", "0")  # with 15, any other program could starve the actors
-    # Ray would keep a hundred thousand calls for its dashboard, and its GCS grow by some 70 KiB with each step.
-    os.environ.setdefault("RAY_task_events_max_num_task_in_gcs", "2000")
-    # Two workers that nobody asked for, since those of a run have environments of their own.
-    os.environ.setdefault("RAY_enable_worker_prestart", "0")
-    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "900")  # 60 would end a run while it saves
+    for name, value in VARIABLES.items():
+        os.environ.setdefault(name, value)
     import ray
 
     placement = plan.config.placement
     silence_reports_of_deaths()
     if ray.is_initialized():
-        if placement.runtime_env:
+        connected_with = dict(ray.get_runtime_context().runtime_env)
+        if missing := sorted(placement.runtime_env.keys() - connected_with.keys()):
             raise ConfigError(
                 [
-                    "placement.runtime_env: this program has connected to Ray before rlsdk did, and an environment is "
-                    "given only when connecting; leave out `ray.init`, or give it this runtime_env"
+                    "placement.runtime_env: this program has connected to Ray before rlsdk did, without "
+                    f"{', '.join(missing)}; leave out `ray.init`, or give it this runtime_env"
                 ]
             )
         with ray_watched(started=False):

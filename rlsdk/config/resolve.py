@@ -189,12 +189,7 @@ class _Resolver:
             return None
         parts = self.parts(algorithm)
         sampled = algorithm.rollouts != "demonstrations"
-        demonstration = defaults.PAIRS if "pairs" in self.needs else defaults.DEMONSTRATION
-        workflow = self.reference(
-            "workflow", "workflow", config.workflow or (defaults.WORKFLOW if sampled else demonstration)
-        )
-        evaluating = config.eval.workflow or (None if sampled else defaults.WORKFLOW)
-        eval_workflow = self.reference("eval.workflow", "workflow", evaluating) if evaluating else workflow
+        workflow, eval_workflow = self.workflows(config, sampled=sampled)
         rewards = self.rewards(config, workflow if sampled else eval_workflow)
         if rewards and not config.reward and eval_workflow and not self.plugins.component(eval_workflow).rewards:
             self.faults.append(
@@ -232,6 +227,14 @@ class _Resolver:
             defaulted=defaulted,
             tree=tree,
         )
+
+    def workflows(self, config: Config, *, sampled: bool) -> tuple[ComponentRef | None, ComponentRef | None]:
+        """Resolve the workflow of the training and that of the evaluation, which always samples."""
+        demonstration = defaults.PAIRS if "pairs" in self.needs else defaults.DEMONSTRATION
+        use = config.workflow or (defaults.WORKFLOW if sampled else demonstration)
+        workflow = self.reference("workflow", "workflow", use)
+        evaluating = config.eval.workflow or (None if sampled else defaults.WORKFLOW)
+        return workflow, self.reference("eval.workflow", "workflow", evaluating) if evaluating else workflow
 
     def single_components(self, config: Config) -> dict[str, ComponentRef | None]:
         """Resolve the components of which every run has exactly one, by their names in `Plan`."""

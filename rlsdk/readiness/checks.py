@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 
 from rlsdk import preflight
 from rlsdk.cluster.gpus import ROLES, GPUNode
@@ -296,21 +297,21 @@ class _Examination:
 
     def _prompts(self, path: str, tasks: Sequence[Task], count: int, codec: ChatTokenizer) -> None:
         """Render prompts as a run does: each must contain the text of its task, and some must be short enough."""
-        config, lengths = self.plan.config, []
-        workflow = self.plan.workflow if path.startswith("tasks.train") else self.plan.eval_workflow
+        config, prompts, trained = self.plan.config, [], path.startswith("tasks.train")
+        workflow = self.plan.workflow if trained else self.plan.eval_workflow
         asks = self.plan.plugins.component(workflow).one_answer
         for task in tasks:
-            length = len(codec.prompt(task)[1])
-            lengths.append(length)
-            if wrong := unreadable(task, codec, length, asks=asks):
+            ids = codec.prompt(task)[1]
+            prompts.append(ids)
+            if wrong := unreadable(task, codec, ids, asks=asks):
                 self.faults.append(PlanFinding(path, wrong))
                 return
-        self._unknown_tokens(path, tasks, codec)
+        self._unknown_tokens(path, tasks, prompts, codec)
         if not asks and any(not isinstance(task.prompt, str) for task in tasks):
             self._several_rollouts(codec)
-        limit, setting = longest_prompt(config)
-        if not path.startswith("tasks.train"):
-            limit, setting = config.model.max_length - 1, "model.max_length"  # no prompt of an evaluation is dropped
+        lengths = [len(ids) for ids in prompts]
+        # No prompt of an evaluation is dropped.
+        limit, setting = longest_prompt(config) if trained else (config.model.max_length - 1, "model.max_length")
         if not lengths or max(lengths) <= limit:
             return
         least = max(lengths) + (setting == "model.max_length")
@@ -318,20 +319,21 @@ class _Examination:
             seen = f"all {count}" if count == len(tasks) else f"all {len(tasks)} that were tried of {count}"
             text = f"no prompt of {path} fits in {limit} tokens: {seen} have from {min(lengths)} to {max(lengths)}"
             self.faults.append(PlanFinding(setting, f"{text}; give at least {least}"))
-        elif not path.startswith("tasks.train"):
+        elif not trained:
             text = f"{limit + 1} tokens leave no room for an answer: {path} has a prompt of {max(lengths)} tokens"
             self.faults.append(PlanFinding(setting, f"{text}; give at least {least}, or leave such tasks out"))
         elif config.long_prompts == "error":
             text = f"{limit}, but {path} has a prompt of {max(lengths)} tokens, and long_prompts=error"
             self.faults.append(PlanFinding(setting, f"{text}; give at least {least}, or drop them"))
 
-    def _unknown_tokens(self, path: str, tasks: Sequence[Task], codec: ChatTokenizer) -> None:
+    def _unknown_tokens(
+        self, path: str, tasks: Sequence[Task], prompts: Sequence[np.ndarray], codec: ChatTokenizer
+    ) -> None:
         """Refuse prompts of which the tokenizer knows less than half, all of them."""
         tokenizer = codec.tokenizer
         unknown = tokenizer.unk_token_id
         if unknown in (None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id):
             return  # GPT-2's is its token for the end, and stands for no text
-        prompts = [codec.prompt(task)[1] for task in tasks]
         if prompts and all(len(ids) and (ids == unknown).mean() > 0.5 for ids in prompts):
             text = (
                 f"the tokenizer {codec.name!r} has no token for most of what the prompts say: task {tasks[0].id!r} "
@@ -371,13 +373,13 @@ def no_tasks(tasks: Any, *, empty: bool) -> str:
     return "" if isinstance(first, Task) else f"holds {type(first).__name__}; expected rlsdk.Task"
 
 
-def unreadable(task: Task, codec: ChatTokenizer, length: int, *, asks: bool) -> str:
+def unreadable(task: Task, codec: ChatTokenizer, ids: np.ndarray, *, asks: bool) -> str:
     """Say why a policy cannot read a task's prompt; empty if it can.
 
     Args:
         task: The task.
         codec: Tokenizer that renders it.
-        length: Tokens of the rendered prompt.
+        ids: Tokens of the rendered prompt.
         asks: True if the workflow adds nothing to the prompt, which then must not be empty.
     """
     chat = None if isinstance(task.prompt, str) else task.prompt
@@ -385,9 +387,9 @@ def unreadable(task: Task, codec: ChatTokenizer, length: int, *, asks: bool) -> 
     words = [word for text in texts[-1:] for word in text.split()]
     by = f"tokenizer {codec.name!r}"
     if not words:
-        return f"task {task.id!r}: its prompt is empty" if asks and not length else ""
+        return f"task {task.id!r}: its prompt is empty" if asks and not len(ids) else ""
     if chat is not None:
-        shown = codec.shown(codec.prompt(task)[1])
+        shown = codec.shown(ids)
         by = f"the chat template of {by}"
         if not any(word in shown for word in words):
             begins = f"{shown[:40]!r}" if shown.strip() else "nothing"
@@ -395,7 +397,7 @@ def unreadable(task: Task, codec: ChatTokenizer, length: int, *, asks: bool) -> 
                 f"task {task.id!r}: {by} leaves out what the prompt says ({texts[-1][:40]!r} becomes {begins}); a "
                 "template reads message['content'] or message.content of each of its messages"
             )
-    return "" if length else f"task {task.id!r}: its prompt {texts[-1][:40]!r} has no tokens by {by}"
+    return "" if len(ids) else f"task {task.id!r}: its prompt {texts[-1][:40]!r} has no tokens by {by}"
 
 
 def _said(message: Message) -> str:

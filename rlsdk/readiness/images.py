@@ -44,7 +44,8 @@ def image_faults(plan: Plan, net: Any | None, tasks: Sequence[Task]) -> Iterator
 
 def _who_shows(plan: Plan, tasks: Sequence[Task]) -> Iterator[tuple[str, bool]]:
     """Yield the tasks and environments that show images, in words, and True where the conversation begins as text."""
-    workflows = [plan.plugins.resolve(each) for each in (plan.workflow, plan.eval_workflow)]
+    references = [plan.workflow, *([plan.eval_workflow] if plan.eval_workflow != plan.workflow else [])]
+    workflows = [plan.plugins.resolve(each) for each in references]
     for task in tasks:
         as_text = isinstance(task.prompt, str)
         if not isinstance(task.prompt, str) and any(message.images for message in task.prompt):

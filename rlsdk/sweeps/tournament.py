@@ -102,12 +102,14 @@ def tournament_of(
                     )
                 )
     plans = check_all(runs)
-    for i, run in enumerate(runs):
+    changed = {}
+    for run in runs:
         plan = plans[run.name]
         if not plan.sampled and (workflow := plan.config.workflow) is not None:
             evaluated = json.dumps({"use": workflow.name, **workflow.options})
-            runs[i] = attrs.evolve(run, settings=(*run.settings, "workflow=null", f"eval.workflow={evaluated}"))
-    return runs, plans | check_all([run for run in runs if not plans[run.name].sampled])
+            settings_of_run = (*run.settings, "workflow=null", f"eval.workflow={evaluated}")
+            changed[run.name] = attrs.evolve(run, settings=settings_of_run)
+    return [changed.get(run.name, run) for run in runs], plans | check_all([*changed.values()])
 
 
 def standings(outcomes: Sequence[RunOutcome], metric: str) -> list[Standing]:

@@ -183,9 +183,9 @@ def _engines(plan: Plan, actors: Sequence[Any], layout: Layout, routes: EngineRo
 def _streams(plan: Plan, tasks: Sequence[Sequence[Task]], codec: ChatTokenizer) -> TaskStreams:
     config = plan.config
     streams = []
+    limit, setting = longest_prompt(config)
     for i, (source, some) in enumerate(zip(plan.tasks_train, tasks, strict=True)):
         seed = derive(config.seed, source.name) if i else config.seed  # sources of one size differ in their order
-        limit, setting = longest_prompt(config)
         stream = TaskStream(some, seed, lambda t: len(codec.prompt(t)[1]), limit, config.long_prompts, setting=setting)
         streams.append(Source(source.name, source.weight, stream))
     return TaskStreams(streams)

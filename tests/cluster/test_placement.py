@@ -103,7 +103,12 @@ try:
         refused = ""
 except ConfigError as error:
     refused = str(error)
-print(json.dumps([used == ours, ray.is_initialized() and ray.get_runtime_context().gcs_address == ours, refused]))
+kept = ray.is_initialized() and ray.get_runtime_context().gcs_address == ours
+ray.shutdown()
+given = {"env_vars": {"A": "b"}}
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=given)
+with ray_cluster(check(Path(sys.argv[1]), ("placement.runtime_env={env_vars: {A: b}}",), ())):
+    print(json.dumps([used == ours, kept, refused]))
 """
 
 
@@ -114,4 +119,4 @@ def test_a_connection_of_the_program_is_used_and_kept() -> None:
     assert ran.returncode == 0, ran.stderr
     used, kept, refused = json.loads(ran.stdout.splitlines()[-1])
     assert used and kept
-    assert "has connected to Ray before rlsdk did" in refused
+    assert "has connected to Ray before rlsdk did, without env_vars; leave out `ray.init`" in refused
