@@ -10,8 +10,9 @@
 * Environments: `ActionPattern`, `PATTERN`.
 * Options: `structure`, `nearest`.
 * Learners: `TransformersLearner`, the base of those that differ in how they divide models among ranks, and
-  `TrainedModule`, what they train; `LearningRate`, `PhaseTimer`, `SharedRows`, `RankMemory`, `count_parameters`; files
-  of tensors and plain values: `read_state`, `write_state`.
+  `TrainedModule`, what they train; `LearningRate`, `PhaseTimer`, `RankMemory`, `count_parameters`; ranks that run
+  rollouts together: `SharedRows`, `SequenceGroup`, `sequence_faults`; files of tensors and plain values: `read_state`,
+  `write_state`.
 * Marks: `Component`, and `component_of` a marked function or class.
 
 Each name is imported on first use, so that a light plugin stays light.
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from rlsdk.learners.passes import SharedRows
     from rlsdk.learners.statefile import read_state, write_state
     from rlsdk.learners.trained import LearningRate, PhaseTimer, TrainedModule
+    from rlsdk.learners.ulysses import SequenceGroup, sequence_faults
     from rlsdk.options import nearest, structure
     from rlsdk.plugins.importing import find
     from rlsdk.renderers.text import TextRenderer
@@ -61,6 +63,7 @@ _NAMES = {
     "rlsdk.learners.passes": ("SharedRows",),
     "rlsdk.learners.statefile": ("read_state", "write_state"),
     "rlsdk.learners.trained": ("LearningRate", "PhaseTimer", "TrainedModule"),
+    "rlsdk.learners.ulysses": ("SequenceGroup", "sequence_faults"),
     "rlsdk.options": ("nearest", "structure"),
     "rlsdk.plugins.importing": ("find",),
     "rlsdk.renderers.text": ("TextRenderer",),
@@ -83,6 +86,7 @@ __all__ = [
     "Metrics",
     "PhaseTimer",
     "RankMemory",
+    "SequenceGroup",
     "SharedRows",
     "TaskList",
     "TextRenderer",
@@ -104,6 +108,7 @@ __all__ = [
     "per_fits",
     "pick",
     "read_state",
+    "sequence_faults",
     "structure",
     "tokenize",
     "trained",

@@ -45,9 +45,9 @@ class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
         """Return the ranks that share the tokens of each rollout; a collective where there are any."""
         if self.sequence_parallel == 1:
             return None
-        from rlsdk.learners.ulysses import Sequences
+        from rlsdk.learners.ulysses import SequenceGroup
 
-        return Sequences.join(ranks, self.sequence_parallel)
+        return SequenceGroup.join(ranks, self.sequence_parallel)
 
     def loading(self, model: Model) -> AbstractContextManager[None]:
         """Have ZeRO-3 divide a model tensor by tensor while it is loaded."""

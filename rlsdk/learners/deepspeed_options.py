@@ -43,8 +43,10 @@ class DeepSpeedOptions(LearnerOptions):
         if self.offload == "all" and self.zero_stage != 3:
             raise ValueError(f"offload: all needs zero_stage 3, which splits weights; got zero_stage {self.zero_stage}")
         super().__attrs_post_init__()
-        if self.sequence_parallel > 1 and (self.rows != "padded" or self.attention != "sdpa"):
-            needed = "sequence_parallel needs rows: padded and attention: sdpa (torch's flash kernel on a GPU)"
+        if self.sequence_parallel > 1 and (self.rows not in ("padded", "packed") or self.attention != "sdpa"):
+            needed = (
+                "sequence_parallel needs rows: padded or packed and attention: sdpa (torch's flash kernel on a GPU)"
+            )
             raise ValueError(f"{needed}; got rows: {self.rows} and attention: {self.attention}")
         if self.sequence_parallel > 1 and self.lora:
             raise ValueError("sequence_parallel and lora cannot be combined yet; choose one")
@@ -90,7 +92,11 @@ class DeepSpeedOptions(LearnerOptions):
                 "compile: true is not tried with them; leave it out": self.compile,
             },
         )
-        return [*super().model_faults(model), *unseen]
+        if self.sequence_parallel == 1:
+            return [*super().model_faults(model), *unseen]
+        from rlsdk.learners.ulysses import sequence_faults
+
+        return [*super().model_faults(model), *unseen, *sequence_faults(model, self.sequence_parallel)]
 
     def routing_faults(self, model: Any) -> Sequence[str]:
         """Say why the engine's choices of experts cannot be replayed with these options."""

@@ -1,12 +1,12 @@
 """Sequence parallelism (DeepSpeed-Ulysses, arXiv:2309.14509): the ranks of a group share the tokens of each rollout.
 
-Outside attention a rank holds one slice of the tokens, inside it all tokens of some of the heads; DeepSpeed exchanges
-the two by all-to-all. The ranks of a group take turns: in each turn all of them run the micro-batch of one of them.
+Outside attention a rank holds one slice of the tokens, inside it all tokens of some of the heads; the two are exchanged
+all to all. The ranks of a group take turns: in each turn all of them run the micro-batch of one of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -23,31 +23,31 @@ ATTENTION = "rlsdk_ulysses"
 """Name under which transformers knows the attention that exchanges tokens for heads."""
 
 
-@attrs.frozen(eq=False)
-class Sequences:
-    """The group of ranks that share each rollout.
+@attrs.define(eq=False)
+class SequenceGroup:
+    """The ranks that share the tokens of each rollout with this one; see `SharedRows`.
 
     Attributes:
         rank: Rank of this process within the group.
         size: Number of ranks that share a rollout.
         group: Process group of torch.
+        option: Name of the learner's option, for messages.
+        divided: Number of ranks that divide the heads of each of them.
     """
 
     rank: int
     size: int
     group: Any
-    _exchanges: dict[tuple[int, ...], Any] = attrs.field(init=False, factory=dict)
+    option: str = "sequence_parallel"
+    divided: int = 1
+    _spans: list[tuple[int, int]] = attrs.field(init=False, factory=list)
 
     @classmethod
-    def join(cls, ranks: Ranks, size: int) -> Sequences:
+    def join(cls, ranks: Ranks, size: int) -> SequenceGroup:
         """Join the group of `size` neighbouring ranks, which are likely on one node; `size` divides the ranks."""
-        from transformers import AttentionInterface
-
         # Every rank takes part in the making of every group.
         groups = [dist.new_group(list(range(first, first + size))) for first in range(0, ranks.world, size)]
-        found = cls(ranks.rank % size, size, groups[ranks.rank // size])
-        AttentionInterface.register(ATTENTION, found._attention)
-        return found
+        return cls(ranks.rank % size, size, groups[ranks.rank // size])
 
     @property
     def slices(self) -> int:
@@ -55,16 +55,20 @@ class Sequences:
         return self.size
 
     def adopt(self, model: Any, path: str) -> None:
-        """Patch a transformers model to exchange tokens for heads in its attention.
+        """Have a transformers model exchange tokens for heads in its attention.
 
         Raises:
             LearnerError: It cannot.
         """
-        check_model(model, path, self.size)
+        from transformers import AttentionInterface
+
+        if faults := sequence_faults(model, self.size, self.option, divided=self.divided):
+            raise LearnerError(f"model {path}: {'; '.join(faults)}")
+        AttentionInterface.register(ATTENTION, self._attention)
         model.set_attn_implementation(ATTENTION)
 
-    def turns(self, rows: TokenRows) -> list[TokenRows]:
-        """The rows of each rank of the group, on all of them."""
+    def turns(self, rows: Any) -> list[Any]:
+        """Return the rows of each rank of the group, by rank, on all of them."""
         held: list[Any] = [None] * self.size
         dist.all_gather_object(held, rows, group=self.group)
         return held
@@ -75,6 +79,8 @@ class Sequences:
         Gradients of the results are summed over the group: each rank may weigh them as it likes.
         """
         share, places = self._slice(rows)
+        # Attention reads it here, and again where a backward pass computes activations anew: before the next pass.
+        self._spans = _spans(rows, self.size)
         results = model(share, *args)
         given = results if isinstance(results, tuple) else (results,)
         # In one exchange, which runs in the backward pass of every rank or of none.
@@ -89,43 +95,70 @@ class Sequences:
         share = -(-width // self.size)
         begin = self.rank * share
         # As wide on every rank: the last ones may hold padding, which causal attention keeps out of every state.
-        padded = torch.nn.functional.pad(rows.input_ids, (0, share * self.size - width))
-        positions = torch.arange(begin, begin + share, device=padded.device).repeat(count, 1)
+        beyond = (0, share * self.size - width)
+        if rows.position_ids is None:
+            positions = torch.arange(begin, begin + share, device=rows.input_ids.device).repeat(count, 1)
+        else:
+            positions = torch.nn.functional.pad(rows.position_ids, beyond)[:, begin : begin + share].contiguous()
         row, column = rows.states // width, rows.states % width - begin
         places = ((column >= 0) & (column < share)).nonzero()[:, 0]
         states = (row * share + column)[places]
         routing = rows.routing
         if routing is not None:
             routing = routing.view(count, width, *routing.shape[1:])
-            beyond = (*(0,) * 4, 0, share * self.size - width)
-            routing = torch.nn.functional.pad(routing, beyond, value=-1)[:, begin : begin + share].flatten(0, 1)
-        own = padded[:, begin : begin + share].contiguous()
+            routing = torch.nn.functional.pad(routing, (*(0,) * 4, *beyond), value=-1)
+            routing = routing[:, begin : begin + share].flatten(0, 1)
+        own = torch.nn.functional.pad(rows.input_ids, beyond)[:, begin : begin + share].contiguous()
         return TokenRows(own, positions, states, rows.targets[places], routing=routing), places
 
     def _attention(self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
         """Attention as transformers calls it: `query` `[rows, heads, share, size]` to `[rows, share, heads, size]`."""
-        rows, heads, _, size = query.shape
-        shape = (rows, heads, key.shape[1], size)
-        if shape not in self._exchanges:
-            self._exchanges[shape] = _exchange(*shape, self.group)
-        return self._exchanges[shape](module, query, key, value, None, **options)
+        if key.shape[1] < self.size:  # a head of keys and values that several ranks read
+            copies = self.size // key.shape[1]
+            key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)
+        query, key, value = (self._to_heads(each) for each in (query, key, value))
+        parts = [
+            torch.nn.functional.scaled_dot_product_attention(
+                query[:, :, begin:end],
+                key[:, :, begin:end],
+                value[:, :, begin:end],
+                is_causal=True,
+                scale=options.get("scaling"),
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+            for begin, end in self._spans
+        ]
+        return self._to_tokens(torch.cat(parts, 2)).transpose(1, 2).contiguous(), None
+
+    def _to_heads(self, held: Tensor) -> Tensor:
+        """`[rows, heads, share, size]` to `[rows, heads / ranks, tokens, size]`."""
+        rows, heads, share, size = held.shape
+        parts = held.reshape(rows, self.size, heads // self.size, share, size).movedim(1, 0)
+        found: Tensor = _Exchange.apply(parts, self.group)  # type: ignore[no-untyped-call]
+        return found.permute(1, 2, 0, 3, 4).reshape(rows, heads // self.size, self.size * share, size)
+
+    def _to_tokens(self, held: Tensor) -> Tensor:
+        """`[rows, heads / ranks, tokens, size]` to `[rows, heads, share, size]`."""
+        rows, heads, tokens, size = held.shape
+        parts = held.reshape(rows, heads, self.size, tokens // self.size, size).movedim(2, 0)
+        found: Tensor = _Exchange.apply(parts, self.group)  # type: ignore[no-untyped-call]
+        return found.movedim(0, 1).reshape(rows, self.size * heads, tokens // self.size, size)
 
 
-def _exchange(rows: int, heads: int, key_heads: int, size: int, group: Any) -> Any:
-    """DeepSpeed's all-to-all around torch's attention, for a number of rows and heads."""
-    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
-    from transformers import AttentionInterface
+class _Exchange(torch.autograd.Function):
+    """`[ranks, …]`: part `i` of this rank becomes that of this rank on rank `i`; its own inverse."""
 
-    return UlyssesSPAttentionHF(
-        attn=AttentionInterface()["sdpa"],
-        batch_size=rows,
-        attn_head_count=heads,
-        attn_head_size=size,
-        kv_head_count=key_heads,
-        num_hidden_layers=1,
-        process_group=group,
-        seq_length_is_variable=True,
-    )
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        parts = parts.contiguous()
+        found = torch.empty_like(parts)
+        dist.all_to_all_single(found, parts, group=group)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        return _Exchange.apply(gradients[0], ctx.group), None  # type: ignore[no-untyped-call]
 
 
 class _Gather(torch.autograd.Function):
@@ -148,35 +181,46 @@ class _Gather(torch.autograd.Function):
         return gradient[:, places], None, None, None
 
 
-def check_model(model: Any, path: str, size: int) -> None:
-    """Refuse a model that mixes tokens outside full attention, or whose heads cannot be divided among ranks.
+def _spans(rows: TokenRows, size: int) -> list[tuple[int, int]]:
+    """Columns, padding at the end included, within which tokens attend to each other: those of each packed rollout."""
+    width = -(-rows.input_ids.shape[1] // size) * size
+    begins = [0] if rows.position_ids is None else (rows.position_ids[0] == 0).nonzero()[:, 0].tolist()
+    return list(zip(begins, [*begins[1:], width], strict=True))
 
-    Raises:
-        LearnerError: It is one.
+
+def sequence_faults(model: Any, size: int, option: str = "sequence_parallel", *, divided: int = 1) -> Sequence[str]:
+    """Say why ranks cannot share the tokens of rollouts; a model that has no weights will do.
+
+    A model may mix tokens in full attention alone, whose heads can be divided among the ranks.
+
+    Args:
+        model: A causal language model of transformers, or its backbone.
+        size: Number of ranks that share a rollout.
+        option: Name of the learner's option, for messages.
+        divided: Number of ranks that divide the heads already.
     """
-    text = model.config.get_text_config()
+    kind, text = type(model).__name__, model.config.get_text_config()
+    leave = f"set learner.{option}=1"
     layers = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
     if not getattr(text, "layer_types", None) and getattr(text, "sliding_window", None) is not None:
         layers = {"sliding_attention"}
+    faults = []
     if layers:
-        raise LearnerError(
-            f"model {path} has layers of type {', '.join(sorted(layers))}; sequence_parallel runs models of full "
-            "attention alone, set sequence_parallel: 1"
-        )
+        types = ", ".join(sorted(layers))
+        faults.append(f"layers of type {types} in a {kind}; {option} runs models of full attention alone, {leave}")
     if not type(model)._supports_attention_backend:
-        raise LearnerError(
-            f"model {path}: attention of {type(model).__name__} cannot be replaced in transformers; set "
-            "sequence_parallel: 1"
-        )
+        faults.append(f"attention of a {kind} cannot be replaced in transformers; {leave}")
     if RouterLoss.of(model.config) is not None:
-        raise LearnerError(
-            f"model {path} is trained with a load-balancing loss (output_router_logits: true in its config), which "
-            "ranks that share rollouts do not compute; set sequence_parallel: 1, or output_router_logits: false"
+        faults.append(
+            f"a {kind} is trained with a load-balancing loss (output_router_logits: true in its config), which ranks "
+            f"that share rollouts do not compute; {leave}, or output_router_logits: false"
         )
     heads = text.num_attention_heads
     key_heads = getattr(text, "num_key_value_heads", None) or heads
-    if heads % size or (key_heads % size and size % key_heads):
-        raise LearnerError(
-            f"model {path} has {heads} heads of attention and {key_heads} of keys and values; sequence_parallel must "
-            f"divide the former, and divide the latter or be a multiple of it, got {size}"
+    among = f", divided by {divided} already" if divided > 1 else ""
+    if heads // divided % size or (key_heads // divided % size and size % max(1, key_heads // divided)):
+        faults.append(
+            f"{heads} heads of attention and {key_heads} of keys and values{among}: learner.{option} must divide the "
+            f"former, and divide the latter or be a multiple of it, got {size}"
         )
+    return faults

@@ -11,7 +11,7 @@ from typing import Any
 from rlsdk import preflight
 from rlsdk.components import Use, brief
 from rlsdk.config import Plan, TaskSource
-from rlsdk.contracts import LimitsMicroBatches, RewardSpec
+from rlsdk.contracts import LimitsMicroBatches, RewardSpec, SharesSequences
 from rlsdk.plugins import ComponentRef, short_name
 from rlsdk.readiness.checks import PlanFinding
 from rlsdk.storage.location import is_url
@@ -147,10 +147,13 @@ def _placement(plan: Plan) -> dict[str, Any]:
     engines = place.engines if plan.needs_engine else 0
     apart = "on the same devices" if place.colocate else "on devices of their own"
     cuda = place.device == "cuda" or (place.device == "auto" and preflight.gpu_count() > 0)
+    learner = plan.plugins.resolve(plan.learner)
+    together = learner.sequence_parallel if isinstance(learner, SharesSequences) else 1
+    ranks = f"{place.learners}, in groups of {together} that run rollouts together" if together > 1 else place.learners
     return {
         "device": f"{place.device}{'' if place.device != 'auto' else ' (cuda here)' if cuda else ' (cpu here)'}",
         "engines": f"{engines}, {place.gpus_per_engine} GPUs each" if cuda else engines,
-        "learner ranks": f"{place.learners}, {apart}" if engines else place.learners,
+        "learner ranks": f"{ranks}, {apart}" if engines else ranks,
         **({"never run": _never_run(plan)} if cuda else {}),
     }
 

@@ -105,6 +105,11 @@ def test_what_nobody_has_run_is_said_where_cuda_is_used(explain):
     assert apart["learner ranks"] == "1, on devices of their own"
 
 
+def test_ranks_that_run_rollouts_together_are_said(explain):
+    found = explain("learner.sequence_parallel=2", "placement.learners=4")["placement"]
+    assert found["learner ranks"] == "4, in groups of 2 that run rollouts together, on the same devices"
+
+
 def test_faults_are_those_of_the_check(explain):
     text = explain("stepps=3", "batch_size=x", as_json=False, status=2)
     assert text.startswith("rlsdk: the configuration has 2 faults:\n")

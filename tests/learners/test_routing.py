@@ -22,7 +22,7 @@ from rlsdk.engines.transformers import Transformers
 from rlsdk.learners.model import PolicyModel, load_policy
 from rlsdk.learners.rows import RowStyle, TokenRows, to_rows
 from rlsdk.learners.tree import tree_rows, trees
-from rlsdk.learners.ulysses import Sequences
+from rlsdk.learners.ulysses import SequenceGroup
 from rlsdk.routing import UNKNOWN, Routers, replay_fault, routers_of
 
 EXPERTS = 4
@@ -239,7 +239,7 @@ def test_ranks_that_share_rollouts_get_the_experts_of_their_own_columns() -> Non
     rows = to_rows(attrs.evolve(batch, context={"routed_experts": _routing(batch)}), "padded")
     count, width = rows.input_ids.shape  # an odd width: the last rank's columns end with padding
     assert width % 2
-    own = [Sequences(rank, 2, None)._slice(rows)[0] for rank in (0, 1)]
+    own = [SequenceGroup(rank, 2, None)._slice(rows)[0] for rank in (0, 1)]
     found = torch.cat([part.routing.view(count, -1, 2, 2) for part in own], dim=1)
     assert torch.equal(found[:, :width], rows.routing.view(count, width, 2, 2))
     assert (found[:, width:] == UNKNOWN).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from rlsdk.contracts import ActorSpec, Model, Roles, TrainBatch
 from rlsdk.errors import LearnerError, OptionError
 from rlsdk.learners.microbatch import plan
 from rlsdk.learners.rows import read_lengths
-from rlsdk.learners.ulysses import check_model
+from rlsdk.learners.ulysses import sequence_faults
 from rlsdk.plugins import Plugins
 from tests.learners.test_gradients import COUNT, distance, learn, make_spec, plain_gradients, shared_out
 
@@ -75,6 +76,16 @@ class TestOnTwoRanks:
         options = {"zero_stage": stage, "lr": 0.0, "micro_batch_tokens": budget(shares, 2)}
         group = launch(2, Roles(actor=tied), spec, sequence_parallel=2, gradient_checkpointing=True, **options)
         assert distance(learn(group, shares, batch), plain_gradients(tied, batch, spec)) < 1e-5
+
+    def test_gradients_of_packed_rollouts(
+        self, untied: Model, launch: Callable[..., Any], make_batch: Callable[..., TrainBatch]
+    ) -> None:
+        """Rollouts of a row begin in the middle of the ranks' slices, and see nothing of each other."""
+        batch, spec = make_batch(COUNT, seed=11), make_spec()
+        shares = shared_out(batch, 2, "balanced")
+        options = {"rows": "packed", "lr": 0.0, "micro_batch_tokens": 30}
+        group = launch(2, Roles(actor=untied), spec, sequence_parallel=2, gradient_checkpointing=True, **options)
+        assert distance(learn(group, shares, batch), plain_gradients(untied, batch, spec)) < 1e-5
 
     @pytest.mark.parametrize("key_heads", [1, 4])
     def test_gradients_of_other_heads(
@@ -161,7 +172,7 @@ class TestOnTwoRanks:
         self, launch: Callable[..., Any], tmp_path: Path
     ) -> None:
         model = make_llama(tmp_path, num_attention_heads=3, num_key_value_heads=3, hidden_size=48)
-        with pytest.raises(LearnerError, match=r"has 3 heads of attention and 3 of keys and values; .* must divide"):
+        with pytest.raises(LearnerError, match=r"3 heads of attention and 3 of keys and values: .* must divide"):
             launch(2, Roles(actor=model), make_spec(), sequence_parallel=2)
 
 
@@ -185,8 +196,8 @@ def test_two_groups_of_two(untied: Model, launch: Callable[..., Any], make_batch
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rows": "packed"}, "needs rows: padded .* got rows: packed"),
-        ({"rows": "shared"}, "needs rows: padded .* got rows: shared"),
+        ({"rows": "shared"}, "needs rows: padded or packed .* got rows: shared"),
+        ({"rows": "tree"}, "needs rows: padded or packed .* got rows: tree"),
         ({"attention": "eager"}, "attention: sdpa .* got rows: padded and attention: eager"),
         ({"attention": "flash_attention_2"}, "attention: sdpa"),
     ],
@@ -205,24 +216,27 @@ def test_ranks_that_cannot_be_grouped_are_refused_before_they_start() -> None:
 
 
 def test_models_that_cannot_be_split() -> None:
-    from transformers import AutoModelForCausalLM, MistralConfig, Qwen2Config
+    from transformers import AutoModelForCausalLM, BloomConfig, MistralConfig, Qwen2Config
 
     small = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
-    def check(config: Any, size: int = 2) -> None:
-        check_model(AutoModelForCausalLM.from_config(config), "m", size)
+    def faults(config: Any, size: int = 2, **options: Any) -> str:
+        return "; ".join(sequence_faults(AutoModelForCausalLM.from_config(config), size, **options))
 
-    check(Qwen2Config(**small, **heads))
-    check(Qwen2Config(**small, **heads), 4)  # each of two heads of keys is read by two ranks
-    check(MistralConfig(**small, **heads, sliding_window=None))
+    assert not faults(Qwen2Config(**small, **heads))
+    assert not faults(Qwen2Config(**small, **heads), 4)  # each of two heads of keys is read by two ranks
+    assert not faults(MistralConfig(**small, **heads, sliding_window=None))
+    assert not faults(Qwen2Config(**small, **heads), divided=2)
+    assert "4 heads of attention and 2 of keys and values, divided by 2 already" in faults(
+        Qwen2Config(**small, **heads), 4, option="context_parallel", divided=2
+    )
     for window in (
         Qwen2Config(**small, **heads, use_sliding_window=True, sliding_window=4, max_window_layers=1),
         MistralConfig(**small, **heads, sliding_window=4),
     ):
-        with pytest.raises(LearnerError, match=r"layers of type sliding_attention; .* set sequence_parallel: 1"):
-            check(window)
-    with pytest.raises(LearnerError, match="must divide the former"):
-        check(Qwen2Config(**small, num_attention_heads=4, num_key_value_heads=4), 3)
-    with pytest.raises(LearnerError, match="divide the latter or be a multiple of it, got 2"):
-        check(Qwen2Config(**{**small, "hidden_size": 12}, num_attention_heads=6, num_key_value_heads=3))
+        assert re.search("layers of type sliding_attention .* set learner.sequence_parallel=1", faults(window))
+    assert "must divide the former" in faults(Qwen2Config(**small, num_attention_heads=4, num_key_value_heads=4), 3)
+    odd = Qwen2Config(**{**small, "hidden_size": 12}, num_attention_heads=6, num_key_value_heads=3)
+    assert "divide the latter or be a multiple of it, got 2" in faults(odd)
+    assert "BloomForCausalLM cannot be replaced" in faults(BloomConfig(vocab_size=8, hidden_size=8, n_layer=1))

@@ -82,7 +82,10 @@ def test_explain_refuses_what_it_cannot_do(rlsdk):
         "learner.tensor_parallel=2", "placement.learners=3"
     )
     assert "3 ranks" in faults("learner.tensor_parallel=3", "placement.learners=3")  # of its four heads
-    assert "use learner: {use: deepspeed, sequence_parallel: 2}" in faults("learner.context_parallel=2")
+    assert "4 ranks of 'fsdp2/fsdp2' share rollouts" in faults(
+        "learner.context_parallel=2", "learner.tensor_parallel=2"
+    )
+    assert "context_parallel must divide" in faults("learner.context_parallel=3", "placement.learners=3")
     assert "choose one" in faults("learner.rows=shared", "learner.gradient_checkpointing=true")
 
 
@@ -91,9 +94,9 @@ def test_it_conforms(rlsdk):
     assert found["conforms"], found["findings"]
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_losses_of_five_steps_are_those_of_the_core_learner(size, train, alone, core):
-    found = metrics(alone if size == 1 else train("tensor", "learner.tensor_parallel=2"))
+@pytest.mark.parametrize("option", [None, "tensor_parallel", "context_parallel"])
+def test_losses_of_five_steps_are_those_of_the_core_learner(option, train, alone, core):
+    found = metrics(alone if option is None else train(option, f"learner.{option}=2"))
     assert len(found) == 5
     for own, other in zip(found, metrics(core), strict=True):
         assert own["reward/mean"] == other["reward/mean"]

@@ -29,39 +29,45 @@ class FSDP2Learner(TransformersLearner):
             backward pass; false takes more memory and less communication.
         tensor_parallel: Successive ranks that divide each linear layer and run every micro-batch together, in turns,
             for layers too large for one. Divides the number of ranks and the model's heads.
-        context_parallel: Ranks that share the tokens of each rollout. Only 1: torch divides sequences for attention
-            kernels of GPUs alone.
+        context_parallel: Successive ranks that share the tokens of each rollout (Ulysses), for rollouts too long for
+            one; each reads `micro_batch_tokens` of a micro-batch. With `tensor_parallel`, that many ranks take the
+            place of each. Divides the number of ranks and the model's heads.
     """
 
     reshard_after_forward: bool = True
     tensor_parallel: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     context_parallel: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     _mesh: Any = attrs.field(init=False)
+    _slices: Any = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        if self.context_parallel > 1:
-            size, reason = self.context_parallel, "torch divides sequences for attention kernels of GPUs alone"
-            remedy = f"use learner: {{use: deepspeed, sequence_parallel: {size}}}, or gradient_checkpointing"
-            raise ValueError(
-                f"context_parallel: {size} is not built: {reason}. For rollouts too long for a rank {remedy}"
-            )
+        if self.context_parallel > 1 and (self.rows not in ("padded", "packed") or self.attention != "sdpa"):
+            needed = "context_parallel needs rows: padded or packed and attention: sdpa (torch's flash kernel on a GPU)"
+            raise ValueError(f"{needed}; got rows: {self.rows} and attention: {self.attention}")
         if self.tensor_parallel > 1 and self.lora:
             raise ValueError("tensor_parallel and lora cannot be combined yet; choose one")
 
     @property
     def sequence_parallel(self) -> int:
         """Number of successive ranks that run rollouts together; on GPUs they are placed on one node."""
-        return self.tensor_parallel
+        return self.context_parallel * self.tensor_parallel
+
+    @property
+    def readers(self) -> int:
+        """Number of ranks that share the tokens of each rollout."""
+        return self.context_parallel
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Environment variables to set before the actor's process imports anything.
 
         Raises:
-            LearnerError: `tensor_parallel` does not divide the ranks.
+            LearnerError: `context_parallel` and `tensor_parallel` do not divide the ranks.
         """
-        if place.world_size % self.tensor_parallel:
-            needed = f"tensor_parallel: {self.tensor_parallel} needs as many learner ranks, or a multiple of them"
+        if place.world_size % self.sequence_parallel:
+            given = {"context_parallel": self.context_parallel, "tensor_parallel": self.tensor_parallel}
+            options = " times ".join(f"{name}: {size}" for name, size in given.items() if size > 1)
+            needed = f"{options} needs {self.sequence_parallel} learner ranks, or a multiple of them"
             raise LearnerError(f"{needed}; got {place.world_size}, change placement.learners")
         return super().environment(place)
 
@@ -72,22 +78,30 @@ class FSDP2Learner(TransformersLearner):
         super().preload()
 
     def connect(self, device: str) -> None:
-        """Build the device mesh of all ranks; a collective."""
+        """Build the device meshes of all ranks; a collective."""
         import torch
         from torch.distributed.device_mesh import init_device_mesh
 
         if device == "cuda":
             torch.cuda.set_device(0)  # Ray shows each rank its own GPU alone
-        shape = (self.place.world_size // self.tensor_parallel, self.tensor_parallel)
-        self._mesh = init_device_mesh(device, shape, mesh_dim_names=("data", "tensor"))
+        # Ranks that share rollouts divide weights among themselves, as those with rollouts of their own do.
+        shards = self.place.world_size // self.tensor_parallel
+        self._mesh = init_device_mesh(device, (shards, self.tensor_parallel), mesh_dim_names=("data", "tensor"))
+        if self.context_parallel > 1:
+            shape = (shards // self.context_parallel, self.context_parallel, self.tensor_parallel)
+            self._slices = init_device_mesh(device, shape, mesh_dim_names=("data", "context", "tensor"))["context"]
 
     def share_rows(self, ranks: Any) -> SharedRows | None:
-        """Return the ranks that divide linear layers with this one."""
-        if self.tensor_parallel == 1:
-            return None
-        from rlsdk_fsdp2.tensor import TensorGroup
+        """Return the ranks that divide linear layers, or the tokens of rollouts, with this one."""
+        from rlsdk.kit import SequenceGroup
+        from rlsdk_fsdp2.tensor import NestedGroup, TensorGroup
 
-        return TensorGroup(self._mesh["tensor"])
+        tensor = TensorGroup(self._mesh["tensor"])
+        if self.context_parallel == 1:
+            return tensor if self.tensor_parallel > 1 else None
+        rank, size = self._slices.get_local_rank(), self.context_parallel
+        context = SequenceGroup(rank, size, self._slices.get_group(), "context_parallel", divided=self.tensor_parallel)
+        return NestedGroup(context, tensor) if self.tensor_parallel > 1 else context
 
     def train(self, module: Any, model: Model, rate: LearningRate, role: TrainedRole) -> Sharded:
         """Divide a module among the ranks, with its gradients and optimiser state."""
@@ -122,12 +136,19 @@ class FSDP2Learner(TransformersLearner):
             from rlsdk_fsdp2.tensor import faults as tensor_faults
 
             faults += tensor_faults(model, self.tensor_parallel)
+        if self.context_parallel > 1:
+            from rlsdk.kit import sequence_faults
+
+            faults += sequence_faults(model, self.context_parallel, "context_parallel", divided=self.tensor_parallel)
         return faults
 
     def exact_faults(self) -> Sequence[str]:
         """Say which options stand in the way of `model.exact`."""
-        split = [f"tensor_parallel: {self.tensor_parallel} adds up parts of layers; leave it out"]
-        return [*(split if self.tensor_parallel > 1 else []), *super().exact_faults()]
+        reasons = {
+            f"context_parallel: {self.context_parallel} splits what the engine reads": self.context_parallel > 1,
+            f"tensor_parallel: {self.tensor_parallel} adds up parts of layers": self.tensor_parallel > 1,
+        }
+        return [*(f"{reason}; leave it out" for reason, given in reasons.items() if given), *super().exact_faults()]
 
     @property
     def memory_remedies(self) -> tuple[str, ...]:
@@ -136,7 +157,7 @@ class FSDP2Learner(TransformersLearner):
             "learner.gradient_checkpointing=true": not self.gradient_checkpointing and self.rows != "shared",
             "learner.micro_batch_tokens=auto": self.micro_batch_tokens != "auto",
             "learner.reshard_after_forward=true": not self.reshard_after_forward,
-            "more ranks (placement.learners)": True,
+            "more ranks (placement.learners), and learner.context_parallel for long rollouts": True,
             "learner.lora": self.lora is None,
         }
         return tuple(name for name, open_ in found.items() if open_)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
+from functools import partial
 from typing import Any
 
 import attrs
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from rlsdk.kit import SequenceGroup
 
 _PARTIAL = "replicated_with_grad_allreduce"
 """What transformers calls a norm of single heads: each rank has all of it, and the gradient of its own heads."""
@@ -68,6 +71,47 @@ class TensorGroup:
         whole = iter(_Shared.apply(stacked, group))  # type: ignore[no-untyped-call]
         found = tuple(None if g is None else next(whole) if g.requires_grad else next(whole).detach() for g in given)
         return found if isinstance(results, tuple) else found[0]
+
+
+@attrs.frozen(eq=False)
+class NestedGroup:
+    """Ranks that share the tokens of rollouts, each of them several that divide layers; see `rlsdk.kit.SharedRows`.
+
+    Attributes:
+        context: Ranks that hold the same part of each layer as this one, and other tokens.
+        tensor: Ranks that read the same tokens as this one, with other parts of each layer.
+    """
+
+    context: SequenceGroup
+    tensor: TensorGroup
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process among all of them."""
+        return self.context.rank * self.tensor.size + self.tensor.rank
+
+    @property
+    def size(self) -> int:
+        """Number of all of them."""
+        return self.context.size * self.tensor.size
+
+    @property
+    def slices(self) -> int:
+        """Number of parts into which they cut the tokens of a micro-batch."""
+        return self.context.slices
+
+    def adopt(self, model: Any, path: str) -> None:
+        """Divide the layers of a transformers model, and have its attention exchange tokens for heads."""
+        self.context.adopt(model, path)
+        self.tensor.adopt(model, path)
+
+    def turns(self, rows: Any) -> list[Any]:
+        """Return the rows of each of these ranks, by rank, on all of them."""
+        return [each for among in self.context.turns(self.tensor.turns(rows)) for each in among]
+
+    def __call__(self, model: Callable[..., Any], rows: Any, *args: Any) -> Any:
+        """Run a model on rows that all of these ranks hold; the gradient of its results is summed over them."""
+        return self.tensor(partial(self.context, model), rows, *args)
 
 
 class _Shared(torch.autograd.Function):

@@ -120,6 +120,9 @@ CASES: list[tuple[int, str, str, dict[str, Any]]] = [
     (2, "tied", "even", {"micro_batch_tokens": 100, "rows": "tree"}),
     (2, "tied", "even", {"micro_batch_tokens": 60, "tensor_parallel": 2, "gradient_checkpointing": True}),
     (2, "untied", "no rollouts", {"micro_batch_tokens": 100, "tensor_parallel": 2}),
+    (2, "tied", "even", {"micro_batch_tokens": 30, "context_parallel": 2, "gradient_checkpointing": True}),
+    (2, "untied", "no rollouts", {"micro_batch_tokens": 50, "context_parallel": 2}),
+    (2, "normed", "even", {"micro_batch_tokens": 30, "context_parallel": 2, "rows": "packed"}),
 ]
 
 
@@ -181,6 +184,7 @@ def leave_or_resume(
         pytest.param(2, "bfloat", {"lora": LORA}, marks=pytest.mark.slow),
         pytest.param(2, "untied", {"tensor_parallel": 2}, marks=pytest.mark.slow),
         (2, "bfloat", {"tensor_parallel": 2}),
+        (2, "bfloat", {"context_parallel": 2}),
     ],
 )
 def test_a_resumed_run_is_the_one_left_alone(
@@ -246,11 +250,25 @@ def train_and_export(place: Any, roles: Roles, options: dict[str, Any], parts: A
 
 
 @pytest.mark.parametrize(
-    ("world", "which", "size"),
-    [(1, "tied", 1), (2, "tied", 1), (2, "untied", 1), (2, "bfloat", 1), (2, "normed", 2), (2, "bfloat", 2)],
+    ("world", "which", "options"),
+    [
+        (1, "tied", {}),
+        (2, "tied", {}),
+        (2, "untied", {}),
+        (2, "bfloat", {}),
+        (2, "normed", {"tensor_parallel": 2}),
+        (2, "bfloat", {"tensor_parallel": 2}),
+        (2, "tied", {"context_parallel": 2}),
+    ],
 )
 def test_weights_and_export_are_the_model(
-    world: int, which: str, size: int, ranks: Ranks, batch: TrainBatch, tmp_path: Path, request: pytest.FixtureRequest
+    world: int,
+    which: str,
+    options: dict[str, Any],
+    ranks: Ranks,
+    batch: TrainBatch,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -259,9 +277,7 @@ def test_weights_and_export_are_the_model(
     (tmp_path / "source" / "tokenizer.json").write_text('{"version": "1.0"}')
     roles = Roles(actor=attrs.evolve(model, tokenizer=str(tmp_path / "source")))
     parts = shares(batch, world, "even")
-    results = ranks(
-        world, train_and_export, roles, {"tensor_parallel": size}, parts, totals_of(batch), tmp_path / "export"
-    )
+    results = ranks(world, train_and_export, roles, options, parts, totals_of(batch), tmp_path / "export")
     assert all(weights is None for _, weights, _ in results[1:])
     untouched, weights, _ = results[0]
     base = AutoModelForCausalLM.from_pretrained(model.path).state_dict()
@@ -289,11 +305,11 @@ def peft_model(model: Model, adapter: Weights) -> Any:
     return net
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(("world", "more"), [(1, {}), (2, {}), (2, {"context_parallel": 2})])
 def test_gradients_of_an_adapter_are_those_of_plain_peft(
-    world: int, ranks: Ranks, tied: Model, batch: TrainBatch
+    world: int, more: dict[str, Any], ranks: Ranks, tied: Model, batch: TrainBatch
 ) -> None:
-    options = {"micro_batch_tokens": 80, "lora": LORA}
+    options = {"micro_batch_tokens": 80, "lora": LORA, **more}
     parts = shares(batch, world, "even")
     before, after, _ = ranks(world, step_along_the_gradient, Roles(actor=tied), options, parts, totals_of(batch))[0]
     expected = plain_gradients(peft_model(tied, before), batch)
@@ -356,7 +372,10 @@ def plain_states(net: Any, batch: TrainBatch, temperature: float) -> dict[str, n
     return {name: torch.cat(column).numpy() for name, column in columns.items()}
 
 
-@pytest.mark.parametrize(("world", "options"), [(1, {}), (2, {}), (2, {"lora": LORA}), (2, {"tensor_parallel": 2})])
+@pytest.mark.parametrize(
+    ("world", "options"),
+    [(1, {}), (2, {}), (2, {"lora": LORA}), (2, {"tensor_parallel": 2}), (2, {"context_parallel": 2})],
+)
 def test_logprobs_are_those_of_transformers_and_the_critic_learns_returns(
     world: int, options: dict[str, Any], ranks: Ranks, tied: Model, untied: Model, batch: TrainBatch
 ) -> None:
@@ -480,13 +499,14 @@ def test_experts_are_trained_although_a_rank_may_need_few_of_them(
 
 
 @pytest.mark.slow
-def test_two_ranks_for_layers_and_two_for_rollouts(
-    ranks: Ranks, normed: Model, batch: TrainBatch, tmp_path: Path
+@pytest.mark.parametrize("more", [{"tensor_parallel": 2}, {"context_parallel": 2, "tensor_parallel": 2}])
+def test_four_ranks_of_which_two_divide_layers_and_two_rollouts_or_their_tokens(
+    more: dict[str, int], ranks: Ranks, normed: Model, batch: TrainBatch, tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM
 
     parts = shares(batch, 4, "even")
-    options = {"micro_batch_tokens": 100, "tensor_parallel": 2}
+    options = {"micro_batch_tokens": 100, **more}
     before, after, _ = ranks(4, step_along_the_gradient, Roles(actor=normed), options, parts, totals_of(batch))[0]
     net = AutoModelForCausalLM.from_pretrained(normed.path, dtype=torch.float64, attn_implementation="eager")
     assert distance(gradient_of(before, after), plain_gradients(net, batch)) < 1e-5

@@ -10,8 +10,8 @@ from rlsdk_fsdp2.learner import FSDP2Learner
 
 import rlsdk
 from rlsdk import contracts
-from rlsdk.contracts import ActorSpec, Model, Roles
-from rlsdk.errors import OptionError
+from rlsdk.contracts import ActorSpec, Model, Roles, UpdateShape
+from rlsdk.errors import LearnerError, OptionError
 
 
 def make(**options: Any) -> FSDP2Learner:
@@ -47,7 +47,8 @@ def test_it_replays_no_experts() -> None:
         ({"rows": "shared", "gradient_checkpointing": True}, "choose one"),
         ({"micro_batch_tokens": 0}, "above 0, or auto"),
         ({"tensor_parallel": 2, "lora": {}}, "tensor_parallel and lora"),
-        ({"context_parallel": 2}, "use learner: {use: deepspeed, sequence_parallel: 2}, or gradient_checkpointing"),
+        ({"context_parallel": 2, "rows": "tree"}, "padded or packed .* got rows: tree and attention: sdpa"),
+        ({"context_parallel": 2, "attention": "eager"}, "got rows: padded and attention: eager"),
     ],
 )
 def test_options_that_it_lacks_or_that_exclude_each_other_are_refused(options: Any, message: str) -> None:
@@ -90,6 +91,52 @@ def test_layers_that_ranks_cannot_divide_are_refused() -> None:
     (fault,) = make(tensor_parallel=2).model_faults(llama)
     assert fault.startswith("3 heads of keys and values cannot be divided among 2 ranks")
     assert any("no plan" in fault for fault in make(tensor_parallel=2).model_faults(gpt2))
+
+
+def test_rollouts_whose_tokens_ranks_cannot_share_are_refused() -> None:
+    from transformers import (
+        AutoModelForCausalLM,
+        BloomConfig,
+        BloomForCausalLM,
+        LlamaConfig,
+        LlamaForCausalLM,
+        MistralConfig,
+    )
+
+    small = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 3}
+    with torch.device("meta"):
+        llama = LlamaForCausalLM(LlamaConfig(**small, **heads))
+        mistral = AutoModelForCausalLM.from_config(MistralConfig(**small, **heads, sliding_window=8))
+        bloom = BloomForCausalLM(BloomConfig(vocab_size=61, hidden_size=48, n_layer=1, n_head=6))
+    assert make(context_parallel=3).model_faults(llama) == []
+    assert make(context_parallel=6).model_faults(llama) == []  # two ranks for each head of keys and values
+    (fault,) = make(context_parallel=4).model_faults(llama)
+    assert fault.startswith("6 heads of attention and 3 of keys and values: learner.context_parallel must divide")
+    (fault,) = make(context_parallel=3, tensor_parallel=3).model_faults(llama)
+    assert "divided by 3 already" in fault
+    (fault,) = make(context_parallel=3).model_faults(mistral)
+    assert "sliding_attention" in fault and fault.endswith("set learner.context_parallel=1")
+    faults = make(context_parallel=3).model_faults(bloom)
+    assert any("attention of a BloomForCausalLM cannot be replaced" in fault for fault in faults)
+
+
+def test_ranks_that_cannot_be_grouped_are_refused() -> None:
+    place = ActorSpec(role="learner", world_size=6)
+    assert make(context_parallel=3, tensor_parallel=2).environment(place)
+    with pytest.raises(LearnerError, match="context_parallel: 2 times tensor_parallel: 2 needs 4 learner ranks"):
+        make(context_parallel=2, tensor_parallel=2).environment(place)
+
+
+def test_ranks_that_share_rollouts_need_less_for_activations(untied: Model) -> None:
+    roles, place = Roles(actor=untied), ActorSpec(role="learner", world_size=2)
+    shape = UpdateShape(rollouts=1, prompt=2000, response=2000)
+
+    def activations(**options: Any) -> int:
+        uses = make(micro_batch_tokens=64, **options).update_memory(roles, place, shape)
+        return next(use.bytes for use in uses if use.role == "learner activations")
+
+    assert activations(context_parallel=2) < 0.6 * activations()
 
 
 def test_weights_gradients_and_optimiser_are_divided_among_ranks(untied: Model) -> None:
