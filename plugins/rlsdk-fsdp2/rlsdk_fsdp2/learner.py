@@ -45,8 +45,6 @@ class FSDP2Learner(TransformersLearner):
         if self.context_parallel > 1 and (self.rows not in ("padded", "packed") or self.attention != "sdpa"):
             needed = "context_parallel needs rows: padded or packed and attention: sdpa (torch's flash kernel on a GPU)"
             raise ValueError(f"{needed}; got rows: {self.rows} and attention: {self.attention}")
-        if self.tensor_parallel > 1 and self.lora:
-            raise ValueError("tensor_parallel and lora cannot be combined yet; choose one")
 
     @property
     def sequence_parallel(self) -> int:
@@ -106,7 +104,10 @@ class FSDP2Learner(TransformersLearner):
     def train(self, module: Any, model: Model, rate: LearningRate, role: TrainedRole) -> Sharded:
         """Divide a module among the ranks, with its gradients and optimiser state."""
         from rlsdk_fsdp2.sharded import AdamW, Sharded, divide
+        from rlsdk_fsdp2.tensor import divide_layers
 
+        if self.tensor_parallel > 1:
+            divide_layers(module.model, self._mesh["tensor"])
         divide(module, self._mesh["data"], model.dtype, reshard=self.reshard_after_forward)
         adamw = AdamW(betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, grad_clip=self.grad_clip)
         group = self._mesh["tensor"].get_group() if self.tensor_parallel > 1 else None
@@ -115,7 +116,10 @@ class FSDP2Learner(TransformersLearner):
     def freeze(self, module: Any, model: Model) -> FrozenModule:
         """Divide a module that is not trained among the ranks."""
         from rlsdk_fsdp2.sharded import FrozenModule, divide
+        from rlsdk_fsdp2.tensor import divide_layers
 
+        if self.tensor_parallel > 1:
+            divide_layers(module.model, self._mesh["tensor"])
         divide(module, self._mesh["data"], model.dtype, reshard=True)
         return FrozenModule(module)
 

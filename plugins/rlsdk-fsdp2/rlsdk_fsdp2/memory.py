@@ -71,13 +71,16 @@ class _Size:
         every, trained = count_parameters(model, learner.lora if adapted else None)
         width, together = _BYTES[model.dtype], learner.tensor_parallel
         outside = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
-        layers = max(0, every - outside) // together  # embeddings and head are whole on all that divide layers
+        adapter = trained if trained < every else 0
+        layers = (
+            max(0, every - adapter - outside) // together
+        )  # embeddings and head are whole on all that divide layers
         ahead = layers if not learner.reshard_after_forward else min(layers, 2 * layers // config.num_hidden_layers)
         ranks = place.world_size // together
-        if trained < every:  # an adapter
+        if adapter:  # of its two matrices only one is divided with its layer: taken for whole, as it is small
             return cls(
-                trained=-(-trained // ranks),
-                frozen=width * (every - trained) // ranks,
+                trained=-(-adapter // ranks),
+                frozen=width * (outside + layers) // ranks,
                 gathered=width * (outside + ahead),
             )
         return cls(trained=-(-(outside + layers) // ranks), frozen=0, gathered=width * (outside + ahead))

@@ -48,12 +48,7 @@ class TensorGroup:
         return 1
 
     def adopt(self, model: Any, path: str) -> None:
-        """Divide the linear layers of a transformers model, which is whole, among these ranks."""
-        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-        styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
-        plan = {name: styles[style]() for name, style in plan_of(model).items() if style in styles}
-        parallelize_module(model.base_model, self.mesh, plan)
+        """Change nothing: `divide_layers` does, once the model has its adapters."""
 
     def turns(self, rows: Any) -> list[Any]:
         """Return the rows of each of these ranks, by rank, on all of them."""
@@ -101,9 +96,8 @@ class NestedGroup:
         return self.context.slices
 
     def adopt(self, model: Any, path: str) -> None:
-        """Divide the layers of a transformers model, and have its attention exchange tokens for heads."""
+        """Have a transformers model exchange tokens for heads in its attention."""
         self.context.adopt(model, path)
-        self.tensor.adopt(model, path)
 
     def turns(self, rows: Any) -> list[Any]:
         """Return the rows of each of these ranks, by rank, on all of them."""
@@ -138,15 +132,36 @@ def plan_of(model: Any) -> dict[str, str]:
     return {name: style for name, style in plan.items() if ".*." in name}
 
 
+def divide_layers(model: Any, mesh: Any) -> None:
+    """Divide the linear layers of a transformers model among ranks: by rows or by columns, and an adapter alike.
+
+    Args:
+        model: A whole model, perhaps adapted by peft; it is changed.
+        mesh: Device mesh of the ranks.
+    """
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    plan = plan_of(model)
+    for name, layer in list(model.base_model.named_modules()):
+        style = next((style for pattern, style in plan.items() if fnmatch(name, pattern)), None)
+        linear = getattr(layer, "base_layer", layer)
+        if style == "colwise":
+            for each in (linear, *getattr(layer, "lora_B", {}).values()):
+                parallelize_module(each, mesh, ColwiseParallel())
+        elif style == "rowwise":
+            for each in (linear, *getattr(layer, "lora_A", {}).values()):
+                parallelize_module(each, mesh, RowwiseParallel())
+
+
 def partial_gradients(module: nn.Module) -> set[str]:
-    """Names of a policy's or critic's parameters of which each rank of a group has a part of the gradient."""
+    """Names of a policy's or critic's trained parameters of which each rank of a group has a part of the gradient."""
     model: Any = module.model
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     patterns = [f"{name}.*" for name, style in plan_of(model).items() if style == _PARTIAL]
     return {
         names[id(parameter)]
         for name, parameter in model.base_model.named_parameters()
-        if any(fnmatch(name, pattern) for pattern in patterns)
+        if parameter.requires_grad and any(fnmatch(name, pattern) for pattern in patterns)
     }
 
 

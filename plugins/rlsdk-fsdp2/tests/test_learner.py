@@ -181,6 +181,7 @@ def leave_or_resume(
         (2, "untied", {}),
         pytest.param(2, "bfloat", {}, marks=pytest.mark.slow),
         (2, "tied", {"lora": LORA}),
+        (2, "bfloat", {"lora": LORA, "tensor_parallel": 2}),
         pytest.param(2, "bfloat", {"lora": LORA}, marks=pytest.mark.slow),
         pytest.param(2, "untied", {"tensor_parallel": 2}, marks=pytest.mark.slow),
         (2, "bfloat", {"tensor_parallel": 2}),
@@ -305,7 +306,9 @@ def peft_model(model: Model, adapter: Weights) -> Any:
     return net
 
 
-@pytest.mark.parametrize(("world", "more"), [(1, {}), (2, {}), (2, {"context_parallel": 2})])
+@pytest.mark.parametrize(
+    ("world", "more"), [(1, {}), (2, {}), (2, {"context_parallel": 2}), (2, {"tensor_parallel": 2})]
+)
 def test_gradients_of_an_adapter_are_those_of_plain_peft(
     world: int, more: dict[str, Any], ranks: Ranks, tied: Model, batch: TrainBatch
 ) -> None:
@@ -319,16 +322,17 @@ def test_gradients_of_an_adapter_are_those_of_plain_peft(
     assert distance(gradient_of(before, after), expected) < 1e-5
 
 
-@pytest.mark.parametrize("which", ["tied", "bfloat"])
+@pytest.mark.parametrize(("which", "size"), [("tied", 1), ("bfloat", 1), ("tied", 2)])
 def test_an_adapter_is_merged_as_peft_merges_it(
-    which: str, ranks: Ranks, batch: TrainBatch, tmp_path: Path, request: pytest.FixtureRequest
+    which: str, size: int, ranks: Ranks, batch: TrainBatch, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     model = request.getfixturevalue(which)
     parts = shares(batch, 2, "even")
-    results = ranks(2, train_and_export, Roles(actor=model), {"lora": LORA}, parts, totals_of(batch), tmp_path)
+    options = {"lora": LORA, "tensor_parallel": size}
+    results = ranks(2, train_and_export, Roles(actor=model), options, parts, totals_of(batch), tmp_path)
     _, weights, adapter = results[0]
     assert adapter.adapter == Adapter(rank=4, alpha=8) and set(adapter.dtypes.values()) == {model.dtype}
     expected = peft_model(model, adapter).merge_and_unload().state_dict()
@@ -374,7 +378,14 @@ def plain_states(net: Any, batch: TrainBatch, temperature: float) -> dict[str, n
 
 @pytest.mark.parametrize(
     ("world", "options"),
-    [(1, {}), (2, {}), (2, {"lora": LORA}), (2, {"tensor_parallel": 2}), (2, {"context_parallel": 2})],
+    [
+        (1, {}),
+        (2, {}),
+        (2, {"lora": LORA}),
+        (2, {"lora": LORA, "tensor_parallel": 2}),
+        (2, {"tensor_parallel": 2}),
+        (2, {"context_parallel": 2}),
+    ],
 )
 def test_logprobs_are_those_of_transformers_and_the_critic_learns_returns(
     world: int, options: dict[str, Any], ranks: Ranks, tied: Model, untied: Model, batch: TrainBatch

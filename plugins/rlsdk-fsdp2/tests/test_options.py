@@ -46,7 +46,6 @@ def test_it_replays_no_experts() -> None:
         ({"reshard_after_forward": "often"}, "reshard_after_forward"),
         ({"rows": "shared", "gradient_checkpointing": True}, "choose one"),
         ({"micro_batch_tokens": 0}, "above 0, or auto"),
-        ({"tensor_parallel": 2, "lora": {}}, "tensor_parallel and lora"),
         ({"context_parallel": 2, "rows": "tree"}, "padded or packed .* got rows: tree and attention: sdpa"),
         ({"context_parallel": 2, "attention": "eager"}, "got rows: padded and attention: eager"),
     ],
@@ -143,7 +142,7 @@ def test_weights_gradients_and_optimiser_are_divided_among_ranks(untied: Model) 
     """19,424 parameters in float32, of which embeddings, head and two layers are gathered at one time: all."""
     roles, count = Roles(actor=untied), 19_424
 
-    def uses(ranks: int, **options: int) -> dict[str, int]:
+    def uses(ranks: int, **options: Any) -> dict[str, int]:
         place = ActorSpec(role="learner", world_size=ranks)
         return {use.role: use.bytes for use in make(**options).rank_memory(roles, place).uses}
 
@@ -155,3 +154,8 @@ def test_weights_gradients_and_optimiser_are_divided_among_ranks(untied: Model) 
     outside = 2 * 61 * 32  # embeddings and head, which ranks that divide layers hold both
     found = uses(2, tensor_parallel=2)
     assert found["learner gradients"] == 4 * (outside + (count - outside) // 2)
+    adapted = uses(2, tensor_parallel=2, lora={"rank": 4})
+    adapter = adapted["learner gradients"] // 4
+    assert 0 < adapter < 0.3 * count
+    held = outside + (count - outside) // 2  # and as much gathered
+    assert adapted["learner weights"] == pytest.approx(4 * adapter + 2 * 4 * held, rel=0.01)
