@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -57,7 +58,7 @@ def start_ray(**options: Any) -> None:
     before = set(this.children(recursive=True))
     for attempt in range(1, START_ATTEMPTS + 1):
         try:
-            with _on_loopback(), _without_services():
+            with _on_loopback(), _quickly():
                 ray.init(address="local", include_dashboard=False, **options)
             return
         except ValueError:  # of the arguments or the machine, such as too little shared memory: it would come again
@@ -96,16 +97,18 @@ def _on_loopback() -> Iterator[None]:
 
 
 @contextmanager
-def _without_services() -> Iterator[None]:
+def _quickly() -> Iterator[None]:
     """Have Ray start only the processes that a run needs: GCS, raylet, workers, and the agent of their environments.
 
     The others would compute for some four seconds at every start: the head of the dashboard, which runs for statistics
     of use even where there is no dashboard, and its agent; the autoscaler, of one machine; the monitor of logs that
-    nobody reads. The script that sets up each worker imports half of Ray for it; `setup_worker` does not.
+    nobody reads. The script that sets up each worker imports half of Ray for it; `setup_worker` does not. And Ray looks
+    once a second whether its raylet has registered, which takes it less than half of one.
     """
-    from ray._private import node, parameter, ray_constants, services, utils
+    from ray._private import node, parameter, ray_constants, services, state, utils
 
     folder, python = Path(__file__).parent, services._build_python_executable_command_memory_profileable
+    registered = services.get_node
 
     def no_head(self: Any, **_: Any) -> None:
         self._webui_url = ""
@@ -114,6 +117,14 @@ def _without_services() -> Iterator[None]:
         if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT:
             return [sys.executable, "-I", "-S", str(folder / "no_agent.py")]
         return list(python(component, *rest, **options))
+
+    def soon_registered(gcs_address: str, node_id: str) -> Any:
+        nodes = state.GlobalState()
+        nodes._initialize_global_state(services._get_gcs_client_options(gcs_address))
+        end = time.monotonic() + 10
+        while time.monotonic() < end and not any(node["NodeID"] == node_id for node in nodes.node_table()):
+            time.sleep(0.01)
+        return registered(gcs_address, node_id)
 
     params = partial(
         parameter.RayParams,
@@ -125,6 +136,7 @@ def _without_services() -> Iterator[None]:
         for where, replacement in (
             ((parameter, "RayParams"), params),
             ((node.Node, "start_api_server"), no_head),
+            ((services, "get_node"), soon_registered),
             ((services, "_build_python_executable_command_memory_profileable"), no_agent),
             ((utils, "get_dashboard_dependency_error"), partial(ImportError, "not wanted")),  # it imports them to see
         ):

@@ -19,8 +19,16 @@ from pathlib import Path
 import psutil
 from rlsdk.config import check
 from rlsdk.cluster.placement import ray_cluster
+from ray._private.state import GlobalState
 
 os.environ["BASE"] = "before"
+asked, get_node = [], GlobalState.get_node
+
+def recorded(self, node_id):
+    asked.append(node_id in [node["NodeID"] for node in self.node_table()])
+    return get_node(self, node_id)
+
+GlobalState.get_node = recorded
 with ray_cluster(check(Path(sys.argv[1]), (), ())):
     import ray
 
@@ -33,7 +41,7 @@ with ray_cluster(check(Path(sys.argv[1]), (), ())):
     children = psutil.Process().children(recursive=True)
     commands = [" ".join(child.cmdline()) for child in children]
 _, left = psutil.wait_procs(children, timeout=20)
-print(json.dumps([found, commands, [str(process) for process in left]]))
+print(json.dumps([found, commands, [str(process) for process in left], asked]))
 """
 SERVICES = {"dashboard.py", "agent.py", "monitor.py", "log_monitor.py"}
 
@@ -43,13 +51,14 @@ def test_ray_starts_without_services_that_no_run_uses() -> None:
     command = [sys.executable, "-c", STARTED, str(CONFIG)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr
-    found, commands, left = json.loads(ran.stdout.splitlines()[-1])
+    found, commands, left, asked = json.loads(ran.stdout.splitlines()[-1])
     assert found == ["a b'c", "before:after", "."]
     programs = {command.split(" ")[0].rpartition("/")[2] for command in commands}
     assert {"gcs_server", "raylet"} <= programs
     scripts = [next((word for word in command.split(" ") if word.endswith(".py")), "") for command in commands]
     assert not SERVICES & {script.rpartition("/")[2] for script in scripts}
     assert left == []
+    assert asked and all(asked)  # before the raylet has registered, Ray would look again after a second
 
 
 def run_setup(*arguments: str) -> subprocess.CompletedProcess[str]:
