@@ -76,6 +76,11 @@ class TransformersLearner(LearnerOptions):
     def facts(self) -> Mapping[str, Any]:
         """Options that must be equal when a checkpoint is loaded, plain JSON."""
 
+    @property
+    def reshards(self) -> bool:
+        """True if a checkpoint may be loaded by another number of ranks; then `TrainedModule.read` divides it anew."""
+        return False
+
     def loading(self, model: Model) -> AbstractContextManager[None]:
         """Return a context in which models are loaded; a learner whose ranks never hold a whole one overrides it."""
         return nullcontext()
@@ -354,7 +359,14 @@ class TransformersLearner(LearnerOptions):
         Raises:
             CheckpointError: A file is missing or changed, or the learner was set up otherwise.
         """
-        memory = load_models(folder, self._trained, self._ranks, self._facts, frozen=self.lora is None)
+        memory = load_models(
+            folder,
+            self._trained,
+            self._ranks,
+            self._facts,
+            frozen=self.lora is None,
+            same_ranks=not self.reshards,
+        )
         self._updates.objective.restore(memory)
 
     @property

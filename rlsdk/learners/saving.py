@@ -37,7 +37,7 @@ def save_models(
 
 
 def load_models(
-    folder: Path, models: Models, ranks: Ranks, facts: Mapping[str, Any], *, frozen: bool
+    folder: Path, models: Models, ranks: Ranks, facts: Mapping[str, Any], *, frozen: bool, same_ranks: bool
 ) -> dict[str, Any]:
     """Continue from what `save_models` wrote; nothing is opened unless all hashes match, and nothing executed.
 
@@ -47,6 +47,7 @@ def load_models(
         ranks: Ranks of the learner.
         facts: Settings that must equal those of the checkpoint.
         frozen: True if the checkpoint holds parameters of the actor that are not trained, too.
+        same_ranks: False if another number of ranks may have written it.
 
     Returns:
         The state of the loss's components.
@@ -54,7 +55,7 @@ def load_models(
     Raises:
         CheckpointError: A file is missing or changed, or the learner was set up otherwise.
     """
-    faults = ranks.gather(shards.check_manifest(folder, ranks.rank, ranks.world, facts))
+    faults = ranks.gather(shards.check_manifest(folder, ranks.rank, ranks.world, facts, same_ranks=same_ranks))
     if wrong := [f"rank {rank}: {fault}" for rank, fault in enumerate(faults) if fault]:
         raise CheckpointError(f"checkpoint {folder} is damaged and was not opened: {'; '.join(wrong)}")
     memory: dict[str, Any] = {}

@@ -35,8 +35,15 @@ def write_manifest(folder: Path, rank: int, world: int, facts: Mapping[str, Any]
     (folder / f"{_PREFIX}{rank}.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
-def check_manifest(folder: Path, rank: int, world: int, facts: Mapping[str, Any]) -> str:
+def check_manifest(folder: Path, rank: int, world: int, facts: Mapping[str, Any], *, same_ranks: bool = True) -> str:
     """Compare this rank's share of the files with the manifest.
+
+    Args:
+        folder: Folder visible to all ranks.
+        rank: Rank of this process.
+        world: Number of ranks that share the work.
+        facts: Settings that must equal those of the manifest.
+        same_ranks: False if another number of ranks may have written the files.
 
     Returns:
         Description of the damage; empty if there is none. Load nothing until all ranks have found none.
@@ -45,11 +52,13 @@ def check_manifest(folder: Path, rank: int, world: int, facts: Mapping[str, Any]
         CheckpointError: The manifest is missing, or belongs to a run with other settings.
     """
     first = _read(folder, 0)
-    written, wanted = {"ranks": first["world"], **first["facts"]}, {"ranks": world, **facts}
+    written = {"ranks": first["world"], **first["facts"]}
+    wanted = {**({"ranks": world} if same_ranks else {}), **facts}
     if off := [f"{k} {written.get(k)!r} there, {wanted[k]!r} here" for k in wanted if written.get(k) != wanted[k]]:
         raise CheckpointError(f"checkpoint {folder} was written by a learner with other settings: {'; '.join(off)}")
-    shares = [_read(folder, r)["files"] for r in range(world)]
-    return _misplaced(folder, shares) or find_changed(folder, shares[rank])
+    shares = [_read(folder, r)["files"] for r in range(first["world"])]
+    mine = {name: digest for share in shares[rank::world] for name, digest in share.items()}
+    return _misplaced(folder, shares) or find_changed(folder, mine)
 
 
 def find_damage(folder: Path, seen: Seen | None = None) -> str:

@@ -423,6 +423,20 @@ class TestShards:
             with pytest.raises(CheckpointError, match=f"{file} is not a manifest: expected .*files"):
                 check()
 
+    @pytest.mark.parametrize("world", [1, 3])
+    def test_other_ranks_check_every_file_where_they_may(self, world: int, tmp_path: Path) -> None:
+        self.write(tmp_path)
+
+        def check() -> list[str]:
+            facts = {"stage": 1}
+            return [check_manifest(tmp_path, rank, world, facts, same_ranks=False) for rank in range(world)]
+
+        assert check() == [""] * world
+        for name in ("actor/a.pt", "actor/b.pt", "c.pt"):
+            (tmp_path / name).write_text("other")
+            assert name in "; ".join(check())
+            (tmp_path / name).write_text(name)
+
     def test_other_set_ups_are_refused(self, tmp_path: Path) -> None:
         self.write(tmp_path)
         with pytest.raises(CheckpointError, match="ranks 2 there, 1 here; stage 1 there, 3 here"):

@@ -118,6 +118,15 @@ def test_the_export_is_opened_by_transformers(alone):
     assert torch.isfinite(net(ids).logits).all()
 
 
+def test_a_run_is_resumed_with_fewer_ranks(train, alone):
+    train("fewer")
+    found = metrics(train("fewer", "--resume=4", "placement.learners=1"))
+    for own, other in zip(found, metrics(alone), strict=True):
+        assert own["reward/mean"] == other["reward/mean"]
+        assert own["actor/grad_norm"] == pytest.approx(other["actor/grad_norm"], abs=1e-4)
+    assert found[4] != metrics(alone)[4], "one rank adds up in another order than two"
+
+
 def test_a_run_that_was_killed_and_resumed_is_the_one_left_alone(train, alone):
     process, folder = train("killed", wait=False)
     deadline = time.monotonic() + 200

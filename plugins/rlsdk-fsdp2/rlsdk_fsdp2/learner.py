@@ -126,7 +126,12 @@ class FSDP2Learner(TransformersLearner):
     @property
     def facts(self) -> Mapping[str, Any]:
         """Options that must be equal when a checkpoint is loaded."""
-        return {"learner": "fsdp2", "tensor_parallel": self.tensor_parallel}
+        return {"learner": "fsdp2"}
+
+    @property
+    def reshards(self) -> bool:
+        """A checkpoint is loaded by any number of ranks, however they divide models."""
+        return True
 
     def model_faults(self, model: Any) -> Sequence[str]:
         """Say why a model cannot be trained with these options; it may have no weights."""
