@@ -73,7 +73,12 @@ def schedules_in(options: Iterable[Option], given: Mapping[str, Any]) -> tuple[d
     for name, value in given.items():
         if name not in numbers or not isinstance(value, Mapping):
             continue
-        values, wrong = check_options(_keys(numbers[name]), value)
+        keys = (
+            *(Option(end, numbers[name], MISSING) for end in ("from", "to")),
+            Option("over", Count, MISSING),
+            Option("shape", Shape, "linear"),
+        )
+        values, wrong = check_options(keys, value)
         ends = {end: values[end] for end in ("from", "to") if isinstance(values.get(end), float)}
         wrong += [(end, f"expected a finite number, got {v}") for end, v in ends.items() if not math.isfinite(v)]
         if wrong:
@@ -86,12 +91,6 @@ def schedules_in(options: Iterable[Option], given: Mapping[str, Any]) -> tuple[d
 def with_greatest(options: Mapping[str, Any], schedules: Mapping[str, Schedule]) -> dict[str, Any]:
     """The options with the greatest value of each schedule in its place: whether something ever takes effect."""
     return {**options, **{name: max(each.start, each.to) for name, each in schedules.items()}}
-
-
-def _keys(number: Any) -> tuple[Option, ...]:
-    """Return the keys of a schedule for an option."""
-    ends = (Option(end, number, MISSING) for end in ("from", "to"))
-    return (*ends, Option("over", Count, MISSING), Option("shape", Shape, "linear"))
 
 
 class Scheduled:

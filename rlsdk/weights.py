@@ -59,7 +59,9 @@ def to_weights(
         key = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
         shared = seen.get(key) if tensor.numel() else None
         arrays[name] = seen[key] = pack(tensor, dtype=dtype, copy=copy) if shared is None else shared
-        dtypes[name] = dtype if dtype is not None and tensor.is_floating_point() else _name(tensor.dtype)
+        dtypes[name] = (
+            dtype if dtype is not None and tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
+        )
     return Weights(version, arrays, dtypes)
 
 
@@ -132,7 +134,3 @@ class _Address:
         interface["data"] = (interface["data"][0], False)
         self.__array_interface__ = interface
         self._array = array
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -34,7 +34,11 @@ def grpo(x: CreditInputs, *, std_normalize: bool = True, std_over: Literal["grou
     """
     rewards = wide(x.outcomes)
     centred = Groups(x.groups).centred(rewards, std_normalize=std_normalize and std_over == "group")
-    return centred / (_std(rewards) + EPSILON) if std_normalize and std_over == "batch" else centred
+    if std_over == "group" or not std_normalize:
+        return centred
+    # One reward has no deviation, and torch would make it nan.
+    std = rewards.double().std().to(rewards.dtype) if len(rewards) > 1 else rewards.new_zeros(())
+    return centred / (std + EPSILON)
 
 
 @advantage("rloo")
@@ -193,8 +197,3 @@ def constant(x: CreditInputs, *, value: float = 1.0) -> Tensor:
         value: The advantage.
     """
     return torch.full_like(wide(x.rewards), value)
-
-
-def _std(values: Tensor) -> Tensor:
-    """Unbiased standard deviation of all values; 0 for fewer than two."""
-    return values.double().std().to(values.dtype) if len(values) > 1 else values.new_zeros(())

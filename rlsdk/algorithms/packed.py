@@ -91,9 +91,15 @@ def sums_to_go(values: Tensor, lengths: Tensor, factor: float) -> Tensor:
     slots = _slots(lengths, blocks, width)
     rows = int(blocks.sum())
     plane = values if slots is None else values.new_zeros(rows * width).index_copy_(0, slots, values)
-    plane = plane.view(rows, width) @ _powers(width, factor, values)
-    later = sums_to_go(plane[:, 0].contiguous(), blocks, factor**width)
-    plane.addmm_(_following(later, blocks)[:, None], factor ** torch.arange(width, 0, -1).to(values)[None])
+    # Column `t` of the triangle weights the tokens from `t` on by `factor^(distance)`.
+    steps = torch.arange(width, device=values.device)
+    distance = steps[:, None] - steps
+    triangle = torch.where(distance >= 0, torch.pow(factor, distance.clamp(min=0).double()), 0).to(values.dtype)
+    plane = plane.view(rows, width) @ triangle
+    # Then the sums of the next block of the same segment, of which a segment's last block has none.
+    following = torch.roll(sums_to_go(plane[:, 0].contiguous(), blocks, factor**width), -1)
+    following[blocks.cumsum(0)[blocks > 0] - 1] = 0
+    plane.addmm_(following[:, None], factor ** torch.arange(width, 0, -1).to(values)[None])
     return plane.view(-1) if slots is None else plane.view(-1).index_select(0, slots)
 
 
@@ -104,20 +110,6 @@ def _slots(lengths: Tensor, blocks: Tensor, width: int) -> Tensor | None:
         return None
     before = padding.cumsum(0) - padding
     return torch.repeat_interleave(before, lengths).add_(torch.arange(int(lengths.sum()), device=lengths.device))
-
-
-def _powers(width: int, factor: float, like: Tensor) -> Tensor:
-    """`[width, width]`: column `t` weights the tokens from `t` on by `factor^(distance)`."""
-    steps = torch.arange(width, device=like.device)
-    distance = steps[:, None] - steps
-    return torch.where(distance >= 0, torch.pow(factor, distance.clamp(min=0).double()), 0).to(like.dtype)
-
-
-def _following(sums: Tensor, blocks: Tensor) -> Tensor:
-    """The sums of the next block of the same segment, zero at a segment's last block."""
-    following = torch.roll(sums, -1)
-    following[blocks.cumsum(0)[blocks > 0] - 1] = 0
-    return following
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

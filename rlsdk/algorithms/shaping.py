@@ -120,16 +120,13 @@ class RewardNorm:
             deviation = (self.squares / max(self.count - 1, 1)) ** 0.5
             scaled: Tensor = (rewards - self.mean) / (deviation + EPSILON)
             return scaled
-        groups = self._groups(x)
+        groups = Groups(
+            torch.zeros_like(x.groups) if self.by == "batch" else x.groups if self.by == "group" else x.sources
+        )
         if self.method == "mean":
             return groups.centred(rewards)
         scaled = torch.where(groups.std(rewards) > EPSILON, groups.centred(rewards, std_normalize=True), 0)
         return scaled.clamp(*ASYMMETRIC) if self.method == "asym_clip" else scaled
-
-    def _groups(self, x: CreditInputs) -> Groups:
-        if self.by == "batch":
-            return Groups(torch.zeros_like(x.groups))
-        return Groups(x.groups if self.by == "group" else x.sources)
 
     def _update(self, rewards: Tensor) -> None:
         """Chan's parallel form of Welford's update: no sum of squares that loses its digits."""

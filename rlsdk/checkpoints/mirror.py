@@ -136,7 +136,9 @@ def mirrored(plan: Plan, *, resume: bool | int, overwrite: bool) -> Iterator[Mir
             if resume is not False:
                 mirror.notices += pull(remote, plan.folder, None if isinstance(resume, bool) else resume)
             elif overwrite:
-                _remove(remote)
+                # First the manifests, without which no checkpoint is found; the marker comes last.
+                copies.withdraw(remote, *copies.copies(remote))
+                remote.remove(*(name for name in remote.names() if name not in (LOCK, MARKER)))
             elif (remote.read("config.yaml") is not None) or copies.copies(remote):
                 ways = "continue it with --resume, delete it with --overwrite, or choose another name=…"
                 raise ConfigError([f"name: {remote.url} already holds a run; {ways}"])
@@ -159,12 +161,6 @@ def _require_run_or_nothing(remote: RemoteFolder) -> None:
                 "choose another name=…"
             ]
         )
-
-
-def _remove(remote: RemoteFolder) -> None:
-    """Delete a remote run: first the manifests, without which no checkpoint is found, the marker last."""
-    copies.withdraw(remote, *copies.copies(remote))
-    remote.remove(*(name for name in remote.names() if name not in (LOCK, MARKER)))
 
 
 def pull(remote: RemoteFolder, folder: Path, step: int | None = None) -> list[str]:

@@ -198,7 +198,10 @@ def _print(report: Report, seconds: float) -> None:
         table = Table(title=kind, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
         for (held, name), findings in by_component.items():
             if held == kind:
-                table.add_row(f"[cyan]{escape(name)}[/cyan]", *_counts(findings), _remarks(findings))
+                passed = sum(finding.outcome == "passed" for finding in findings)
+                failed = sum(finding.outcome == "failed" for finding in findings)
+                counts = f"[green]{passed} passed[/green]", f"[red]{failed} failed[/red]" if failed else ""
+                table.add_row(f"[cyan]{escape(name)}[/cyan]", *counts, _remarks(findings))
         out.print(table)
     for finding in report.failed:
         out.print(f"\n[red]{escape(str(finding.fault))}[/red]", soft_wrap=True)
@@ -207,12 +210,6 @@ def _print(report: Report, seconds: float) -> None:
     counted = ", ".join(f"{count} {outcome}" for outcome, count in report.counts().items())
     plugin = f"{escape(report.plugin)} ({escape(report.origin)})"
     out.print(f"\n{plugin}: {len(by_component)} components, {counted} in {seconds:.1f} s")
-
-
-def _counts(findings: tuple[PropertyResult, ...]) -> tuple[str, str]:
-    passed = sum(finding.outcome == "passed" for finding in findings)
-    failed = sum(finding.outcome == "failed" for finding in findings)
-    return f"[green]{passed} passed[/green]", f"[red]{failed} failed[/red]" if failed else ""
 
 
 def _remarks(findings: tuple[PropertyResult, ...]) -> str:

@@ -100,17 +100,13 @@ def table(found: Sequence[ConfigKey]) -> Table:
     rows.add_column(ratio=6, overflow="fold")
     rows.expand = True
     for setting in found:
-        value = f"{setting.type_name}{_default(setting)}{f', {setting.unit}' if setting.unit else ''}"
+        default = "" if setting.section and setting.default is not None else f" = {shown_default(setting)}"
+        if setting.required:
+            default = ", required"
+        value = f"{setting.type_name}{default}{f', {setting.unit}' if setting.unit else ''}"
         key = Group(Text(setting.path, style="cyan"), Padding(Text(value, style="dim"), (0, 0, 0, 2)))
         rows.add_row(key, escape(setting.help))
     return rows
-
-
-def _default(setting: ConfigKey) -> str:
-    """The default of a setting after its type; nothing for a section, whose keys have their own."""
-    if setting.required:
-        return ", required"
-    return "" if setting.section and setting.default is not None else f" = {shown_default(setting)}"
 
 
 def shown_default(setting: ConfigKey) -> str:

@@ -95,7 +95,12 @@ def _row(values: dict[str, Any], places: Places, reader: RowReader, names: tuple
     response = _taken(values, places.response, columns)
     if not isinstance(response, str):
         raise BadRowError(f"expected text in {places.response}, got {type(response).__name__}")
-    given = None if places.score is None else _number(_taken(values, places.score, columns), places.score)
+    given: float | None = None
+    if places.score is not None:
+        score = _taken(values, places.score, columns)
+        if not isinstance(score, int | float) or not math.isfinite(score):
+            raise BadRowError(f"expected a number in {places.score}, got {score!r}")
+        given = float(score)
     task = reader.task(values, task_id, source)
     group = task.id if places.task else (task.prompt, repr(task.answer), task.source)
     return ScoredRow(label, Rollout.from_text(task, response), group, given)
@@ -107,12 +112,6 @@ def _taken(values: dict[str, Any], name: str, columns: Sequence[str]) -> Any:
     if name not in values:
         raise BadRowError(f"there is no column {name!r}; there are: {', '.join(columns) or 'none'}")
     return values.pop(name)
-
-
-def _number(value: Any, place: str) -> float:
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise BadRowError(f"expected a number in {place}, got {value!r}")
-    return float(value)
 
 
 async def score(scorer: Scorer, rows: Sequence[ScoredRow]) -> list[tuple[ScoredRow, Score]]:

@@ -118,7 +118,8 @@ def show(name: str, as_json: bool) -> None:
     click.echo(f"\nFiles: {found.folder}\n\n`rlsdk recipe run {name}` runs:\n")
     click.echo("\n".join(f"  {step}" for step in steps) + "\n")
     least, most = found.expected.band
-    click.echo(f"Expected: {found.expected.metric} from {least:g} to {most:g} at the end.{_source(found)}")
+    source = f" {found.expected.source}" if found.expected.source else ""
+    click.echo(f"Expected: {found.expected.metric} from {least:g} to {most:g} at the end.{source}")
     if measured is None:
         click.echo("Measured: never run.")
         return
@@ -129,10 +130,6 @@ def show(name: str, as_json: bool) -> None:
         best = ceiling(measured, found.expected.metric)
         click.echo(f"\nFound: {found.finds}. Ceiling of the warm start: {best:.2f}.")
     click.echo("\nSamples, from the first step and the last:\n\n" + found.text("transcript.txt").rstrip())
-
-
-def _source(found: Recipe) -> str:
-    return f" {found.expected.source}" if found.expected.source else ""
 
 
 def curve(measured: RecipeRun, metric: str) -> list[str]:

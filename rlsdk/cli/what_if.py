@@ -119,7 +119,11 @@ def _show(found: Mapping[str, Any]) -> None:
     from rlsdk.cli.listing import console
 
     out = console()
-    _print_table(out, "settings that differ", ("setting", "before", "after"), _changes(found))
+    changes = [
+        (path, *("–" if value is None else str(value) for value in (each["before"], each["after"])))
+        for path, each in found["changes"].items()
+    ]
+    _print_table(out, "settings that differ", ("setting", "before", "after"), changes)
     table = Table(*_COLUMNS, title="by step: before → after", title_justify="left", box=None, pad_edge=False)
     for row in [*found["steps"], {"step": "all", **found}]:
         table.add_row(*map(Text, _cells(row)))
@@ -134,13 +138,6 @@ def _show(found: Mapping[str, Any]) -> None:
     _show_examples(out, found["examples"])
     for note in found["notes"]:
         out.print(f"note: {note}", markup=False)
-
-
-def _changes(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    return [
-        (path, *("–" if value is None else str(value) for value in (each["before"], each["after"])))
-        for path, each in found["changes"].items()
-    ]
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

@@ -155,7 +155,9 @@ def template(plan: Plan, begun: Template | None = None) -> Iterator[Mapping[str,
         plan: Plan of the run.
         begun: Template that was started before; it serves no second run.
     """
-    roles = _roles(plan) if _forks(plan) else []
+    place = plan.config.placement
+    elsewhere = RayAddress.find(place) is not None or place.runtime_env
+    roles = _roles(plan) if _can_fork() and not elsewhere and place.device != "cuda" else []
     compilers = {tuple((k, v) for k, v in sorted(r.environment.items()) if k.startswith(COMPILER)) for r in roles}
     if begun is not None and [dict(compiler) for compiler in compilers] != [begun.compiler]:
         begun.process.kill()
@@ -179,13 +181,6 @@ def _path() -> list[str]:
 
 def _can_fork() -> bool:
     return sys.platform == "linux" and not _GPU.exists()
-
-
-def _forks(plan: Plan) -> bool:
-    """Return True if the processes of a run are on this machine alone, on its CPU, as this process is."""
-    place = plan.config.placement
-    elsewhere = RayAddress.find(place) is not None or place.runtime_env
-    return _can_fork() and not elsewhere and place.device != "cuda"
 
 
 def _roles(plan: Plan) -> list[TemplateRole]:

@@ -271,7 +271,11 @@ class Watchdog:
         seconds = now - watched.silent[0]
         if seconds >= self._warn and not watched.told:
             watched.told = True
-            log.warning("%s, %s", self._said(watched, seconds), self._stacks(watched))
+            if watched.identity is not None and self._prober.write_stacks(watched.identity):
+                stacks = "which now ends with its Python stacks"
+            else:
+                stacks = "and its Python stacks cannot be read now"
+            log.warning("%s, %s", self._said(watched, seconds), stacks)
         if seconds >= self._end and not self.verdict:
             self._end_silent(watched, seconds)
 
@@ -300,11 +304,6 @@ class Watchdog:
     def _said(self, watched: Watched, seconds: float) -> str:
         why = watched.silent[1] if watched.silent else ""
         return f"{watched} {why}, for {seconds:.0f} s; the run is {self.stage}; its log is {watched.log}"
-
-    def _stacks(self, watched: Watched) -> str:
-        if watched.identity is not None and self._prober.write_stacks(watched.identity):
-            return "which now ends with its Python stacks"
-        return "and its Python stacks cannot be read now"
 
     def _end_silent(self, watched: Watched, seconds: float) -> None:
         said, identity = self._said(watched, seconds), watched.identity

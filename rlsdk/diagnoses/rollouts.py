@@ -164,7 +164,8 @@ def starving_source(history: History, *, window: Count = 10, share: float = 0.05
             share over as many steps.
     """
     for name, series in history.between("source/", "/share").items():
-        counts = _by_step(series, history.step)
+        found = dict(zip(series.steps.tolist(), series.values.tolist(), strict=True))
+        counts = [found.get(step, 0.0) for step in range(int(series.steps[0]), history.step + 1)]
         if len(counts) < 2 * window:
             continue
         now = sum(counts[-window:]) / window
@@ -215,9 +216,3 @@ def unsolved_source(
 def _before(series: Series, window: int) -> float:
     """Mean of the window that ended three windows before the last one began."""
     return Series(series.steps[-5 * window : -4 * window], series.values[-5 * window : -4 * window]).mean
-
-
-def _by_step(series: Series, last: int) -> list[float]:
-    """Return the value of each step from the first one on; 0 for a step without."""
-    found = dict(zip(series.steps.tolist(), series.values.tolist(), strict=True))
-    return [found.get(step, 0.0) for step in range(int(series.steps[0]), last + 1)]

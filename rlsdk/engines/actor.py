@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -173,16 +173,14 @@ class EngineActor(RunActor):
             self._engine.load_weights(offer)
         else:
             self._torn = True  # in case that an exception comes: some layers would be of other weights
-            self._receive(version, self._transfer.receive(offer, seat))
+            parts = self._transfer.receive(offer, seat)
+            if isinstance(self._engine, LoadsWeightParts):
+                self._engine.load_weight_parts(version, parts)
+            elif (weights := transport.joined(parts, copy=True)) is not None:
+                self._engine.load_weights(weights)
         self._torn = False
         self._clock["load_seconds"] += time.perf_counter() - started
         return None if canary is None else self._logprobs(canary)
-
-    def _receive(self, version: int, parts: Iterator[Weights]) -> None:
-        if isinstance(self._engine, LoadsWeightParts):
-            self._engine.load_weight_parts(version, parts)
-        elif (weights := transport.joined(parts, copy=True)) is not None:
-            self._engine.load_weights(weights)
 
     async def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
         """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it."""
@@ -268,7 +266,9 @@ class EngineActor(RunActor):
                     self._work.clear()
                     await self._work.wait()
                     continue
-                running = self._running()
+                running: int = self._engine.unfinished
+                if self._limited:  # what waits for a place is not advanced by a step
+                    running = min(running, self._engine.max_num_seqs)
                 started = time.perf_counter()
                 finished = self._engine.step()
                 seconds = time.perf_counter() - started
@@ -281,11 +281,6 @@ class EngineActor(RunActor):
         except Exception as error:  # the loop ends, and everyone who waits, now or later, gets the failure
             log.exception("the engine failed")
             self._fail(error)
-
-    def _running(self) -> int:
-        """Continuations that the next step advances; what waits for a place is not among them."""
-        unfinished: int = self._engine.unfinished
-        return min(unfinished, self._engine.max_num_seqs) if self._limited else unfinished
 
     def _deliver(self, completions: Sequence[Completion]) -> None:
         self._clock["tokens"] += sum(len(c.token_ids) for c in completions)

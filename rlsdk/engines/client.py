@@ -344,16 +344,12 @@ class EngineClient:
         if self.lost is None or not died(error):
             _fail(itertools.chain.from_iterable(want.futures for _, want in batch), error)
             return
-        self._lose(seat, error)
+        if self._seats.get(seat.rank) is seat:
+            self.dismiss(seat.rank)
+        self.lost(seat.rank, seat.actor, error)
         again = [want.again() for _, want in batch if want.missing]
         self.sampled_again += sum(len(want.missing) for want in again)
         self._send(again)
-
-    def _lose(self, seat: _Seat, error: Exception) -> None:
-        if self._seats.get(seat.rank) is seat:
-            self.dismiss(seat.rank)
-        if self.lost is not None:
-            self.lost(seat.rank, seat.actor, error)
 
 
 def _fail(futures: Iterable[asyncio.Future[Answer]], error: Exception) -> None:

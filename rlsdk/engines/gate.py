@@ -99,7 +99,10 @@ class PausableClient:
             done = answer.completion if kept is None else joined(kept, answer.completion)
             if done.finish != "abort" or self._interrupted:
                 return answer if kept is None else self._answer(done, answer.engine)
-            last, kept = answer.completion, self._kept(done)
+            last = answer.completion
+            kept = done if self._partial and len(done.token_ids) else None
+            if kept is None:
+                self.dropped += len(done.token_ids)
 
     @asynccontextmanager
     async def held(self, *, again: float = AGAIN, patience: float = PATIENCE) -> AsyncIterator[None]:
@@ -168,12 +171,6 @@ class PausableClient:
             self._asked -= 1
             if not self._asked:
                 self._idle.set()
-
-    def _kept(self, done: Completion) -> Completion | None:
-        if self._partial and len(done.token_ids):
-            return done
-        self.dropped += len(done.token_ids)
-        return None
 
     def _finish(self, kept: Completion, sampling: Sampling) -> Finish | None:
         """Return the finish reason of a partial answer that is already complete; None if it is not."""

@@ -178,7 +178,8 @@ class RunningRows:
             request=held.request.id,
             index=held.index,
             finish=finish,
-            routed_experts=self._routed(row, end),
+            # Those of the last token are missing, since it was not read.
+            routed_experts=self.routing[row, : end - 1].copy() if self.routing.shape[2] else None,
             **self._arrays(row, start, end),
         )
         self.top.pop(row, None)
@@ -205,10 +206,6 @@ class RunningRows:
             start = int(self.start[row])
             found["top"] = stack_top(self.top[row][begin - start : end - start])
         return found
-
-    def _routed(self, row: int, end: int) -> np.ndarray | None:
-        """Experts of all tokens before position `end` but the last, which was not read."""
-        return self.routing[row, : end - 1].copy() if self.routing.shape[2] else None
 
     def compact(self) -> np.ndarray:
         """Move the rows that are alive to the front; returns where they were, int64 ascending."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -87,9 +86,12 @@ def pass_memory(
         trains: False for a forward pass alone, without a graph.
         **options: Arguments of the module beside the rows.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True), _without_init(), few_chunks():
+    from transformers.initialization import no_init_weights
+
+    with FakeTensorMode(allow_non_fake_inputs=True), no_init_weights(), few_chunks():
         module = build()
-        layers = _layers_of(module)
+        lists = [each for each in module.modules() if isinstance(each, nn.ModuleList) and len(each)]
+        layers = max(lists, key=len, default=None)
         kinds = {} if layers is None else _kinds(layers)
         if all(len(each) <= FEW_LAYERS for each in kinds.values()):
             return _run(module, make_rows, options, trains=trains)
@@ -102,21 +104,6 @@ def pass_memory(
                 more = run({**few, kind: each[:3]})
                 found = found.plus(more, base, len(each) - 2)
     return found
-
-
-@contextmanager
-def _without_init() -> Iterator[None]:
-    """Leave weights as they are: they have no values."""
-    from transformers.initialization import no_init_weights
-
-    with no_init_weights():
-        yield
-
-
-def _layers_of(module: nn.Module) -> nn.ModuleList | None:
-    """Return the list of the model's layers, the longest that it has."""
-    lists = [each for each in module.modules() if isinstance(each, nn.ModuleList) and len(each)]
-    return max(lists, key=len, default=None)
 
 
 def _kinds(layers: nn.ModuleList) -> dict[Any, list[nn.Module]]:

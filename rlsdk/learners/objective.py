@@ -256,7 +256,9 @@ def critic_loss(
 def _observe(x: LossInputs, tally: MetricAccumulator) -> None:
     """Record the metrics common to all losses."""
     with torch.no_grad():
-        to_old, to_behaviour = (_log_ratio(x.logprobs, other) for other in (x.old_logprobs, x.behaviour_logprobs))
+        # In float64, and clamped like in losses, so that one impossible token leaves the mean finite
+        others = (x.old_logprobs, x.behaviour_logprobs)
+        to_old, to_behaviour = (bounded(x.logprobs.double() - other.double()) for other in others)
         ratio = to_old.exp()
         tally.add_tokens("actor/ratio", ratio, x.loss_mask)
         tally.add_tokens("actor/ratio_max", ratio, x.loss_mask)
@@ -265,11 +267,6 @@ def _observe(x: LossInputs, tally: MetricAccumulator) -> None:
         tally.add_tokens("actor/kl_to_behaviour", to_behaviour.expm1() - to_behaviour, x.loss_mask)
         if hasattr(x, "entropy"):
             tally.add_tokens("actor/entropy", x.entropy, x.loss_mask)
-
-
-def _log_ratio(logprobs: Tensor, other: Tensor) -> Tensor:
-    """Compute the log ratio in float64, clamped like in losses, so that one impossible token leaves the mean finite."""
-    return bounded(logprobs.double() - other.double())
 
 
 def _float(values: np.ndarray, device: torch.device) -> Tensor:

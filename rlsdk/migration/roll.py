@@ -96,12 +96,6 @@ def _group(given: Given) -> int:
     )
 
 
-def _rollouts(given: Given) -> int:
-    """Rollouts in a step: an agentic pipeline counts trajectories, RLVR prompts."""
-    batch = given.whole("rollout_batch_size")
-    return batch if _agentic(given) else batch * _group(given)
-
-
 def _gpus(given: Given) -> int:
     found: int | None = given.read(f"{TRAIN}.device_mapping", devices)
     return found or given.whole("num_gpus_per_node") * given.whole("num_nodes")
@@ -112,7 +106,10 @@ def _updates(given: Given) -> int:
     rows = given.whole(f"{arguments}.per_device_train_batch_size") * given.whole(
         f"{arguments}.gradient_accumulation_steps"
     )
-    return minibatches(_rollouts(given), rows * _gpus(given))
+    rollouts = given.whole("rollout_batch_size")
+    if not _agentic(given):  # an agentic pipeline counts trajectories, RLVR prompts
+        rollouts *= _group(given)
+    return minibatches(rollouts, rows * _gpus(given))
 
 
 def _length(given: Given) -> int:

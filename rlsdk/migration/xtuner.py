@@ -48,12 +48,6 @@ JUDGERS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def _length(given: Given) -> int:
-    explicit = given.whole("rollout_config.context_length", 0)
-    response = given.whole(f"{SAMPLE}.max_tokens", 2048)
-    return explicit or response + given.whole(f"{TASK}.{DATA}.tokenize_fn.max_length", 2048)
-
-
 def _advantage(name: str, given: Given) -> KeyOutcome:
     algorithm, advantage = ADVANTAGES[name]
     note = "XTuner's is not the paper's form; the paper's is taken" if name == "DrGRPOAdvantageConfig" else ""
@@ -122,7 +116,10 @@ def _loop(value: str, given: Given) -> KeyOutcome:
 
 
 def _finish(given: Given) -> dict[str, Any]:
-    found: dict[str, Any] = {"model.max_length": _length(given)}
+    explicit = given.whole("rollout_config.context_length", 0)
+    response = given.whole(f"{SAMPLE}.max_tokens", 2048)
+    length = explicit or response + given.whole(f"{TASK}.{DATA}.tokenize_fn.max_length", 2048)
+    found: dict[str, Any] = {"model.max_length": length}
     for where, to in ((TASK, "tasks.train"), (HELD_OUT, "tasks.eval")):
         path = given.get(f"{where}.{DATA}.dataset.anno_path")
         wanted = to == "tasks.train" or given.read("enable_evaluate", flag, True)

@@ -30,10 +30,10 @@ def exact_faults(plan: Plan, net: Any | None) -> Iterator[tuple[str, str]]:
     for path, reference in parts:
         component = plan.plugins.resolve(reference)
         if not isinstance(component, ComputesExactly):
-            yield (
-                path,
-                f"model.exact: the {path} {reference.name!r} computes logprobs in its own way; {_others(plan, path)}",
-            )
+            offered = plan.plugins.components(CORE, path).items()
+            others = " or ".join(name for (_, name), each in offered if hasattr(each.obj, "exact_faults"))
+            text = f"the {path} {reference.name!r} computes logprobs in its own way; use {path}: {others}"
+            yield path, f"model.exact: {text}"
             continue
         yield from ((path, f"model.exact: {fault}") for fault in component.exact_faults())
     if net is not None and (fault := architecture_fault(net.config.get_text_config())):
@@ -71,9 +71,3 @@ def _threads(plan: Plan) -> Iterator[tuple[str, str]]:
             f"model.exact: engines with {engine} threads and learners with {learner} would "
             "split sums in different ways; give placement.engine_threads and placement.learner_threads the same value",
         )
-
-
-def _others(plan: Plan, kind: Kind) -> str:
-    """Name the components of a kind that can be used instead."""
-    offered = plan.plugins.components(CORE, kind).items()
-    return f"use {kind}: {' or '.join(name for (_, name), each in offered if hasattr(each.obj, 'exact_faults'))}"

@@ -33,13 +33,14 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
     """Describe the run that a plan stands for: section -> name -> text, flag or list of texts."""
     config = plan.config
     updates = config.minibatches * config.passes
+    rollouts = f"{config.group_size} rollouts" if plan.sampled else "their demonstrations"
     length = f"{config.steps} steps" if config.steps is not None else f"{config.epochs:g} epochs"
     return {
         "run": {
             "folder": plan.location,
             **({"mirror": str(plan.folder)} if is_url(plan.config.out) else {}),
             "length": length,
-            "each step": f"{config.batch_size} tasks × {_rollouts(plan)}, {updates} optimiser steps",
+            "each step": f"{config.batch_size} tasks × {rollouts}, {updates} optimiser steps",
             "seed": config.seed,
         },
         "model": {"path": config.model.path, "dtype": config.model.dtype, "max_length": config.model.max_length},
@@ -105,10 +106,6 @@ def _around(plan: Plan) -> dict[str, dict[str, Any]]:
     }
 
 
-def _rollouts(plan: Plan) -> str:
-    return f"{plan.config.group_size} rollouts" if plan.sampled else "their demonstrations"
-
-
 def _algorithm(plan: Plan) -> dict[str, Any]:
     algorithm, loss = plan.algorithm, plan.loss
     coefficients = {
@@ -150,19 +147,17 @@ def _placement(plan: Plan) -> dict[str, Any]:
     learner = plan.plugins.resolve(plan.learner)
     together = learner.sequence_parallel if isinstance(learner, SharesSequences) else 1
     ranks = f"{place.learners}, in groups of {together} that run rollouts together" if together > 1 else place.learners
+    never_run = [*NEVER_RUN[: 2 if plan.needs_engine else 1]]
+    if place.gpus_per_engine > 1:
+        never_run.append(f"tensor parallelism over {place.gpus_per_engine} GPUs")
+    if place.colocate and plan.needs_engine:
+        never_run.append("engines asleep while the learner works")
     return {
         "device": f"{place.device}{'' if place.device != 'auto' else ' (cuda here)' if cuda else ' (cpu here)'}",
         "engines": f"{engines}, {place.gpus_per_engine} GPUs each" if cuda else engines,
         "learner ranks": f"{ranks}, {apart}" if engines else ranks,
-        **({"never run": _never_run(plan)} if cuda else {}),
+        **({"never run": never_run} if cuda else {}),
     }
-
-
-def _never_run(plan: Plan) -> list[str]:
-    place = plan.config.placement
-    wide = [f"tensor parallelism over {place.gpus_per_engine} GPUs"] if place.gpus_per_engine > 1 else []
-    shared = ["engines asleep while the learner works"] if place.colocate and plan.needs_engine else []
-    return [*NEVER_RUN[: 2 if plan.needs_engine else 1], *wide, *shared]
 
 
 def _part(rule: RewardSpec, reference: ComponentRef) -> str:

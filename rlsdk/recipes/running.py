@@ -133,7 +133,9 @@ def run(
         if not changed and ended(step):
             tell(f"{head}{step.title} is done ({step.result.parent})")
             continue
-        more = () if step.title == "model" else (_how(step, changed),)
+        saved = any(step.result.parent.glob("checkpoints/step-*/state.json"))
+        how = "--resume" if saved and not changed else "--overwrite"
+        more = () if step.title == "model" else (how,)
         tell(f"{head}{step}")
         command = [sys.executable, "-m", "rlsdk.cli", *step.arguments, *more]
         status = subprocess.run(command, check=False, stdout=2).returncode  # standard output is the result's alone
@@ -148,12 +150,6 @@ def _took_its_steps(step: RecipeStep) -> bool:
     if step.title == "model" or not step.result.is_file():
         return False
     return bool(json.loads(step.result.read_text(encoding="utf-8"))["steps"] == QUICK_STEPS)
-
-
-def _how(step: RecipeStep, changed: bool) -> str:
-    """Return the flag of `rlsdk train`: go on, where this training began earlier and left a checkpoint."""
-    saved = any(step.result.parent.glob("checkpoints/step-*/state.json"))
-    return "--resume" if saved and not changed else "--overwrite"
 
 
 def ended(step: RecipeStep) -> bool:

@@ -375,7 +375,8 @@ class TextRenderer:
         if any(name in content for name in self._special_names):
             # Where nothing was taken out, as the tokenizer writes it without special tokens.
             content = prefill + self.codec.decode([ids])[0] if done and content == whole else content
-            content = _drop(content, self._special_names)
+            names = sorted(self._special_names, key=len, reverse=True)
+            content = re.sub("|".join(map(re.escape, names)), "", content)
         return ParsedAnswer(content, parts.reasoning, calls)
 
     def _without_end(self, token_ids: np.ndarray) -> np.ndarray:
@@ -388,7 +389,3 @@ class TextRenderer:
     @cached_property
     def _special_names(self) -> tuple[str, ...]:
         return tuple(getattr(self.codec.tokenizer, "all_special_tokens", ()))
-
-
-def _drop(text: str, names: Sequence[str]) -> str:
-    return re.sub("|".join(map(re.escape, sorted(names, key=len, reverse=True))), "", text)

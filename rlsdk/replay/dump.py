@@ -140,7 +140,7 @@ class _Reader:
         if lengths is not None:
             return tuple(np.ones(int(length)) for length in lengths)
         for name in ("old_logprobs", "logprobs", "response_ids"):
-            if name in self.found.values and not self._padded(name):
+            if name in self.found.values and not isinstance(self.found.values[name], np.ndarray):  # not padded
                 return tuple(np.ones(len(row)) for row in self._rows(name) or ())
         attention = self._attention()
         if attention is not None and "response_ids" in self.found.values:
@@ -289,9 +289,6 @@ class _Reader:
         except (TypeError, ValueError) as error:
             raise DataError(f"{self.found.names[name]}: {error}; expected a number") from error
         return float(values.mean())
-
-    def _padded(self, name: str) -> bool:
-        return isinstance(self.found.values[name], np.ndarray)
 
     def _rows(self, name: str) -> Rows | None:
         """Return a field as one array a rollout."""

@@ -53,7 +53,10 @@ def _read(path: Path, head: bytes) -> Any:
     if head.startswith(b"PK"):
         with zipfile.ZipFile(path) as archive:
             pickled = any(name.rpartition("/")[2] == "data.pkl" for name in archive.namelist())
-        return _torch(path) if pickled else _npz(path)
+        if pickled:
+            return _torch(path)
+        with np.load(path, allow_pickle=False) as opened:
+            return {name: opened[name] for name in opened.files}
     if head.startswith(b"\x80"):
         return _torch(path)
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size:
@@ -61,11 +64,6 @@ def _read(path: Path, head: bytes) -> Any:
 
         return load_file(path)
     return _json(path)
-
-
-def _npz(path: Path) -> dict[str, Any]:
-    with np.load(path, allow_pickle=False) as opened:
-        return {name: opened[name] for name in opened.files}
 
 
 def _torch(path: Path) -> Any:
@@ -93,11 +91,8 @@ def _json(path: Path) -> Any:
         whole = json.loads(text)
     except ValueError:
         return [_row(path, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    return whole if isinstance(whole, list) or any(isinstance(v, list | dict) for v in _values(whole)) else [whole]
-
-
-def _values(whole: Any) -> Sequence[Any]:
-    return list(whole.values()) if isinstance(whole, dict) else []
+    values = whole.values() if isinstance(whole, dict) else ()
+    return whole if isinstance(whole, list) or any(isinstance(v, list | dict) for v in values) else [whole]
 
 
 def _row(path: Path, number: int, line: str) -> dict[str, Any]:

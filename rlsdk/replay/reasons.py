@@ -118,7 +118,8 @@ class Reasons:
             if fits:
                 how = contrast(fits[0], mine[0]) if mine else ""
                 return f"{how + '. ' if how else ''}Theirs: {fits[0]}{label}{_or_else(fits)}"
-        for size in self._sizes():
+        count = len(self._dump)
+        for size in (size for size in range(2, count + 1) if count % size == 0):
             groups = (found.order // size).astype(np.int64)
             fits = self._formulas(theirs, self._dump.scores, np.unique(groups, return_inverse=True)[1])
             if fits:
@@ -129,10 +130,6 @@ class Reasons:
         found = self._found
         within = found.batch.groups if groups is None else groups
         return formulas_of(values, rewards[found.order], within, found.segments, found.mask, self._tolerance)
-
-    def _sizes(self) -> list[int]:
-        count = len(self._dump)
-        return [size for size in range(2, count + 1) if count % size == 0]
 
     # --- logprobs, ratios, losses
 

@@ -219,7 +219,9 @@ class Replay:
         told: dict[str, Any] = {"of": "logprobs", "norm": float(np.linalg.norm(ours)), "theirs": source}
         if theirs is not None:
             other = np.where(found.mask, theirs, 0.0)
-            told |= {"their_norm": float(np.linalg.norm(other)), "cosine": _cosine(ours, other)}
+            both = float(np.linalg.norm(ours) * np.linalg.norm(other))
+            cosine = float(ours @ other) / both if both else None
+            told |= {"their_norm": float(np.linalg.norm(other)), "cosine": cosine}
         if "gradient_norm" in self.dump.numbers:
             told["recorded_norm_of_weights"] = self.dump.numbers["gradient_norm"]
         if self._gradients is not None:
@@ -265,8 +267,3 @@ def _summary(value: Any) -> Any:
         "greatest": float(finite.max()),
         "norm": float(np.linalg.norm(finite)),
     }
-
-
-def _cosine(x: np.ndarray, y: np.ndarray) -> float | None:
-    both = float(np.linalg.norm(x) * np.linalg.norm(y))
-    return float(x @ y) / both if both else None

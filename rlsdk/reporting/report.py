@@ -78,6 +78,8 @@ def write_pictures(folder: Path, into: Path) -> list[Path]:
 
 def report_page(run: FinishedRun) -> str:
     """Return the report of a run as one page of HTML."""
+    versions = [(name, found) for name in PACKAGES if (found := version(name))]
+    again = f"rlsdk train {run.folder / 'config.yaml'} name={run.name}-again\nrlsdk compare {run.folder} …"
     return page(
         f"Run {run.name}",
         [
@@ -86,8 +88,8 @@ def report_page(run: FinishedRun) -> str:
             ("What it learned", "".join(chart(title, curves) for title, curves in _curves(run))),
             ("Where the time went", _times(run)),
             ("Rollouts, first and last", _samples(run)),
-            ("What ran", table(("package", "version"), _versions()) + text_block(run.config_text)),
-            ("How to repeat it", text_block(_repeat(run))),
+            ("What ran", table(("package", "version"), versions) + text_block(run.config_text)),
+            ("How to repeat it", text_block(again)),
         ],
     )
 
@@ -147,11 +149,3 @@ def _samples(run: FinishedRun) -> str:
             for r in (found if order == "step" else found[::-1])
         ]
     return table(("step", "prompt", "response", "reward"), dict.fromkeys(rows))
-
-
-def _versions() -> list[tuple[str, str]]:
-    return [(name, found) for name in PACKAGES if (found := version(name))]
-
-
-def _repeat(run: FinishedRun) -> str:
-    return f"rlsdk train {run.folder / 'config.yaml'} name={run.name}-again\nrlsdk compare {run.folder} …"

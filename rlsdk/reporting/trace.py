@@ -41,7 +41,9 @@ def chrome_trace(lines: Iterable[Mapping[str, Any]], name: str, spans: Sequence[
             {**_said("thread_sort_index", "", lane), "args": {"sort_index": lane}},
         ]
     for each in drawn:
-        events.append(_span(each, lanes[each.actor], begun))
+        times = {"ts": _micro(each.begin - begun), "dur": _micro(each.end - each.begin)}
+        place = {"ph": "X", "pid": 0, "tid": lanes[each.actor]}
+        events.append({**place, "name": each.name, **times, "args": dict(each.counts)})
     for each in drawn:
         events += _counters(each, begun)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
@@ -94,11 +96,6 @@ def _phases(lines: Iterable[Mapping[str, Any]]) -> list[Span]:
 
 def _said(what: str, name: str, lane: int = 0) -> dict[str, Any]:
     return {"ph": "M", "pid": 0, "tid": lane, "name": what, "args": {"name": name}}
-
-
-def _span(each: Span, lane: int, begun: float) -> dict[str, Any]:
-    times = {"ts": _micro(each.begin - begun), "dur": _micro(each.end - each.begin)}
-    return {"ph": "X", "pid": 0, "tid": lane, "name": each.name, **times, "args": dict(each.counts)}
 
 
 def _counters(each: Span, begun: float) -> list[dict[str, Any]]:

@@ -64,13 +64,10 @@ class AnnotationReward:
         if given:
             values = [annotation.number(self.labels) for annotation in given.values()]
             mean = sum(values) / len(values)
-            return Score(mean, metrics={"annotated": 1.0, "annotators": float(len(values))}, reason=_told(given))
+            told = ", ".join(f"{name}: {annotation.value}" for name, annotation in given.items())
+            return Score(mean, metrics={"annotated": 1.0, "annotators": float(len(values))}, reason=told)
         if self.default is None:
             return Score.invalid(
                 f"nobody has scored this rollout in {self._file.path}; `default` would give it a value"
             )
         return Score(self.default, metrics={"annotated": 0.0, "annotators": 0.0}, reason="nobody has scored it")
-
-
-def _told(given: Mapping[str, Annotation]) -> str:
-    return ", ".join(f"{name}: {annotation.value}" for name, annotation in given.items())

@@ -61,18 +61,15 @@ def cases_of(task: Task, tolerance: float | None) -> Cases:
         DataError: The answer has none of the accepted forms, or contains no test.
     """
     try:
-        return _cases(_parsed(task.answer), tolerance)
+        answer = task.answer
+        if isinstance(answer, str) and answer.lstrip()[:1] in ("{", "["):
+            answer = json.loads(answer)
+        return _cases(answer, tolerance)
     except (BadTestsError, SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         of = f" of {task.source!r}" if task.source else ""
         raise DataError(
             f"task {task.id!r}{of}: expected tests as its answer ({FORMS}), got {reprlib.repr(task.answer)}: {error}"
         ) from error
-
-
-def _parsed(answer: Any) -> Any:
-    if isinstance(answer, str) and answer.lstrip()[:1] in ("{", "["):
-        return json.loads(answer)
-    return answer
 
 
 def _cases(answer: Any, tolerance: float | None) -> Cases:
@@ -197,14 +194,11 @@ def _statements(text: str, tolerance: float | None) -> Cases:
         raise BadTestsError("no statement at its top level asserts, or calls something that does")
     run = SandboxRun(steps=steps, names=_asked(tree))
     cases = _stepped(run, expected, lambda value, wanted: same_value(value, wanted, tolerance, as_json=False))
-    return attrs.evolve(cases, imports=_imports(tree))
-
-
-def _imports(tree: ast.Module) -> str:
-    """The tests' imports, for the answer, which may rely on them; an import that fails is ignored until it is used."""
+    # The answer may rely on what the tests import; an import that fails is ignored until it is used.
     found = [each for each in tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
     texts = [ast.unparse(each) for each in found if getattr(each, "module", "") != "__future__"]
-    return "\n".join(f"try:\n    {text}\nexcept ImportError:\n    pass" for text in texts)
+    imports = "\n".join(f"try:\n    {text}\nexcept ImportError:\n    pass" for text in texts)
+    return attrs.evolve(cases, imports=imports)
 
 
 def _asked(tree: ast.AST) -> list[str]:

@@ -50,7 +50,11 @@ class Foreign:
     _convention: Convention = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        call, extra = _instance(self._found(), self.arguments)
+        try:
+            found = find(self.path)
+        except ValueFault as error:
+            raise _fault("path", str(error)) from error
+        call, extra = _instance(found, self.arguments)
         try:
             parameters = Parameters.of(call)
         except (TypeError, ValueError) as error:
@@ -59,12 +63,6 @@ class Foreign:
         _check(parameters, convention, extra, self.path)
         for name, value in (("call", call), ("extra", extra), ("parameters", parameters), ("convention", convention)):
             object.__setattr__(self, f"_{name}", value)
-
-    def _found(self) -> Any:
-        try:
-            return find(self.path)
-        except ValueFault as error:
-            raise _fault("path", str(error)) from error
 
     @property
     def convention(self) -> str:

@@ -130,18 +130,17 @@ def read(answer: str, form: Form, scale: tuple[float, float]) -> Verdict:
         NoVerdictError: The answer has no verdict, or one out of range.
     """
     text = answer.rpartition("</think>")[2]
-    found = _json(text) if form == "json" else _last(_BRACKETS if form == "brackets" else _BARE, text)
+    if form == "json":
+        found = _json(text)
+    else:
+        scores = (_BRACKETS if form == "brackets" else _BARE).findall(text)
+        found = Verdict(float(scores[-1])) if scores else None
     if found is None:
         raise NoVerdictError(f"its answer holds no score ({form}): {answer[-120:]!r}")
     low, high = scale
     if not (math.isfinite(found.score) and low <= found.score <= high):
         raise NoVerdictError(f"its score {found.score:g} is not within {low:g} to {high:g}")
     return found
-
-
-def _last(pattern: re.Pattern[str], text: str) -> Verdict | None:
-    found = pattern.findall(text)
-    return Verdict(float(found[-1])) if found else None
 
 
 def _json(text: str) -> Verdict | None:

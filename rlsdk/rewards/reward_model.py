@@ -11,7 +11,7 @@ import attrs
 from rlsdk.contracts import DType
 from rlsdk.errors import DataError, ValueFault
 from rlsdk.marks import reward
-from rlsdk.types import Message, Rollout, Score, is_reward
+from rlsdk.types import Rollout, Score, is_reward
 
 
 @reward("reward_model", batch=True, runs="actor", cache=True)
@@ -113,7 +113,9 @@ class RewardModel:
             chat = [{"role": m.role, "content": m.text} for m in messages]
             ids = self._tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False)
         else:
-            ids = self._tokenizer(_joined(rollout, messages))["input_ids"]
+            prompt = rollout.task.prompt
+            head = prompt if isinstance(prompt, str) and not any(m.role == "user" for m in messages) else ""
+            ids = self._tokenizer(head + "".join(m.text for m in messages))["input_ids"]
         return list(ids)[-self.max_length :]
 
     def _values(self, ids: Sequence[Sequence[int]]) -> list[float]:
@@ -125,12 +127,6 @@ class RewardModel:
         with torch.inference_mode():
             logits = self._model(input_ids=tokens, attention_mask=mask).logits[:, self.label].float()
         return [float(v) for v in (logits.sigmoid() if self.activation == "sigmoid" else logits)]
-
-
-def _joined(rollout: Rollout, messages: Sequence[Message]) -> str:
-    prompt = rollout.task.prompt
-    head = prompt if isinstance(prompt, str) and not any(m.role == "user" for m in messages) else ""
-    return head + "".join(m.text for m in messages)
 
 
 def _batches(lengths: Sequence[int], most: int) -> list[list[int]]:

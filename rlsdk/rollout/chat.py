@@ -205,7 +205,12 @@ class TokenChat:
         sampling = self._sampling(min(room, max_tokens or self._setting.sampling.max_tokens), stop)
         if top_logprobs:
             sampling = attrs.evolve(sampling, top_logprobs=top_logprobs)
-        seed, engine = self._request_seed(), self._engine
+        seed, engine = self._seed, self._engine
+        # Only first answers to equal prompts in a group share one request, whose continuations differ by themselves.
+        # Later requests are sent one by one, and with a shared seed equal conversations would stay equal; so may the
+        # first request of users' code, which can wait for something before it.
+        if seed is not None and (self._home is not None or self._turn or self._talk.new):
+            seed = derive(seed, self._member, self._turn)
         request = GenerateRequest(
             self._group, ids, sampling, seed=seed, affinity=engine, watch=watch, **self._images(sending)
         )
@@ -409,14 +414,6 @@ class TokenChat:
             return ValueFault(f"{where} leave no room in model.max_length")
         self._status = "truncated"
         return OutOfRoomError(f"{where} and the messages after them leave no room in model.max_length")
-
-    def _request_seed(self) -> int | None:
-        # Only first answers to equal prompts in a group share one request, whose continuations differ by themselves.
-        # Later requests are sent one by one, and with a shared seed equal conversations would stay equal; so may the
-        # first request of users' code, which can wait for something before it.
-        if self._seed is None or (self._home is None and not self._turn and not self._talk.new):
-            return self._seed
-        return derive(self._seed, self._member, self._turn)
 
     def _sampling(self, max_tokens: int, stop: Sequence[str]) -> Sampling:
         base = self._setting.sampling

@@ -126,7 +126,8 @@ class Cache:
 
     async def __call__(self, rollout: Rollout) -> Score:
         """The score of one rollout."""
-        key = _key(rollout)
+        content = pickle.dumps((rollout.task, rollout.messages, rollout.status), protocol=5)
+        key = hashlib.blake2b(content, digest_size=16).digest()
         if (kept := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             return kept
@@ -138,8 +139,3 @@ class Cache:
             while len(self._kept) > self._entries:
                 self._kept.popitem(last=False)
         return score
-
-
-def _key(rollout: Rollout) -> bytes:
-    content = pickle.dumps((rollout.task, rollout.messages, rollout.status), protocol=5)
-    return hashlib.blake2b(content, digest_size=16).digest()

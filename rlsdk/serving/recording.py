@@ -224,10 +224,11 @@ class Recorder:
 
     async def _turn(self, asked: ChatCompletionRequest, serial: int) -> _Turn:
         """Find or begin the conversation that a request continues, and add the new messages."""
-        parent = self._parent(asked)
+        history = _history(asked)
+        found = self._by_key.get(_key(asked, history[: _answered(history)]), [])
+        parent = min(found, key=lambda node: len(node.children), default=None)  # first those without a continuation
         if parent is not None:
             chat = parent.chat.branch()
-            history = _history(asked)
             for message in history[_answered(history) :]:
                 _say(chat, asked.as_message(message))
             try:
@@ -247,12 +248,6 @@ class Recorder:
         if self._closed:
             raise _ended()
         return _Turn(asked, serial, None, chat, "")
-
-    def _parent(self, asked: ChatCompletionRequest) -> _Node | None:
-        """Return the recorded answer that a request continues; among several, one without a continuation."""
-        history = _history(asked)
-        found = self._by_key.get(_key(asked, history[: _answered(history)]), [])
-        return min(found, key=lambda node: len(node.children), default=None)
 
     async def _sampled(self, turn: _Turn, watch: Watch | None) -> ChatAnswer:
         """Sample an answer of the policy, and record it."""

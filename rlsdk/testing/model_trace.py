@@ -118,7 +118,7 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 
 
 def _compared(name: str, ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> Operation:
-    kinds = [" ".join(dict.fromkeys(_dtype(t) for t in side)) for side in (ours, theirs)]
+    kinds = [" ".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in side)) for side in (ours, theirs)]
     dtype = kinds[0] if kinds[0] == kinds[1] else " / ".join(kinds)
     shape = tuple(theirs[0].shape) if theirs else ()
     if [t.shape for t in ours] != [t.shape for t in theirs]:
@@ -131,10 +131,6 @@ def _gap(one: Tensor, other: Tensor) -> float:
     apart = torch.where(one == other, 0.0, (one - other).abs())
     apart = torch.where(one.isnan() & other.isnan(), 0.0, apart).nan_to_num(nan=float("inf"), posinf=float("inf"))
     return float(apart.max()) if apart.numel() else 0.0
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def whole_rollout(token_ids: np.ndarray) -> TrainBatch:

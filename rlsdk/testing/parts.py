@@ -39,17 +39,14 @@ def select(x: X, rows: Sequence[int], lengths: Sequence[int] | None = None) -> X
         if isinstance(value, dict):
             fields[name] = {key: part[index] for key, part in value.items()}
         elif isinstance(value, Tensor) and name not in ("segments", "lengths"):
-            fields[name] = _dense(name, value[index]) if name in PER_ROLLOUT else value[tokens]
+            part = value[index] if name in PER_ROLLOUT else value[tokens]
+            fields[name] = torch.unique(part, return_inverse=True)[1] if name in _LABELS else part
     kept = lengths_of(x)[index] if lengths is None else torch.tensor(lengths, dtype=torch.int64)
     extra = {name: fields.pop(name) for name in x.extra}
     if isinstance(x, CreditInputs):
         return type(x)(**fields, lengths=kept).with_extra(**extra)
     segments = torch.repeat_interleave(torch.arange(len(rows)), kept)
     return type(x)(**fields, segments=segments, rows=len(rows)).with_extra(**extra)
-
-
-def _dense(name: str, values: Tensor) -> Tensor:
-    return torch.unique(values, return_inverse=True)[1] if name in _LABELS else values
 
 
 def units(x: CreditInputs | LossInputs) -> list[list[int]]:

@@ -97,7 +97,9 @@ class CreditAssigner:
         if isinstance(result, Credit):
             fields["returns"] = _numpy(_checked(result.returns, x, self._advantage))
             result = result.advantages
-        advantages = _per_token(x, _checked(result, x, self._advantage))
+        advantages = _checked(result, x, self._advantage)
+        if len(advantages) == len(x.rewards):
+            advantages = x.per_token(advantages)
         clip = at(self._clip, train_step)
         fields["advantages"] = _numpy(adjusted(advantages, x.loss_mask, whitened=self._whiten, clip=clip))
         experts = len(batch.arrays.loss_mask) - batch.sampled_tokens
@@ -121,10 +123,6 @@ class CreditAssigner:
 def _needs(part: Any) -> tuple[str, ...]:
     component = component_of(part)
     return component.needs if component else ()
-
-
-def _per_token(x: CreditInputs, values: Tensor) -> Tensor:
-    return x.per_token(values) if len(values) == len(x.rewards) else values
 
 
 def _name(part: Any) -> str:
@@ -170,7 +168,8 @@ def apply_filters(groups: Sequence[Group], filters: Sequence[Callable[[Group], b
     """
     kept = []
     for group in groups:
-        left: Group | None = _valid(group)
+        pairs = [(r, s) for r, s in zip(group.rollouts, group.scores, strict=True) if s.valid]
+        left: Group | None = attrs.evolve(group, rollouts=[r for r, _ in pairs], scores=[s for _, s in pairs])
         for each in filters:
             with _named(each):
                 answer = each(left) if left is not None and len(left) else False
@@ -178,8 +177,3 @@ def apply_filters(groups: Sequence[Group], filters: Sequence[Callable[[Group], b
         if left is not None and len(left):
             kept.append(left)
     return kept
-
-
-def _valid(group: Group) -> Group:
-    pairs = [(r, s) for r, s in zip(group.rollouts, group.scores, strict=True) if s.valid]
-    return attrs.evolve(group, rollouts=[r for r, _ in pairs], scores=[s for _, s in pairs])

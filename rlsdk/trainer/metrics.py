@@ -100,19 +100,15 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return lengths and statuses of a step's rollouts, and the means of their workflows' metrics."""
     rollouts = [r for g in groups for r in g.rollouts]
     lengths = np.array([np.count_nonzero(r.loss_mask) for r in rollouts])
+    some = rollouts[:: -(-len(rollouts) // 64)]  # as many, spread evenly, as a costly metric reads
     return {
         **measured(groups),
         "rollouts/tokens": float(lengths.sum()),
         "rollouts/length": float(lengths.mean()),
         "rollouts/truncated": float(np.mean([r.status == "truncated" for r in rollouts])),
-        "rollouts/repetition": float(np.mean([repetition(r.token_ids[r.loss_mask]) for r in _some(rollouts)])),
+        "rollouts/repetition": float(np.mean([repetition(r.token_ids[r.loss_mask]) for r in some])),
         **sampled_entropy(rollouts),
     }
-
-
-def _some(rollouts: Sequence[Rollout], most: int = 64) -> Sequence[Rollout]:
-    """Return the rollouts, or as many of them, spread evenly, as a costly metric reads."""
-    return rollouts[:: -(-len(rollouts) // most)]
 
 
 def repetition(token_ids: np.ndarray, size: int = 8) -> float:

@@ -95,7 +95,8 @@ class Browser:
             if after is None or (rows and after[-2:] == keys[-1][-2:]):
                 step = rows[-1]["step"] if after else None
             else:
-                step = _step_of(connection, run, after[-2])
+                same = (GROUPS.c.number == int(after[-2])) & (GROUPS.c.run == run)
+                step = connection.execute(sa.select(GROUPS.c.step).where(same)).scalar()
         return {"rows": rows, "next": None if after is None else list(after), "done": after is None, "at_step": step}
 
     def facets(self) -> dict[str, Any]:
@@ -200,12 +201,6 @@ def _shown(connection: sa.Connection, run: str, keys: Sequence[Sequence[int]]) -
     found = found.where(sa.tuple_(ROLLOUTS.c.number, ROLLOUTS.c.rollout).in_(pairs))
     rows = {(row["number"], row["rollout"]): dict(row) for row in connection.execute(found).mappings()}
     return [rows[pair] for pair in pairs if pair in rows]
-
-
-def _step_of(connection: sa.Connection, run: str, number: int) -> int | None:
-    same = (GROUPS.c.number == int(number)) & (GROUPS.c.run == run)
-    step: int | None = connection.execute(sa.select(GROUPS.c.step).where(same)).scalar()
-    return step
 
 
 def _distinct(connection: sa.Connection, column: sa.Column[Any], most: int = 200) -> list[str]:

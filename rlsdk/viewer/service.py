@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from rlsdk.errors import EnvironmentFault, RlsdkError
 from rlsdk.storage.location import is_url
-from rlsdk.viewer.pages import Handler, Page, pages
+from rlsdk.viewer.pages import Page, pages
 from rlsdk.viewer.runs import RunFolder, find_runs, finite
 
 if TYPE_CHECKING:
@@ -95,19 +95,15 @@ class ViewerService:
     def look(self) -> None:
         """Search for runs, and fetch remote ones again."""
         known = {run.path: run for run in self._runs.values()}
-        found = [known.get(path) or RunFolder(path) for path in self._find()]
+        own = [] if self.studio is None else [Path(each.folder) for each in self.studio.trainings.listed()]
+        paths = find_runs([*own, *self._folders], required=self.studio is None)
+        found = [known.get(path) or RunFolder(path) for path in paths]
         remote = [each.run() for each in self._remote]
         for run in found:
             if run.path not in known and run.browser.address is not None:
                 run.browser.upgrade()
         self._runs = {run.id: run for run in (*found, *remote)}
         self._looked = time.monotonic()
-
-    def _find(self) -> list[Path]:
-        if self.studio is None:
-            return find_runs(self._folders)
-        own = [Path(each.folder) for each in self.studio.trainings.listed()]
-        return find_runs([*own, *self._folders], required=False)
 
     @property
     def runs(self) -> list[RunFolder]:
@@ -164,11 +160,8 @@ class ViewerService:
         app.router.add_get("/api/state", self._state)
         for page in self._pages:
             for method, path, handler in page.routes:
-                app.router.add_route(method, f"/api/{path}", self._handler(handler))
+                app.router.add_route(method, f"/api/{path}", partial(handler, self))
         return app
-
-    def _handler(self, handler: Handler) -> Callable[[web.Request], Any]:
-        return partial(handler, self)
 
     async def _index(self, request: web.Request) -> web.StreamResponse:
         from aiohttp import web

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import attrs
 import numpy as np
@@ -76,11 +75,15 @@ class Side:
         """Run the filters on a group, one after the other, to see which drops it."""
         left = next(iter(apply_filters([group], ())), None)
         if left is None:
-            return GroupVerdict(None, f"no valid score: {_first_reason(group)}")
+            reasons = Counter(score.reason for score in group.scores if not score.valid)
+            reason = reasons.most_common(1)[0][0] if reasons else "it has no rollouts"
+            return GroupVerdict(None, f"no valid score: {reason}")
         for each in self.filters:
             found = apply_filters([left], (each,))
             if not found:
-                return GroupVerdict(None, f"filter {_name(each)}: {_spread(left)}")
+                component = component_of(each)
+                name = repr(component.name) if component else repr(each)
+                return GroupVerdict(None, f"filter {name}: {_spread(left)}")
             left = found[0]
         if not any(rollout.loss_mask.any() for rollout in left.rollouts):
             return GroupVerdict(None, "no rollout sampled a token")
@@ -170,17 +173,7 @@ def _taught(verdict: GroupVerdict, advantages: Mapping[int, np.ndarray]) -> Grou
     return attrs.evolve(verdict, reason=f"every advantage is 0: {_spread(verdict.group)}")
 
 
-def _first_reason(group: Group) -> str:
-    reasons = Counter(score.reason for score in group.scores if not score.valid)
-    return reasons.most_common(1)[0][0] if reasons else "it has no rollouts"
-
-
 def _spread(group: Group) -> str:
     values = sorted({score.value for score in group.scores})
     many = f"rewards from {values[0]:g} to {values[-1]:g}" if len(values) > 1 else f"every reward is {values[0]:g}"
     return f"{many} ({len(group)} rollouts)"
-
-
-def _name(part: Any) -> str:
-    component = component_of(part)
-    return repr(component.name) if component else repr(part)

@@ -27,7 +27,11 @@ def to_its_end(run: Callable[[], None]) -> NoReturn:
     try:
         run()
     except SystemExit as asked:
-        status = _status(asked.code)
+        if asked.code is None or isinstance(asked.code, int):
+            status = (asked.code or 0) & 0xFF
+        else:
+            sys.stderr.write(f"{asked.code}\n")
+            status = 1
     except BaseException:  # noqa: BLE001 - as the interpreter does
         sys.__excepthook__(*sys.exc_info())
         status = 1
@@ -43,13 +47,6 @@ def to_its_end(run: Callable[[], None]) -> NoReturn:
         sys.stderr.flush()
     finally:
         os._exit(status)
-
-
-def _status(code: Any) -> int:
-    if code is None or isinstance(code, int):
-        return (code or 0) & 0xFF
-    sys.stderr.write(f"{code}\n")
-    return 1
 
 
 def program(code: list[str]) -> None:

@@ -24,9 +24,9 @@ def read_quantity(tokens: Sequence[Token]) -> Value:
     Raises:
         UnreadableError: The tokens are not a value, or contain a word that is not a unit.
     """
-    infinite = _infinity(tokens)
-    if infinite is not None:
-        return infinite
+    texts = [token.text for token in tokens]
+    if texts in (["infty"], ["+", "infty"], ["-", "infty"]):
+        return Value(constant(-intervals.INFINITY if texts[0] == "-" else intervals.INFINITY))
     body, unit = _unit(list(tokens))
     expression = read_expression(body)
     if unit is not None and unit.scale != 1:
@@ -44,13 +44,6 @@ def _with_last_letter(tokens: list[Token]) -> Value | None:
         return Value(read_expression(tokens[:-1]), read_unit(last.text))
     except UnreadableError:
         return None
-
-
-def _infinity(tokens: Sequence[Token]) -> Value | None:
-    texts = [token.text for token in tokens]
-    if texts in (["infty"], ["+", "infty"]):
-        return Value(constant(intervals.INFINITY))
-    return Value(constant(-intervals.INFINITY)) if texts == ["-", "infty"] else None
 
 
 def _unit(tokens: list[Token]) -> tuple[list[Token], Unit | None]:

@@ -172,14 +172,10 @@ def _exponents_fault(text: str) -> str:
             return "a number is raised to a computed power"
         for digits in _DIGITS.findall(exponent):  # sums and products in an exponent are bounded by these products
             total *= int(digits) + 1 if int(digits) > 2 else max(int(digits), 1)
-    most = _most(text)
+    most = MAX_EXPONENT
+    if _LETTER.search(text):
+        most = MAX_GROUP_EXPONENT if _GROUP_POWER.search(text) else MAX_SYMBOLIC_EXPONENT
     return f"its exponents multiply to more than {most}" if total > most else ""
-
-
-def _most(text: str) -> int:
-    if not _LETTER.search(text):
-        return MAX_EXPONENT
-    return MAX_GROUP_EXPONENT if _GROUP_POWER.search(text) else MAX_SYMBOLIC_EXPONENT
 
 
 def _operand(text: str, start: int) -> str:

@@ -40,7 +40,10 @@ def micro_batches(subject: Subject, x: LossInputs) -> None:
     if found:
         first = parts[0][0]
         split = f"as unsplit (micro-batches: rollout{'s' if len(first) > 1 else ''} {first}, then the rest)"
-        check_same(_joined(found), whole, x, split)
+        gradients = [part.gradient for part in found if part.gradient is not None]
+        values = {"values": torch.cat([part.values["values"] for part in found])}
+        joined = Results(values, gradient=torch.cat(gradients) if len(gradients) == len(found) else None)
+        check_same(joined, whole, x, split)
 
 
 def _split(subject: Subject, x: LossInputs) -> list[tuple[list[int], LossInputs]]:
@@ -55,12 +58,6 @@ def _split(subject: Subject, x: LossInputs) -> list[tuple[list[int], LossInputs]
         found.append((rows, part))
         offset += len(part.loss_mask)
     return found
-
-
-def _joined(parts: list[Results]) -> Results:
-    gradients = [part.gradient for part in parts if part.gradient is not None]
-    values = torch.cat([part.values["values"] for part in parts])
-    return Results({"values": values}, gradient=torch.cat(gradients) if len(gradients) == len(parts) else None)
 
 
 @holds(
