@@ -112,7 +112,14 @@ def mix(
             the run's aggregation.
     """
     clipped, metrics = ppo(x, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
-    experts, others, both = _shares(x.whole, per or _per(x.aggregate))
+    whole = x.whole
+    counts = torch.zeros(len(whole.expert), device=whole.segments.device)
+    counts = counts.index_add(0, whole.segments, whole.loss_mask.float())  # trained tokens of each rollout
+    if (per or _per(x.aggregate)) == "rollout":
+        counts = (counts > 0).float()
+    experts, both = float(counts[whole.expert].sum()), float(counts.sum())
+    others = max(both - experts, 1.0)
+    experts = max(experts, 1.0)
     by_expert = x.expert[x.segments]
     loss = torch.where(by_expert, mu * (both / experts) * sft(x), (1 - mu) * (both / others) * clipped)
     return loss, metrics
@@ -132,12 +139,3 @@ def _per(aggregate: str) -> Literal["token", "rollout"]:
 def _mean(values: Tensor) -> Tensor:
     """A detached mean; 0 of nothing."""
     return values.detach().double().sum() / max(len(values), 1)
-
-
-def _shares(x: LossInputs, per: str) -> tuple[float, float, float]:
-    """Trained tokens or rollouts: the experts', the others', all. At least 1 where something is divided by them."""
-    counts = torch.zeros(len(x.expert), device=x.segments.device).index_add(0, x.segments, x.loss_mask.float())
-    if per == "rollout":
-        counts = (counts > 0).float()
-    experts, both = float(counts[x.expert].sum()), float(counts.sum())
-    return max(experts, 1.0), max(both - experts, 1.0), both

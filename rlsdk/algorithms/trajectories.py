@@ -67,7 +67,11 @@ def gigpo(x: CreditInputs, *, omega: NonNegative = 1.0, gamma: Share = 0.95, std
     """
     rewards, trajectories = wide(x.outcomes), Groups.by(x.groups, x.trajectories)
     episode = _between(trajectories, trajectories.sum(rewards), x.groups, std_normalize)
-    returns = _step_returns(rewards, trajectories, x.steps, gamma)
+    # Discounted rewards from each step to the end of its trajectory.
+    order = torch.argsort(x.steps, stable=True)
+    order = order[torch.argsort(trajectories.index[order], stable=True)]
+    to_go = sums_to_go(rewards[order], torch.bincount(trajectories.index), gamma)
+    returns = torch.empty_like(to_go).index_copy(0, order, to_go)
     anchored = Groups.by(x.groups, x.states).centred(returns, std_normalize=std_normalize)
     return episode + omega * anchored
 
@@ -76,11 +80,3 @@ def _between(trajectories: Groups, values: Tensor, groups: Tensor, std_normalize
     """A trajectory's value relative to its group, each trajectory counted once, on all its steps."""
     first = trajectories.first
     return Groups(groups[first]).centred(values[first], std_normalize=std_normalize)[trajectories.index]
-
-
-def _step_returns(rewards: Tensor, trajectories: Groups, steps: Tensor, gamma: Share) -> Tensor:
-    """Discounted rewards from each step to the end of its trajectory."""
-    order = torch.argsort(steps, stable=True)
-    order = order[torch.argsort(trajectories.index[order], stable=True)]
-    returns = sums_to_go(rewards[order], torch.bincount(trajectories.index), gamma)
-    return torch.empty_like(returns).index_copy(0, order, returns)

@@ -91,7 +91,21 @@ def cross_checks(
         needs: Optional inputs that the parts read.
         unrewarded: Parts that read rewards, if the run has none.
     """
-    rules = [*_sampling(config, algorithm, unrewarded), *_objective(algorithm, set(needs))]
+    rules = [
+        *_sampling(config, algorithm, unrewarded),
+        (
+            algorithm.kl_coef > 0 and algorithm.kl is None,
+            f"algorithm.kl: kl_coef is {algorithm.kl_coef}; name an estimator, such as 'k3'",
+        ),
+        (
+            algorithm.norm is not None and algorithm.norm <= 0,
+            f"algorithm.norm: a length above 0, or null for sampling.max_tokens; got {algorithm.norm}",
+        ),
+        (
+            "values" in needs and not algorithm.critic,
+            "algorithm.critic: the advantage reads a critic's values; set it true",
+        ),
+    ]
     return [text for wrong, text in rules if wrong]
 
 
@@ -280,22 +294,5 @@ def _sampling(config: Config, algorithm: AlgorithmDefaults, unrewarded: Sequence
         (
             sampled and section.max_tokens + 1 > length,
             f"model.max_length: {length} tokens cannot hold a prompt and sampling.max_tokens={section.max_tokens}",
-        ),
-    ]
-
-
-def _objective(algorithm: AlgorithmDefaults, needs: set[str]) -> list[tuple[bool, str]]:
-    return [
-        (
-            algorithm.kl_coef > 0 and algorithm.kl is None,
-            f"algorithm.kl: kl_coef is {algorithm.kl_coef}; name an estimator, such as 'k3'",
-        ),
-        (
-            algorithm.norm is not None and algorithm.norm <= 0,
-            f"algorithm.norm: a length above 0, or null for sampling.max_tokens; got {algorithm.norm}",
-        ),
-        (
-            "values" in needs and not algorithm.critic,
-            "algorithm.critic: the advantage reads a critic's values; set it true",
         ),
     ]

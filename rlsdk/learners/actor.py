@@ -34,7 +34,12 @@ class LearnerActor(RunActor):
 
     def where(self) -> tuple[str, int]:
         """Address of this process's node, and a port that is free there."""
-        return _host(), _free_port()
+        host = _host()
+        for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+            with socket.socket() as probe, contextlib.suppress(OSError):
+                probe.bind(("", port))
+                return host, port
+        raise LearnerError(f"no port between {_PORTS.start} and {_PORTS.stop} is free: ranks need one to connect")
 
     def sees(self, path: str) -> tuple[str, bool]:
         """Address of this process's node, and whether a file is there."""
@@ -97,9 +102,18 @@ class LearnerActor(RunActor):
         return None if weights is None else checksums(weights)
 
     def clock(self) -> dict[str, float]:
-        """Return the learner's timings, none for a learner without a clock, and the greatest memory of its process."""
-        timed = self._learner.clock() if isinstance(self._learner, HasClock) else {}
-        return {**timed, **_peaks()}
+        """Return the learner's timings, none for a learner without a clock, and the greatest memory of its process.
+
+        The memory is in bytes: main memory and, on a GPU, that of tensors and all that was held.
+        """
+        import torch
+
+        found = dict(self._learner.clock()) if isinstance(self._learner, HasClock) else {}
+        found["host_bytes"] = float(peak_memory())
+        if torch.cuda.is_available():
+            found["gpu_bytes"] = float(torch.cuda.max_memory_allocated())
+            found["gpu_held_bytes"] = float(torch.cuda.max_memory_reserved())
+        return found
 
 
 def _host() -> str:
@@ -107,27 +121,3 @@ def _host() -> str:
     import ray
 
     return str(ray.util.get_node_ip_address())
-
-
-def _peaks() -> dict[str, float]:
-    """Return the greatest memory so far in bytes: main memory and, on a GPU, that of tensors and all that was held."""
-    import torch
-
-    found = {"host_bytes": float(peak_memory())}
-    if torch.cuda.is_available():
-        found["gpu_bytes"] = float(torch.cuda.max_memory_allocated())
-        found["gpu_held_bytes"] = float(torch.cuda.max_memory_reserved())
-    return found
-
-
-def _free_port() -> int:
-    """Find a free port.
-
-    Raises:
-        LearnerError: There is none.
-    """
-    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("", port))
-            return port
-    raise LearnerError(f"no port between {_PORTS.start} and {_PORTS.stop} is free: ranks need one to connect")

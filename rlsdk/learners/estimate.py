@@ -168,24 +168,20 @@ def largest_rows(options: LearnerOptions, model: Model, shape: UpdateShape, toke
     """Lay out the first micro-batch as a rank would: its rollouts are the longest."""
     # Ranks that share sequences read as many tokens each as one that reads its own.
     prompt, response = (max(1, -(-n // options.readers)) for n in (shape.prompt, shape.response))
-    batch = _rollouts(shape, prompt, response)
-    if model.exact:
-        return to_exact_row(batch.select(np.arange(1)), model.max_length)
-    part = plan(read_lengths(batch), tokens, packed=options.rows == "packed")[0]
-    # A tree of rollouts that share nothing is a row for each.
-    return to_rows(batch.select(part), "padded" if options.rows == "tree" else options.rows)
-
-
-def _rollouts(shape: UpdateShape, prompt: int, response: int) -> TrainBatch:
     count = max(1, shape.rollouts)
     of_prompt = np.arange(count) * min(shape.prompts, count) // count
-    return TrainBatch(
+    batch = TrainBatch(
         token_ids=np.repeat(of_prompt, prompt + response),
         lengths=np.full(count, prompt + response),
         starts=np.full(count, prompt),
         responses=np.full(count, response),
         loss_mask=np.ones(count * response, bool),
     )
+    if model.exact:
+        return to_exact_row(batch.select(np.arange(1)), model.max_length)
+    part = plan(read_lengths(batch), tokens, packed=options.rows == "packed")[0]
+    # A tree of rollouts that share nothing is a row for each.
+    return to_rows(batch.select(part), "padded" if options.rows == "tree" else options.rows)
 
 
 def auto_tokens(options: LearnerOptions, roles: Roles, place: ActorSpec, free: int) -> int:

@@ -190,10 +190,6 @@ class TrainedModule(ABC):
         if math.isfinite(norm) and norm >= 0:
             self.updates, self.skipped = self.updates + 1, 0
             return norm
-        self._skip()
-        return None
-
-    def _skip(self) -> None:
         self.skipped += 1
         limit, step = self._skip_limit, self.updates + 1
         if self.skipped > limit:
@@ -209,6 +205,7 @@ class TrainedModule(ABC):
             self.skipped,
             limit,
         )
+        return None
 
 
 def schedule(kind: Schedule, warmup: int, final: float, total: int) -> Callable[[int], float]:

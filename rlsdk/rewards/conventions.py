@@ -131,17 +131,13 @@ def _column(rollout: Rollout, name: str) -> Any:
     return task.metadata.get(name, fields.get(name))
 
 
-def _columns(rollouts: Sequence[Rollout]) -> dict[str, list[Any]]:
+def _trl(rollouts: Sequence[Rollout]) -> PreparedCall:
+    log = Log(len(rollouts))
     names = dict.fromkeys(name for rollout in rollouts for name in rollout.task.metadata)
     if any(rollout.task.answer is not None for rollout in rollouts):
         names |= dict.fromkeys(("answer", "ground_truth", "solution"))
-    return {name: [_column(rollout, name) for rollout in rollouts] for name in [*names, "data_source"]}
-
-
-def _trl(rollouts: Sequence[Rollout]) -> PreparedCall:
-    log = Log(len(rollouts))
     named: dict[str, Any] = {
-        **_columns(rollouts),
+        **{name: [_column(rollout, name) for rollout in rollouts] for name in [*names, "data_source"]},
         "prompts": [prompt_of(rollout) for rollout in rollouts],
         "completions": [completion_of(rollout) for rollout in rollouts],
         "log_extra": log.extra,

@@ -77,7 +77,30 @@ class Judge:
     _kept: _Kept | None = attrs.field(default=None, init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        _check(self)
+        url = urlsplit(self.base_url)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueFault(f"base_url must be a URL such as http://localhost:8000/v1; got {self.base_url!r}")
+        if url.username or url.password or url.query:
+            raise ValueFault("base_url must hold no password and no query; name an environment variable in api_key_env")
+        if self.api_key_env is not None and not os.environ.get(self.api_key_env):
+            raise ValueFault(
+                f"the environment variable {self.api_key_env!r}, named by api_key_env, is not set or is empty"
+            )
+        low, high = self.scale
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise ValueFault(f"scale must be the least and the greatest score, such as [0, 10]; got {list(self.scale)}")
+        least = {"max_tokens": 1, "max_concurrency": 1, "max_characters": 2, "retries": 0, "images": 0}
+        low_ones = [
+            f"{name} is {value}"
+            for name, limit in least.items()
+            if (value := getattr(self, name)) is not None and value < limit
+        ]
+        if low_ones:
+            raise ValueFault(f"too low: {', '.join(low_ones)}")
+        if not (self.timeout > 0 and math.isfinite(self.timeout)):
+            raise ValueFault(f"timeout must be a number of seconds above 0; got {self.timeout}")
+        if taken := sorted(_RESERVED & set(self.extra)):
+            raise ValueFault(f"extra must not hold {', '.join(taken)}: the reward sets them itself")
         object.__setattr__(self, "_text", verdict.read_rubric(self.rubric))
         endpoint = JudgeClient(self.base_url, self.api_key_env, self.max_concurrency, self.retries, self.timeout)
         object.__setattr__(self, "_endpoint", endpoint)
@@ -144,38 +167,6 @@ def _given(rollout: Rollout, where: Literal["message", "response"]) -> dict[str,
         "response": rollout.text if where == "message" else rollout.response,
         "reference": reference,
     }
-
-
-def _check(judge: Judge) -> None:
-    """Raise `ValueFault` for options that cannot work.
-
-    Raises:
-        ValueFault: One cannot; says which, and what it should be.
-    """
-    url = urlsplit(judge.base_url)
-    if url.scheme not in ("http", "https") or not url.hostname:
-        raise ValueFault(f"base_url must be a URL such as http://localhost:8000/v1; got {judge.base_url!r}")
-    if url.username or url.password or url.query:
-        raise ValueFault("base_url must hold no password and no query; name an environment variable in api_key_env")
-    if judge.api_key_env is not None and not os.environ.get(judge.api_key_env):
-        raise ValueFault(
-            f"the environment variable {judge.api_key_env!r}, named by api_key_env, is not set or is empty"
-        )
-    low, high = judge.scale
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ValueFault(f"scale must be the least and the greatest score, such as [0, 10]; got {list(judge.scale)}")
-    least = {"max_tokens": 1, "max_concurrency": 1, "max_characters": 2, "retries": 0, "images": 0}
-    low_ones = [
-        f"{name} is {value}"
-        for name, limit in least.items()
-        if (value := getattr(judge, name)) is not None and value < limit
-    ]
-    if low_ones:
-        raise ValueFault(f"too low: {', '.join(low_ones)}")
-    if not (judge.timeout > 0 and math.isfinite(judge.timeout)):
-        raise ValueFault(f"timeout must be a number of seconds above 0; got {judge.timeout}")
-    if taken := sorted(_RESERVED & set(judge.extra)):
-        raise ValueFault(f"extra must not hold {', '.join(taken)}: the reward sets them itself")
 
 
 class _Kept:

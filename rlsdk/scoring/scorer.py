@@ -24,7 +24,7 @@ from rlsdk.scoring.batching import Batcher, Cache, Take
 from rlsdk.scoring.combine import Scored, combine, rewards_tokens
 from rlsdk.scoring.outcome import as_score, as_scores, imported_within
 from rlsdk.scoring.pool import FailedError, Pool, TooLongError
-from rlsdk.types import Group, Rollout, Score, Task
+from rlsdk.types import Group, Rollout, Score
 
 log = logging.getLogger(__name__)
 _CAUSES = 3
@@ -365,20 +365,16 @@ def check_budget(groups: Sequence[Group], limit: float, when: int | str) -> int:
     """
     invalid = [(group.task, reason) for group in groups for reason in unscored(group)]
     count = sum(len(group.trajectories) for group in groups)
-    if len(invalid) > limit * count:
-        share = f"{len(invalid)} of {count} trajectories could not be scored"
-        at = f"step {when}" if isinstance(when, int) else when
-        raise ScoringError(f"{at}: {share}, more than max_invalid={limit:g} allows. {_causes(invalid)}")
-    return len(invalid)
-
-
-def _causes(invalid: Sequence[tuple[Task, str]]) -> str:
-    """List each reason once, with the first task it occurred in; the most frequent reasons first."""
+    if len(invalid) <= limit * count:
+        return len(invalid)
     tasks: dict[str, list[str]] = {}
     for task, reason in invalid:
         tasks.setdefault(reason, []).append(repr(task.id))
+    # Each reason once, with the first task it occurred in; the most frequent reasons first.
     causes = []
     for reason, ids in sorted(tasks.items(), key=lambda each: -len(each[1]))[:_CAUSES]:
         more = len(set(ids)) - 1
         causes.append(f"task {ids[0]}{f' and {more} more' if more else ''}: {reason}")
-    return "; ".join(causes)
+    share = f"{len(invalid)} of {count} trajectories could not be scored"
+    at = f"step {when}" if isinstance(when, int) else when
+    raise ScoringError(f"{at}: {share}, more than max_invalid={limit:g} allows. {'; '.join(causes)}")

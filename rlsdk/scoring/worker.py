@@ -26,7 +26,14 @@ from rlsdk.types import Rollout, Score, Task
 
 def prepare(references: Sequence[ComponentRef]) -> Callable[[socket.socket], None]:
     """Load the rewards, and return what a fork runs: score calls until the driver closes the connection."""
-    rewards = _ready(references)
+    plugins = Plugins()
+    rewards = [plugins.resolve(reference) for reference in references]
+    for reward in rewards:
+        component = component_of(reward)
+        for module in component.imports if component else ():
+            importlib.import_module(module)
+    # Modules that every call needs are imported here, too, such as numpy, which rollouts load when first created.
+    pickle.loads(pickle.dumps(Rollout.from_text(Task(id="", prompt=""), "")))  # noqa: S301 - our own
 
     def work(connection: socket.socket) -> None:
         spent = False
@@ -37,18 +44,6 @@ def prepare(references: Sequence[ComponentRef]) -> Callable[[socket.socket], Non
             spent = bool(reply.get("spent"))
 
     return work
-
-
-def _ready(references: Sequence[ComponentRef]) -> list[Callable[..., Any]]:
-    plugins = Plugins()
-    rewards = [plugins.resolve(reference) for reference in references]
-    for reward in rewards:
-        component = component_of(reward)
-        for module in component.imports if component else ():
-            importlib.import_module(module)
-    # Modules that every call needs are imported here, too, such as numpy, which rollouts load when first created.
-    pickle.loads(pickle.dumps(Rollout.from_text(Task(id="", prompt=""), "")))  # noqa: S301 - our own
-    return rewards
 
 
 def _call(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> dict[str, Any]:

@@ -208,7 +208,10 @@ def annotate(run: RunFolder, given: Any) -> Annotation:
     places = [_place(each) for each in given["places"]]
     if len({number for number, _ in places}) != 1:
         raise ValueFault("places: expected one rollout, or two of one group")
-    group = _group(run, places[0][0])
+    row = run.browser.group(places[0][0])
+    if row is None:
+        raise ValueFault(f"there is no group {places[0][0]}; a resumed run may have dropped it")
+    group: Group = decode(row["payload"])
     try:
         rollouts = [group.rollouts[index] for _, index in places]
     except IndexError as error:
@@ -241,10 +244,3 @@ def _place(given: Any) -> tuple[int, int]:
     if not isinstance(given, list) or len(given) != 2 or any(type(each) is not int for each in given) or given[1] < 0:
         raise ValueFault(f"places: expected the number of a group and a position in it, got {given!r:.60}")
     return given[0], given[1]
-
-
-def _group(run: RunFolder, number: int) -> Group:
-    row = run.browser.group(number)
-    if row is None:
-        raise ValueFault(f"there is no group {number}; a resumed run may have dropped it")
-    return decode(row["payload"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,15 +162,11 @@ class Comparison:
         whole = sum(results, StepResult(step=0))
         if self._gradients is not None:
             whole = attrs.evolve(whole, cosine=self._gradients.whole())
-        return self._told(whole, results)
-
-    def _told(self, whole: StepResult, results: Iterable[StepResult]) -> dict[str, Any]:
-        asked = self._asked
         examples = sorted(self._examples, key=lambda each: -each[0])
         return {
             **whole.as_json(),
-            "changes": {path: {"before": old, "after": new} for path, (old, new) in asked.changes.items()},
-            "scored_again": asked.scores_again,
+            "changes": {path: {"before": old, "after": new} for path, (old, new) in self._asked.changes.items()},
+            "scored_again": self._asked.scores_again,
             "steps": [{"step": each.step, **each.as_json()} for each in results],
             "changed_groups": self._changed[: self._most_groups],
             "examples": [example for _, example in examples[: self._most]],

@@ -113,7 +113,12 @@ def question(run: Path, asked: Asked) -> WhatIfQuestion:
     kept = _kept(file, asked, overrides)
     before = check(kept, (), asked.plugins)
     changed, faults = read(kept, overrides)
-    faults += _unanswerable(kept, changed)
+    faults += [
+        f"{path}: a what-if reads rollouts that are stored, and cannot know those of another {path}; it can change "
+        f"{', '.join(REPLAYED[:-3])} and what is below them"
+        for path in _changes(kept, changed)
+        if path.partition(".")[0].partition("[")[0] not in REPLAYED
+    ]
     try:
         after = check(kept, overrides, asked.plugins)
     except ConfigError as error:
@@ -142,16 +147,6 @@ def _kept(file: Path, asked: Asked, overrides: Sequence[str]) -> Tree:
     if len(rewards) == 1:  # so that `reward.format_score=0` means the only one
         tree["reward"] = rewards[0]
     return found_beside(tree, file)
-
-
-def _unanswerable(before: Tree, after: Tree) -> list[str]:
-    """Name the changed settings on which the rollouts themselves depend."""
-    return [
-        f"{path}: a what-if reads rollouts that are stored, and cannot know those of another {path}; it can change "
-        f"{', '.join(REPLAYED[:-3])} and what is below them"
-        for path in _changes(before, after)
-        if path.partition(".")[0].partition("[")[0] not in REPLAYED
-    ]
 
 
 def _changes(before: Tree, after: Tree) -> dict[str, tuple[Any, Any]]:

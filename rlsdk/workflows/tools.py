@@ -104,7 +104,11 @@ class Tools:
 
     async def run(self, task: Task, chat: Chat) -> Rollout:
         """Answer calls until an answer has none."""
-        offered = await self._offered()
+        served = [tool for connection in self._connections for tool in await connection.tools()]
+        twice = [name for name, count in Counter([*self._tools, *(tool.name for tool in served)]).items() if count > 1]
+        if twice:
+            raise ConfigError([f"workflow.servers: several tools are named {', '.join(twice)}; choose with `only`"])
+        offered: Offered = {**self._tools, **{tool.name: tool for tool in served}}
         schemas = [tool.schema for tool in offered.values()]
         chat.offer(schemas, describe=self.describe, parser=self._dialect)
         metrics = {"calls": 0.0, "failed_calls": 0.0}
@@ -112,13 +116,6 @@ class Tools:
         async with limited(self.timeout):
             status = await self._talk(chat, offered, metrics)
         return chat.finish(status=status, metrics=metrics)
-
-    async def _offered(self) -> Offered:
-        served = [tool for connection in self._connections for tool in await connection.tools()]
-        twice = [name for name, count in Counter([*self._tools, *(tool.name for tool in served)]).items() if count > 1]
-        if twice:
-            raise ConfigError([f"workflow.servers: several tools are named {', '.join(twice)}; choose with `only`"])
-        return {**self._tools, **{tool.name: tool for tool in served}}
 
     async def _talk(self, chat: Chat, offered: Offered, metrics: dict[str, float]) -> Status:
         for _ in range(self.max_turns):
