@@ -21,8 +21,7 @@ from rlsdk.sweeps.results import EVALUATED
 from rlsdk.sweeps.running import Interrupted, RunOutcome, train_all
 from rlsdk.sweeps.runs import SweepRun
 from rlsdk.sweeps.statistics import Estimate
-from rlsdk.sweeps.suites import suite_tasks
-from rlsdk.sweeps.tournament import Standing, standings, tournament_of
+from rlsdk.sweeps.tournament import Standing, standings, suite_tasks, tournament_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "tournament-nano"

@@ -19,7 +19,7 @@ from rlsdk.cluster.placement import layout, ray_cluster
 from rlsdk.config import Plan, check, read
 from rlsdk.config.named_code import described_code, untrusted_code
 from rlsdk.config.paths import found_beside
-from rlsdk.config.schema import normalise
+from rlsdk.config.tree import normalise
 from rlsdk.contracts import ActorSpec
 from rlsdk.errors import CheckpointError, ConfigError
 from rlsdk.learners.group import LearnerGroup

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Column, Table
 
+from rlsdk.cli.lazy import INTERRUPTED
 from rlsdk.cli.listing import console
 from rlsdk.config import Plan, check
 
@@ -29,6 +31,25 @@ def serve(plan: Plan) -> None:
     out = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):  # libraries greet on standard output, which is the URL's
         serve_engines(plan, ready)
+
+
+def run_mode(
+    mode: str,
+    config: Path,
+    settings: tuple[str, ...],
+    files: tuple[str, ...],
+    server: Mapping[str, Any],
+    *,
+    as_json: bool,
+) -> None:
+    """Run `explore`, `serve` or `bench`; a run that was interrupted ends this program with that status."""
+    if mode == "explore":
+        status = explore(config, settings, files, as_json=as_json)
+        sys.exit(INTERRUPTED if status == "interrupted" else 0)
+    if mode == "serve":
+        serve_checkpoints(config, settings, files, {"api_key": os.environ.get("RLSDK_API_KEY", ""), **server})
+    else:
+        bench_all(config, settings, files, as_json=as_json)
 
 
 def serve_checkpoints(

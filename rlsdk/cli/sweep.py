@@ -49,10 +49,10 @@ def sweep(
     status is 1 if a run failed.
     """
     from rlsdk.runlog.folder import held
-    from rlsdk.sweeps.planning import sweep_of
     from rlsdk.sweeps.results import EVALUATED, TRAINED, failures_of, require_metric, rows_of, write
     from rlsdk.sweeps.results import as_json as plain
     from rlsdk.sweeps.running import Interrupted, train_all
+    from rlsdk.sweeps.runs import sweep_of
 
     folder, runs, plans = sweep_of(config, settings, files, seeds=seeds)
     metric = metric or (EVALUATED if all(plan.tasks_eval for plan in plans.values()) else TRAINED)

@@ -62,7 +62,7 @@ def tournament(
     from rlsdk.sweeps import tournament as room
     from rlsdk.sweeps.results import failures_of, write
     from rlsdk.sweeps.running import Interrupted, train_all
-    from rlsdk.sweeps.suites import suite_tasks
+    from rlsdk.sweeps.tournament import suite_tasks
 
     algorithms, settings = room.parted(entries)
     tasks = suite_tasks(suite)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import sys
 from functools import partial
@@ -112,16 +111,9 @@ def train(
     if mode not in ("both", "train"):
         if resumes or overwrite:
             raise click.UsageError(f"--mode {mode} writes no checkpoints; leave out --resume and --overwrite.")
-        from rlsdk.cli import modes
+        from rlsdk.cli.modes import run_mode
 
-        if mode == "explore":
-            status = modes.explore(config, settings, files, as_json=as_json)
-            sys.exit(INTERRUPTED if status == "interrupted" else 0)
-        elif mode == "serve":
-            key = {"api_key": os.environ.get("RLSDK_API_KEY", "")}
-            modes.serve_checkpoints(config, settings, files, key | server)
-        else:
-            modes.bench_all(config, settings, files, as_json=as_json)
+        run_mode(mode, config, settings, files, server, as_json=as_json)
         return
     from rlsdk.cluster.template import import_common, warmed
     from rlsdk.isolation.process import importing

@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlsdk.config.schema import normalise
-from rlsdk.config.tree import leaves
+from rlsdk.config.tree import leaves, normalise
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.-]*")
 _WORD = re.compile(r"[\w+-]*")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -377,36 +377,3 @@ LISTS: Mapping[str, Kind] = {
     "diagnoses": "diagnosis",
 }
 """Path of a list of components -> their kind; one alone needs no list."""
-
-
-def normalise(tree: dict[str, Any]) -> dict[str, Any]:
-    """Spell out the short forms: a model's path alone, one source of tasks, reward or tracker without a list."""
-    tree = dict(tree)
-    if isinstance(tree.get("tasks"), Mapping):
-        tree["tasks"] = _with_lists(tree["tasks"], tree["tasks"])
-    if isinstance(tree.get("model"), str):
-        tree["model"] = {"path": tree["model"]}
-    tree = _with_lists(tree, ("reward", "trackers", "diagnoses", "plugins"))
-    for key in ("engine", "learner", "algorithm", "workflow"):
-        tree = _with_use(tree, key, getattr(defaults, key.upper()))
-    for section, key in (("critic", "learner"), ("reference", "learner"), ("eval", "workflow")):
-        if isinstance(tree.get(section), Mapping):
-            tree[section] = _with_use(tree[section], key, getattr(defaults, key.upper()))
-    return tree
-
-
-def _with_use(tree: Mapping[str, Any], key: str, default: Use) -> dict[str, Any]:
-    """Give options that stand alone to the default component."""
-    alone = isinstance(tree.get(key), Mapping) and "use" not in tree[key]
-    return {**tree, key: {"use": default.name, **tree[key]}} if alone else dict(tree)
-
-
-def _with_lists(tree: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """Wrap single values under the given keys in lists; drop those that are null."""
-    out = dict(tree)
-    for key in keys:
-        if tree.get(key) is None:
-            out.pop(key, None)
-        elif not isinstance(tree[key], list | tuple):
-            out[key] = [tree[key]]
-    return out

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import attrs
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlsdk.components import component_of
+from rlsdk.components import Use, component_of
+from rlsdk.config import defaults
 from rlsdk.config.renamed import RENAMED, current, current_overrides
 from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config
-from rlsdk.config.written import as_tree
+from rlsdk.config.section import Section, given
+from rlsdk.config.uses import RewardUse, SourceUse
 from rlsdk.errors import ConfigError
 from rlsdk.kinds import PART_LISTS, PARTS
 from rlsdk.options import CONTINUATION
@@ -226,3 +229,73 @@ def _interpolate(tree: Tree) -> tuple[Tree, list[str]]:
         return list(out.values()) if isinstance(node, ListConfig) else out
 
     return walk(config, ""), faults
+
+
+def normalise(tree: dict[str, Any]) -> dict[str, Any]:
+    """Spell out the short forms: a model's path alone, one source of tasks, reward or tracker without a list."""
+    tree = dict(tree)
+    if isinstance(tree.get("tasks"), Mapping):
+        tree["tasks"] = _with_lists(tree["tasks"], tree["tasks"])
+    if isinstance(tree.get("model"), str):
+        tree["model"] = {"path": tree["model"]}
+    tree = _with_lists(tree, ("reward", "trackers", "diagnoses", "plugins"))
+    for key in ("engine", "learner", "algorithm", "workflow"):
+        tree = _with_use(tree, key, getattr(defaults, key.upper()))
+    for section, key in (("critic", "learner"), ("reference", "learner"), ("eval", "workflow")):
+        if isinstance(tree.get(section), Mapping):
+            tree[section] = _with_use(tree[section], key, getattr(defaults, key.upper()))
+    return tree
+
+
+def _with_use(tree: Mapping[str, Any], key: str, default: Use) -> dict[str, Any]:
+    """Give options that stand alone to the default component."""
+    alone = isinstance(tree.get(key), Mapping) and "use" not in tree[key]
+    return {**tree, key: {"use": default.name, **tree[key]}} if alone else dict(tree)
+
+
+def _with_lists(tree: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Wrap single values under the given keys in lists; drop those that are null."""
+    out = dict(tree)
+    for key in keys:
+        if tree.get(key) is None:
+            out.pop(key, None)
+        elif not isinstance(tree[key], list | tuple):
+            out[key] = [tree[key]]
+    return out
+
+
+def as_tree(value: Any) -> Any:
+    """Convert a section, a component or a list of them to plain values; marked objects stay.
+
+    Of a section, values are written that were given or differ from their default: the others are left for an algorithm
+    to set, as they are where a file does not mention them.
+    """
+    if isinstance(value, Use):
+        return {"use": value.name, **value.options} if value.options else value.name
+    if isinstance(value, RewardUse):
+        return _beside(value.use, value.rule)
+    if isinstance(value, SourceUse):
+        return _beside(value.use, value)
+    if attrs.has(type(value)):
+        return {field.name: as_tree(getattr(value, field.name)) for field in _written(value)}
+    if isinstance(value, Mapping):
+        return {key: as_tree(below) for key, below in value.items()}
+    return [as_tree(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _written(section: Any) -> list[Any]:
+    fields = attrs.fields(type(section))
+    names = given(section) if isinstance(section, Section) else frozenset()
+    if len(names) == len(fields):  # a copy (`attrs.evolve`) passes every value, whatever was given
+        names = frozenset()
+    return [field for field in fields if field.name in names or getattr(section, field.name) != field.default]
+
+
+def _beside(use: Use, rule: Any) -> Any:
+    """Write a component with the keys that stand beside its options."""
+    keys = {
+        field.name: as_tree(getattr(rule, field.name))
+        for field in attrs.fields(type(rule))
+        if field.name not in ("use", "name") and getattr(rule, field.name) != field.default
+    }
+    return {"use": use.name, **use.options, **keys} if keys else as_tree(use)

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from transformers import AutoConfig
 
 from rlsdk.contracts import ActorSpec, Model, Request, Weights
 from rlsdk.conversion import from_checkpoint, policy_class, shapes
 from rlsdk.engines.common import check_names, checked
-from rlsdk.engines.heads import ExactHead
 from rlsdk.engines.rows import RunningRows
 from rlsdk.engines.slots import See, Slots, check_layers, prefill, token_bytes, use_attention
 from rlsdk.errors import EngineError
@@ -247,3 +247,22 @@ def _parts(lengths: Sequence[int], budget: int) -> Iterable[range]:
             start, longest = index, 0
         longest = max(longest, length)
     yield range(start, len(lengths))
+
+
+class ExactHead(nn.Module):
+    """Logits computed in float32 from the parameters of another head, whose names stay as they were."""
+
+    def __init__(self, linear: Any) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        self.bias = getattr(linear, "bias", None)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """`[…, d]` -> float32 `[…, V]`."""
+        if hidden.is_cuda and hidden.dtype != torch.float32:
+            # Sums in float32 without a float32 copy of the weight at every step.
+            rows = hidden.reshape(-1, hidden.shape[-1])
+            logits = torch.mm(rows, self.weight.t(), out_dtype=torch.float32).view(*hidden.shape[:-1], -1)
+        else:
+            logits = hidden.float() @ self.weight.float().t()
+        return logits if self.bias is None else logits + self.bias.float()

@@ -76,21 +76,28 @@ def engine_arguments(
         found["enable_return_routed_experts"] = True
     if images:
         found |= vllm_images.ARGUMENTS
-    if cpu:
-        # With the 128 of vLLM attention reads mostly padding where sequences are short; less costs bookkeeping.
-        found["block_size"] = 64
-        if latent:
-            # vLLM's kernel for CPUs rotates slices as if they were contiguous, and what it gets is wrong.
-            found["compilation_config"] = {"custom_ops": ["-rotary_embedding"]}
-    else:
-        found |= {
-            "tensor_parallel_size": options.tensor_parallel_size,
-            "gpu_memory_utilization": options.gpu_memory_utilization,
-            "enable_sleep_mode": place.colocated,
-        }
-        if options.tensor_parallel_size > 1:
-            found["distributed_executor_backend"] = "mp"
+    found |= _for_cpu(latent=latent) if cpu else _for_gpus(place, options)
     given = {**found, **options.args}
     if model.head_dtype == "float32":
         given["hf_overrides"] = {**given.get("hf_overrides", {}), "head_dtype": "float32"}
     return given
+
+
+def _for_cpu(*, latent: bool) -> dict[str, Any]:
+    # With the 128 of vLLM attention reads mostly padding where sequences are short; less costs bookkeeping.
+    found: dict[str, Any] = {"block_size": 64}
+    if latent:
+        # vLLM's kernel for CPUs rotates slices as if they were contiguous, and what it gets is wrong.
+        found["compilation_config"] = {"custom_ops": ["-rotary_embedding"]}
+    return found
+
+
+def _for_gpus(place: ActorSpec, options: Vllm) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "gpu_memory_utilization": options.gpu_memory_utilization,
+        "enable_sleep_mode": place.colocated,
+    }
+    if options.tensor_parallel_size > 1:
+        found["distributed_executor_backend"] = "mp"
+    return found

@@ -19,15 +19,11 @@ from rlsdk.cluster.placement import gpu_map
 from rlsdk.config import Plan, TaskSource
 from rlsdk.config.rules import longest_prompt
 from rlsdk.contracts import (
-    ExaminesModel,
     OnlySamples,
-    ReplaysRouting,
     Requires,
     RequiresPrograms,
-    ReturnsRouting,
     SpansGPUs,
 )
-from rlsdk.conversion import Differences, compare, read_header
 from rlsdk.engines.common import end_ids, open_tokenizer
 from rlsdk.errors import (
     ConfigError,
@@ -45,7 +41,7 @@ from rlsdk.readiness.demonstrations import check_demonstrations
 from rlsdk.readiness.disk import DiskEstimate, estimate, skeleton
 from rlsdk.readiness.exact import exact_faults
 from rlsdk.readiness.images import image_faults
-from rlsdk.readiness.ranks import rank_faults
+from rlsdk.readiness.models import model_faults, rank_faults
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.stream import opened
 from rlsdk.types import Message, Task
@@ -54,8 +50,6 @@ PROMPTS = 64
 """Number of prompts of each source that are rendered, spread over all of its tasks."""
 ENGINES_PER_CORE = 2
 """Maximum number of engines, or of learner ranks, for each CPU core."""
-_LISTED = 4
-"""Maximum number of tensors of each sort that a message names."""
 
 
 @attrs.frozen
@@ -402,60 +396,3 @@ def unreadable(task: Task, codec: ChatTokenizer, ids: np.ndarray, *, asks: bool)
 
 def _said(message: Message) -> str:
     return " ".join(part for part in parts_of(message.content) if isinstance(part, str))
-
-
-def model_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str, str]]:
-    """Yield reasons why the learner or the engines of a plan cannot use its model, as (path of the setting, reason).
-
-    Args:
-        plan: Checked plan.
-        net: The plan's model without its weights; the call may change its name conversions.
-        trains: True for a program that has a learner.
-    """
-    header = read_header(plan.model.path)
-    if trains and header is not None and (found := compare(net, header)):
-        yield "model.path", _in_words(plan, net, found)
-    parts = [("learner", plan.learner)] if trains else []
-    for path, reference in [*parts, *([("engine", plan.engine)] if plan.needs_engine else [])]:
-        component = plan.plugins.resolve(reference)
-        if isinstance(component, ExaminesModel):
-            yield from ((path, f"{reference.name!r}: {fault}") for fault in component.model_faults(net))
-    if plan.replays_routing:
-        yield from _routing_faults(plan, net, trains=trains)
-
-
-def _routing_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str, str]]:
-    """Say why the engine's choices of experts cannot be replayed by the learner."""
-    other = "or take another correction, such as icepop"
-    assert plan.loss.correction is not None
-    what = f"correction {plan.loss.correction.name!r} replays the experts that the engine chose"
-    engine, learner = plan.plugins.resolve(plan.engine), plan.plugins.resolve(plan.learner)
-    if not isinstance(engine, ReturnsRouting):
-        yield "engine", f"{what}, and {plan.engine.name!r} does not return them; set engine=transformers, {other}"
-    else:
-        faults = engine.routing_faults(net)
-        yield from (("engine", f"{what}: {plan.engine.name!r}: {fault}, {other}") for fault in faults)
-    if trains and not isinstance(learner, ReplaysRouting):
-        yield "learner", f"{what}, and {plan.learner.name!r} cannot use them; set learner=deepspeed, {other}"
-    elif trains:
-        faults = learner.routing_faults(net)
-        yield from (("learner", f"{what}: {plan.learner.name!r}: {fault}, {other}") for fault in faults)
-
-
-def _in_words(plan: Plan, net: Any, found: Differences) -> str:
-    parts = [
-        f"{text} {len(names)} ({', '.join(names[:_LISTED])}{', …' if len(names) > _LISTED else ''})"
-        for names, text in (
-            (found.missing, "tensors of the model that the files lack:"),
-            (found.extra, "tensors of the files that the model lacks:"),
-            (found.misshapen, "tensors of another shape:"),
-        )
-        if names
-    ]
-    quantised = getattr(net.config, "quantization_config", None)
-    by = "" if quantised is None else " It is quantised, and a learner trains plain weights: dequantise it first."
-    return (
-        f"the files of {plan.model.path!r} do not hold what the learner would send to the engines: {'; '.join(parts)}."
-        f"{by} If config.json is right, open the model with transformers ({type(net).__name__}.from_pretrained), look "
-        "at its warnings, write it with save_pretrained into a new folder, and train that"
-    )

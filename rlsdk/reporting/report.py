@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from rlsdk.contracts import Series
-from rlsdk.errors import described
+from rlsdk.errors import EnvironmentFault, described, install_command
 from rlsdk.preflight import version
 from rlsdk.reporting.charts import chart
 from rlsdk.reporting.page import page, table, text_block
@@ -64,16 +64,47 @@ def write_pictures(folder: Path, into: Path) -> list[Path]:
         EnvironmentFault: matplotlib is not installed.
         OSError: They cannot be written.
     """
-    from rlsdk.reporting.pictures import draw
-
     run = read_run(folder)
     into.mkdir(parents=True, exist_ok=True)
     paths = []
     for title, curves in _curves(run):
         path = into / f"{re.sub('[^a-z]+', '-', title.lower())}.png"
-        if draw(path, f"{run.name}: {title}", curves):
+        if _draw(path, f"{run.name}: {title}", curves):
             paths.append(path)
     return paths
+
+
+def _draw(path: Path, title: str, curves: Mapping[str, Series]) -> bool:
+    """Draw metrics over the steps into a file; False if none has two values.
+
+    Args:
+        path: File to write; it is whole or not there.
+        title: Title above the chart.
+        curves: Label -> values.
+
+    Raises:
+        EnvironmentFault: matplotlib is not installed.
+        OSError: The file cannot be written.
+    """
+    shown = {label: series for label, series in curves.items() if len(series) > 1}
+    if not shown:
+        return False
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise EnvironmentFault(f"pictures need matplotlib: {install_command(error)}") from error
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for label, series in shown.items():
+        axes.plot(series.steps, series.values, label=label, linewidth=1.2)
+    axes.set(xlabel="step")
+    axes.set_title(title, parse_math=False)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="best")
+    passing = path.with_suffix(".png.part")
+    figure.savefig(passing, dpi=120, format="png")
+    passing.replace(path)
+    return True
 
 
 def report_page(run: FinishedRun) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+import rlsdk
 from rlsdk.config import Plan
 from rlsdk.errors import ConfigError
 from rlsdk.sweeps.results import Failure
@@ -17,6 +18,7 @@ from rlsdk.sweeps.running import RunOutcome
 from rlsdk.sweeps.runs import SweepRun, check_all, run_name
 from rlsdk.sweeps.statistics import Estimate, interquartile_mean, mean
 
+SUITES = Path("examples") / "suites"
 SETTING = re.compile(r"[\w.\[\]]+=")
 
 
@@ -154,3 +156,32 @@ def as_json(
 
 def _plain(estimate: Estimate | None) -> dict[str, Any] | None:
     return None if estimate is None else attrs.asdict(estimate)
+
+
+def suite_tasks(suite: str) -> dict[str, Path]:
+    """Return the tasks of a suite: name -> configuration.
+
+    Args:
+        suite: Name of a suite that comes with the repository, or a folder of configurations.
+
+    Raises:
+        ConfigError: There is no such suite.
+    """
+    roots = [Path.cwd() / SUITES, Path(rlsdk.__file__).parents[1] / SUITES]
+    folder = next((each for each in (Path(suite), *(root / suite for root in roots)) if each.is_dir()), None)
+    if folder is None:
+        there = sorted({each.name for root in roots if root.is_dir() for each in root.iterdir() if each.is_dir()})
+        raise ConfigError([f"--suite: {_missing(suite, there)}"])
+    tasks = {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+    if not tasks:
+        raise ConfigError([f"--suite: {folder} holds no configuration; a suite is a folder with one YAML file a task"])
+    return tasks
+
+
+def _missing(suite: str, there: list[str]) -> str:
+    if there:
+        return f"unknown suite {suite!r}; there are: {', '.join(there)}; or give a folder of configurations"
+    return (
+        f"{suite!r} is not here: the suites and the models that they train are part of the repository, not of the "
+        "installed package; clone it and run this in its folder, or give a folder of your own configurations"
+    )

@@ -15,8 +15,7 @@ from rlsdk.config import Plan, check
 from rlsdk.config.kept import CODE, kept_config
 from rlsdk.config.named_code import names_only
 from rlsdk.config.renamed import current
-from rlsdk.config.schema import normalise
-from rlsdk.config.tree import leaves, plain
+from rlsdk.config.tree import leaves, normalise, plain
 from rlsdk.errors import ConfigError, RlsdkError
 from rlsdk.plugins import ComponentRef, short_name
 

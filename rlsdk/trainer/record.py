@@ -177,10 +177,7 @@ def open_run(
             watchdog.check()
         except BaseException as error:
             cause = watchdog.explain(_explained(first_error(error), checkpoints), _kept(checkpoints))
-            log.debug("the run failed: %s", cause, exc_info=error)  # whoever called is told by the error itself
-            if not record.reported:
-                _report_failure(record, cause)
-                record.end("failed", {"error": str(cause)})
+            _end_failed(record, error, cause)
             if cause is error:
                 raise
             raise cause from error
@@ -202,15 +199,19 @@ def _kept(checkpoints: Checkpoints) -> str:
     return f"the checkpoint of step {kept} is kept" if kept is not None else "there is no checkpoint yet"
 
 
-def _report_failure(record: RunRecord, cause: BaseException) -> None:
+def _end_failed(record: RunRecord, error: BaseException, cause: BaseException) -> None:
     """Write the summary and the report of a run that an exception ended; whatever goes wrong here is only logged."""
+    log.debug("the run failed: %s", cause, exc_info=error)  # whoever called is told by the error itself
+    if record.reported:
+        return
     plan, whole = record.plan, time.perf_counter() - record.opened
     try:
         said = str(cause) or type(cause).__name__
         write_summary(plan.folder, {**_failure(plan, said), "seconds": {"whole": whole}})
         try_report(plan.folder)
-    except BaseException as error:  # noqa: BLE001 - a full disk, or Ctrl-C: the run's own error is about to be raised
-        log.warning("the failed run is not reported: %s", described(error))
+    except BaseException as fault:  # noqa: BLE001 - a full disk, or Ctrl-C: the run's own error is about to be raised
+        log.warning("the failed run is not reported: %s", described(fault))
+    record.end("failed", {"error": str(cause)})
 
 
 def _failure(plan: Plan, error: str) -> dict[str, Any]:

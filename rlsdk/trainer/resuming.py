@@ -15,7 +15,7 @@ import yaml
 from rlsdk.checkpoints.checkpoint import Checkpoints
 from rlsdk.config import Plan, Source, check, read
 from rlsdk.config.kept import CODE, KeptConfig, kept_config
-from rlsdk.config.schema import normalise
+from rlsdk.config.tree import normalise
 from rlsdk.errors import ConfigError, PluginError
 from rlsdk.plugins import CORE
 from rlsdk.runlog.folder import is_foreign, mark, remove_run

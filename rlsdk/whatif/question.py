@@ -14,8 +14,7 @@ from rlsdk.components import component_of
 from rlsdk.config import Plan, check, read
 from rlsdk.config.named_code import described_code, untrusted_code
 from rlsdk.config.paths import found_beside
-from rlsdk.config.schema import normalise
-from rlsdk.config.tree import Tree, leaves
+from rlsdk.config.tree import Tree, leaves, normalise
 from rlsdk.errors import ConfigError
 from rlsdk.fields import FORWARD
 from rlsdk.runlog.folder import why_no_run

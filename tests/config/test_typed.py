@@ -10,8 +10,7 @@ import pytest
 
 import rlsdk
 from rlsdk.config import check
-from rlsdk.config.tree import read
-from rlsdk.config.written import as_tree
+from rlsdk.config.tree import as_tree, read
 
 
 @rlsdk.reward("mine")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rlsdk.engines.heads import ExactHead
+from rlsdk.engines.cached import ExactHead
 from rlsdk.head import token_logprobs
 
 pytestmark = pytest.mark.gpu

@@ -18,11 +18,10 @@ from click.testing import CliRunner
 
 from rlsdk.cli import root
 from rlsdk.errors import ConfigError, RunError
-from rlsdk.sweeps import running, suites, tournament
-from rlsdk.sweeps.planning import sweep_of
+from rlsdk.sweeps import running, tournament
 from rlsdk.sweeps.results import as_json, failures_of, require_metric, rows_of
 from rlsdk.sweeps.running import Interrupted, RunOutcome, train_all
-from rlsdk.sweeps.runs import SweepRun
+from rlsdk.sweeps.runs import SweepRun, sweep_of
 from rlsdk.trainer.resuming import prepare_folder
 
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
@@ -200,14 +199,14 @@ def test_a_tournament_is_algorithms_by_tasks_by_seeds_and_ranked(config: Path) -
 
 
 def test_the_suite_of_the_repository_is_found_and_fits_every_algorithm_it_is_for() -> None:
-    tasks = suites.suite_tasks("nano")
+    tasks = tournament.suite_tasks("nano")
     assert [*tasks] == ["calculator", "countdown", "dialogue"]
     runs, _ = tournament.tournament_of(["grpo", "ppo", "decoupled_ppo", "remax"], tasks, Path("t"), seeds=1)
     assert len(runs) == 12
 
 
 def test_what_imitates_demonstrations_is_evaluated_by_the_workflow_of_each_task() -> None:
-    runs, plans = tournament.tournament_of(["sft", "mix"], suites.suite_tasks("nano"), Path("t"), seeds=1)
+    runs, plans = tournament.tournament_of(["sft", "mix"], tournament.suite_tasks("nano"), Path("t"), seeds=1)
     found = {tuple(run.group.values()): plans[run.name] for run in runs}
     names = {key: (plan.workflow.name, plan.eval_workflow.name) for key, plan in found.items()}
     assert names["sft", "dialogue"] == ("core/demonstration", "core/dialogue")
@@ -218,13 +217,13 @@ def test_what_imitates_demonstrations_is_evaluated_by_the_workflow_of_each_task(
 
 def test_without_the_repository_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="unknown suite 'nan'; there are: nano"):
-        suites.suite_tasks("nan")
-    monkeypatch.setattr(suites, "rlsdk", type("Installed", (), {"__file__": str(tmp_path / "a" / "b" / "c.py")}))
+        tournament.suite_tasks("nan")
+    monkeypatch.setattr(tournament, "rlsdk", type("Installed", (), {"__file__": str(tmp_path / "a" / "b" / "c.py")}))
     with pytest.raises(ConfigError, match="part of the repository, not of the installed package; clone it"):
-        suites.suite_tasks("nano")
+        tournament.suite_tasks("nano")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="holds no configuration"):
-        suites.suite_tasks("empty")
+        tournament.suite_tasks("empty")
 
 
 @pytest.mark.stack

@@ -20,8 +20,8 @@ from rlsdk.cli import root
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.runlog.tables import Entry
 from rlsdk.types import Group, Message, Rollout, Score, Task
+from rlsdk.whatif.comparison import scored_again
 from rlsdk.whatif.question import Asked, question
-from rlsdk.whatif.scoring import scored_again
 
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
 CONFIG: dict[str, Any] = {

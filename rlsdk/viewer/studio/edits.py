@@ -15,7 +15,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlsdk.config.renamed import current
-from rlsdk.config.schema import LISTS, normalise
+from rlsdk.config.schema import LISTS
+from rlsdk.config.tree import normalise
 from rlsdk.kinds import PART_LISTS
 from rlsdk.readiness.checks import PlanFinding
 

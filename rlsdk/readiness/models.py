@@ -1,0 +1,114 @@
+"""Checks of a plan's models, and of the ranks that hold them, made before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rlsdk.config import Plan
+from rlsdk.contracts import ExaminesModel, Model, ReplaysRouting, ReturnsRouting, SharesSequences
+from rlsdk.conversion import Differences, compare, read_header
+from rlsdk.engines.common import open_tokenizer
+from rlsdk.learners.base import TransformersLearner
+from rlsdk.learners.options import NO_FLOAT16
+
+_LISTED = 4
+"""Maximum number of tensors of each sort that a message names."""
+
+
+def model_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str, str]]:
+    """Yield reasons why the learner or the engines of a plan cannot use its model, as (path of the setting, reason).
+
+    Args:
+        plan: Checked plan.
+        net: The plan's model without its weights; the call may change its name conversions.
+        trains: True for a program that has a learner.
+    """
+    header = read_header(plan.model.path)
+    if trains and header is not None and (found := compare(net, header)):
+        yield "model.path", _in_words(plan, net, found)
+    parts = [("learner", plan.learner)] if trains else []
+    for path, reference in [*parts, *([("engine", plan.engine)] if plan.needs_engine else [])]:
+        component = plan.plugins.resolve(reference)
+        if isinstance(component, ExaminesModel):
+            yield from ((path, f"{reference.name!r}: {fault}") for fault in component.model_faults(net))
+    if plan.replays_routing:
+        yield from _routing_faults(plan, net, trains=trains)
+
+
+def _routing_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str, str]]:
+    """Say why the engine's choices of experts cannot be replayed by the learner."""
+    other = "or take another correction, such as icepop"
+    assert plan.loss.correction is not None
+    what = f"correction {plan.loss.correction.name!r} replays the experts that the engine chose"
+    engine, learner = plan.plugins.resolve(plan.engine), plan.plugins.resolve(plan.learner)
+    if not isinstance(engine, ReturnsRouting):
+        yield "engine", f"{what}, and {plan.engine.name!r} does not return them; set engine=transformers, {other}"
+    else:
+        faults = engine.routing_faults(net)
+        yield from (("engine", f"{what}: {plan.engine.name!r}: {fault}, {other}") for fault in faults)
+    if trains and not isinstance(learner, ReplaysRouting):
+        yield "learner", f"{what}, and {plan.learner.name!r} cannot use them; set learner=deepspeed, {other}"
+    elif trains:
+        faults = learner.routing_faults(net)
+        yield from (("learner", f"{what}: {plan.learner.name!r}: {fault}, {other}") for fault in faults)
+
+
+def _in_words(plan: Plan, net: Any, found: Differences) -> str:
+    parts = [
+        f"{text} {len(names)} ({', '.join(names[:_LISTED])}{', …' if len(names) > _LISTED else ''})"
+        for names, text in (
+            (found.missing, "tensors of the model that the files lack:"),
+            (found.extra, "tensors of the files that the model lacks:"),
+            (found.misshapen, "tensors of another shape:"),
+        )
+        if names
+    ]
+    quantised = getattr(net.config, "quantization_config", None)
+    by = "" if quantised is None else " It is quantised, and a learner trains plain weights: dequantise it first."
+    return (
+        f"the files of {plan.model.path!r} do not hold what the learner would send to the engines: {'; '.join(parts)}."
+        f"{by} If config.json is right, open the model with transformers ({type(net).__name__}.from_pretrained), look "
+        "at its warnings, write it with save_pretrained into a new folder, and train that"
+    )
+
+
+def rank_faults(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Say, by setting, why ranks cannot share rollouts, or hold the models that they should."""
+    groups = [("placement.learners", plan.learner, plan.config.placement.learners)]
+    groups += [(f"{role}.ranks", own, getattr(plan.config, role).ranks) for role, own in plan.apart.items()]
+    for path, reference, ranks in groups:
+        learner = plan.plugins.resolve(reference)
+        size = learner.sequence_parallel if isinstance(learner, SharesSequences) else 1
+        if ranks % size:
+            several = f"{size} ranks of {reference.name!r} share rollouts"
+            yield path, f"{several}, so it needs a multiple of {size}; got {ranks}"
+        if path != "placement.learners" and not isinstance(learner, TransformersLearner):
+            role, alone = path.partition(".")[0], f"the learner {reference.name!r} always holds a policy"
+            yield path, f"{alone}, and cannot run the {role} by itself; set {path}=0, or {role}.learner=deepspeed"
+    if plan.algorithm.critic:
+        yield from _vocabulary_faults(plan, "critic", plan.critic)
+        if plan.config.critic.dtype == "float16":
+            yield "critic.dtype", NO_FLOAT16.replace("model.dtype", "critic.dtype")
+    if plan.needs_reference:
+        yield from _vocabulary_faults(plan, "reference", plan.reference)
+
+
+def _vocabulary_faults(plan: Plan, role: str, model: Model) -> Iterator[tuple[str, str]]:
+    """Say why a model cannot read what the policy writes; nothing where it is not on this machine."""
+    if model.path == plan.model.path:
+        return
+    from rlsdk.learners.model import read_config
+
+    try:
+        config = read_config(model, local_files_only=True)
+        tokens = len(open_tokenizer(plan.model))
+    except (OSError, ValueError):  # the other checks report it
+        return
+    known = int(config.get_text_config().vocab_size)
+    if known < tokens:
+        yield (
+            f"model.{role}",
+            f"{model.path} has embeddings of {known} tokens, and the tokenizer of the model that is trained has "
+            f"{tokens}: it cannot read all that the policy may write; take a model with the same tokenizer",
+        )
