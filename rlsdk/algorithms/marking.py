@@ -39,8 +39,12 @@ def algorithm(name: str, **defaults: Any) -> Any:
     """
     if not defaults:
         return _marked(name)
-    parts = ", ".join(f"{field} {_written(value)}" for field, value in defaults.items())
-    doc = f"`rlsdk.Algorithm` with {parts}."
+    parts = []
+    for field, value in defaults.items():
+        component = component_of(value)
+        shown = value.get("use") if isinstance(value, Mapping) else value
+        parts.append(f"{field} `{shown if component is None else component.name}`")
+    doc = f"`rlsdk.Algorithm` with {', '.join(parts)}."
     namespace = {**defaults, "__doc__": doc, "__module__": sys._getframe(1).f_globals.get("__name__", "__main__")}
     return _marked(name)(type(name, (Algorithm,), namespace))
 
@@ -120,10 +124,3 @@ def _expect_to_be_made(name: str, cls: Any) -> None:
         cls()
     except Exception as error:  # a computed default is code, and may raise anything
         raise PluginError(f"@rlsdk.algorithm({name!r}): {error}") from error
-
-
-def _written(value: Any) -> str:
-    component = component_of(value)
-    if component is not None:
-        return f"`{component.name}`"
-    return f"`{value.get('use')}`" if isinstance(value, Mapping) else f"`{value}`"

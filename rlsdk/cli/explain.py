@@ -141,10 +141,8 @@ def _print(plan: Mapping[str, Mapping[str, Any]]) -> None:
     for section, content in plan.items():
         out.print(f"[bold]{section}[/bold]")
         for key, value in content.items():
-            out.print(wrapped(f"  {key}: {_text(value)}", indent=4), markup=False, soft_wrap=True)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return "; ".join(map(str, value)) or "none"
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+            if isinstance(value, list):
+                text = "; ".join(map(str, value)) or "none"
+            else:
+                text = ("yes" if value else "no") if isinstance(value, bool) else str(value)
+            out.print(wrapped(f"  {key}: {text}", indent=4), markup=False, soft_wrap=True)

@@ -99,25 +99,24 @@ class LearnerGroup:
         """
         log_dir.mkdir(parents=True, exist_ok=True)
         template = Plugins().resolve(reference)
-        places = [
-            attrs.evolve(place, rank=rank, cache=str(cache / f"{name}-{rank}") if cache else place.cache)
-            for rank in range(place.world_size)
-        ]
-        logs = [log_dir / f"{name}-{rank}.log" for rank in range(place.world_size)]
-        actors = [
-            spawn(
-                LearnerActor,
-                str(log.resolve()),
-                cpus=cpus,
-                seat=seats[spec.rank] if seats else None,
-                resources=resources,
-                environment=template.environment(spec),
-                python=python,
-                watched_as=f"{name} rank {spec.rank}",
-                log_path=log.resolve(),
+        actors, logs, places = [], [], []
+        for rank in range(place.world_size):
+            spec = attrs.evolve(place, rank=rank, cache=str(cache / f"{name}-{rank}") if cache else place.cache)
+            logs.append(log_dir / f"{name}-{rank}.log")
+            actors.append(
+                spawn(
+                    LearnerActor,
+                    str(logs[-1].resolve()),
+                    cpus=cpus,
+                    seat=seats[rank] if seats else None,
+                    resources=resources,
+                    environment=template.environment(spec),
+                    python=python,
+                    watched_as=f"{name} rank {rank}",
+                    log_path=logs[-1].resolve(),
+                )
             )
-            for spec, log in zip(places, logs, strict=True)
-        ]
+            places.append(spec)
         group = cls(actors, places, logs, transfer=transfer, name=name)
         group._see(log_dir)
         group._meet()

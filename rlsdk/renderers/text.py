@@ -360,7 +360,10 @@ class TextRenderer:
         done: bool = True,
     ) -> ParsedAnswer:
         """Read an answer: the thought between the template's marks, tool calls by the parser, the rest as content."""
-        ids, marks = self._without_end(token_ids), self.thought_marks
+        end = len(token_ids)
+        while end and int(token_ids[end - 1]) in self.stop_tokens:  # those that end a call are read by parsers
+            end -= 1
+        ids, marks = token_ids[:end], self.thought_marks
         text, begins = prefill + self.codec.shown(ids), () if parser is None else tuple(parser.begins)
         whole = text
         head = prefill if continued else self._opening + prefill
@@ -378,13 +381,6 @@ class TextRenderer:
             names = sorted(self._special_names, key=len, reverse=True)
             content = re.sub("|".join(map(re.escape, names)), "", content)
         return ParsedAnswer(content, parts.reasoning, calls)
-
-    def _without_end(self, token_ids: np.ndarray) -> np.ndarray:
-        """Return an answer without the tokens that end it, but with those that end a call, which parsers read."""
-        end = len(token_ids)
-        while end and int(token_ids[end - 1]) in self.stop_tokens:
-            end -= 1
-        return token_ids[:end]
 
     @cached_property
     def _special_names(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 import torch
 
-from rlsdk.batch import LossInputs, Totals, aggregate
+from rlsdk.batch import LossInputs, Totals
 from rlsdk.config import Plan, check
 from rlsdk.config.defaults import ALGORITHM, REWARD
 from rlsdk.errors import ConfigError, DataError
@@ -99,11 +99,6 @@ class ComputedBatch:
     given_loss: float | None = None
     gradient: np.ndarray | None = None
     given_gradient: np.ndarray | None = None
-
-    def aggregated(self, values: np.ndarray, mode: str, norm: float | None = None) -> float:
-        """Reduce per-token values `[t]` to one number, as the objective does."""
-        mask, segments = torch.from_numpy(self.mask), torch.from_numpy(self.segments)
-        return float(aggregate(torch.from_numpy(values), mask, segments, mode, norm=norm))  # type: ignore[arg-type]
 
     def place(self, token: int) -> tuple[int, int]:
         """Return the rollout in the file, and the position in its response, of a token."""

@@ -220,7 +220,12 @@ class Scorer:
         part = self._parts[index]
         due = [part.rule.applies(tally.rollout.task) for tally in tallies]
         rollouts = [t.rollout for t, is_due in zip(tallies, due, strict=True) if is_due and index < t.gate]
-        scores = iter(await _scores(part, rollouts))
+        if part.compares:  # one call for all
+            result = await _guarded(part, rollouts) if rollouts else []
+            found = [result] * len(rollouts) if isinstance(result, Score) else as_scores(result, len(rollouts))
+        else:
+            found = [as_score(each) for each in await asyncio.gather(*(_guarded(part, r) for r in rollouts))]
+        scores = iter(found)
         return [
             tally if not is_due else tally.with_score(index, part.rule, next(scores) if index < tally.gate else None)
             for tally, is_due in zip(tallies, due, strict=True)
@@ -316,14 +321,6 @@ async def _called_in(user_loop: UserLoop, reward: Callable[[Any], Any], argument
         return await result if inspect.isawaitable(result) else result
 
     return await user_loop.run(call)
-
-
-async def _scores(part: _Ready, rollouts: Sequence[Rollout]) -> list[Score]:
-    """Run one part on rollouts, in one call if it compares them; an exception makes the scores invalid."""
-    if part.compares:
-        result = await _guarded(part, rollouts) if rollouts else []
-        return [result] * len(rollouts) if isinstance(result, Score) else as_scores(result, len(rollouts))
-    return [as_score(result) for result in await asyncio.gather(*(_guarded(part, each) for each in rollouts))]
 
 
 async def _guarded(part: _Ready, argument: Any) -> Any:

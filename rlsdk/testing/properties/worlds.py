@@ -108,7 +108,11 @@ def sized(subject: Subject, _: Any) -> None:
     """It is a sequence of tasks, with ids of their own."""
     found = subject.call(subject.make)
     found = subject.call(found) if callable(found) else found
-    count = _length(subject, found)
+    if not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
+        raise Violated("form", "a sequence of tasks", shape(found))
+    count: int = subject.call(len, found)
+    if count < 1:
+        raise Violated("form", "at least one task", "none")
     tasks = [subject.call(found.__getitem__, i) for i in _looked_at(count)]
     for i, task in zip(_looked_at(count), tasks, strict=True):
         if not isinstance(task, Task):
@@ -120,15 +124,6 @@ def sized(subject: Subject, _: Any) -> None:
     except IndexError:
         return
     raise Violated("form", f"an IndexError at {count}, after the last of {count} tasks", "a task")
-
-
-def _length(subject: Subject, found: Any) -> int:
-    if not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
-        raise Violated("form", "a sequence of tasks", shape(found))
-    count: int = subject.call(len, found)
-    if count < 1:
-        raise Violated("form", "at least one task", "none")
-    return count
 
 
 def _looked_at(count: int) -> list[int]:

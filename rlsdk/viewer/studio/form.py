@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import attrs
 
-from rlsdk.components import Component, Use
+from rlsdk.components import Use
 from rlsdk.config.reference import ConfigKey, of_component, settings
 from rlsdk.config.schema import LISTS
 from rlsdk.errors import PluginError
@@ -41,16 +41,13 @@ def form_of(files: Iterable[str] = ()) -> Plain:
         for key in sorted(found):
             component = found[key]
             shown = component.name if plugin == CORE else f"{plugin}/{component.name}"
-            components[component.kind][shown] = _component(component, plugin)
+            # Below the path `algorithm`, the keys of an algorithm are known to be components.
+            options = of_component(component, "algorithm" if component.kind == "algorithm" else "-")
+            # An option that is itself a group of options is written as YAML on one line.
+            fields = [_field(attrs.evolve(option, section=None)) for option in options]
+            told: Plain = {"plugin": plugin, "summary": component.summary, "fields": fields}
+            components[component.kind][shown] = told
     return {"fields": _nested(settings()), "components": components, "broken": broken}
-
-
-def _component(component: Component, plugin: str) -> Plain:
-    # Below the path `algorithm`, the keys of an algorithm are known to be components.
-    found = of_component(component, "algorithm" if component.kind == "algorithm" else "-")
-    # An option that is itself a group of options is written as YAML on one line.
-    fields = [_field(attrs.evolve(key, section=None)) for key in found]
-    return {"plugin": plugin, "summary": component.summary, "fields": fields}
 
 
 def _nested(keys: Sequence[ConfigKey]) -> list[Plain]:
