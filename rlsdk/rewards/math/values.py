@@ -175,7 +175,13 @@ def factorial(value: Number) -> Number:
         if not 0 <= value <= 1_500:
             raise NoValueError("the factorial of a number below 0 or above 1500")
         return Fraction(math.factorial(int(value)))
-    return _gamma(inexact(value) + 1)
+    place: Any = inexact(value) + 1
+    if abs(place) > 1_500:
+        raise NoValueError("a factorial is too large")
+    try:
+        return _not_too_small(context().gamma(place))
+    except ValueError as error:
+        raise NoValueError("a factorial of a negative whole number") from error
 
 
 def binomial(n: Number, k: Number) -> Number:
@@ -186,15 +192,6 @@ def binomial(n: Number, k: Number) -> Number:
             raise NoValueError("a binomial coefficient below 0 or above 5000")
         return Fraction(math.comb(int(n), int(k)))
     return divide(factorial(n), multiply([factorial(k), factorial(add([n, negate(k)]))]))
-
-
-def _gamma(value: Any) -> Any:
-    if abs(value) > 1_500:
-        raise NoValueError("a factorial is too large")
-    try:
-        return _not_too_small(context().gamma(value))
-    except ValueError as error:
-        raise NoValueError("a factorial of a negative whole number") from error
 
 
 def absolute(value: Number) -> Number:
