@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -173,14 +173,17 @@ class EngineActor(RunActor):
             self._engine.load_weights(offer)
         else:
             self._torn = True  # in case that an exception comes: some layers would be of other weights
-            parts = self._transfer.receive(offer, seat)
-            if isinstance(self._engine, LoadsWeightParts):
-                self._engine.load_weight_parts(version, parts)
-            elif (weights := transport.joined(parts, copy=True)) is not None:
-                self._engine.load_weights(weights)
+            self._receive(version, self._transfer.receive(offer, seat))
         self._torn = False
         self._clock["load_seconds"] += time.perf_counter() - started
         return None if canary is None else self._logprobs(canary)
+
+    def _receive(self, version: int, parts: Iterator[Weights]) -> None:
+        """Receive weights; they are free again before the canary is read."""
+        if isinstance(self._engine, LoadsWeightParts):
+            self._engine.load_weight_parts(version, parts)
+        elif (weights := transport.joined(parts, copy=True)) is not None:
+            self._engine.load_weights(weights)
 
     async def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
         """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it."""

@@ -126,8 +126,8 @@ class Cache:
 
     async def __call__(self, rollout: Rollout) -> Score:
         """The score of one rollout."""
-        content = pickle.dumps((rollout.task, rollout.messages, rollout.status), protocol=5)
-        key = hashlib.blake2b(content, digest_size=16).digest()
+        about = (rollout.task, rollout.messages, rollout.status)
+        key = hashlib.blake2b(pickle.dumps(about, protocol=5), digest_size=16).digest()
         if (kept := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             return kept
