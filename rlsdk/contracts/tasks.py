@@ -1,4 +1,4 @@
-"""Sources of tasks: a sequence whose tasks are created on access, and an optional interface."""
+"""Sources of tasks: a sequence whose tasks are created on access, an optional interface, and a task's label."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Protocol, overload, runtime_checkable
 
 import attrs
 
+from rlsdk.errors import DataError
 from rlsdk.types import Task
 
 
@@ -57,3 +58,18 @@ class KeepsOrder(Protocol):
     def ordered(self) -> bool:
         """True if training takes the tasks in their own order, in every epoch; False if it shuffles them."""
         ...
+
+
+def label_of(task: Task) -> bool:
+    """Return True if a task's demonstration is right, False if it is wrong, as its metadata says.
+
+    Raises:
+        DataError: The metadata does not say.
+    """
+    label = task.metadata.get("label")
+    if isinstance(label, bool):
+        return label
+    raise DataError(
+        f"task {task.id!r}: nothing says whether its demonstration is right; expected `label`, true or false, in its "
+        f"metadata, got {label!r}: map a column to 'label'"
+    )

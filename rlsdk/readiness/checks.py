@@ -207,6 +207,9 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True) -> Readines
         count = sum(map(len, trained)) if len(trained) == len(plan.tasks_train) else None
         disk = estimate(plan, tasks=count, built=built)
         found.warnings += space(plan, disk)
+    if plan.config.eval.every and not plan.tasks_eval:
+        text = f"{plan.config.eval.every}, but nothing is evaluated, since there are no tasks.eval"
+        found.notes.append(PlanFinding("eval.every", text))
     return Readiness(
         faults=tuple(found.faults),
         warnings=tuple(found.warnings),

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rlsdk.config import Plan, defaults
 from rlsdk.contracts import Sampling, runs_user_code
-from rlsdk.errors import DataError
+from rlsdk.contracts.tasks import label_of
 from rlsdk.isolation.threads import run_to_end
 from rlsdk.plugins import load
 from rlsdk.rollout.chat import RolloutContext
@@ -43,21 +43,6 @@ def check_demonstrations(plan: Plan, tasks: Sequence[Task], codec: ChatTokenizer
     context = RolloutContext(codec=codec, client=None, sampling=Sampling(), max_length=plan.config.model.max_length)
     with ThreadPoolExecutor(1) as pool:  # in a notebook, an event loop runs in this thread already
         pool.submit(run_to_end, _take(RolloutGenerator(workflow, None, None), tasks, context)).result()
-
-
-def label_of(task: Task) -> bool:
-    """Return True if a task's demonstration is right, False if it is wrong, as its metadata says.
-
-    Raises:
-        DataError: The metadata does not say.
-    """
-    label = task.metadata.get("label")
-    if isinstance(label, bool):
-        return label
-    raise DataError(
-        f"task {task.id!r}: nothing says whether its demonstration is right; expected `label`, true or false, in its "
-        f"metadata, got {label!r}: map a column to 'label'"
-    )
 
 
 async def _take(generator: RolloutGenerator, tasks: Sequence[Task], context: RolloutContext) -> None:

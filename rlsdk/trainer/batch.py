@@ -13,9 +13,9 @@ import torch
 
 from rlsdk.batch import CreditInputs
 from rlsdk.contracts import TrainBatch
+from rlsdk.contracts.tasks import label_of
 from rlsdk.errors import RunError
 from rlsdk.fields import FORWARD, UPDATE_FIELDS, Field
-from rlsdk.readiness.demonstrations import label_of
 from rlsdk.types import Group, Rollout, Score
 
 

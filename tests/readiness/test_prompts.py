@@ -69,6 +69,18 @@ def test_a_template_that_drops_thoughts_is_noted_and_keeps_no_run_from_starting(
     assert note.path == "model.renderer" and "drops the thoughts of earlier answers" in note.message
 
 
+def test_evaluations_without_tasks_are_noted(model: Path, tmp_path: Path) -> None:
+    given = ("eval.every=5", "tasks.eval=null")
+    notes = [
+        examine(plan(model, tmp_path, [SHORT], [SHORT], *some), starts=False).notes
+        for some in (given, given[:1], given[1:])
+    ]
+    assert [str(note) for note in notes[0]] == [
+        "eval.every: 5, but nothing is evaluated, since there are no tasks.eval"
+    ]
+    assert notes[1:] == [(), ()]
+
+
 def test_where_it_is_no_fault_of_max_prompt_tokens_the_checks_name_the_models_length(
     model: Path, tmp_path: Path
 ) -> None:
