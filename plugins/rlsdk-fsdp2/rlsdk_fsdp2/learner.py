@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
@@ -27,6 +27,8 @@ class FSDP2Learner(TransformersLearner):
     Attributes:
         reshard_after_forward: Drop the gathered weights of a layer after its forward pass, and gather them again in the
             backward pass; false takes more memory and less communication.
+        offload: Parts kept in main memory instead of the GPU's: none, or all (weights, gradients and optimiser state;
+            optimiser steps are then taken on the CPU).
         tensor_parallel: Successive ranks that divide each linear layer and run every micro-batch together, in turns,
             for layers too large for one. Divides the number of ranks and the model's heads.
         context_parallel: Successive ranks that share the tokens of each rollout (Ulysses), for rollouts too long for
@@ -35,6 +37,7 @@ class FSDP2Learner(TransformersLearner):
     """
 
     reshard_after_forward: bool = True
+    offload: Literal["none", "all"] = "none"
     tensor_parallel: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     context_parallel: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     _mesh: Any = attrs.field(init=False)
@@ -103,25 +106,27 @@ class FSDP2Learner(TransformersLearner):
 
     def train(self, module: Any, model: Model, rate: LearningRate, role: TrainedRole) -> Sharded:
         """Divide a module among the ranks, with its gradients and optimiser state."""
-        from rlsdk_fsdp2.sharded import AdamW, Sharded, divide
-        from rlsdk_fsdp2.tensor import divide_layers
+        from rlsdk_fsdp2.sharded import AdamW, Sharded
 
-        if self.tensor_parallel > 1:
-            divide_layers(module.model, self._mesh["tensor"])
-        divide(module, self._mesh["data"], model.dtype, reshard=self.reshard_after_forward)
+        self._divide(module, model, reshard=self.reshard_after_forward)
         adamw = AdamW(betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, grad_clip=self.grad_clip)
         group = self._mesh["tensor"].get_group() if self.tensor_parallel > 1 else None
         return Sharded(module, adamw, rate, group, dtype=model.dtype, role=role, skip_limit=self.skip_limit)
 
     def freeze(self, module: Any, model: Model) -> FrozenModule:
         """Divide a module that is not trained among the ranks."""
-        from rlsdk_fsdp2.sharded import FrozenModule, divide
+        from rlsdk_fsdp2.sharded import FrozenModule
+
+        self._divide(module, model, reshard=True)
+        return FrozenModule(module)
+
+    def _divide(self, module: Any, model: Model, *, reshard: bool) -> None:
+        from rlsdk_fsdp2.sharded import divide
         from rlsdk_fsdp2.tensor import divide_layers
 
         if self.tensor_parallel > 1:
             divide_layers(module.model, self._mesh["tensor"])
-        divide(module, self._mesh["data"], model.dtype, reshard=True)
-        return FrozenModule(module)
+        divide(module, self._mesh["data"], model.dtype, reshard=reshard, offload=self.offload == "all")
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -166,6 +171,7 @@ class FSDP2Learner(TransformersLearner):
             "learner.gradient_checkpointing=true": not self.gradient_checkpointing and self.rows != "shared",
             "learner.micro_batch_tokens=auto": self.micro_batch_tokens != "auto",
             "learner.reshard_after_forward=true": not self.reshard_after_forward,
+            "learner.offload=all (GPUs only)": self.offload == "none",
             "more ranks (placement.learners), and learner.context_parallel for long rollouts": True,
             "learner.lora": self.lora is None,
         }

@@ -25,24 +25,25 @@ def rank_memory(learner: FSDP2Learner, roles: Roles, place: ActorSpec) -> RankMe
         roles: Models; only their configs are read.
         place: Number of ranks, and their device.
     """
-    uses = []
+    parts: list[tuple[str, int, int]] = []  # name, bytes of the rank's share, bytes that it gathers beside it
     if roles.actor is not None:
         actor = _Size.of(learner, roles.actor, place, adapted=True)
-        uses += [
-            MemoryUse("learner weights", 4 * actor.trained + actor.frozen + actor.gathered),
-            MemoryUse("learner gradients", 4 * actor.trained),
-            MemoryUse("learner optimiser state", 8 * actor.trained),
+        parts += [
+            ("learner weights", 4 * actor.trained + actor.frozen, actor.gathered),
+            ("learner gradients", 4 * actor.trained, 0),
+            ("learner optimiser state", 8 * actor.trained, 0),
         ]
     if roles.critic is not None:
         critic = _Size.of(learner, roles.critic, place)
-        uses += [
-            MemoryUse("critic", 8 * critic.trained + critic.gathered),
-            MemoryUse("critic optimiser state", 8 * critic.trained),
-        ]
+        parts += [("critic", 8 * critic.trained, critic.gathered), ("critic optimiser state", 8 * critic.trained, 0)]
     if roles.reference is not None and not (learner.lora and roles.reference == roles.actor):
         reference = _Size.of(learner, roles.reference, place)
-        held = _BYTES[roles.reference.dtype] * reference.trained
-        uses.append(MemoryUse("reference model", held + reference.gathered))
+        parts.append(("reference model", _BYTES[roles.reference.dtype] * reference.trained, reference.gathered))
+    if learner.offload == "all" and place.device == "cuda":
+        uses = [MemoryUse(role, share, on_host=True) for role, share, _ in parts]
+        uses.append(MemoryUse("gathered weights", sum(gathered for _, _, gathered in parts)))
+    else:
+        uses = [MemoryUse(role, share + gathered) for role, share, gathered in parts]
     uses.append(MemoryUse("learner process", _PROCESS, on_host=place.device == "cuda"))
     return RankMemory(uses=tuple(uses), step=0)
 

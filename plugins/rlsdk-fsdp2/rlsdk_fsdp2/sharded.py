@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from rlsdk.errors import CheckpointError
@@ -43,7 +43,7 @@ class AdamW:
     grad_clip: float
 
 
-def divide(module: nn.Module, mesh: Any, dtype: str, *, reshard: bool) -> None:
+def divide(module: nn.Module, mesh: Any, dtype: str, *, reshard: bool, offload: bool) -> None:
     """Divide a policy or critic among the ranks of a mesh in place: each layer, and what is left.
 
     What is trained is kept in float32 whatever the dtype: steps are smaller than the digits of bfloat16. Passes compute
@@ -54,22 +54,39 @@ def divide(module: nn.Module, mesh: Any, dtype: str, *, reshard: bool) -> None:
         mesh: Device mesh of torch, with one dimension; layers may be divided along another one before.
         dtype: float32 or bfloat16.
         reshard: Drop the gathered weights of a layer after its forward pass.
+        offload: Keep shares of weights and gradients in main memory; steps are taken there.
     """
     for parameter in module.parameters():
         if parameter.requires_grad:
             # In place, as `Module.float` does it, since layers may be tied, or divided already.
             torch.utils.swap_tensors(parameter, nn.Parameter(parameter.detach().float()))  # type: ignore[no-untyped-call]
-    policy = MixedPrecisionPolicy(param_dtype=getattr(torch, dtype), reduce_dtype=torch.float32)
+    how = {
+        "mesh": mesh,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=getattr(torch, dtype), reduce_dtype=torch.float32),
+        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy(),
+    }
     model: Any = module.model
     layers = set(model._no_split_modules or ())
     for each in [m for m in model.modules() if type(m).__name__ in layers]:
-        fully_shard(each, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+        fully_shard(each, **how, reshard_after_forward=reshard)
     # The output head follows the embeddings, to which it may be tied, after all layers: gathered until both are done.
-    fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    fully_shard(module, **how, reshard_after_forward=False)
     for each in _divided(module):
         # Sums over ranks, not means: the loss is divided by counts of all ranks already. Gloo has no scaled sum.
         each.set_gradient_divide_factor(1.0)
         each.set_force_sum_reduction_for_comms(True)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Gather or add up a tensor that ranks divide, on the device by which they communicate; a collective."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    share = tensor.to_local().to(tensor.device_mesh.device_type)  # it may be offloaded
+    divided = DTensor.from_local(
+        share, tensor.device_mesh, tensor.placements, shape=tensor.shape, stride=tensor.stride()
+    )
+    found: Tensor = divided.full_tensor()
+    return found
 
 
 def _divided(module: nn.Module) -> list[FSDPModule]:
@@ -179,15 +196,29 @@ class Sharded(TrainedModule):
         for name in sorted(self._partial):
             gradient = self._trained[name].grad
             if gradient is not None:
-                dist.all_reduce(gradient.to_local(), group=self._group)
+                share = gradient.to_local()
+                whole = share.to(gradient.device_mesh.device_type)  # where ranks communicate; shares may be offloaded
+                dist.all_reduce(whole, group=self._group)
+                share.copy_(whole)
         found = [[p.grad for p in parameters if p.grad is not None] for parameters in self._alike.values()]
         return [gradients for gradients in found if gradients]
 
     @staticmethod
-    def _norm(gradients: Sequence[Sequence[Tensor]]) -> float:
-        """Norm of the gradient over all ranks, the same on each; a collective."""
-        norms = [torch.nn.utils.get_total_norm(each) for each in gradients]
-        return math.hypot(*(float(n.full_tensor() if isinstance(n, DTensor) else n) for n in norms))
+    def _norm(gradients: Sequence[Sequence[Any]]) -> float:
+        """Norm of the gradient over all ranks, the same on each; a collective.
+
+        Torch's own communicates where the shares are, which NCCL cannot if these are offloaded.
+        """
+        found = 0.0
+        for each in gradients:
+            mesh: Any = each[0].device_mesh
+            squares = torch.stack(torch._foreach_norm([gradient.to_local() for gradient in each])).double().square()
+            copies = [math.prod(mesh.size(i) for i, p in enumerate(g.placements) if p.is_replicate()) for g in each]
+            total = (squares / squares.new_tensor(copies)).sum().to(mesh.device_type)
+            for dimension in range(mesh.ndim):
+                dist.all_reduce(total, group=mesh.get_group(dimension))
+            found += float(total)
+        return math.sqrt(found)
 
     def save(self, folder: Path, rank: int, state: Mapping[str, Any], *, frozen: bool) -> None:
         """Write this rank's shares of weights and moments as safetensors; a collective."""
@@ -264,7 +295,7 @@ class Sharded(TrainedModule):
             if id(tensor) not in copies:
                 whole = tensor.detach()
                 if isinstance(whole, DTensor):
-                    whole = whole.full_tensor()
+                    whole = _whole(whole)
                     # On the GPU, one whole tensor at a time.
                     whole = whole.to("cpu", self._dtype) if keep else whole.new_empty(0)
                 copies[id(tensor)] = whole

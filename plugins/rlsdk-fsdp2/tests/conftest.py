@@ -126,6 +126,12 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 @pytest.fixture(scope="session")
+def biased(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A model whose linear layers have biases, which ranks that divide the columns of a layer hold whole."""
+    return make_model(tmp_path_factory.mktemp("models") / "biased", seed=6, attention_bias=True, mlp_bias=True)
+
+
+@pytest.fixture(scope="session")
 def normed(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """A Qwen3, which normalises queries and keys of each head."""
     return make_model(tmp_path_factory.mktemp("models") / "normed", "Qwen3", tied=False, seed=4, head_dim=8)

@@ -120,9 +120,11 @@ CASES: list[tuple[int, str, str, dict[str, Any]]] = [
     (2, "tied", "even", {"micro_batch_tokens": 100, "rows": "tree"}),
     (2, "tied", "even", {"micro_batch_tokens": 60, "tensor_parallel": 2, "gradient_checkpointing": True}),
     (2, "untied", "no rollouts", {"micro_batch_tokens": 100, "tensor_parallel": 2}),
+    (2, "biased", "even", {"micro_batch_tokens": 60, "tensor_parallel": 2}),
     (2, "tied", "even", {"micro_batch_tokens": 30, "context_parallel": 2, "gradient_checkpointing": True}),
     (2, "untied", "no rollouts", {"micro_batch_tokens": 50, "context_parallel": 2}),
     (2, "normed", "even", {"micro_batch_tokens": 30, "context_parallel": 2, "rows": "packed"}),
+    (2, "untied", "even", {"micro_batch_tokens": 60, "offload": "all"}),
 ]
 
 
@@ -186,6 +188,7 @@ def leave_or_resume(
         pytest.param(2, "untied", {"tensor_parallel": 2}, marks=pytest.mark.slow),
         (2, "bfloat", {"tensor_parallel": 2}),
         (2, "bfloat", {"context_parallel": 2}),
+        (2, "bfloat", {"offload": "all", "tensor_parallel": 2}),
     ],
 )
 def test_a_resumed_run_is_the_one_left_alone(
@@ -327,6 +330,7 @@ def train_and_export(place: Any, roles: Roles, options: dict[str, Any], parts: A
         (2, "normed", {"tensor_parallel": 2}),
         (2, "bfloat", {"tensor_parallel": 2}),
         (2, "tied", {"context_parallel": 2}),
+        (2, "untied", {"offload": "all"}),
     ],
 )
 def test_weights_and_export_are_the_model(

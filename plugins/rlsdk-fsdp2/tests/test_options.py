@@ -10,7 +10,7 @@ from rlsdk_fsdp2.learner import FSDP2Learner
 
 import rlsdk
 from rlsdk import contracts
-from rlsdk.contracts import ActorSpec, Model, Roles, UpdateShape
+from rlsdk.contracts import ActorSpec, MemoryUse, Model, Roles, UpdateShape
 from rlsdk.errors import LearnerError, OptionError
 
 
@@ -46,6 +46,7 @@ def test_it_replays_no_experts() -> None:
         ({"reshard_after_forward": "often"}, "reshard_after_forward"),
         ({"rows": "shared", "gradient_checkpointing": True}, "choose one"),
         ({"micro_batch_tokens": 0}, "above 0, or auto"),
+        ({"offload": "optimizer"}, "offload"),
         ({"context_parallel": 2, "rows": "tree"}, "padded or packed .* got rows: tree and attention: sdpa"),
         ({"context_parallel": 2, "attention": "eager"}, "got rows: padded and attention: eager"),
     ],
@@ -159,3 +160,19 @@ def test_weights_gradients_and_optimiser_are_divided_among_ranks(untied: Model) 
     assert 0 < adapter < 0.3 * count
     held = outside + (count - outside) // 2  # and as much gathered
     assert adapted["learner weights"] == pytest.approx(4 * adapter + 2 * 4 * held, rel=0.01)
+
+
+def test_what_is_offloaded_lies_in_main_memory_and_what_is_gathered_on_the_gpu(untied: Model) -> None:
+    roles = Roles(actor=untied, critic=untied, reference=untied)
+
+    def uses(device: str, offload: str) -> dict[str, MemoryUse]:
+        place = ActorSpec(role="learner", world_size=2, device=device)
+        return {use.role: use for use in make(offload=offload).rank_memory(roles, place).uses}
+
+    whole, apart = uses("cuda", "none"), uses("cuda", "all")
+    on_gpu = [role for role, use in whole.items() if not use.on_host]
+    assert set(on_gpu) == set(whole) - {"learner process"}
+    assert [role for role, use in apart.items() if not use.on_host] == ["gathered weights"]
+    assert apart["gathered weights"].bytes == 3 * 4 * 19_424  # as all of each model is gathered at one time
+    assert sum(use.bytes for use in apart.values()) == sum(use.bytes for use in whole.values())
+    assert uses("cpu", "all") == uses("cpu", "none")
