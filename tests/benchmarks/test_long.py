@@ -2,11 +2,16 @@
 
 The learner is the real one, each length in a process of its own: its greatest memory so far can be read, and never
 falls. What it uses before, for Python, torch and the model, is read after an update of short rollouts.
+
+A model this small has tensors of less than 32 MiB, which glibc keeps when they are freed, as gaps between others: its
+process grows to twice what its tensors need. The ranks give back blocks from 1 MiB on, as those of larger models do.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +29,7 @@ BENCHMARK = "Long rollouts"
 pytestmark = pytest.mark.usefixtures("cluster")
 LENGTHS = (4096, 8192, 16_384, 32_768)
 SHORT = 512
+PYTHON = shlex.join(["env", f"MALLOC_MMAP_THRESHOLD_={2**20}", sys.executable])
 
 
 @attrs.frozen
@@ -76,7 +82,7 @@ def cost(model: Model, tokens: int, folder: Path, *, rollouts: int = 1, ranks: i
     loss = LossSpec(policy_loss=plugins.reference("policy_loss", "ppo"))
     place = ActorSpec(role="learner", world_size=ranks, cpus=2, threads=1, seed=0)
     roles, all_of_them = Roles(actor=model), [np.arange(rollouts)]
-    group = LearnerGroup.launch(reference, roles, loss, place, total_updates=4, cpus=0.5, log_dir=folder)
+    group = LearnerGroup.launch(reference, roles, loss, place, total_updates=4, cpus=0.5, python=PYTHON, log_dir=folder)
     try:
         group.update(batch_of(rollouts, SHORT), all_of_them, 0)
         before, began = group.clock()["host_bytes"], time.perf_counter()
@@ -105,7 +111,7 @@ def test_memory_grows_no_faster_than_the_length(
     )
 
 
-def test_two_ranks_that_share_rollouts_need_less_memory_each(
+def test_two_ranks_that_share_rollouts_need_half_the_memory_each(
     long_model: Model, tmp_path: Path, show: Callable[..., None], check: Callable[..., None]
 ) -> None:
     tokens = LENGTHS[2]
@@ -116,4 +122,4 @@ def test_two_ranks_that_share_rollouts_need_less_memory_each(
         took={"one rank": round(one.seconds, 2), "two": round(two.seconds, 2)},
     )
     case = f"2 × {tokens:,} tokens"
-    check("memory of each of two ranks over that of one", two.memory / one.memory, case=case, at_most=0.75)
+    check("memory of each of two ranks over that of one", two.memory / one.memory, case=case, at_most=0.55)

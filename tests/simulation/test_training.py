@@ -52,7 +52,9 @@ def found() -> dict[str, SimulationResult]:
     return {name: simulate(setup) for name, setup in setups.items()}
 
 
-@pytest.mark.parametrize("token_seconds", [4e-5, 1.1e-4, 2e-4])
+@pytest.mark.parametrize(
+    "token_seconds", [pytest.param(4e-5, marks=pytest.mark.slow), 1.1e-4, pytest.param(2e-4, marks=pytest.mark.slow)]
+)
 def test_running_ahead_keeps_nine_tenths_of_what_the_slower_half_can_do_alone(
     token_seconds: float, found: dict[str, SimulationResult]
 ) -> None:
