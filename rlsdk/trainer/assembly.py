@@ -75,15 +75,20 @@ class Parts:
     steps: int
 
 
-def examined(plan: Plan) -> tuple[Sequence[Sequence[Task]], Rehearsal]:
-    """Check for everything that would keep a run from starting; returns its tasks and the trial of its reward.
+def examined(plan: Plan, *, trains: bool = True) -> tuple[Sequence[Sequence[Task]], Rehearsal]:
+    """Check for everything that would keep a run from starting; returns its tasks and what its log says first.
+
+    Args:
+        plan: Checked plan.
+        trains: True for a program that has a learner.
 
     Raises:
         RlsdkError: Something would; nothing was started.
     """
     exchanged_adapter(plan)  # an adapter that the engine cannot serve is an error before anything starts
-    ready = examine(plan).require()
-    return ready.tasks, run_async(rehearse(plan, ready.tasks))
+    ready = examine(plan, trains=trains).require()
+    rehearsed = run_async(rehearse(plan, ready.tasks))
+    return ready.tasks, attrs.evolve(rehearsed, notes=(*map(str, ready.notes), *rehearsed.notes))
 
 
 @contextmanager

@@ -37,17 +37,17 @@ class Rehearsal:
     """Result of a rehearsal that does not keep the run from starting.
 
     Attributes:
-        skipped: Why the reward, or a part of it, was not tried.
+        notes: Why the reward, or a part of it, was not tried; of `examined`, also the notes of the checks.
         warnings: Terms that failed, although they may work in the run: its workflow makes other rollouts than these, or
             `max_invalid` is 1.
     """
 
-    skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def log(self) -> None:
         """Write the notes to the run's log."""
-        for note in self.skipped:
+        for note in self.notes:
             log.info("%s", note)
         for note in self.warnings:
             log.warning("%s", note)

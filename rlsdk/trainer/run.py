@@ -23,7 +23,7 @@ from rlsdk.errors import RunError
 from rlsdk.isolation.watching import stage
 from rlsdk.learners.starting import start_learner
 from rlsdk.loops.signals import handled
-from rlsdk.readiness.checks import examine, machine, space
+from rlsdk.readiness.checks import machine, space
 from rlsdk.readiness.disk import estimate
 from rlsdk.rollout.producer import first_error
 from rlsdk.runlog.logs import log_to
@@ -32,7 +32,6 @@ from rlsdk.trainer.assembly import Parts, examined, started, steps_of
 from rlsdk.trainer.callbacks import ShowSamples
 from rlsdk.trainer.interactive import run_async
 from rlsdk.trainer.record import RunRecord, open_run
-from rlsdk.trainer.rehearsal import rehearse
 from rlsdk.trainer.resuming import check_resumed
 from rlsdk.trainer.trainer import Trainer
 from rlsdk.trainer.two_process.actor import ExplorerActor, ExplorerSetup
@@ -148,9 +147,7 @@ def explore(
     """
     plan = check(config, overrides, plugins)
     require_cluster(plan)
-    ready = examine(plan, trains=False).require()
-    rehearsed = run_async(rehearse(plan, ready.tasks))
-    exchanged_adapter(plan)
+    _, rehearsed = examined(plan, trains=False)
     console = console or log_console()
     log_to(plan, console)
     rehearsed.log()

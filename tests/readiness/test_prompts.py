@@ -13,7 +13,7 @@ from rlsdk import nano
 from rlsdk.config import Plan, check
 from rlsdk.readiness.checks import examine
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.trainer.assembly import _streams, train_tasks
+from rlsdk.trainer.assembly import _streams, examined, train_tasks
 from tests.rollout.codecs import CHATML, chatml
 from tests.rollout.test_thoughts import QWEN
 
@@ -79,6 +79,8 @@ def test_evaluations_without_tasks_are_noted(model: Path, tmp_path: Path) -> Non
         "eval.every: 5, but nothing is evaluated, since there are no tasks.eval"
     ]
     assert notes[1:] == [(), ()]
+    _, rehearsed = examined(plan(model, tmp_path, [SHORT], [SHORT], *given))
+    assert rehearsed.notes == tuple(map(str, notes[0]))  # the log of a run begins with it
 
 
 def test_where_it_is_no_fault_of_max_prompt_tokens_the_checks_name_the_models_length(

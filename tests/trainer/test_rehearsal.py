@@ -142,7 +142,7 @@ def test_a_wrong_answer_is_fine_and_so_is_a_reward_that_fails_on_some(lab: Path,
 
 @pytest.mark.parametrize(("name", "why"), [("asks", "it is async"), ("large", "it runs in an actor of its own")])
 def test_what_cannot_be_tried_here_is_skipped_and_said(lab: Path, name: str, why: str) -> None:
-    (skipped,) = rehearsed(plan_of(lab, f"[countdown, trial_lab/{name}]")).skipped
+    (skipped,) = rehearsed(plan_of(lab, f"[countdown, trial_lab/{name}]")).notes
     assert skipped.startswith(f"reward[1]: 'trial_lab/{name}' is not tried out before the start: {why}")
 
 
@@ -167,7 +167,7 @@ def test_where_failing_need_not_end_the_run_it_is_a_warning(lab: Path, setting: 
 def test_a_workflow_that_gives_rewards_and_a_config_that_wants_no_trial_skip_it(lab: Path) -> None:
     assert rehearsed(plan_of(lab, "trial_lab/here", "scoring.trial=false")) == Rehearsal()
     plan = plan_of(lab, "environment", "workflow=environment")
-    (skipped,) = rehearsed(plan).skipped
+    (skipped,) = rehearsed(plan).notes
     assert "workflow 'environment' gives it" in skipped
 
 
