@@ -117,32 +117,30 @@ class SequenceGroup:
             copies = self.size // key.shape[1]
             key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)
         query, key, value = (self._to_heads(each) for each in (query, key, value))
-        parts = [
-            torch.nn.functional.scaled_dot_product_attention(
-                query[:, :, begin:end],
-                key[:, :, begin:end],
-                value[:, :, begin:end],
-                is_causal=True,
-                scale=options.get("scaling"),
-                enable_gqa=query.shape[1] != key.shape[1],
+        grouped = query.shape[1] != key.shape[1]
+
+        def attend(begin: int, end: int) -> Tensor:
+            q, k, v = (each[:, :, begin:end] for each in (query, key, value))
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=options.get("scaling"), enable_gqa=grouped
             )
-            for begin, end in self._spans
-        ]
-        return self._to_tokens(torch.cat(parts, 2)).transpose(1, 2).contiguous(), None
+
+        parts = [attend(*span) for span in self._spans]
+        return self._to_tokens(parts[0] if len(parts) == 1 else torch.cat(parts, 2)), None
 
     def _to_heads(self, held: Tensor) -> Tensor:
         """`[rows, heads, share, size]` to `[rows, heads / ranks, tokens, size]`."""
         rows, heads, share, size = held.shape
-        parts = held.reshape(rows, self.size, heads // self.size, share, size).movedim(1, 0)
+        parts = held.reshape(rows, self.size, heads // self.size, share, size).permute(1, 3, 0, 2, 4)
         found: Tensor = _Exchange.apply(parts, self.group)  # type: ignore[no-untyped-call]
-        return found.permute(1, 2, 0, 3, 4).reshape(rows, heads // self.size, self.size * share, size)
+        return found.flatten(0, 1).permute(1, 2, 0, 3)
 
     def _to_tokens(self, held: Tensor) -> Tensor:
-        """`[rows, heads / ranks, tokens, size]` to `[rows, heads, share, size]`."""
+        """`[rows, heads / ranks, tokens, size]` to `[rows, share, heads, size]`."""
         rows, heads, tokens, size = held.shape
-        parts = held.reshape(rows, heads, self.size, tokens // self.size, size).movedim(2, 0)
+        parts = held.permute(2, 0, 1, 3).reshape(self.size, tokens // self.size, rows, heads, size)
         found: Tensor = _Exchange.apply(parts, self.group)  # type: ignore[no-untyped-call]
-        return found.movedim(0, 1).reshape(rows, self.size * heads, tokens // self.size, size)
+        return found.permute(2, 1, 0, 3, 4).flatten(2, 3)
 
 
 class _Exchange(torch.autograd.Function):
