@@ -200,6 +200,8 @@ def _judge(good: int, bad: Sequence[str], skip_bad: float, names: Sequence[str])
             + "".join(f"\n  {line}" for line in bad[:_SHOWN])
             + more
         )
+    if not good and not bad:
+        raise DataError(f"{', '.join(names)}: there are no rows, and a task is made of each")
     if not good:
         raise DataError(f"{', '.join(names)}: no row is a valid task" + "".join(f"\n  {line}" for line in bad[:_SHOWN]))
     if bad:
