@@ -48,8 +48,6 @@ class DeepSpeedOptions(LearnerOptions):
                 "sequence_parallel needs rows: padded or packed and attention: sdpa (torch's flash kernel on a GPU)"
             )
             raise ValueError(f"{needed}; got rows: {self.rows} and attention: {self.attention}")
-        if self.sequence_parallel > 1 and self.lora:
-            raise ValueError("sequence_parallel and lora cannot be combined yet; choose one")
         if self.compile and (self.sequence_parallel > 1 or self.lora):
             raise ValueError("compile cannot be combined with sequence_parallel or lora yet; choose one")
 

@@ -119,6 +119,26 @@ def test_gradients_are_those_of_plain_peft(
 
 
 @pytest.mark.stack
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("rows", ["padded", "packed"])
+def test_gradients_of_ranks_that_share_rollouts(
+    stage: int, rows: str, tied: Model, launch: Launch, make_batch: Make
+) -> None:
+    batch = make_batch(20)
+    shares = [batch.select(index) for index in split(read_lengths(batch), 2)]
+    options = {"zero_stage": stage, "rows": rows, "sequence_parallel": 2, "micro_batch_tokens": 64, **SETTING}
+    group = launch(2, Roles(actor=tied), spec(), **options)
+    group.update(batch, everything(batch), 0)  # B is zero before, and with it the gradient of A
+    weights = adapter_of(group)
+    totals = Totals.of(torch.from_numpy(batch.loss_mask), torch.from_numpy(np.repeat(np.arange(20), batch.responses)))
+    keep_gradients(group)
+    group._call("update", [([(share, totals.tokens, totals.rollouts)], 1) for share in shares])
+    expected = plain_gradients(peft_model(tied, weights), batch)
+    for found in gradients(group):
+        assert distance(found, expected) < 1e-5
+
+
+@pytest.mark.stack
 @pytest.mark.parametrize(("world", "stage", "which"), [(1, 1, "tied"), (2, 3, "untied"), (2, 2, "bfloat")])
 def test_weights_and_export_are_what_peft_merges(
     world: int, stage: int, which: str, launch: Launch, make_batch: Make, tmp_path: Path, request: pytest.FixtureRequest
@@ -162,13 +182,14 @@ def test_weights_and_export_are_what_peft_merges(
 
 
 @pytest.mark.stack
-@pytest.mark.parametrize(("world", "stage"), [(1, 1), (2, 0), (2, 3)])
+@pytest.mark.parametrize(("world", "stage", "together"), [(1, 1, 1), (2, 0, 1), (2, 3, 1), (2, 1, 2)])
 def test_the_reference_is_the_base(
-    world: int, stage: int, tied: Model, untied: Model, launch: Launch, make_batch: Make
+    world: int, stage: int, together: int, tied: Model, untied: Model, launch: Launch, make_batch: Make
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    batch, setting = make_batch(9), {"zero_stage": stage, "micro_batch_tokens": 64, **SETTING}
+    batch = make_batch(9)
+    setting = {"zero_stage": stage, "sequence_parallel": together, "micro_batch_tokens": 64, **SETTING}
     base = AutoModelForCausalLM.from_pretrained(tied.path, dtype=torch.float64)
     with torch.no_grad():
         expected = states(base, batch, TEMPERATURE)[0].numpy()
