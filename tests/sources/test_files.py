@@ -227,7 +227,7 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path):
 def test_files_without_rows_or_without_a_good_one_are_told_apart(tmp_path):
     with pytest.raises(DataError, match=r"a\.jsonl: there are no rows"):
         load("jsonl", path=save(tmp_path / "a.jsonl", [""]))
-    with pytest.raises(DataError, match="no row is a valid task\n.*line 1: "):
+    with pytest.raises(DataError, match=r"no row is a valid task\n.*line 1: "):
         load("jsonl", path=save(tmp_path / "a.jsonl", [{"prompt": 1}]), skip_bad=1.0)
 
 
