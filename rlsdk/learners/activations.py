@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -153,6 +154,19 @@ def _run(module: nn.Module, make_rows: Callable[[], TokenRows], options: dict[st
     for handle in handles:
         handle.remove()
     return PassMemory(counted.peak.total(), counted.peak["head"])
+
+
+@contextmanager
+def no_packed_rows() -> Iterator[None]:
+    """Have transformers build no mask for packed rows: it cannot see from fake positions that there are none."""
+    from transformers import masking_utils
+
+    held = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = held
 
 
 def _drop_gradient(parameter: Tensor) -> None:

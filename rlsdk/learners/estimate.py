@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +145,7 @@ def micro_batch_memory(
         tokens: Token budget of a micro-batch.
         trains: False for a model that only runs forwards.
     """
-    from rlsdk.learners.activations import pass_memory
+    from rlsdk.learners.activations import no_packed_rows, pass_memory
     from rlsdk.learners.lora import wrap
     from rlsdk.learners.model import blank_policy
 
@@ -161,7 +162,9 @@ def micro_batch_memory(
         made = largest_rows(options, model, shape, tokens)
         return attrs.evolve(made, position_ids=None) if flash and made.prompts is None else made
 
-    return pass_memory(build, rows, trains=trains, temperature=1.0, entropy="gradient" if trains else "none")
+    masked = options.rows == "packed" and not flash
+    with nullcontext() if masked else no_packed_rows():
+        return pass_memory(build, rows, trains=trains, temperature=1.0, entropy="gradient" if trains else "none")
 
 
 def largest_rows(options: LearnerOptions, model: Model, shape: UpdateShape, tokens: int) -> TokenRows:

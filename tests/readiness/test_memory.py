@@ -45,13 +45,13 @@ def sizes(model: Model, ranks: int = 1, device: Any = "cuda", **options: Any) ->
     return {use.role: use.bytes for use in uses}
 
 
-def test_a_7b_model_needs_130_gb_for_a_micro_batch_of_the_defaults(seven_b: Model):
+def test_a_7b_model_needs_123_gb_for_a_micro_batch_of_the_defaults(seven_b: Model):
     found = sizes(seven_b)
     assert found["learner weights"] == 2 * PARAMETERS
     assert found["learner gradients"] == 6 * PARAMETERS  # in float32, and those of a micro-batch
     assert found["learner optimiser state"] == 12 * PARAMETERS
     one_pass = found["learner weights"] + found["learner activations"] + found["learner output head"]
-    assert one_pass == pytest.approx(130e9, rel=0.02)
+    assert one_pass == pytest.approx(123e9, rel=0.02)
 
 
 def test_checkpointing_keeps_little_more_than_the_inputs_of_layers(seven_b: Model):
@@ -112,6 +112,20 @@ def test_many_layers_are_extrapolated_from_few(monkeypatch: pytest.MonkeyPatch, 
     few = estimate.micro_batch_memory(learner, model, SHAPE, 4096)
     monkeypatch.setattr(activations, "FEW_LAYERS", 100)
     assert estimate.micro_batch_memory(learner, model, SHAPE, 4096) == few
+
+
+def test_long_rollouts_need_memory_in_proportion_to_their_length_unless_they_are_packed_with_a_mask():
+    model = Model(path=str(NANO))
+
+    def activations_of(tokens: int, **options: Any) -> int:
+        learner = DeepSpeedLearner(**options)
+        shape = UpdateShape(rollouts=1, prompt=1, response=tokens)
+        return estimate.micro_batch_memory(learner, model, shape, tokens).bytes
+
+    assert activations_of(16_384) == pytest.approx(4 * activations_of(4096), rel=0.05)
+    flash = activations_of(16_384, rows="packed", attention="flash_attention_2")
+    assert flash == pytest.approx(activations_of(16_384), rel=0.05)
+    assert activations_of(16_384, rows="packed") > activations_of(16_384) + 16_384**2
 
 
 def test_memory_is_counted_as_a_hand_would():
