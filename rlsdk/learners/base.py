@@ -89,8 +89,12 @@ class TransformersLearner(LearnerOptions):
         """Change a module after it is loaded, before adapters are added and it is divided."""
 
     def share_rows(self, ranks: Ranks) -> SharedRows | None:
-        """Return the ranks that run each rollout together with this one; None if each runs its own."""
-        return None
+        """Return what runs models on rows, such as ranks that share rollouts; None if models run by themselves."""
+        if not self.packs_without_mask:
+            return None
+        from rlsdk.learners.packing import PackedAttention
+
+        return PackedAttention()
 
     def connect(self, device: str) -> None:
         """Prepare what divides models, once this rank has joined the others."""

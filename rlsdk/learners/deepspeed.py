@@ -44,7 +44,7 @@ class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
     def share_rows(self, ranks: Ranks) -> SharedRows | None:
         """Return the ranks that share the tokens of each rollout; a collective where there are any."""
         if self.sequence_parallel == 1:
-            return None
+            return super().share_rows(ranks)
         from rlsdk.learners.ulysses import SequenceGroup
 
         return SequenceGroup.join(ranks, self.sequence_parallel)

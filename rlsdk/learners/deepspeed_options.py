@@ -62,6 +62,11 @@ class DeepSpeedOptions(LearnerOptions):
         return self.sequence_parallel
 
     @property
+    def packs_without_mask(self) -> bool:
+        """True if packed rollouts attend one after another, where the model allows it; false if a mask parts them."""
+        return super().packs_without_mask and not self.compile  # which would compile anew for each packing
+
+    @property
     def memory_remedies(self) -> tuple[str, ...]:
         """Options that would lower the memory of a rank, those first that cost least."""
         found = {

@@ -147,10 +147,12 @@ def micro_batch_memory(
     """
     from rlsdk.learners.activations import no_packed_rows, pass_memory
     from rlsdk.learners.lora import wrap
-    from rlsdk.learners.model import blank_policy
+    from rlsdk.learners.model import blank_policy, read_config
+    from rlsdk.learners.packing import other_layers
 
     # Flash attention keeps what the kernel behind sdpa keeps, and needs no mask for packed rows.
     flash = options.attention == "flash_attention_2"
+    apart = options.packs_without_mask and not other_layers(read_config(model, local_files_only=True))
 
     def build() -> Any:
         policy = blank_policy(model, "sdpa" if flash else options.attention, options.gradient_checkpointing)
@@ -160,9 +162,9 @@ def micro_batch_memory(
 
     def rows() -> TokenRows:
         made = largest_rows(options, model, shape, tokens)
-        return attrs.evolve(made, position_ids=None) if flash and made.prompts is None else made
+        return attrs.evolve(made, position_ids=None) if (flash or apart) and made.prompts is None else made
 
-    masked = options.rows == "packed" and not flash
+    masked = options.rows == "packed" and not (flash or apart)
     with nullcontext() if masked else no_packed_rows():
         return pass_memory(build, rows, trains=trains, temperature=1.0, entropy="gradient" if trains else "none")
 

@@ -48,9 +48,10 @@ class LearnerOptions(ABC):
         micro_batch_tokens: Tokens of one forward pass, padding included; a longer rollout gets one of its own. `auto`
             takes as many, up to 32768, as leave half of the free memory unused by the estimate of `rlsdk explain`.
         rows: padded gives each rollout a row (rollouts of like length together); packed puts them one after another,
-            which pays with flash_attention_2; shared reads a prompt once for all its rollouts in a micro-batch, which
-            pays where groups are large and prompts are not short beside responses (full attention, sdpa or eager);
-            tree reads whatever rollouts of a micro-batch begin with once, earlier turns and branches of a search, too.
+            each of which attends to itself (flash_attention_2, or sdpa; eager, layers with windows and compile read all
+            of them behind a mask, which is slow); shared reads a prompt once for all its rollouts in a micro-batch,
+            which pays where groups are large and prompts are not short beside responses (full attention, sdpa or
+            eager); tree reads whatever rollouts of a micro-batch begin with once, earlier turns and branches, too.
         gradient_checkpointing: Compute activations again in the backward pass: a third more time, far less memory.
         attention: Implementation in transformers; on a CPU, eager is faster for rows of a few dozen tokens.
         value_init: Initial value head of the critic: zero predicts 0 at first; small is a little noise.
@@ -93,6 +94,11 @@ class LearnerOptions(ABC):
     def readers(self) -> int:
         """Number of ranks that share the tokens of each rollout."""
         return 1
+
+    @property
+    def packs_without_mask(self) -> bool:
+        """True if packed rollouts attend one after another, where the model allows it; false if a mask parts them."""
+        return self.rows == "packed" and self.attention == "sdpa"
 
     @abstractmethod
     def rank_memory(self, roles: Roles, place: ActorSpec) -> RankMemory:

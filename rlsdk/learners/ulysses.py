@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlsdk.errors import LearnerError
+from rlsdk.learners.packing import attend, other_layers, replace_attention, spans
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.router import RouterLoss
 from rlsdk.learners.rows import TokenRows
@@ -60,12 +61,9 @@ class SequenceGroup:
         Raises:
             LearnerError: It cannot.
         """
-        from transformers import AttentionInterface
-
         if faults := sequence_faults(model, self.size, self.option, divided=self.divided):
             raise LearnerError(f"model {path}: {'; '.join(faults)}")
-        AttentionInterface.register(ATTENTION, self._attention)
-        model.set_attn_implementation(ATTENTION)
+        replace_attention(model, ATTENTION, self._attention)
 
     def turns(self, rows: Any) -> list[Any]:
         """Return the rows of each rank of the group, by rank, on all of them."""
@@ -80,7 +78,7 @@ class SequenceGroup:
         """
         share, places = self._slice(rows)
         # Attention reads it here, and again where a backward pass computes activations anew: before the next pass.
-        self._spans = _spans(rows, self.size)
+        self._spans = spans(rows, -(-rows.input_ids.shape[1] // self.size) * self.size)
         results = model(share, *args)
         given = results if isinstance(results, tuple) else (results,)
         # In one exchange, which runs in the backward pass of every rank or of none.
@@ -117,16 +115,7 @@ class SequenceGroup:
             copies = self.size // key.shape[1]
             key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)
         query, key, value = (self._to_heads(each) for each in (query, key, value))
-        grouped = query.shape[1] != key.shape[1]
-
-        def attend(begin: int, end: int) -> Tensor:
-            q, k, v = (each[:, :, begin:end] for each in (query, key, value))
-            return torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=options.get("scaling"), enable_gqa=grouped
-            )
-
-        parts = [attend(*span) for span in self._spans]
-        return self._to_tokens(parts[0] if len(parts) == 1 else torch.cat(parts, 2)), None
+        return self._to_tokens(attend(query, key, value, self._spans, options.get("scaling"))), None
 
     def _to_heads(self, held: Tensor) -> Tensor:
         """`[rows, heads, share, size]` to `[rows, heads / ranks, tokens, size]`."""
@@ -179,13 +168,6 @@ class _Gather(torch.autograd.Function):
         return gradient[:, places], None, None, None
 
 
-def _spans(rows: TokenRows, size: int) -> list[tuple[int, int]]:
-    """Columns, padding at the end included, within which tokens attend to each other: those of each packed rollout."""
-    width = -(-rows.input_ids.shape[1] // size) * size
-    begins = [0] if rows.position_ids is None else (rows.position_ids[0] == 0).nonzero()[:, 0].tolist()
-    return list(zip(begins, [*begins[1:], width], strict=True))
-
-
 def sequence_faults(model: Any, size: int, option: str = "sequence_parallel", *, divided: int = 1) -> Sequence[str]:
     """Say why ranks cannot share the tokens of rollouts; a model that has no weights will do.
 
@@ -199,11 +181,8 @@ def sequence_faults(model: Any, size: int, option: str = "sequence_parallel", *,
     """
     kind, text = type(model).__name__, model.config.get_text_config()
     leave = f"set learner.{option}=1"
-    layers = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
-    if not getattr(text, "layer_types", None) and getattr(text, "sliding_window", None) is not None:
-        layers = {"sliding_attention"}
     faults = []
-    if layers:
+    if layers := other_layers(model.config):
         types = ", ".join(sorted(layers))
         faults.append(f"layers of type {types} in a {kind}; {option} runs models of full attention alone, {leave}")
     if not type(model)._supports_attention_backend:

@@ -95,6 +95,20 @@ def distance(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> f
     return (apart / sum(float((e**2).sum()) for e in expected.values())) ** 0.5
 
 
+def check_gradients(group: Any, model: Model, batch: TrainBatch, shares: list[TrainBatch]) -> None:
+    """Compare the gradients of all ranks, of which each has its share of the batch, with plain ones."""
+    group.update(batch, everything(batch), 0)  # B is zero before, and with it the gradient of A
+    weights = adapter_of(group)
+    rollouts = torch.from_numpy(np.repeat(np.arange(len(batch)), batch.responses))
+    totals = Totals.of(torch.from_numpy(batch.loss_mask), rollouts)
+    keep_gradients(group)
+    group._call("update", [([(share, totals.tokens, totals.rollouts)], 1) for share in shares])
+    expected = plain_gradients(peft_model(model, weights), batch)
+    assert all(np.abs(g).max() > 0 for g in expected.values())
+    for found in gradients(group):
+        assert distance(found, expected) < 1e-5
+
+
 CASES = [(stage, world, 3) for stage in (0, 1, 2, 3) for world in (1, 2)] + [(1, 1, 1), (3, 2, 1)]
 
 
@@ -107,15 +121,7 @@ def test_gradients_are_those_of_plain_peft(
     shares = [batch.select(index) for index in split(read_lengths(batch), world)]
     tokens = next(size for size in range(600, 0, -1) if max(len(plan(read_lengths(s), size)) for s in shares) == count)
     group = launch(world, Roles(actor=tied), spec(), zero_stage=stage, micro_batch_tokens=tokens, **SETTING)
-    group.update(batch, everything(batch), 0)  # B is zero before, and with it the gradient of A
-    weights = adapter_of(group)
-    totals = Totals.of(torch.from_numpy(batch.loss_mask), torch.from_numpy(np.repeat(np.arange(20), batch.responses)))
-    keep_gradients(group)
-    group._call("update", [([(share, totals.tokens, totals.rollouts)], 1) for share in shares])
-    expected = plain_gradients(peft_model(tied, weights), batch)
-    assert all(np.abs(g).max() > 0 for g in expected.values())
-    for found in gradients(group):
-        assert distance(found, expected) < 1e-5
+    check_gradients(group, tied, batch, shares)
 
 
 @pytest.mark.stack
@@ -128,14 +134,7 @@ def test_gradients_of_ranks_that_share_rollouts(
     shares = [batch.select(index) for index in split(read_lengths(batch), 2)]
     options = {"zero_stage": stage, "rows": rows, "sequence_parallel": 2, "micro_batch_tokens": 64, **SETTING}
     group = launch(2, Roles(actor=tied), spec(), **options)
-    group.update(batch, everything(batch), 0)  # B is zero before, and with it the gradient of A
-    weights = adapter_of(group)
-    totals = Totals.of(torch.from_numpy(batch.loss_mask), torch.from_numpy(np.repeat(np.arange(20), batch.responses)))
-    keep_gradients(group)
-    group._call("update", [([(share, totals.tokens, totals.rollouts)], 1) for share in shares])
-    expected = plain_gradients(peft_model(tied, weights), batch)
-    for found in gradients(group):
-        assert distance(found, expected) < 1e-5
+    check_gradients(group, tied, batch, shares)
 
 
 @pytest.mark.stack

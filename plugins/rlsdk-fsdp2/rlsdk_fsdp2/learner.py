@@ -94,12 +94,14 @@ class FSDP2Learner(TransformersLearner):
 
     def share_rows(self, ranks: Any) -> SharedRows | None:
         """Return the ranks that divide linear layers, or the tokens of rollouts, with this one."""
+        if self.sequence_parallel == 1:
+            return super().share_rows(ranks)
         from rlsdk.kit import SequenceGroup
         from rlsdk_fsdp2.tensor import NestedGroup, TensorGroup
 
         tensor = TensorGroup(self._mesh["tensor"])
         if self.context_parallel == 1:
-            return tensor if self.tensor_parallel > 1 else None
+            return tensor
         rank, size = self._slices.get_local_rank(), self.context_parallel
         context = SequenceGroup(rank, size, self._slices.get_group(), "context_parallel", divided=self.tensor_parallel)
         return NestedGroup(context, tensor) if self.tensor_parallel > 1 else context

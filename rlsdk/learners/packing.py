@@ -1,0 +1,90 @@
+"""Attention of packed rollouts, each to itself: no mask of tokens × tokens, which would hold what no token may see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from rlsdk.learners.rows import TokenRows
+
+ATTENTION = "rlsdk_packed"
+"""Name under which transformers knows this attention."""
+
+
+@attrs.define(eq=False)
+class PackedAttention:
+    """Runs models on packed rows, rank by rank; see `SharedRows`.
+
+    A model that mixes tokens otherwise than in full attention keeps its own attention, and a mask.
+    """
+
+    rank: int = attrs.field(init=False, default=0)
+    size: int = attrs.field(init=False, default=1)
+    slices: int = attrs.field(init=False, default=1)
+    _spans: list[tuple[int, int]] = attrs.field(init=False, factory=list)
+
+    def adopt(self, model: Any, path: str) -> None:
+        """Have a transformers model attend within each rollout alone, if it can."""
+        if attends_fully(model):
+            replace_attention(model, ATTENTION, self._attention)
+
+    def turns(self, rows: TokenRows) -> list[TokenRows]:
+        """Return the rows: this rank runs its own."""
+        return [rows]
+
+    def __call__(self, model: Callable[..., Any], rows: TokenRows, *args: Any) -> Any:
+        """Run a model on rows."""
+        # Attention reads it here, and again where a backward pass computes activations anew: before the next pass.
+        self._spans = spans(rows, rows.input_ids.shape[1])
+        return model(rows, *args)
+
+    def _attention(self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+        """Attend as transformers asks: `query` `[rows, heads, tokens, size]` to `[rows, tokens, heads, size]`."""
+        found = attend(query, key, value, self._spans, options.get("scaling"))
+        return found.transpose(1, 2).contiguous(), None
+
+
+def attends_fully(model: Any) -> bool:
+    """Return True for a transformers model whose layers all attend to every token before, by replaceable attention."""
+    return not other_layers(model.config) and bool(type(model)._supports_attention_backend)
+
+
+def other_layers(config: Any) -> set[str]:
+    """Return the types of a model's layers, from its config, but for full attention."""
+    text = config.get_text_config()
+    types = set(getattr(text, "layer_types", None) or ())
+    if not types and getattr(text, "sliding_window", None) is not None:
+        return {"sliding_attention"}
+    return types - {"full_attention"}
+
+
+def replace_attention(model: Any, name: str, attention: Callable[..., Any]) -> None:
+    """Have a transformers model use an attention, under a name for which transformers builds no mask."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(name, attention)
+    model.set_attn_implementation(name)
+
+
+def spans(rows: TokenRows, width: int) -> list[tuple[int, int]]:
+    """Return the columns, up to `width`, within which tokens attend to each other: those of each packed rollout."""
+    begins = [0] if rows.position_ids is None else (rows.position_ids[0] == 0).nonzero()[:, 0].tolist()
+    return list(zip(begins, [*begins[1:], width], strict=True))
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, within: list[tuple[int, int]], scale: float | None) -> Tensor:
+    """Causal attention within spans of columns, which follow each other: `[rows, heads, tokens, size]`."""
+    grouped = query.shape[1] != key.shape[1]
+
+    def one(begin: int, end: int) -> Tensor:
+        q, k, v = (each[:, :, begin:end] for each in (query, key, value))
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=scale, enable_gqa=grouped
+        )
+
+    parts = [one(*span) for span in within]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)

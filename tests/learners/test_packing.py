@@ -1,0 +1,102 @@
+"""Packed rollouts attend one after another: the same numbers as alone, and no mask of tokens by tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import rlsdk
+from rlsdk.contracts import Model, TrainBatch
+from rlsdk.learners.model import load_policy
+from rlsdk.learners.packing import PackedAttention
+from rlsdk.learners.rows import TokenRows, to_rows
+
+
+def packed(model: Model, checkpointing: bool = False) -> tuple[Any, Callable[[TokenRows], Any]]:
+    """A policy, and its run on packed rows."""
+    policy, attention = load_policy(model, "sdpa", checkpointing), PackedAttention()
+    attention.adopt(policy.model, model.path)
+    return policy, lambda rows: attention(policy, rows, 0.8, "gradient")
+
+
+def gradients(policy: Any, results: tuple[Any, ...]) -> list[torch.Tensor]:
+    weights = torch.linspace(0.5, 1.5, len(results[0]))
+    sum((result * weights).sum() for result in results if result is not None).backward()
+    return [parameter.grad for parameter in policy.parameters()]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_packed_rollouts_give_what_padded_ones_do(
+    key_heads: int, checkpointing: bool, make_batch: Callable[..., TrainBatch], tmp_path: Path
+) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+    torch.manual_seed(0)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": key_heads}
+    LlamaForCausalLM(LlamaConfig(**sizes, **heads)).save_pretrained(tmp_path)
+    model, batch = Model(path=str(tmp_path), max_length=128), make_batch(7)
+    plain = load_policy(model, "sdpa", False)
+    expected = plain(to_rows(batch, "padded"), 0.8, "gradient")
+    policy, run = packed(model, checkpointing)
+    found = run(to_rows(batch, "packed"))
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    for one, other in zip(gradients(policy, found), gradients(plain, expected), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+class Largest(TorchDispatchMode):
+    """The number of elements of the largest tensor that is made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.elements = max([self.elements, *sizes])
+        return result
+
+
+def test_no_tensor_grows_with_the_square_of_the_tokens(tied: Model, make_batch: Callable[..., TrainBatch]) -> None:
+    rows = to_rows(make_batch(150), "packed")
+    tokens = rows.input_ids.numel()
+    assert tokens > 1000
+    _, run = packed(tied)
+    with Largest() as made:
+        run(rows)
+    with Largest() as masked:
+        load_policy(tied, "sdpa", False)(rows, 0.8, "gradient")
+    assert made.elements < tokens**2 / 2 < masked.elements
+
+
+def test_a_model_with_other_layers_keeps_its_attention(tied: Model, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, MistralConfig
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 32}
+    config = MistralConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, sliding_window=4)
+    net = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    PackedAttention().adopt(net, "")
+    assert net.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("options", "without"),
+    [
+        ({"rows": "packed"}, True),
+        ({"rows": "packed", "attention": "eager"}, False),
+        ({"rows": "packed", "compile": True}, False),
+        ({}, False),
+    ],
+)
+def test_which_rows_need_no_mask(options: dict[str, Any], without: bool) -> None:
+    assert rlsdk.load("learner", "deepspeed", **options).packs_without_mask == without
