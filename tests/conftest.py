@@ -111,18 +111,17 @@ def package_log() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
-    """Ray, on this machine, as a run starts it."""
+    """Ray, on this machine."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
-
-    from rlsdk.cluster.local_ray import start_ray
-    from rlsdk.cluster.placement import VARIABLES
 
     if ray.is_initialized():  # tests of other folders may share it
         yield
         return
-    for name, value in VARIABLES.items():
-        os.environ.setdefault(name, value)
-    start_ray(num_cpus=8, log_to_driver=False, configure_logging=False)
+    # `local`: never the cluster that another program, or another test, left to be found.
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
     yield
     ray.shutdown()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -114,6 +115,20 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Model:
 def bfloat(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """A tied model in bfloat16."""
     return make_model(tmp_path_factory.mktemp("models") / "bfloat", tied=True, dtype="bfloat16", seed=2)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[None]:
+    """Ray, started once."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    started = not ray.is_initialized()
+    if started:
+        ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="warning")
+    yield
+    if started:
+        ray.shutdown()
 
 
 @pytest.fixture(scope="session")
