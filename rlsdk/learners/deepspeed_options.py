@@ -43,11 +43,7 @@ class DeepSpeedOptions(LearnerOptions):
         if self.offload == "all" and self.zero_stage != 3:
             raise ValueError(f"offload: all needs zero_stage 3, which splits weights; got zero_stage {self.zero_stage}")
         super().__attrs_post_init__()
-        if self.sequence_parallel > 1 and (self.rows not in ("padded", "packed") or self.attention != "sdpa"):
-            needed = (
-                "sequence_parallel needs rows: padded or packed and attention: sdpa (torch's flash kernel on a GPU)"
-            )
-            raise ValueError(f"{needed}; got rows: {self.rows} and attention: {self.attention}")
+        self.check_readers("sequence_parallel")
         if self.compile and (self.sequence_parallel > 1 or self.lora):
             raise ValueError("compile cannot be combined with sequence_parallel or lora yet; choose one")
 

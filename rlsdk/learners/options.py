@@ -84,6 +84,12 @@ class LearnerOptions(ABC):
                 f"rows: {self.rows} needs attention: sdpa or eager; use flash_attention_2 with rows: packed"
             )
 
+    def check_readers(self, option: str) -> None:
+        """Refuse rows of which several ranks cannot read a part each; `option` names the number of these ranks."""
+        if self.readers > 1 and (self.rows not in ("padded", "packed") or self.attention != "sdpa"):
+            needed = f"{option} needs rows: padded or packed and attention: sdpa (torch's flash kernel on a GPU)"
+            raise ValueError(f"{needed}; got rows: {self.rows} and attention: {self.attention}")
+
     @property
     def requires(self) -> tuple[str, ...]:
         """Distributions that must be installed for these options."""

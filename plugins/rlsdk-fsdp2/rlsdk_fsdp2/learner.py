@@ -45,9 +45,7 @@ class FSDP2Learner(TransformersLearner):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        if self.context_parallel > 1 and (self.rows not in ("padded", "packed") or self.attention != "sdpa"):
-            needed = "context_parallel needs rows: padded or packed and attention: sdpa (torch's flash kernel on a GPU)"
-            raise ValueError(f"{needed}; got rows: {self.rows} and attention: {self.attention}")
+        self.check_readers("context_parallel")
 
     @property
     def sequence_parallel(self) -> int:
