@@ -152,7 +152,7 @@ def micro_batch_memory(
 
     # Flash attention keeps what the kernel behind sdpa keeps, and needs no mask for packed rows.
     flash = options.attention == "flash_attention_2"
-    apart = options.packs_without_mask and not other_layers(read_config(model, local_files_only=True))
+    apart = flash or (options.packs_without_mask and not other_layers(read_config(model, local_files_only=True)))
 
     def build() -> Any:
         policy = blank_policy(model, "sdpa" if flash else options.attention, options.gradient_checkpointing)
@@ -162,10 +162,9 @@ def micro_batch_memory(
 
     def rows() -> TokenRows:
         made = largest_rows(options, model, shape, tokens)
-        return attrs.evolve(made, position_ids=None) if (flash or apart) and made.prompts is None else made
+        return attrs.evolve(made, position_ids=None) if apart and made.prompts is None else made
 
-    masked = options.rows == "packed" and not (flash or apart)
-    with nullcontext() if masked else no_packed_rows():
+    with no_packed_rows() if apart or options.rows != "packed" else nullcontext():
         return pass_memory(build, rows, trains=trains, temperature=1.0, entropy="gradient" if trains else "none")
 
 

@@ -33,7 +33,10 @@ class MicroBatch:
 
 
 class SharedRows(Protocol):
-    """Ranks that run each micro-batch together: in each turn all of them run that of one of them."""
+    """Ranks that run each micro-batch together: in each turn all of them run that of one of them.
+
+    A rank by itself is one, too, if models must be run in a way of its own: see `rlsdk.learners.packing`.
+    """
 
     @property
     def rank(self) -> int:
@@ -84,7 +87,7 @@ class MicroBatchRunner:
         style: Row style.
         budget: Token budget of a micro-batch on each rank that runs it, padding included.
         width: Hidden size of the policy.
-        sequences: Ranks that share each rollout; None if rollouts are not shared.
+        sequences: Ranks that share each rollout, or how one runs models; None if models run as they are.
         exact_width: `model.max_length` where logprobs are exact: each rollout is a micro-batch of its own; else None.
         halved: True once the budget was halved, since memory had run out.
     """

@@ -73,9 +73,8 @@ class _Size:
         width, together = _BYTES[model.dtype], learner.tensor_parallel
         outside = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
         adapter = trained if trained < every else 0
-        layers = (
-            max(0, every - adapter - outside) // together
-        )  # embeddings and head are whole on all that divide layers
+        # Embeddings and head are whole on all that divide layers.
+        layers = max(0, every - adapter - outside) // together
         ahead = layers if not learner.reshard_after_forward else min(layers, 2 * layers // config.num_hidden_layers)
         ranks = place.world_size // together
         if adapter:  # of its two matrices only one is divided with its layer: taken for whole, as it is small

@@ -77,10 +77,8 @@ def divide(module: nn.Module, mesh: Any, dtype: str, *, reshard: bool, offload: 
         each.set_force_sum_reduction_for_comms(True)
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _whole(tensor: DTensor) -> Tensor:
     """Gather or add up a tensor that ranks divide, on the device by which they communicate; a collective."""
-    if not isinstance(tensor, DTensor):
-        return tensor
     share = tensor.to_local().to(tensor.device_mesh.device_type)  # it may be offloaded
     divided = DTensor.from_local(
         share, tensor.device_mesh, tensor.placements, shape=tensor.shape, stride=tensor.stride()

@@ -159,17 +159,25 @@ def run_steps(learner: FSDP2Learner, part: TrainBatch, totals: Any, steps: range
     return [learner.update([(part.select(index), *half) for index in halves], step) for step in steps]
 
 
+def at_checkpoint(
+    place: Any, roles: Roles, options: dict[str, Any], part: TrainBatch, totals: Any, folder: Path, load: bool
+) -> FSDP2Learner:
+    """A learner that has written a checkpoint after two steps and a change of its learning rate, or has read it."""
+    learner = started(place, roles, options)
+    if load:
+        learner.load(folder)
+    else:
+        run_steps(learner, part, totals, range(2))
+        learner.set_learning_rate(2 * options["lr"])
+        learner.save(folder)
+    return learner
+
+
 def leave_or_resume(
     place: Any, roles: Roles, options: dict[str, Any], parts: Any, totals: Any, folder: Path, resume: bool
 ) -> Any:
     """Metrics, weights and logprobs of two steps after a checkpoint: of the run that wrote it, or of a resumed one."""
-    learner = started(place, roles, options)
-    if resume:
-        learner.load(folder)
-    else:
-        run_steps(learner, parts[place.rank], totals, range(2))
-        learner.set_learning_rate(2e-2)
-        learner.save(folder)
+    learner = at_checkpoint(place, roles, options, parts[place.rank], totals, folder, resume)
     metrics = run_steps(learner, parts[place.rank], totals, range(2, 4))
     found = metrics, learner.weights(4), learner.logprobs(parts[place.rank])["logprobs"]
     learner.stop()
@@ -227,12 +235,7 @@ def save_or_load(
     place: Any, roles: Roles, options: dict[str, Any], parts: Any, totals: Any, folder: Path, load: bool
 ) -> Any:
     """State at a checkpoint, as it was written or read, and metrics of two steps after it."""
-    learner = started(place, roles, options)
-    if load:
-        learner.load(folder)
-    else:
-        run_steps(learner, parts[place.rank], totals, range(2))
-        learner.save(folder)
+    learner = at_checkpoint(place, roles, options, parts[place.rank], totals, folder, load)
     state = whole_state(learner)
     metrics = [learner.update([(parts[place.rank], *totals)], step) for step in range(2, 4)]
     learner.stop()
