@@ -90,7 +90,8 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 def root(debug: bool) -> None:
     """Train language models by reinforcement learning.
 
-    Exit status: 0 success, 1 a failure, 2 a wrong configuration or command line, 130 interrupted.
+    Exit status: 0 success, 1 a failure, 2 a wrong configuration or command line, 130 interrupted, 141 nobody reads the
+    output any more.
     """
 
 

@@ -13,6 +13,10 @@ from rlsdk.learners.rows import TokenRows
 
 ATTENTION = "rlsdk_packed"
 """Name under which transformers knows this attention."""
+SHORT = 128
+"""Most tokens of a rollout whose attention takes less time than its call, so that several share a call."""
+ALIKE = 16
+"""Greatest difference in length of rollouts that share a call."""
 
 
 @attrs.define(eq=False)
@@ -77,14 +81,36 @@ def spans(rows: TokenRows, width: int) -> list[tuple[int, int]]:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, within: list[tuple[int, int]], scale: float | None) -> Tensor:
-    """Causal attention within spans of columns, which follow each other: `[rows, heads, tokens, size]`."""
+    """Causal attention within spans of columns, which follow each other: `[rows, heads, tokens, size]`.
+
+    Short spans of about the same length attend in one call. Those that are shorter repeat their last token, which no
+    token before it sees.
+    """
     grouped = query.shape[1] != key.shape[1]
 
-    def one(begin: int, end: int) -> Tensor:
-        q, k, v = (each[:, :, begin:end] for each in (query, key, value))
+    def one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.nn.functional.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=scale, enable_gqa=grouped
         )
 
-    parts = [one(*span) for span in within]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+    stacks: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for begin, end in within:
+        alike = ("length", (end - begin - 1) // ALIKE) if end - begin <= SHORT else ("alone", begin)
+        stacks.setdefault(alike, []).append((begin, end))
+    order = torch.cat([torch.arange(*span, device=query.device) for stack in stacks.values() for span in stack])
+    ordered = len(stacks) == len(within)
+    # One split, not a slice for each stack, whose gradient would be as large as the whole.
+    sizes = [sum(end - begin for begin, end in stack) for stack in stacks.values()]
+    pieces = [torch.split(each if ordered else each[:, :, order], sizes, 2) for each in (query, key, value)]
+    parts = []
+    for stack, *qkv in zip(stacks.values(), *pieces, strict=True):
+        if len(stack) == 1:
+            parts.append(one(*qkv))
+            continue
+        lengths = torch.tensor([[end - begin] for begin, end in stack], device=query.device)
+        column = torch.arange(int(lengths.max()), device=query.device)
+        index = lengths.cumsum(0) - lengths + column.minimum(lengths - 1)
+        found = one(*(each[:, :, index].transpose(1, 2).flatten(0, 1) for each in qkv))
+        parts.append(found.reshape(-1, len(stack), *found.shape[1:]).transpose(1, 2)[:, :, column < lengths])
+    found = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+    return found if ordered else found[:, :, order.argsort()]

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 import rlsdk
 from rlsdk.contracts import Model, TrainBatch
 from rlsdk.learners.model import load_policy
-from rlsdk.learners.packing import PackedAttention
+from rlsdk.learners.packing import PackedAttention, attend
 from rlsdk.learners.rows import TokenRows, to_rows
 
 
@@ -53,6 +53,30 @@ def test_packed_rollouts_give_what_padded_ones_do(
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     for one, other in zip(gradients(policy, found), gradients(plain, expected), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [(5,), (1, 1, 1), (130, 3, 129), (3, 17, 4, 130, 16, 1, 18, 3), (128, 2, 128, 127)],
+    ids=lambda lengths: "-".join(map(str, lengths)),
+)
+@pytest.mark.parametrize("key_heads", [2, 4])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_spans_attend_as_behind_a_mask(lengths: tuple[int, ...], key_heads: int, rows: int) -> None:
+    made = torch.Generator().manual_seed(0)
+    ends = torch.tensor(lengths).cumsum(0).tolist()
+    span = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    mask = (span[:, None] == span) & torch.ones(ends[-1], ends[-1]).tril().bool()
+    heads = (4, key_heads, key_heads)
+    given = [torch.randn(rows, h, ends[-1], 8, generator=made, dtype=torch.float64, requires_grad=True) for h in heads]
+    weights = torch.randn(rows, 4, ends[-1], 8, generator=made, dtype=torch.float64)
+    expected = torch.nn.functional.scaled_dot_product_attention(*given, attn_mask=mask, scale=0.3, enable_gqa=True)
+    found = attend(*given, list(zip([0, *ends], ends, strict=False)), 0.3)
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(
+        *(torch.autograd.grad((out * weights).sum(), given) for out in (found, expected)), strict=True
+    ):
+        torch.testing.assert_close(one, other)
 
 
 class Largest(TorchDispatchMode):
