@@ -84,6 +84,7 @@ def _as_yaml(found: Migration, origin: str) -> str:
     shown = origin if len(origin) <= 80 else origin[:77] + "..."
     head = f"# From a {title} configuration, by `rlsdk migrate {found.framework.name}`: {' '.join(shown.split())}\n"
     todo = [f"# To do: {entry.key}: {entry.note}\n" for entry in found.entries if entry.status == "missing"]
+    todo += [f"# Note: {' '.join(note.split())}\n" for note in found.notes]
     body = yaml.safe_dump(dict(found.config), sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
     return head + "".join(todo) + body
 

@@ -7,6 +7,7 @@ import builtins
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -24,6 +25,11 @@ _CASTS: Mapping[str, Callable[[Any], Any]] = {"int": int, "float": float, "str":
 _GREATEST = 10**15
 KIND = "class"
 """Key under which a mapping that was made by a call holds the name of what was called."""
+
+MOVED = "rewards.py"
+"""File that a user is told to move functions to, if their own file cannot be imported."""
+_CHANGES = ("map", "filter", "select", "rename_column", "rename_columns", "train_test_split", "add_column")
+"""Methods of a data set that change what is trained on."""
 
 
 class _UnknownError(Exception):
@@ -53,16 +59,50 @@ def read(
         module = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError([f"{name} is not valid Python: {str(error) or 'it is nested too deeply'}"]) from error
-    reader = _Reader(environ)
+    reader = _Reader(environ, _functions(module, Path(name).name, constructors))
     try:
         reader.run(module.body)
         tree: dict[str, Any] = {}
         for call in (node for node in ast.walk(module) if isinstance(node, ast.Call)):
             if _name(call.func) in constructors:
-                tree |= {k: v for k, v in reader.call(call).items() if k != KIND}
+                tree |= reader.call(call)
+        # a call of a constructor that is an argument of another one was read by itself
+        tree = {
+            key: value
+            for key, value in tree.items()
+            if key != KIND and not (isinstance(value, Mapping) and value.get(KIND) in constructors)
+        }
     except RecursionError as error:
         raise ConfigError([f"{name} is nested too deeply to be read"]) from error
+    values = [each for value in tree.values() for each in (value if isinstance(value, list) else [value])]
+    if moved := [str(each).partition(":")[2] for each in values if str(each).startswith(f"{MOVED}:")]:
+        reader.notes.append(
+            f"move {' and '.join(moved)}, with all that they use, into a file {MOVED}: importing {name} would start "
+            "its training"
+        )
     return tree, tuple(dict.fromkeys(reader.notes))
+
+
+def _functions(module: ast.Module, file: str, constructors: Sequence[str]) -> dict[str, str]:
+    """Return the path, as in `rewards.py:exact`, of each function that a file defines or imports.
+
+    A file that configures a training as it is imported would start that training when rlsdk imports the function; its
+    functions are said to be in `rewards.py`, to which the user has to move them.
+    """
+    guarded = not any(
+        isinstance(node, ast.Call) and _name(node.func) in constructors
+        for statement in module.body
+        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not _is_main(statement)
+        for node in ast.walk(statement)
+    )
+    found: dict[str, str] = {}
+    for statement in module.body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            found[statement.name] = f"{file if guarded else MOVED}:{statement.name}"
+        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+            for each in statement.names:
+                found[each.asname or each.name] = f"{statement.module}:{each.name}"
+    return found
 
 
 def _name(node: ast.expr) -> str:
@@ -73,7 +113,7 @@ def _name(node: ast.expr) -> str:
 @attrs.define
 class _Reader:
     environ: Mapping[str, str]
-    names: dict[str, Any] = attrs.field(factory=dict)
+    names: dict[str, Any]
     notes: list[str] = attrs.field(factory=list)
 
     def run(self, body: Sequence[ast.stmt]) -> None:
@@ -123,7 +163,7 @@ class _Reader:
         if isinstance(node, ast.BinOp):
             return self.arithmetic(node)
         if isinstance(node, ast.Subscript):
-            return self.environment(node.value, [node.slice])
+            return self.item(node)
         if isinstance(node, ast.Call):
             return self.called(node)
         if isinstance(node, ast.JoinedStr):
@@ -131,6 +171,11 @@ class _Reader:
         if isinstance(node, ast.Attribute) and isinstance(base := self.kept(node.value), Mapping) and node.attr in base:
             return base[node.attr]
         raise _UnknownError(f"line {node.lineno}: {ast.unparse(node)[:60]} is known only when the file runs")
+
+    def item(self, node: ast.Subscript) -> Any:
+        if _is_data(base := self.kept(node.value)):
+            return {**base, "split": self.value(node.slice)}
+        return self.environment(node.value, [node.slice])
 
     def arithmetic(self, node: ast.BinOp) -> Any:
         left, right = self.value(node.left), self.value(node.right)
@@ -166,6 +211,13 @@ class _Reader:
             if isinstance(value, str) and value.startswith("${oc.env:"):
                 return value  # read where the environment is known
             return _CASTS[name](value)
+        if isinstance(node.func, ast.Attribute) and _is_data(base := self.kept(node.func.value)):
+            if name in _CHANGES:
+                self.notes.append(
+                    f"line {node.lineno}: {ast.unparse(node)[:40]}… is not carried over: name the columns in "
+                    "tasks.train.columns, or save what it makes, dataset.to_json('train.jsonl'), and name that file"
+                )
+            return base
         if name != "dict" and hasattr(builtins, name):
             raise _UnknownError(f"line {node.lineno}: {ast.unparse(node)[:60]} is known only when the file runs")
         return self.call(node)
@@ -197,5 +249,14 @@ def _too_much(node: ast.expr) -> Any:
     raise _UnknownError(f"line {node.lineno}: the number is too great for a configuration")
 
 
-def _is_main(statement: ast.If) -> bool:
-    return isinstance(statement.test, ast.Compare) and _name(statement.test.left) == "__name__"
+def _is_main(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.If)
+        and isinstance(statement.test, ast.Compare)
+        and _name(statement.test.left) == "__name__"
+    )
+
+
+def _is_data(value: Any) -> bool:
+    """Whether it is a call of `load_dataset`."""
+    return isinstance(value, Mapping) and value.get(KIND) == "load_dataset"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -230,11 +231,13 @@ def _finish(given: Given) -> dict[str, Any]:
     name = given.get("dataset_name") or given.get("train_dataset.argument_1")
     if name is not None and isinstance(name, str):
         split = str(given.get("dataset_train_split", given.get("train_dataset.split", "train")))
-        more = {"config": given.get("dataset_config")} if given.get("dataset_config") else {}
-        source = dataset(name, split, {}, **more)
+        config = given.get("dataset_config") or given.get("train_dataset.argument_2")
+        source = dataset(name, split, {}, **({"config": config} if config else {}))
         found["tasks.train"] = source
         if str(given.get("eval_strategy", "no")) != "no":
-            held_out = str(given.get("dataset_test_split", "test"))
+            held_out = str(given.get("eval_dataset.split", given.get("dataset_test_split", "test")))
+            other = given.get("eval_dataset.argument_1", name)
+            source = source if other == name else dataset(other, held_out, {})
             found["tasks.eval"] = {**source, "split": held_out} if source["use"] == "hub" else source
     return found | _rewards(given, name)
 
@@ -242,14 +245,18 @@ def _finish(given: Given) -> dict[str, Any]:
 def _rewards(given: Given, name: Any) -> dict[str, Any]:
     weights = given.read("reward_weights", numbers, [])
     rewards: list[dict[str, Any]] = []
-    for function in given.read("reward_funcs", texts, []):
+    for function in map(_shipped, given.read("reward_funcs", texts, [])):
         if function in REWARDS:
             rewards.append(dict(REWARDS[function]))
-        elif "." in function:
-            module, _, attribute = function.rpartition(".")
+        elif "/" in function:
+            rewards.append({"use": "reward_model", "path": function})
+        elif ":" in function or "." in function:
+            module, _, attribute = function.rpartition(":" if ":" in function else ".")
             rewards.append({"use": "foreign", "path": f"{module}:{attribute}", "style": "trl"})
     if given.get("reward_model_name_or_path"):
         rewards.insert(0, {"use": "reward_model", "path": str(given.get("reward_model_name_or_path"))})
+    if len(rewards) > 1:  # the others count where one returns None
+        rewards = [{**reward, "none": "zero"} if reward["use"] == "foreign" else reward for reward in rewards]
     if len(weights) == len(rewards) > 1:
         rewards = [{**reward, "weight": weight} for reward, weight in zip(rewards, weights, strict=True)]
     if not rewards and "reward_funcs" not in given.flat:
@@ -257,8 +264,13 @@ def _rewards(given: Given, name: Any) -> dict[str, Any]:
     return {"reward": rewards[0] if len(rewards) == 1 else rewards} if rewards else {}
 
 
+def _shipped(function: str) -> str:
+    """Return the bare name of a function that TRL ships, any other as it is."""
+    return function.rpartition(":")[2] if re.match(r"trl[.:]", function) else function
+
+
 def _functions(value: Any, given: Given) -> KeyOutcome:
-    lost = [name for name in texts(value) if name not in REWARDS and "." not in name]
+    lost = [name for name in map(_shipped, texts(value)) if name not in REWARDS and not re.search("[./:]", name)]
     if "get_soft_overlong_punishment" in lost:
         return KeyOutcome({"algorithm.shaping": [{"use": "overlong"}]}, "changed", "the punishment is a shaping here")
     if lost:
@@ -286,6 +298,7 @@ ROWS = (
     part("dataset_name", "tasks.train", text, "trl-lib/DeepMath-103K", "becomes a source of tasks: name its columns"),
     part("train_dataset.*", "tasks.train", text, "trl-lib/DeepMath-103K", "becomes a source of tasks: name its columns"),
     missing("train_dataset", "tasks.train: {use: hub, name: ...}", "x"),
+    part("eval_dataset.*", "tasks.eval", text, "trl-lib/DeepMath-103K", "becomes a source of tasks: name its columns"),
     missing("eval_dataset", "tasks.eval: {use: hub, name: ..., split: test}", "x"),
     part("dataset_config", "tasks.train.config", text, "main"),
     part("dataset_train_split", "tasks.train.split", text, "train"),
@@ -462,7 +475,6 @@ ROWS = (
     ignored("do_predict", "rlsdk train trains, rlsdk eval evaluates", True),
     ignored("torch_*", "memory is not emptied between steps; learner.compile compiles", 1),
     ignored("class", "the name of the class", "GRPOConfig"),
-    ignored("args.**", "read as the arguments of GRPOConfig", "GRPOConfig"),
 )  # fmt: skip
 
 DEFAULTS: Mapping[str, Any] = {

@@ -25,6 +25,7 @@ from rlsdk.migration.rows import (
     Framework,
     Given,
     KeyOutcome,
+    KeyRule,
     changed,
     choice,
     count,
@@ -246,9 +247,24 @@ def _offload(key: str) -> Any:
 
 
 def _truncation(value: Any, given: Given) -> KeyOutcome:
+    if given.read("data.filter_overlong_prompts", flag, False):
+        return KeyOutcome({}, "ignored", "filter_overlong_prompts leaves longer prompts out before")
     if str(value) == "error":
         return KeyOutcome({"long_prompts": "error"}, "mapped", "")
     return KeyOutcome({"long_prompts": "drop"}, "missing", "prompts are never cut here: longer ones are dropped")
+
+
+def _evaluated(name: str, fitting: tuple[float, ...], sample: float) -> KeyRule:
+    """Return the rule of a sampling parameter of evaluations, which cannot be set."""
+    note = "an evaluation reports greedy answers, and eval.samples answers at temperature 1"
+
+    def give(value: float, _: Given) -> KeyOutcome:
+        fits = value in fitting
+        return KeyOutcome(
+            {}, "ignored" if fits else "missing", note if fits else f"cannot be set: {note}, without cuts"
+        )
+
+    return KeyRule(f"{ROLLOUT}.val_kwargs.{name}", "missing", (), note, sample, number, give)
 
 
 def _fits(value: Any, given: Given) -> KeyOutcome:
@@ -300,6 +316,7 @@ def _finish(given: Given) -> dict[str, Any]:
 _GPU_NOTE = "engines and ranks share the GPUs: placement.engines × gpus_per_engine, placement.learners"
 _LOGPROB_NOTE = "forward passes have the micro-batches of learner.micro_batch_tokens"
 _CRITIC_NOTE = "the critic shares it with the actor"
+_EVAL_NOTE = "an evaluation reports greedy answers, and eval.samples answers at temperature 1"
 _PROFILER = "rlsdk has no profiler of its own; times of each stage are in metrics.jsonl"
 
 ROWS = (
@@ -480,8 +497,11 @@ ROWS = (
             lambda v, given: KeyOutcome({}, "missing", "put it into engine.args, if vLLM's EngineArgs has it")),
     missing(f"{ROLLOUT}.engine_kwargs.**", "there is no such engine", 1),
     changed(f"{ROLLOUT}.val_kwargs.n", "eval.samples", count, 4, "evaluations also report greedy answers"),
-    changed(f"{ROLLOUT}.val_kwargs.*", "eval", lambda v: v, 0, "evaluations sample greedily and at temperature 1",
-            lambda v, given: KeyOutcome({}, "missing", "evaluations are greedy, and sampled at temperature 1")),
+    ignored(f"{ROLLOUT}.val_kwargs.do_sample", _EVAL_NOTE, True),
+    _evaluated("temperature", (0, 1), 0.6),
+    _evaluated("top_p", (1,), 0.95),
+    _evaluated("top_k", (-1, 0), 20),
+    missing(f"{ROLLOUT}.val_kwargs.*", _EVAL_NOTE, 0),
     changed(f"{ROLLOUT}.multi_turn.enable", "workflow", flag, True, "name a workflow",
             lambda v, given: KeyOutcome({}, "missing" if v else "ignored", "set workflow: tools, environment or agent"
                                      if v else "off")),
@@ -571,7 +591,7 @@ ROWS = (
     changed("trainer.resume_mode", "", text, "auto", "rlsdk train --resume",
             lambda v, given: KeyOutcome({}, "ignored", "rlsdk never resumes by itself: rlsdk train CONFIG --resume")),
     missing("trainer.resume_from_path", "rlsdk train CONFIG --resume=STEP", "x"),
-    missing("trainer.critic_warmup", "actor and critic are trained from the first step", 10),
+    unless("trainer.critic_warmup", (0,), "actor and critic are trained from the first step", 10),
     changed("trainer.log_val_generations", "save_rollouts", whole, 10, "rlsdk rollouts RUN shows what was saved",
             lambda v, given: KeyOutcome({}, "ignored", "evaluations keep their answers: rlsdk rollouts RUN")),
     changed("trainer.rollout_data_dir", "save_rollouts", text, "d", "rollouts are saved in the run's database",

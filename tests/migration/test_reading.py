@@ -100,6 +100,52 @@ def test_arguments_of_trls_script_are_read(tmp_path):
     assert status(found, "reward_funcs") == "missing"
 
 
+TRL_SCRIPT = """
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+from trl.rewards import think_format_reward
+from lab.judging import judged
+
+def exact(completions, solution, **kwargs):
+    return [0.0 for _ in completions]
+
+async def brief(completions, **kwargs):
+    return [None for _ in completions]
+
+data = load_dataset("openai/gsm8k", "main")["train"]
+data = data.map(lambda x: {"prompt": x["question"]})
+args = GRPOConfig(learning_rate=1e-5, reward_weights=[1.0, 0.5, 0.2, 0.1, 2.0])
+functions = [exact, brief, think_format_reward, judged, "org/reward-1.5B"]
+"""
+TRL_START = 'GRPOTrainer(model="org/model", args=args, train_dataset=data, reward_funcs=functions).train()\n'
+
+
+@pytest.mark.parametrize(
+    ("start", "file", "moved"),
+    [
+        (f"if __name__ == '__main__':\n    {TRL_START}", "train.py", False),
+        (TRL_START, "rewards.py", True),
+    ],
+)
+def test_functions_and_data_of_trls_script_are_named(tmp_path, start, file, moved):
+    script = TRL_SCRIPT.replace("args = GRPOConfig(", "args = dict(") if not moved else TRL_SCRIPT
+    start = start.replace("args=args", "args=GRPOConfig(**args)") if not moved else start
+    (tmp_path / "train.py").write_text(script + start)
+    found = migrate("trl", [str(tmp_path / "train.py")], {})
+    foreign = {"use": "foreign", "style": "trl", "none": "zero"}
+    assert [{k: v for k, v in each.items() if k != "pattern"} for each in found.config["reward"]] == [
+        {**foreign, "path": f"{file}:exact", "weight": 1.0},
+        {**foreign, "path": f"{file}:brief", "weight": 0.5},
+        {"use": "format", "weight": 0.2},
+        {**foreign, "path": "lab.judging:judged", "weight": 0.1},
+        {"use": "reward_model", "path": "org/reward-1.5B", "weight": 2.0},
+    ]
+    assert found.config["tasks"]["train"] == {"use": "hub", "name": "openai/gsm8k", "config": "main", "split": "train"}
+    assert any("data.map(" in note and "not carried over" in note for note in found.notes)
+    assert any("move exact and brief" in note and "would start its training" in note for note in found.notes) == moved
+    assert not [entry.key for entry in found.entries if entry.key.startswith("args")]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [

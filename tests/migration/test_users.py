@@ -74,3 +74,19 @@ def test_rolls_pipeline(folder, gridworlds, tmp_path):
     assert (vocabulary["grid_lookup"][3], vocabulary["grid_vocab"]["C"]) == ("C", "box on target")
     tasks = plan.plugins.resolve(plan.tasks_train[0].reference)
     assert tasks[0].metadata["environment"]["is_slippery"] is False
+
+
+def test_verls_harmless_values_leave_nothing_to_do():
+    validation = ["temperature=0", "do_sample=False", "top_p=1.0", "top_k=-1", "n=1"]
+    found = migrate(
+        "verl",
+        [
+            *("data.filter_overlong_prompts=True", "data.truncation=error", "trainer.critic_warmup=0"),
+            *(f"actor_rollout_ref.rollout.val_kwargs.{each}" for each in validation),
+        ],
+        {},
+    )
+    assert not [entry.key for entry in found.entries if entry.status == "missing"]
+    assert found.config["long_prompts"] == "drop"
+    warm = migrate("verl", ["trainer.critic_warmup=10", "actor_rollout_ref.rollout.val_kwargs.temperature=0.6"], {})
+    assert [entry.status for entry in warm.entries] == ["missing", "missing"]
