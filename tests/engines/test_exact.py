@@ -65,7 +65,7 @@ def conversations(engine: Transformers, temperature: float) -> list[tuple[np.nda
 
 
 @pytest.mark.parametrize("name", DENSE)
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.slow), 0.7])
 def test_logprobs_of_conversations_are_the_learners_bit_for_bit(tmp_path: Path, name: str, temperature: float) -> None:
     """Batches of unlike lengths, a cache, turns: none of them shows; with a gradient and without."""
     make(tmp_path, name)

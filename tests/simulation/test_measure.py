@@ -147,12 +147,12 @@ def test_the_command_predicts_the_run_that_it_measured(run: Path) -> None:
 
 def test_the_command_predicts_other_settings_and_sizes(run: Path) -> None:
     told = json.loads(
-        command(run, "rollout.max_staleness=2", "--gpus", "8,64", "--per-gpu", "1", "--json", "--rate", "median=50")
+        command(run, "rollout.max_staleness=2", "--gpus", "8,32", "--per-gpu", "1", "--json", "--rate", "median=50")
     )
     small, large = told["predictions"]
     assert [(p["gpus"], p["engines"], p["learners"], p["batch_size"]) for p in (small, large)] == [
         (8, 6, 2, 8),
-        (64, 48, 16, 64),
+        (32, 24, 8, 32),
     ]
     for found in (small, large):
         assert found["configured"]["step"] < found["synchronous"]["step"]

@@ -136,12 +136,15 @@ def hungry_engine(newcomer: Newcomer) -> None:
     assert newcomer.reads(".log .line.warn", "engine died and will be replaced")
 
 
-SCRIPTS: list[Callable[[Newcomer], None]] = [
-    paid_for_form, learning_rate, wrong_answers, cut_off, careless_reward, hungry_engine
-]  # fmt: skip
+SCRIPTS: list[Callable[[Newcomer], None]] = [paid_for_form, hungry_engine]
+SLOW: list[Callable[[Newcomer], None]] = [learning_rate, wrong_answers, cut_off, careless_reward]
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
+@pytest.mark.parametrize(
+    "script",
+    [*SCRIPTS, *(pytest.param(script, marks=pytest.mark.slow) for script in SLOW)],
+    ids=lambda script: script.__name__,
+)
 def test_a_newcomer_finds_the_fault_of_a_recorded_run(
     browser: Browser, tmp_path: Path, script: Callable[[Newcomer], None]
 ) -> None:

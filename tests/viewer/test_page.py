@@ -115,6 +115,7 @@ def trained(number: int, *answers: str) -> Entry:
     )
 
 
+@pytest.mark.slow
 def test_after_the_last_rollout_the_list_says_that_these_were_all(browser: Browser, tmp_path: Path) -> None:
     run = make_run(tmp_path / "long", steps=1)
     fill(run, [trained(n, *["needle" if n >= 200 else "hay"] * 3) for n in range(10, 700)])
@@ -209,7 +210,7 @@ def test_a_text_of_a_megabyte_does_not_hold_up_the_page(browser: Browser, tmp_pa
         assert browser.run("return document.querySelector('.turn.policy').textContent.length") < 10_000
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_on_a_phone_nothing_is_wider_than_the_screen(page: Browser, address: str, dark: bool) -> None:
     page.size(390, 844, dark=dark)
     page.open(address)

@@ -197,6 +197,7 @@ def test_every_statement_of_a_page_walks_an_index_and_sorts_nothing(tmp_path: Pa
     check_plans(tmp_path / "some")
 
 
+@pytest.mark.slow
 def test_pages_are_the_same_from_postgresql(
     folder: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
