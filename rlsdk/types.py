@@ -302,7 +302,7 @@ class Group:
         rollouts: The rollouts.
         scores: The score of each rollout.
         uid: The ledger's key, equal on every copy of the group: by `attrs.evolve`, in another process, from the store.
-            A run names its groups by their tickets, so that a resumed run gives the same names; a group built by hand
+            A run names its groups by their records, so that a resumed run gives the same names; a group built by hand
             has a random one.
     """
 

@@ -23,7 +23,7 @@ START_ATTEMPTS = 3
 """How often Ray is started before a run gives up."""
 
 
-def silence_reports_of_deaths() -> None:
+def silence_reports_of_actor_failures() -> None:
     """Keep Ray from printing a screenful for each process that ends; rlsdk says in a line which one and why.
 
     Ray 2.60 has no setting for it: `log_to_driver` is about what workers print.
@@ -31,14 +31,14 @@ def silence_reports_of_deaths() -> None:
     from ray._private import worker
 
     original = worker.print_to_stdstream
-    if getattr(original, "silences_deaths", False):
+    if getattr(original, "silences_actor_failures", False):
         return
 
     def print_others(data: Mapping[str, Any], *rest: Any, **options: Any) -> None:
         if not str(data["lines"][0]).startswith("A worker died or was killed"):
             original(data, *rest, **options)
 
-    print_others.silences_deaths = True  # type: ignore[attr-defined]
+    print_others.silences_actor_failures = True  # type: ignore[attr-defined]
     worker.print_to_stdstream = print_others
 
 

@@ -13,7 +13,7 @@ import attrs
 from rlsdk.cluster.address import RayAddress
 from rlsdk.cluster.gpus import ROLES, GPUMap, GPUNode, RoleName, assign_gpus
 from rlsdk.cluster.health import ray_watched
-from rlsdk.cluster.local_ray import silence_reports_of_deaths, start_ray
+from rlsdk.cluster.local_ray import silence_reports_of_actor_failures, start_ray
 from rlsdk.cluster.nodes import check_nodes
 from rlsdk.cluster.reservation import GPUSeat, gpu_nodes, reserve
 from rlsdk.config import Plan
@@ -144,7 +144,7 @@ def ray_cluster(plan: Plan, *, trains: bool = False) -> Iterator[int]:
     import ray
 
     placement = plan.config.placement
-    silence_reports_of_deaths()
+    silence_reports_of_actor_failures()
     if ray.is_initialized():
         connected_with = dict(ray.get_runtime_context().runtime_env)
         if missing := sorted(placement.runtime_env.keys() - connected_with.keys()):

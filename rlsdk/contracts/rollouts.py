@@ -119,21 +119,21 @@ class TakenBatch:
     """The groups of one training step, as the trainer takes them.
 
     Attributes:
-        tickets: Records of the tasks, each with its group.
-        greedy: Number of a ticket -> reward of the greedy answer to its task, where it is read and could be scored.
+        records: Records of the tasks, each with its group.
+        greedy: Number of a record -> reward of the greedy answer to its task, where it is read and could be scored.
         experts: Demonstrations of the same tasks, for algorithms that mix them in.
         metrics: Metrics of the sampling.
     """
 
-    tickets: tuple[TaskRecord, ...]
+    records: tuple[TaskRecord, ...]
     greedy: Mapping[int, float] = attrs.field(factory=dict)
     experts: tuple[Group, ...] = ()
     metrics: Mapping[str, float] = attrs.field(factory=dict)
 
     @property
     def groups(self) -> list[Group]:
-        """Groups of the tickets."""
-        return [ticket.group for ticket in self.tickets if ticket.group is not None]
+        """Groups of the records."""
+        return [record.group for record in self.records if record.group is not None]
 
 
 @attrs.frozen
@@ -265,7 +265,7 @@ class Rollouts(Protocol):
         """Draw tasks again, without those of sources that are gone.
 
         Args:
-            places: Number of a ticket -> source and position of its task.
+            places: Number of a record -> source and position of its task.
         """
         ...
 
@@ -275,7 +275,7 @@ class Rollouts(Protocol):
         Args:
             version: Training steps done.
             state: State of a snapshot.
-            groups: Number of a ticket -> its group, of those that were kept; tasks of others run again.
+            groups: Number of a record -> its group, of those that were kept; tasks of others run again.
 
         Returns:
             Number of groups that are there, and number of tasks that run again.

@@ -134,7 +134,7 @@ class _Wanted:
 
 @attrs.define(eq=False)
 class _Seat:
-    """An engine that gets requests, and how many continuations it owes."""
+    """An engine that gets requests, and how many continuations are due from it."""
 
     rank: int
     actor: Any
@@ -146,7 +146,7 @@ class _Seat:
     def __attrs_post_init__(self) -> None:
         self.busy = Busy(f"engine {self.rank}", "generate")
 
-    def owe(self, count: int, tokens: int = 0) -> None:
+    def count(self, count: int, tokens: int = 0) -> None:
         """Count continuations as requested or, below 0, as answered with so many tokens."""
         self.load += count
         (self.idle.clear if self.load else self.idle.set)()
@@ -264,7 +264,7 @@ class EngineClient:
                 self._waiting.append(want)
                 continue
             seat = self._route(want)
-            seat.owe(len(want.futures))
+            seat.count(len(want.futures))
             request = Request(
                 id=next(self._serial),
                 prompt_ids=want.first.prompt,
@@ -298,7 +298,7 @@ class EngineClient:
 
     async def _consume(self, seat: _Seat, batch: list[tuple[Request, _Wanted]]) -> None:
         waiting = {request.id: want for request, want in batch}
-        owed = whole = sum(request.n for request, _ in batch)
+        unanswered = whole = sum(request.n for request, _ in batch)
         try:
             stream = seat.actor.generate.options(num_returns="streaming").remote([request for request, _ in batch])
             async for reference in stream:
@@ -309,8 +309,8 @@ class EngineClient:
                     continue
                 completions = message
                 texts = self._decode([c.token_ids for c in completions])
-                seat.owe(-len(completions), sum(len(c.token_ids) for c in completions))
-                owed -= len(completions)
+                seat.count(-len(completions), sum(len(c.token_ids) for c in completions))
+                unanswered -= len(completions)
                 for completion, text in zip(completions, texts, strict=True):
                     future = waiting[completion.request].futures[completion.index]
                     if future.done():
@@ -318,10 +318,10 @@ class EngineClient:
                     else:
                         future.set_result(Answer(completion, text, seat.rank))
         except Exception as error:  # noqa: BLE001 - every waiting rollout gets the engine's failure
-            self._failed(seat, batch, error, owed, begun=owed < whole)
+            self._failed(seat, batch, error, unanswered, begun=unanswered < whole)
 
     def _failed(
-        self, seat: _Seat, batch: list[tuple[Request, _Wanted]], error: Exception, owed: int, *, begun: bool
+        self, seat: _Seat, batch: list[tuple[Request, _Wanted]], error: Exception, unanswered: int, *, begun: bool
     ) -> None:
         """Handle the end of a call before its time.
 
@@ -329,7 +329,7 @@ class EngineClient:
             seat: Engine that was called.
             batch: Requests of the call.
             error: Reason.
-            owed: Number of continuations that were not answered.
+            unanswered: Number of continuations that were not answered.
             begun: True if some were.
         """
         if isinstance(cause_of(error), ValueFault):  # it refused a request, and runs
@@ -337,7 +337,7 @@ class EngineClient:
                 for each in batch:
                     self._begin(seat, [each])
                 return
-            seat.owe(-owed)
+            seat.count(-unanswered)
         else:
             seat.idle.set()
             seat.busy.drop()

@@ -15,8 +15,8 @@ import attrs
 import numpy as np
 
 from rlsdk.cluster.actors import cause_of, described, died, kill
-from rlsdk.cluster.deaths import ActorDeaths
 from rlsdk.cluster.draining import HAND_BACK_SECONDS, DrainingNode, on_draining
+from rlsdk.cluster.failures import ActorFailures
 from rlsdk.engines.actor import STEP
 from rlsdk.engines.canary import Canary, describe_checksums
 from rlsdk.engines.client import EngineRoutes
@@ -81,11 +81,11 @@ class EngineGroup:
         self.shared = shared
         self.step = 0
         self._restarts = restarts
-        self._deaths = ActorDeaths("engine", 0)
+        self._failures = ActorFailures("engine", 0)
         if restarts is not None:
             restarts.client.lost = self._lose
-            self._deaths = ActorDeaths("engine", restarts.most, restarts.logs)
-        self.lost = self._deaths.sentences
+            self._failures = ActorFailures("engine", restarts.most, restarts.logs)
+        self.lost = self._failures.sentences
         self._clocks = {rank: _Clock() for rank in self._actors}
         self._host_bytes = 0.0
         self._starts = dict.fromkeys(self._actors, 1)
@@ -135,7 +135,7 @@ class EngineGroup:
             return f"{count} engines: there is no room for {count - self._wanted} more, {lacking}"
         for rank in range(self._wanted, count):
             self._clocks.setdefault(rank, _Clock())
-            self._deaths.forget(rank)
+            self._failures.forget(rank)
             self._starts.setdefault(rank, 0)
             self._background(self._restart(restarts, rank))
         log.info("%d engines from now on, instead of %d", count, self._wanted)
@@ -312,8 +312,8 @@ class EngineGroup:
     def _handle_death(self, restarts: RestartPolicy, rank: int, actor: Any, error: Exception) -> None:
         if actor is not None:
             kill(actor)  # one that cannot be reached may still be running
-        said = self._deaths.add(rank, self.step, error)
-        if fault := self._deaths.too_many(rank):
+        said = self._failures.add(rank, self.step, error)
+        if fault := self._failures.too_many(rank):
             self._fail(EngineError(fault))
             return
         if rank in self._leaving:

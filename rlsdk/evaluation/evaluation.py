@@ -14,7 +14,7 @@ from rlsdk.config.schema import EvalSection
 from rlsdk.contracts import Sampling
 from rlsdk.contracts.rollouts import Evaluation
 from rlsdk.rollout.chat import RolloutContext
-from rlsdk.rollout.producer import Observer, RolloutGenerator
+from rlsdk.rollout.generator import Observer, RolloutGenerator
 from rlsdk.rollout.stream import opened
 from rlsdk.runlog.rollouts import prompt_text
 from rlsdk.scoring.scorer import Scorer, check_budget, unscored
@@ -66,16 +66,16 @@ Produce = Callable[[Sequence[Task], Sampling, int, str], Awaitable[list[Group]]]
 """Makes the groups of tasks, given sampling parameters, the number of rollouts per task, and a name for the whole."""
 
 
-def produced_by(producer: RolloutGenerator, setting: RolloutContext) -> Produce:
+def produced_by(generator: RolloutGenerator, setting: RolloutContext) -> Produce:
     """Return a function that makes groups with a generator.
 
     Args:
-        producer: Runs the workflow and scores.
+        generator: Runs the workflow and scores.
         setting: Context of the rollouts, whose sampling parameters are replaced.
     """
 
     async def produce(tasks: Sequence[Task], sampling: Sampling, size: int, key: str) -> list[Group]:
-        return await producer.produce(tasks, attrs.evolve(setting, sampling=sampling), size, key)
+        return await generator.produce(tasks, attrs.evolve(setting, sampling=sampling), size, key)
 
     return produce
 

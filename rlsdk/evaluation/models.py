@@ -36,7 +36,7 @@ from rlsdk.isolation.watching import main_loop
 from rlsdk.loops import UserLoop
 from rlsdk.readiness.checks import machine
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.rollout.producer import first_error
+from rlsdk.rollout.generator import first_error
 from rlsdk.runlog.rollouts import transcript
 from rlsdk.scoring.actors import scoring
 from rlsdk.scoring.scorer import unscored

@@ -67,12 +67,12 @@ class DividedLearnerGroup(LearnerGroup):
         return {name: value for metrics in found.values() for name, value in metrics.items()}
 
     def forward_backward(
-        self, batch: TrainBatch, totals: Totals | None = None, *, role: TrainedRole = "actor", **moment: Any
+        self, batch: TrainBatch, totals: Totals | None = None, *, role: TrainedRole = "actor", **context: Any
     ) -> None:
         """Add the gradient of a batch to that of the optimiser step, in the group that holds the model."""
         apart = role == "critic" and "critic" in self.apart
         add = self.apart["critic"].forward_backward if apart else super().forward_backward
-        add(batch, totals, role=role, **moment)
+        add(batch, totals, role=role, **context)
 
     def optimizer_step(self, role: TrainedRole = "actor") -> dict[str, float]:
         """Take one optimiser step along the gradient that `forward_backward` added up."""

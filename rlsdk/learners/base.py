@@ -52,7 +52,7 @@ class TransformersLearner(LearnerOptions):
     _roles: Roles = attrs.field(init=False)
     _passes: MicroBatchRunner = attrs.field(init=False)
     _updates: Any = attrs.field(init=False)
-    _outlet: WeightExporter = attrs.field(init=False)
+    _exporter: WeightExporter = attrs.field(init=False)
     _clock: PhaseTimer = attrs.field(init=False, factory=PhaseTimer)
 
     @abstractmethod
@@ -166,7 +166,9 @@ class TransformersLearner(LearnerOptions):
         if self.lora is not None:
             wrap(actor.model, self.lora, self._place.seed)
         self._actor = self._train(actor, model, LearningRate(peak=self.lr, factor=factor), "actor")
-        self._outlet = WeightExporter(self._actor.module.model, model, self._ranks, self.lora, self._actor.full_tensors)
+        self._exporter = WeightExporter(
+            self._actor.module.model, model, self._ranks, self.lora, self._actor.full_tensors
+        )
 
     def _load_critic(self, model: Model, factor: Callable[[int], float]) -> None:
         from rlsdk.learners.model import load_critic
@@ -328,11 +330,11 @@ class TransformersLearner(LearnerOptions):
 
     def weights(self, version: int) -> Weights | None:
         """All tensors of the actor as `save_pretrained` writes them, an adapter merged (rank 0; None elsewhere)."""
-        return self._outlet.weights(version)
+        return self._exporter.weights(version)
 
     def weight_parts(self, version: int) -> Iterator[Weights | None]:
         """Yield the tensors of `weights` layer by layer, in the model's own memory where no rank has to gather it."""
-        return self._outlet.parts(version, copy=False)
+        return self._exporter.parts(version, copy=False)
 
     @property
     def adapter(self) -> Adapter | None:
@@ -341,7 +343,7 @@ class TransformersLearner(LearnerOptions):
 
     def adapter_weights(self, version: int) -> Weights | None:
         """The adapter's tensors (rank 0; None elsewhere), by the names of peft's files."""
-        return self._outlet.adapter_weights(version)
+        return self._exporter.adapter_weights(version)
 
     def canary(self, token_ids: np.ndarray) -> np.ndarray:
         """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it."""
@@ -388,7 +390,7 @@ class TransformersLearner(LearnerOptions):
 
         An adapter is merged into the weights, and lies beside them in `adapter` as peft writes it.
         """
-        self._outlet.export(folder)
+        self._exporter.export(folder)
 
     def stop(self) -> None:
         """Free everything."""

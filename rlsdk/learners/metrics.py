@@ -64,11 +64,13 @@ class MetricAccumulator:
         }
 
 
-def add_component_metrics(tally: MetricAccumulator, prefix: str, metrics: Mapping[str, Any], mask: Tensor) -> None:
+def add_component_metrics(
+    accumulator: MetricAccumulator, prefix: str, metrics: Mapping[str, Any], mask: Tensor
+) -> None:
     """Add the metrics that a policy loss or correction reported.
 
     Args:
-        tally: Accumulator to add to.
+        accumulator: Accumulator to add to.
         prefix: Put before the names.
         metrics: name -> `[t]` values per token (averaged over trained tokens), or a number, weighed by trained tokens.
         mask: bool `[t]`, True where the token is trained on.
@@ -78,7 +80,7 @@ def add_component_metrics(tally: MetricAccumulator, prefix: str, metrics: Mappin
     tokens = int(mask.sum())
     for name, value in metrics.items():
         if isinstance(value, Tensor) and value.dim() == 1 and value.shape == mask.shape:
-            tally.add_tokens(prefix + name, value, mask)
+            accumulator.add_tokens(prefix + name, value, mask)
         elif tokens:
             number = float(value)
-            tally.add(prefix + name, number if name.endswith(_EXTREMES) else number * tokens, tokens)
+            accumulator.add(prefix + name, number if name.endswith(_EXTREMES) else number * tokens, tokens)

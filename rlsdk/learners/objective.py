@@ -80,14 +80,14 @@ class Objective:
         differentiated = spec.entropy_coef != 0 or "entropy" in self._needs(self._loss)
         self.entropy: EntropyMode = "gradient" if differentiated else "value"
 
-    def inputs(self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor | None, moment: UpdateContext) -> LossInputs:
+    def inputs(self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor | None, context: UpdateContext) -> LossInputs:
         """Build all inputs that any component may read; each gets those that it declared.
 
         Args:
             batch: The rollouts of a micro-batch.
             logprobs: float `[t]`, of the policy that learns.
             entropy: float `[t]` or None.
-            moment: Context of the update.
+            context: Context of the update.
         """
         device = logprobs.device
         fields: dict[str, Any] = {n: _float(batch.tokens[n], device) for n in _TOKEN_FIELDS if n in batch.tokens}
@@ -108,47 +108,47 @@ class Objective:
             torch.full_like(logprobs.detach(), torch.nan) if advantages is None else _float(advantages, device),
             torch.from_numpy(np.array(batch.loss_mask)).to(device),
             torch.from_numpy(segments).to(device),
-            step=moment.update,
-            of_steps=moment.updates,
-            train_step=moment.train_step,
+            step=context.update,
+            of_steps=context.updates,
+            train_step=context.train_step,
             train_steps=self.spec.train_steps,
-            update=moment.updates_done,
-            offset=moment.offset,
+            update=context.updates_done,
+            offset=context.offset,
             aggregate=self.spec.aggregate,
-            whole=moment.whole,
-            generator=torch.Generator().manual_seed(moment.seed),
+            whole=context.whole,
+            generator=torch.Generator().manual_seed(context.seed),
             rows=len(batch),
             **fields,
         ).with_extra(**extra)
 
-    def __call__(self, x: LossInputs, totals: Totals, tally: MetricAccumulator) -> Tensor:
-        """Compute the scalar that this micro-batch adds to the objective of the optimiser step; metrics go to `tally`.
+    def __call__(self, x: LossInputs, totals: Totals, accumulator: MetricAccumulator) -> Tensor:
+        """Compute the scalar that this micro-batch adds to the objective of the optimiser step, and accumulate metrics.
 
         `Σ policy_loss · correction + kl_coef · Σ kl - entropy_coef · Σ entropy`, each sum divided as `totals` says.
         """
         spec, mask = self.spec, x.loss_mask
         kl_coef, entropy_coef = at(spec.kl_coef, x.train_step), at(spec.entropy_coef, x.train_step)
-        policy = self._aggregate(self.policy_losses(x, tally), x, totals)
+        policy = self._aggregate(self.policy_losses(x, accumulator), x, totals)
         loss = policy
-        tally.add("actor/policy_loss", policy.item(), 0.0)
+        accumulator.add("actor/policy_loss", policy.item(), 0.0)
         kl = self.reference_kl(x)
         if kl is not None:
-            tally.add_tokens("actor/ref_kl", kl, mask)
+            accumulator.add_tokens("actor/ref_kl", kl, mask)
             if kl_coef:
                 loss = loss + kl_coef * self._aggregate(kl, x, totals)
         if entropy_coef:
             loss = loss - entropy_coef * self._aggregate(x.entropy, x, totals)
-        tally.add("actor/loss", loss.item(), 0.0)
-        _observe(x, tally)
+        accumulator.add("actor/loss", loss.item(), 0.0)
+        _observe(x, accumulator)
         return loss
 
-    def policy_losses(self, x: LossInputs, tally: MetricAccumulator) -> Tensor:
-        """Compute the policy loss of each token, float `[t]`, weighed by the correction; metrics go to `tally`."""
-        per_token = self._run("policy_loss", self._loss, x, tally)
+    def policy_losses(self, x: LossInputs, accumulator: MetricAccumulator) -> Tensor:
+        """Compute the policy loss of each token, float `[t]`, weighed by the correction, and accumulate metrics."""
+        per_token = self._run("policy_loss", self._loss, x, accumulator)
         if self._correction is None:
             return per_token
-        weights = self._run("correction", self._correction, x, tally).detach()
-        tally.add_tokens("actor/correction", weights, x.loss_mask)
+        weights = self._run("correction", self._correction, x, accumulator).detach()
+        accumulator.add_tokens("actor/correction", weights, x.loss_mask)
         return per_token * torch.where(x.loss_mask, weights, 0)
 
     def reference_kl(self, x: LossInputs) -> Tensor | None:
@@ -165,7 +165,7 @@ class Objective:
         norm = at(self.spec.norm, x.train_step)
         return aggregate(per_token, x.loss_mask, x.segments, mode, norm=norm, totals=totals)
 
-    def _run(self, kind: str, bound: Any, x: LossInputs, tally: MetricAccumulator) -> Tensor:
+    def _run(self, kind: str, bound: Any, x: LossInputs, accumulator: MetricAccumulator) -> Tensor:
         needs = self._needs(bound)
         hidden = {name: None for name in (*_OPTIONAL, *x.extra) if name not in needs and hasattr(x, name)}
         call = self._memories[kind].call if kind in self._memories else bound
@@ -178,7 +178,7 @@ class Objective:
                 f"{kind} {component.name if component else bound!r} gave shape "
                 f"{tuple(values.shape)}; expected {tuple(x.logprobs.shape)}, one value per token (the core sums)"
             )
-        add_component_metrics(tally, "actor/", metrics, x.loss_mask)
+        add_component_metrics(accumulator, "actor/", metrics, x.loss_mask)
         return values
 
     def forget(self) -> None:
@@ -230,7 +230,7 @@ def value_loss(values: Tensor, old: Tensor | None, returns: Tensor, clip: float 
 
 
 def critic_loss(
-    batch: TrainBatch, values: Tensor, clip: float | None, totals: Totals, tally: MetricAccumulator
+    batch: TrainBatch, values: Tensor, clip: float | None, totals: Totals, accumulator: MetricAccumulator
 ) -> Tensor:
     """Compute a micro-batch's contribution to the critic's loss, the token mean of `value_loss`.
 
@@ -245,28 +245,28 @@ def critic_loss(
     returns = _float(batch.tokens["returns"], values.device)
     old = _float(batch.tokens["values"], values.device) if "values" in batch.tokens else None
     loss = aggregate(value_loss(values, old, returns, clip), mask, segments, "token-mean", totals=totals)
-    tally.add("critic/loss", loss.item(), 0.0)
-    tally.add_tokens("critic/values", values, mask)
-    tally.add_tokens("critic/returns", returns, mask)
+    accumulator.add("critic/loss", loss.item(), 0.0)
+    accumulator.add_tokens("critic/values", values, mask)
+    accumulator.add_tokens("critic/returns", returns, mask)
     if clip is not None and old is not None:
-        tally.add_tokens("critic/clip_fraction", (values.detach() - old).abs() > clip, mask)
+        accumulator.add_tokens("critic/clip_fraction", (values.detach() - old).abs() > clip, mask)
     return loss
 
 
-def _observe(x: LossInputs, tally: MetricAccumulator) -> None:
+def _observe(x: LossInputs, accumulator: MetricAccumulator) -> None:
     """Record the metrics common to all losses."""
     with torch.no_grad():
         # In float64, and clamped like in losses, so that one impossible token leaves the mean finite
         others = (x.old_logprobs, x.behaviour_logprobs)
         to_old, to_behaviour = (bounded(x.logprobs.double() - other.double()) for other in others)
         ratio = to_old.exp()
-        tally.add_tokens("actor/ratio", ratio, x.loss_mask)
-        tally.add_tokens("actor/ratio_max", ratio, x.loss_mask)
+        accumulator.add_tokens("actor/ratio", ratio, x.loss_mask)
+        accumulator.add_tokens("actor/ratio_max", ratio, x.loss_mask)
         # k3 of http://joschu.net/blog/kl-approx.html: unbiased and never negative, and with `expm1` exact near 0, too
-        tally.add_tokens("actor/kl_to_old", to_old.expm1() - to_old, x.loss_mask)
-        tally.add_tokens("actor/kl_to_behaviour", to_behaviour.expm1() - to_behaviour, x.loss_mask)
+        accumulator.add_tokens("actor/kl_to_old", to_old.expm1() - to_old, x.loss_mask)
+        accumulator.add_tokens("actor/kl_to_behaviour", to_behaviour.expm1() - to_behaviour, x.loss_mask)
         if hasattr(x, "entropy"):
-            tally.add_tokens("actor/entropy", x.entropy, x.loss_mask)
+            accumulator.add_tokens("actor/entropy", x.entropy, x.loss_mask)
 
 
 def _float(values: np.ndarray, device: torch.device) -> Tensor:

@@ -49,13 +49,13 @@ class Updates:
         Raises:
             LearnerError: Too many gradients in a row were not finite.
         """
-        tally, updates = MetricAccumulator(), len(minibatches)
+        accumulator, updates = MetricAccumulator(), len(minibatches)
         for i, (batch, tokens, rollouts) in enumerate(minibatches):
             for role in self.trained:
                 totals = Totals(tokens, rollouts)
                 self.forward_backward(batch, totals, role=role, step=step, update=i, updates=updates, last=True)
-                tally.merge(self.optimizer_step(role).pairs)
-        return self.means(tally, self.trained)
+                accumulator.merge(self.optimizer_step(role).pairs)
+        return self.means(accumulator, self.trained)
 
     def forward_backward(
         self,
@@ -135,17 +135,17 @@ class Updates:
             found.add(f"{role}/lr", lr)
         return found
 
-    def means(self, tally: MetricAccumulator, roles: Iterable[TrainedRole]) -> dict[str, float]:
+    def means(self, accumulator: MetricAccumulator, roles: Iterable[TrainedRole]) -> dict[str, float]:
         """Return the metrics of optimiser steps over all ranks; a collective.
 
         Args:
-            tally: Merged results of the optimiser steps on this rank.
+            accumulator: Merged results of the optimiser steps on this rank.
             roles: Roles that took them.
         """
         merged = MetricAccumulator()
         for role in roles:
             merged.add(f"{role}/skipped_updates", 0.0, 1.0)  # a count: steps add to the sum, not to the weight
-        for pairs in self.passes.ranks.gather(tally.pairs):
+        for pairs in self.passes.ranks.gather(accumulator.pairs):
             merged.merge(pairs)
         return merged.means()
 
@@ -161,7 +161,7 @@ class Updates:
         parts: Sequence[MicroBatch],
         count: int,
         context: UpdateContext,
-        tally: MetricAccumulator,
+        accumulator: MetricAccumulator,
     ) -> Iterator[Tensor]:
         objective = self.objective
         for part, rows in self.passes.micro_batches(batch, parts, count):
@@ -169,14 +169,14 @@ class Updates:
             if part is None:
                 yield _nothing(logprobs) + (_nothing(entropy) if objective.entropy == "gradient" else 0)
                 continue
-            loss = objective(objective.inputs(part, logprobs, entropy, context), context.totals, tally)
+            loss = objective(objective.inputs(part, logprobs, entropy, context), context.totals, accumulator)
             policy = actor.module
             balance, trained = policy.take_balance(), int(part.loss_mask.sum())
             if balance is not None and trained:
                 share = trained / context.totals.tokens
                 weighted = policy.router_loss.coefficient * share * balance
-                tally.add("actor/router_loss", share * float(balance.detach()), share)
-                tally.add("actor/loss", float(weighted.detach()), 0.0)
+                accumulator.add("actor/router_loss", share * float(balance.detach()), share)
+                accumulator.add("actor/loss", float(weighted.detach()), 0.0)
                 loss = loss + weighted
             yield loss
             context = attrs.evolve(context, offset=context.offset + len(logprobs))
@@ -188,12 +188,12 @@ class Updates:
         parts: Sequence[MicroBatch],
         count: int,
         context: UpdateContext,
-        tally: MetricAccumulator,
+        accumulator: MetricAccumulator,
     ) -> Iterator[Tensor]:
         for part, rows in self.passes.micro_batches(batch, parts, count):
             values = self.passes.run(critic, rows)
             clip = at(self.objective.spec.value_clip, context.train_step)
-            yield _nothing(values) if part is None else critic_loss(part, values, clip, context.totals, tally)
+            yield _nothing(values) if part is None else critic_loss(part, values, clip, context.totals, accumulator)
 
     def _with_whole(
         self, batch: TrainBatch, parts: Sequence[MicroBatch], count: int, context: UpdateContext

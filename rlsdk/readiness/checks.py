@@ -183,7 +183,7 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True) -> Readines
         starts: True if a run follows. Otherwise slow checks are left out: large files are not read, and nothing is
             downloaded.
     """
-    found = _Examination(plan, starts)
+    found = _PlanChecks(plan, starts)
     found.warnings += machine(plan, trains=trains)
     if trains and plan.needs_engine:
         found.faults += [PlanFinding("engine", text) for text in training_faults(plan)]
@@ -227,7 +227,7 @@ def training_faults(plan: Plan) -> Sequence[str]:
 
 
 @attrs.define
-class _Examination:
+class _PlanChecks:
     """Collects the findings of `examine`."""
 
     plan: Plan

@@ -12,7 +12,7 @@ from rlsdk.isolation.threads import run_to_end
 from rlsdk.plugins import load
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.rollout.producer import RolloutGenerator, first_error
+from rlsdk.rollout.generator import RolloutGenerator, first_error
 from rlsdk.types import Task
 
 

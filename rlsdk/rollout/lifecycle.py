@@ -75,16 +75,16 @@ class TaskLedger:
             KeyError: There is no such source.
         """
         fresh = self._live[source][TaskStatus.INIT]
-        ticket = TaskRecord(self._next if number is None else number, source, task, position)
-        self._next = max(self._next, ticket.number + 1)
-        fresh[ticket.number] = ticket
-        return ticket
+        record = TaskRecord(self._next if number is None else number, source, task, position)
+        self._next = max(self._next, record.number + 1)
+        fresh[record.number] = record
+        return record
 
-    def move(self, ticket: TaskRecord, to: TaskStatus, group: Group | None = None) -> None:
+    def move(self, record: TaskRecord, to: TaskStatus, group: Group | None = None) -> None:
         """Change the status of a record.
 
         Args:
-            ticket: Record to change.
+            record: Record to change.
             to: New status.
             group: Sampled group, with `completed` and with `filtered`; for an aborted task, the part sampled so
                 far, which stays while it runs again.
@@ -93,39 +93,39 @@ class TaskLedger:
             RunError: The transition is not legal: a task would end twice, or be lost.
         """
         # A group that the trainer has cannot expire: it is trained, filtered or failed in this step.
-        legal = LEGAL[ticket.state] - ({TaskStatus.EXPIRED} if ticket.taken else set())
-        live = self._live[ticket.source]
-        if to not in legal or live[ticket.state].get(ticket.number) is not ticket:
+        legal = LEGAL[record.state] - ({TaskStatus.EXPIRED} if record.taken else set())
+        live = self._live[record.source]
+        if to not in legal or live[record.state].get(record.number) is not record:
             raise RunError(
-                f"task {ticket.task.id!r} of {ticket.source}, number {ticket.number}: a task that is {ticket.state} "
+                f"task {record.task.id!r} of {record.source}, number {record.number}: a task that is {record.state} "
                 f"cannot become {to}"
             )
-        del live[ticket.state][ticket.number]
+        del live[record.state][record.number]
         if to in WASTED:
-            self.wasted += sampled_tokens(ticket.group or group)
-        self._expired[ticket.source] += to is TaskStatus.EXPIRED
-        ticket.state = to
-        ticket.attempts += to is TaskStatus.RUNNING
+            self.wasted += sampled_tokens(record.group or group)
+        self._expired[record.source] += to is TaskStatus.EXPIRED
+        record.state = to
+        record.attempts += to is TaskStatus.RUNNING
         if to is not TaskStatus.RUNNING:
-            ticket.group = None if to in ENDS else group
+            record.group = None if to in ENDS else group
         if to in ENDS:
-            self._ended[ticket.source][to] += 1
-            self._in_hand[ticket.source] -= ticket.taken
+            self._ended[record.source][to] += 1
+            self._in_hand[record.source] -= record.taken
         else:
-            live[to][ticket.number] = ticket
+            live[to][record.number] = record
 
-    def take(self, ticket: TaskRecord) -> Group:
+    def take(self, record: TaskRecord) -> Group:
         """Hand a group to the trainer, once.
 
         Raises:
             RunError: There is no group, or the trainer has it already.
         """
-        if ticket.state is not TaskStatus.COMPLETED or ticket.taken or ticket.group is None:
-            raise RunError(f"task {ticket.number} of {ticket.source} is {ticket.state}: it has no group to take")
-        ticket.taken = True
-        self._consumed[ticket.source] += 1
-        self._in_hand[ticket.source] += 1
-        return ticket.group
+        if record.state is not TaskStatus.COMPLETED or record.taken or record.group is None:
+            raise RunError(f"task {record.number} of {record.source} is {record.state}: it has no group to take")
+        record.taken = True
+        self._consumed[record.source] += 1
+        self._in_hand[record.source] += 1
+        return record.group
 
     def ask(self, source: str, target: int) -> None:
         """Raise the total number of groups that the trainer requests of a source; a lower number changes nothing."""
@@ -165,7 +165,7 @@ class TaskLedger:
         reserve = math.ceil(batch * oversample) if counts.gap else 0
         return max(0, counts.gap + reserve - counts.scheduled)
 
-    def tickets(self, source: str, *states: TaskStatus) -> list[TaskRecord]:
+    def records(self, source: str, *states: TaskStatus) -> list[TaskRecord]:
         """Return a source's live records with these statuses, ordered by status as given, then by number."""
         live = self._live[source]
         return [live[state][number] for state in states if state in live for number in sorted(live[state])]
@@ -173,7 +173,7 @@ class TaskLedger:
     @property
     def issued(self) -> int:
         """Number of records issued in all."""
-        live = sum(len(tickets) for states in self._live.values() for tickets in states.values())
+        live = sum(len(records) for states in self._live.values() for records in states.values())
         return live + sum(count.total() for count in self._ended.values())
 
     def state(self) -> dict[str, Any]:

@@ -124,7 +124,7 @@ class RolloutScheduler:
         self._stop, self._pausable = stop, pausable
         self._batches: dict[int, Mapping[str, int]] = {}
         self._asked = 0
-        self._owed: dict[str, int] = dict.fromkeys(streams.names, 0)
+        self._deficit: dict[str, int] = dict.fromkeys(streams.names, 0)
         self._running: set[asyncio.Task[tuple[TaskStatus, Group]]] = set()
         self._changed = asyncio.Event()
         self._paused = False
@@ -151,7 +151,7 @@ class RolloutScheduler:
             self._pausable.release()
         batch = self._ask(step)
         self._sift(step)
-        expired = {s: len(self._ledger.tickets(s, TaskStatus.EXPIRED)) for s in self._streams.names}
+        expired = {s: len(self._ledger.records(s, TaskStatus.EXPIRED)) for s in self._streams.names}
         # From here to the next step these sources run nothing but what expired and was aborted, without a reserve.
         self._tails = frozenset(s for s, count in expired.items() if 0 < self._limits.tail <= count)
         while True:
@@ -165,28 +165,28 @@ class RolloutScheduler:
                     break
             else:
                 await self._changed.wait()
-        taken = [ticket for source, count in batch.items() for ticket in ranks[source][:count]]
-        for ticket in taken:
-            ticket.group = self._limits.trimmed(self._ledger.take(ticket), step)
+        taken = [record for source, count in batch.items() for record in ranks[source][:count]]
+        for record in taken:
+            record.group = self._limits.trimmed(self._ledger.take(record), step)
         for source, count in batch.items():  # groups that were not ready in time go to later batches
-            self._owed[source] += count - sum(ticket.source == source for ticket in taken)
+            self._deficit[source] += count - sum(record.source == source for record in taken)
         del self._batches[step]
         self._fill()
         return taken
 
-    def settle(self, tickets: Sequence[TaskRecord], states: Sequence[TaskStatus]) -> None:
+    def settle(self, records: Sequence[TaskRecord], states: Sequence[TaskStatus]) -> None:
         """Set the final status of records that were taken: trained, filtered or failed."""
-        for ticket, state in zip(tickets, states, strict=True):
-            self._ledger.move(ticket, state)
+        for record, state in zip(records, states, strict=True):
+            self._ledger.move(record, state)
 
     def state(self) -> dict[str, Any]:
         """Return requests and unfinished tasks as plain JSON; the groups of those under `kept` are stored."""
         return {
             "asked": self._asked,
-            "owed": dict(self._owed),
+            "owed": dict(self._deficit),
             "batches": {str(step): dict(parts) for step, parts in self._batches.items()},
             "on_the_way": {
-                source: sorted(t.position for t in self._ledger.tickets(source, *TaskStatus))
+                source: sorted(t.position for t in self._ledger.records(source, *TaskStatus))
                 for source in self._streams.names
             },
             "kept": [[t.source, t.position, t.number] for t in self.available()],
@@ -195,7 +195,7 @@ class RolloutScheduler:
 
     def available(self) -> list[TaskRecord]:
         """Return the records whose groups are ready for the trainer."""
-        return [ticket for source in self._streams.names for ticket in self._available(source)]
+        return [record for source in self._streams.names for record in self._available(source)]
 
     def restore(self, state: Mapping[str, Any], recall: Recall = lambda tasks: {}) -> int:
         """Restore from `state()`; returns how many unfinished tasks of the remaining sources are sampled again.
@@ -205,16 +205,16 @@ class RolloutScheduler:
             recall: Returns stored groups by record number; those missing are sampled again.
         """
         self._asked = state["asked"]
-        self._owed |= {name: count for name, count in state.get("owed", {}).items() if name in self._owed}
+        self._deficit |= {name: count for name, count in state.get("owed", {}).items() if name in self._deficit}
         self._ledger.restore(state["ended"])
         self._batches = {int(step): self._among_present(parts) for step, parts in state["batches"].items()}
         kept = {n: (s, p, self._streams.at(s, p)) for s, p, n in state.get("kept", ()) if s in self._streams.names}
         groups = recall({number: task for number, (_, _, task) in kept.items()})
         for number, group in sorted(groups.items()):
             source, position, task = kept[number]
-            ticket = self._ledger.issue(source, task, position, number)
-            self._ledger.move(ticket, TaskStatus.RUNNING)
-            self._ledger.move(ticket, TaskStatus.COMPLETED, group)
+            record = self._ledger.issue(source, task, position, number)
+            self._ledger.move(record, TaskStatus.RUNNING)
+            self._ledger.move(record, TaskStatus.COMPLETED, group)
         back = {kept[number][:2] for number in groups}
         ways = [(s, p) for s, found in state["on_the_way"].items() for p in found if s in self._streams.names]
         again = [way for way in ways if way not in back]
@@ -263,9 +263,9 @@ class RolloutScheduler:
             parts = self._batches[self._asked] = dict(self._streams.divide(self._batch))
             for source, count in parts.items():
                 # Groups that were missing from an earlier batch were requested then, and are not requested twice.
-                owed = min(self._owed[source], count)
-                self._owed[source] -= owed
-                self._ledger.ask(source, self._ledger.counts(source).target + count - owed)
+                deficit = min(self._deficit[source], count)
+                self._deficit[source] -= deficit
+                self._ledger.ask(source, self._ledger.counts(source).target + count - deficit)
             self._asked += 1
         return self._batches[step]
 
@@ -277,7 +277,7 @@ class RolloutScheduler:
         return available > 0 and bool(self._stop(available=available, target=target))
 
     def _available(self, source: str) -> list[TaskRecord]:
-        return [t for t in self._ledger.tickets(source, TaskStatus.COMPLETED) if not t.taken]
+        return [t for t in self._ledger.records(source, TaskStatus.COMPLETED) if not t.taken]
 
     def _sift(self, step: int) -> dict[str, list[TaskRecord]]:
         """Drop expired groups and those that the policy drops; returns the rest of each source in order of priority.
@@ -288,21 +288,21 @@ class RolloutScheduler:
         found: dict[str, list[TaskRecord]] = {}
         for source in self._streams.names:
             ranked = []
-            for ticket in self._available(source):
-                if ticket.group is None:
+            for record in self._available(source):
+                if record.group is None:
                     continue
-                if self._limits.expires(ticket.group, step):
-                    self._ledger.move(ticket, TaskStatus.EXPIRED)
+                if self._limits.expires(record.group, step):
+                    self._ledger.move(record, TaskStatus.EXPIRED)
                     if self._limits.tail < 0:
-                        self._ledger.move(ticket, TaskStatus.FILTERED)
+                        self._ledger.move(record, TaskStatus.FILTERED)
                     self.expired += 1
-                elif (priority := self._policy(ticket.group, step=step, uses=0)) is None:
-                    self._ledger.move(ticket, TaskStatus.FILTERED)
+                elif (priority := self._policy(record.group, step=step, uses=0)) is None:
+                    self._ledger.move(record, TaskStatus.FILTERED)
                     self._note_dropped()
                 else:
                     self._dropped_in_a_row = 0
-                    ranked.append((-priority, ticket.number, ticket))
-            found[source] = [ticket for *_, ticket in sorted(ranked, key=lambda each: each[:2])]
+                    ranked.append((-priority, record.number, record))
+            found[source] = [record for *_, record in sorted(ranked, key=lambda each: each[:2])]
         return found
 
     def _note_dropped(self) -> None:
@@ -324,32 +324,32 @@ class RolloutScheduler:
             wanted = self._ledger.wanted(source, batch, 0.0 if tail else self._limits.oversample)
             # Expired tasks go first, as they have waited longest; with `tail_batch`, only when they fill one.
             first = () if self._limits.tail and not tail else (TaskStatus.EXPIRED,)
-            again = self._ledger.tickets(source, *first, TaskStatus.ABORTED, TaskStatus.INIT)[:wanted] if wanted else []
+            again = self._ledger.records(source, *first, TaskStatus.ABORTED, TaskStatus.INIT)[:wanted] if wanted else []
             for i in range(wanted):
                 fresh = i >= len(again)
                 self._start(self._ledger.issue(source, *self._streams.draw(source)) if fresh else again[i])
 
-    def _start(self, ticket: TaskRecord) -> None:
-        self._ledger.move(ticket, TaskStatus.RUNNING)
-        running = asyncio.get_running_loop().create_task(self._run(ticket))
+    def _start(self, record: TaskRecord) -> None:
+        self._ledger.move(record, TaskStatus.RUNNING)
+        running = asyncio.get_running_loop().create_task(self._run(record))
         self._running.add(running)
         # Not in the task itself: one that is cancelled before its first turn never runs.
-        running.add_done_callback(functools.partial(self._ended, ticket))
+        running.add_done_callback(functools.partial(self._ended, record))
 
-    async def _run(self, ticket: TaskRecord) -> tuple[TaskStatus, Group]:
-        group = await self._make(ticket)
+    async def _run(self, record: TaskRecord) -> tuple[TaskStatus, Group]:
+        group = await self._make(record)
         if self._paused and any(rollout.status == "aborted" for rollout in group.rollouts):
             return TaskStatus.ABORTED, group
         return (TaskStatus.COMPLETED if self._wanted(group) else TaskStatus.FILTERED), group
 
-    def _ended(self, ticket: TaskRecord, running: asyncio.Task[tuple[TaskStatus, Group]]) -> None:
+    def _ended(self, record: TaskRecord, running: asyncio.Task[tuple[TaskStatus, Group]]) -> None:
         self._running.discard(running)
         error = None if running.cancelled() else running.exception()
         # A task that was cancelled or failed keeps the part that an earlier attempt sampled.
-        to, group = (TaskStatus.ABORTED, ticket.group) if running.cancelled() or error else running.result()
+        to, group = (TaskStatus.ABORTED, record.group) if running.cancelled() or error else running.result()
         if isinstance(error, UnfinishedError):
             group, error = error.group, None
-        self._ledger.move(ticket, to, group)
+        self._ledger.move(record, to, group)
         self.failure = self.failure or error
         if to is TaskStatus.FILTERED:  # another task takes its place at once, also during a training step
             try:

@@ -153,8 +153,8 @@ class ProgressLine:
         if self._progress is not None:
             self._progress.update(self._bar, completed=step, shown=shown)
         else:
-            pace = (time.monotonic() - self._began) / max(step - self._first, 1)
-            left = timedelta(seconds=round(pace * (self._total - step)))
+            seconds_per_step = (time.monotonic() - self._began) / max(step - self._first, 1)
+            left = timedelta(seconds=round(seconds_per_step * (self._total - step)))
             sources = self._sources()
             counts = source_counts(sources)
             told = counts.values() if len(sources) == 1 else (f"{name}: {text}" for name, text in counts.items())

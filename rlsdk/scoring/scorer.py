@@ -94,7 +94,7 @@ class ScoringCounters:
     Attributes:
         rollout: The rollout.
         scores: Index of a part -> its score; None where a gate kept it from being scored.
-        gate: Index of the first part whose gate shuts out those after it.
+        gate: Index of the first part whose gate excludes those after it.
     """
 
     rollout: Rollout
@@ -103,8 +103,8 @@ class ScoringCounters:
 
     def with_score(self, index: int, rule: RewardSpec, score: Score | None) -> ScoringCounters:
         """Return counters with the score of one more part."""
-        shuts = score is not None and rule.shuts(score)
-        gate = min(self.gate, index) if shuts else self.gate
+        closes_gate = score is not None and rule.closes_gate(score)
+        gate = min(self.gate, index) if closes_gate else self.gate
         return ScoringCounters(self.rollout, {**self.scores, index: score}, gate)
 
 
@@ -194,32 +194,32 @@ class Scorer:
 
     async def begin(self, rollout: Rollout) -> ScoringCounters:
         """Run the parts that need not wait for the rest of the rollout's group."""
-        tally = ScoringCounters(rollout)
+        counters = ScoringCounters(rollout)
         for index, part in enumerate(self._parts):
             if not part.late and part.rule.applies(rollout.task):
-                score = as_score(await _guarded(part, rollout)) if index < tally.gate else None
-                tally = tally.with_score(index, part.rule, score)
-        return tally
+                score = as_score(await _guarded(part, rollout)) if index < counters.gate else None
+                counters = counters.with_score(index, part.rule, score)
+        return counters
 
-    async def finish(self, tallies: Sequence[ScoringCounters]) -> list[Score]:
+    async def finish(self, counted: Sequence[ScoringCounters]) -> list[Score]:
         """Run the terms that waited for the group, and combine the scores.
 
         Args:
-            tallies: Counters of the scorable rollouts of one task, in order.
+            counted: Counters of the scorable rollouts of one task, in order.
 
         Raises:
             DataError: See `score`.
         """
         for index, part in enumerate(self._parts):
             if part.late:
-                tallies = await self._add(index, tallies)
-        return [self._combined(tally) for tally in tallies]
+                counted = await self._add(index, counted)
+        return [self._combined(counters) for counters in counted]
 
-    async def _add(self, index: int, tallies: Sequence[ScoringCounters]) -> list[ScoringCounters]:
+    async def _add(self, index: int, counted: Sequence[ScoringCounters]) -> list[ScoringCounters]:
         """Return counters with the scores of one more part, which is not run on rollouts that a gate excludes."""
         part = self._parts[index]
-        due = [part.rule.applies(tally.rollout.task) for tally in tallies]
-        rollouts = [t.rollout for t, is_due in zip(tallies, due, strict=True) if is_due and index < t.gate]
+        due = [part.rule.applies(counters.rollout.task) for counters in counted]
+        rollouts = [t.rollout for t, is_due in zip(counted, due, strict=True) if is_due and index < t.gate]
         if part.compares:  # one call for all
             result = await _guarded(part, rollouts) if rollouts else []
             found = [result] * len(rollouts) if isinstance(result, Score) else as_scores(result, len(rollouts))
@@ -227,18 +227,20 @@ class Scorer:
             found = [as_score(each) for each in await asyncio.gather(*(_guarded(part, r) for r in rollouts))]
         scores = iter(found)
         return [
-            tally if not is_due else tally.with_score(index, part.rule, next(scores) if index < tally.gate else None)
-            for tally, is_due in zip(tallies, due, strict=True)
+            counters
+            if not is_due
+            else counters.with_score(index, part.rule, next(scores) if index < counters.gate else None)
+            for counters, is_due in zip(counted, due, strict=True)
         ]
 
-    def _combined(self, tally: ScoringCounters) -> Score:
-        scored: list[Scored] = [(self._parts[index].rule, score) for index, score in sorted(tally.scores.items())]
+    def _combined(self, counters: ScoringCounters) -> Score:
+        scored: list[Scored] = [(self._parts[index].rule, score) for index, score in sorted(counters.scores.items())]
         if not scored:
-            task = tally.rollout.task
+            task = counters.rollout.task
             parts = "; ".join(f"{part.rule.name}: {', '.join(part.rule.sources)}" for part in self._parts)
             raise DataError(f"task {task.id!r}: no part of the reward scores its source {task.source!r} ({parts})")
         # Where nothing was sampled, no token is trained on, and its last one is as good as any.
-        last_token = max(tally.rollout.span[1] - 1, 0) if rewards_tokens(scored) else None
+        last_token = max(counters.rollout.span[1] - 1, 0) if rewards_tokens(scored) else None
         return combine(scored, last_token=last_token)
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from rlsdk.isolation.reaper import reaped
 from rlsdk.isolation.watching import main_loop
 from rlsdk.readiness.checks import machine
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.rollout.producer import RolloutGenerator, first_error
+from rlsdk.rollout.generator import RolloutGenerator, first_error
 from rlsdk.rollout.stream import opened
 from rlsdk.scoring.actors import scoring
 from rlsdk.scoring.scorer import Scorer
@@ -160,9 +160,9 @@ def debug_workflow(
         seconds.append((rollout, time.perf_counter() - start))
 
     async def play(scorer: Scorer | None) -> Group:
-        producer = RolloutGenerator(plan.plugins.resolve(plan.workflow), scorer, None, observe)
+        generator = RolloutGenerator(plan.plugins.resolve(plan.workflow), scorer, None, observe)
         try:
-            groups = await producer.produce([chosen], setting_of(plan, codec, client), samples, "debug")
+            groups = await generator.produce([chosen], setting_of(plan, codec, client), samples, "debug")
             return groups[0]
         finally:
             await client.close()

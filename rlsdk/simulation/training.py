@@ -14,7 +14,7 @@ from rlsdk.config.rollout import RolloutSection
 from rlsdk.contracts import Completion, Sampling, TaskList
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.engines.client import EngineClient, GenerateRequest
-from rlsdk.engines.gate import PausableClient
+from rlsdk.engines.pausable import PausableClient
 from rlsdk.errors import RunError, ValueFault
 from rlsdk.rollout.chat import STATUS
 from rlsdk.rollout.experience import ReplayBuffer

@@ -12,7 +12,7 @@ from rlsdk.contracts import Completion, Finish, Sampled, Sampling
 from rlsdk.engines.client import Answer, GenerateRequest
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.rollout.producer import RolloutGenerator
+from rlsdk.rollout.generator import RolloutGenerator
 from rlsdk.scoring.scorer import Scorer
 from rlsdk.serving.recording import Recorder
 from rlsdk.types import Group, Task

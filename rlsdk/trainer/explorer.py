@@ -145,8 +145,8 @@ class Explorer:
         self._streams.restore(state["tasks"])
         again = self.production.restore(state["production"], lambda tasks: {n: groups[n] for n in tasks if n in groups})
         available, baselines = self.production.available(), state.get("baselines", {})
-        for ticket in available:
-            ticket.baseline = baselines.get(str(ticket.number))
+        for record in available:
+            record.baseline = baselines.get(str(record.number))
         return len(available), again
 
     async def take(self, version: int) -> TakenBatch:
@@ -161,8 +161,8 @@ class Explorer:
         limits = self._limits
         if limits.ahead < limits.interval and version % limits.interval == 0:  # all that is requested starts now
             await self.engines.reseed(self._plan.config.seed, version + 1)
-        tickets = await self.production.take(version)
-        greedy = {t.number: t.baseline for t in tickets if t.baseline is not None}
+        records = await self.production.take(version)
+        greedy = {t.number: t.baseline for t in records if t.baseline is not None}
         made, self._made = self._made, []
         metrics = {
             "tasks/dropped": float(self._streams.dropped),
@@ -171,14 +171,14 @@ class Explorer:
         }
         experts: list[Group] = []
         if self._plan.algorithm.rollouts == "mixed":  # the experts' demonstrations of the same tasks
-            keyed = ((f"step {self._done + 1} expert/{i}", ticket.task) for i, ticket in enumerate(tickets))
+            keyed = ((f"step {self._done + 1} expert/{i}", record.task) for i, record in enumerate(records))
             orders = [GroupOrder(task=task, key=key, size=1, role="expert") for key, task in keyed]
             experts = await made_in_order(self._maker, orders)
-        return TakenBatch(tickets=tuple(tickets), greedy=greedy, experts=tuple(experts), metrics=metrics)
+        return TakenBatch(records=tuple(records), greedy=greedy, experts=tuple(experts), metrics=metrics)
 
     def settle(self, taken: TakenBatch, states: Sequence[TaskStatus]) -> None:
         """Set the final status of a batch that was taken, whose step is done."""
-        self.production.settle(taken.tickets, states)
+        self.production.settle(taken.records, states)
         self._done += 1
 
     async def publish(self, learner: WeightSender, version: int, *, updated: bool) -> float:
@@ -249,13 +249,13 @@ class Explorer:
         """End running tasks; the next `take` starts them again."""
         self._stop_watch()
         await self.production.pause(self._plan.config.rollout.pause_timeout)
-        found, deaths = self._maker.counters(), self._maker.deaths
+        found, failures = self._maker.counters(), self._maker.failures
         environments = {
             "workers_lost": found.environments_lost,
             "reasons": list(found.reasons),
             "rollouts_run_again": found.run_again,
         }
-        workers = {"lost": len(deaths), "reasons": deaths[:MOST_REASONS]}
+        workers = {"lost": len(failures), "reasons": failures[:MOST_REASONS]}
         return RolloutSummary(self.sources(), environments, self.engines.report(), rollout_workers=workers)
 
     async def close(self) -> None:
@@ -275,16 +275,16 @@ class Explorer:
             self._watch.cancel()
             self._watch = None
 
-    async def _make(self, ticket: TaskRecord) -> Group:
+    async def _make(self, record: TaskRecord) -> Group:
         """Sample and score the group of a task and, where needed, the greedy answer for its baseline."""
         order = GroupOrder(
-            task=ticket.task,
-            key=f"task {ticket.number}.{ticket.attempts}",
+            task=record.task,
+            key=f"task {record.number}.{record.attempts}",
             size=self._plan.config.group_size,
             step=self._done + 1,
-            before=ticket.group,
+            before=record.group,
             baseline="baseline_rewards" in self._plan.needs,
         )
         made = await self._maker.make(order)
-        ticket.baseline = made.baseline
+        record.baseline = made.baseline
         return made.group

@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from rlsdk.trainer.batch import StepBatch
 
 
-def final_states(tickets: Sequence[TaskRecord], batch: StepBatch | None) -> list[TaskStatus]:
+def final_states(records: Sequence[TaskRecord], batch: StepBatch | None) -> list[TaskStatus]:
     """Return the final status of each group of a batch: trained, if a rollout of it reached the learner."""
     trained = set() if batch is None else set(batch.uids[: batch.sampled])
 
-    def end(ticket: TaskRecord) -> TaskStatus:
-        if ticket.group is not None and ticket.group.uid in trained:
+    def end(record: TaskRecord) -> TaskStatus:
+        if record.group is not None and record.group.uid in trained:
             return TaskStatus.TRAINED
-        scored = ticket.group is not None and any(score.valid for score in ticket.group.scores)
+        scored = record.group is not None and any(score.valid for score in record.group.scores)
         return TaskStatus.FILTERED if scored else TaskStatus.FAILED
 
-    return [end(ticket) for ticket in tickets]
+    return [end(record) for record in records]
 
 
 def used_of(
-    tickets: Sequence[TaskRecord], ends: Sequence[TaskStatus], step: int, baselines: Mapping[int, float]
+    records: Sequence[TaskRecord], ends: Sequence[TaskStatus], step: int, baselines: Mapping[int, float]
 ) -> list[ReplayedGroup]:
     """Return the groups of a batch that were trained on in a step, for the first time."""
     return [
@@ -43,18 +43,18 @@ def used_of(
             group=t.group,
             baseline=baselines.get(t.number),
         )
-        for t, end in zip(tickets, ends, strict=True)
+        for t, end in zip(records, ends, strict=True)
         if end is TaskStatus.TRAINED and t.group is not None
     ]
 
 
 def entries_of(
-    tickets: Sequence[TaskRecord], ends: Sequence[TaskStatus], step: int, batch: StepBatch | None = None
+    records: Sequence[TaskRecord], ends: Sequence[TaskStatus], step: int, batch: StepBatch | None = None
 ) -> list[Entry]:
     """Return store entries for the groups of a batch that a step has settled.
 
     Args:
-        tickets: Records of the tasks, each with its group.
+        records: Records of the tasks, each with its group.
         ends: Final status of each.
         step: Step that settled them.
         batch: Rollouts that were trained on, with what the learner computed; None if there were none.
@@ -70,7 +70,7 @@ def entries_of(
             group=t.group,
             learned=_learned_of(t.group, learned),
         )
-        for t, end in zip(tickets, ends, strict=True)
+        for t, end in zip(records, ends, strict=True)
         if t.group is not None
     ]
 
@@ -112,15 +112,15 @@ def used_entry(used: ReplayedGroup, kept_at: int | None = None) -> Entry:
     return Entry(state=TaskStatus.TRAINED, kept_at=kept_at, **fields)
 
 
-def waiting_entry(ticket: TaskRecord, kept_at: int) -> Entry:
+def waiting_entry(record: TaskRecord, kept_at: int) -> Entry:
     """Return the store entry of a group that is ready for the trainer, for the checkpoint of a step."""
-    assert ticket.group is not None
+    assert record.group is not None
     return Entry(
-        number=ticket.number,
-        source=ticket.source,
-        state=ticket.state,
+        number=record.number,
+        source=record.source,
+        state=record.state,
         step=None,
         uses=0,
-        group=ticket.group,
+        group=record.group,
         kept_at=kept_at,
     )

@@ -20,7 +20,7 @@ from rlsdk.config import Plan
 from rlsdk.errors import RunError, described
 from rlsdk.isolation.reaper import reaped
 from rlsdk.reporting.report import try_report
-from rlsdk.rollout.producer import first_error
+from rlsdk.rollout.generator import first_error
 from rlsdk.runlog import engine_scaling
 from rlsdk.runlog.actors import ActorsFile
 from rlsdk.runlog.folder import held

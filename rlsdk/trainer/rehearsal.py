@@ -21,7 +21,7 @@ from rlsdk.contracts import RewardSpec, batch_of
 from rlsdk.errors import ConfigError
 from rlsdk.plugins import load
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.rollout.producer import RolloutGenerator
+from rlsdk.rollout.generator import RolloutGenerator
 from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.serving.context import setting_of
 from rlsdk.testing import ScriptedPolicy

@@ -25,7 +25,7 @@ from rlsdk.learners.starting import start_learner
 from rlsdk.loops.signals import handled
 from rlsdk.readiness.checks import machine, space
 from rlsdk.readiness.disk import estimate
-from rlsdk.rollout.producer import first_error
+from rlsdk.rollout.generator import first_error
 from rlsdk.runlog.logs import log_to
 from rlsdk.runlog.progress import log_console
 from rlsdk.trainer.assembly import Parts, examined, started, steps_of

@@ -34,7 +34,7 @@ async def snapshot(trainer: Trainer) -> tuple[dict[str, Any], list[Entry]]:
         "counters": trainer.counters.state(),
         "plugins": trainer.plan.code,
     }
-    waiting = [waiting_entry(ticket, trainer.version) for ticket in found.waiting]
+    waiting = [waiting_entry(record, trainer.version) for record in found.waiting]
     return state, [*waiting, *(used_entry(used, trainer.version) for used in trainer.replay.held)]
 
 
@@ -101,7 +101,7 @@ def rewind(store: RolloutStore, step: int, kept: Mapping[int, tuple[str, int | N
     Args:
         store: Store of rollouts.
         step: Step of the checkpoint.
-        kept: Number of a ticket -> state, step and uses of its group at the checkpoint.
+        kept: Number of a record -> state, step and uses of its group at the checkpoint.
     """
     with store.transaction():
         store.rewind(step, kept)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from rlsdk.contracts.rollouts import RolloutSummary, TaskCounts
-from rlsdk.rollout.producer import first_error
+from rlsdk.rollout.generator import first_error
 from rlsdk.runlog.metrics import read_metrics
 from rlsdk.scoring.scorer import unscored
 from rlsdk.types import Group

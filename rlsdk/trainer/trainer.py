@@ -248,7 +248,7 @@ class Trainer:
         """
         baselines = None
         if "baseline_rewards" in self.plan.needs:
-            uids = {ticket.number: ticket.group.uid for ticket in taken.tickets if ticket.group is not None}
+            uids = {record.number: record.group.uid for record in taken.records if record.group is not None}
             baselines = {uids[number]: reward for number, reward in taken.greedy.items() if number in uids}
             baselines |= {used.group.uid: used.baseline for used in reused if used.baseline is not None}
         return pack(groups, taken.experts, baselines)
@@ -331,9 +331,9 @@ class Trainer:
             log.warning("step %d: gradient not finite in %d updates of the %s: skipped", step, count, role)
         self.counters.reused += rollouts_reused
         self.counters.skipped_updates.update(skipped)
-        states = final_states(taken.tickets, batch)
-        self.replay.add(used_of(taken.tickets, states, step, taken.greedy))
-        self.closed = [*entries_of(taken.tickets, states, step, batch), *map(used_entry, reused)]
+        states = final_states(taken.records, batch)
+        self.replay.add(used_of(taken.records, states, step, taken.greedy))
+        self.closed = [*entries_of(taken.records, states, step, batch), *map(used_entry, reused)]
         found = {"groups/trained": kept / len(taken.groups), "rollouts/reused": float(rollouts_reused)}
         found |= source_shares(groups) if len(self.rollouts.sources()) > 1 else {}
         self.monitor.note({**metrics, **found}, taught=batch is not None and teaches(batch, metrics))

@@ -160,7 +160,7 @@ class Gradients:
             return [torch.zeros_like(p) for p in self._parameters]
         right = labels(batch, plan.needs, passing=plan.algorithm.passing, rewarded=bool(plan.rewards))
         arrays = batch.for_update(**right).arrays
-        parts, totals, tally = self._runner.plan(arrays), arrays.totals, MetricAccumulator()
+        parts, totals, accumulator = self._runner.plan(arrays), arrays.totals, MetricAccumulator()
         seed = int(np.random.SeedSequence([plan.config.seed, step, 0]).generate_state(1)[0])
         context = UpdateContext(update=0, updates=1, train_step=step, updates_done=step, totals=totals, seed=seed)
         if objective.whole_batch:
@@ -169,7 +169,7 @@ class Gradients:
         for part, rows in self._runner.micro_batches(arrays, parts, len(parts)):
             assert part is not None
             logprobs, entropy, _ = self._policy(rows, objective.spec.temperature, objective.entropy)
-            objective(objective.inputs(part, logprobs, entropy, context), totals, tally).backward()  # type: ignore[no-untyped-call]
+            objective(objective.inputs(part, logprobs, entropy, context), totals, accumulator).backward()  # type: ignore[no-untyped-call]
             context = attrs.evolve(context, offset=context.offset + len(logprobs))
         return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self._parameters]
 

@@ -18,7 +18,7 @@ from rlsdk.isolation.process import settle
 from rlsdk.isolation.spans import RECORDER
 from rlsdk.isolation.vitals import Identity
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.rollout.producer import first_error
+from rlsdk.rollout.generator import first_error
 from rlsdk.rollout.production import UnfinishedError
 from rlsdk.types import Rollout, Score
 from rlsdk.workers.local import LocalMaker, RolloutShare, local_maker
@@ -157,8 +157,8 @@ class RolloutWorkerActor(RunActor):
                 self._resumed.set()
             case _ if maker.client is None or maker.pausable is None:
                 raise RuntimeError(f"{command} came, but this run samples nothing")
-            case Admit(rank, life, actor):
-                self._admitted[rank] = actor, life
+            case Admit(rank, incarnation, actor):
+                self._admitted[rank] = actor, incarnation
                 maker.client.admit(rank, actor)
             case Dismiss(rank):
                 maker.client.dismiss(rank)
@@ -212,9 +212,9 @@ class RolloutWorkerActor(RunActor):
         _SEEN.get().append((rollout, score, step))
 
     def _lose_engine(self, rank: int, actor: Any, error: Exception) -> None:
-        admitted, life = self._admitted.get(rank, (None, 0))
+        admitted, incarnation = self._admitted.get(rank, (None, 0))
         if admitted is actor:
-            self._notify(EngineDied(rank, life, reason(error)))
+            self._notify(EngineDied(rank, incarnation, reason(error)))
 
 
 class _Relay(logging.Handler):

@@ -12,14 +12,14 @@ import attrs
 from rlsdk.cluster.draining import DrainingNode
 from rlsdk.config import Plan, defaults
 from rlsdk.engines.client import EngineClient
-from rlsdk.engines.gate import PausableClient
+from rlsdk.engines.pausable import PausableClient
 from rlsdk.environments.pool import EnvWorkerPool, env_worker_pools
 from rlsdk.evaluation.evaluation import evaluator_of
 from rlsdk.loops import UserLoop
 from rlsdk.plugins import load
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.rollout.producer import Observer, RolloutGenerator
+from rlsdk.rollout.generator import Observer, RolloutGenerator
 from rlsdk.rollout.production import UnfinishedError
 from rlsdk.scoring.actors import scoring
 from rlsdk.serving.context import setting_of
@@ -51,17 +51,17 @@ class LocalMaker:
         client: Client of the engines; None where nothing is sampled.
         pausable: Pauses what is sampled; None where nothing is.
         user_loop: Event loop of users' code.
-        deaths: Empty, as the run does not survive the death of this process.
+        failures: Empty, as the run does not survive the death of this process.
     """
 
     def __init__(
         self,
         *,
         client: EngineClient | None,
-        gate: PausableClient | None,
+        pausable: PausableClient | None,
         setting: RolloutContext,
         eval_worlds: EnvWorkerPool | None,
-        producer: RolloutGenerator,
+        generator: RolloutGenerator,
         demonstrator: RolloutGenerator,
         evaluator: RolloutGenerator,
         user_loop: UserLoop,
@@ -71,19 +71,19 @@ class LocalMaker:
 
         Args:
             client: Client of the engines; None where nothing is sampled.
-            gate: Pauses what is sampled; None where nothing is.
+            pausable: Pauses what is sampled; None where nothing is.
             setting: Tokenizer, sampling and environments of rollouts.
             eval_worlds: Environments of evaluations; None for those of the training.
-            producer: Makes the groups to train on.
+            generator: Makes the groups to train on.
             demonstrator: Gives demonstrations.
             evaluator: Makes the groups of evaluations.
             user_loop: Event loop of users' code.
             sampled: False if the algorithm trains on demonstrations alone.
         """
-        self.client, self.pausable, self.user_loop, self._sampled = client, gate, user_loop, sampled
+        self.client, self.pausable, self.user_loop, self._sampled = client, pausable, user_loop, sampled
         self._setting, self._eval_worlds = setting, eval_worlds
-        self._generators = {"train": producer, "expert": demonstrator, "evaluation": evaluator}
-        self.deaths: list[str] = []
+        self._generators = {"train": generator, "expert": demonstrator, "evaluation": evaluator}
+        self.failures: list[str] = []
 
     async def make(self, order: GroupOrder) -> MadeGroup:
         """See `GroupMaker.make`."""
@@ -123,9 +123,9 @@ class LocalMaker:
         """See `GroupMaker.counters`."""
         pools = [self._setting.worlds, self._eval_worlds]
         lost = [event for pool in pools if isinstance(pool, EnvWorkerPool) for event in pool.lost]
-        client, gate = self.client, self.pausable
+        client, pausable = self.client, self.pausable
         return MakerCounters(
-            wasted=(0 if client is None else client.unheard) + (0 if gate is None else gate.dropped),
+            wasted=(0 if client is None else client.unheard) + (0 if pausable is None else pausable.dropped),
             sampled_again=0 if client is None else client.sampled_again,
             run_again=sum(each.run_again for each in self._generators.values()),
             environments_lost=len(lost),
@@ -167,20 +167,20 @@ def local_maker(
         ) as scorer,
         env_worker_pools(plan, sharing=share.of, of=f"-{share.name}" if share.name else "") as worlds,
     ):
-        client = gate = None
+        client = pausable = None
         if plan.needs_engine:
             prefix = f"{share.name}-" if share.name else ""
             client = EngineClient(engines, codec.decode, name=prefix, first=share.rank % config.placement.engines)
             ends = () if codec.end is None else (codec.end,)
-            gate = PausableClient(client, codec.decode, partial=config.rollout.partial_rollouts, ends=ends)
+            pausable = PausableClient(client, codec.decode, partial=config.rollout.partial_rollouts, ends=ends)
         seed = config.seed if config.sampling.seeds == "request" else None
         demonstrator = RolloutGenerator(load("workflow", defaults.DEMONSTRATION.name), None, None)
         yield LocalMaker(
             client=client,
-            gate=gate,
-            setting=setting_of(plan, codec, gate, worlds.train, user_loop),
+            pausable=pausable,
+            setting=setting_of(plan, codec, pausable, worlds.train, user_loop),
             eval_worlds=worlds.eval,
-            producer=RolloutGenerator(plan.plugins.resolve(plan.workflow), scorer, seed, observer),
+            generator=RolloutGenerator(plan.plugins.resolve(plan.workflow), scorer, seed, observer),
             demonstrator=demonstrator,
             evaluator=evaluator_of(plan, scorer),
             user_loop=user_loop,

@@ -27,10 +27,10 @@ class Cancel:
 
 @attrs.frozen(eq=False)
 class Admit:
-    """Send requests to an engine; `life` tells its actor from those that had its rank before."""
+    """Send requests to an engine; `incarnation` tells its actor from those that had its rank before."""
 
     rank: int
-    life: int
+    incarnation: int
     actor: Any
 
 
@@ -94,7 +94,7 @@ class EngineDied:
     """An engine was found dead."""
 
     rank: int
-    life: int
+    incarnation: int
     reason: str
 
 

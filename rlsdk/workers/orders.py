@@ -84,10 +84,10 @@ class GroupMaker(Protocol):
     """Makes groups: in this process (`workers.local.LocalMaker`), or in others (`workers.pool.RolloutWorkerPool`).
 
     Attributes:
-        deaths: A sentence for each process that died while it made groups.
+        failures: A sentence for each process that died while it made groups.
     """
 
-    deaths: list[str]
+    failures: list[str]
 
     @property
     def pausable(self) -> Pausable | None:

@@ -13,11 +13,11 @@ from typing import Any
 import attrs
 
 from rlsdk.cluster.actors import cause_of, died, kill
-from rlsdk.cluster.deaths import ActorDeaths
 from rlsdk.cluster.draining import DrainingNode, on_draining
+from rlsdk.cluster.failures import ActorFailures
 from rlsdk.errors import EngineError, RunError, described
 from rlsdk.isolation.spans import note
-from rlsdk.rollout.producer import Observer
+from rlsdk.rollout.generator import Observer
 from rlsdk.rollout.production import Pausable, UnfinishedError
 from rlsdk.workers.messages import (
     Admit,
@@ -60,7 +60,7 @@ class RolloutWorkerPool:
 
     Attributes:
         lost: Called with rank, actor and error when a worker has found an engine dead.
-        deaths: A sentence for each death of a worker: which, when and why.
+        failures: A sentence for each death of a worker: which, when and why.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class RolloutWorkerPool:
         """
         self._start, self._observer = start, observer
         self._events = WorkerEvents(answered=self._answer, noticed=self._notice, lost=self._lose)
-        self._numbers, self._lives = itertools.count(), itertools.count()
-        self._engines = {rank: (next(self._lives), actor) for rank, actor in enumerate(engines)}
+        self._numbers, self._incarnations = itertools.count(), itertools.count()
+        self._engines = {rank: (next(self._incarnations), actor) for rank, actor in enumerate(engines)}
         self._samples = bool(engines)
         self._workers = {rank: RolloutWorker(rank, actor, self._events) for rank, actor in enumerate(started)}
         self._unannounced = set(self._workers)
         self._starts = dict.fromkeys(self._workers, 1)
-        self._deaths = ActorDeaths("rollout worker", most, logs)
+        self._failures = ActorFailures("rollout worker", most, logs)
         self._jobs: dict[int, _Job] = {}
         self._past = MakerCounters()
         self._interrupted = self._held = False
@@ -92,7 +92,7 @@ class RolloutWorkerPool:
         self._changes: set[asyncio.Task[None]] = set()
         self._step = 0
         self.lost: Callable[[int, Any, Exception], None] | None = None
-        self.deaths = self._deaths.sentences
+        self.failures = self._failures.sentences
 
     # Groups
 
@@ -164,9 +164,9 @@ class RolloutWorkerPool:
 
     def admit(self, rank: int, actor: Any) -> None:
         """See `EngineRoutes.admit`."""
-        life = next(self._lives)
-        self._engines[rank] = life, actor
-        self._tell_all([Admit(rank, life, actor)])
+        incarnation = next(self._incarnations)
+        self._engines[rank] = incarnation, actor
+        self._tell_all([Admit(rank, incarnation, actor)])
 
     def dismiss(self, rank: int) -> None:
         """See `EngineRoutes.dismiss`."""
@@ -208,8 +208,8 @@ class RolloutWorkerPool:
 
     async def _move(self, worker: RolloutWorker, node: DrainingNode) -> None:
         """Wait until a worker has made its groups, or others have to; start it on another node."""
-        if owed := [job.answer for job in self._jobs.values() if job.worker is worker]:
-            await asyncio.wait(owed, timeout=node.seconds_to_finish)
+        if unanswered := [job.answer for job in self._jobs.values() if job.worker is worker]:
+            await asyncio.wait(unanswered, timeout=node.seconds_to_finish)
         if self._workers.get(worker.rank) is not worker:  # it died meanwhile, and is replaced
             return
         if unmade := self._remove(worker):
@@ -243,7 +243,9 @@ class RolloutWorkerPool:
         """Tell a worker the state of the run, if it has heard nothing yet; it may have been created without a loop."""
         if worker.rank in self._unannounced:
             self._unannounced.discard(worker.rank)
-            commands: list[Command] = [Admit(rank, life, actor) for rank, (life, actor) in self._engines.items()]
+            commands: list[Command] = [
+                Admit(rank, incarnation, actor) for rank, (incarnation, actor) in self._engines.items()
+            ]
             commands += [Interrupt()] if self._interrupted else []
             commands += [Hold(next(self._numbers))] if self._held else []
             worker.send(commands)
@@ -266,8 +268,8 @@ class RolloutWorkerPool:
 
     def _notice(self, worker: RolloutWorker, notice: Notice) -> None:
         if isinstance(notice, EngineDied):
-            life, actor = self._engines.get(notice.rank, (-1, None))
-            if life == notice.life and self.lost is not None:
+            incarnation, actor = self._engines.get(notice.rank, (-1, None))
+            if incarnation == notice.incarnation and self.lost is not None:
                 self.lost(notice.rank, actor, EngineError(notice.reason))
         elif isinstance(notice, Logged):
             logging.getLogger(notice.logger).log(notice.level, "rollout worker %d: %s", worker.rank, notice.text)
@@ -278,20 +280,20 @@ class RolloutWorkerPool:
         """Handle the end of a worker once: its groups go to others, and a new worker replaces it."""
         if self._workers.get(worker.rank) is not worker:
             return
-        owed = self._remove(worker)
+        unanswered = self._remove(worker)
         if not died(error):
             self.fail(RunError(f"rollout worker {worker.rank} failed: {described(error)}"))
             return
-        self._note_death(worker.rank, error, len(owed))
-        for number, job in owed:
+        self._note_death(worker.rank, error, len(unanswered))
+        for number, job in unanswered:
             self._assign(number, job)
 
-    def _note_death(self, rank: int, error: BaseException, owed: int) -> None:
-        said = self._deaths.add(rank, self._step, error)
-        if fault := self._deaths.too_many(rank):
+    def _note_death(self, rank: int, error: BaseException, unanswered: int) -> None:
+        said = self._failures.add(rank, self._step, error)
+        if fault := self._failures.too_many(rank):
             self.fail(RunError(fault))
             return
-        log.warning("rollout worker died and will be replaced; its %d groups are made again: %s", owed, said)
+        log.warning("rollout worker died and will be replaced; its %d groups are made again: %s", unanswered, said)
         self._background(self._restart(rank))
 
     async def _restart(self, rank: int) -> None:

@@ -14,7 +14,7 @@ from rlsdk.cluster.portable import PortablePlan, Surroundings
 from rlsdk.config import Plan
 from rlsdk.errors import RlsdkError, RunError
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.rollout.producer import Observer
+from rlsdk.rollout.generator import Observer
 from rlsdk.scoring.actors import reward_actors, reward_terms
 from rlsdk.workers.actor import RolloutWorkerActor, WorkerSpec
 from rlsdk.workers.local import LocalMaker, RolloutShare, local_maker

@@ -10,7 +10,7 @@ import pytest
 from ray import exceptions
 
 from rlsdk.cluster.actors import LONGEST, cause_of, described, died, last_words, reason
-from rlsdk.cluster.deaths import ActorDeaths
+from rlsdk.cluster.failures import ActorFailures
 
 RAY_SAYS = """The actor died unexpectedly before finishing this task.
 \tclass_name: EngineActor
@@ -104,15 +104,15 @@ def test_an_actor_that_ended_with_its_ray_is_killed_without_an_error() -> None:
 
 def test_deaths_are_told_alike_for_every_role_and_counted_by_rank(tmp_path: Path) -> None:
     (tmp_path / "rollout-worker-1.log").write_text("starting\nout of paper\n")
-    deaths = ActorDeaths("rollout worker", 1, tmp_path)
-    first = deaths.add(1, 3, LongDeath())
+    failures = ActorFailures("rollout worker", 1, tmp_path)
+    first = failures.add(1, 3, LongDeath())
     assert first == "step 3: rollout worker 1: it crashed, or something killed it; its log ends with 'out of paper'"
-    other = deaths.add(0, 4, LongDeath())
-    assert deaths.too_many(1) == deaths.too_many(0) == ""
-    second = deaths.add(1, 5, LongDeath())
-    assert deaths.too_many(1) == (
+    other = failures.add(0, 4, LongDeath())
+    assert failures.too_many(1) == failures.too_many(0) == ""
+    second = failures.add(1, 5, LongDeath())
+    assert failures.too_many(1) == (
         "rollout worker 1 died 2 times; placement.engine_restarts=1 is the most that a run survives. Its log is "
         f"logs/rollout-worker-1.log:\n  {first}\n  {second}"
     )
-    deaths.forget(1)
-    assert deaths.too_many(1) == "" and deaths.sentences == [first, other, second]
+    failures.forget(1)
+    assert failures.too_many(1) == "" and failures.sentences == [first, other, second]

@@ -32,11 +32,11 @@ class Scripted:
 
     Attributes:
         fail_at: Step that raises.
-        pace: Seconds that a step takes.
+        limits: Seconds that a step takes.
     """
 
     fail_at: int = -1
-    pace: float = 0.0
+    limits: float = 0.0
 
     steps: int = attrs.field(init=False, default=0)
     version: int = attrs.field(init=False, default=0)
@@ -55,7 +55,7 @@ class Scripted:
         self.running.update((r.id, [r, []]) for r in requests)
 
     def step(self) -> list[Completion]:
-        time.sleep(self.pace)
+        time.sleep(self.limits)
         self.steps += 1
         if self.steps == self.fail_at:
             raise RuntimeError("the script says so")
@@ -157,7 +157,7 @@ def test_completions_come_in_few_messages() -> None:
         assert clock["prompt_tokens"] == 100
         assert 0.05 < clock["step_seconds"] < 10
 
-    play(body, pace=0.001)
+    play(body, limits=0.001)
 
 
 def test_an_early_completion_does_not_wait_for_a_late_one() -> None:
@@ -165,7 +165,7 @@ def test_an_early_completion_does_not_wait_for_a_late_one() -> None:
         parts = await collect(actor, ask("short", 1), ask("long", 30))
         assert [[c.request for c in part] for part in parts] == [["short"], ["long"]]
 
-    play(body, pace=0.005)
+    play(body, limits=0.005)
 
 
 def test_a_request_that_streams_shows_its_tokens_before_its_completion() -> None:
@@ -184,7 +184,7 @@ def test_a_request_that_streams_shows_its_tokens_before_its_completion() -> None
         await collect(actor, ask("c", 20))
         assert engine.notes == []  # nobody watches, nobody looks
 
-    play(body, pace=0.002)
+    play(body, limits=0.002)
 
 
 def test_likeliest_tokens_travel_with_their_completion() -> None:
@@ -271,7 +271,7 @@ def test_a_caller_that_goes_away_takes_its_requests_along() -> None:
         assert engine.unfinished == 0
         assert ("abort", ("b",)) in engine.notes
 
-    play(body, pace=0.001)
+    play(body, limits=0.001)
 
 
 def test_a_step_that_fails_fails_everyone_with_its_traceback() -> None:

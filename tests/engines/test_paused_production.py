@@ -14,11 +14,11 @@ import rlsdk
 from rlsdk.contracts import Model, RewardSpec, Sampling
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.engines.client import EngineClient
-from rlsdk.engines.gate import PausableClient
+from rlsdk.engines.pausable import PausableClient
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.rollout.generator import RolloutGenerator
 from rlsdk.rollout.lifecycle import TaskLedger
-from rlsdk.rollout.producer import RolloutGenerator
 from rlsdk.rollout.production import RolloutScheduler
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.scoring.scorer import RewardTerm, Scorer
@@ -67,19 +67,19 @@ def test_whatever_pauses_every_group_is_made_once_of_whole_answers(
         actor = vllm_engine.actor
         await actor.load_weights.remote(tiny.original(model))
         rng, codec, judged, sums = random.Random(3), ChatTokenizer(tiny.make_tokenizer()), Judged(), Sums()
-        gate = PausableClient(EngineClient([actor], codec.decode), codec.decode, partial=partial)
+        pausable = PausableClient(EngineClient([actor], codec.decode), codec.decode, partial=partial)
         sampling = Sampling(max_tokens=TOKENS, ignore_eos=True)
-        setting = RolloutContext(codec=codec, client=gate, sampling=sampling, max_length=128)
+        setting = RolloutContext(codec=codec, client=pausable, sampling=sampling, max_length=128)
         scorer = Scorer([RewardTerm(RewardSpec("judged", 1.0), judged)])
-        producer = RolloutGenerator(rlsdk.load("workflow", "single_turn"), scorer, seed=5)
+        generator = RolloutGenerator(rlsdk.load("workflow", "single_turn"), scorer, seed=5)
 
-        async def make(ticket: TaskRecord) -> Group:
-            key = f"task {ticket.number}.{ticket.attempts}"
-            return await producer.group(ticket.task, setting, MEMBERS, key, before=ticket.group)
+        async def make(record: TaskRecord) -> Group:
+            key = f"task {record.number}.{record.attempts}"
+            return await generator.group(record.task, setting, MEMBERS, key, before=record.group)
 
-        book = TaskLedger(sums.names)
+        ledger = TaskLedger(sums.names)
         production = RolloutScheduler(
-            book, StalenessPolicy(ahead=1, limit=99), batch=BATCH, streams=sums, make=make, pausable=gate
+            ledger, StalenessPolicy(ahead=1, limit=99), batch=BATCH, streams=sums, make=make, pausable=pausable
         )
         taken: list[TaskRecord] = []
         for step in range(STEPS):
@@ -90,10 +90,10 @@ def test_whatever_pauses_every_group_is_made_once_of_whole_answers(
                     break
                 waiting.cancel()
                 await production.pause(10.0, again=0.2)
-                assert book.counts("sums").scheduled == 0
-                for ticket in book.tickets("sums", TaskStatus.ABORTED):
-                    assert ticket.group is not None  # nobody had to be cancelled
-                    assert any(rollout.status == "aborted" for rollout in ticket.group.rollouts)
+                assert ledger.counts("sums").scheduled == 0
+                for record in ledger.records("sums", TaskStatus.ABORTED):
+                    assert record.group is not None  # nobody had to be cancelled
+                    assert any(rollout.status == "aborted" for rollout in record.group.rollouts)
             groups = waiting.result() if waiting.done() and not waiting.cancelled() else await production.take(step)
             taken += groups
             kept = [t.group for t in groups if t.group is not None]
@@ -103,16 +103,16 @@ def test_whatever_pauses_every_group_is_made_once_of_whole_answers(
                 assert versions == sorted(versions)
                 assert partial or rollout.policy_versions.max() <= step
             production.settle(groups, [TaskStatus.TRAINED] * len(groups))
-            async with gate.held(again=0.2):
+            async with pausable.held(again=0.2):
                 await actor.load_weights.remote(tiny.changed(model, step + 1))
         await production.pause(10.0, again=0.2)
         assert Counter(t.number for t in taken).most_common(1)[0][1] == 1
         assert len(taken) == STEPS * BATCH
         assert not any(rollout.status == "aborted" for rollout in judged.rollouts)
         assert len({id(rollout) for rollout in judged.rollouts}) == len(judged.rollouts)
-        assert (gate.resumed > 0) is partial
+        assert (pausable.resumed > 0) is partial
         mixed = [r for r in judged.rollouts if len(set(r.policy_versions[r.loss_mask].tolist())) > 1]
         assert bool(mixed) is partial
-        assert book.issued == sums.drawn
+        assert ledger.issued == sums.drawn
 
     asyncio.run(asyncio.wait_for(body(), 60))

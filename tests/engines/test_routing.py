@@ -18,8 +18,8 @@ import architectures
 
 from rlsdk.contracts import ActorSpec, Completion, Model, Request, Sampling
 from rlsdk.engines.common import Continuation
-from rlsdk.engines.gate import beginning, joined
 from rlsdk.engines.messages import Bundle
+from rlsdk.engines.pausable import beginning, joined
 from rlsdk.engines.transformers import Transformers
 from rlsdk.learners.export import WeightExporter
 from rlsdk.learners.ranks import Ranks

@@ -1,4 +1,4 @@
-"""A cluster, workers, and runs of the producer on scripted policies."""
+"""A cluster, workers, and runs of the generator on scripted policies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlsdk.environments.local import LocalEnvBackend
 from rlsdk.environments.pool import EnvWorkerPool
 from rlsdk.plugins import Plugins
 from rlsdk.rollout.chat import RolloutContext
-from rlsdk.rollout.producer import RolloutGenerator
+from rlsdk.rollout.generator import RolloutGenerator
 from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.testing import ScriptedPolicy
 from rlsdk.types import Group, Task
@@ -31,7 +31,7 @@ class Stage:
 
     plugins: Plugins
     worlds: Any
-    producer: RolloutGenerator
+    generator: RolloutGenerator
 
     def task(self, seed: int, environment: str = "plain", **options: Any) -> Task:
         """A task that names an environment of the lab."""
@@ -46,7 +46,7 @@ class Stage:
         setting = RolloutContext(
             codec=plain(), client=policy, sampling=Sampling(max_tokens=8), max_length=256, worlds=self.worlds
         )
-        return await self.producer.produce(tasks, setting, group_size, "test")
+        return await self.generator.produce(tasks, setting, group_size, "test")
 
 
 def stage(worlds: Any, plugins: Plugins, **options: Any) -> Stage:

@@ -21,7 +21,7 @@ from rlsdk.environments.pool import EnvWorkerPool
 from rlsdk.plugins import Plugins
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.rollout.producer import RolloutGenerator
+from rlsdk.rollout.generator import RolloutGenerator
 from rlsdk.types import Task
 from tests.environments.worlds_lab import latencies
 from tests.rollout.codecs import plain
@@ -161,13 +161,13 @@ class Took:
 Play = Callable[[Load, RolloutGenerator, RolloutContext], Awaitable[None]]
 
 
-async def side_by_side(load: Load, producer: RolloutGenerator, setting: RolloutContext) -> None:
+async def side_by_side(load: Load, generator: RolloutGenerator, setting: RolloutContext) -> None:
     """As a training does it."""
-    groups = await producer.produce(_tasks(load), setting, load.group_size, "load")
+    groups = await generator.produce(_tasks(load), setting, load.group_size, "load")
     assert all(r.status == "finished" and r.metrics["turns"] == load.turns for g in groups for r in g.rollouts)
 
 
-async def in_lock_step(load: Load, producer: RolloutGenerator, setting: RolloutContext) -> None:
+async def in_lock_step(load: Load, generator: RolloutGenerator, setting: RolloutContext) -> None:
     """All answer, then all environments step, then all answer again."""
     engine, ids = setting.client, np.zeros(4, np.int64)
     assert engine is not None
@@ -189,18 +189,18 @@ async def measure(load: Load, play: Play) -> Took:
     setting = RolloutContext(
         codec=plain(), client=engine, sampling=Sampling(max_tokens=32), max_length=1024, worlds=pool
     )
-    producer = RolloutGenerator(
+    generator = RolloutGenerator(
         plugins.resolve(plugins.reference("workflow", "environment", {"step_timeout": 120.0})), None, 0
     )
     try:
         warm = Task(id="warm", prompt="", metadata={"seed": 0, "environment": {"use": "worlds_lab/plain"}})
-        [group] = await producer.produce([warm], setting, 2 * load.workers, "warm")
+        [group] = await generator.produce([warm], setting, 2 * load.workers, "warm")
         pids = {int(r.metrics["pid"]) for r in group.rollouts}
         assert len(pids) == load.workers
         processes = [psutil.Process(), *map(psutil.Process, pids)]
         watching = asyncio.create_task(_watch(processes))
         began = time.perf_counter()
-        await play(load, producer, setting)
+        await play(load, generator, setting)
         seconds = time.perf_counter() - began
         watching.cancel()
         threads, memory = await watching

@@ -104,7 +104,7 @@ def test_what_a_workflow_does_not_leave_is_left_at_its_end(local, tmp_path) -> N
         return chat.finish()
 
     async def go() -> None:
-        stage.producer._run = rlsdk.load("workflow", forgets)
+        stage.generator._run = rlsdk.load("workflow", forgets)
         await stage.play([Task(id="a", prompt="")])
         for _ in range(100):
             if list(tmp_path.glob("close-7-*")):

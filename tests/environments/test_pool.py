@@ -60,7 +60,7 @@ def test_killed_hung_and_raising_fail_alone(in_workers, tmp_path) -> None:
         # What ran in the killed worker began anew, in the worker that took its place.
         [reason] = stage.worlds.lost
         assert "environments-0" in reason and "its process died: " in reason
-        assert stage.producer.run_again >= 1
+        assert stage.generator.run_again >= 1
         again = [pid for seed, pid in noted(notes, "reset") if seed == 0 and pid != killed[0]]
         assert again and by_seed[0].rollouts[0].metrics["turns"] == 3
         assert {r.metrics["pid"] for r in by_seed[3].rollouts} <= {float(pid) for _, pid in noted(notes, "reset")}
@@ -81,7 +81,7 @@ def test_a_rollout_whose_workers_are_always_lost_fails_at_last(in_workers) -> No
         assert bad.rollouts[0].status == "failed"
         assert "WorldLostError: environments-3 is gone: its process died: " in bad.scores[0].reason
         assert len(stage.worlds.lost) == 4
-        assert stage.producer.run_again >= 3
+        assert stage.generator.run_again >= 3
         assert good.task.metadata["seed"] == 2  # it may have shared its worker with the bad one each time
 
     in_workers(body)

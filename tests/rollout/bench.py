@@ -21,7 +21,7 @@ class Bench:
     Attributes:
         names: Of its sources.
         drawn: Fresh tasks.
-        started: Numbers of tickets, as they were started.
+        started: Numbers of records, as they were started.
         interrupts: How often it was told to end what runs.
         deaf: It does not listen.
     """
@@ -30,20 +30,20 @@ class Bench:
 
     def __init__(
         self,
-        pace: StalenessPolicy,
+        limits: StalenessPolicy,
         seconds: Callable[[int], float] = lambda number: 0.01,
         *,
         valve: bool = False,
         batch: int = 4,
         **how: Any,
     ) -> None:
-        self.book = TaskLedger(self.names)
+        self.ledger = TaskLedger(self.names)
         self.version = self.drawn = self.interrupts = 0
         self.started: list[int] = []
         self.seconds, self.deaf = seconds, False
         self._ended = asyncio.Event()
         how |= {"pausable": self} if valve else {}
-        self.production = RolloutScheduler(self.book, pace, streams=self, batch=batch, make=self.make, **how)
+        self.production = RolloutScheduler(self.ledger, limits, streams=self, batch=batch, make=self.make, **how)
 
     def divide(self, count: int) -> dict[str, int]:
         return {"a": count - 1, "b": 1}
@@ -63,16 +63,16 @@ class Bench:
     def release(self) -> None:
         self._ended.clear()
 
-    async def make(self, ticket: TaskRecord) -> Group:
-        self.started.append(ticket.number)
-        version, before = self.version, ticket.group
+    async def make(self, record: TaskRecord) -> Group:
+        self.started.append(record.number)
+        version, before = self.version, record.group
         there = [] if before is None else before.rollouts[0].policy_versions[1:].tolist()
-        seconds = self.seconds(ticket.number)
+        seconds = self.seconds(record.number)
         try:
             await asyncio.wait_for(self._ended.wait(), seconds)
         except TimeoutError:
-            return group(ticket.task, [*there, version])
-        return group(ticket.task, [*there, version], "aborted")
+            return group(record.task, [*there, version])
+        return group(record.task, [*there, version], "aborted")
 
     async def step(self, step: int) -> list[TaskRecord]:
         taken = await self.production.take(step)

@@ -47,36 +47,36 @@ from rlsdk.types import Group
 from tests.rollout.bench import Bench, group
 
 
-def versions(ticket: TaskRecord) -> list[int]:
-    assert ticket.group is not None
-    return ticket.group.rollouts[0].policy_versions[1:].tolist()  # type: ignore[no-any-return]
+def versions(record: TaskRecord) -> list[int]:
+    assert record.group is not None
+    return record.group.rollouts[0].policy_versions[1:].tolist()  # type: ignore[no-any-return]
 
 
 async def test_01_taking_never_opens_the_gap_and_expiry_does() -> None:
     bench = Bench(StalenessPolicy(ahead=2, limit=2))
     taken = await bench.production.take(0)
     await asyncio.sleep(0.05)
-    counts = bench.book.counts("a")
+    counts = bench.ledger.counts("a")
     assert (counts.target, counts.consumed, counts.available, counts.gap) == (9, 3, 6, 0)
     bench.production.settle(taken, [TaskStatus.TRAINED] * 4)
-    assert bench.book.counts("a").gap == 0
+    assert bench.ledger.counts("a").gap == 0
     bench.production._sift(2)  # version 0 is two steps old
-    assert bench.book.counts("a").gap == 6
+    assert bench.ledger.counts("a").gap == 6
 
 
 async def test_02_targets_only_grow_and_what_is_left_over_counts_for_the_next_batch() -> None:
     bench = Bench(StalenessPolicy(limit=9, oversample=1.0))
     taken = await bench.production.take(0)
-    assert bench.book.counts("a").target == 3
+    assert bench.ledger.counts("a").target == 3
     await asyncio.sleep(0.05)  # the reserve comes, too
-    assert bench.book.counts("a").available == 3
+    assert bench.ledger.counts("a").available == 3
     assert bench.drawn == 8
     bench.production.settle(taken, [TaskStatus.TRAINED] * 4)
     await bench.step(1)
     assert bench.drawn == 8  # the batch was there
-    assert bench.book.counts("a").target == 6
-    bench.book.ask("a", 2)
-    assert bench.book.counts("a").target == 6
+    assert bench.ledger.counts("a").target == 6
+    bench.ledger.ask("a", 2)
+    assert bench.ledger.counts("a").target == 6
 
 
 async def test_02_asking_again_for_a_step_changes_nothing() -> None:
@@ -84,14 +84,18 @@ async def test_02_asking_again_for_a_step_changes_nothing() -> None:
     for _ in range(3):  # a take that was cancelled is begun again
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(bench.production.take(0), 0.01)
-    assert bench.book.counts("a").target == 6
+    assert bench.ledger.counts("a").target == 6
     assert len(bench.started) == 8
     await bench.production.pause()
 
 
 def test_03_a_source_that_is_not_there_is_an_error() -> None:
     bench = Bench(StalenessPolicy())
-    for call in (bench.book.counts, lambda name: bench.book.ask(name, 3), lambda name: bench.book.wanted(name, 1, 0)):
+    for call in (
+        bench.ledger.counts,
+        lambda name: bench.ledger.ask(name, 3),
+        lambda name: bench.ledger.wanted(name, 1, 0),
+    ):
         with pytest.raises(KeyError, match="nobody"):
             call("nobody")
 
@@ -105,12 +109,12 @@ def test_04_what_runs_stays_within_what_is_wanted_and_the_reserve(oversample: fl
         bench = Bench(StalenessPolicy(ahead=1, limit=9, oversample=oversample), lambda number: rng.random() / 50)
         make = bench.make
 
-        async def watched(ticket: TaskRecord) -> Group:
-            counts = bench.book.counts("a")
+        async def watched(record: TaskRecord) -> Group:
+            counts = bench.ledger.counts("a")
             reserve = 2 if oversample else 0  # half of three, rounded up, however small the gap
             most.append(counts.scheduled - counts.gap)
             assert counts.scheduled <= counts.target - counts.consumed - counts.available + reserve
-            return await make(ticket)
+            return await make(record)
 
         bench.production._make = watched
         for step in range(6):
@@ -126,7 +130,7 @@ async def test_05_a_tail_batch_is_made_of_what_expired_then_of_what_was_aborted_
     await bench.step(0)
     await asyncio.sleep(0.05)
     before = bench.drawn
-    assert bench.book.counts("a").available == 6  # a batch and the reserve
+    assert bench.ledger.counts("a").available == 6  # a batch and the reserve
     bench.started.clear()
     bench.seconds = lambda number: 0.01 + 0.01 * (number % 10)  # they come one after the other
     taken = await bench.step(1)  # all of it is too old
@@ -135,10 +139,10 @@ async def test_05_a_tail_batch_is_made_of_what_expired_then_of_what_was_aborted_
     again = [t for t in taken if t.source == "a"]
     assert [t.attempts for t in again] == [2, 2, 2]
     # Of source b two have expired, fewer than the tail: they wait, and fresh tasks are drawn, with the reserve.
-    assert len(bench.book.tickets("b", TaskStatus.EXPIRED)) == 2
+    assert len(bench.ledger.records("b", TaskStatus.EXPIRED)) == 2
     assert {t.attempts for t in taken if t.source == "b"} == {1}
     assert len(fresh) == 2 + 1
-    counts = bench.book.counts("a")
+    counts = bench.ledger.counts("a")
     assert counts.scheduled + counts.available == 3  # the batch ahead; no reserve, though none waits any more
     await bench.production.pause()
 
@@ -152,7 +156,7 @@ async def test_04_another_takes_the_place_of_what_is_left_out_while_the_trainer_
     assert bench.drawn == 8
     await asyncio.sleep(0.2)  # nobody takes
     assert bench.drawn == 8 + 1
-    assert bench.book.counts("a").available == 3
+    assert bench.ledger.counts("a").available == 3
 
 
 async def test_05_expired_tasks_may_be_given_up_and_count_as_filtered() -> None:
@@ -162,18 +166,18 @@ async def test_05_expired_tasks_may_be_given_up_and_count_as_filtered() -> None:
     taken = await bench.step(1)
     assert bench.production.expired == 4
     assert {t.attempts for t in taken} == {1}
-    assert (bench.book.counts("a").filtered, bench.book.counts("a").expired) == (3, 3)
+    assert (bench.ledger.counts("a").filtered, bench.ledger.counts("a").expired) == (3, 3)
     assert bench.drawn == 16  # four of each batch, four that were given up, four ahead
     await bench.production.pause()
     assert_adds_up(bench)
 
 
 def assert_adds_up(bench: Bench) -> None:
-    """Every ticket is somewhere, once."""
-    live = [t for name in bench.names for t in bench.book.tickets(name, *TaskStatus)]
-    ended = sum(getattr(bench.book.counts(n), s.value) for n in bench.names for s in ENDS)
+    """Every record is somewhere, once."""
+    live = [t for name in bench.names for t in bench.ledger.records(name, *TaskStatus)]
+    ended = sum(getattr(bench.ledger.counts(n), s.value) for n in bench.names for s in ENDS)
     assert len({t.number for t in live}) == len(live)
-    assert len(live) + ended == bench.book.issued == bench.drawn
+    assert len(live) + ended == bench.ledger.issued == bench.drawn
 
 
 @settings(deadline=None, max_examples=12)
@@ -196,7 +200,7 @@ def test_06_every_group_is_taken_once_whatever_pauses(seed: int, tail: int, valv
                 if not waiting.cancelled():  # it came at the same moment
                     break
                 await bench.production.pause(rng.choice([0.0, 0.01]))
-                assert bench.book.counts("a").scheduled == bench.book.counts("b").scheduled == 0
+                assert bench.ledger.counts("a").scheduled == bench.ledger.counts("b").scheduled == 0
                 assert_adds_up(bench)
             taken = waiting.result()
             took.update(t.number for t in taken)
@@ -204,7 +208,7 @@ def test_06_every_group_is_taken_once_whatever_pauses(seed: int, tail: int, valv
             bench.version = step + 1
         await bench.production.pause()
         assert max(took.values()) == 1
-        assert sum(bench.book.counts(n).trained for n in bench.names) == took.total() == 20
+        assert sum(bench.ledger.counts(n).trained for n in bench.names) == took.total() == 20
         assert_adds_up(bench)
 
     run_virtually(body())
@@ -221,7 +225,7 @@ async def test_07_once_paused_nothing_starts(valve: bool) -> None:
     bench.deaf = True
     await bench.production.pause(0.05, again=0.005)  # some end meanwhile
     assert (bench.interrupts > 1) is valve  # it was said again
-    assert bench.book.counts("a").filtered > 0
+    assert bench.ledger.counts("a").filtered > 0
     await asyncio.sleep(0.05)
     assert len(bench.started) == started
 
@@ -229,11 +233,11 @@ async def test_07_once_paused_nothing_starts(valve: bool) -> None:
 class Failing(Bench):
     """One of its tasks fails, after a while."""
 
-    async def make(self, ticket: TaskRecord) -> Group:
-        if ticket.number == 6:
+    async def make(self, record: TaskRecord) -> Group:
+        if record.number == 6:
             await asyncio.sleep(self.seconds(6))
             raise ZeroDivisionError("the sixth")
-        return await super().make(ticket)
+        return await super().make(record)
 
 
 async def test_08_one_task_that_fails_loses_none_of_the_others() -> None:
@@ -241,10 +245,10 @@ async def test_08_one_task_that_fails_loses_none_of_the_others() -> None:
     await bench.step(0)
     with pytest.raises(ZeroDivisionError):
         await bench.production.take(1)
-    assert not [t for n in bench.names for t in bench.book.tickets(n, TaskStatus.COMPLETED) if t.taken]
+    assert not [t for n in bench.names for t in bench.ledger.records(n, TaskStatus.COMPLETED) if t.taken]
     await asyncio.sleep(0.05)  # the one that runs is not torn down with it
-    assert bench.book.counts("a").available + bench.book.counts("b").available == 12 - 4 - 1
-    [failed] = [t for name in bench.names for t in bench.book.tickets(name, TaskStatus.ABORTED)]
+    assert bench.ledger.counts("a").available + bench.ledger.counts("b").available == 12 - 4 - 1
+    [failed] = [t for name in bench.names for t in bench.ledger.records(name, TaskStatus.ABORTED)]
     assert failed.number == 6
     assert_adds_up(bench)
 
@@ -255,14 +259,14 @@ async def test_09_what_is_stopped_goes_on_from_what_there_is_and_what_is_cancell
     await asyncio.sleep(0.01)
     waiting.cancel()
     assert await bench.production.pause(3.0) == 4
-    aborted = bench.book.tickets("a", TaskStatus.ABORTED)
+    aborted = bench.ledger.records("a", TaskStatus.ABORTED)
     assert [versions(t) for t in aborted] == [[0]] * 3  # the token that each had
     bench.version, bench.deaf = 1, True
     waiting = asyncio.ensure_future(bench.production.take(0))
     await asyncio.sleep(0.01)
     waiting.cancel()
     await bench.production.pause(0.01)  # nobody listens: they are cancelled
-    assert [versions(t) for t in bench.book.tickets("a", TaskStatus.ABORTED)] == [[0]] * 3
+    assert [versions(t) for t in bench.ledger.records("a", TaskStatus.ABORTED)] == [[0]] * 3
     bench.version, bench.deaf, bench.seconds = 2, False, lambda n: 0.01
     taken = await bench.production.take(0)
     assert [versions(t) for t in taken] == [[0, 2]] * 4
@@ -276,7 +280,7 @@ async def test_09_a_task_that_is_cancelled_before_its_first_turn_is_there_again(
     bench.production._fill()
     assert bench.started == []
     assert await bench.production.pause() == 4
-    assert bench.book.counts("a").waiting == 3
+    assert bench.ledger.counts("a").waiting == 3
     assert len(await bench.step(0)) == 4
 
 
@@ -284,10 +288,10 @@ async def test_09_a_task_may_say_itself_that_it_is_unfinished() -> None:
     bench = Bench(StalenessPolicy(limit=9))
     make = bench.make
 
-    async def stopped(ticket: TaskRecord) -> Group:
-        if ticket.attempts == 1:
-            raise UnfinishedError(group(ticket.task, [0]))
-        return await make(ticket)
+    async def stopped(record: TaskRecord) -> Group:
+        if record.attempts == 1:
+            raise UnfinishedError(group(record.task, [0]))
+        return await make(record)
 
     bench.production._make = stopped
     assert [versions(t) for t in await bench.production.take(0)] == [[0, 0]] * 4
@@ -339,18 +343,18 @@ def test_13_old_tokens_are_masked_and_a_group_of_nothing_else_expires() -> None:
 async def test_14_what_is_not_trained_is_counted_once_and_let_go_of() -> None:
     bench = Bench(StalenessPolicy(ahead=1, limit=1), wanted=lambda group: group.task.id not in ("a1", "a2"))
     issued: list[TaskRecord] = []
-    issue = bench.book.issue
+    issue = bench.ledger.issue
 
     def kept(*arguments: Any) -> TaskRecord:
         issued.append(issue(*arguments))
         return issued[-1]
 
-    bench.book.issue = kept  # type: ignore[method-assign]
+    bench.ledger.issue = kept  # type: ignore[method-assign]
     taken = [*await bench.step(0)]
     await asyncio.sleep(0.05)
     taken += await bench.step(1)
     await bench.production.pause()
-    assert bench.book.counts("a").filtered == 2
+    assert bench.ledger.counts("a").filtered == 2
     assert bench.production.expired == sum(t.attempts == 2 for t in issued) > 0
     assert not {t.task.id for t in taken} & {"a1", "a2"}
     assert all(t.group is None for t in issued if t.state is not TaskStatus.COMPLETED)
@@ -378,19 +382,19 @@ async def test_15_filters_see_whole_groups_only() -> None:
 
 async def test_16_a_batch_is_no_larger_than_asked_for_and_in_the_order_of_issue_also_after_a_resume() -> None:
     rng = random.Random(1)
-    pace = StalenessPolicy(ahead=2, limit=9, oversample=1.0)
-    bench = Bench(pace, lambda n: rng.random() / 50)
+    limits = StalenessPolicy(ahead=2, limit=9, oversample=1.0)
+    bench = Bench(limits, lambda n: rng.random() / 50)
     await bench.step(0)
     await asyncio.sleep(0.05)
-    there = [t.number for t in bench.book.tickets("a", TaskStatus.COMPLETED)]
+    there = [t.number for t in bench.ledger.records("a", TaskStatus.COMPLETED)]
     taken = await bench.step(1)
     assert [t.number for t in taken if t.source == "a"] == there[:3]
     assert Counter(t.source for t in taken) == {"a": 3, "b": 1}
     assert all(t.group is None for t in taken)  # let go of, once trained
-    other = Bench(pace, lambda n: 0.001)
+    other = Bench(limits, lambda n: 0.001)
     other.drawn = bench.drawn
     other.production.restore(json.loads(json.dumps(bench.production.state())))
-    left = sorted(t.position for t in bench.book.tickets("a", *TaskStatus))
+    left = sorted(t.position for t in bench.ledger.records("a", *TaskStatus))
     await bench.production.pause()
     again = await other.step(2)
     assert [t.position for t in again if t.source == "a"] == left[:3]
@@ -427,7 +431,7 @@ async def test_18_a_part_of_a_batch_may_be_enough_and_the_rest_is_for_the_next()
     bench = Bench(StalenessPolicy(limit=9), lambda n: 0.01 if n in (0, 1) else 0.3, stop=rule)
     first = await bench.step(0)
     assert sorted(t.number for t in first) == [0, 1]
-    assert bench.book.counts("a").scheduled + bench.book.counts("b").scheduled == 2  # they run on
+    assert bench.ledger.counts("a").scheduled + bench.ledger.counts("b").scheduled == 2  # they run on
     await asyncio.sleep(0.35)
     second = await bench.step(1)
     assert {2, 3} <= {t.number for t in second}
@@ -463,9 +467,9 @@ async def test_20_a_resumed_run_makes_again_what_was_on_its_way_and_goes_on_wher
     seen: list[int] = []
     for step in range(1, 4):
         seen += [t.position for t in await other.step(step)]
-    assert on_the_way <= {*seen, *(t.position for n in other.names for t in other.book.tickets(n, *TaskStatus))}
+    assert on_the_way <= {*seen, *(t.position for n in other.names for t in other.ledger.records(n, *TaskStatus))}
     assert len(set(seen)) == len(seen)
-    ended = bench.book.counts("a").trained + bench.book.counts("b").trained
+    ended = bench.ledger.counts("a").trained + bench.ledger.counts("b").trained
     assert ended + len(on_the_way) == bench.drawn  # nothing is missing
     await bench.production.pause()
     await other.production.pause()

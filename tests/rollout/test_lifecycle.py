@@ -20,11 +20,11 @@ GROUP = Group(TASK, (), ())
 
 
 class Production(RuleBasedStateMachine):
-    """A producer and a trainer that do anything that is legal."""
+    """A generator and a trainer that do anything that is legal."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.book = TaskLedger(SOURCES)
+        self.ledger = TaskLedger(SOURCES)
         self.issued = dict.fromkeys(SOURCES, 0)
         self.ended: dict[str, list[int]] = {name: [] for name in SOURCES}
         self.targets = dict.fromkeys(SOURCES, 0)
@@ -32,80 +32,80 @@ class Production(RuleBasedStateMachine):
 
     @rule(source=st.sampled_from(SOURCES), groups=st.integers(0, 30))
     def asked(self, source: str, groups: int) -> None:
-        self.book.ask(source, groups)
-        assert self.book.counts(source).target >= self.targets[source]  # it never falls
-        self.targets[source] = self.book.counts(source).target
+        self.ledger.ask(source, groups)
+        assert self.ledger.counts(source).target >= self.targets[source]  # it never falls
+        self.targets[source] = self.ledger.counts(source).target
 
     @rule(source=st.sampled_from(SOURCES), oversample=st.sampled_from([0.0, 0.5, 2.0]))
     def filled(self, source: str, oversample: float) -> None:
-        before = self.book.counts(source).scheduled
-        for _ in range(self.book.wanted(source, 4, oversample)):
-            self.book.move(self.book.issue(source, TASK), TaskStatus.RUNNING)
+        before = self.ledger.counts(source).scheduled
+        for _ in range(self.ledger.wanted(source, 4, oversample)):
+            self.ledger.move(self.ledger.issue(source, TASK), TaskStatus.RUNNING)
             self.issued[source] += 1
-        assert self.book.wanted(source, 4, oversample) == 0  # asking again adds nothing
-        counts = self.book.counts(source)
+        assert self.ledger.wanted(source, 4, oversample) == 0  # asking again adds nothing
+        counts = self.ledger.counts(source)
         reserve = int(np.ceil(4 * oversample)) if counts.gap else 0
         # What was scheduled under a larger reserve stays; nothing is added to it.
         assert counts.scheduled == max(counts.gap + reserve, before)
 
     @rule(data=st.data())
     def moved(self, data: st.DataObject) -> None:
-        live = [t for source in SOURCES for t in self.book.tickets(source, *TaskStatus)]
+        live = [t for source in SOURCES for t in self.ledger.records(source, *TaskStatus)]
         if not live:
             return
-        ticket = data.draw(st.sampled_from(live))
+        record = data.draw(st.sampled_from(live))
         to = data.draw(st.sampled_from(sorted(TaskStatus)))
-        before = {source: self.book.counts(source) for source in SOURCES}
-        if to not in LEGAL[ticket.state] or (ticket.taken and to is TaskStatus.EXPIRED):
+        before = {source: self.ledger.counts(source) for source in SOURCES}
+        if to not in LEGAL[record.state] or (record.taken and to is TaskStatus.EXPIRED):
             with pytest.raises(RunError, match="cannot become"):
-                self.book.move(ticket, to)
-            assert {source: self.book.counts(source) for source in SOURCES} == before
+                self.ledger.move(record, to)
+            assert {source: self.ledger.counts(source) for source in SOURCES} == before
             return
-        was, taken = ticket.state, ticket.taken
-        self.book.move(ticket, to, GROUP if to is TaskStatus.COMPLETED else None)
-        gap, after = before[ticket.source].gap, self.book.counts(ticket.source).gap
+        was, taken = record.state, record.taken
+        self.ledger.move(record, to, GROUP if to is TaskStatus.COMPLETED else None)
+        gap, after = before[record.source].gap, self.ledger.counts(record.source).gap
         if taken:
             assert after == gap  # what was taken never opens the gap again, whatever becomes of it
         elif was is TaskStatus.COMPLETED:
             assert after >= gap  # what expires or is left out is wanted anew
         if to in ENDS:
-            self.in_hand[ticket.source] -= taken
-            self.ended[ticket.source].append(ticket.number)
+            self.in_hand[record.source] -= taken
+            self.ended[record.source].append(record.number)
             with pytest.raises(RunError):
-                self.book.move(ticket, TaskStatus.RUNNING)
+                self.ledger.move(record, TaskStatus.RUNNING)
 
     @rule(data=st.data())
     def taken(self, data: st.DataObject) -> None:
-        there = [t for source in SOURCES for t in self.book.tickets(source, TaskStatus.COMPLETED)]
+        there = [t for source in SOURCES for t in self.ledger.records(source, TaskStatus.COMPLETED)]
         if not there:
             return
-        ticket = data.draw(st.sampled_from(there))
-        before = self.book.counts(ticket.source)
-        if ticket.taken:
+        record = data.draw(st.sampled_from(there))
+        before = self.ledger.counts(record.source)
+        if record.taken:
             with pytest.raises(RunError, match="no group to take"):
-                self.book.take(ticket)
+                self.ledger.take(record)
             return
-        assert self.book.take(ticket) is GROUP
-        after = self.book.counts(ticket.source)
+        assert self.ledger.take(record) is GROUP
+        after = self.ledger.counts(record.source)
         assert after.gap == before.gap
         assert (after.consumed, after.available) == (before.consumed + 1, before.available - 1)
-        self.in_hand[ticket.source] += 1
+        self.in_hand[record.source] += 1
 
     @rule()
     def saved(self) -> None:
         fresh = TaskLedger(SOURCES)
-        fresh.restore(self.book.state())
+        fresh.restore(self.ledger.state())
         for source in SOURCES:
-            before, after = self.book.counts(source), fresh.counts(source)
+            before, after = self.ledger.counts(source), fresh.counts(source)
             kept = ("target", "consumed", "trained", "filtered", "failed", "expired")
             assert [getattr(after, name) for name in kept] == [getattr(before, name) for name in kept]
             assert (after.available, after.scheduled, after.waiting) == (0, 0, 0)
 
     @invariant()
     def it_adds_up(self) -> None:
-        assert self.book.issued == sum(self.issued.values())
+        assert self.ledger.issued == sum(self.issued.values())
         for source in SOURCES:
-            counts = self.book.counts(source)
+            counts = self.ledger.counts(source)
             live = counts.available + counts.scheduled + counts.waiting + self.in_hand[source]
             ended = counts.trained + counts.filtered + counts.failed
             assert live + ended == self.issued[source]
@@ -117,36 +117,36 @@ TestProduction = Production.TestCase
 
 
 def test_a_source_that_is_not_there_is_an_error() -> None:
-    book = TaskLedger(["a"])
+    ledger = TaskLedger(["a"])
     with pytest.raises(KeyError):
-        book.counts("b")
+        ledger.counts("b")
     with pytest.raises(KeyError):
-        book.issue("b", TASK)
+        ledger.issue("b", TASK)
 
 
 def test_the_reserve_is_a_share_of_the_batch_not_of_what_is_missing() -> None:
-    book = TaskLedger(["a"])
-    book.ask("a", 8)
-    assert book.wanted("a", 8, 0.25) == 10
-    tickets = [book.issue("a", TASK) for _ in range(10)]
-    for ticket in tickets:
-        book.move(ticket, TaskStatus.RUNNING)
-    for ticket in tickets[:7]:
-        book.move(ticket, TaskStatus.COMPLETED, GROUP)
-    assert book.counts("a").gap == 1
-    assert book.wanted("a", 8, 0.25) == 0  # three run: one that is missing, and the reserve of two
+    ledger = TaskLedger(["a"])
+    ledger.ask("a", 8)
+    assert ledger.wanted("a", 8, 0.25) == 10
+    records = [ledger.issue("a", TASK) for _ in range(10)]
+    for record in records:
+        ledger.move(record, TaskStatus.RUNNING)
+    for record in records[:7]:
+        ledger.move(record, TaskStatus.COMPLETED, GROUP)
+    assert ledger.counts("a").gap == 1
+    assert ledger.wanted("a", 8, 0.25) == 0  # three run: one that is missing, and the reserve of two
 
 
 def test_those_that_wait_come_in_the_order_asked_for() -> None:
-    book = TaskLedger(["a"])
-    first, second, third = (book.issue("a", TASK) for _ in range(3))
-    for ticket in (first, second, third):
-        book.move(ticket, TaskStatus.RUNNING)
-    book.move(first, TaskStatus.ABORTED)
-    book.move(second, TaskStatus.COMPLETED, GROUP)
-    book.move(second, TaskStatus.EXPIRED)
-    book.move(third, TaskStatus.ABORTED)
-    assert book.tickets("a", TaskStatus.EXPIRED, TaskStatus.ABORTED) == [second, first, third]
+    ledger = TaskLedger(["a"])
+    first, second, third = (ledger.issue("a", TASK) for _ in range(3))
+    for record in (first, second, third):
+        ledger.move(record, TaskStatus.RUNNING)
+    ledger.move(first, TaskStatus.ABORTED)
+    ledger.move(second, TaskStatus.COMPLETED, GROUP)
+    ledger.move(second, TaskStatus.EXPIRED)
+    ledger.move(third, TaskStatus.ABORTED)
+    assert ledger.records("a", TaskStatus.EXPIRED, TaskStatus.ABORTED) == [second, first, third]
 
 
 def sampled(versions: list[int]) -> Rollout:

@@ -64,7 +64,7 @@ async def test_a_pause_ends_what_runs_and_loses_no_task() -> None:
     await asyncio.sleep(0.01)
     first.cancel()
     assert await bench.production.pause() == 8
-    assert bench.book.counts("a").waiting == 6
+    assert bench.ledger.counts("a").waiting == 6
     await asyncio.sleep(0.1)
     assert len(bench.started) == 8
     taken = await bench.step(0)
@@ -84,9 +84,9 @@ async def test_groups_that_are_not_wanted_are_replaced() -> None:
     bench = Bench(StalenessPolicy(), wanted=lambda group: int(group.task.id[1:]) % 2 == 0)
     taken = await bench.step(0)
     assert all(int(t.task.id[1:]) % 2 == 0 for t in taken)
-    counts = bench.book.counts("a")
+    counts = bench.ledger.counts("a")
     assert counts.trained == 3
-    assert counts.filtered + bench.book.counts("b").filtered == bench.drawn - 4
+    assert counts.filtered + bench.ledger.counts("b").filtered == bench.drawn - 4
 
 
 async def test_the_policy_says_what_is_trained_first() -> None:
@@ -94,7 +94,7 @@ async def test_the_policy_says_what_is_trained_first() -> None:
     bench = Bench(StalenessPolicy(ahead=2, limit=9), policy=later_first)
     await bench.production.take(0)  # of what there was, whatever that is
     await asyncio.sleep(0.05)
-    there = [t.number for t in bench.book.tickets("a", TaskStatus.COMPLETED) if not t.taken]
+    there = [t.number for t in bench.ledger.records("a", TaskStatus.COMPLETED) if not t.taken]
     taken = await bench.production.take(1)
     assert [t.number for t in taken if t.source == "a"] == sorted(there, reverse=True)[:3]
 
@@ -109,32 +109,32 @@ async def test_what_the_policy_drops_is_never_trained_and_another_task_takes_its
     bench = Bench(StalenessPolicy(), policy=even)
     taken = await bench.step(0)
     assert all(int(t.task.id[1:]) % 2 == 0 for t in taken)
-    counts = [bench.book.counts(source) for source in bench.names]
+    counts = [bench.ledger.counts(source) for source in bench.names]
     assert sum(c.trained for c in counts) == 4
     assert bench.production.dropped == sum(c.filtered for c in counts) == bench.drawn - 4 > 0
     assert set(asked) == {(0, 0)}
 
 
 async def test_a_run_goes_on_from_its_state_and_makes_again_what_was_on_its_way() -> None:
-    pace = StalenessPolicy(ahead=1, limit=9)
-    bench = Bench(pace)
+    limits = StalenessPolicy(ahead=1, limit=9)
+    bench = Bench(limits)
     await bench.step(0)
     await asyncio.sleep(0.03)  # the next batch is there, and lost with the program
-    other = Bench(pace)
+    other = Bench(limits)
     other.drawn = bench.drawn
     assert other.production.restore(json.loads(json.dumps(bench.production.state()))) == 4
     await bench.production.pause()
-    assert other.book.counts("a").waiting == 3
+    assert other.ledger.counts("a").waiting == 3
     taken = await other.step(1)
     assert {t.task.id for t in taken} == {f"{t.source}{t.position}" for t in taken}
     assert sorted(t.position for t in taken) == [4, 5, 6, 8]
-    assert other.book.counts("a").trained == 6
-    assert other.book.counts("a").target == 9
+    assert other.ledger.counts("a").trained == 6
+    assert other.ledger.counts("a").target == 9
 
 
 async def test_a_batch_that_was_requested_of_a_source_that_is_gone_is_made_of_the_others() -> None:
-    pace = StalenessPolicy(ahead=1, limit=9)
-    bench = Bench(pace)
+    limits = StalenessPolicy(ahead=1, limit=9)
+    bench = Bench(limits)
     await bench.step(0)
     state = json.loads(json.dumps(bench.production.state()))
     await bench.production.pause()
@@ -145,7 +145,7 @@ async def test_a_batch_that_was_requested_of_a_source_that_is_gone_is_made_of_th
         def divide(self, count: int) -> dict[str, int]:
             return {"a": count}
 
-    other = Alone(pace)
+    other = Alone(limits)
     other.drawn = bench.drawn
     other.production.restore(state)
     for step in (1, 2):
@@ -154,15 +154,15 @@ async def test_a_batch_that_was_requested_of_a_source_that_is_gone_is_made_of_th
 
 
 async def test_groups_that_waited_come_back_from_what_was_kept_and_only_the_others_are_made_again() -> None:
-    pace = StalenessPolicy(ahead=1, limit=9)
-    bench = Bench(pace)
+    limits = StalenessPolicy(ahead=1, limit=9)
+    bench = Bench(limits)
     await bench.step(0)
     await asyncio.sleep(0.03)
-    there = {ticket.number: ticket.group for ticket in bench.production.available()}
+    there = {record.number: record.group for record in bench.production.available()}
     assert len(there) == 4
     lost = min(there)
     del there[lost]
-    other = Bench(pace)
+    other = Bench(limits)
     other.drawn = bench.drawn
     state = json.loads(json.dumps(bench.production.state()))
     assert other.production.restore(state, lambda tasks: {n: g for n, g in there.items() if n in tasks and g}) == 1
@@ -186,8 +186,8 @@ def test_every_task_ends_once_in_the_course_that_survives(
     courses: list[tuple[int, int]], ahead: int, oversample: float, random: Random
 ) -> None:
     async def run() -> None:
-        pace = StalenessPolicy(ahead=ahead, limit=ahead + 1, oversample=oversample)
-        bench, step, trained = Bench(pace, lambda number: 0.0), 0, []
+        limits = StalenessPolicy(ahead=ahead, limit=ahead + 1, oversample=oversample)
+        bench, step, trained = Bench(limits, lambda number: 0.0), 0, []
         for until_saved, until_killed in courses:
             for _ in range(until_saved):
                 trained += [t.task.id for t in await bench.step(step)]
@@ -200,16 +200,16 @@ def test_every_task_ends_once_in_the_course_that_survives(
             for later in range(until_killed):
                 await bench.step(step + later)
             await bench.production.pause()
-            bench = Bench(pace, lambda number: 0.0)
+            bench = Bench(limits, lambda number: 0.0)
             bench.drawn, bench.version = state["drawn"], step
             bench.production.restore(state["production"], lambda tasks, kept=kept: kept)
         for _ in range(2):
             trained += [t.task.id for t in await bench.step(step)]
             step += 1
         await bench.production.pause()
-        live = [t.task.id for name in bench.names for t in bench.book.tickets(name, *TaskStatus)]
+        live = [t.task.id for name in bench.names for t in bench.ledger.records(name, *TaskStatus)]
         assert len(trained) == 4 * step
-        assert len({*trained, *live}) == len(trained) + len(live) == bench.drawn == bench.book.issued
+        assert len({*trained, *live}) == len(trained) + len(live) == bench.drawn == bench.ledger.issued
 
     run_virtually(run())
 

@@ -16,7 +16,7 @@ from rlsdk.contracts import Chat, RewardSpec, Sampling, runs_user_code
 from rlsdk.engines.client import Answer, GenerateRequest
 from rlsdk.loops import UserLoop
 from rlsdk.rollout.chat import RolloutContext
-from rlsdk.rollout.producer import RolloutGenerator
+from rlsdk.rollout.generator import RolloutGenerator
 from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.serving.recording import Recorder
 from rlsdk.testing import ScriptedPolicy

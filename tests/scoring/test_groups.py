@@ -18,7 +18,7 @@ from rlsdk.errors import ConfigError, PluginError, ScoringError
 from rlsdk.plugins import Plugins
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.rollout.producer import RolloutGenerator
+from rlsdk.rollout.generator import RolloutGenerator
 from rlsdk.scoring.batching import Batcher
 from rlsdk.scoring.scorer import RewardTerm, Scorer, check_budget
 from rlsdk.testing import ScriptedPolicy, run_workflow
@@ -202,13 +202,13 @@ def test_a_group_that_was_stopped_is_compared_when_it_is_whole(scorer: Make, tas
     policy: Any = ScriptedPolicy(codec, lambda _: next(said))
     setting = RolloutContext(codec=codec, client=policy, sampling=Sampling(max_tokens=16), max_length=64)
     seen: list[str] = []
-    producer = RolloutGenerator(
+    generator = RolloutGenerator(
         rlsdk.load("workflow", stops), scorer("group_lab/rank"), 0, lambda rollout, *_: seen.append(rollout.text)
     )
-    first = asyncio.run(producer.group(task, setting, 2, "a"))
+    first = asyncio.run(generator.group(task, setting, 2, "a"))
     assert values(first.scores) == [None, None] and seen == [] and not calls.exists()
     stopped.clear()
-    second = asyncio.run(producer.group(task, setting, 2, "a", before=first))
+    second = asyncio.run(generator.group(task, setting, 2, "a", before=first))
     assert [rollout.text for rollout in second.rollouts] == ["1", "1+1+1"]
     assert second.rollouts[0] is first.rollouts[0]
     assert values(second.scores) == [1.0, 0.0]

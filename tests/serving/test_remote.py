@@ -15,7 +15,7 @@ from rlsdk.engines.client import GenerateRequest
 from rlsdk.errors import ConfigError, DataError, EngineError
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.rollout.producer import RolloutGenerator
+from rlsdk.rollout.generator import RolloutGenerator
 from rlsdk.serving.endpoint import Routes, endpoint
 from rlsdk.serving.recording import Recorder
 from rlsdk.serving.remote import RemoteClient

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rlsdk.config.rollout import ReplaySection, RolloutSection
 from rlsdk.contracts import Completion, Request, Sampling
 from rlsdk.engines.client import EngineClient, GenerateRequest
-from rlsdk.engines.gate import PausableClient
+from rlsdk.engines.pausable import PausableClient
 from rlsdk.errors import RunError, ValueFault
 from rlsdk.simulation.clock import run_virtually
 from rlsdk.simulation.engine import SimulatedEngine
@@ -52,7 +52,7 @@ def through(
     rates: Rates = SLOW,
     lengths: Lengths = TWENTY,
 ) -> Any:
-    """What a body finds behind the real gate and the real client of one engine."""
+    """What a body finds behind the real pausable and the real client of one engine."""
 
     async def go() -> Any:
         engine = SimulatedEngine(rates, lengths, (0,))
@@ -71,15 +71,15 @@ def test_an_answer_that_a_sync_ends_costs_its_rest_and_its_reading_or_begins_ane
 ) -> None:
     """5 tokens at 6 s; 2 s later prompt and tokens are read (1.5 s) and 15 more follow, or the prompt and 20."""
 
-    async def body(engine: SimulatedEngine, gate: PausableClient) -> tuple[Completion, float, int, int]:
-        asked = asyncio.ensure_future(gate.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=100))))
+    async def body(engine: SimulatedEngine, pausable: PausableClient) -> tuple[Completion, float, int, int]:
+        asked = asyncio.ensure_future(pausable.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=100))))
         await asyncio.sleep(6.0)
-        async with gate.held():
+        async with pausable.held():
             assert now() == pytest.approx(6.0)  # the engine hands over at once
             engine.load(1, 0.0)
             await asyncio.sleep(2.0)
         answer = await asked
-        return answer.completion, now(), engine.measure()[1], gate.dropped
+        return answer.completion, now(), engine.measure()[1], pausable.dropped
 
     done, at, *counted = through(body, partial=partial)
     assert at == pytest.approx(end, abs=1e-5)
@@ -89,7 +89,7 @@ def test_an_answer_that_a_sync_ends_costs_its_rest_and_its_reading_or_begins_ane
 
 
 def test_all_that_runs_or_waits_is_ended_and_unread_prompts_are_forgotten() -> None:
-    async def body(engine: SimulatedEngine, gate: PausableClient) -> tuple[Any, ...]:
+    async def body(engine: SimulatedEngine, pausable: PausableClient) -> tuple[Any, ...]:
         client = EngineClient([engine], lambda ids: [""] * len(ids))
         asked = [
             client.sample(GenerateRequest(str(i), PROMPT, Sampling())) for i in range(6)
@@ -105,7 +105,7 @@ def test_all_that_runs_or_waits_is_ended_and_unread_prompts_are_forgotten() -> N
 
 @pytest.mark.parametrize("loading", [0.0, 3.0])
 def test_what_is_whole_when_all_is_ended_is_no_half_answer(loading: float) -> None:
-    async def body(engine: SimulatedEngine, gate: PausableClient) -> Completion:
+    async def body(engine: SimulatedEngine, pausable: PausableClient) -> Completion:
         client = EngineClient([engine], lambda ids: [""] * len(ids))
         asked = client.sample(GenerateRequest("g", PROMPT, Sampling()))
         await asyncio.sleep(21.0)
@@ -120,15 +120,16 @@ def test_what_is_whole_when_all_is_ended_is_no_half_answer(loading: float) -> No
 def test_answers_of_one_group_go_on_each_by_itself() -> None:
     """Their tokens differ, as those of a run do: were they one request, the engine would read one prompt for all."""
 
-    async def body(engine: SimulatedEngine, gate: PausableClient) -> tuple[float, int]:
+    async def body(engine: SimulatedEngine, pausable: PausableClient) -> tuple[float, int]:
         asked = [
-            asyncio.ensure_future(gate.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=100)))) for _ in range(4)
+            asyncio.ensure_future(pausable.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=100))))
+            for _ in range(4)
         ]
         await asyncio.sleep(6.0)
-        async with gate.held():
+        async with pausable.held():
             pass
         await asyncio.gather(*asked)
-        return now(), gate.resumed
+        return now(), pausable.resumed
 
     assert through(body) == (pytest.approx(6 + 4 * 1.5 + 15, abs=1e-5), 4)
 
@@ -139,15 +140,15 @@ def test_what_was_begun_goes_before_what_waited_for_a_place() -> None:
     async def go() -> list[float]:
         rates = attrs.evolve(SLOW, slots=1, prompt_tokens=0, prompt_rate=1e12)
         client = EngineClient([SimulatedEngine(rates, TWENTY, (i,)) for i in range(2)], lambda ids: [""] * len(ids))
-        gate = PausableClient(client, lambda ids: [""] * len(ids))
+        pausable = PausableClient(client, lambda ids: [""] * len(ids))
 
         async def ask(name: str) -> float:
-            await gate.sample(GenerateRequest(name, PROMPT, Sampling(max_tokens=100)))
+            await pausable.sample(GenerateRequest(name, PROMPT, Sampling(max_tokens=100)))
             return now()
 
         asked = [asyncio.ensure_future(ask(name)) for name in "abcd"]
         await asyncio.sleep(6.0)
-        async with gate.held():
+        async with pausable.held():
             pass
         return await asyncio.gather(*asked)
 
@@ -166,14 +167,14 @@ def test_however_often_answers_are_ended_they_get_as_long_as_without(
     free = attrs.evolve(SLOW, slots=16, prompt_tokens=0)
 
     def lengths_with(cuts: list[float]) -> list[int]:
-        async def body(engine: SimulatedEngine, gate: PausableClient) -> list[int]:
+        async def body(engine: SimulatedEngine, pausable: PausableClient) -> list[int]:
             sampling = Sampling(max_tokens=50)
             asked = [
-                asyncio.ensure_future(gate.sample(GenerateRequest(str(i), PROMPT, sampling))) for i in range(count)
+                asyncio.ensure_future(pausable.sample(GenerateRequest(str(i), PROMPT, sampling))) for i in range(count)
             ]
             for version, cut in enumerate(cuts, 1):
                 await asyncio.sleep(cut)
-                async with gate.held():
+                async with pausable.held():
                     engine.load(version, 1.0)
                     await asyncio.sleep(1.0)
             found = [answer.completion for answer in await asyncio.gather(*asked)]
@@ -376,7 +377,7 @@ def test_work_grows_with_ended_responses_and_not_with_tokens() -> None:
 
 
 def test_an_engine_goes_on_to_what_the_tokens_say_and_marks_no_two_alike() -> None:
-    async def body(engine: SimulatedEngine, gate: PausableClient) -> list[Completion]:
+    async def body(engine: SimulatedEngine, pausable: PausableClient) -> list[Completion]:
         async def ask(name: str, prompt: np.ndarray, begun: int = 0) -> list[Completion]:
             request = Request(id=name, prompt_ids=prompt, sampling=Sampling(), n=2, begun=begun)
             return [c async for ready in engine.generate.remote([request]) for c in await ready]

@@ -14,7 +14,7 @@ from rlsdk.contracts import RewardSpec, Sampling
 from rlsdk.errors import OptionError
 from rlsdk.evaluation.evaluation import evaluate, figures, produced_by
 from rlsdk.rollout.chat import RolloutContext
-from rlsdk.rollout.producer import RolloutGenerator
+from rlsdk.rollout.generator import RolloutGenerator
 from rlsdk.rollout.stream import TaskStream
 from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.testing import ScriptedPolicy, check_component, run_workflow
@@ -128,10 +128,10 @@ def test_an_evaluation_reports_each_tag() -> None:
         scorer = Scorer([RewardTerm(RewardSpec("environment"), rlsdk.load("reward", "environment"))])
         policy: Any = ScriptedPolicy(plain(), lambda _: "1")
         setting = RolloutContext(codec=plain(), client=policy, sampling=Sampling(), max_length=64)
-        producer = RolloutGenerator(rlsdk.load("workflow", "environment"), scorer, 0)
+        generator = RolloutGenerator(rlsdk.load("workflow", "environment"), scorer, 0)
         held_out = list(tasks(split="test", partition=[3, 1], form="text"))
         return await evaluate(
-            produced_by(producer, setting), held_out, setting.sampling, EvalSection(samples=2), reseed=nothing
+            produced_by(generator, setting), held_out, setting.sampling, EvalSection(samples=2), reseed=nothing
         )
 
     found = figures(asyncio.run(go()), 2)

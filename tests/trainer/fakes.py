@@ -26,8 +26,8 @@ from rlsdk.contracts.rollouts import (
 from rlsdk.engines.actor import STEP
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.rollout.generator import RolloutGenerator
 from rlsdk.rollout.lifecycle import TaskLedger
-from rlsdk.rollout.producer import RolloutGenerator
 from rlsdk.testing import ScriptedPolicy
 from rlsdk.types import Group, Score, Task
 
@@ -60,7 +60,7 @@ class ScriptedRollouts:
 
     Attributes:
         said: Calls, in their order.
-        book: The ledger.
+        ledger: The ledger.
         eval_tasks: Number of held-out tasks.
         failure: No task runs in the background.
     """
@@ -71,29 +71,29 @@ class ScriptedRollouts:
         self.policy: Any = ScriptedPolicy(codec, lambda text: "1+2")
         sampling = Sampling(max_tokens=plan.config.sampling.max_tokens)
         self.setting = RolloutContext(codec=codec, client=self.policy, sampling=sampling, max_length=64)
-        self.producer = RolloutGenerator(plan.plugins.resolve(plan.workflow), None, 0)
-        self.book = TaskLedger([SOURCE])
+        self.generator = RolloutGenerator(plan.plugins.resolve(plan.workflow), None, 0)
+        self.ledger = TaskLedger([SOURCE])
         self.said: list[str] = []
         self.eval_tasks, self.failure, self.position = 8, None, 0
 
     async def take(self, version: int) -> TakenBatch:
         self.said.append(f"take {version}")
-        tickets = []
+        records = []
         for _ in range(self.plan.config.batch_size):
             number, self.position = self.position, self.position + 1
-            ticket = self.book.issue(SOURCE, Task(id=number, prompt=f"{number}=", source=SOURCE), number)
-            self.book.move(ticket, TaskStatus.RUNNING)
-            group = await self.producer.group(ticket.task, self.setting, self.plan.config.group_size, str(number))
+            record = self.ledger.issue(SOURCE, Task(id=number, prompt=f"{number}=", source=SOURCE), number)
+            self.ledger.move(record, TaskStatus.RUNNING)
+            group = await self.generator.group(record.task, self.setting, self.plan.config.group_size, str(number))
             scores = [Score(self.reward(number, i)) for i in range(len(group))]
-            self.book.move(ticket, TaskStatus.COMPLETED, attrs.evolve(group, scores=scores))
-            self.book.take(ticket)
-            tickets.append(ticket)
-        return TakenBatch(tickets=tuple(tickets))
+            self.ledger.move(record, TaskStatus.COMPLETED, attrs.evolve(group, scores=scores))
+            self.ledger.take(record)
+            records.append(record)
+        return TakenBatch(records=tuple(records))
 
     def settle(self, taken: TakenBatch, states: Sequence[TaskStatus]) -> None:
         self.said.append(f"settle {' '.join(states)}")
-        for ticket, state in zip(taken.tickets, states, strict=True):
-            self.book.move(ticket, state)
+        for record, state in zip(taken.records, states, strict=True):
+            self.ledger.move(record, state)
 
     async def publish(self, learner: WeightSender, version: int, *, updated: bool) -> float:
         self.said.append(f"publish {learner.weights(version)}{' updated' if updated else ''}")
@@ -112,11 +112,11 @@ class ScriptedRollouts:
 
     async def restore(self, version: int, state: Mapping[str, Any], groups: Mapping[int, Group]) -> tuple[int, int]:
         self.position = state["tasks"]["position"]
-        self.book.restore(state["production"])
+        self.ledger.restore(state["production"])
         return 0, 0
 
     async def snapshot(self) -> RolloutSnapshot:
-        state = {"tasks": {"position": self.position}, "production": {**self.book.state(), "kept": []}}
+        state = {"tasks": {"position": self.position}, "production": {**self.ledger.state(), "kept": []}}
         return RolloutSnapshot(state, ())
 
     async def counters(self) -> RolloutCounters:
@@ -127,7 +127,7 @@ class ScriptedRollouts:
         return EngineStatus(1, (0,), 0, "")
 
     def sources(self) -> dict[str, TaskCounts]:
-        return {SOURCE: self.book.counts(SOURCE)}
+        return {SOURCE: self.ledger.counts(SOURCE)}
 
     async def pause(self) -> RolloutSummary:
         self.said.append("pause")

@@ -434,41 +434,41 @@ def test_filters_see_valid_rollouts_and_may_take_parts() -> None:
 
 
 def test_each_group_of_a_batch_ends_as_what_became_of_it() -> None:
-    def ticket(number: int, mask: list[bool], *, valid: bool = True) -> TaskRecord:
+    def record(number: int, mask: list[bool], *, valid: bool = True) -> TaskRecord:
         task = Task(id=f"t{number}", prompt="p")
         made = attrs.evolve(rollout(1, mask), task=task)
         score = Score(1.0) if valid else Score.invalid("hung")
         return TaskRecord(number, "a", task, group=Group(task, [made, made], [score, Score.invalid("hung")]))
 
-    tickets = [ticket(0, [False]), ticket(1, [True], valid=False), ticket(2, [True]), ticket(3, [True])]
-    left_out = tickets[3].group
-    packed = pack([attrs.evolve(t.group) for t in tickets if t.group is not None and t.group is not left_out])
-    assert final_states(tickets, packed) == [
+    records = [record(0, [False]), record(1, [True], valid=False), record(2, [True]), record(3, [True])]
+    left_out = records[3].group
+    packed = pack([attrs.evolve(t.group) for t in records if t.group is not None and t.group is not left_out])
+    assert final_states(records, packed) == [
         TaskStatus.FILTERED,
         TaskStatus.FAILED,
         TaskStatus.TRAINED,
         TaskStatus.FILTERED,
     ]
-    assert final_states(tickets[:2], None) == [TaskStatus.FILTERED, TaskStatus.FAILED]
+    assert final_states(records[:2], None) == [TaskStatus.FILTERED, TaskStatus.FAILED]
 
 
 def test_groups_whose_workflow_changed_the_task_are_trained_replayed_and_keep_their_baseline() -> None:
-    def ticket(number: int) -> TaskRecord:
+    def record(number: int) -> TaskRecord:
         task = Task(id="same", prompt="p")
         made = [attrs.evolve(rollout(1, [True]), task=attrs.evolve(task, metadata={"tries": i})) for i in range(2)]
         return TaskRecord(number, "a", task, group=Group(task, made, [Score(1.0), Score(0.0)]))
 
-    tickets = [ticket(0), ticket(1)]
-    groups = [t.group for t in tickets if t.group is not None]
+    records = [record(0), record(1)]
+    groups = [t.group for t in records if t.group is not None]
     baselines = {groups[0].uid: 0.25, groups[1].uid: 0.75}
     packed = pack(apply_filters(groups, []), baselines=baselines)
     assert packed is not None
     assert packed.uids == tuple(g.uid for g in groups for _ in range(2))
     assert packed.without_experts().uids == packed.uids
     assert packed.baselines is not None and packed.baselines.tolist() == [0.25, 0.25, 0.75, 0.75]
-    ends = final_states(tickets, packed)
+    ends = final_states(records, packed)
     assert ends == [TaskStatus.TRAINED, TaskStatus.TRAINED]
-    used = used_of(tickets, ends, 1, {0: 0.25, 1: 0.75})
+    used = used_of(records, ends, 1, {0: 0.25, 1: 0.75})
     again = ReplayBuffer(fifo, count=2, most_uses=2, young=lambda group, _: group)
     again.add(used)
     assert [u.group.uid for u in again.draw(1)] == [g.uid for g in groups]

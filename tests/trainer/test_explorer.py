@@ -68,16 +68,16 @@ async def test_baselines_of_tasks_that_were_filtered_are_forgotten_and_those_of_
     first = explorer(tmp_path)
     for step in range(8):
         taken = await first.take(step)
-        assert taken.greedy == {ticket.number: float(ticket.task.id) for ticket in taken.tickets}
-        first.settle(taken, [TaskStatus.TRAINED] * len(taken.tickets))
+        assert taken.greedy == {record.number: float(record.task.id) for record in taken.records}
+        first.settle(taken, [TaskStatus.TRAINED] * len(taken.records))
     assert first.sources()[SOURCE].filtered > 20
     await asyncio.sleep(100)
     state, waiting = json.loads(json.dumps(first.state())), (await first.snapshot()).waiting
     await first.close()
-    assert state["baselines"] == {str(ticket.number): float(ticket.task.id) for ticket in waiting}
+    assert state["baselines"] == {str(record.number): float(record.task.id) for record in waiting}
     assert waiting
     again = explorer(tmp_path)
-    await again.restore(8, state, {ticket.number: ticket.group for ticket in waiting if ticket.group is not None})
+    await again.restore(8, state, {record.number: record.group for record in waiting if record.group is not None})
     taken = await again.take(8)
     assert {t.number: float(t.task.id) for t in waiting}.items() >= taken.greedy.items()
     assert len(taken.greedy) == 2

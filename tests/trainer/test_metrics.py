@@ -57,23 +57,23 @@ def test_what_is_constant_without_running_ahead_is_not_logged() -> None:
     "ways", [(TaskStatus.EXPIRED,), (TaskStatus.EXPIRED, TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.TRAINED)]
 )
 def test_tokens_of_what_is_never_trained_are_waste(ways: tuple[TaskStatus, ...]) -> None:
-    book = TaskLedger(["a"])
+    ledger = TaskLedger(["a"])
     task = Task(id=1, prompt="x")
     rollout = Rollout(task, (), [1, 1, 1], [False, True, True], [0.0, -1.0, -1.0], [-1, 0, 0])
     group = Group(task, (rollout, rollout), (Score(1.0), Score(0.0)))
-    ticket = book.issue("a", task)
-    book.move(ticket, TaskStatus.RUNNING)
-    book.move(ticket, TaskStatus.COMPLETED, group)
+    record = ledger.issue("a", task)
+    ledger.move(record, TaskStatus.RUNNING)
+    ledger.move(record, TaskStatus.COMPLETED, group)
     for way in ways:
         if way is TaskStatus.TRAINED:
-            book.take(ticket)
-        book.move(ticket, way, group if way is TaskStatus.COMPLETED else None)
-    assert book.wasted == 4  # once: what was trained in the end is none
-    assert book.counts("a").expired == 1
-    other = book.issue("a", task)
-    book.move(other, TaskStatus.RUNNING)
-    book.move(other, TaskStatus.FILTERED, group)
-    assert book.wasted == 8
+            ledger.take(record)
+        ledger.move(record, way, group if way is TaskStatus.COMPLETED else None)
+    assert ledger.wasted == 4  # once: what was trained in the end is none
+    assert ledger.counts("a").expired == 1
+    other = ledger.issue("a", task)
+    ledger.move(other, TaskStatus.RUNNING)
+    ledger.move(other, TaskStatus.FILTERED, group)
+    assert ledger.wasted == 8
     assert other.group is None  # nobody needs it any more
 
 

@@ -28,7 +28,7 @@ class EvaluatedRollouts(ScriptedRollouts):
 
     async def evaluate(self) -> Evaluation:
         taken = await super().take(-1)
-        groups = tuple(ticket.group for ticket in taken.tickets if ticket.group is not None)
+        groups = tuple(record.group for record in taken.records if record.group is not None)
         found = await super().evaluate()
         return attrs.evolve(found, greedy=groups, sampled=groups)
 

@@ -78,15 +78,15 @@ def test_what_is_remembered_of_a_batch_that_was_settled_is_what_the_explorer_its
     async def go() -> None:
         bench = Bench(StalenessPolicy(ahead=ahead, limit=9, oversample=0.5), lambda number: 0.0)
         for step in range(steps):
-            tickets = await bench.production.take(step)
+            records = await bench.production.take(step)
             remembered = json.loads(json.dumps({"production": bench.production.state()}))
-            bench.production.settle(tickets, ends)
-            found = settled(remembered, TakenBatch(tickets=tuple(tickets)), ends)
+            bench.production.settle(records, ends)
+            found = settled(remembered, TakenBatch(records=tuple(records)), ends)
             assert found["production"] == json.loads(json.dumps(bench.production.state()))
         await bench.production.pause()
         other = Bench(StalenessPolicy(ahead=ahead, limit=9, oversample=0.5))
         other.production.restore(found["production"])
-        counts = [other.book.counts(name) for name in other.names]
+        counts = [other.ledger.counts(name) for name in other.names]
         assert sum(c.trained + c.filtered + c.failed for c in counts) == 4 * steps == sum(c.consumed for c in counts)
 
     asyncio.run(go())

@@ -4,11 +4,37 @@ from __future__ import annotations
 
 import ast
 import collections
+import io
+import re
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RETIRED = dict(line.split() for line in Path(__file__).with_name("retired_words.txt").read_text().splitlines())
 """Retired name of a class -> the name that it has now."""
+RETIRED_PARTS = {
+    "attendance": "scaling",
+    "blueprint": "spec",
+    "crew": "pool",
+    "deaths": "failures",
+    "desk": "server",
+    "examination": "checks",
+    "fleet": "pool",
+    "guest": "slot",
+    "jail": "sandbox",
+    "outlet": "exporter",
+    "owe": "deficit",
+    "owed": "deficit",
+    "pace": "limits",
+    "tallies": "counters",
+    "tally": "accumulator",
+    "ticket": "record",
+    "tickets": "records",
+    "valve": "pausable",
+    "walls": "confinement",
+}
+"""Retired word within any name of the code -> a word for it."""
 
 
 def classes() -> dict[str, list[str]]:
@@ -23,6 +49,28 @@ def classes() -> dict[str, list[str]]:
 
 def test_no_class_has_a_retired_name():
     again = {name: (files, f"call it {RETIRED[name]}") for name, files in classes().items() if name in RETIRED}
+    assert not again
+
+
+def names() -> Iterator[tuple[str, str]]:
+    """Names in the code of rlsdk and its packages, each with its file, where a text has a retired word at all."""
+    retired = re.compile("|".join(RETIRED_PARTS), re.IGNORECASE)
+    for root in ("rlsdk", "plugins"):
+        for path in sorted((ROOT / root).rglob("*.py")):
+            text = path.read_text(encoding="utf-8")
+            if retired.search(text):
+                tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+                read = {token.string for token in tokens if token.type == tokenize.NAME}
+                yield from ((name, str(path.relative_to(ROOT))) for name in read)
+
+
+def test_no_name_has_a_retired_word():
+    again = {
+        (name, file, f"say {RETIRED_PARTS[word]}")
+        for name, file in names()
+        for word in re.findall("[a-z]+", re.sub("([A-Z])", r"_\1", name).lower())
+        if word in RETIRED_PARTS
+    }
     assert not again
 
 

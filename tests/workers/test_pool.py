@@ -91,7 +91,7 @@ class Actor:
         self.heard.clear()
 
 
-class Crew:
+class StartedPool:
     """Two workers, and those that replace them."""
 
     def __init__(self, tmp_path: Path, engines: Sequence[Any] = (ENGINE,), most: int = 1) -> None:
@@ -128,8 +128,8 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def crew(tmp_path: Path) -> Crew:
-    return Crew(tmp_path)
+def started(tmp_path: Path) -> StartedPool:
+    return StartedPool(tmp_path)
 
 
 async def begin(pool: RolloutWorkerPool, *keys: str) -> list[asyncio.Task[MadeGroup]]:
@@ -138,147 +138,153 @@ async def begin(pool: RolloutWorkerPool, *keys: str) -> list[asyncio.Task[MadeGr
     return tasks
 
 
-async def test_each_group_goes_to_the_worker_that_owes_the_fewest_rollouts(crew: Crew) -> None:
-    big = asyncio.ensure_future(crew.pool.make(order("big", 4)))
-    others = await begin(crew.pool, *"abcd")
-    assert [[each.order.key for each in actor.orders()] for actor in crew.actors] == [["big"], [*"abcd"]]
-    assert crew.actors[1].kinds() == [Admit, Make, Make, Make, Make]
-    for actor in crew.actors:
+async def test_each_group_goes_to_the_worker_that_owes_the_fewest_rollouts(started: StartedPool) -> None:
+    big = asyncio.ensure_future(started.pool.make(order("big", 4)))
+    others = await begin(started.pool, *"abcd")
+    assert [[each.order.key for each in actor.orders()] for actor in started.actors] == [["big"], [*"abcd"]]
+    assert started.actors[1].kinds() == [Admit, Make, Make, Make, Make]
+    for actor in started.actors:
         actor.make_all()
     assert [(await each).group.uid for each in [big, *others]] == ["big", *"abcd"]
-    await begin(crew.pool, "e")
-    assert [each.order.key for each in crew.actors[0].orders()] == ["e"]  # nothing is owed any more
+    await begin(started.pool, "e")
+    assert [each.order.key for each in started.actors[0].orders()] == ["e"]  # nothing is owed any more
 
 
 async def test_groups_of_a_dead_worker_are_made_by_another_and_a_replacement_takes_part(
-    crew: Crew, caplog: pytest.LogCaptureFixture
+    started: StartedPool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tasks = await begin(crew.pool, "a", "b")
-    crew.actors[0].say(wasted=3)
-    crew.actors[0].says.put_nowait(ActorDiedError())
+    tasks = await begin(started.pool, "a", "b")
+    started.actors[0].say(wasted=3)
+    started.actors[0].says.put_nowait(ActorDiedError())
     await asyncio.sleep(0.01)
-    assert [each.order.key for each in crew.actors[1].orders()] == ["b", "a"]
-    crew.actors[1].make_all()
+    assert [each.order.key for each in started.actors[1].orders()] == ["b", "a"]
+    started.actors[1].make_all()
     assert [(await each).group.uid for each in tasks] == ["a", "b"]
-    assert len(crew.pool.deaths) == 1 and crew.pool.deaths[0] in caplog.text and "rollout worker 0" in caplog.text
-    assert crew.pool.counters().wasted == 3  # what the dead one had counted stays
+    assert (
+        len(started.pool.failures) == 1
+        and started.pool.failures[0] in caplog.text
+        and "rollout worker 0" in caplog.text
+    )
+    assert started.pool.counters().wasted == 3  # what the dead one had counted stays
     await asyncio.sleep(6)
-    assert crew.starts == [(0, 1)]
-    await begin(crew.pool, "c")
-    assert crew.actors[0].kinds() == [Admit, Make]
+    assert started.starts == [(0, 1)]
+    await begin(started.pool, "c")
+    assert started.actors[0].kinds() == [Admit, Make]
 
 
-async def test_groups_wait_while_no_worker_lives(crew: Crew) -> None:
-    tasks = await begin(crew.pool, "a", "b")
-    for actor in list(crew.actors):
+async def test_groups_wait_while_no_worker_lives(started: StartedPool) -> None:
+    tasks = await begin(started.pool, "a", "b")
+    for actor in list(started.actors):
         actor.says.put_nowait(ActorDiedError())
     await asyncio.sleep(6)
-    assert sorted(each.order.key for actor in crew.actors for each in actor.orders()) == ["a", "b"]
-    for actor in crew.actors:
+    assert sorted(each.order.key for actor in started.actors for each in actor.orders()) == ["a", "b"]
+    for actor in started.actors:
         actor.make_all()
     assert [(await each).group.uid for each in tasks] == ["a", "b"]
 
 
-async def test_a_worker_that_dies_too_often_fails_the_run(crew: Crew) -> None:
-    tasks = await begin(crew.pool, "a")
+async def test_a_worker_that_dies_too_often_fails_the_run(started: StartedPool) -> None:
+    tasks = await begin(started.pool, "a")
     for _ in range(2):
-        crew.actors[0].says.put_nowait(ActorDiedError())
+        started.actors[0].says.put_nowait(ActorDiedError())
         await asyncio.sleep(6)
-        await begin(crew.pool, "another")
+        await begin(started.pool, "another")
     with pytest.raises(RunError, match=r"rollout worker 0 died 2 times; placement\.engine_restarts=1"):
         await tasks[0]
     with pytest.raises(RunError, match="died 2 times"):
-        await crew.pool.make(order("b"))
+        await started.pool.make(order("b"))
 
 
-async def test_what_a_group_raises_in_a_worker_is_raised_here(crew: Crew) -> None:
-    [failing, unfinished] = await begin(crew.pool, "a", "b")
-    [first], [second] = (actor.orders() for actor in crew.actors)
-    crew.actors[0].say((first.number, ConfigError(["tasks: the task is wrong"])))
+async def test_what_a_group_raises_in_a_worker_is_raised_here(started: StartedPool) -> None:
+    [failing, unfinished] = await begin(started.pool, "a", "b")
+    [first], [second] = (actor.orders() for actor in started.actors)
+    started.actors[0].say((first.number, ConfigError(["tasks: the task is wrong"])))
     seen = (Rollout.from_text(TASK, "3"), Score(0.0), 4)
-    crew.actors[1].say((second.number, Made(MadeGroup(group("part")), unfinished=True, seen=(seen,))))
+    started.actors[1].say((second.number, Made(MadeGroup(group("part")), unfinished=True, seen=(seen,))))
     with pytest.raises(ConfigError, match="the task is wrong"):
         await failing
     with pytest.raises(UnfinishedError) as raised:
         await unfinished
     assert raised.value.group.uid == "part"
-    assert crew.seen == [seen]
+    assert started.seen == [seen]
 
 
-async def test_a_group_that_nobody_waits_for_is_ended_and_its_late_answer_is_ignored(crew: Crew) -> None:
-    [task] = await begin(crew.pool, "a")
+async def test_a_group_that_nobody_waits_for_is_ended_and_its_late_answer_is_ignored(started: StartedPool) -> None:
+    [task] = await begin(started.pool, "a")
     task.cancel()
     await asyncio.sleep(0.01)
-    number = crew.actors[0].orders()[0].number
-    assert crew.actors[0].heard[-1] == Cancel(number)
-    crew.actors[0].make_all()
+    number = started.actors[0].orders()[0].number
+    assert started.actors[0].heard[-1] == Cancel(number)
+    started.actors[0].make_all()
     await asyncio.sleep(0.01)
-    assert task.cancelled() and crew.seen == []
+    assert task.cancelled() and started.seen == []
 
 
-async def test_a_block_that_holds_begins_when_all_workers_hold_and_ends_holding_after_an_error(crew: Crew) -> None:
+async def test_a_block_that_holds_begins_when_all_workers_hold_and_ends_holding_after_an_error(
+    started: StartedPool,
+) -> None:
     inside = asyncio.Event()
 
     async def publish() -> None:
-        async with crew.pool.held():
+        async with started.pool.held():
             inside.set()
             raise RuntimeError("a transfer broke off")
 
     publishing = asyncio.ensure_future(publish())
     await asyncio.sleep(0.01)
-    holds = [actor.heard[-1] for actor in crew.actors]
+    holds = [actor.heard[-1] for actor in started.actors]
     assert all(isinstance(each, Hold) for each in holds)
-    crew.actors[0].say((holds[0].number, None))
+    started.actors[0].say((holds[0].number, None))
     await asyncio.sleep(1)
     assert not inside.is_set()
-    crew.actors[1].say((holds[1].number, None))
+    started.actors[1].say((holds[1].number, None))
     with pytest.raises(RuntimeError, match="broke off"):
         await publishing
     assert inside.is_set()
     await asyncio.sleep(0.01)
-    assert [actor.heard[-1] for actor in crew.actors] == [Resume(), Resume()]
+    assert [actor.heard[-1] for actor in started.actors] == [Resume(), Resume()]
 
 
-async def test_a_worker_that_dies_need_not_hold_and_its_replacement_does_from_its_start(crew: Crew) -> None:
+async def test_a_worker_that_dies_need_not_hold_and_its_replacement_does_from_its_start(started: StartedPool) -> None:
     inside, done = asyncio.Event(), asyncio.Event()
 
     async def publish() -> None:
-        async with crew.pool.held():
+        async with started.pool.held():
             inside.set()
             await done.wait()
 
     publishing = asyncio.ensure_future(publish())
     await asyncio.sleep(0.01)
-    crew.actors[0].says.put_nowait(ActorDiedError())
-    [hold] = [each for each in crew.actors[1].heard if isinstance(each, Hold)]
-    crew.actors[1].say((hold.number, None))
+    started.actors[0].says.put_nowait(ActorDiedError())
+    [hold] = [each for each in started.actors[1].heard if isinstance(each, Hold)]
+    started.actors[1].say((hold.number, None))
     await asyncio.sleep(6)
     assert inside.is_set()
-    assert crew.actors[0].kinds() == [Admit, Hold]
+    assert started.actors[0].kinds() == [Admit, Hold]
     done.set()
     await publishing
     await asyncio.sleep(0.01)
-    assert crew.actors[0].kinds() == [Admit, Hold, Resume]
+    assert started.actors[0].kinds() == [Admit, Hold, Resume]
 
 
-async def test_pauses_and_routes_reach_every_worker_and_those_that_start_later(crew: Crew) -> None:
-    await begin(crew.pool, "a", "b")
-    crew.pool.interrupt()
-    crew.pool.dismiss(0)
-    crew.pool.admit(0, "another engine")
+async def test_pauses_and_routes_reach_every_worker_and_those_that_start_later(started: StartedPool) -> None:
+    await begin(started.pool, "a", "b")
+    started.pool.interrupt()
+    started.pool.dismiss(0)
+    started.pool.admit(0, "another engine")
     await asyncio.sleep(0.01)
-    assert all(actor.kinds()[-3:] == [Interrupt, Dismiss, Admit] for actor in crew.actors)
-    crew.actors[0].says.put_nowait(ActorDiedError())
+    assert all(actor.kinds()[-3:] == [Interrupt, Dismiss, Admit] for actor in started.actors)
+    started.actors[0].says.put_nowait(ActorDiedError())
     await asyncio.sleep(6)
-    first, second = crew.actors[0].heard[:2]
+    first, second = started.actors[0].heard[:2]
     assert isinstance(first, Admit) and first.actor == "another engine" and isinstance(second, Interrupt)
-    crew.pool.release()
-    crew.pool.release()
+    started.pool.release()
+    started.pool.release()
     await asyncio.sleep(0.01)
-    assert [actor.kinds().count(Release) for actor in crew.actors] == [1, 1]
-    draining = asyncio.ensure_future(crew.pool.drain(0))
+    assert [actor.kinds().count(Release) for actor in started.actors] == [1, 1]
+    draining = asyncio.ensure_future(started.pool.drain(0))
     await asyncio.sleep(0.01)
-    for actor in crew.actors:
+    for actor in started.actors:
         assert isinstance(actor.heard[-1], Drain)
         assert not draining.done()
         actor.say((actor.heard[-1].number, None))
@@ -287,84 +293,84 @@ async def test_pauses_and_routes_reach_every_worker_and_those_that_start_later(c
 
 
 async def test_the_death_of_an_engine_is_told_once_and_not_that_of_an_earlier_life(
-    crew: Crew, caplog: pytest.LogCaptureFixture
+    started: StartedPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     lost: list[tuple[int, Any, str]] = []
 
     def lose(rank: int, actor: Any, error: Exception) -> None:
         lost.append((rank, actor, str(error)))
-        crew.pool.dismiss(rank)
+        started.pool.dismiss(rank)
 
-    crew.pool.lost = lose
-    await begin(crew.pool, "a", "b")
-    [life] = {each.life for actor in crew.actors for each in actor.heard if isinstance(each, Admit)}
-    for actor in crew.actors:
+    started.pool.lost = lose
+    await begin(started.pool, "a", "b")
+    [life] = {each.life for actor in started.actors for each in actor.heard if isinstance(each, Admit)}
+    for actor in started.actors:
         actor.say(notices=[EngineDied(0, life, "it crashed"), Logged("rlsdk.scoring", logging.WARNING, "slow")])
     await asyncio.sleep(0.01)
-    crew.pool.admit(0, "another engine")
-    crew.actors[1].say(notices=[EngineDied(0, life, "it crashed")])
+    started.pool.admit(0, "another engine")
+    started.actors[1].say(notices=[EngineDied(0, life, "it crashed")])
     await asyncio.sleep(0.01)
     assert lost == [(0, ENGINE, "it crashed")]
     assert "rollout worker 1: slow" in caplog.text
 
 
 async def test_without_engines_a_pause_cancels(tmp_path: Path) -> None:
-    assert Crew(tmp_path, engines=()).pool.pausable is None
+    assert StartedPool(tmp_path, engines=()).pool.pausable is None
 
 
-async def test_groups_come_back_in_the_order_in_which_they_were_ordered(crew: Crew) -> None:
-    making = asyncio.ensure_future(made_in_order(crew.pool, [order(key) for key in "abc"]))
+async def test_groups_come_back_in_the_order_in_which_they_were_ordered(started: StartedPool) -> None:
+    making = asyncio.ensure_future(made_in_order(started.pool, [order(key) for key in "abc"]))
     await asyncio.sleep(0.01)
-    for actor in reversed(crew.actors):
+    for actor in reversed(started.actors):
         actor.make_all()
         await asyncio.sleep(0.01)
     assert [each.uid for each in await making] == [*"abc"]
 
 
 async def test_a_worker_on_a_draining_node_finishes_its_groups_and_is_started_elsewhere(
-    crew: Crew,
+    started: StartedPool,
 ) -> None:
-    crew.actors[1].node = "stays"
-    leaves, stays = crew.actors
-    tasks = await begin(crew.pool, "a", "b")
+    started.actors[1].node = "stays"
+    leaves, stays = started.actors
+    tasks = await begin(started.pool, "a", "b")
     for _ in range(2):  # the nodes that are draining are told again and again
-        await crew.pool.leave([DrainingNode("old", "a node")])
-    tasks += await begin(crew.pool, "c", "d")
+        await started.pool.leave([DrainingNode("old", "a node")])
+    tasks += await begin(started.pool, "c", "d")
     assert [[each.order.key for each in actor.orders()] for actor in (leaves, stays)] == [["a"], ["b", "c", "d"]]
-    assert crew.starts == []
+    assert started.starts == []
     for actor in (leaves, stays):
         actor.make_all()
     assert [(await each).group.uid for each in tasks] == [*"abcd"]
     await asyncio.sleep(6)
-    assert crew.starts == [(0, 1)] and crew.pool.deaths == []
-    tasks = await begin(crew.pool, "e")
-    assert [each.order.key for each in crew.actors[0].orders()] == ["e"]
+    assert started.starts == [(0, 1)] and started.pool.failures == []
+    tasks = await begin(started.pool, "e")
+    assert [each.order.key for each in started.actors[0].orders()] == ["e"]
 
 
-async def test_groups_that_a_leaving_worker_has_not_made_in_time_are_made_once_by_another(crew: Crew) -> None:
-    crew.actors[1].node = "stays"
-    tasks = await begin(crew.pool, "a", "b")
-    leaves = crew.actors[0]
-    await crew.pool.leave([DrainingNode("old", "a node", time.time() + HAND_BACK_SECONDS + 60)])
+async def test_groups_that_a_leaving_worker_has_not_made_in_time_are_made_once_by_another(started: StartedPool) -> None:
+    started.actors[1].node = "stays"
+    tasks = await begin(started.pool, "a", "b")
+    leaves = started.actors[0]
+    await started.pool.leave([DrainingNode("old", "a node", time.time() + HAND_BACK_SECONDS + 60)])
     await asyncio.sleep(50)
-    assert [each.order.key for each in crew.actors[1].orders()] == ["b"]
+    assert [each.order.key for each in started.actors[1].orders()] == ["b"]
     await asyncio.sleep(11)
-    assert [each.order.key for each in crew.actors[1].orders()] == ["b", "a"]
+    assert [each.order.key for each in started.actors[1].orders()] == ["b", "a"]
     leaves.make_all()  # too late
-    crew.actors[1].make_all()
+    started.actors[1].make_all()
     assert [(await each).group.uid for each in tasks] == ["a", "b"]
-    assert crew.starts == [(0, 1)] and crew.pool.deaths == []
+    assert started.starts == [(0, 1)] and started.pool.failures == []
 
 
-async def test_a_worker_that_dies_while_it_leaves_is_replaced_once(crew: Crew) -> None:
-    crew.actors[1].node = "stays"
-    tasks = await begin(crew.pool, "a")
-    leaves = crew.actors[0]
-    await crew.pool.leave([DrainingNode("old", "a node")])
+async def test_a_worker_that_dies_while_it_leaves_is_replaced_once(started: StartedPool) -> None:
+    started.actors[1].node = "stays"
+    tasks = await begin(started.pool, "a")
+    leaves = started.actors[0]
+    await started.pool.leave([DrainingNode("old", "a node")])
     leaves.says.put_nowait(ActorDiedError())
     await asyncio.sleep(6)
-    assert [each.order.key for each in crew.actors[1].orders()] == ["a"]
-    crew.actors[1].make_all()
+    assert [each.order.key for each in started.actors[1].orders()] == ["a"]
+    started.actors[1].make_all()
     assert (await tasks[0]).group.uid == "a"
     await asyncio.sleep(6)
-    assert crew.starts == [(0, 1)] and len(crew.pool.deaths) == 1
+    assert started.starts == [(0, 1)] and len(started.pool.failures) == 1

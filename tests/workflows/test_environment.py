@@ -214,7 +214,7 @@ def test_what_ends_is_closed() -> None:
         Count.closed.clear()
         from rlsdk.contracts import Sampling
         from rlsdk.rollout.chat import RolloutContext
-        from rlsdk.rollout.producer import RolloutGenerator
+        from rlsdk.rollout.generator import RolloutGenerator
         from rlsdk.testing import ScriptedPolicy
 
         policy = ScriptedPolicy(plain(), lambda _: "0")

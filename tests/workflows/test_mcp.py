@@ -20,7 +20,7 @@ from rlsdk.contracts import Sampling
 from rlsdk.engines.client import GenerateRequest
 from rlsdk.errors import ConfigError, EnvironmentFault, OptionError
 from rlsdk.rollout.chat import RolloutContext
-from rlsdk.rollout.producer import RolloutGenerator, first_error
+from rlsdk.rollout.generator import RolloutGenerator, first_error
 from rlsdk.testing import ScriptedPolicy, run_workflow
 from rlsdk.types import Group, Message, Rollout, Task
 from tests.rollout.codecs import chatml

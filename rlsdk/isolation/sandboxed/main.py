@@ -23,7 +23,7 @@ from rlsdk.isolation.sandboxed import play
 from rlsdk.isolation.sandboxed.border import LOST, Tested
 
 if sys.platform == "linux":
-    from rlsdk.isolation.sandboxed import kernel, walls
+    from rlsdk.isolation.sandboxed import confinement, kernel
     from rlsdk.isolation.sandboxed.memory import wait_within
     from rlsdk.isolation.sandboxed.seccomp import refuse_calls
 
@@ -76,7 +76,7 @@ def _plain(request: dict[str, Any], report: int) -> None:
 def _isolated(request: dict[str, Any], report: int) -> None:
     """Fork the first process of the new namespaces, which does the rest; wait for it outside."""
     limits = request["limits"]
-    was_root = walls.leave()
+    was_root = confinement.leave()
     kernel.die_with_parent()
     if os.getppid() != request["parent"]:  # it ended before that call
         return
@@ -93,7 +93,7 @@ def _isolated(request: dict[str, Any], report: int) -> None:
     os.close(proc)
     if os.getpid() != 1:  # `_clear` would kill whatever this user runs
         raise RuntimeError("the sandbox has no process namespace of its own")
-    walls.close(request["visible"], limits["disk"], was_root, outside)
+    confinement.close(request["visible"], limits["disk"], was_root, outside)
     _serve(request, report)
 
 

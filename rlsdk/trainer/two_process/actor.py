@@ -28,7 +28,7 @@ from rlsdk.errors import RunError
 from rlsdk.isolation.process import redirect
 from rlsdk.isolation.reaper import reaped
 from rlsdk.isolation.watching import main_loop
-from rlsdk.rollout.producer import first_error
+from rlsdk.rollout.generator import first_error
 from rlsdk.runlog.logs import log_to
 from rlsdk.runlog.observers import Observers
 from rlsdk.trainer.assembly import explorer_on, train_tasks
@@ -38,7 +38,7 @@ from rlsdk.types import Group
 
 log = logging.getLogger(__name__)
 Settled = Sequence[tuple[Sequence[int], Sequence[TaskStatus]]]
-"""Batches that the trainer has settled since its last call: numbers and final states of their tickets."""
+"""Batches that the trainer has settled since its last call: numbers and final states of their records."""
 
 
 @attrs.frozen(eq=False)
@@ -279,7 +279,7 @@ class ExplorerActor(RunActor):
         async def answer() -> Any:
             for numbers, states in settled:
                 batch = self._taken.pop(0)
-                known = [ticket.number for ticket in batch.tickets]
+                known = [record.number for record in batch.records]
                 if known != list(numbers):
                     raise RunError(f"the trainer settles the records {list(numbers)}; it was given {known}")
                 explorer.settle(batch, states)

@@ -154,7 +154,7 @@ class RemoteExplorer:
         if self._state is not None:
             self._state = settled(self._state, taken, states)
         self._done += 1
-        self._settled.append(([ticket.number for ticket in taken.tickets], list(states)))
+        self._settled.append(([record.number for record in taken.records], list(states)))
 
     async def publish(self, learner: WeightSender, version: int, *, updated: bool) -> float:
         """See `Explorer.publish`."""
@@ -291,9 +291,9 @@ def settled(state: Mapping[str, Any], taken: TakenBatch, states: Sequence[TaskSt
     """
     after = copy.deepcopy(dict(state))
     production = after["production"]
-    for ticket, end in zip(taken.tickets, states, strict=True):
-        production["on_the_way"][ticket.source].remove(ticket.position)
-        production["ended"]["sources"][ticket.source][end.value] += 1
+    for record, end in zip(taken.records, states, strict=True):
+        production["on_the_way"][record.source].remove(record.position)
+        production["ended"]["sources"][record.source][end.value] += 1
     return after
 
 

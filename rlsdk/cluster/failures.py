@@ -8,7 +8,7 @@ from pathlib import Path
 from rlsdk.cluster.actors import last_words, reason
 
 
-class ActorDeaths:
+class ActorFailures:
     """Deaths of the actors of one role.
 
     Attributes:
@@ -16,7 +16,7 @@ class ActorDeaths:
     """
 
     def __init__(self, role: str, most: int, logs: Path | None = None) -> None:
-        """Create an account without deaths.
+        """Create a record without failures.
 
         Args:
             role: Role of the actors, such as `rollout worker`, whose logs are `rollout-worker-RANK.log`.
@@ -39,19 +39,19 @@ class ActorDeaths:
         said = f"step {step}: {self._role} {rank}: {reason(error)}" + (
             f"; its log ends with {words!r}" if words else ""
         )
-        for deaths in (self.sentences, self._of[rank]):
-            deaths.append(said)
+        for failures in (self.sentences, self._of[rank]):
+            failures.append(said)
         return said
 
     def too_many(self, rank: int) -> str:
         """Say that an actor has died more often than a run survives; empty if it has not."""
-        deaths = self._of[rank]
-        if len(deaths) <= self._most:
+        failures = self._of[rank]
+        if len(failures) <= self._most:
             return ""
-        every = "\n".join(f"  {said}" for said in deaths)
+        every = "\n".join(f"  {said}" for said in failures)
         return (
-            f"{self._role} {rank} died {len(deaths)} times; placement.engine_restarts={self._most} is the most that a "
-            f"run survives. Its log is logs/{self._log(rank)}:\n{every}"
+            f"{self._role} {rank} died {len(failures)} times; placement.engine_restarts={self._most} is the most that "
+            f"a run survives. Its log is logs/{self._log(rank)}:\n{every}"
         )
 
     def forget(self, rank: int) -> None:

@@ -13,7 +13,7 @@ import tiny
 from rlsdk.contracts import ActorSpec, Completion, Model, Request, Sampling
 from rlsdk.engines.actor import EngineActor
 from rlsdk.engines.client import EngineClient, GenerateRequest
-from rlsdk.engines.gate import PausableClient, joined
+from rlsdk.engines.pausable import PausableClient, joined
 from rlsdk.plugins import Plugins
 from rlsdk.rollout.codec import ChatTokenizer
 
@@ -71,13 +71,15 @@ def play(request: pytest.FixtureRequest, model: Model) -> Iterator[Callable[[Bod
 
 
 async def interrupted(
-    gate: PausableClient, actor: Any, model: Model, *, members: int, seed: int | None
+    pausable: PausableClient, actor: Any, model: Model, *, members: int, seed: int | None
 ) -> list[Completion]:
     """A group whose weights change while it is sampled."""
-    asked = [asyncio.ensure_future(gate.sample(GenerateRequest("g", PROMPT, LONG, seed=seed))) for _ in range(members)]
+    asked = [
+        asyncio.ensure_future(pausable.sample(GenerateRequest("g", PROMPT, LONG, seed=seed))) for _ in range(members)
+    ]
     await asyncio.sleep(0.1)
     assert not any(one.done() for one in asked)
-    async with gate.held(again=0.2):
+    async with pausable.held(again=0.2):
         await actor.load_weights.remote(tiny.changed(model, 1))
     return [answer.completion for answer in await asyncio.gather(*asked)]
 
@@ -87,10 +89,10 @@ def test_answers_go_on_with_new_weights_token_for_token(
     play: Callable[[Body], Any], model: Model, seed: int | None
 ) -> None:
     async def body(client: EngineClient, codec: ChatTokenizer, actor: Any) -> list[Completion]:
-        gate = PausableClient(client, codec.decode)
-        done = await interrupted(gate, actor, model, members=3, seed=seed)
-        assert gate.resumed == 3
-        assert gate.dropped == 0
+        pausable = PausableClient(client, codec.decode)
+        done = await interrupted(pausable, actor, model, members=3, seed=seed)
+        assert pausable.resumed == 3
+        assert pausable.dropped == 0
         return done
 
     done = play(body)
@@ -111,20 +113,20 @@ def test_without_partial_rollouts_they_begin_anew_with_all_their_tokens(
     play: Callable[[Body], Any], model: Model
 ) -> None:
     async def body(client: EngineClient, codec: ChatTokenizer, actor: Any) -> tuple[PausableClient, list[Completion]]:
-        gate = PausableClient(client, codec.decode, partial=False)
-        return gate, await interrupted(gate, actor, model, members=2, seed=3)
+        pausable = PausableClient(client, codec.decode, partial=False)
+        return pausable, await interrupted(pausable, actor, model, members=2, seed=3)
 
-    gate, done = play(body)
+    pausable, done = play(body)
     assert all(set(c.versions.tolist()) == {1} and len(c.token_ids) == 200 for c in done)
-    assert gate.dropped > 0
+    assert pausable.dropped > 0
     assert not np.array_equal(done[0].token_ids, done[1].token_ids)
 
 
 def test_a_stop_string_is_found_where_it_begins_before_the_interruption(play: Callable[[Body], Any]) -> None:
     async def body(client: EngineClient, codec: ChatTokenizer, actor: Any) -> None:
-        gate = PausableClient(client, codec.decode)
+        pausable = PausableClient(client, codec.decode)
         whole = (
-            await gate.sample(GenerateRequest("g", PROMPT, Sampling(temperature=0, max_tokens=40, ignore_eos=True)))
+            await pausable.sample(GenerateRequest("g", PROMPT, Sampling(temperature=0, max_tokens=40, ignore_eos=True)))
         ).completion
         texts = codec.decode([whole.token_ids[i : i + 1] for i in range(40)])
         cut = next(
@@ -133,7 +135,7 @@ def test_a_stop_string_is_found_where_it_begins_before_the_interruption(play: Ca
         stops = Sampling(temperature=0, max_tokens=40, stop=(texts[cut - 1] + texts[cut],))
         before = {name: getattr(whole, name)[:cut] for name in ("token_ids", "logprobs", "versions")}
         begun = Completion(request="b", index=0, finish="abort", **before)
-        answer = await gate.sample(GenerateRequest("g", PROMPT, stops), begun=begun)
+        answer = await pausable.sample(GenerateRequest("g", PROMPT, stops), begun=begun)
         assert answer.completion.finish == "stop"
         assert answer.completion.token_ids.tolist() == whole.token_ids[: cut + 1].tolist()
         assert answer.text.endswith(stops.stop[0])
@@ -143,19 +145,19 @@ def test_a_stop_string_is_found_where_it_begins_before_the_interruption(play: Ca
 
 def test_members_that_hold_the_same_beginning_and_seed_go_on_differently(play: Callable[[Body], Any]) -> None:
     async def body(client: EngineClient, codec: ChatTokenizer, actor: Any) -> None:
-        gate = PausableClient(client, codec.decode)
+        pausable = PausableClient(client, codec.decode)
         first = (
-            await gate.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=3, ignore_eos=True), seed=5))
+            await pausable.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=3, ignore_eos=True), seed=5))
         ).completion
         short = Sampling(max_tokens=12, ignore_eos=True)
         same = [Completion(request="b", index=i, **_arrays(first), finish="abort") for i in range(3)]
         done = await asyncio.gather(
-            *(gate.sample(GenerateRequest("g", PROMPT, short, seed=5), begun=one) for one in same)
+            *(pausable.sample(GenerateRequest("g", PROMPT, short, seed=5), begun=one) for one in same)
         )
         rests = [answer.completion.token_ids[3:] for answer in done]
         assert [len(rest) for rest in rests] == [9, 9, 9]
         assert len({rest.tobytes() for rest in rests}) == 3
-        again = (await gate.sample(GenerateRequest("g", PROMPT, short, seed=5))).completion
+        again = (await pausable.sample(GenerateRequest("g", PROMPT, short, seed=5))).completion
         assert all(not np.array_equal(rest, again.token_ids[:9]) for rest in rests)  # nor is the stream begun again
 
     play(body)

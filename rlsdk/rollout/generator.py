@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from rlsdk.contracts import ScoredAtEnd, Workflow, runs_user_code
-from rlsdk.engines.gate import PausableClient
+from rlsdk.engines.pausable import PausableClient
 from rlsdk.errors import (
     ConfigError,
     DataError,
@@ -263,11 +263,11 @@ class RolloutGenerator:
 
     async def _compared(self, scorer: Scorer, members: Sequence[_Made]) -> list[_Made]:
         """Return members with their scores; nothing is compared in a group with aborted rollouts."""
-        tallies = [each for member in members for each in member.judged if isinstance(each, ScoringCounters)]
+        counters = [each for member in members for each in member.judged if isinstance(each, ScoringCounters)]
         if any(rollout.status == "aborted" for member in members for rollout in member.rollouts):
-            scores = [UNCOMPARED] * len(tallies)
+            scores = [UNCOMPARED] * len(counters)
         else:
-            scores = await scorer.finish(tallies)
+            scores = await scorer.finish(counters)
         ordered = iter(scores)
         return [
             attrs.evolve(m, judged=[next(ordered) if isinstance(each, ScoringCounters) else each for each in m.judged])

@@ -1,4 +1,4 @@
-"""The gate before the engines: who waits, who is ended and goes on, and what an answer holds of it."""
+"""The pausable client before the engines: who waits, who is ended and goes on, and what an answer holds of it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 import rlsdk
 from rlsdk.contracts import Completion, RewardSpec, Sampled, Sampling
 from rlsdk.engines.client import Answer, GenerateRequest
-from rlsdk.engines.gate import PausableClient, beginning
+from rlsdk.engines.pausable import PausableClient, beginning
 from rlsdk.rollout.chat import RolloutContext
-from rlsdk.rollout.producer import RolloutGenerator
+from rlsdk.rollout.generator import RolloutGenerator
 from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.types import Group, Rollout, Score, Task
 from tests.rollout.codecs import plain
@@ -71,11 +71,11 @@ def part(tokens: list[int], version: int = 0) -> Completion:
 
 async def test_what_is_ended_goes_on_and_what_comes_meanwhile_waits() -> None:
     engines = Engines()
-    gate = PausableClient(engines, decode)
-    first = asyncio.ensure_future(gate.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=60), seed=3)))
+    pausable = PausableClient(engines, decode)
+    first = asyncio.ensure_future(pausable.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=60), seed=3)))
     await asyncio.sleep(0.02)
-    async with gate.held():
-        second = asyncio.ensure_future(gate.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=2))))
+    async with pausable.held():
+        second = asyncio.ensure_future(pausable.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=2))))
         await asyncio.sleep(0.01)
         assert len(engines.asked) == 1
         engines.version = 1
@@ -88,7 +88,7 @@ async def test_what_is_ended_goes_on_and_what_comes_meanwhile_waits() -> None:
     assert (prompt, begun) == ([5, 6, *range(10, 10 + count)], count)
     assert sampling.max_tokens == 60 - count
     assert seed not in (None, 3)
-    assert gate.resumed == 1
+    assert pausable.resumed == 1
 
 
 @pytest.mark.parametrize("partial", [True, False])
@@ -102,10 +102,12 @@ async def test_a_watched_answer_that_is_ended_is_shown_as_one_or_not_at_all(part
             return await super().sample(request)
 
     seen: list[Sampled] = []
-    gate = PausableClient(Shown(), decode, partial=partial)
-    first = asyncio.ensure_future(gate.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=60), watch=seen.append)))
+    pausable = PausableClient(Shown(), decode, partial=partial)
+    first = asyncio.ensure_future(
+        pausable.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=60), watch=seen.append))
+    )
     await asyncio.sleep(0.02)
-    async with gate.held():
+    async with pausable.held():
         pass
     done = (await first).completion
     assert [done.token_ids[s.start] for s in seen] == [s.token_ids[0] for s in seen]
@@ -114,34 +116,34 @@ async def test_a_watched_answer_that_is_ended_is_shown_as_one_or_not_at_all(part
 
 async def test_what_begins_anew_has_the_whole_of_its_tokens() -> None:
     engines = Engines()
-    gate = PausableClient(engines, decode, partial=False)
-    first = asyncio.ensure_future(gate.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=60))))
+    pausable = PausableClient(engines, decode, partial=False)
+    first = asyncio.ensure_future(pausable.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=60))))
     await asyncio.sleep(0.02)
-    async with gate.held():
+    async with pausable.held():
         engines.version = 1
     done = (await first).completion
     assert done.versions.tolist() == [1] * 60
     assert engines.asked[1][:2] == engines.asked[0][:2]
-    assert gate.dropped > 0
-    assert gate.resumed == 0
+    assert pausable.dropped > 0
+    assert pausable.resumed == 0
 
 
 async def test_the_word_to_end_is_said_again_until_it_is_heard() -> None:
     engines = Engines(deaf=3)
-    gate = PausableClient(engines, decode)
-    first = asyncio.ensure_future(gate.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=10_000))))
+    pausable = PausableClient(engines, decode)
+    first = asyncio.ensure_future(pausable.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=10_000))))
     await asyncio.sleep(0.01)
-    async with gate.held(again=0.01):
+    async with pausable.held(again=0.01):
         assert engines.aborts == 4
     first.cancel()
 
 
 async def test_engines_that_hear_nothing_do_not_hold_the_weights_up_for_ever(caplog: pytest.LogCaptureFixture) -> None:
     engines = Engines(deaf=1000)
-    gate = PausableClient(engines, decode)
-    first = asyncio.ensure_future(gate.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=60))))
+    pausable = PausableClient(engines, decode)
+    first = asyncio.ensure_future(pausable.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=60))))
     await asyncio.sleep(0.01)
-    async with gate.held(again=0.01, patience=0.03):
+    async with pausable.held(again=0.01, patience=0.03):
         engines.version = 1
     assert set((await first).completion.versions.tolist()) == {0, 1}  # it went on where it was
     assert "1 requests did not end" in caplog.text
@@ -167,18 +169,18 @@ async def test_an_answer_of_which_nothing_is_missing_is_not_sampled(begun: Compl
 
 async def test_interrupted_answers_are_handed_out_as_they_are_and_none_begins() -> None:
     engines = Engines()
-    gate = PausableClient(engines, decode)
-    first = asyncio.ensure_future(gate.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=500))))
+    pausable = PausableClient(engines, decode)
+    first = asyncio.ensure_future(pausable.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=500))))
     await asyncio.sleep(0.02)
-    gate.interrupt()
+    pausable.interrupt()
     done = (await first).completion
     assert done.finish == "abort"
     assert 0 < len(done.token_ids) < 500
-    late = (await gate.sample(GenerateRequest("g", PROMPT, Sampling()))).completion
+    late = (await pausable.sample(GenerateRequest("g", PROMPT, Sampling()))).completion
     assert (late.finish, len(late.token_ids)) == ("abort", 0)
     assert len(engines.asked) == 1
-    gate.release()
-    assert (await gate.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=3)))).completion.finish == "length"
+    pausable.release()
+    assert (await pausable.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=3)))).completion.finish == "length"
 
 
 def test_of_one_answer_at_the_end_the_beginning_is_kept_of_several_turns_nothing() -> None:
@@ -207,30 +209,30 @@ class Counted:
         return 1.0
 
 
-def group_of(gate: PausableClient, scored: Counted, before: Group | None, key: str) -> Awaitable[Group]:
-    setting = RolloutContext(codec=plain(), client=gate, sampling=Sampling(max_tokens=40), max_length=200)
-    producer = RolloutGenerator(
+def group_of(pausable: PausableClient, scored: Counted, before: Group | None, key: str) -> Awaitable[Group]:
+    setting = RolloutContext(codec=plain(), client=pausable, sampling=Sampling(max_tokens=40), max_length=200)
+    generator = RolloutGenerator(
         rlsdk.load("workflow", "single_turn"), Scorer([RewardTerm(RewardSpec("counted", 1.0), scored)]), seed=0
     )
-    return producer.group(TASK, setting, 2, key, before=before)
+    return generator.group(TASK, setting, 2, key, before=before)
 
 
 @pytest.mark.parametrize("partial", [True, False])
 async def test_a_group_goes_on_from_what_an_aborted_attempt_left(partial: bool) -> None:
     engines, scored = Engines(), Counted()
-    gate = PausableClient(engines, decode, partial=partial)
-    running = asyncio.ensure_future(group_of(gate, scored, None, "a"))
+    pausable = PausableClient(engines, decode, partial=partial)
+    running = asyncio.ensure_future(group_of(pausable, scored, None, "a"))
     await asyncio.sleep(0.02)
-    gate.interrupt()
+    pausable.interrupt()
     left = await running
     assert [r.status for r in left.rollouts] == ["aborted", "aborted"]
     assert not any(score.valid for score in left.scores)
     assert scored.asked == 0  # nobody judges half an answer
     whole = Rollout(TASK, (), [1, 2], [False, True], [0.0, -1.0], [-1, 0])
     left = Group(TASK, (whole, left.rollouts[1]), (Score(0.5), left.scores[1]))
-    gate.release()
+    pausable.release()
     engines.version = 1
-    done = await group_of(gate, scored, left, "b")
+    done = await group_of(pausable, scored, left, "b")
     assert done.rollouts[0] is whole
     assert done.scores[0].value == 0.5
     assert scored.asked == 1

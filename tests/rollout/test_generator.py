@@ -177,7 +177,7 @@ def test_a_cancellation_that_a_workflow_leaks_fails_its_rollout_alone(codec: Cha
 def test_sampling_without_an_engine_is_an_error_that_says_why(codec: ChatTokenizer) -> None:
     from rlsdk.contracts import Sampling
     from rlsdk.rollout.chat import RolloutContext
-    from rlsdk.rollout.producer import RolloutGenerator
+    from rlsdk.rollout.generator import RolloutGenerator
 
     setting = RolloutContext(codec=codec, client=None, sampling=Sampling(), max_length=64)
     with pytest.raises(ExceptionGroup) as caught:

@@ -188,22 +188,22 @@ class PausableClient:
 class PartialRolloutClient:
     """Client for one conversation whose first answer was begun before; its other answers are sampled as usual."""
 
-    def __init__(self, gate: PausableClient, rollout: Rollout, member: int) -> None:
+    def __init__(self, client: PausableClient, rollout: Rollout, member: int) -> None:
         """Create a client for one rollout.
 
         Args:
-            gate: Client to sample with.
+            client: Client to sample with.
             rollout: The partial rollout.
             member: Index in its group.
         """
-        self._gate, self._images = gate, rollout.images
+        self._client, self._images = client, rollout.images
         self._begun = beginning(rollout, member)
 
     async def sample(self, request: GenerateRequest) -> Answer:
         """Sample like `PausableClient.sample`, starting the first answer with the partial rollout's tokens."""
         begun, self._begun = self._begun, None
         fits = begun is not None and np.array_equal(begun[0], request.prompt) and self._images == request.images
-        return await self._gate.sample(request, begun=begun[1] if begun is not None and fits else None)
+        return await self._client.sample(request, begun=begun[1] if begun is not None and fits else None)
 
 
 def beginning(rollout: Rollout, member: int = 0) -> tuple[np.ndarray, Completion] | None:
