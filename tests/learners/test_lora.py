@@ -181,7 +181,9 @@ def test_weights_and_export_are_what_peft_merges(
 
 
 @pytest.mark.stack
-@pytest.mark.parametrize(("world", "stage", "together"), [(1, 1, 1), (2, 0, 1), (2, 3, 1), (2, 1, 2)])
+@pytest.mark.parametrize(
+    ("world", "stage", "together"), [(1, 1, 1), (2, 0, 1), pytest.param(2, 3, 1, marks=pytest.mark.slow), (2, 1, 2)]
+)
 def test_the_reference_is_the_base(
     world: int, stage: int, together: int, tied: Model, untied: Model, launch: Launch, make_batch: Make
 ) -> None:
@@ -213,7 +215,8 @@ def test_the_reference_is_the_base(
 
 @pytest.mark.stack
 @pytest.mark.parametrize(
-    ("world", "stage", "which"), [(1, 0, "tied"), (1, 1, "bfloat"), (2, 2, "tied"), (2, 3, "tied")]
+    ("world", "stage", "which"),
+    [(1, 0, "tied"), (1, 1, "bfloat"), (2, 2, "tied"), pytest.param(2, 3, "tied", marks=pytest.mark.slow)],
 )
 def test_a_resumed_run_is_the_one_left_alone(
     world: int, stage: int, which: str, launch: Launch, make_batch: Make, tmp_path: Path, request: pytest.FixtureRequest
@@ -264,7 +267,7 @@ def test_a_checkpoint_of_another_adapter_is_refused(
     "options",
     [
         {"offload": "optimizer", "zero_stage": 2},
-        {"offload": "all", "zero_stage": 3},
+        pytest.param({"offload": "all", "zero_stage": 3}, marks=pytest.mark.slow),
         {"gradient_checkpointing": True},
         {"rows": "packed"},
         {"rows": "shared", "zero_stage": 3},

@@ -131,7 +131,9 @@ class TestOnTwoRanks:
             assert np.abs(values).max() > 0
             np.testing.assert_allclose(split[name], values, atol=2e-5, err_msg=name)
 
-    @pytest.mark.parametrize("stage", [0, 2, 3])
+    @pytest.mark.parametrize(
+        "stage", [pytest.param(0, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+    )
     def test_a_training_ends_where_the_unsplit_one_does(
         self, stage: int, untied: Model, launch: Callable[..., Any], make_batch: Callable[..., TrainBatch]
     ) -> None:

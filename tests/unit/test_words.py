@@ -54,7 +54,7 @@ def test_no_class_has_a_retired_name():
 
 def names() -> Iterator[tuple[str, str]]:
     """Names in the code of rlsdk and its packages, each with its file, where a text has a retired word at all."""
-    retired = re.compile("|".join(RETIRED_PARTS), re.IGNORECASE)
+    retired = re.compile(rf"(?<![a-z])({'|'.join(RETIRED_PARTS)})(?![a-z])", re.IGNORECASE)
     for root in ("rlsdk", "plugins"):
         for path in sorted((ROOT / root).rglob("*.py")):
             text = path.read_text(encoding="utf-8")

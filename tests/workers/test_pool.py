@@ -303,12 +303,12 @@ async def test_the_death_of_an_engine_is_told_once_and_not_that_of_an_earlier_li
 
     started.pool.lost = lose
     await begin(started.pool, "a", "b")
-    [life] = {each.life for actor in started.actors for each in actor.heard if isinstance(each, Admit)}
+    [incarnation] = {each.incarnation for actor in started.actors for each in actor.heard if isinstance(each, Admit)}
     for actor in started.actors:
-        actor.say(notices=[EngineDied(0, life, "it crashed"), Logged("rlsdk.scoring", logging.WARNING, "slow")])
+        actor.say(notices=[EngineDied(0, incarnation, "it crashed"), Logged("rlsdk.scoring", logging.WARNING, "slow")])
     await asyncio.sleep(0.01)
     started.pool.admit(0, "another engine")
-    started.actors[1].say(notices=[EngineDied(0, life, "it crashed")])
+    started.actors[1].say(notices=[EngineDied(0, incarnation, "it crashed")])
     await asyncio.sleep(0.01)
     assert lost == [(0, ENGINE, "it crashed")]
     assert "rollout worker 1: slow" in caplog.text
