@@ -13,8 +13,8 @@
 | 9 | a task that had to be cancelled is there again, with what there was of it | here |
 | 10 | an ended answer keeps what it had, or begins anew with all its room | `engines/test_pausable` |
 | 11 | an ended answer is not judged; a whole one is not sampled on | `test_pausable`, `test_paused_production` |
-| 12 | new tokens bear the new version, old ones theirs, all arrays have one length | `engines/test_pausable_in_engines` |
-| 13 | the boundary of expiry is inclusive, and looked at with every batch; whole siblings stay | here; `test_pausable` |
+| 12 | new tokens bear the new version, old ones theirs, all arrays have one length | `test_pausable_in_engines` |
+| 13 | the boundary of expiry is inclusive, and read with every batch; whole siblings stay | here; `test_pausable` |
 | 14 | what expired, was aborted or left out is never handed over, is counted once and let go of | here |
 | 15 | filters see whole groups only | here |
 | 16 | groups stay whole, a batch is no larger than asked for, in the order of issue, also after a resume | here |
