@@ -12,6 +12,7 @@ from rlsdk.contracts import Model
 from rlsdk.conversion import policy_class
 from rlsdk.errors import LearnerError
 from rlsdk.head import EntropyMode, Head
+from rlsdk.learners.packing import attends_fully
 from rlsdk.learners.router import RouterLoss
 from rlsdk.learners.rows import Prompts, RowStyle, TokenRows
 from rlsdk.routing import Routers
@@ -21,7 +22,21 @@ Attention = Literal["sdpa", "flash_attention_2", "eager"]
 ValueInit = Literal["zero", "small"]
 _BENT_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "output_multiplier_scale")
 """Settings of models whose logits are not `hidden · headᵀ`."""
-_MASKED_WITHOUT_POSITIONS = ("gpt_oss",)
+_MASKED_WITHOUT_POSITIONS = (
+    "afmoe",
+    "biogpt",
+    "bloom",
+    "falcon",
+    "gpt_oss",
+    "granitemoehybrid",
+    "mpt",
+    "openai-gpt",
+    "opt",
+    "recurrent_gemma",
+    "rwkv",
+    "xglm",
+    "zamba",
+)
 """Model types for which transformers builds masks without positions: packed rollouts would attend to each other."""
 
 
@@ -165,8 +180,17 @@ def _along_trees(backbone: Any, rows: TokenRows, ends: Tensor) -> Any:
     return backbone(input_ids=rows.input_ids, position_ids=rows.position_ids, attention_mask=mask, use_cache=False)
 
 
-def policy_faults(net: Any, attention: Attention, rows: RowStyle = "padded") -> list[str]:
-    """Say why a causal language model cannot be trained as a policy, from its class and its config alone."""
+def policy_faults(
+    net: Any, attention: Attention, rows: RowStyle = "padded", *, without_mask: bool = False
+) -> list[str]:
+    """Say why a causal language model cannot be trained as a policy, from its class and its config alone.
+
+    Args:
+        net: The model; it may have no weights.
+        attention: Its attention.
+        rows: Style of its rows.
+        without_mask: True if packed rollouts attend one after another, where the model allows it.
+    """
     kind, text = type(net).__name__, net.config.get_text_config()
     settings = {name: getattr(net.config, name, None) for name in _BENT_LOGITS}
     faults = []
@@ -180,7 +204,8 @@ def policy_faults(net: Any, attention: Attention, rows: RowStyle = "padded") -> 
             f"layers of type {', '.join(sorted(recurrent))} would carry their state from one packed rollout into the "
             "next; set learner.rows=padded"
         )
-    if rows == "packed" and attention != "flash_attention_2" and text.model_type in _MASKED_WITHOUT_POSITIONS:
+    masked = attention != "flash_attention_2" and not (without_mask and attends_fully(net))
+    if rows == "packed" and masked and text.model_type in _MASKED_WITHOUT_POSITIONS:
         faults.append(
             f"transformers does not separate packed rollouts in a {kind} with attention: {attention}; set "
             "learner.rows=padded"

@@ -135,7 +135,8 @@ class LearnerOptions(ABC):
         adapter = self.lora and adapter_fault(model, self.lora)
         reason = "lora would adapt its vision tower, too, which engines do not take; leave it out"
         unseen = layout_faults(model, {reason: bool(self.lora)})
-        return [*narrow, *policy_faults(model, self.attention, self.rows), *([adapter] if adapter else []), *unseen]
+        policy = policy_faults(model, self.attention, self.rows, without_mask=self.packs_without_mask)
+        return [*narrow, *policy, *([adapter] if adapter else []), *unseen]
 
     def exact_faults(self) -> Sequence[str]:
         """Say which options stand in the way of `model.exact`."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import count
 from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
 
+from rlsdk.errors import LearnerError
 from rlsdk.learners.rows import TokenRows
 
-ATTENTION = "rlsdk_packed"
-"""Name under which transformers knows this attention."""
+_OWN_MASKS = ("doge",)
+"""Types of models whose attention computes a mask of its own."""
+_adopted = count()
 SHORT = 128
 """Most tokens of a rollout whose attention takes less time than its call, so that several share a call."""
 ALIKE = 16
@@ -34,7 +37,7 @@ class PackedAttention:
     def adopt(self, model: Any, path: str) -> None:
         """Have a transformers model attend within each rollout alone, if it can."""
         if attends_fully(model):
-            replace_attention(model, ATTENTION, self._attention)
+            replace_attention(model, self._attention)
 
     def turns(self, rows: TokenRows) -> list[TokenRows]:
         """Return the rows: this rank runs its own."""
@@ -46,15 +49,23 @@ class PackedAttention:
         self._spans = spans(rows, rows.input_ids.shape[1])
         return model(rows, *args)
 
-    def _attention(self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+    def _attention(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any
+    ) -> Any:
         """Attend as transformers asks: `query` `[rows, heads, tokens, size]` to `[rows, tokens, heads, size]`."""
+        check_plain(module, attention_mask, options)
         found = attend(query, key, value, self._spans, options.get("scaling"))
         return found.transpose(1, 2).contiguous(), None
 
 
 def attends_fully(model: Any) -> bool:
     """Return True for a transformers model whose layers all attend to every token before, by replaceable attention."""
-    return not other_layers(model.config) and bool(type(model)._supports_attention_backend)
+    return not other_layers(model.config) and replaceable(model)
+
+
+def replaceable(model: Any) -> bool:
+    """Return True for a transformers model whose attention can be replaced by causal attention without a mask."""
+    return bool(type(model)._supports_attention_backend) and model.config.model_type not in _OWN_MASKS
 
 
 def other_layers(config: Any) -> set[str]:
@@ -66,12 +77,29 @@ def other_layers(config: Any) -> set[str]:
     return types - {"full_attention"}
 
 
-def replace_attention(model: Any, name: str, attention: Callable[..., Any]) -> None:
+def replace_attention(model: Any, attention: Callable[..., Any]) -> None:
     """Have a transformers model use an attention, under a name for which transformers builds no mask."""
     from transformers import AttentionInterface
 
+    # A name of its own: models of another learner in this process read the spans of other rows.
+    name = f"rlsdk_{next(_adopted)}"
     AttentionInterface.register(name, attention)
     model.set_attn_implementation(name)
+
+
+def check_plain(module: Any, mask: Any, options: Mapping[str, Any]) -> None:
+    """Refuse attention that is more than causal, by what a layer of transformers gives with it.
+
+    Raises:
+        LearnerError: It would be computed otherwise.
+    """
+    more = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]
+    if mask is not None or more:
+        what = ", ".join(["a mask of its own"] * (mask is not None) + more)
+        raise LearnerError(
+            f"attention of a {type(module).__name__} takes {what}, which packed rollouts and ranks that share them "
+            "leave out; set learner.rows=padded, and let each rank read whole rollouts"
+        )
 
 
 def spans(rows: TokenRows, width: int) -> list[tuple[int, int]]:

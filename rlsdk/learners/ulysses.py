@@ -15,13 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlsdk.errors import LearnerError
-from rlsdk.learners.packing import attend, other_layers, replace_attention, spans
+from rlsdk.learners.packing import attend, check_plain, other_layers, replace_attention, replaceable, spans
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.router import RouterLoss
 from rlsdk.learners.rows import TokenRows
-
-ATTENTION = "rlsdk_ulysses"
-"""Name under which transformers knows the attention that exchanges tokens for heads."""
 
 
 @attrs.define(eq=False)
@@ -63,7 +60,7 @@ class SequenceGroup:
         """
         if faults := sequence_faults(model, self.size, self.option, divided=self.divided):
             raise LearnerError(f"model {path}: {'; '.join(faults)}")
-        replace_attention(model, ATTENTION, self._attention)
+        replace_attention(model, self._attention)
 
     def turns(self, rows: Any) -> list[Any]:
         """Return the rows of each rank of the group, by rank, on all of them."""
@@ -109,8 +106,11 @@ class SequenceGroup:
         own = torch.nn.functional.pad(rows.input_ids, beyond)[:, begin : begin + share].contiguous()
         return TokenRows(own, positions, states, rows.targets[places], routing=routing), places
 
-    def _attention(self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+    def _attention(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any
+    ) -> Any:
         """Attention as transformers calls it: `query` `[rows, heads, share, size]` to `[rows, share, heads, size]`."""
+        check_plain(module, attention_mask, options)
         if key.shape[1] < self.size:  # a head of keys and values that several ranks read
             copies = self.size // key.shape[1]
             key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)
@@ -185,7 +185,7 @@ def sequence_faults(model: Any, size: int, option: str = "sequence_parallel", *,
     if layers := other_layers(model.config):
         types = ", ".join(sorted(layers))
         faults.append(f"layers of type {types} in a {kind}; {option} runs models of full attention alone, {leave}")
-    if not type(model)._supports_attention_backend:
+    if not replaceable(model):
         faults.append(f"attention of a {kind} cannot be replaced in transformers; {leave}")
     if RouterLoss.of(model.config) is not None:
         faults.append(

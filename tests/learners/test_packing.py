@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 import rlsdk
 from rlsdk.contracts import Model, TrainBatch
-from rlsdk.learners.model import load_policy
+from rlsdk.errors import LearnerError
+from rlsdk.learners.model import load_policy, policy_faults
 from rlsdk.learners.packing import PackedAttention, attend
 from rlsdk.learners.rows import TokenRows, to_rows
 
@@ -111,6 +112,46 @@ def test_a_model_with_other_layers_keeps_its_attention(tied: Model, tmp_path: Pa
     net = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     PackedAttention().adopt(net, "")
     assert net.config._attn_implementation == "sdpa"
+
+
+def test_two_learners_of_a_process_keep_apart(tied: Model, make_batch: Callable[..., TrainBatch]) -> None:
+    _, first = packed(tied)
+    rows = to_rows(make_batch(5), "packed")
+    expected = first(rows)[0]
+    _, second = packed(tied)
+    second(to_rows(make_batch(3, seed=1), "packed"))
+    torch.testing.assert_close(first(rows)[0], expected)
+
+
+def test_a_model_with_masks_of_its_own_keeps_its_attention() -> None:
+    from transformers import AutoModelForCausalLM, DogeConfig
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 32}
+    config = DogeConfig(**sizes, num_attention_heads=2, num_key_value_heads=2)
+    net = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    PackedAttention().adopt(net, "")
+    assert net.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("given", "what"), [({"attention_mask": 1}, "a mask of its own"), ({"softcap": 5.0}, "softcap")]
+)
+def test_attention_that_is_more_than_causal_is_refused(given: dict[str, Any], what: str) -> None:
+    with pytest.raises(LearnerError, match=f"attention of a Linear takes {what}, which packed rollouts"):
+        PackedAttention()._attention(torch.nn.Linear(1, 1), *[torch.zeros(1, 1, 1, 1)] * 3, **given)
+
+
+def test_models_whose_packed_rollouts_no_mask_separates_are_refused() -> None:
+    from transformers import AutoModelForCausalLM, FalconConfig, OPTConfig
+
+    with torch.device("meta"):
+        falcon = AutoModelForCausalLM.from_config(FalconConfig(num_hidden_layers=1))
+        opt = AutoModelForCausalLM.from_config(OPTConfig(num_hidden_layers=1))
+    for net, alone in ((falcon, False), (opt, True)):
+        for without_mask in (True, False):
+            faults = policy_faults(net, "sdpa", "packed", without_mask=without_mask)
+            assert any("does not separate packed rollouts" in fault for fault in faults) != (alone and without_mask)
+        assert policy_faults(net, "sdpa", "padded") == []
 
 
 @pytest.mark.parametrize(

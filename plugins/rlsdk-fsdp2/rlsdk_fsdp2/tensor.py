@@ -5,6 +5,7 @@ These ranks run each micro-batch together, in turns: that of one of them, then t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from functools import partial
@@ -174,8 +175,31 @@ def faults(model: Any, size: int) -> Sequence[str]:
     found = []
     if unknown := sorted(set(plan.values()) - set(_KNOWN)):
         found.append(f"layers of a {kind} would be divided as {', '.join(unknown)}, which is not built; {leave}")
-    heads = {"heads": text.num_attention_heads, "heads of keys and values": text.num_key_value_heads}
-    for what, count in heads.items():
+    if between := _between(model):
+        found.append(
+            f"{', '.join(between)} of a {kind} would see a part of what it reads on each rank, for which transformers' "
+            f"plan has no rule; {leave}"
+        )
+    heads = text.num_attention_heads
+    key_heads = getattr(text, "num_key_value_heads", None) or heads
+    for what, count in {"heads": heads, "heads of keys and values": key_heads}.items():
         if count % size:
             found.append(f"{count} {what} cannot be divided among {size} ranks; set learner.tensor_parallel otherwise")
     return found
+
+
+def _between(model: Any) -> list[str]:
+    """Names of parameters beside divided layers, such as those of an activation, for which the plan has no rule."""
+    plan, modules = plan_of(model), dict(model.base_model.named_modules())
+
+    def rule(name: str) -> str | None:
+        return next((style for pattern, style in plan.items() if fnmatch(name, pattern)), None)
+
+    parents = {name.rpartition(".")[0] for name in modules if rule(name) in ("colwise", "rowwise")}
+    left = [
+        f"{parent}.{name}"
+        for parent in parents
+        for name, _ in modules[parent].named_parameters()
+        if rule(f"{parent}.{name}".rpartition(".")[0]) is None
+    ]
+    return sorted({re.sub(r"\.\d+\.", ".*.", name) for name in left})

@@ -93,6 +93,19 @@ def test_layers_that_ranks_cannot_divide_are_refused() -> None:
     assert any("no plan" in fault for fault in make(tensor_parallel=2).model_faults(gpt2))
 
 
+def test_weights_between_divided_layers_are_refused() -> None:
+    """Each rank would have a part of their gradient, or too few heads for them."""
+    from transformers import ApertusConfig, ApertusForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM
+
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    with torch.device("meta"):
+        apertus = ApertusForCausalLM(ApertusConfig(vocab_size=61, num_key_value_heads=2, **small))
+        neox = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=61, **small))  # its config counts no heads of keys
+    (fault,) = make(tensor_parallel=2).model_faults(apertus)
+    assert fault.startswith("layers.*.mlp.act_fn.alpha_n, layers.*.mlp.act_fn.alpha_p of a ApertusForCausalLM")
+    assert make(tensor_parallel=2).model_faults(neox) == []
+
+
 def test_rollouts_whose_tokens_ranks_cannot_share_are_refused() -> None:
     from transformers import (
         AutoModelForCausalLM,
