@@ -1,4 +1,4 @@
-"""What people said about rollouts: pairs, scores and corrections, in `annotations.jsonl` of a run's folder."""
+"""Annotations of rollouts by people: pairs, scores and corrections, in `annotations.jsonl` of a run's folder."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ def _lines(content: bytes, path: Path) -> Iterator[Annotation]:
         try:
             yield Annotation.from_json(json.loads(line))
         except (ValueError, RecursionError, AttributeError, TypeError) as error:
-            log.warning("%s: a line is left out, since it is no annotation (%s): %.60r", path, error, line)
+            log.warning("%s: a line is left out, since it is not an annotation (%s): %.60r", path, error, line)
 
 
 def _sync_folder(folder: Path) -> None:

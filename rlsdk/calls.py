@@ -97,7 +97,7 @@ def new_field(name: str, needs: Iterable[str]) -> tuple[str, ...]:
 def _hidden_options(kind: str, obj: Any) -> list[inspect.Parameter]:
     """Positional parameters that rlsdk does not pass itself; a leading underscore, or no default, exempts one.
 
-    One without a default is no option: it is an argument that a kind would have to pass. Some kinds pass none.
+    One without a default is not an option: it is an argument that a kind would have to pass. Some kinds pass none.
     """
     if inspect.isclass(obj):
         function, given = obj.__init__, 1

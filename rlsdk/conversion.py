@@ -199,9 +199,9 @@ class Differences:
 def compare(net: Any, header: Mapping[str, tuple[int, ...]]) -> Differences:
     """Compare a model without weights with its files, by what transformers would write for it.
 
-    Tensors that transformers leaves out on purpose, such as layers for multi-token prediction, are no difference, nor
-    is a missing or superfluous prefix of the backbone, nor a tied tensor that the files hold twice. What the towers of
-    other modalities hold, of which the model is the text part, is not compared.
+    No difference: tensors that transformers leaves out on purpose, such as layers for multi-token prediction, a missing
+    or superfluous prefix of the backbone, and a tied tensor that the files hold twice. What the towers of other
+    modalities hold, of which the model is the text part, is not compared.
 
     Args:
         net: The model; its conversions are set to those of the files.

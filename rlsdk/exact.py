@@ -1,7 +1,7 @@
 """Logprobs that engine and learner compute bit for bit alike: `model.exact`, on a CPU in float32.
 
 A float32 product is summed in an order that depends on its shape: on how many rows are read at once, on padding, on the
-length of a cache, on the end of a conversation that goes on. So each sequence is read alone, padded on the right to
+length of a cache, on the end of a conversation that continues. So each sequence is read alone, padded on the right to
 `model.max_length`: all passes have one shape, and causal attention keeps what stands on the right out of every result
 that is used. Both sides read the same tokens through the same backbone and the same head, in the same chunks.
 """
@@ -59,7 +59,7 @@ def sequence_logprobs(net: Any, token_ids: np.ndarray, width: int, temperature: 
 
 
 def expert_count(config: Any) -> int:
-    """Return the number of experts that a layer chooses from; 0 for a model that is no mixture of experts.
+    """Return the number of experts that a layer chooses from; 0 for a model that is not a mixture of experts.
 
     Args:
         config: Configuration of the text model.

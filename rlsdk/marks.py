@@ -278,7 +278,7 @@ def diagnosis(name: str) -> Callable[[T], T]:
     """Mark a diagnosis: `(history: History, *, …) -> Finding | None`, what is wrong with a run by its metrics.
 
     It is called after each step while a run trains, and afterwards; history and finding are classes of
-    `rlsdk.contracts`. It only looks: whatever it does, the run goes on.
+    `rlsdk.contracts`. It only looks: whatever it does, the run continues.
 
     Args:
         name: Its name within its plugin.

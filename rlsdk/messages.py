@@ -116,7 +116,8 @@ def _from_data_url(value: str) -> bytes:
         except binascii.Error as error:
             raise ValueFault(f"image: the base64 of {value[:40]!r}… cannot be read: {error}") from None
     raise ValueFault(
-        f"image: {value[:80]!r} is no data URL (data:image/png;base64,…); read files and addresses where tasks are made"
+        f"image: {value[:80]!r} is not a data URL (data:image/png;base64,…); read files and addresses where tasks "
+        "are made"
     )
 
 
@@ -135,7 +136,7 @@ def _picture(value: Any) -> Any:
 
 def _is_image(_: Any, __: Any, value: bytes) -> None:
     if _file_type(value) is None:
-        raise ValueFault(f"image: {len(value)} bytes that begin with {value[:8]!r} are no PNG, JPEG, WebP or GIF")
+        raise ValueFault(f"image: {len(value)} bytes that begin with {value[:8]!r} are not a PNG, JPEG, WebP or GIF")
 
 
 def _file_type(data: bytes) -> str | None:
@@ -178,7 +179,7 @@ class Image:
 Part = str | Image
 """A part of a message: text or an image."""
 Content = str | tuple[Part, ...]
-"""What a message says."""
+"""Text of a message, or its parts."""
 
 
 def content_of(value: str | Sequence[Any]) -> Content:

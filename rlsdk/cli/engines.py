@@ -46,7 +46,7 @@ def engines(run: Path, count: int | None, as_json: bool) -> None:
         click.echo("The run has not reported its engines yet.")
     else:
         ranks = ", ".join(map(str, state.alive)) or "none"
-        click.echo(f"{state.wanted} engines, of which get requests: {ranks}; {state.lost} died so far.")
+        click.echo(f"{state.wanted} engines; running: {ranks}; {state.lost} died so far.")
         if state.refused:
             click.echo(state.refused)
     if wish is not None and (state is None or wish != state.wanted):

@@ -24,7 +24,7 @@ WIDTH = 40
 FIGURES = {"minutes": "{:.0f}", "from": "{:.2f}", "ceiling": "{:.2f}", "to": "{:.2f}"}
 """Columns of numbers -> how they are written; `ceiling` is the best that the warm start reaches."""
 LEFT_OUT = ("_reward", "/invalid")
-"""Ends of metrics that are no accuracies."""
+"""Endings of the names of metrics that are not accuracies."""
 
 
 @click.group()

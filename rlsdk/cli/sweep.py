@@ -61,7 +61,7 @@ def sweep(
         with held(folder):
             outcomes = train_all(runs, plans, SweepLines(len(runs)), parallel=parallel)
     except Interrupted:
-        click.echo("rlsdk: interrupted; the same command again goes on with what is left", err=True)
+        click.echo("rlsdk: interrupted; the same command continues with what is left", err=True)
         sys.exit(INTERRUPTED)
     rows, failed = rows_of(outcomes, metric, minimize=minimize), failures_of(outcomes)
     require_metric(outcomes, rows, metric)

@@ -77,7 +77,7 @@ def tournament(
         with held(folder):
             outcomes = train_all(runs, plans, SweepLines(len(runs)), parallel=parallel)
     except Interrupted:
-        click.echo("rlsdk: interrupted; the same command again goes on with what is left", err=True)
+        click.echo("rlsdk: interrupted; the same command continues with what is left", err=True)
         sys.exit(INTERRUPTED)
     ranking, failed = room.standings(outcomes, metric), failures_of(outcomes)
     found = room.as_json(suite, metric, seeds, ranking, failed)

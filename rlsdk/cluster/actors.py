@@ -102,7 +102,7 @@ def kill(actor: Any) -> None:
     import ray
 
     forget_actor(actor)
-    if not ray.is_initialized():  # `ray.kill` would start Ray anew
+    if not ray.is_initialized():  # `ray.kill` would start Ray again
         return
     with suppress(ray.exceptions.ActorHandleNotFoundError):  # Ray was shut down and started again since
         ray.kill(actor)

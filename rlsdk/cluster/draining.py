@@ -121,6 +121,6 @@ async def watch_nodes(told: Callable[[Sequence[DrainingNode]], Awaitable[None]])
                 await told(nodes)
         except ray.exceptions.RpcError as error:  # whether Ray is lost is for the watchdog to say
             log.debug("Ray does not say which nodes are drained: %s", error)
-        except Exception:  # without this watch a run goes on as if nodes went away unannounced
+        except Exception:  # without this watch a run continues as if nodes went away unannounced
             log.exception("nodes that are to leave the cluster could not be left, which is tried again")
         await asyncio.sleep(EVERY_SECONDS)

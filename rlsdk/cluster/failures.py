@@ -1,4 +1,4 @@
-"""What is said of actors that died and are replaced, and of one that died too often."""
+"""Records of actors that died and were replaced, and the message for one that died too often."""
 
 from __future__ import annotations
 

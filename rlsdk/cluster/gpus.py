@@ -202,7 +202,7 @@ def parse_nodes(text: str) -> list[GPUNode]:
     """Read a description of nodes: `8x4` is four nodes with eight GPUs each, `8,4` one with eight and one with four.
 
     Raises:
-        ValueError: The text is no such description.
+        ValueError: The text is not such a description.
     """
     nodes: list[GPUNode] = []
     for part in text.split(","):

@@ -1,4 +1,4 @@
-"""What the sections of a configuration share: a script may write names, marked objects or paths in place of values."""
+"""Base of the sections of a configuration: a script may write names, marked objects or paths in place of values."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class History:
         return next((self.series[name] for name in names if name in self.series), Series(name=names[0]))
 
     def current(self, series: Series, values: int = 1) -> bool:
-        """Return True if a metric has at least `values` values, the newest of the last step: an old one is no news."""
+        """Return True if a metric has at least `values` values, the newest of the last step: an old one is not news."""
         return len(series) >= max(1, values) and int(series.steps[-1]) == self.step
 
     def between(self, prefix: str, suffix: str = "") -> dict[str, Series]:

@@ -48,7 +48,7 @@ def kl_runaway(
     """The policy runs away: from the reference model, or from itself within the updates of a single batch.
 
     Reads `actor/ref_kl` and `actor/kl_to_old`, in nats per token. PPO is stopped early at 0.015 in Spinning Up, and
-    its authors call more than 0.02 a warning; five times as much is no trust region any more. From a reference, runs
+    its authors call more than 0.02 a warning; five times as much is not a trust region any more. From a reference, runs
     with a penalty stay below a tenth of a nat a token.
 
     Args:

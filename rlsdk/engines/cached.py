@@ -232,7 +232,7 @@ def _compiled(net: Any) -> Callable[..., Any]:
     from torch.fx.experimental import _config as config
 
     # Else rows that are as many as a head's numbers, say, in the first step, would be taken for the same, and compiled
-    # anew when they are not. The setting is the calling task's own, and steps are not taken in that of `start`.
+    # again when they are not. The setting is the calling task's own, and steps are not taken in that of `start`.
     context = copy_context()
     context.run(setattr, config, "use_duck_shape", False)
     return partial(context.run, torch.compile(net, dynamic=True))

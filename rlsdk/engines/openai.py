@@ -204,7 +204,7 @@ class OpenAI:
             choice = found["choices"][0]
             text, given = choice["text"], choice.get("finish_reason")
         except (LookupError, TypeError, AttributeError) as error:
-            said = f"{self.base_url}/completions: its answer is no completion: {found!r:.{_SAID}}"
+            said = f"{self.base_url}/completions: its answer is not a completion: {found!r:.{_SAID}}"
             raise EngineError(said) from error
         finish: Finish = given if given in ("stop", "length") else "stop"
         tokens = choice.get("token_ids")

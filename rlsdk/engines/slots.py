@@ -233,7 +233,7 @@ def prefill(
         net: The model.
         prompts: Prompt tokens, int64 arrays.
         device: Device of the model.
-        see: Gives, for token ids and a mask of what is no padding, the model's arguments where there are images.
+        see: Gives, for token ids and a mask that is false at padding, the model's arguments where there are images.
 
     Returns:
         Logits after each prompt `[m, vocabulary]`, the cache, the prompt lengths int64 `[m]`, and the next positions

@@ -45,7 +45,7 @@ class Transformers:
     Continuations run in one batch with a KV cache that is written in place; those of one request share the reading of
     the prompt; a row that ends is given to the next request. Random numbers come from the seed of the continuation and
     its position alone, so that what runs beside it changes nothing but rounding; requests without a seed get one from
-    the engine's own, which `reseed` sets. After new weights the cache of what runs is computed anew. At temperature 0
+    the engine's own, which `reseed` sets. After new weights the cache of what runs is computed again. At temperature 0
     the logprobs are those of temperature 1.
 
     Attributes:

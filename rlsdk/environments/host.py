@@ -154,7 +154,7 @@ class EnvHost:
             raise TimeoutError(f"{where}: {error}") from error
         except RaisedInProcessError as error:
             raise RuntimeError(f"{where} raised {error}") from error
-        except Exception as error:  # the environment's code; its rollout fails, the run goes on
+        except Exception as error:  # the environment's code; its rollout fails, the run continues
             raise RuntimeError(f"{where} raised {described(error)}") from error
         finally:
             slot.busy, slot.usable = False, usable

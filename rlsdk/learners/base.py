@@ -78,7 +78,7 @@ class TransformersLearner(LearnerOptions):
 
     @property
     def reshards(self) -> bool:
-        """True if a checkpoint may be loaded by another number of ranks; then `TrainedModule.read` divides it anew."""
+        """True if a checkpoint may be loaded by another number of ranks: `TrainedModule.read` divides it."""
         return False
 
     def loading(self, model: Model) -> AbstractContextManager[None]:

@@ -60,7 +60,7 @@ class DeepSpeedOptions(LearnerOptions):
     @property
     def packs_without_mask(self) -> bool:
         """True if packed rollouts attend one after another, where the model allows it; false if a mask parts them."""
-        return super().packs_without_mask and not self.compile  # which would compile anew for each packing
+        return super().packs_without_mask and not self.compile  # which would compile again for each packing
 
     @property
     def memory_remedies(self) -> tuple[str, ...]:

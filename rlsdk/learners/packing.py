@@ -45,7 +45,7 @@ class PackedAttention:
 
     def __call__(self, model: Callable[..., Any], rows: TokenRows, *args: Any) -> Any:
         """Run a model on rows."""
-        # Attention reads it here, and again where a backward pass computes activations anew: before the next pass.
+        # Attention reads it here, and again where a backward pass recomputes activations: before the next pass.
         self._spans = spans(rows, rows.input_ids.shape[1])
         return model(rows, *args)
 

@@ -25,7 +25,7 @@ class MicroBatch:
 
     Attributes:
         rollouts: int64, their places in the batch.
-        trees: int64, the tree of each of them; None if rows are no trees.
+        trees: int64, the tree of each of them; None if rows are not trees.
     """
 
     rollouts: np.ndarray

@@ -57,7 +57,7 @@ class TokenRows:
         image_mask: bool `[rows, width]`, True for tokens that stand for images; None: there are none.
         images: Images of each row; its tokens may stand for the first of them alone.
         ends: Where each token's descendants end in its row, int64 `[rows, width]`: a token attends to the earlier ones
-            whose end lies behind it. None: rows are no trees.
+            whose end lies after it. None: rows are not trees.
     """
 
     input_ids: torch.Tensor

@@ -1,4 +1,4 @@
-"""What a rank does when memory runs out: half the micro-batch, once, and the same gradient from the beginning."""
+"""Recovery of a rank that runs out of memory: half the micro-batch, once, and the same gradient from the beginning."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class SequenceGroup:
         Gradients of the results are summed over the group: each rank may weigh them as it likes.
         """
         share, places = self._slice(rows)
-        # Attention reads it here, and again where a backward pass computes activations anew: before the next pass.
+        # Attention reads it here, and again where a backward pass recomputes activations: before the next pass.
         self._spans = spans(rows, -(-rows.input_ids.shape[1] // self.size) * self.size)
         results = model(share, *args)
         given = results if isinstance(results, tuple) else (results,)

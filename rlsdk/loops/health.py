@@ -59,7 +59,7 @@ class LoopHealth:
                 self._loop.call_soon_threadsafe(self._tick)
             except RuntimeError:  # it has ended
                 self._asked = None
-            return "" if said is None else f"the event loop of {self._name} goes on, after {stood:.0f} s"
+            return "" if said is None else f"the event loop of {self._name} runs again, after {stood:.0f} s"
         if self.blocked_for < (self._limit if self._said is None else 2 * self._said):
             return ""
         self._said = self.blocked_for

@@ -53,7 +53,7 @@ def read(
         Nested values, in which a call is a mapping of its arguments; and what could not be read.
 
     Raises:
-        ConfigError: It is no valid Python.
+        ConfigError: It is not valid Python.
     """
     try:
         module = ast.parse(source)
@@ -258,5 +258,5 @@ def _is_main(statement: ast.stmt) -> bool:
 
 
 def _is_data(value: Any) -> bool:
-    """Whether it is a call of `load_dataset`."""
+    """True for a call of `load_dataset`."""
     return isinstance(value, Mapping) and value.get(KIND) == "load_dataset"

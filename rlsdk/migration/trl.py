@@ -303,7 +303,7 @@ ROWS = (
     part("dataset_config", "tasks.train.config", text, "main"),
     part("dataset_train_split", "tasks.train.split", text, "train"),
     part("dataset_test_split", "tasks.eval.split", text, "test"),
-    missing("dataset_streaming", "data is indexed, so that a resumed run goes on where it was", True),
+    missing("dataset_streaming", "data is indexed, so that a resumed run continues where it was", True),
     missing("datasets.**", "tasks.train: a list of sources, each with its weight", "x"),
     missing("dataset_mixture_config.**", "tasks.train: a list of sources, each with its weight", "x"),
     same("reward_funcs", "reward", texts, ["accuracy_reward"], _functions),

@@ -70,7 +70,7 @@ class Readiness:
     Attributes:
         faults: Problems on any machine.
         warnings: Problems of this machine, which others may not have.
-        notes: What is no problem, but may surprise whoever reads the plan.
+        notes: Findings that are harmless, but may surprise whoever reads the plan.
         tasks: Tasks of each source in `tasks.train`; empty where they were not read.
         disk: Disk space that the run needs; None if the program has no learner.
         built: The model without its weights; None, and the reason, if it cannot be built.
@@ -356,7 +356,7 @@ class _PlanChecks:
 
 
 def no_tasks(tasks: Any, *, empty: bool) -> str:
-    """Say why something is no list of tasks; empty if it is.
+    """Say why something is not a list of tasks; empty if it is.
 
     Args:
         tasks: What a source returned.

@@ -140,7 +140,7 @@ def run(
         command = [sys.executable, "-m", "rlsdk.cli", *step.arguments, *more]
         status = subprocess.run(command, check=False, stdout=2).returncode  # standard output is the result's alone
         if status and not (quick and _took_its_steps(step)):
-            again = f"`rlsdk recipe run {recipe.name}` with the same settings goes on from there"
+            again = f"`rlsdk recipe run {recipe.name}` with the same settings continues from there"
             raise StageError(f"recipe {recipe.name}: {step.title} ended with status {status}; {again}", status)
         changed = True  # whatever is built on it is older
 

@@ -288,7 +288,7 @@ class TextRenderer:
             if rewrite is not None:
                 _log.info(
                     "%s drops the thoughts of earlier answers once a message (%s) follows: such a conversation trains "
-                    "as several rollouts of one trajectory, each behind the prompt that is rendered at its turn",
+                    "as several rollouts of one trajectory, each after the prompt that is rendered at its turn",
                     self.title,
                     ", ".join(roles),
                 )

@@ -1,4 +1,4 @@
-"""What rlsdk computes for a dumped batch, with the code that a training runs: credit, losses, gradient."""
+"""Results of rlsdk for a dumped batch, computed with the code that a training runs: credit, losses, gradient."""
 
 from __future__ import annotations
 

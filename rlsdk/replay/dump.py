@@ -272,7 +272,7 @@ class _Reader:
         """Return the label of each rollout's group."""
         if size is not None:
             if self.count % size:
-                raise ConfigError([f"--group-size: {self.count} rollouts are no multiple of {size}"])
+                raise ConfigError([f"--group-size: {self.count} rollouts are not a multiple of {size}"])
             return tuple(str(i // size) for i in range(self.count))
         labels = self.found.values.get("groups", self.found.values.get("prompts"))
         if labels is not None:

@@ -96,7 +96,7 @@ NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """rlsdk's field -> trainer -> its names for it, the preferred one first."""
 IGNORED = frozenset({"step", "mode", "index", "rollout_id", "rank", "num_items_in_batch", "total_lengths", "truncated"})
-"""Numbers that are no reward."""
+"""Names of numbers that are not rewards."""
 
 
 @attrs.frozen(eq=False)

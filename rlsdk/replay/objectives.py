@@ -194,7 +194,7 @@ class Bounds:
 
 
 def bounds_of(losses: np.ndarray, advantages: np.ndarray, ratios: np.ndarray, tolerance: float) -> Bounds | None:
-    """Read clip bounds from per-token losses; None if they are no clipped surrogate.
+    """Read clip bounds from per-token losses; None if they are not a clipped surrogate.
 
     Args:
         losses: float64, of sampled tokens.

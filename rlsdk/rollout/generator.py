@@ -213,7 +213,7 @@ class RolloutGenerator:
                 produced = await user_loop.run(lambda: self._call(task, chat))
         except OutOfRoomError:
             produced = chat.finish()
-        except ValueFault as error:  # what an environment or the workflow gave is no observation, no reward, …
+        except ValueFault as error:  # not an observation, a reward, …, of the environment or workflow
             raise _FailedError(described(error)) from error
         except RlsdkError:
             raise

@@ -1,4 +1,4 @@
-"""What tokenizers of transformers say about themselves."""
+"""Properties that tokenizers of transformers declare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What diagnoses found in a run: each finding once, in the log and in `alerts.jsonl` of the run's folder."""
+"""Findings of the diagnoses of a run: each once, in the log and in `alerts.jsonl` of the run's folder."""
 
 from __future__ import annotations
 

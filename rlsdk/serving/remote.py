@@ -94,7 +94,7 @@ class RemoteClient:
             choice = found["choices"][0]
             text, finish = choice["text"], choice.get("finish_reason")
         except (LookupError, TypeError, AttributeError) as error:
-            raise EngineError(f"{self._url}/completions: its answer is no completion: {found!r:.{_SAID}}") from error
+            raise EngineError(f"{self._url}/completions: its answer is not a completion: {found!r:.{_SAID}}") from error
         reason: Finish = finish if finish in ("stop", "length", "abort") else "stop"
         ids = self._ids(choice, text, reason)
         logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or []

@@ -20,7 +20,7 @@ from rlsdk.trainer.changes import differences
 
 LONGEST_NAME = 80
 LENGTH = frozenset({"steps", "epochs"})
-"""Settings with which a finished run goes on instead of being kept as it is."""
+"""Settings with which a finished run is continued instead of being kept as it is."""
 
 
 @attrs.frozen

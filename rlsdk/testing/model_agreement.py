@@ -1,4 +1,4 @@
-"""Whether an engine and the learner give the same logprobs to the same tokens: `rlsdk check model`, where weights are.
+"""Check that engine and learner give the same logprobs to the same tokens: `rlsdk check model`, where weights are.
 
 Both run in this process, without Ray and without DeepSpeed, which only updates weights.
 """
@@ -41,7 +41,7 @@ def agreement(
         trust_remote_code: Run code that comes with the model.
     """
     if not has_weights(path):
-        return ModelProperty(NAME, "n/a", f"{path!r} is no folder that holds weights ({', '.join(_WEIGHTS)})")
+        return ModelProperty(NAME, "n/a", f"{path!r} is not a folder that holds weights ({', '.join(_WEIGHTS)})")
     model = _model(subject, path, trust_remote_code)
     try:
         with started(engine, model) as running:
@@ -71,7 +71,7 @@ def traced(subject: ModelSubject, path: str, trust_remote_code: bool = False) ->
     from rlsdk.testing.model_trace import trace
 
     if not has_weights(path):
-        raise ConfigError([f"--trace runs the model, but {path!r} is no folder that holds weights"])
+        raise ConfigError([f"--trace runs the model, but {path!r} is not a folder that holds weights"])
     model = _model(subject, path, trust_remote_code, exact=True)
     with started(ENGINE, model) as engine:
         return trace(engine, open_policy(model), sample_tokens(subject), model.max_length)

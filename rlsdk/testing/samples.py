@@ -42,7 +42,7 @@ HOSTILE: tuple[tuple[str, str], ...] = (
     ("division by zero", "<answer>1/0</answer> \\boxed{\\frac{1}{0}}"),
     ("numbers that are none", "<answer>nan</answer> <answer>inf</answer> \\boxed{1e999}"),
     ("code", "<answer>__import__('os').getcwd()</answer> \\boxed{__import__('os').getcwd()}"),
-    ("bytes that are no text, as decoded", "\x00\x01\ufffd\ufffd<answer>\ufffd</answer>"),
+    ("bytes that are not text, as decoded", "\x00\x01\ufffd\ufffd<answer>\ufffd</answer>"),
     ("Unicode", "<answer>４２ ٤٢ 𝟒𝟐 ½ ∞ 🙂 \u202e24\u202c e\u0301</answer> \\boxed{４２}"),
     ("a pattern that backtracks", f"<answer>{'a ' * 2_000}!</answer>"),
 )

@@ -112,7 +112,7 @@ def with_json_arguments(call: Call | Malformed) -> Call | Malformed:
 
 
 def _not_json(value: Any, depth: int) -> str:
-    """Say why a value is no JSON; empty if it is."""
+    """Say why a value is not JSON; empty if it is."""
     if depth > MAX_DEPTH:
         return f"its arguments are nested deeper than {MAX_DEPTH}"
     if value is None or isinstance(value, bool | int | float | str):
@@ -122,7 +122,7 @@ def _not_json(value: Any, depth: int) -> str:
         return next(chain(keys, filter(None, (_not_json(each, depth + 1) for each in value.values()))), "")
     if isinstance(value, list | tuple):
         return next(filter(None, (_not_json(each, depth + 1) for each in value)), "")
-    return f"{reprlib.repr(value)} is no JSON value"
+    return f"{reprlib.repr(value)} is not a JSON value"
 
 
 def too_long(text: str) -> Malformed:

@@ -101,7 +101,7 @@ class Pythonic:
             nodes = tree.elts if isinstance(tree, ast.List) else [tree]
             return [_python_call(node) for node in nodes]
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            return [Malformed(f"it is no Python call with literal arguments: {type(error).__name__}: {error}")]
+            return [Malformed(f"it is not a Python call with literal arguments: {type(error).__name__}: {error}")]
 
     def write(self, calls: Pairs) -> str:
         """Write one call as an expression, several as a list."""

@@ -64,7 +64,7 @@ class MetricTable:
                     self._take(chunk)
 
     def _as_it_was(self) -> bool:
-        """Return whether what was read last still stands there: a run that starts over, or is resumed, writes anew."""
+        """Return True if what was read last is still there: a run that starts over, or is resumed, rewrites it."""
         with self._path.open("rb") as file:
             file.seek(self._offset - len(self._seen))
             return file.read(len(self._seen)) == self._seen

@@ -29,7 +29,7 @@ def read_cursor(text: str) -> list[Any] | None:
     """Read the cursor of an address; None if it is empty.
 
     Raises:
-        ValueFault: It is no cursor.
+        ValueFault: It is not a cursor.
     """
     if not text:
         return None

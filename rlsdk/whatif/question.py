@@ -1,4 +1,4 @@
-"""What a what-if asks: the plan of a run as it was, and the plan with another reward, algorithm or filters."""
+"""Question of a what-if: the plan of a run as it was, and the plan with another reward, algorithm or filters."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What makes the groups of a run: its own process, or rollout workers."""
+"""Makers of the groups of a run: its own process, or rollout workers."""

@@ -38,7 +38,7 @@ def test_it_asks_and_shows_what_the_run_says(tmp_path: Path) -> None:
     state = EngineScaling(wanted=2, alive=(1,), lost=1, refused="3 engines: there is no room", driver=7)
     write_status(tmp_path, state)
     code, said = engines(str(tmp_path))
-    assert said.splitlines()[:2] == ["2 engines, of which get requests: 1; 1 died so far.", state.refused]
+    assert said.splitlines()[:2] == ["2 engines; running: 1; 1 died so far.", state.refused]
     code, said = engines(str(tmp_path), "--json")
     assert json.loads(said) == {
         "asked": 3,
@@ -80,4 +80,4 @@ def test_a_run_whose_driver_was_killed_on_this_machine_is_over(tmp_path: Path) -
     finished(tmp_path, driver=gone.pid)
     assert "The run has ended (killed)" in engines(str(tmp_path))[1]
     finished(tmp_path, driver=gone.pid, host="elsewhere")  # nothing is known of another machine's processes
-    assert "2 engines, of which get requests: 0, 1" in engines(str(tmp_path))[1]
+    assert "2 engines; running: 0, 1" in engines(str(tmp_path))[1]

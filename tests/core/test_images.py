@@ -50,9 +50,9 @@ def test_the_hash_of_an_image_is_of_its_bytes_and_survives_a_pickle() -> None:
 @pytest.mark.parametrize(
     ("given_", "said"),
     [
-        (b"no image", "8 bytes that begin with b'no image' are no PNG, JPEG, WebP or GIF"),
-        ("cat.png", r"'cat\.png' is no data URL"),
-        ("https://example.org/cat.png", "is no data URL"),
+        (b"no image", "8 bytes that begin with b'no image' are not a PNG, JPEG, WebP or GIF"),
+        ("cat.png", r"'cat\.png' is not a data URL"),
+        ("https://example.org/cat.png", "is not a data URL"),
         ("data:image/png;base64,&&", "cannot be read"),
         (np.zeros((2, 2)), r"float64 \[2, 2\] given; expected the bytes of an image file"),
         (3, "int given"),

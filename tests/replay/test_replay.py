@@ -475,7 +475,7 @@ def test_fields_that_do_not_fit_are_named(changes: dict[str, Any], message: str)
 def test_options_that_do_not_fit_are_named(plan: Plan) -> None:
     with pytest.raises(ConfigError, match="no column 'speed'"):
         dump_of(recognise(verl()), rewards=["speed"])
-    with pytest.raises(ConfigError, match="4 rollouts are no multiple of 3"):
+    with pytest.raises(ConfigError, match="4 rollouts are not a multiple of 3"):
         dump_of(recognise(verl()), group_size=3)
     with pytest.raises(ConfigError, match="a replay reads the algorithm alone"):
         replay_plan(None, ["steps=3"], ())

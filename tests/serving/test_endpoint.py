@@ -502,7 +502,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
         "messages[0].content[0]",
-        "'data:' is no data URL",
+        "'data:' is not a data URL",
     ),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": BROKEN_PNG}}]}]},

@@ -124,8 +124,8 @@ def test_whatever_goes_wrong_is_told_and_nothing_raises(file: str) -> None:
     ("parser", "said", "why"),
     [
         ("pythonic", "[add(a={1: 2})]", "add: a key is 1; expected text"),
-        ("pythonic", "[add(a={1, 2})]", "add: {1, 2} is no JSON value"),
-        ("pythonic", "[add(b'1')]", "add: b'1' is no JSON value"),
+        ("pythonic", "[add(a={1, 2})]", "add: {1, 2} is not a JSON value"),
+        ("pythonic", "[add(b'1')]", "add: b'1' is not a JSON value"),
         (
             "hermes",
             '<tool_call>{"name": "add", "arguments": ' + '{"a":' * 600 + "1" + "}" * 600 + "}</tool_call>",

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rlsdk.kit import SequenceGroup
 
 _PARTIAL = "replicated_with_grad_allreduce"
-"""What transformers calls a norm of single heads: each rank has all of it, and the gradient of its own heads."""
+"""Names in transformers of norms of single heads: each rank has all of it, and the gradient of its own heads."""
 _KNOWN = ("colwise", "rowwise", _PARTIAL)
 
 

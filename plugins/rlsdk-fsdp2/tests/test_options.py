@@ -1,4 +1,4 @@
-"""What the learner offers, refuses and foresees before anything starts."""
+"""Options of the learner that are offered, refused and estimated before anything starts."""
 
 from __future__ import annotations
 

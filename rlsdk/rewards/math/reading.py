@@ -306,7 +306,7 @@ def _comparison(left: list[Token], sign: str, right: list[Token], depth: int) ->
         return _equation(left, right, depth)
     difference = _difference(left, right)
     if difference is None:
-        raise UnreadableError("the sides of an inequality are no expressions")
+        raise UnreadableError("the sides of an inequality are not expressions")
     bounded = _bounded(difference, sign)
     if bounded is not None:
         return bounded
@@ -322,7 +322,7 @@ def _equation(left: list[Token], right: list[Token], depth: int) -> Form:
     difference = _difference(left, right)
     assigned = _form(other, depth + 1) if name else None
     if difference is None and assigned is None:
-        raise UnreadableError("the sides of an equation are no expressions")
+        raise UnreadableError("the sides of an equation are not expressions")
     if difference is not None and not difference.symbols:
         if not values.is_zero(difference.compute({})):
             raise UnreadableError("an equation of numbers does not hold")

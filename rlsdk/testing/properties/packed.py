@@ -25,7 +25,7 @@ from rlsdk.testing.subject import Subject, undeclared
 Batch = CreditInputs | LossInputs
 FORM = ("shapes",)
 FIXED = ("shapes", "deterministic")
-"""What must hold before two results are compared."""
+"""Conditions that must hold before two results are compared."""
 
 
 def _either(credit: Callable[[], Iterable[Case[Any]]], loss: Callable[[], Iterable[Case[Any]]]) -> Inputs:

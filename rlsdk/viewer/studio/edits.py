@@ -34,7 +34,9 @@ def read_text(text: str) -> tuple[Tree | None, list[PlanFinding]]:
     except yaml.YAMLError as error:
         return None, [PlanFinding("", f"this is not valid YAML: {' '.join(str(error).split())}")]
     except (OmegaConfBaseException, OSError) as error:  # OSError: a number or a text alone
-        return None, [PlanFinding("", f"this is no configuration: {str(error).splitlines()[0]}; expected keys: values")]
+        return None, [
+            PlanFinding("", f"this is not a configuration: {str(error).splitlines()[0]}; expected keys: values")
+        ]
     if not isinstance(loaded, dict):
         return None, [PlanFinding("", f"this is a {type(loaded).__name__}; expected keys with values at the top")]
     tree = normalise(current({str(key): value for key, value in loaded.items()}))

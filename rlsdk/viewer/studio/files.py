@@ -56,7 +56,7 @@ class ConfigFiles:
             name: Path relative to the folder.
 
         Raises:
-            ValueFault: It is no path of a YAML file below the folder.
+            ValueFault: It is not the path of a YAML file below the folder.
         """
         path = Path(name)
         wrong = (
@@ -87,7 +87,7 @@ class ConfigFiles:
         path = self.path(name)
         try:
             if path.stat().st_size > MOST_BYTES:
-                raise ValueFault(f"{name} has more than {MOST_BYTES >> 20} MiB; that is no configuration")
+                raise ValueFault(f"{name} has more than {MOST_BYTES >> 20} MiB; that is not a configuration")
             content = path.read_bytes()
             return content.decode(), _version(content)
         except OSError as error:
@@ -104,11 +104,11 @@ class ConfigFiles:
             version: Version that was opened; empty for a new file.
 
         Raises:
-            ValueFault: It is no path below the folder, the file was changed meanwhile, or it cannot be written.
+            ValueFault: It is not a path below the folder, the file was changed meanwhile, or it cannot be written.
         """
         path, content = self.path(name), text.encode()
         if len(content) > MOST_BYTES:
-            raise ValueFault(f"the text has more than {MOST_BYTES >> 20} MiB; that is no configuration")
+            raise ValueFault(f"the text has more than {MOST_BYTES >> 20} MiB; that is not a configuration")
         before = _version(path.read_bytes()) if path.is_file() else ""
         if before != version and before != _version(content):
             what = "was changed meanwhile; open it again" if version else "is there already; open it"

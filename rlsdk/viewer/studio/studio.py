@@ -1,4 +1,4 @@
-"""What the studio consists of: a checker, files and trainings."""
+"""Parts of the studio: a checker, files and trainings."""
 
 from __future__ import annotations
 
