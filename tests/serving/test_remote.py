@@ -183,7 +183,7 @@ def test_servers_that_are_not_there_or_speak_otherwise():
         return HttpReply(body={"answer": 42})
 
     async def use(client: Any, _: ChatTokenizer) -> None:
-        with pytest.raises(EngineError, match="is no completion"):
+        with pytest.raises(EngineError, match="is not a completion"):
             await client.sample(GenerateRequest("g", codec.encode("x"), Sampling()))
         with pytest.raises(EngineError, match="lists no model"):
             await RemoteClient(client._url, codec)._name()
