@@ -97,7 +97,7 @@ class RewardSpec:
         """Return True if the part applies to a task."""
         return not self.sources or task.source in self.sources
 
-    def closes_gate(self, score: Score) -> bool:
+    def shuts(self, score: Score) -> bool:
         """Return True if this part's score is below its gate, so that later parts are not scored."""
         return self.gate is not None and score.valid and score.value < self.gate
 

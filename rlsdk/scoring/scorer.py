@@ -103,8 +103,8 @@ class ScoringCounters:
 
     def with_score(self, index: int, rule: RewardSpec, score: Score | None) -> ScoringCounters:
         """Return counters with the score of one more part."""
-        closes_gate = score is not None and rule.closes_gate(score)
-        gate = min(self.gate, index) if closes_gate else self.gate
+        shuts = score is not None and rule.shuts(score)
+        gate = min(self.gate, index) if shuts else self.gate
         return ScoringCounters(self.rollout, {**self.scores, index: score}, gate)
 
 

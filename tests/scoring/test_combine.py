@@ -84,10 +84,10 @@ def test_factors_alone_make_a_product():
 
 def test_what_a_gate_shut_out_counts_as_zero():
     gate = RewardSpec("form", 0.1, gate=1.0)
-    assert gate.closes_gate(Score(0.9))
-    assert not gate.closes_gate(Score(1.0))
-    assert not gate.closes_gate(Score.invalid("gone"))
-    assert not RewardSpec("form").closes_gate(Score(0.0))
+    assert gate.shuts(Score(0.9))
+    assert not gate.shuts(Score(1.0))
+    assert not gate.shuts(Score.invalid("gone"))
+    assert not RewardSpec("form").shuts(Score(0.0))
     total = combine([(gate, Score(0.5, reason="no tags")), (RewardSpec("right"), None)])
     assert total.value == pytest.approx(0.05)
     assert total.metrics == {"reward/form": 0.5, "reward/right": 0.0}
