@@ -133,6 +133,13 @@ def plan_of(model: Any) -> dict[str, str]:
     return {name: style for name, style in plan.items() if ".*." in name}
 
 
+def _styles(model: Any) -> dict[str, str]:
+    """Return the styles of a model's modules, by their names below its base; those without one are left out."""
+    plan, names = plan_of(model), [name for name, _ in model.base_model.named_modules()]
+    found = ((name, next((style for pattern, style in plan.items() if fnmatch(name, pattern)), None)) for name in names)
+    return {name: style for name, style in found if style is not None}
+
+
 def divide_layers(model: Any, mesh: Any) -> None:
     """Divide the linear layers of a transformers model among ranks: by rows or by columns, and an adapter alike.
 
@@ -142,10 +149,9 @@ def divide_layers(model: Any, mesh: Any) -> None:
     """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    plan = plan_of(model)
-    for name, layer in list(model.base_model.named_modules()):
-        style = next((style for pattern, style in plan.items() if fnmatch(name, pattern)), None)
-        linear = getattr(layer, "base_layer", layer)
+    for name, style in _styles(model).items():
+        layer = model.base_model.get_submodule(name)
+        linear: Any = getattr(layer, "base_layer", layer)
         if style == "colwise":
             for each in (linear, *getattr(layer, "lora_B", {}).values()):
                 parallelize_module(each, mesh, ColwiseParallel())
@@ -185,21 +191,35 @@ def faults(model: Any, size: int) -> Sequence[str]:
     for what, count in {"heads": heads, "heads of keys and values": key_heads}.items():
         if count % size:
             found.append(f"{count} {what} cannot be divided among {size} ranks; set learner.tensor_parallel otherwise")
+    if not found and (uneven := _uneven(model, size)):
+        found.append(
+            f"{', '.join(uneven)} of a {kind} cannot be divided among {size} ranks evenly; set learner.tensor_parallel "
+            "otherwise"
+        )
     return found
 
 
 def _between(model: Any) -> list[str]:
     """Names of parameters beside divided layers, such as those of an activation, for which the plan has no rule."""
-    plan, modules = plan_of(model), dict(model.base_model.named_modules())
-
-    def rule(name: str) -> str | None:
-        return next((style for pattern, style in plan.items() if fnmatch(name, pattern)), None)
-
-    parents = {name.rpartition(".")[0] for name in modules if rule(name) in ("colwise", "rowwise")}
+    styles = _styles(model)
+    parents = {name.rpartition(".")[0] for name, style in styles.items() if style in ("colwise", "rowwise")}
     left = [
         f"{parent}.{name}"
         for parent in parents
-        for name, _ in modules[parent].named_parameters()
-        if rule(f"{parent}.{name}".rpartition(".")[0]) is None
+        for name, _ in model.base_model.get_submodule(parent).named_parameters()
+        if f"{parent}.{name}".rpartition(".")[0] not in styles
     ]
-    return sorted({re.sub(r"\.\d+\.", ".*.", name) for name in left})
+    return _numbered(left)
+
+
+def _uneven(model: Any, size: int) -> list[str]:
+    """Names of layers that so many ranks cannot divide into equal parts."""
+    sides = {"colwise": "out_features", "rowwise": "in_features"}
+    divided = {name: sides[style] for name, style in _styles(model).items() if style in sides}
+    modules = {name: model.base_model.get_submodule(name) for name in divided}
+    return _numbered([name for name, side in divided.items() if getattr(modules[name], side, size) % size])
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Names with `*` for the numbers of layers, each once."""
+    return sorted({re.sub(r"\.\d+\.", ".*.", name) for name in names})

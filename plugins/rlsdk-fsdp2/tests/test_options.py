@@ -81,13 +81,18 @@ def test_float16_is_refused() -> None:
 def test_layers_that_ranks_cannot_divide_are_refused() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-    small = {"hidden_size": 48, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 6}
+    small = {"hidden_size": 48, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 6}
     with torch.device("meta"):
+        odd = LlamaForCausalLM(LlamaConfig(vocab_size=61, num_key_value_heads=3, **{**small, "intermediate_size": 16}))
         llama = LlamaForCausalLM(LlamaConfig(vocab_size=61, num_key_value_heads=3, **small))
         gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=16, n_layer=1, n_head=2))
     # Transformers adds the embeddings to its plan where the head is tied to them.
     llama.config.base_model_tp_plan = {**llama.config.base_model_tp_plan, "embed_tokens": "embedding_rowwise"}
     assert make(tensor_parallel=3).model_faults(llama) == []
+    (fault,) = make(tensor_parallel=3).model_faults(odd)
+    assert fault.startswith(
+        "layers.*.mlp.down_proj, layers.*.mlp.gate_proj, layers.*.mlp.up_proj of a LlamaForCausalLM"
+    )
     (fault,) = make(tensor_parallel=2).model_faults(llama)
     assert fault.startswith("3 heads of keys and values cannot be divided among 2 ranks")
     assert any("no plan" in fault for fault in make(tensor_parallel=2).model_faults(gpt2))
@@ -116,7 +121,7 @@ def test_rollouts_whose_tokens_ranks_cannot_share_are_refused() -> None:
         MistralConfig,
     )
 
-    small = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 16, "num_hidden_layers": 1}
+    small = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 24, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 6, "num_key_value_heads": 3}
     with torch.device("meta"):
         llama = LlamaForCausalLM(LlamaConfig(**small, **heads))
