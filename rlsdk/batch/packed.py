@@ -43,7 +43,10 @@ class Packed:
                 f"{type(self).__name__}.{name} was not computed. A component that reads it declares it, "
                 f"needs=({name!r},); built by hand, give {name}=…"
             )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}; a component that reads a field of a plugin "
+            f"declares it by its function, the one marked @rlsdk.field({name!r}), in its needs=(…,)"
+        )
 
     def __repr__(self) -> str:
         held = {name.lstrip("_"): value for name, value in vars(self).items() if value is not None}

@@ -43,7 +43,7 @@ FAULTY = 1
     "tasks",
     metavar="YAML",
     multiple=True,
-    help="A task that the plugin's rewards can score, such as '{prompt: 1 + 1?, answer: 2}'.",
+    help="A task that the plugin's rewards can score and its workflows run on, such as '{prompt: 1 + 1?, answer: 2}'.",
 )
 @plugin_files
 @click.option("--max-length", type=click.IntRange(1), help="With `model`: the model.max_length of the run.")

@@ -33,6 +33,10 @@ def time_limit(seconds: float) -> Iterator[None]:
             yield
     except _OutOfTime:
         raise late from None
+    except BaseExceptionGroup as error:  # it rang in a task of a TaskGroup
+        if error.subgroup(_OutOfTime) is None:
+            raise
+        raise late from None
     if time.monotonic() - begun > seconds:
         raise late
 

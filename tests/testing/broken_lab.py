@@ -465,6 +465,12 @@ async def ends(task, chat):
     await asyncio.Event().wait()
 
 
+@rlsdk.workflow("gives-rollouts")
+async def gives_rollouts(task, chat):
+    """Forgets what it has sampled."""
+    await chat.sample()
+
+
 # --- renderers and parsers of tool calls
 
 

@@ -7,6 +7,7 @@ import re
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from rlsdk.testing import check_component, check_plugin
 from rlsdk.testing.conformance import checks, properties
 from rlsdk.testing.findings import Violated
 from rlsdk.testing.limits import time_limit
+from rlsdk.testing.properties import worlds
 
 LAB = Path(__file__).parent / "broken_lab.py"
 LABS = (LAB, LAB.with_name("heavy_lab.py"))
@@ -36,6 +38,7 @@ WITHOUT_INPUT = {
     "options-typed",
     "light-import",
     "ends",
+    "gives-rollouts",
     "defaults-valid",
     "contract",
     "sized-and-indexable",
@@ -73,6 +76,63 @@ def test_every_property_is_broken_by_some_component():
     every = {id(p): p for component in (*kinds, *classes) for p in properties(component)}
     assert [p.name for key, p in every.items() if key not in broken] == []
     assert all(p.demand.endswith(".") and p.remedy for p in every.values())
+
+
+@rlsdk.field("lateness", sample=(0.0, 1.0))
+def lateness(batch):
+    """Where a token stands in its response."""
+    return np.concatenate([np.arange(n) / n for n in batch.arrays.responses])
+
+
+@rlsdk.advantage("late", needs=(lateness,))
+def late(x):
+    """Returns a list, and reads a field of its own."""
+    return (x.per_token(x.rewards) * x.lateness).tolist()
+
+
+def test_a_fault_of_a_component_with_a_field_of_its_own_shows_the_field():
+    fault = failed(late)["shapes"]
+    assert "lateness [" in fault.given
+    assert fault.got == "a list"
+
+
+@rlsdk.workflow("hasty")
+async def hasty(task, chat):
+    """Forgets to await the answer."""
+    answer = chat.sample()  # noqa: F841
+    return chat.finish()
+
+
+@rlsdk.workflow("silent")
+async def silent(task, chat):
+    """Never asks the policy."""
+    return chat.finish()
+
+
+@rlsdk.workflow("blocking")
+async def blocking(task, chat):
+    """Blocks the event loop."""
+    time.sleep(10)  # noqa: ASYNC251
+
+
+@rlsdk.workflow("picky")
+async def picky(task, chat):
+    """Runs on some tasks only."""
+    await chat.sample()
+    return chat.finish(metrics={"level": task.metadata["level"]})
+
+
+def test_what_a_workflow_forgets_is_said(monkeypatch):
+    pytest.importorskip("transformers")
+    assert failed(hasty)["gives-rollouts"].got == "coroutine 'TokenChat.sample' was never awaited"
+    assert failed(silent)["gives-rollouts"].got == "one without a sampled token"
+    (skipped,) = (f for f in check_component(picky) if f.outcome == "skipped")
+    assert "KeyError: 'level' (" in skipped.reason
+    assert "--task" in skipped.reason
+    monkeypatch.setattr(worlds, "WORKFLOW_SECONDS", 0.3)
+    fault = failed(blocking)["ends"]
+    assert fault.expected == "an answer within 0.3 s"
+    assert "asyncio.to_thread" in fault.remedy
 
 
 # --- what a message shows

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import itertools
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +21,7 @@ from rlsdk.testing.properties.base import holds
 from rlsdk.testing.scripted import run_workflow
 from rlsdk.testing.show import shape
 from rlsdk.testing.subject import Subject
-from rlsdk.types import Observation, Step, Task
+from rlsdk.types import Group, Observation, Step, Task
 
 SECONDS = 10.0
 WORKFLOW_SECONDS = 5.0
@@ -196,20 +198,52 @@ def more_is_enough(subject: Subject, _: Any) -> None:
     "ends",
     "workflow",
     remedy="bound its turns by an option, stop when chat.room() is 0, and put a limit on each wait: "
-    "async with asyncio.timeout(seconds)",
+    "async with asyncio.timeout(seconds); call code that blocks by await asyncio.to_thread(function, …)",
 )
 def ends(subject: Subject, _: Any) -> None:
     """It ends in limited time where the policy answers at once."""
+    _run(subject)
+
+
+@holds(
+    "gives-rollouts",
+    "workflow",
+    remedy="await chat.sample() and every other async call, and return chat.finish()",
+    after=("ends",),
+)
+def gives_rollouts(subject: Subject, _: Any) -> None:
+    """It awaits what is async, and returns what the policy sampled: a Rollout, or a list of them."""
+    groups, forgotten = _run(subject)
+    if forgotten:
+        raise Violated("form", "an await before each call of an async function", forgotten[0])
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    reasons = [score.reason for group in groups for score in group.scores if not score.valid]
+    for reason in reasons:
+        if "; expected a Rollout" in reason or subject.tasks:
+            raise Violated("form", "a Rollout of each task", reason)
+    if reasons:
+        example = "--task '{prompt: 1 + 1?, answer: 2}'"
+        raise NotApplicable(f"{reasons[0]}; give a task that it can run on, as in {example}")
+    if not any(rollout.loss_mask.any() for rollout in rollouts):
+        raise Violated("form", "a Rollout that holds what the policy sampled", "one without a sampled token")
+
+
+def _run(subject: Subject) -> tuple[list[Group], list[str]]:
+    """Run the workflow on a task, against a policy that answers at once; return also what it forgot to await."""
     workflow, task = subject.make(), next(iter(subject.tasks), Task("sample", "1+2=", answer="3"))
     try:
         codec = ChatTokenizer(make_tokenizer(100))
     except ImportError as error:
         raise NotApplicable("a policy that follows a script needs transformers: pip install 'rlsdk[train]'") from error
-    with time_limit(WORKFLOW_SECONDS):
+    with time_limit(WORKFLOW_SECONDS), warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always", RuntimeWarning)
         try:
-            run_workflow(workflow, [task], codec, lambda _: "3")
+            groups = run_workflow(workflow, [task], codec, lambda _: "3")
         except Exception as error:
             while isinstance(error, ExceptionGroup):
                 error = error.exceptions[0]
             cause = " ".join(described(error).split())
             raise NotApplicable(f"it does not run on the suite's task, without a reward: {cause}") from error
+        gc.collect()  # a coroutine that nobody awaited says so when it is deleted
+    said = [str(each.message) for each in heard]
+    return groups, [each for each in said if "was never awaited" in each]
