@@ -6,6 +6,7 @@ keys are rejected with the nearest known one. Every fault is collected, none is 
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import inspect
 import math
@@ -85,6 +86,8 @@ def options_of(obj: Any) -> tuple[Option, ...]:
         return _fields(obj)
     notes = documented(inspect.getdoc(obj) or "")
     target = obj.__init__ if inspect.isclass(obj) else obj
+    if inspect.isclass(obj) and hasattr(obj, "__signature__"):
+        target = obj  # a model of pydantic: its `__init__` takes anything
     if target is object.__init__:
         return ()
     if inspect.isclass(obj):
@@ -100,6 +103,8 @@ def _hint(function: Any, parameter: inspect.Parameter) -> Any:
     """The type of one parameter; the others' annotations may name what is imported for type checkers only."""
     if parameter.annotation is parameter.empty:
         return Any
+    if inspect.isclass(function):
+        return parameter.annotation
     alone = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
     try:
         hints = typing.get_type_hints(alone, globalns=inspect.unwrap(function).__globals__, include_extras=True)
@@ -182,7 +187,10 @@ def _flatten(error: BaseException, path: str) -> Iterable[Fault]:
         for inner in plain:
             yield from _flatten(inner, path)
     elif isinstance(error, ForbiddenExtraKeysError):
-        known = [f.alias for f in attrs.fields(error.cl) if f.alias]
+        if dataclasses.is_dataclass(error.cl):
+            known = [f.name for f in dataclasses.fields(error.cl) if f.init]
+        else:
+            known = [f.alias for f in attrs.fields(error.cl) if f.alias]
         for name in sorted(error.extra_fields):
             yield f"{path}.{name}", unknown("key", name, known)
     elif isinstance(error, KeyError):
@@ -351,6 +359,11 @@ def _collect(parts: Iterable[tuple[str, Any, Any]]) -> list[Any]:
     return values
 
 
+def _record(from_mapping: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return a hook that takes an instance as it is, such as a default or one given from Python, beside a mapping."""
+    return lambda value, kind: value if type(value) is kind else from_mapping(value, kind)
+
+
 def _origin(kind: Any) -> Any:
     return get_origin(kind)
 
@@ -363,6 +376,10 @@ def _is_a(kind: Any, base: Any) -> bool:
 
 def _make_converter() -> cattrs.Converter:
     converter = cattrs.Converter(forbid_extra_keys=True, use_alias=True)
+    converter.register_structure_hook_factory(
+        lambda k: isinstance(k, type) and (attrs.has(k) or dataclasses.is_dataclass(k)),
+        lambda k: _record(converter.gen_structure_attrs_fromdict(k)),
+    )
     converter.register_structure_hook_func(lambda k: _is_a(k, Sequence) and not _is_a(k, str | bytes), _sequence)
     converter.register_structure_hook_func(lambda k: _is_a(k, Mapping), _mapping)
     converter.register_structure_hook_func(lambda k: _origin(k) in (Union, types.UnionType), _union)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -329,3 +330,43 @@ def test_limits_are_read_from_functions_and_classes():
         (option,) = options_of(obj)
         assert option.type_name == "float > 0"
         assert check_options([option], {"temperature": 0})[1] == [("temperature", "expected float > 0, got 0")]
+
+
+@dataclasses.dataclass
+class Limits:
+    """Options of a component in a class of their own."""
+
+    length: int = 60
+
+
+@attrs.frozen
+class Margins:
+    """The same as an attrs class."""
+
+    length: int = 60
+
+
+@pytest.mark.parametrize("kind", [Limits, Margins])
+def test_a_class_of_options_takes_a_mapping_or_an_instance(kind):
+    assert structure({"length": 3}, kind) == (kind(3), [])
+    assert structure(kind(3), kind) == (kind(3), [])
+    assert structure({"lenght": 3}, kind) == (
+        None,
+        [(".lenght", "unknown key 'lenght', did you mean 'length'?; known: length")],
+    )
+
+
+def test_options_of_a_pydantic_model_are_its_fields():
+    pydantic = pytest.importorskip("pydantic")
+
+    class Brief(pydantic.BaseModel):
+        """Short answers.
+
+        Attributes:
+            limit: Characters.
+        """
+
+        limit: int = 60
+
+    (option,) = options_of(Brief)
+    assert (option.name, option.type, option.default, option.help) == ("limit", int, 60, "Characters.")
