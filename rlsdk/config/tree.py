@@ -103,6 +103,8 @@ def _load(source: Source) -> tuple[Tree, dict[tuple[str | int, ...], Any]]:
 
 def _take_objects(value: Any, path: tuple[str | int, ...], objects: dict[tuple[str | int, ...], Any]) -> Any:
     """Replace marked objects, which may stand in place of names, by text, since omegaconf takes only plain values."""
+    if isinstance(value, Use | RewardUse | SourceUse | Section):
+        value = as_tree(value)
     if isinstance(value, Mapping):
         # Keys that are numbers stay numbers, as in a file; options of environments have some.
         keyed = {k if isinstance(k, str | int) else str(k): v for k, v in value.items()}

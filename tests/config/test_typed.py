@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 import pytest
+import yaml
 
 import rlsdk
 from rlsdk.config import check
@@ -85,6 +86,17 @@ def test_mistakes_are_told_with_their_path(file: Path, more: dict[str, Any], wor
     with pytest.raises(rlsdk.ConfigError) as caught:
         check(config(file, **more))
     assert words in str(caught.value)
+
+
+def test_a_mapping_may_hold_uses_and_sections(file: Path) -> None:
+    tree = {
+        **yaml.safe_load(file.read_text()),
+        "model": rlsdk.Config.Model(path=str(file.parent / "model"), max_length=500),
+        "reward": [rlsdk.Use(mine, limit=4), rlsdk.Use("countdown")],
+    }
+    plan = check(tree)
+    assert plan.config.model.max_length == 500
+    assert [part.reference.options for part in plan.rewards] == [{"limit": 4}, {}]
 
 
 def test_a_use_takes_options_as_keywords_or_as_a_mapping() -> None:
