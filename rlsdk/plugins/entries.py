@@ -91,9 +91,11 @@ def misspelt_module(entry: PluginEntry) -> str:
     files = importlib.metadata.files(entry.distribution) or ()
     held = {path.parts[0].removesuffix(".py") for path in files if path.suffix == ".py"}
     near = nearest(entry.module, held)
-    hint = f"; did you mean {near!r}?" if near else f", and {entry.distribution} holds: {', '.join(sorted(held))}"
+    # of an editable install, nothing is known to be held
+    listing = f", and {entry.distribution} holds: {', '.join(sorted(held))}." if held else "."
+    hint = f"; did you mean {near!r}?" if near else listing
     return (
-        f'; the entry point {entry.name!r} names it{hint}. Correct [project.entry-points."rlsdk.v1"] in its '
+        f'; the entry point {entry.name!r} names it{hint} Correct [project.entry-points."rlsdk.v1"] in its '
         "pyproject.toml, and install it again"
     )
 

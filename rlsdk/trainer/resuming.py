@@ -97,7 +97,10 @@ def prepare_folder(
         remove_run(folder)
     used = (folder / KEPT).exists()
     if used and not resumes:
-        ways = "continue it with --resume, delete it with --overwrite, or choose another name=…"
+        ways = (
+            "continue it with --resume, delete it with --overwrite (in Python: resume=True, overwrite=True), or choose "
+            "another name=…"
+        )
         raise ConfigError([f"name: {folder} already holds a run; {ways}"])
     if not used and is_foreign(folder):
         raise ConfigError([f"name: {folder} holds files, but not a run of rlsdk; choose another name=…"])
@@ -206,7 +209,10 @@ def _refusal(folder: Path, grave: Sequence[Difference], harmless: Sequence[Diffe
     lines += [f"      {each}" for each in grave]
     if harmless:
         lines += ["    also changed, but harmless:", *(f"      {each}" for each in harmless)]
-    ways = "accept them with --allow-changes, restore the old values, or start another run with name=…"
+    ways = (
+        "accept them with --allow-changes (in Python: allow_changes=True), restore the old values, or start another "
+        "run with name=…"
+    )
     return "\n".join([*lines, f"    {ways}"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import pickle
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import rlsdk
 from rlsdk.errors import FingerprintError, OptionError, PluginError, UnknownComponentError
 from rlsdk.plugins import PluginEntry, Plugins, discover
+from rlsdk.plugins.entries import misspelt_module
 
 EXACT = """
     import rlsdk
@@ -30,6 +32,16 @@ def mylab(site):
     """One plugin with one reward."""
     site.install("rlsdk-mylab", {"rlsdk_mylab.py": EXACT}, plugins={"mylab": "rlsdk_mylab"})
     return site
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [(["rlsdk_mylab.py"], "names it; did you mean 'rlsdk_mylab'? Correct "), ([], "names it. Correct ")],
+)
+def test_a_misspelt_module_is_told_with_what_is_known(monkeypatch, files, says):
+    held = [importlib.metadata.PackagePath(each) for each in files]
+    monkeypatch.setattr(importlib.metadata, "files", lambda _: held)
+    assert says in misspelt_module(PluginEntry("mylab", "rlsdk_mylap", "rlsdk-mylab"))
 
 
 def failure(*args, error=PluginError, **options):

@@ -120,7 +120,7 @@ def test_what_makes_it_another_training_is_shown_and_refused(run: Run, change: s
     with pytest.raises(ConfigError) as refused:
         run.resume(change)
     assert shown in str(refused.value)
-    assert "--allow-changes" in str(refused.value)
+    assert "--allow-changes (in Python: allow_changes=True)" in str(refused.value)
     assert run.kept() == ["config.yaml"] and run.text() == before
 
 
