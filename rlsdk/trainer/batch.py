@@ -14,7 +14,7 @@ import torch
 from rlsdk.batch import CreditInputs
 from rlsdk.contracts import TrainBatch
 from rlsdk.contracts.tasks import label_of
-from rlsdk.errors import RunError
+from rlsdk.errors import RlsdkError, RunError, described
 from rlsdk.fields import FORWARD, UPDATE_FIELDS, Field
 from rlsdk.types import Group, Rollout, Score
 
@@ -269,15 +269,26 @@ async def produce(batch: StepBatch, fields: Sequence[Field]) -> StepBatch:
     """Add the fields that plugins declare, each from its producer; one that is not async runs in a thread.
 
     Raises:
-        RunError: A producer gave no array of one finite number per response token.
+        RunError: A producer raised, or gave no array of one finite number per response token.
     """
     for field in fields:
         assert field.produce is not None
-        found = await asyncio.to_thread(field.produce, batch)
-        values = np.asarray(await found if inspect.isawaitable(found) else found, dtype=np.float32)
+        try:
+            found = await asyncio.to_thread(field.produce, batch)
+            found = await found if inspect.isawaitable(found) else found
+        except RlsdkError:
+            raise
+        except Exception as error:
+            raise RunError(f"field {field.name!r}: its producer failed: {described(error)}") from error
         expected = len(batch.arrays.loss_mask)
-        if values.shape != (expected,) or not np.isfinite(values).all():
-            given = "numbers that are not finite" if values.shape == (expected,) else f"shape {values.shape}"
+        try:
+            values = np.asarray(found, dtype=np.float32)
+        except (TypeError, ValueError):  # lists of different lengths, texts
+            values = None
+        if values is None or values.shape != (expected,) or not np.isfinite(values).all():
+            given = f"a {type(found).__name__} that is no array of numbers"
+            if values is not None:
+                given = "numbers that are not finite" if values.shape == (expected,) else f"shape {values.shape}"
             raise RunError(
                 f"field {field.name!r}: its producer gave {given}; expected ({expected},), one finite number per "
                 "response token"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,10 +71,21 @@ def test_what_is_no_field_is_refused_when_it_is_marked() -> None:
         rlsdk.field("mine", needs=("entropi",))
 
 
-def test_a_producer_that_gives_another_shape_is_named(tmp_path: Path) -> None:
-    @rlsdk.field("short")
-    def short(batch: rlsdk.StepBatch) -> np.ndarray:
-        return np.zeros(1)
+def fails(batch: rlsdk.StepBatch) -> Any:
+    raise KeyError("x")
+
+
+@pytest.mark.parametrize(
+    ("producer", "says"),
+    [
+        (lambda batch: np.zeros(1), r"gave shape \(1,\); expected \(\d+,\)"),
+        (lambda batch: [[1.0], [2.0, 3.0]], r"gave a list that is no array of numbers; expected"),
+        (lambda batch: None, r"gave shape \(\); expected"),
+        (fails, r"failed: KeyError: 'x' \(.*test_declared_fields\.py, line \d+\)"),
+    ],
+)
+def test_a_producer_that_is_wrong_is_named(tmp_path: Path, producer: Any, says: str) -> None:
+    short = rlsdk.field("short")(producer)
 
     @rlsdk.advantage("reads_short", needs=(short,))
     def reads_short(x: rlsdk.CreditInputs) -> torch.Tensor:
@@ -81,7 +93,7 @@ def test_a_producer_that_gives_another_shape_is_named(tmp_path: Path) -> None:
         return x.short
 
     trainer = plan_of(tmp_path, reads_short)
-    with pytest.raises(RunError, match=r"field 'short': its producer gave shape \(1,\)"):
+    with pytest.raises(RunError, match=f"field 'short': its producer {says}"):
         asyncio.run(trainer.step())
 
 
