@@ -147,12 +147,11 @@ def micro_batch_memory(
     """
     from rlsdk.learners.activations import no_packed_rows, pass_memory
     from rlsdk.learners.lora import wrap
-    from rlsdk.learners.model import blank_policy, read_config
-    from rlsdk.learners.packing import other_layers
+    from rlsdk.learners.model import blank_policy
 
     # Flash attention keeps what the kernel behind sdpa keeps, and needs no mask for packed rows.
     flash = options.attention == "flash_attention_2"
-    apart = flash or (options.packs_without_mask and not other_layers(read_config(model, local_files_only=True)))
+    apart = flash or (options.packs_without_mask and _attends_fully(model))
 
     def build() -> Any:
         policy = blank_policy(model, "sdpa" if flash else options.attention, options.gradient_checkpointing)
@@ -222,6 +221,15 @@ def free_memory(place: ActorSpec) -> int:
     machine = psutil.virtual_memory()
     used_elsewhere = machine.total - machine.available
     return max(0, min(machine.available, (main_memory() or machine.total) - used_elsewhere)) // place.world_size
+
+
+@cache
+def _attends_fully(model: Model) -> bool:
+    """Return True for a model whose packed rollouts attend one after another; only its config is read."""
+    from rlsdk.conversion import without_weights
+    from rlsdk.learners.packing import attends_fully
+
+    return attends_fully(without_weights(model, local_files_only=True))
 
 
 @cache

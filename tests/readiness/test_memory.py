@@ -129,6 +129,21 @@ def test_long_rollouts_need_memory_in_proportion_to_their_length_unless_they_are
     assert activations_of(16_384, rows="packed", compile=True) > activations_of(16_384) + 16_384**2
 
 
+def test_packed_rollouts_of_a_model_whose_attention_cannot_be_replaced_need_a_mask(tmp_path: Path):
+    from transformers import StableLmConfig
+
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    StableLmConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, **heads).save_pretrained(
+        tmp_path
+    )
+    model, shape = Model(path=str(tmp_path)), UpdateShape(rollouts=1, prompt=1, response=4096)
+    padded, packed = (
+        estimate.micro_batch_memory(DeepSpeedLearner(rows=rows), model, shape, 4096).bytes
+        for rows in ("padded", "packed")
+    )
+    assert packed > padded + 4096**2
+
+
 def test_memory_is_counted_as_a_hand_would():
     class Square(torch.nn.Module):
         def __init__(self) -> None:
