@@ -184,7 +184,8 @@ def _peft(value: bool, given: Given) -> dict[str, Any]:
     if not value:
         return {}
     targets = given.read("lora_target_modules", texts)
-    rank, alpha = given.whole("lora_r", 16), given.read("lora_alpha", number, 32.0)
+    usual = (8, 8.0) if given.get("peft_config.class") else (16, 32.0)  # of peft's LoraConfig; of TRL's own flags
+    rank, alpha = given.whole("lora_r", usual[0]), given.read("lora_alpha", number, usual[1])
     named = {"targets": targets} if targets and targets != ["all-linear"] else {}
     return {"learner.lora": {"rank": rank, "alpha": alpha, **named}}
 
@@ -239,6 +240,8 @@ def _finish(given: Given) -> dict[str, Any]:
             other = given.get("eval_dataset.argument_1", name)
             source = source if other == name else dataset(other, held_out, {})
             found["tasks.eval"] = {**source, "split": held_out} if source["use"] == "hub" else source
+    if given.get("peft_config.class") == "LoraConfig":
+        found |= _peft(True, given)
     return found | _rewards(given, name)
 
 
@@ -414,6 +417,10 @@ ROWS = (
     part("lora_r", "learner.lora.rank", count, 16),
     part("lora_alpha", "learner.lora.alpha", number, 32),
     part("lora_target_modules", "learner.lora.targets", texts, ["q_proj"]),
+    part("peft_config.class", "learner.lora", text, "LoraConfig"),
+    ignored("peft_config.task_type", "models are language models", "CAUSAL_LM"),
+    unless("peft_config.bias", ("none",), "learner.lora has rank, alpha, targets and sync", "all"),
+    missing("peft_config.**", "learner.lora has rank, alpha, targets and sync", "x"),
     unless("lora_dropout", (0, 0.0), "adapters have no dropout: engine and learner must agree", 0.05),
     missing("lora_*", "learner.lora has rank, alpha, targets and sync", "x"),
     missing("use_rslora", "learner.lora: alpha times the square root of rank gives the same scale", True),
@@ -508,6 +515,10 @@ FRAMEWORK = Framework(
     renamed={
         "evaluation_strategy": "eval_strategy",
         "epsilon_low": "epsilon",
+        "peft_config.r": "lora_r",
+        "peft_config.lora_alpha": "lora_alpha",
+        "peft_config.target_modules": "lora_target_modules",
+        "peft_config.lora_dropout": "lora_dropout",
     },
     entries=("trl grpo", "trl rloo", "grpo.py", "train_grpo.py"),
     constructors=("GRPOConfig", "RLOOConfig", "GRPOTrainer", "RLOOTrainer"),

@@ -303,7 +303,10 @@ def _finish(given: Given) -> dict[str, Any]:
             found[to] = given.read(key, lambda value: dataset(value, "train", columns))
     path = given.read("custom_reward_function.path", text)
     if path is not None:
-        arguments = given.section("custom_reward_function.reward_kwargs")
+        arguments = {
+            **given.section("custom_reward_function.reward_kwargs"),
+            **given.section("reward.custom_reward_function.reward_kwargs"),
+        }
         name = given.read("custom_reward_function.name", text, "compute_score")
         found["reward"] = function(path, name, "auto", arguments)
     else:
@@ -537,6 +540,7 @@ ROWS = (
     part("custom_reward_function.path", "reward", text, "my_reward.py", "the function is called as it is"),
     part("custom_reward_function.name", "reward", text, "compute_score", "the function is called as it is"),
     part("custom_reward_function.reward_kwargs.**", "reward.arguments", lambda v: v, 1, "handed to the function"),
+    part("reward.custom_reward_function.reward_kwargs.**", "reward.arguments", lambda v: v, 1, "handed to the function"),
     unless("reward_model.enable", (False,), "reward: {use: reward_model, path: ...}, or judge for a served model", True),
     missing("reward_model.model.path", "reward: {use: reward_model, path: ...}", "org/reward-model"),
     changed("reward_model.reward_manager", "reward", text, "naive", "rewards are combined by weight, gate and factor",
@@ -547,6 +551,7 @@ ROWS = (
     missing("reward_model.overlong_buffer.**", "algorithm.shaping: [{use: overlong, buffer: ...}]", 1),
     missing("reward_model.sandbox_fusion.**", "reward: code_tests runs a model's code in a sandbox of its own", "x"),
     ignored("reward_model.**", "no reward model is held by the trainer", 1),
+    ignored("reward.num_workers", "scoring.workers processes score, by default one for each core", 8),
     ignored("reward_manager.**", "rewards are combined by weight, gate and factor", "x"),
     # Algorithm
     same("algorithm.adv_estimator", "algorithm.use algorithm.advantage algorithm.critic",
@@ -645,5 +650,11 @@ FRAMEWORK = Framework(
     rows=ROWS,
     defaults=DEFAULTS,
     finish=_finish,
+    renamed={
+        "reward.custom_reward_function.path": "custom_reward_function.path",
+        "reward.custom_reward_function.name": "custom_reward_function.name",
+        "reward.reward_manager.name": "reward_model.reward_manager",
+        "reward.reward_model.enable": "reward_model.enable",
+    },
     entries=("verl.trainer.main_ppo", "main_ppo.py", "verl.trainer.main", "main_dapo", "fully_async_main"),
 )

@@ -100,6 +100,15 @@ def test_arguments_of_trls_script_are_read(tmp_path):
     assert status(found, "reward_funcs") == "missing"
 
 
+def test_an_adapter_of_trls_script_is_read(tmp_path):
+    file = tmp_path / "train.py"
+    adapter = "LoraConfig(r=4, target_modules=['q_proj'], task_type='CAUSAL_LM', use_dora=True)"
+    file.write_text(f"GRPOTrainer(model='org/model', peft_config={adapter})\n")
+    found = migrate("trl", [str(file)], {})
+    assert found.config["learner"]["lora"] == {"rank": 4, "alpha": 8.0, "targets": ["q_proj"]}
+    assert [entry.key for entry in found.entries if entry.status == "missing"] == ["peft_config.use_dora"]
+
+
 TRL_SCRIPT = """
 from datasets import load_dataset
 from trl import GRPOConfig, GRPOTrainer

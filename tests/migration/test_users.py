@@ -90,3 +90,11 @@ def test_verls_harmless_values_leave_nothing_to_do():
     assert found.config["long_prompts"] == "drop"
     warm = migrate("verl", ["trainer.critic_warmup=10", "actor_rollout_ref.rollout.val_kwargs.temperature=0.6"], {})
     assert [entry.status for entry in warm.entries] == ["missing", "missing"]
+
+
+def test_verls_reward_section_is_read():
+    function = "reward.custom_reward_function"
+    found = migrate("verl", [f"{function}.path=a.py", f"{function}.name=f", f"+{function}.reward_kwargs.least=0.1"], {})
+    assert found.config["reward"]["path"] == "a.py:f"
+    assert found.config["reward"]["arguments"] == {"least": 0.1}
+    assert not [entry.key for entry in found.entries if entry.status == "missing"]
