@@ -199,7 +199,9 @@ def test_what_a_component_raises_is_reported_with_its_place():
         return x.rewards / x.nothing
 
     fault = failed(raises)["shapes"]
-    assert fault.got.startswith("AttributeError: 'CreditInputs' object has no attribute 'nothing' (")
+    assert fault.got.startswith("AttributeError: 'CreditInputs' object has no attribute 'nothing'; a component that")
+    assert "@rlsdk.field('nothing')" in fault.got
+    assert "test_suite.py, line " in fault.got
     assert fault.expected == "a result"
 
 
