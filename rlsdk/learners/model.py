@@ -291,7 +291,7 @@ def read_config(model: Model, **options: Any) -> Any:
     config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code, **options)
     for part in (config, *(getattr(config, name) for name in config.sub_configs)):
         for name, value in vars(part).items():
-            if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+            if isinstance(value, float) and "drop" in name:  # also `resid_pdrop`, `layerdrop`
                 setattr(part, name, 0.0)
     return config
 
@@ -300,6 +300,9 @@ def _trainable(net: Any, checkpointing: bool) -> Any:
     if checkpointing:
         net.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     net.train()  # gradient checkpointing works only in this mode; dropout was set to 0
+    for module in net.modules():
+        if any("jitter" in name for name in vars(module)):  # it samples experts, or adds noise to what it reads
+            module.training = False
     return net
 
 

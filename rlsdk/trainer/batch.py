@@ -286,7 +286,7 @@ async def produce(batch: StepBatch, fields: Sequence[Field]) -> StepBatch:
         except (TypeError, ValueError):  # lists of different lengths, texts
             values = None
         if values is None or values.shape != (expected,) or not np.isfinite(values).all():
-            given = f"a {type(found).__name__} that is no array of numbers"
+            given = f"a {type(found).__name__} that is not an array of numbers"
             if values is not None:
                 given = "numbers that are not finite" if values.shape == (expected,) else f"shape {values.shape}"
             raise RunError(

@@ -130,6 +130,33 @@ def test_a_merged_adapter_has_the_names_of_the_checkpoint(name: str, targets: An
     engine.stop()
 
 
+@pytest.mark.parametrize(
+    ("kind", "noise"),
+    [
+        ("GPT2Config", {"resid_pdrop": 0.3, "attn_pdrop": 0.3, "embd_pdrop": 0.3, "n_head": 2}),
+        ("OPTConfig", {"dropout": 0.3, "layerdrop": 0.5, "ffn_dim": 32}),
+        ("MixtralConfig", {"router_jitter_noise": 0.3, "num_key_value_heads": 2, "intermediate_size": 32}),
+        ("PhimoeConfig", {"router_jitter_noise": 0.3, "input_jitter_noise": 0.3, "num_key_value_heads": 1}),
+    ],
+)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_what_models_add_at_random_in_training_is_left_out(
+    kind: str, noise: dict[str, Any], checkpointing: bool, tmp_path: Path
+) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 100}
+    config = getattr(transformers, kind)(**sizes, **noise, max_position_embeddings=64)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    policy, rows = load_policy(Model(path=str(tmp_path)), "eager", checkpointing), to_rows(_rows(2), "padded")
+    assert policy.model.training  # as gradient checkpointing needs
+    found = [policy(rows)[0] for _ in range(2)]
+    policy.eval()
+    for each in found:
+        torch.testing.assert_close(each, policy(rows)[0])
+
+
 def test_an_adapter_of_fused_experts_is_refused(tmp_path: Path) -> None:
     architectures.make(tmp_path / "moe", "qwen3-moe")
     policy = _policy(Model(path=str(tmp_path / "moe")))

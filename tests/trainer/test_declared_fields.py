@@ -79,7 +79,7 @@ def fails(batch: rlsdk.StepBatch) -> Any:
     ("producer", "says"),
     [
         (lambda batch: np.zeros(1), r"gave shape \(1,\); expected \(\d+,\)"),
-        (lambda batch: [[1.0], [2.0, 3.0]], r"gave a list that is no array of numbers; expected"),
+        (lambda batch: [[1.0], [2.0, 3.0]], r"gave a list that is not an array of numbers; expected"),
         (lambda batch: None, r"gave shape \(\); expected"),
         (fails, r"failed: KeyError: 'x' \(.*test_declared_fields\.py, line \d+\)"),
     ],
