@@ -19,6 +19,7 @@ from rlsdk.migration.parts import (
     switched,
     trackers,
 )
+from rlsdk.migration.python_files import KIND
 from rlsdk.migration.rows import (
     Choice,
     Framework,
@@ -56,6 +57,8 @@ REWARDS: Mapping[str, Mapping[str, Any]] = {
     "think_format_reward": {"use": "format", "pattern": r"(?s)^<think>(?!.*<think>)(.*?)</think>.*$"},
 }
 """Reward functions that TRL ships -> what is nearest here."""
+PUNISHMENT = "get_soft_overlong_punishment"
+"""Function of TRL that makes a reward from limits, which is a shaping here."""
 
 
 def _ranks(given: Given) -> int:
@@ -246,39 +249,65 @@ def _finish(given: Given) -> dict[str, Any]:
 
 
 def _rewards(given: Given, name: Any) -> dict[str, Any]:
-    weights = given.read("reward_weights", numbers, [])
+    weights, functions = given.read("reward_weights", numbers, []), given.read("reward_funcs", _called, [])
+    aligned: list[float | None] = list(weights) if len(weights) == len(functions) else [None] * len(functions)
+    found: dict[str, Any] = {}
     rewards: list[dict[str, Any]] = []
-    for function in map(_shipped, given.read("reward_funcs", texts, [])):
-        if function in REWARDS:
-            rewards.append(dict(REWARDS[function]))
-        elif "/" in function:
-            rewards.append({"use": "reward_model", "path": function})
-        elif ":" in function or "." in function:
-            module, _, attribute = function.rpartition(":" if ":" in function else ".")
-            rewards.append({"use": "foreign", "path": f"{module}:{attribute}", "style": "trl"})
+    for function, weight in zip(functions, aligned, strict=True):
+        weighted = {} if weight is None or len(functions) == 1 else {"weight": weight}
+        if _shipped(function) == PUNISHMENT:
+            found["algorithm.shaping"] = [_overlong(function, weight)]
+        elif (reward := _reward(_shipped(function))) is not None:
+            rewards.append({**reward, **weighted})
     if given.get("reward_model_name_or_path"):
         rewards.insert(0, {"use": "reward_model", "path": str(given.get("reward_model_name_or_path"))})
     if len(rewards) > 1:  # the others count where one returns None
         rewards = [{**reward, "none": "zero"} if reward["use"] == "foreign" else reward for reward in rewards]
-    if len(weights) == len(rewards) > 1:
-        rewards = [{**reward, "weight": weight} for reward, weight in zip(rewards, weights, strict=True)]
-    if not rewards and "reward_funcs" not in given.flat:
+    if not functions and not rewards and "reward_funcs" not in given.flat:
         return likely_reward(name)
-    return {"reward": rewards[0] if len(rewards) == 1 else rewards} if rewards else {}
+    return found | ({"reward": rewards[0] if len(rewards) == 1 else rewards} if rewards else {})
 
 
-def _shipped(function: str) -> str:
+def _reward(function: str) -> dict[str, Any] | None:
+    """Return the reward that a function of a script is here; None if nothing tells which."""
+    if function in REWARDS:
+        return dict(REWARDS[function])
+    if "/" in function:
+        return {"use": "reward_model", "path": function}
+    if not re.search("[.:]", function):
+        return None
+    module, _, attribute = function.rpartition(":" if ":" in function else ".")
+    return {"use": "foreign", "path": f"{module}:{attribute}", "style": "trl"}
+
+
+def _called(value: Any) -> list[Any]:
+    """Read the names of functions; one that is made by a call is a mapping with the arguments of the call."""
+    if not isinstance(value, list | tuple):
+        return texts(value)
+    return [each if isinstance(each, Mapping) and KIND in each else texts([each])[0] for each in value if each != ""]
+
+
+def _shipped(function: Any) -> str:
     """Return the bare name of a function that TRL ships, any other as it is."""
-    return function.rpartition(":")[2] if re.match(r"trl[.:]", function) else function
+    name = str(function[KIND]) if isinstance(function, Mapping) else str(function)
+    return name.rpartition(":")[2] if re.match(r"trl[.:]", name) else name
+
+
+def _overlong(function: Any, weight: float | None) -> dict[str, Any]:
+    """Return the shaping that TRL's punishment of long answers is here; both are DAPO's, equation 13."""
+    arguments = function if isinstance(function, Mapping) else {}
+    limit = arguments.get("max_completion_len", arguments.get("argument_1"))
+    buffer = arguments.get("soft_punish_cache", arguments.get("argument_2"))
+    given = {"max_length": limit, "buffer": buffer, "penalty": weight}
+    return {"use": "overlong", **{name: value for name, value in given.items() if value is not None}}
 
 
 def _functions(value: Any, given: Given) -> KeyOutcome:
-    lost = [name for name in map(_shipped, texts(value)) if name not in REWARDS and not re.search("[./:]", name)]
-    if "get_soft_overlong_punishment" in lost:
-        return KeyOutcome({"algorithm.shaping": [{"use": "overlong"}]}, "changed", "the punishment is a shaping here")
-    if lost:
+    functions = [_shipped(each) for each in _called(value)]
+    if lost := [name for name in functions if name != PUNISHMENT and _reward(name) is None]:
         return KeyOutcome({}, "missing", f"reward: {{use: foreign, path: 'FILE.py:{lost[0]}', style: trl}}")
-    return KeyOutcome({}, "changed", "built-in rewards, or the function as it is (howto/reward.md)")
+    note = "built-in rewards, or the function as it is (howto/reward.md)"
+    return KeyOutcome({}, "changed", f"{note}; {PUNISHMENT} is a shaping here" if PUNISHMENT in functions else note)
 
 
 _NONE = "rlsdk's learner has no such setting"
@@ -309,7 +338,7 @@ ROWS = (
     missing("dataset_streaming", "data is indexed, so that a resumed run continues where it was", True),
     missing("datasets.**", "tasks.train: a list of sources, each with its weight", "x"),
     missing("dataset_mixture_config.**", "tasks.train: a list of sources, each with its weight", "x"),
-    same("reward_funcs", "reward", texts, ["accuracy_reward"], _functions),
+    same("reward_funcs", "reward", _called, ["accuracy_reward"], _functions),
     part("reward_model_name_or_path", "reward", text, "org/reward-model"),
     part("reward_weights", "reward", numbers, [1.0]),
     unless("multi_objective_aggregation", ("sum_then_normalize",), "rewards are summed, then normalised", "normalize_then_sum"),

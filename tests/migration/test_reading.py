@@ -130,6 +130,26 @@ TRL_START = 'GRPOTrainer(model="org/model", args=args, train_dataset=data, rewar
 
 
 @pytest.mark.parametrize(
+    ("call", "options"),
+    [
+        ("max_completion_len=args.max_completion_length, soft_punish_cache=64", {"max_length": 256, "buffer": 64}),
+        ("256, 64", {"max_length": 256, "buffer": 64}),
+    ],
+)
+def test_trls_punishment_of_long_answers_is_a_shaping_with_its_limits_and_weight(tmp_path, call, options):
+    (tmp_path / "train.py").write_text(
+        "from trl.rewards import accuracy_reward, get_soft_overlong_punishment\n"
+        "args = GRPOConfig(max_completion_length=256, reward_weights=[1.0, 0.2])\n"
+        f"functions = [accuracy_reward, get_soft_overlong_punishment({call})]\n"
+        'GRPOTrainer(model="org/model", args=args, reward_funcs=functions).train()\n'
+    )
+    found = migrate("trl", [str(tmp_path / "train.py")], {})
+    assert found.config["reward"] == {"use": "math", "weight": 1.0}
+    assert found.config["algorithm"]["shaping"] == [{"use": "overlong", **options, "penalty": 0.2}]
+    assert [entry.status for entry in found.entries if entry.key == "reward_funcs"] == ["changed"]
+
+
+@pytest.mark.parametrize(
     ("start", "file", "moved"),
     [
         (f"if __name__ == '__main__':\n    {TRL_START}", "train.py", False),
