@@ -264,7 +264,7 @@ def test_a_loop_that_stands_still_is_named_with_the_code_that_holds_it() -> None
     assert "25 s" in health.look()
     held.set()
     wait_until(lambda: health._asked is None)
-    assert health.look() == "the event loop of the run goes on, after 25 s"
+    assert health.look() == "the event loop of the run runs again, after 25 s"
     loop.call_soon_threadsafe(loop.stop)
     thread.join(30)
 
