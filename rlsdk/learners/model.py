@@ -191,11 +191,17 @@ def policy_faults(
         rows: Style of its rows.
         without_mask: True if packed rollouts attend one after another, where the model allows it.
     """
-    kind, text = type(net).__name__, net.config.get_text_config()
     settings = {name: getattr(net.config, name, None) for name in _BENT_LOGITS}
     faults = []
     if bent := [f"{name}={value}" for name, value in settings.items() if value not in (None, 1.0)]:
         faults.append(f"logits changed after the head ({', '.join(bent)}) are not supported; train another model")
+    return faults + backbone_faults(net, attention, rows, without_mask=without_mask)
+
+
+def backbone_faults(net: Any, attention: Attention, rows: RowStyle, *, without_mask: bool) -> list[str]:
+    """Say why a model cannot run on rows, as a policy, a reference or a critic; arguments as of `policy_faults`."""
+    kind, text = type(net).__name__, net.config.get_text_config()
+    faults = []
     supported = {"sdpa": net._supports_sdpa, "flash_attention_2": net._supports_flash_attn, "eager": True}
     if not supported[attention]:
         faults.append(f"transformers runs a {kind} without attention: {attention}; set learner.attention=eager")

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlsdk.config import Plan
-from rlsdk.contracts import ExaminesModel, Model, ReplaysRouting, ReturnsRouting, SharesSequences
-from rlsdk.conversion import Differences, compare, read_header
+from rlsdk.contracts import ApartRole, ExaminesModel, Model, ReplaysRouting, ReturnsRouting, SharesSequences
+from rlsdk.conversion import Differences, compare, read_header, without_weights
 from rlsdk.engines.common import open_tokenizer
 from rlsdk.learners.base import TransformersLearner
-from rlsdk.learners.options import NO_FLOAT16
+from rlsdk.learners.options import NO_FLOAT16, LearnerOptions
 
 _LISTED = 4
 """Maximum number of tensors of each sort that a message names."""
@@ -90,8 +90,10 @@ def rank_faults(plan: Plan) -> Iterator[tuple[str, str]]:
         yield from _vocabulary_faults(plan, "critic", plan.critic)
         if plan.config.critic.dtype == "float16":
             yield "critic.dtype", NO_FLOAT16.replace("model.dtype", "critic.dtype")
+        yield from _backbone_faults(plan, "critic", plan.critic)
     if plan.needs_reference:
         yield from _vocabulary_faults(plan, "reference", plan.reference)
+        yield from _backbone_faults(plan, "reference", plan.reference)
 
 
 def _vocabulary_faults(plan: Plan, role: str, model: Model) -> Iterator[tuple[str, str]]:
@@ -112,3 +114,19 @@ def _vocabulary_faults(plan: Plan, role: str, model: Model) -> Iterator[tuple[st
             f"{model.path} has embeddings of {known} tokens, and the tokenizer of the model that is trained has "
             f"{tokens}: it cannot read all that the policy may write; take a model with the same tokenizer",
         )
+
+
+def _backbone_faults(plan: Plan, role: ApartRole, model: Model) -> Iterator[tuple[str, str]]:
+    """Say why a model other than the policy's cannot run on the learner's rows; nothing where it is not here."""
+    reference = plan.apart.get(role, plan.learner)
+    learner = plan.plugins.resolve(reference)
+    if model.path == plan.model.path or not isinstance(learner, LearnerOptions):
+        return
+    from rlsdk.learners.model import backbone_faults
+
+    try:
+        net = without_weights(model, local_files_only=True)
+    except (OSError, ValueError):  # the other checks report it
+        return
+    faults = backbone_faults(net, learner.attention, learner.rows, without_mask=learner.packs_without_mask)
+    yield from ((f"model.{role}", f"{reference.name!r}: {fault}") for fault in faults)

@@ -69,6 +69,21 @@ def test_a_model_that_cannot_read_the_policys_tokens_is_found_before_a_start(
     assert "bfloat16" in said["critic.dtype"] and "a multiple of 2; got 3" in said["critic.ranks"]
 
 
+@pytest.mark.parametrize("role", ["critic", "reference"])
+def test_a_model_whose_packed_rollouts_would_attend_to_each_other_is_found_before_a_start(
+    plan: Callable[..., Plan], tmp_path: Path, role: str
+) -> None:
+    from transformers import OPTConfig
+
+    create(tmp_path / "policy", largest=100)
+    sizes = {"hidden_size": 16, "ffn_dim": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    OPTConfig(**sizes, vocab_size=200, max_position_embeddings=64).save_pretrained(tmp_path / "opt")
+    packed = "learner={use: deepspeed, rows: packed, attention: eager}"
+    found = plan(*PPO, f"model.path={tmp_path / 'policy'}", f"model.{role}={tmp_path / 'opt'}", packed)
+    said = {fault.path: fault.message for fault in examine(found, starts=False).faults}
+    assert "does not separate packed rollouts in a OPTForCausalLM" in said[f"model.{role}"]
+
+
 def test_memory_is_told_for_each_model(plan: Callable[..., Plan], tmp_path: Path) -> None:
     from rlsdk.readiness.disk import skeleton
 
