@@ -302,8 +302,8 @@ class Group:
         rollouts: The rollouts.
         scores: The score of each rollout.
         uid: The ledger's key, equal on every copy of the group: by `attrs.evolve`, in another process, from the store.
-            A run names its groups by their records, so that a resumed run gives the same names; a group built by hand
-            has a random one.
+            A run names its groups by the numbers of their task records, so that a resumed run gives the same names; a
+            group built by hand has a random one.
     """
 
     task: Task
