@@ -13,13 +13,13 @@ from torch import Tensor
 from rlsdk.errors import LearnerError
 from rlsdk.learners.rows import TokenRows
 
-_OWN_MASKS = ("doge",)
-"""Types of models whose attention computes a mask of its own."""
-_adopted = count()
 SHORT = 128
 """Most tokens of a rollout whose attention takes less time than its call, so that several share a call."""
 ALIKE = 16
 """Greatest difference in length of rollouts that share a call."""
+_OWN_MASKS = ("doge",)
+"""Types of models whose attention computes a mask of its own."""
+_adopted = count()
 
 
 @attrs.define(eq=False)
@@ -32,7 +32,7 @@ class PackedAttention:
     rank: int = attrs.field(init=False, default=0)
     size: int = attrs.field(init=False, default=1)
     slices: int = attrs.field(init=False, default=1)
-    _spans: list[tuple[int, int]] = attrs.field(init=False, factory=list)
+    _spans: PackedSpans = attrs.field(init=False)
 
     def adopt(self, model: Any, path: str) -> None:
         """Have a transformers model attend within each rollout alone, if it can."""
@@ -46,7 +46,7 @@ class PackedAttention:
     def __call__(self, model: Callable[..., Any], rows: TokenRows, *args: Any) -> Any:
         """Run a model on rows."""
         # Attention reads it here, and again where a backward pass recomputes activations: before the next pass.
-        self._spans = spans(rows, rows.input_ids.shape[1])
+        self._spans = PackedSpans.of_rows(rows, rows.input_ids.shape[1])
         return model(rows, *args)
 
     def _attention(
@@ -102,18 +102,58 @@ def check_plain(module: Any, mask: Any, options: Mapping[str, Any]) -> None:
         )
 
 
-def spans(rows: TokenRows, width: int) -> list[tuple[int, int]]:
-    """Return the columns, up to `width`, within which tokens attend to each other: those of each packed rollout."""
-    begins = [0] if rows.position_ids is None else (rows.position_ids[0] == 0).nonzero()[:, 0].tolist()
-    return list(zip(begins, [*begins[1:], width], strict=True))
+@attrs.frozen(eq=False)
+class PackedSpans:
+    """Columns of packed rows within which tokens attend to each other: those of each rollout, one after another.
 
+    Short rollouts of about the same length attend in one call, as a stack.
 
-def attend(query: Tensor, key: Tensor, value: Tensor, within: list[tuple[int, int]], scale: float | None) -> Tensor:
-    """Causal attention within spans of columns, which follow each other: `[rows, heads, tokens, size]`.
-
-    Short spans of about the same length attend in one call. Those that are shorter repeat their last token, which no
-    token before it sees.
+    Attributes:
+        sizes: Tokens of each stack.
+        columns: For each stack, the place among its tokens that stands at each column of each rollout, int64
+            `[rollouts, longest]`: shorter ones repeat their last token, which no token before it sees. None for a
+            rollout alone.
+        real: For each stack, false where a token is repeated, bool `[rollouts, longest]`; None for a rollout alone.
+        order: Column of each token, stack by stack, int64 `[tokens]`; None if that is their order in the row.
+        restores: Place of each column in `order`, int64 `[tokens]`; None if there is no `order`.
     """
+
+    sizes: list[int]
+    columns: list[Tensor | None]
+    real: list[Tensor | None]
+    order: Tensor | None
+    restores: Tensor | None
+
+    @classmethod
+    def of_rows(cls, rows: TokenRows, width: int) -> PackedSpans:
+        """Find the spans of rows, the last one of which ends with column `width`."""
+        positions = rows.position_ids
+        begins = [0] if positions is None else (positions[0] == 0).nonzero()[:, 0].tolist()
+        return cls.of(list(zip(begins, [*begins[1:], width], strict=True)), rows.input_ids.device)
+
+    @classmethod
+    def of(cls, spans: list[tuple[int, int]], device: torch.device | str) -> PackedSpans:
+        """Stack spans of columns, which follow each other."""
+        stacks: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        for begin, end in spans:
+            alike = ("length", (end - begin - 1) // ALIKE) if end - begin <= SHORT else ("alone", begin)
+            stacks.setdefault(alike, []).append((begin, end))
+        sizes, columns, real = [], [], []
+        for stack in stacks.values():
+            lengths = torch.tensor([[end - begin] for begin, end in stack], device=device)
+            column = torch.arange(int(lengths.max()), device=device)
+            sizes.append(int(lengths.sum()))
+            columns.append(lengths.cumsum(0) - lengths + column.minimum(lengths - 1) if len(stack) > 1 else None)
+            real.append(column < lengths if len(stack) > 1 else None)
+        order = restores = None
+        if len(stacks) < len(spans):
+            order = torch.cat([torch.arange(*span, device=device) for stack in stacks.values() for span in stack])
+            restores = order.argsort()
+        return cls(sizes, columns, real, order, restores)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, within: PackedSpans, scale: float | None) -> Tensor:
+    """Causal attention within spans of columns: `[rows, heads, tokens, size]`."""
     grouped = query.shape[1] != key.shape[1]
 
     def one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -121,24 +161,16 @@ def attend(query: Tensor, key: Tensor, value: Tensor, within: list[tuple[int, in
             q, k, v, is_causal=True, scale=scale, enable_gqa=grouped
         )
 
-    stacks: dict[tuple[str, int], list[tuple[int, int]]] = {}
-    for begin, end in within:
-        alike = ("length", (end - begin - 1) // ALIKE) if end - begin <= SHORT else ("alone", begin)
-        stacks.setdefault(alike, []).append((begin, end))
-    order = torch.cat([torch.arange(*span, device=query.device) for stack in stacks.values() for span in stack])
-    ordered = len(stacks) == len(within)
+    order, restores = within.order, within.restores
+    stacked = [each if order is None else each[:, :, order] for each in (query, key, value)]
     # One split, not a slice for each stack, whose gradient would be as large as the whole.
-    sizes = [sum(end - begin for begin, end in stack) for stack in stacks.values()]
-    pieces = [torch.split(each if ordered else each[:, :, order], sizes, 2) for each in (query, key, value)]
+    pieces = zip(*(torch.split(each, within.sizes, 2) for each in stacked), strict=True)
     parts = []
-    for stack, *qkv in zip(stacks.values(), *pieces, strict=True):
-        if len(stack) == 1:
+    for columns, real, qkv in zip(within.columns, within.real, pieces, strict=True):
+        if columns is None:
             parts.append(one(*qkv))
             continue
-        lengths = torch.tensor([[end - begin] for begin, end in stack], device=query.device)
-        column = torch.arange(int(lengths.max()), device=query.device)
-        index = lengths.cumsum(0) - lengths + column.minimum(lengths - 1)
-        found = one(*(each[:, :, index].transpose(1, 2).flatten(0, 1) for each in qkv))
-        parts.append(found.reshape(-1, len(stack), *found.shape[1:]).transpose(1, 2)[:, :, column < lengths])
+        found = one(*(each[:, :, columns].transpose(1, 2).flatten(0, 1) for each in qkv))
+        parts.append(found.reshape(-1, len(columns), *found.shape[1:]).transpose(1, 2)[:, :, real])
     found = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-    return found if ordered else found[:, :, order.argsort()]
+    return found if restores is None else found[:, :, restores]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlsdk.errors import LearnerError
-from rlsdk.learners.packing import attend, check_plain, other_layers, replace_attention, replaceable, spans
+from rlsdk.learners.packing import PackedSpans, attend, check_plain, other_layers, replace_attention, replaceable
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.router import RouterLoss
 from rlsdk.learners.rows import TokenRows
@@ -38,7 +38,7 @@ class SequenceGroup:
     group: Any
     option: str = "sequence_parallel"
     divided: int = 1
-    _spans: list[tuple[int, int]] = attrs.field(init=False, factory=list)
+    _spans: PackedSpans = attrs.field(init=False)
 
     @classmethod
     def join(cls, ranks: Ranks, size: int) -> SequenceGroup:
@@ -75,7 +75,7 @@ class SequenceGroup:
         """
         share, places = self._slice(rows)
         # Attention reads it here, and again where a backward pass recomputes activations: before the next pass.
-        self._spans = spans(rows, -(-rows.input_ids.shape[1] // self.size) * self.size)
+        self._spans = PackedSpans.of_rows(rows, -(-rows.input_ids.shape[1] // self.size) * self.size)
         results = model(share, *args)
         given = results if isinstance(results, tuple) else (results,)
         # In one exchange, which runs in the backward pass of every rank or of none.

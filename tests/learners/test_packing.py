@@ -15,7 +15,7 @@ import rlsdk
 from rlsdk.contracts import Model, TrainBatch
 from rlsdk.errors import LearnerError
 from rlsdk.learners.model import load_policy, policy_faults
-from rlsdk.learners.packing import PackedAttention, attend
+from rlsdk.learners.packing import PackedAttention, PackedSpans, attend
 from rlsdk.learners.rows import TokenRows, to_rows
 
 
@@ -72,7 +72,8 @@ def test_spans_attend_as_behind_a_mask(lengths: tuple[int, ...], key_heads: int,
     given = [torch.randn(rows, h, ends[-1], 8, generator=made, dtype=torch.float64, requires_grad=True) for h in heads]
     weights = torch.randn(rows, 4, ends[-1], 8, generator=made, dtype=torch.float64)
     expected = torch.nn.functional.scaled_dot_product_attention(*given, attn_mask=mask, scale=0.3, enable_gqa=True)
-    found = attend(*given, list(zip([0, *ends], ends, strict=False)), 0.3)
+    spans = PackedSpans.of(list(zip([0, *ends], ends, strict=False)), "cpu")
+    found = attend(*given, spans, 0.3)
     torch.testing.assert_close(found, expected)
     for one, other in zip(
         *(torch.autograd.grad((out * weights).sum(), given) for out in (found, expected)), strict=True
