@@ -78,8 +78,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _load(source: Source) -> tuple[Tree, dict[tuple[str | int, ...], Any]]:
-    source = as_tree(source) if isinstance(source, Config) else source
-    if isinstance(source, Mapping):
+    if isinstance(source, Mapping | Config):
         objects: dict[tuple[str | int, ...], Any] = {}
         return _take_objects(source, (), objects), objects
     path = Path(source)

@@ -256,15 +256,14 @@ def _truncation(value: Any, given: Given) -> KeyOutcome:
 
 def _evaluated(name: str, fitting: tuple[float, ...], sample: float) -> KeyRule:
     """Return the rule of a sampling parameter of evaluations, which cannot be set."""
-    note = "an evaluation reports greedy answers, and eval.samples answers at temperature 1"
 
     def give(value: float, _: Given) -> KeyOutcome:
         fits = value in fitting
         return KeyOutcome(
-            {}, "ignored" if fits else "missing", note if fits else f"cannot be set: {note}, without cuts"
+            {}, "ignored" if fits else "missing", _EVAL_NOTE if fits else f"cannot be set: {_EVAL_NOTE}, without cuts"
         )
 
-    return KeyRule(f"{ROLLOUT}.val_kwargs.{name}", "missing", (), note, sample, number, give)
+    return KeyRule(f"{ROLLOUT}.val_kwargs.{name}", "missing", (), _EVAL_NOTE, sample, number, give)
 
 
 def _fits(value: Any, given: Given) -> KeyOutcome:

@@ -6,7 +6,7 @@ These ranks run each micro-batch together, in turns: that of one of them, then t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import partial
 from typing import Any
@@ -181,7 +181,8 @@ def faults(model: Any, size: int) -> Sequence[str]:
     found = []
     if unknown := sorted(set(plan.values()) - set(_KNOWN)):
         found.append(f"layers of a {kind} would be divided as {', '.join(unknown)}, which is not built; {leave}")
-    if between := _between(model):
+    styles = _styles(model)
+    if between := _between(model, styles):
         found.append(
             f"{', '.join(between)} of a {kind} would see a part of what it reads on each rank, for which transformers' "
             f"plan has no rule; {leave}"
@@ -191,7 +192,7 @@ def faults(model: Any, size: int) -> Sequence[str]:
     for what, count in {"heads": heads, "heads of keys and values": key_heads}.items():
         if count % size:
             found.append(f"{count} {what} cannot be divided among {size} ranks; set learner.tensor_parallel otherwise")
-    if not found and (uneven := _uneven(model, size)):
+    if not found and (uneven := _uneven(model, styles, size)):
         found.append(
             f"{', '.join(uneven)} of a {kind} cannot be divided among {size} ranks evenly; set learner.tensor_parallel "
             "otherwise"
@@ -199,9 +200,8 @@ def faults(model: Any, size: int) -> Sequence[str]:
     return found
 
 
-def _between(model: Any) -> list[str]:
+def _between(model: Any, styles: Mapping[str, str]) -> list[str]:
     """Names of parameters beside divided layers, such as those of an activation, for which the plan has no rule."""
-    styles = _styles(model)
     parents = {name.rpartition(".")[0] for name, style in styles.items() if style in ("colwise", "rowwise")}
     left = [
         f"{parent}.{name}"
@@ -212,10 +212,10 @@ def _between(model: Any) -> list[str]:
     return _numbered(left)
 
 
-def _uneven(model: Any, size: int) -> list[str]:
+def _uneven(model: Any, styles: Mapping[str, str], size: int) -> list[str]:
     """Names of layers that so many ranks cannot divide into equal parts."""
     sides = {"colwise": "out_features", "rowwise": "in_features"}
-    divided = {name: sides[style] for name, style in _styles(model).items() if style in sides}
+    divided = {name: sides[style] for name, style in styles.items() if style in sides}
     modules = {name: model.base_model.get_submodule(name) for name in divided}
     return _numbered([name for name, side in divided.items() if getattr(modules[name], side, size) % size])
 

@@ -215,7 +215,7 @@ def _padded(x: Batch) -> Batch:
     after=FIXED,
 )
 def gaps(subject: Subject, x: Batch) -> None:
-    """What stands at tokens with a false loss_mask (tool results, observations) changes nothing."""
+    """Values at tokens with a false loss_mask (tool results, observations) change nothing."""
     soiled = inputs.soiled(x)
     check_same(results(subject, soiled), results(subject, x), x, "as with other numbers where loss_mask is 0")
 
@@ -269,7 +269,7 @@ def inputs_unchanged(subject: Subject, x: Batch) -> None:
     only=lambda component: inspect.isclass(component.obj),
 )
 def memory(subject: Subject, x: Batch) -> None:
-    """What it remembers from batch to batch is in `state()`, in plain JSON, and `restore` takes it up."""
+    """All state that it keeps from batch to batch is in `state()`, in plain JSON, and `restore` takes it up."""
     made: Any = subject.make()
     first = results(subject, x, made=made)
     if not (hasattr(made, "state") and hasattr(made, "restore")):
