@@ -185,6 +185,9 @@ class TextRenderer:
         for count in range(min(len(closing), len(ended)), 0, -1):
             if np.array_equal(ids[:count], ended[len(ended) - count :]):
                 return ids[count:]
+        # GLM's answers end with the header of whoever speaks next: `<|user|>`, `<|observation|>`.
+        if np.array_equal(ids[:1], ended[-1:]) and self.codec.shown(ids[:1]) in self.codec.controls:
+            return ids[1:]
         return ids
 
     def between(self, messages: Sequence[Message], new: int, tools: Sequence[Mapping[str, Any]] = ()) -> Between | None:

@@ -289,6 +289,19 @@ def test_what_closes_a_turn_is_sampled_or_added(limit: int, sampled: str) -> Non
     )
 
 
+def test_an_answer_that_ends_with_the_next_header_is_followed_by_one_header() -> None:
+    """As GLM's do: their generation_config.json ends an answer at `<|user|>` and `<|observation|>`."""
+    codec = chatml(
+        "{% for m in messages %}{{ 'A:' if m.role == 'assistant' else '<|im_start|>' }}{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}A:{% endif %}"
+    )
+    talk = [Message("user", "1+1"), Message("assistant", "2"), Message("user", "2+2")]
+    for end, rest in [("<|im_start|>", "2+2A:"), ("", "<|im_start|>2+2A:")]:
+        bridge = codec.bridge_tokens(talk, 1, plain=False, ended=codec.encode(f"2{end}"))
+        assert bridge is not None
+        assert decoded(codec, bridge) == rest
+
+
 def test_what_is_said_before_the_first_answer_joins_the_prompt() -> None:
     async def talk(chat: TokenChat) -> None:
         chat.say("You see a door.")
