@@ -70,15 +70,19 @@ class _Turn:
     chat: TokenChat
     prefill: str
 
+    @property
+    def answered(self) -> bool:
+        """True once the conversation has the answer: it may be complete just when its client leaves."""
+        return self.chat.turns > (0 if self.parent is None else self.parent.chat.turns)
+
 
 class Recorder:
     """Answers the requests of one rollout's agent, and keeps what was sent and sampled.
 
     A request that continues a recorded answer adds the new messages to the recorded tokens. Any other begins a
     conversation: the first, that of a sub-agent, one whose history the agent has rewritten, or one whose earlier
-        thoughts
-    the renderer now drops. Two requests that
-    continue the same answer are two branches, and their common part is trained on only in the first.
+    thoughts the renderer now drops. Two requests that continue the same answer are two branches, and their common part
+    is trained on only in the first.
     """
 
     api_key = "rollout"
@@ -267,7 +271,6 @@ class Recorder:
         self._running.add(running)
         try:
             await running
-            self._streams.pop(turn.serial, None)
         except asyncio.CancelledError:
             running.cancel()
             if self._closed:
@@ -282,15 +285,21 @@ class Recorder:
             raise
         finally:
             self._running.discard(running)
+        if watch is not None and self._streams.pop(turn.serial, None) is None:
+            raise _ended()  # just now, and the answer was recorded then
         return self._record(turn)
 
     def _keep_streamed(self, serial: int) -> None:
         """Record what was sent of an answer whose client has left: it may act on it."""
         turn, live = self._streams.pop(serial, (None, None))
-        done = live.cut() if live is not None else None
-        if turn is not None and done is not None:
+        if turn is None or live is None:
+            return
+        if not turn.answered:
+            done = live.cut()
+            if done is None:
+                return
             turn.chat.take(done, turn.prefill)
-            self._record(turn)
+        self._record(turn)
 
     def _record(self, turn: _Turn) -> ChatAnswer:
         """Add an answer to the tree of conversations; returns it for the client."""

@@ -354,6 +354,38 @@ def test_what_was_streamed_to_an_agent_that_left_is_recorded_as_truncated():
     assert set(rollout.logprobs[rollout.loss_mask]) == {np.float32(-0.5)}
 
 
+@pytest.mark.parametrize("ends", ["client", "rollout"])
+def test_a_stream_that_is_left_just_when_its_answer_is_complete_is_recorded_once(ends):
+    class Held(ScriptedPolicy):
+        def sample(self, request: GenerateRequest) -> Any:  # all tokens are shown; the answer comes with `go`
+            self.done, self.held = super().sample(request), asyncio.get_running_loop().create_future()
+            return self.held
+
+        def go(self) -> None:
+            self.held.set_result(self.done.result())
+
+    async def run() -> tuple[Rollout, ...]:
+        policy: Any = Held(chatml(), lambda _: "three")
+        setting = RolloutContext(codec=chatml(), client=policy, sampling=Sampling(), max_length=500, recorder=Recorder)
+        recorder = Recorder(TASK, setting, "g", 0, 0)
+        async with recorder.serving():
+            stream = (await recorder._answer({"messages": [SAY], "stream": True})).events
+            assert stream is not None
+            await anext(stream)
+            (running,) = recorder._running
+            policy.go()
+            while not running.done():  # noqa: ASYNC110 - whoever waits for it has not gone on yet
+                await asyncio.sleep(0)
+            if ends == "client":
+                await stream.aclose()
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
+        return recorder.finish()
+
+    (rollout,) = asyncio.run(run())
+    assert sampled(chatml(), rollout) == "three<|im_end|>"
+
+
 def test_a_prefill_is_continued_and_not_trained_on():
     pre = {"role": "assistant", "content": "<think>The sum is"}
     codec = like("qwen")
