@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Protocol
+from collections.abc import Awaitable, Iterator
+from typing import Any, Protocol, TypeVar
 
 from rlsdk.components import Isolation, Use, component_of
 from rlsdk.contracts import EnvHandle
@@ -12,6 +13,7 @@ from rlsdk.errors import WorldLostError
 from rlsdk.plugins import Plugins
 from rlsdk.types import Observation, Step
 
+T = TypeVar("T")
 THREADS = 64
 """Default number of concurrent calls."""
 
@@ -58,6 +60,64 @@ class EnvSpecs:
         return self._known[name]
 
 
+class EnvCalls:
+    """Numbers of a handle's environments, and its calls, one at a time.
+
+    Each `reset` makes another environment. A call that took too long, or was cancelled, may still be running: until the
+    next `reset` no other follows, which would meet it inside the environment or get its answer.
+
+    Attributes:
+        number: Number of the current environment; None before the first `reset`.
+    """
+
+    def __init__(self, numbers: Iterator[int]) -> None:
+        """Begin without an environment.
+
+        Args:
+            numbers: Numbers that no other handle has.
+        """
+        self._numbers = numbers
+        self._running = False
+        self.number: int | None = None
+
+    def renew(self) -> tuple[int | None, int]:
+        """Take the number of another environment; returns the old one and the new."""
+        old, self.number, self._running = self.number, next(self._numbers), False
+        return old, self.number
+
+    async def call(self, work: Awaitable[T]) -> T:
+        """Await a call of the current environment."""
+        number, self._running = self.number, True
+        try:
+            result = await work
+        except TimeoutError:
+            raise
+        except Exception:
+            self._end(number)
+            raise
+        self._end(number)
+        return result
+
+    def _end(self, number: int | None) -> None:
+        if number == self.number:
+            self._running = False
+
+    def for_step(self) -> int:
+        """Return the number of the environment for a step.
+
+        Raises:
+            RuntimeError: There is none, or its last call has not ended.
+        """
+        if self.number is None:
+            raise RuntimeError("step was called before reset: an environment must be reset first")
+        if self._running:
+            raise RuntimeError(
+                "step was called while an earlier call is running: it took too long, was cancelled or not awaited; "
+                "reset the environment first"
+            )
+        return self.number
+
+
 class LocalEnvBackend:
     """Hosts environments in threads of this process."""
 
@@ -76,27 +136,33 @@ class LocalEnvBackend:
     def open(self, environment: Use, seed: int, seconds: float) -> EnvHandle:
         """Open a handle to an environment; see `EnvBackend`."""
         self._host = self._host or EnvHost(self._threads, self._plugins)
-        return _LocalEnv(self._host, next(self._numbers), self._specs.of(environment), environment, seed, seconds)
+        return _LocalEnv(self._host, self._numbers, self._specs.of(environment), environment, seed, seconds)
 
 
 class _LocalEnv:
-    def __init__(self, host: EnvHost, number: int, spec: EnvSpec, environment: Use, seed: int, seconds: float) -> None:
-        self._host, self._number, self._spec = host, number, spec
+    def __init__(
+        self, host: EnvHost, numbers: Iterator[int], spec: EnvSpec, environment: Use, seed: int, seconds: float
+    ) -> None:
+        self._host, self._calls, self._spec = host, EnvCalls(numbers), spec
         self._environment, self._seed, self._seconds = environment, seed, seconds
 
     async def reset(self) -> Observation:
+        old, number = self._calls.renew()
+        if old is not None:
+            self._host.close(old)
+        options = self._environment.options
         try:
-            return await self._host.reset(
-                self._number, self._spec, self._environment.options, self._seed, self._seconds
-            )
+            return await self._calls.call(self._host.reset(number, self._spec, options, self._seed, self._seconds))
         except WorldLostError as error:  # a retry in another process, as with workers, is not possible here
             raise RuntimeError(str(error)) from error
 
     async def step(self, text: str) -> Step:
+        number = self._calls.for_step()
         try:
-            return await self._host.step(self._number, text, self._seconds)
+            return await self._calls.call(self._host.step(number, text, self._seconds))
         except WorldLostError as error:
             raise RuntimeError(str(error)) from error
 
     def close(self) -> None:
-        self._host.close(self._number)
+        if self._calls.number is not None:
+            self._host.close(self._calls.number)

@@ -17,7 +17,7 @@ from rlsdk.config.schema import EnvironmentsSection
 from rlsdk.contracts import EnvHandle
 from rlsdk.environments.actor import Act, Reset
 from rlsdk.environments.host import EnvSpec
-from rlsdk.environments.local import EnvSpecs
+from rlsdk.environments.local import EnvCalls, EnvSpecs
 from rlsdk.environments.worker import EnvWorker
 from rlsdk.plugins import Plugins
 from rlsdk.types import Observation, Step
@@ -72,7 +72,7 @@ class EnvWorkerPool:
     def open(self, environment: Use, seed: int, seconds: float) -> EnvHandle:
         """Open a handle to an environment; see `EnvBackend`."""
         spec = self._specs.of(environment)
-        return _PooledEnv(self, next(self._numbers), spec, environment, seed, seconds)
+        return _PooledEnv(self, EnvCalls(self._numbers), spec, environment, seed, seconds)
 
     def close(self) -> None:
         """Kill the workers and all processes that they started."""
@@ -91,11 +91,12 @@ class EnvWorkerPool:
         worker.count += 1
         return worker
 
-    def exit(self, worker: EnvWorker, number: int) -> None:
-        """Close an environment and free its place."""
+    def exit(self, worker: EnvWorker, number: int | None) -> None:
+        """Close an environment, if there is one, and free its place."""
         self._places.release()
         worker.count -= 1
-        worker.close(number)
+        if number is not None:
+            worker.close(number)
         if worker.stuck >= MOST_STUCK and worker in self._workers:
             self._workers.remove(worker)
             self._given_up.append(worker)
@@ -119,30 +120,34 @@ class _PooledEnv:
     """Handle of an environment that runs in a worker."""
 
     def __init__(
-        self, pool: EnvWorkerPool, number: int, spec: EnvSpec, environment: Use, seed: int, seconds: float
+        self, pool: EnvWorkerPool, calls: EnvCalls, spec: EnvSpec, environment: Use, seed: int, seconds: float
     ) -> None:
-        self._pool, self._number, self._spec = pool, number, spec
+        self._pool, self._calls, self._spec = pool, calls, spec
         self._environment, self._seed, self._seconds = environment, seed, seconds
         self._worker: EnvWorker | None = None
 
     async def reset(self) -> Observation:
         if self._worker is None:
             self._worker = await self._pool.enter()
+        old, number = self._calls.renew()
+        if old is not None:
+            self._worker.close(old)
         options = dict(self._environment.options)
-        call = Reset(self._number, self._spec.kind, options, self._seed, self._seconds)
-        answer: Observation = await self._worker.ask(call, self._spec)
+        call = Reset(number, self._spec.kind, options, self._seed, self._seconds)
+        answer: Observation = await self._calls.call(self._worker.ask(call, self._spec))
         return answer
 
     async def step(self, text: str) -> Step:
+        call = Act(self._calls.for_step(), text, self._seconds)
         if self._worker is None:
-            raise RuntimeError("step was called before reset: an environment must be reset first")
-        answer: Step = await self._worker.ask(Act(self._number, text, self._seconds), self._spec)
+            raise RuntimeError("step was called after close")
+        answer: Step = await self._calls.call(self._worker.ask(call, self._spec))
         return answer
 
     def close(self) -> None:
         worker, self._worker = self._worker, None
         if worker is not None:
-            self._pool.exit(worker, self._number)
+            self._pool.exit(worker, self._calls.number)
 
 
 @attrs.frozen

@@ -115,6 +115,46 @@ def test_what_a_workflow_does_not_leave_is_left_at_its_end(local, tmp_path) -> N
     assert len(list(tmp_path.glob("close-7-*"))) == 1
 
 
+@pytest.mark.parametrize("name", ["plain", "apart"])
+def test_a_second_reset_closes_the_first_environment(local, tmp_path, name) -> None:
+    async def go() -> None:
+        world = local().worlds.open(rlsdk.Use(f"worlds_lab/{name}", {"folder": str(tmp_path)}), 7, 5.0)
+        for _ in range(2):
+            assert (await world.reset()).text == "7:"
+            assert (await world.step("1")).observation.text == "1:"
+        for _ in range(100):
+            if list(tmp_path.glob("close-*")):
+                break
+            await asyncio.sleep(0.02)
+        assert len(list(tmp_path.glob("close-7-*"))) == 1
+        world.close()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("name", ["plain", "apart"])
+@pytest.mark.parametrize("limit", ["of the step", "of the workflow"])
+def test_no_call_follows_one_that_was_given_up_until_the_environment_is_reset(local, name, limit) -> None:
+    async def go() -> None:
+        seconds = 0.1 if limit == "of the step" else 5.0
+        world = local().worlds.open(rlsdk.Use(f"worlds_lab/{name}"), 7, 5.0)
+        await world.reset()
+        world._seconds = seconds
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1 if limit == "of the workflow" else 5.0):
+                await world.step("99")
+        with pytest.raises(RuntimeError, match="while an earlier call is running"):
+            await world.step("1")
+        world._seconds = 5.0
+        await world.reset()
+        assert (await world.step("1")).observation.text == "1:"
+        with pytest.raises(RuntimeError, match="while an earlier call is running"):
+            await asyncio.gather(world.step("1"), world.step("1"))
+        world.close()
+
+    asyncio.run(go())
+
+
 def test_a_task_without_an_environment_says_what_to_do(local) -> None:
     stage = local()
     for metadata, words in (
