@@ -190,9 +190,13 @@ def content_of(value: str | Sequence[Any]) -> Content:
             `{"type": "image_url", "image_url": {"url": …}}`, with what `Image` takes.
 
     Raises:
-        ValueFault: A part is none of these.
+        ValueFault: It is something else, or a part is none of these.
     """
-    return value if isinstance(value, str) else tuple(_part(part) for part in value)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes | bytearray) or not isinstance(value, Sequence):
+        raise ValueFault(f"a message's content is {reprlib.repr(value)}; expected text, or a list of texts and images")
+    return tuple(_part(part) for part in value)
 
 
 def _part(value: Any) -> Part:

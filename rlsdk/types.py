@@ -5,8 +5,10 @@ Importing this module loads attrs only; numpy is loaded when the first rollout i
 
 from __future__ import annotations
 
+import reprlib
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -339,6 +341,23 @@ class Group:
         return int(sampled.min()) if len(sampled) else None
 
 
+def _text(_: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, str):
+        raise ValueFault(f"the {attribute.name} of an observation is {reprlib.repr(value)}; expected text")
+
+
+def _observation(_: Any, __: Any, value: Any) -> None:
+    if not isinstance(value, Observation):
+        raise ValueFault(f"the observation of a step is {reprlib.repr(value)}; expected an rlsdk.Observation")
+
+
+def _reward(value: Any) -> float:
+    with suppress(TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor of several elements
+        if not isinstance(value, str | bytes):
+            return float(value)
+    raise ValueFault(f"the reward of a step is {reprlib.repr(value)}; expected a number")
+
+
 @attrs.frozen
 class Observation:
     """Output of an environment.
@@ -349,7 +368,7 @@ class Observation:
         image: Picture for the policy, in any form that `Image` takes.
     """
 
-    text: str
+    text: str = attrs.field(validator=_text)
     state: str = ""
     image: Image | None = attrs.field(default=None, converter=attrs.converters.optional(Image))
 
@@ -365,8 +384,8 @@ class Observation:
 class Step(Frozen):
     """Response of an environment to an action."""
 
-    observation: Observation
-    reward: float = 0.0
+    observation: Observation = attrs.field(validator=_observation)
+    reward: float = attrs.field(default=0.0, converter=_reward)
     terminated: bool = False
     truncated: bool = False
     metrics: Mapping[str, float] = attrs.field(factory=dict, converter=frozen_numbers)

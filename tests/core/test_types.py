@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
 
 import attrs
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 
 from rlsdk import Group, Message, Observation, Rollout, Score, Step, Task
 from rlsdk.errors import ConfigError, FingerprintError, OptionError, ValueFault
+from rlsdk.messages import content_of
 
 TASK = Task(id="7", prompt="3,5>8:", answer={"target": 8}, metadata={"level": 1}, source="countdown")
 
@@ -76,6 +78,22 @@ def test_a_rollout_does_not_change_with_the_array_it_was_made_from():
     made = rollout(token_ids=ids)
     ids[0] = 99
     assert made.token_ids.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Observation({"a": 1}), "the text of an observation is {'a': 1}; expected text"),
+        (lambda: Observation(None), "the text of an observation is None; expected text"),
+        (lambda: Step("a wall"), "the observation of a step is 'a wall'; expected an rlsdk.Observation"),
+        (lambda: Step(Observation("x"), "1"), "the reward of a step is '1'; expected a number"),
+        (lambda: Step(Observation("x"), np.ones(2)), "the reward of a step is array"),
+        (lambda: content_of({"a": 1}), "a message's content is {'a': 1}; expected text, or a list of texts and images"),
+    ],
+)
+def test_what_environments_and_workflows_give_is_checked_where_it_is_made(make, words):
+    with pytest.raises(ValueFault, match=re.escape(words)):
+        make()
 
 
 @pytest.mark.parametrize(
