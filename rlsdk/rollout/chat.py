@@ -188,9 +188,12 @@ class TokenChat:
         Raises:
             EngineError: The algorithm trains on demonstrations alone, or the engine failed.
             OutOfRoomError: The conversation fills the model's length.
-            ValueFault: The prompt alone fills it.
+            ValueFault: The prompt alone fills it, `max_tokens` is less than 1, or the conversation was changed while
+                the answer was sampled.
         """
         client, codec = self._setting.client, self._setting.codec
+        if max_tokens is not None and max_tokens < 1:
+            raise ValueFault(f"sample: max_tokens is at least 1, or left out; got {max_tokens}")
         if client is None:
             raise EngineError(
                 "the workflow samples the policy, but the algorithm trains on demonstrations; leave it to the "
@@ -215,6 +218,11 @@ class TokenChat:
             self._group, ids, sampling, seed=seed, affinity=engine, watch=watch, **self._images(sending)
         )
         answer = await self._at_home(lambda: client.sample(request))
+        if self._pending is not sending:  # the answer does not follow what is here by now
+            raise ValueFault(
+                f"task {self._prompt.task.id!r}: the conversation changed while an answer to it was sampled; await "
+                "`sample` before the next call, or sample several answers from `chat.branch()`"
+            )
         return self._take(sending, prefill, answer)
 
     def _images(self, sending: Sending) -> dict[str, Any]:

@@ -420,6 +420,46 @@ def test_room_and_a_conversation_that_fills_the_model() -> None:
         converse(plain(), TEXT, once, "1", max_length=6)
 
 
+@pytest.mark.parametrize("changes", ["sample", "say", "branch"])
+def test_a_conversation_that_changes_while_its_answer_is_sampled_is_refused(changes: str) -> None:
+    class Later(Policy):
+        def sample(self, request: GenerateRequest) -> Any:
+            done = super().sample(request)
+
+            async def answer() -> Answer:
+                await asyncio.sleep(0)
+                return await done
+
+            return answer()
+
+    async def talk() -> None:
+        codec = plain()
+        policy: Any = Later(codec, ["3+5", "4+4"])
+        setting = RolloutContext(codec=codec, client=policy, sampling=Sampling(), max_length=64)
+        chat = TokenChat(Prompt(TEXT, *codec.prompt(TEXT)), setting, "g", None)
+        answer = asyncio.ensure_future(chat.sample())
+        await asyncio.sleep(0)
+        if changes == "say":
+            chat.say("1+1:")
+        else:
+            await (chat if changes == "sample" else chat.branch()).sample()
+        await answer
+
+    if changes == "branch":
+        asyncio.run(talk())
+    else:
+        with pytest.raises(ValueFault, match=r"task 't': the conversation changed while an answer to it was sampled"):
+            asyncio.run(talk())
+
+
+def test_a_limit_of_no_tokens_is_refused() -> None:
+    async def talk(chat: TokenChat) -> None:
+        await chat.sample(max_tokens=0)
+
+    with pytest.raises(ValueFault, match="max_tokens is at least 1, or left out; got 0"):
+        converse(plain(), TEXT, talk, "3+5")
+
+
 def test_a_cancelled_turn_leaves_the_conversation_as_it_was() -> None:
     class Slow(Policy):
         def sample(self, request: GenerateRequest) -> asyncio.Future[Answer]:
