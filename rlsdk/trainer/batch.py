@@ -274,12 +274,14 @@ async def produce(batch: StepBatch, fields: Sequence[Field]) -> StepBatch:
     for field in fields:
         assert field.produce is not None
         try:
-            found = await asyncio.to_thread(field.produce, batch)
+            found = await asyncio.to_thread(field.produce, _read_only(batch))
             found = await found if inspect.isawaitable(found) else found
         except RlsdkError:
             raise
         except Exception as error:
-            raise RunError(f"field {field.name!r}: its producer failed: {described(error)}") from error
+            missing = error.args[0] if isinstance(error, KeyError) and error.args else None
+            hint = f"; declare what it reads: needs=({missing!r},)" if missing in FORWARD else ""
+            raise RunError(f"field {field.name!r}: its producer failed: {described(error)}{hint}") from error
         expected = len(batch.arrays.loss_mask)
         try:
             values = np.asarray(found, dtype=np.float32)
@@ -295,6 +297,22 @@ async def produce(batch: StepBatch, fields: Sequence[Field]) -> StepBatch:
             )
         batch = batch.with_fields(**{field.name: values})
     return batch
+
+
+def _read_only(batch: StepBatch) -> StepBatch:
+    """Return the batch with arrays that cannot be written to: credit and learner read the same memory."""
+
+    def locked(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: locked(each) for name, each in value.items()}
+        if not isinstance(value, np.ndarray):
+            return value
+        view = value.view()
+        view.flags.writeable = False
+        return view
+
+    arrays = attrs.evolve(batch.arrays, **{n: locked(v) for n, v in attrs.asdict(batch.arrays, recurse=False).items()})
+    return attrs.evolve(batch, arrays=arrays, groups=locked(batch.groups), fields=locked(batch.fields))
 
 
 def labels(

@@ -165,6 +165,9 @@ def apply_filters(groups: Sequence[Group], filters: Sequence[Callable[[Group], b
 
     A filter sees only valid rollouts: one that failed tells nothing about its group. The groups returned have the
     `uid` of the groups given, even where a filter built a new one by hand.
+
+    Raises:
+        RunError: A filter raised, or gave neither a bool nor a group: None, where it forgot to return.
     """
     kept = []
     for group in groups:
@@ -173,6 +176,8 @@ def apply_filters(groups: Sequence[Group], filters: Sequence[Callable[[Group], b
         for each in filters:
             with _named(each):
                 answer = each(left) if left is not None and len(left) else False
+            if not isinstance(answer, bool | np.bool_ | Group):
+                raise RunError(f"{_name(each)} returned {answer!r:.80}; expected True, False or a Group")
             left = attrs.evolve(answer, uid=group.uid) if isinstance(answer, Group) else (left if answer else None)
         if left is not None and len(left):
             kept.append(left)

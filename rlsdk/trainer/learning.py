@@ -90,6 +90,8 @@ def teaches(batch: StepBatch, metrics: Mapping[str, float]) -> bool:
     """
     if metrics.get("actor/skipped_updates") and "actor/grad_norm" not in metrics:
         return False
+    if metrics.get("actor/grad_norm") == 0:  # whatever the advantages are, the weights stay as they were
+        return False
     imitates = batch.has_experts  # what experts wrote teaches without an advantage
     return imitates or metrics.get(NONZERO, 1.0) > 0
 
@@ -113,6 +115,11 @@ def reason(metrics: Mapping[str, float]) -> str:
             + (f", and {cut:.0%} were cut off at sampling.max_tokens" if cut > 0.5 else "")
             + "; `rlsdk diagnose RUN` says whether the model could do more before, and `rlsdk rollouts RUN` shows "
             "answers. If it never could, change the reward, take easier tasks, or sample more of each (group_size)"
+        )
+    if metrics.get(NONZERO, 0.0) > 0 and metrics.get("actor/grad_norm") == 0:
+        return (
+            "the gradient was 0 although advantages were not: the policy loss does not depend on x.logprobs (a "
+            "detach(), no_grad or numpy on the way; `rlsdk check` finds it), or clips or masks every token"
         )
     if "reward/mean" in metrics and metrics.get("groups/trained") == 0:
         return "algorithm.filters left out every group; rewards within a task may be equal, or the filters too strict"

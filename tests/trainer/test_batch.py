@@ -368,6 +368,20 @@ def test_an_error_of_a_filter_names_it() -> None:
         apply_filters([graded(1.0, 0.0)], [rlsdk.load("filter", odd)])
 
 
+def test_a_filter_that_forgets_to_return_is_named_and_a_bool_of_numpy_is_one() -> None:
+    @rlsdk.filter("forgets")
+    def forgets(group: Group) -> bool | None:
+        """Forgets groups without a right answer."""
+        if group.scores[0].value > 0.5:
+            return True
+
+    assert len(apply_filters([graded(1.0, 0.0)], [forgets])) == 1
+    with pytest.raises(RunError, match="filter 'forgets' returned None; expected True, False or a Group"):
+        apply_filters([graded(0.0, 0.0)], [forgets])
+    spread = lambda group: np.std([score.value for score in group.scores]) > 0  # noqa: E731
+    assert [len(apply_filters([graded(*values)], [spread])) for values in ((1.0, 0.0), (1.0, 1.0))] == [1, 0]
+
+
 def test_advantages_beyond_float32_are_refused() -> None:
     @rlsdk.advantage("huge")
     def huge(x: rlsdk.CreditInputs) -> torch.Tensor:

@@ -75,13 +75,27 @@ def fails(batch: rlsdk.StepBatch) -> Any:
     raise KeyError("x")
 
 
+def writes_a_field(batch: rlsdk.StepBatch) -> Any:
+    centred = batch.fields["logprobs"]
+    centred -= centred.mean()
+    return centred
+
+
+def writes_the_mask(batch: rlsdk.StepBatch) -> Any:
+    batch.arrays.loss_mask[:] = True
+    return np.zeros(len(batch.arrays.loss_mask))
+
+
 @pytest.mark.parametrize(
     ("producer", "says"),
     [
         (lambda batch: np.zeros(1), r"gave shape \(1,\); expected \(\d+,\)"),
         (lambda batch: [[1.0], [2.0, 3.0]], r"gave a list that is not an array of numbers; expected"),
         (lambda batch: None, r"gave shape \(\); expected"),
-        (fails, r"failed: KeyError: 'x' \(.*test_declared_fields\.py, line \d+\)"),
+        (fails, r"failed: KeyError: 'x' \(.*test_declared_fields\.py, line \d+\)$"),
+        (lambda batch: batch.fields["values"], r"failed: KeyError: 'values' .*; declare what .*: needs=\('values',\)"),
+        (writes_a_field, r"failed: ValueError: .*read-only \(.*test_declared_fields\.py, line \d+\)"),
+        (writes_the_mask, r"failed: ValueError: .*read-only \(.*test_declared_fields\.py, line \d+\)"),
     ],
 )
 def test_a_producer_that_is_wrong_is_named(tmp_path: Path, producer: Any, says: str) -> None:

@@ -92,3 +92,12 @@ def test_a_step_teaches_by_advantages_or_by_what_experts_wrote() -> None:
     assert teaches(mixed, {"advantages/nonzero": 0.0})
     assert not teaches(own, {"advantages/nonzero": 1.0, "actor/skipped_updates": 2.0})
     assert teaches(own, {"advantages/nonzero": 1.0, "actor/skipped_updates": 1.0, "actor/grad_norm": 0.5})
+
+
+def test_a_step_whose_gradient_is_zero_teaches_nothing() -> None:
+    task = Task("t", "p")
+    batch = pack([Group(task, [Rollout(task, (), [1, 2], [False, True], [0.0, -1.0], [-1, 0])], [Score(1.0)])])
+    assert batch is not None
+    metrics = {**WRONG, "reward/std": 0.5, "advantages/nonzero": 1.0, "actor/grad_norm": 0.0}
+    assert not teaches(batch, metrics)
+    assert "policy loss does not depend on x.logprobs" in reason(metrics)

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from rlsdk.contracts import batch_of
 from rlsdk.errors import DataError
 from rlsdk.isolation.threads import run_to_end
@@ -186,7 +188,7 @@ def keep(subject: Subject, held: Group) -> list[int]:
         Violated: It raised, or gave something else than a bool or a part of the group.
     """
     answer = subject.call(subject.make(), held)
-    if isinstance(answer, bool):
+    if isinstance(answer, bool | np.bool_):
         return list(range(len(held))) if answer else []
     if not isinstance(answer, Group):
         raise Violated("form", "True, False or a Group", shape(answer))
