@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import attrs
 import click
 
 from rlsdk.cli.parameters import RunPath
@@ -50,7 +48,7 @@ def rollouts(run: str, where: str, order_by: str, limit: int, timeout: float, ev
     length, least_version, greatest_version, trajectory, prompt, response.
     """
     from rlsdk.checkpoints.reading import local_copy
-    from rlsdk.runlog.query import query
+    from rlsdk.runlog.query import query, why_none
     from rlsdk.runlog.store import Address
 
     with local_copy(run, checkpoint=False) as folder:
@@ -66,45 +64,13 @@ def rollouts(run: str, where: str, order_by: str, limit: int, timeout: float, ev
         except ValueFault as error:
             raise click.UsageError(str(error)) from error
         if not rows:
-            click.echo(_why_none(folder, run, where if not begun else ""), err=True)
+            click.echo(why_none(folder, where, evaluations=evaluations, name=run), err=True)
     if as_json:
         click.echo(json.dumps(rows[:limit], indent=2))
     elif rows:
         _show(rows[:limit])
     if len(rows) > limit and not as_json:
         click.echo(f"the first {limit}; --limit shows more")
-
-
-def _why_none(folder: Path, run: str, where: str) -> str:
-    """Say why there is nothing to show."""
-    from rlsdk.runlog.engine_scaling import read_status
-    from rlsdk.runlog.metrics import read_metrics
-    from rlsdk.runlog.query import query
-    from rlsdk.runlog.store import DATABASE, Address
-
-    if where and query(folder, limit=1):
-        return f"No rollout of {run} meets the condition {where!r}."
-    every, done = _saved_every(folder), max((line["step"] for line in read_metrics(folder)), default=0)
-    if not every:
-        return f"No rollouts are saved: {run} was started with save_rollouts: 0."
-    if done >= every and Address.of(folder) is None:
-        return f"{run} has no {DATABASE}, where it saved its rollouts ({done} steps are done): it was deleted or moved."
-    when = "after each step" if every == 1 else f"after steps {every}, {2 * every}, {3 * every}, …"
-    state = read_status(folder)
-    if state is not None and state.over:
-        return f"No rollouts are saved: {run} saves them {when} (save_rollouts: {every}), and ended after {done}."
-    return f"No rollouts are saved yet: {run} saves them {when} (save_rollouts: {every}), and has done {done} so far."
-
-
-def _saved_every(run: Path) -> int:
-    import yaml
-
-    from rlsdk.config import Config
-
-    file = run / "config.yaml"
-    kept = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    default: Any = attrs.fields(Config).save_rollouts.default
-    return int((kept or {}).get("save_rollouts", default))
 
 
 def _show(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -6,15 +6,21 @@ import math
 import os
 import sqlite3
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import attrs
 import sqlalchemy as sa
+import yaml
 
+from rlsdk.config import Config
 from rlsdk.errors import EnvironmentFault, RunError, ValueFault
+from rlsdk.runlog.engine_scaling import read_status
 from rlsdk.runlog.folder import MARKER, why_no_run
-from rlsdk.runlog.store import Address
+from rlsdk.runlog.metrics import read_metrics
+from rlsdk.runlog.store import DATABASE, Address
 from rlsdk.runlog.tables import COLUMNS, GROUPS, ROLLOUTS
 
 if TYPE_CHECKING:
@@ -33,7 +39,7 @@ def rollouts(
     seconds: float | None = None,
     evaluations: bool = False,
 ) -> pandas.DataFrame:
-    """Return a run's rollouts as a pandas data frame, one row each.
+    """Return a run's rollouts as a pandas data frame, one row each; a warning says why, if none are saved.
 
     Args:
         run: The run's folder.
@@ -52,6 +58,8 @@ def rollouts(
     except ModuleNotFoundError as error:
         raise EnvironmentFault("rlsdk.rollouts needs pandas, which is not installed: pip install pandas") from error
     found = query(run, where, order_by=order_by, limit=limit, seconds=seconds, evaluations=evaluations)
+    if not found and not (where and query(run, limit=1, evaluations=evaluations)):
+        warnings.warn(why_none(run, evaluations=evaluations), stacklevel=2)
     return pandas.DataFrame(found, columns=list(COLUMNS))
 
 
@@ -75,7 +83,7 @@ def query(
     if address is None:
         if not (Path(run) / MARKER).is_file():
             raise ValueFault(why_no_run(Path(run), "rollouts.db"))
-        raise ValueFault(f"{run} holds no rollouts: none were saved (save_rollouts: 0)")
+        raise ValueFault(why_none(run, evaluations=evaluations))
     most, begun = math.inf if seconds is None else seconds, time.monotonic()
     engine = reader(address, most)
     try:
@@ -98,6 +106,45 @@ def query(
         raise RunError(f"the rollouts in {address.url} cannot be read: {said}") from error
     finally:
         engine.dispose()
+
+
+def why_none(run: str | Path, where: str = "", *, evaluations: bool = False, name: str = "") -> str:
+    """Say why a query finds nothing.
+
+    Args:
+        run: The run's folder.
+        where: Condition of the query.
+        evaluations: True if it was for the rollouts of evaluations.
+        name: How the message calls the run; left out, its folder.
+    """
+    folder, name = Path(run), name or str(run)
+    stored = Address.of(folder) is not None
+    if stored and where and query(folder, limit=1, evaluations=evaluations):
+        return f"No rollout of {name} meets the condition {where!r}."
+    every, done = _saved_every(folder), max((line["step"] for line in read_metrics(folder)), default=0)
+    if not every:
+        return f"No rollouts are saved: {name} was started with save_rollouts: 0."
+    if done >= every and not stored:
+        return (
+            f"{name} has no {DATABASE}, where it saved its rollouts ({done} steps are done): it was deleted or moved."
+        )
+    state = read_status(folder)
+    over = state is not None and state.over
+    if stored and evaluations and query(folder, limit=1):
+        return (
+            f"No answers of evaluations are saved: {name} has {'made no evaluation' if over else 'made none so far'}."
+        )
+    when = "after each step" if every == 1 else f"after steps {every}, {2 * every}, {3 * every}, …"
+    if over:
+        return f"No rollouts are saved: {name} saves them {when} (save_rollouts: {every}), and ended after {done}."
+    return f"No rollouts are saved yet: {name} saves them {when} (save_rollouts: {every}), and has done {done} so far."
+
+
+def _saved_every(folder: Path) -> int:
+    file = folder / "config.yaml"
+    kept = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    default: Any = attrs.fields(Config).save_rollouts.default
+    return int((kept or {}).get("save_rollouts", default))
 
 
 def _statement(run: str, where: str, order_by: str, limit: int | None, evaluations: bool) -> sa.Select[Any]:

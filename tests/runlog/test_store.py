@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 import rlsdk
 from rlsdk.errors import RunError, ValueFault
+from rlsdk.runlog.folder import MARKER
 from rlsdk.runlog.query import query, reader
 from rlsdk.runlog.store import DATABASE, Address, RolloutStore, damage_of, set_aside
 from rlsdk.runlog.tables import COLUMNS, Entry
@@ -170,6 +171,23 @@ def test_a_frame(tmp_path: Path, entry: Make) -> None:
     frame = rlsdk.rollouts(tmp_path, "valid", order_by="reward desc")
     assert frame.reward.tolist() == [0.2, 0.1]
     assert tuple(rlsdk.rollouts(tmp_path, "step > 5").columns) == COLUMNS
+    (tmp_path / "config.yaml").write_text("save_rollouts: 1\n")
+    with pytest.warns(UserWarning, match=r"No answers of evaluations are saved: .* has made none so far") as warned:
+        assert rlsdk.rollouts(tmp_path, "valid", evaluations=True).empty
+    assert warned[0].filename == __file__
+
+
+def test_an_empty_frame_of_a_run_that_has_saved_nothing_comes_with_the_reason(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    RolloutStore(Address.make(tmp_path, None, None)).close()
+    (tmp_path / "config.yaml").write_text("save_rollouts: 10\n")
+    with pytest.warns(UserWarning, match=r"saves them after steps 10, 20, 30, … .*and has done 0 so far"):
+        assert rlsdk.rollouts(tmp_path).empty
+    (tmp_path / DATABASE).unlink()
+    (tmp_path / MARKER).touch()
+    (tmp_path / "config.yaml").write_text("save_rollouts: 0\n")
+    with pytest.raises(ValueFault, match="was started with save_rollouts: 0"):
+        rlsdk.rollouts(tmp_path)
 
 
 # --- the writer
