@@ -343,6 +343,11 @@ class TokenChat:
         serving = self._recorder.serving()
         return serving if self._home is None else entered_on(self._home, serving)
 
+    @property
+    def stopped(self) -> bool:
+        """True if an answer was stopped from outside: the last one, or one to a served agent."""
+        return self._status == "aborted" or (self._recorder is not None and self._recorder.stopped)
+
     def failed(self) -> Rollout:
         """Return the rollout of a workflow that failed; where an agent was served, the conversation last answered."""
         if self._recorder is not None and self._recorder.answers:
@@ -364,8 +369,11 @@ class TokenChat:
         """Return the rollout as it stands.
 
         Args:
-            **changes: Replace fields such as `status` or `rewards`; `metrics` come beside `turns` and `tokens`.
+            **changes: Replace fields such as `status` or `rewards`; `metrics` come beside `turns` and `tokens`. Half an
+                answer that was stopped from outside stays `aborted`: it is sampled again, and not trained on.
         """
+        if self._status == "aborted":
+            changes["status"] = "aborted"
         if self._earlier:
             changes = {"trajectory": self._label, "step": len(self._earlier), **changes}
             self._trajectories[changes["trajectory"]] = [*self._earlier]

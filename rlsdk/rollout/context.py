@@ -39,6 +39,11 @@ class ServedConversations(Protocol):
         """Count of answers given so far."""
         ...
 
+    @property
+    def stopped(self) -> bool:
+        """True if an answer was stopped from outside."""
+        ...
+
     def serving(self) -> AbstractAsyncContextManager[Any]:
         """Serve the policy until the block ends."""
         ...

@@ -199,8 +199,8 @@ class RolloutGenerator:
                 reason = f"{type(error).__name__}: {error}"
                 self.run_again += attempt < RERUNS
             except _FailedError as error:
-                if chat.status == "aborted":  # half an answer was too little for the workflow
-                    return _Made([chat.finish()], [ABORTED], is_new=False)
+                if chat.stopped:  # half an answer was too little for the workflow, or its agent
+                    return _Made([chat.finish(status="aborted")], [ABORTED], is_new=False)
                 reason = str(error)
                 break
         return _Made([chat.failed()], [Score.invalid(f"workflow failed: {reason}")])

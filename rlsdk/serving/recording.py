@@ -156,6 +156,11 @@ class Recorder:
             raise self.failure
 
     @property
+    def stopped(self) -> bool:
+        """True if an answer was stopped from outside, as by a pause of the run."""
+        return any(node.chat.status == "aborted" for node in self._nodes)
+
+    @property
     def answers(self) -> int:
         """Number of answers given."""
         return len(self._nodes)
@@ -186,6 +191,8 @@ class Recorder:
         leaves = [node for node in self._nodes if not node.children]
         metrics = {"calls": float(self.calls), "conversations": float(len(leaves)), **changes.pop("metrics", {})}
         word = changes.pop("answer", None)
+        if self.stopped:  # whatever the agent made of half an answer, the rollout is not trained on but made again
+            changes["status"] = "aborted"
         done: set[_Node] = set()
         rollouts = []
         for step, leaf in enumerate(leaves):

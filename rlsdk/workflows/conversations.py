@@ -53,7 +53,8 @@ class BestOf:
         values = [score.value for score in scores if score.valid]
         metrics = {"best": max(values), "mean": sum(values) / len(values), "first": values[0]} if values else {}
         best = max(range(len(scores)), key=lambda i: scores[i].value if scores[i].valid else -math.inf)
-        return branches[best].finish(metrics=metrics)
+        status = "aborted" if any(branch.status == "aborted" for branch in branches) else branches[best].status
+        return branches[best].finish(metrics=metrics, status=status)
 
 
 @rlsdk.workflow("dialogue")

@@ -18,16 +18,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rlsdk
 from rlsdk.contracts import Sampling
 from rlsdk.engines.client import GenerateRequest
 from rlsdk.errors import EngineError
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.rollout.generator import RolloutGenerator
 from rlsdk.serving.http_server import MAX_BODY
 from rlsdk.serving.recording import Recorder
 from rlsdk.testing import ScriptedPolicy
 from rlsdk.tool_calls import Dialect
 from rlsdk.types import Image, Message, Rollout, Task
+from rlsdk.workflows.agent import attended
 from tests.rollout.codecs import CHATML, chatml, like, plain
 
 pytest.importorskip("aiohttp")
@@ -697,6 +700,58 @@ class Endless(ScriptedPolicy):
         self.futures.append(asyncio.get_running_loop().create_future())
         self.asked.set()
         return self.futures[-1]
+
+
+class Stopped(ScriptedPolicy):
+    """Is stopped from outside in the middle of each answer."""
+
+    def __init__(self) -> None:
+        super().__init__(chatml(), lambda _: "half")
+
+    def sample(self, request: GenerateRequest) -> Any:
+        done = super().sample(request).result()
+        future = asyncio.get_running_loop().create_future()
+        future.set_result(attrs.evolve(done, completion=attrs.evolve(done.completion, finish="abort")))
+        return future
+
+
+@pytest.mark.parametrize("makes", ["an answer", "an error", "all turns"])
+def test_whatever_an_agent_makes_of_half_an_answer_its_rollout_is_made_again(makes):
+    @rlsdk.workflow("asks")
+    async def asks(task, chat):
+        async def agent(served):
+            async with httpx.AsyncClient(verify=False) as client:
+                for _ in range(3 if makes == "all turns" else 1):
+                    reply = await client.post(f"{served.base_url}/chat/completions", json={"messages": [SAY]})
+            if makes == "an error":
+                raise KeyError("no such tool")
+            reply.raise_for_status()
+            return {"reward": 0.0}
+
+        return await attended(chat, agent, name="asks", max_turns=2)
+
+    setting = RolloutContext(
+        codec=chatml(),
+        client=Stopped(),
+        sampling=Sampling(),
+        max_length=500,
+        recorder=Recorder,  # type: ignore[arg-type]
+    )
+    generator = RolloutGenerator(rlsdk.load("workflow", asks), None, 0)
+    [group] = asyncio.run(generator.produce([TASK], setting, 1, "test"))
+    assert group.rollouts[-1].status == "aborted" and not group.scores[-1].valid
+
+
+def test_a_workflow_cannot_finish_half_an_answer():
+    @rlsdk.workflow("finishes")
+    async def finishes(task, chat):
+        await chat.sample()
+        return chat.finish(status="finished")
+
+    setting = RolloutContext(codec=chatml(), client=Stopped(), sampling=Sampling(), max_length=500)  # type: ignore[arg-type]
+    generator = RolloutGenerator(rlsdk.load("workflow", finishes), None, 0)
+    [group] = asyncio.run(generator.produce([TASK], setting, 1, "test"))
+    assert group.rollouts[0].status == "aborted" and not group.scores[0].valid
 
 
 def test_sampling_ends_with_the_client_that_waits():

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import attrs
 import pytest
 
 import rlsdk
-from rlsdk.contracts import Sampling
+from rlsdk.contracts import Finish, Sampling
 from rlsdk.engines.client import GenerateRequest
 from rlsdk.errors import OptionError
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
+from rlsdk.rollout.generator import RolloutGenerator
 from rlsdk.testing import ScriptedPolicy, run_workflow
 from rlsdk.types import Rollout, Score, Task
 from tests.rollout.codecs import chatml, plain
@@ -48,6 +50,25 @@ def test_where_none_can_be_scored_the_rollout_cannot() -> None:
     rollout, score = best("9", "99")
     assert not score.valid
     assert rollout.text in ("9", "99")
+
+
+def test_answers_that_were_stopped_from_outside_leave_the_best_to_be_found_again() -> None:
+    class Policy(ScriptedPolicy):
+        def sample(self, request: GenerateRequest) -> Any:
+            done = super().sample(request).result()
+            finish: Finish = "abort" if len(self.prompts) == 1 else "stop"
+            future = asyncio.get_running_loop().create_future()
+            future.set_result(attrs.evolve(done, completion=attrs.evolve(done.completion, finish=finish)))
+            return future
+
+    said = iter(["1", "1234"])
+    policy: Any = Policy(plain(), lambda _: next(said))
+    setting = RolloutContext(codec=plain(), client=policy, sampling=Sampling(max_tokens=9), max_length=99)
+    scorer: Any = Length()
+    generator = RolloutGenerator(rlsdk.load("workflow", "best_of", samples=2), scorer, 0)
+    [group] = asyncio.run(generator.produce([TASK], setting, 1, "test"))
+    assert group.rollouts[0].status == "aborted"
+    assert not group.scores[0].valid
 
 
 def test_at_least_one_answer() -> None:
