@@ -50,11 +50,13 @@ class BestOf:
             return await branch.score()
 
         scores = await asyncio.gather(*map(score, branches))
+        for branch in branches:
+            if branch.status == "aborted":  # stopped from outside; the best of the others is not the best of all
+                return branch.finish()
         values = [score.value for score in scores if score.valid]
         metrics = {"best": max(values), "mean": sum(values) / len(values), "first": values[0]} if values else {}
         best = max(range(len(scores)), key=lambda i: scores[i].value if scores[i].valid else -math.inf)
-        status = "aborted" if any(branch.status == "aborted" for branch in branches) else branches[best].status
-        return branches[best].finish(metrics=metrics, status=status)
+        return branches[best].finish(metrics=metrics)
 
 
 @rlsdk.workflow("dialogue")
