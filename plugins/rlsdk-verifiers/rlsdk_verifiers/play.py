@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from rlsdk.contracts import Chat
-from rlsdk.errors import ValueFault
+from rlsdk.errors import OutOfRoomError, ValueFault
 from rlsdk.types import Message
 from rlsdk_verifiers import environments, traces
 
@@ -140,7 +140,11 @@ class Conversation:
         else:
             traces.add(self.trace, traces.theirs(self._prompt))
         before = len(self._chat.finish().token_ids)
-        answer = await self._chat.sample()
+        try:
+            answer = await self._chat.sample()
+        except OutOfRoomError:  # the episode ends here as truncated, and is scored as it stands
+            self.trace.stop("max_total_tokens")
+            return
         after = self._chat.finish()
         truncated = after.status == "truncated"
         tokens = len(after.token_ids) - before

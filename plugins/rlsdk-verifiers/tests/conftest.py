@@ -43,9 +43,9 @@ def codec() -> ChatTokenizer:
 def chat(codec):
     """Makes a chat with a policy that gives these answers, one after the other."""
 
-    def make(task, *answers):
+    def make(task, *answers, max_length=2048):
         left = list(answers)
-        made = scripted_chat(task, codec, lambda _: left.pop(0), max_length=2048)
+        made = scripted_chat(task, codec, lambda _: left.pop(0), max_length=max_length)
         made.left = left
         return made
 

@@ -171,6 +171,13 @@ def test_an_episode_ends_where_verifiers_would_end_it(guess, chat, answers, turn
     assert scored(rollout).value == pytest.approx((answers[0] == "3") + 0.5 / turns)
 
 
+def test_an_episode_that_fills_the_model_is_truncated_and_scored(guess, chat):
+    rollout = play(guess, chat(guess, "9", "8", "7", "never", max_length=110))
+    assert rollout.status == "truncated"
+    assert 1 <= rollout.metrics["verifiers/turns"] <= 3
+    assert scored(rollout).value == pytest.approx(0.5 / rollout.metrics["verifiers/turns"])
+
+
 def test_a_limit_is_an_option_of_the_environment(chat):
     task = load(environment="vf-guess", config={"player": {"max_turns": 2}})[0]
     assert play(task, chat(task, "9", "9", "never")).metrics["verifiers/turns"] == 2
