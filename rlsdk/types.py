@@ -148,7 +148,7 @@ class Rollout(Frozen):
         rewards: (token position, value) pairs given by the workflow or the environment.
         trajectory: Shared by the rollouts of one step-wise trajectory.
         step: Position within the trajectory.
-        state: Key of the environment state; equal states have equal keys.
+        state: Key of the environment state; equal states have equal keys. Empty: unknown, and equal to no other.
         image_positions: int64 `[k]`, ascending positions of the tokens that stand for the images of the messages.
     """
 

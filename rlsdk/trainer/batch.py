@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -215,12 +215,12 @@ def credit_inputs(
     if "sources" in needs:
         optional["sources"] = _dense([r.task.source for r in batch.rollouts])
     if "trajectories" in needs:
-        labels = (r.trajectory or f"\0{i}" for i, r in enumerate(batch.rollouts))  # without a label: one of its own
+        labels = _own(r.trajectory for r in batch.rollouts)
         optional["trajectories"] = _dense([f"{g}\0{label}" for g, label in zip(batch.groups, labels, strict=True)])
     if "steps" in needs:
         optional["steps"] = torch.tensor([r.step for r in batch.rollouts])
     if "states" in needs:
-        optional["states"] = _dense([r.state for r in batch.rollouts])
+        optional["states"] = _dense(_own(r.state for r in batch.rollouts))
     if batch.baselines is not None:
         optional["baseline_rewards"] = torch.from_numpy(batch.baselines)
     if "reward_parts" in needs:
@@ -238,6 +238,11 @@ def credit_inputs(
         train_steps=train_steps,
         **optional,
     ).with_extra(**{name: value for name, value in found.items() if name not in FORWARD})
+
+
+def _own(labels: Iterable[str]) -> list[str]:
+    """Give each rollout without a label one of its own: it shares its trajectory, or its state, with no other."""
+    return [label or f"\0{i}" for i, label in enumerate(labels)]
 
 
 def _dense(labels: Sequence[str]) -> torch.Tensor:

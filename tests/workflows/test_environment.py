@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+import attrs
 import pytest
 
 import rlsdk
@@ -117,6 +118,20 @@ def test_rewards_of_turns_reach_the_advantage_at_their_tokens() -> None:
     # from the first sampled token on: answer and end, three tokens of the environment, answer and end
     assert x.loss_mask.tolist() == [True, True, False, False, False, True, True]
     assert x.token_rewards.tolist() == [0, -0.25, 0, 0, 0, 0, -0.25]
+
+
+def test_a_rollout_without_a_state_is_in_a_state_of_its_own() -> None:
+    from rlsdk.trainer.batch import credit_inputs, pack
+
+    groups = play(lambda _: "0", task(3), max_turns=2, group_size=4)
+    [group] = groups
+    states = zip(group.rollouts, ["door", "", "door", ""], strict=True)
+    packed = pack([attrs.evolve(group, rollouts=[attrs.evolve(r, state=state) for r, state in states])])
+    assert packed is not None
+    x = credit_inputs(packed, frozenset({"states"}))
+    one, other, same, last = x.states.tolist()
+    assert one == same
+    assert len({one, other, last}) == 3
 
 
 def test_with_a_chat_template_the_first_observation_joins_the_prompt() -> None:
