@@ -89,7 +89,7 @@ class TokenChat:
         self._pending: Sending | None = Sending(NOTHING)
         self._worlds: list[EnvHandle] = []
         self._branches = 0
-        self._recorder: ServedConversations | None = None
+        self._recorders: list[ServedConversations] = []  # those of branches, too
         self.answer: Answer | None = None
 
     @property
@@ -338,20 +338,24 @@ class TokenChat:
             raise ConfigError(
                 ["the workflow serves the policy to an agent, but these rollouts are made without a server"]
             )
-        about = (self._prompt.task, self._setting, self._group, self._seed, self._member)
-        self._recorder = self._setting.recorder(*about, **how)
-        serving = self._recorder.serving()
+        seed, count = self._seed, len(self._recorders)
+        if seed is not None and count:  # with one seed, a second agent that asks alike would be answered alike
+            seed = derive(seed, self._member, "served", count)
+        recorder = self._setting.recorder(self._prompt.task, self._setting, self._group, seed, self._member, **how)
+        self._recorders.append(recorder)
+        serving = recorder.serving()
         return serving if self._home is None else entered_on(self._home, serving)
 
     @property
     def stopped(self) -> bool:
         """True if an answer was stopped from outside: the last one, or one to a served agent."""
-        return self._status == "aborted" or (self._recorder is not None and self._recorder.stopped)
+        return self._status == "aborted" or any(recorder.stopped for recorder in self._recorders)
 
     def failed(self) -> Rollout:
         """Return the rollout of a workflow that failed; where an agent was served, the conversation last answered."""
-        if self._recorder is not None and self._recorder.answers:
-            return self._recorder.finish(status="failed")[-1]
+        for recorder in reversed(self._recorders):
+            if recorder.answers:
+                return recorder.finish(status="failed")[-1]
         return self.finish(status="failed")
 
     def branch(self) -> TokenChat:

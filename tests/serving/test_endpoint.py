@@ -200,6 +200,27 @@ def test_parallel_requests_branch_and_every_token_is_trained_on_once():
     assert len(set(seeds)) == 4  # equal questions are not answered alike
 
 
+def test_a_second_agent_of_one_rollout_is_not_answered_as_the_first():
+    seeds: list[Any] = []
+
+    class Policy(ScriptedPolicy):
+        def sample(self, request: GenerateRequest) -> Any:
+            seeds.append(request.seed)
+            return super().sample(request)
+
+    async def run() -> None:
+        policy: Any = Policy(chatml(), lambda _: "3")
+        setting = RolloutContext(codec=chatml(), client=policy, sampling=Sampling(), max_length=500, recorder=Recorder)
+        chat = TokenChat(Prompt(TASK, *chatml().prompt(TASK)), setting, "g", 0)
+        async with httpx.AsyncClient(verify=False) as client:
+            for talk in (chat, chat, chat.branch()):
+                async with talk.serve() as served:
+                    await client.post(f"{served.base_url}/chat/completions", json={"messages": [SAY]})
+
+    asyncio.run(run())
+    assert len(set(seeds)) == 3
+
+
 def test_a_request_that_is_asked_again_after_a_failure_continues_all_the_same():
     """Clients retry: what a refused request said is not said twice."""
 
