@@ -36,14 +36,14 @@ class _Node:
         chat: Conversation.
         parent: Node of the answer before.
         length: Number of tokens.
-        sampled: Number of sampled tokens.
+        serial: Number of its last request.
         children: Continuations.
     """
 
     chat: TokenChat
     parent: _Node | None
     length: int
-    sampled: int
+    serial: int
     children: list[_Node] = attrs.field(factory=list, repr=False)
 
     @property
@@ -306,15 +306,15 @@ class Recorder:
             if done is None:
                 return
             turn.chat.take(done, turn.prefill)
-        self._record(turn)
+        # What the agent asked after it left this answer comes after it, answered already or not.
+        self._record(turn, next((i for i, node in enumerate(self._nodes) if node.serial > serial), None))
 
-    def _record(self, turn: _Turn) -> ChatAnswer:
-        """Add an answer to the tree of conversations; returns it for the client."""
+    def _record(self, turn: _Turn, at: int | None = None) -> ChatAnswer:
+        """Add an answer to the tree of conversations, by default as the last one; returns it for the client."""
         chat, asked, parent = turn.chat, turn.asked, turn.parent
         assert chat.answer is not None
-        mask = chat.finish().loss_mask
-        node = _Node(chat, parent, len(mask), int(np.count_nonzero(mask)))
-        self._nodes.append(node)
+        node = _Node(chat, parent, len(chat.finish().token_ids), turn.serial)
+        self._nodes.insert(len(self._nodes) if at is None else at, node)
         self.refusal = ""
         if parent is not None:
             parent.children.append(node)

@@ -138,18 +138,33 @@ async def attended(
         **how: Options of `chat.serve`.
     """
     changes: dict[str, Any] = {"status": "truncated"}
+    result = _LATE
     async with chat.serve(**how) as served:
         try:
-            changes = _read(await work(served), served, name)
+            result = await work(served)
         except LateError:
             pass
-        except Exception as error:
-            if served.refusal and not served.cut:
-                refused = RefusedError(f"the agent's last request was refused: {served.refusal}")
-                raise refused.with_traceback(error.__traceback__) from error
-            if not served.cut:
-                raise
+        except Exception as error:  # noqa: BLE001 - raised again, unless a limit was its cause
+            _raise_unless_cut(error, served)
+    if result is not _LATE:
+        try:  # only now: an answer whose stream the agent has left is recorded at the end of the block
+            changes = _read(result, served, name)
+        except Exception as error:  # noqa: BLE001 - as above
+            _raise_unless_cut(error, served)
     return served.finish(**changes)
+
+
+_LATE = object()
+
+
+def _raise_unless_cut(error: Exception, served: Served) -> None:
+    """Raise the exception of an agent, or why its last request was refused; nothing if tokens or turns ran out."""
+    if served.cut:
+        return
+    if served.refusal:
+        refused = RefusedError(f"the agent's last request was refused: {served.refusal}")
+        raise refused.with_traceback(error.__traceback__) from error
+    raise error
 
 
 async def within(seconds: float | None, work: Awaitable[Any]) -> Any:

@@ -378,6 +378,41 @@ def test_what_was_streamed_to_an_agent_that_left_is_recorded_as_truncated():
     assert set(rollout.logprobs[rollout.loss_mask]) == {np.float32(-0.5)}
 
 
+@pytest.mark.parametrize("asks_more", [False, True])
+def test_the_reward_is_for_the_last_question_though_a_stream_was_left_open(asks_more):
+    class First(Slow):
+        def sample(self, request: GenerateRequest) -> Any:
+            return super().sample(request) if request.watch else ScriptedPolicy.sample(self, request)
+
+    said = iter(["0123456789", "more"])
+    policy: Any = First(lambda _: next(said))
+    left = []
+
+    @rlsdk.workflow("leaves")
+    async def leaves(task, chat):
+        async def agent(served):
+            left.append(chunks(served, policy))
+            for _ in range(3):
+                await anext(left[0])
+            if asks_more:
+                async with httpx.AsyncClient(verify=False) as client:
+                    await client.post(f"{served.base_url}/chat/completions", json={"messages": [SAY, SAY]})
+            return 0.75
+
+        return await attended(chat, agent, name="leaves")
+
+    async def run() -> Any:
+        setting = RolloutContext(codec=chatml(), client=policy, sampling=Sampling(), max_length=500, recorder=Recorder)
+        groups = await RolloutGenerator(rlsdk.load("workflow", leaves), None, 0).produce([TASK], setting, 1, "test")
+        await left[0].aclose()
+        return groups[0].rollouts
+
+    *before, last = asyncio.run(run())
+    assert [r.text[:2] for r in (*before, last)] == (["01", "mo"] if asks_more else ["01"])
+    assert last.rewards == ((last.span[1] - 1, 0.75),)
+    assert not any(r.rewards for r in before)
+
+
 @pytest.mark.parametrize("ends", ["client", "rollout"])
 def test_a_stream_that_is_left_just_when_its_answer_is_complete_is_recorded_once(ends):
     class Held(ScriptedPolicy):
