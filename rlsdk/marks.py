@@ -187,14 +187,15 @@ def filter(name: str, *, reads_rewards: bool = True) -> Callable[[T], T]:  # noq
     return mark("filter", name, reads_rewards=reads_rewards)
 
 
-def buffer(name: str, *, reads_rewards: bool = True) -> Callable[[T], T]:
+def buffer(name: str, *, reads_rewards: bool = True, check: Check | None = None) -> Callable[[T], T]:
     """Mark a buffer policy: `(group, *, step, uses, …) -> priority | None`; None drops.
 
     Args:
         name: Its name within its plugin.
         reads_rewards: False for one that never looks at rewards.
+        check: As for a shaping.
     """
-    return mark("buffer", name, reads_rewards=reads_rewards)
+    return mark("buffer", name, reads_rewards=reads_rewards, check=check)
 
 
 def stop(name: str) -> Callable[[T], T]:

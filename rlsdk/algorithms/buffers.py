@@ -7,8 +7,12 @@ orders groups that wait to be trained for the first time (`uses` 0) and those th
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from rlsdk.contracts import RunFacts
 from rlsdk.marks import buffer
+from rlsdk.options import unknown
 from rlsdk.types import Group
 
 
@@ -44,7 +48,14 @@ def stalest_first(group: Group, *, step: int, uses: int) -> float:
     return float(_age(group, step))
 
 
-@buffer("priority")
+def _by_is_reported(run: RunFacts, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Refuse a part of the reward that the run does not have: every group would have the same value."""
+    kind, _, name = str(options["by"]).partition("/")
+    if kind == "reward" and name and run.rewards and name not in run.rewards:
+        yield "by", unknown("part of the reward", name, run.rewards)
+
+
+@buffer("priority", check=_by_is_reported)
 def priority(
     group: Group,
     *,

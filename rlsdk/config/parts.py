@@ -147,12 +147,15 @@ def located(path: str) -> str:
     return str(folder.resolve()) if folder.is_dir() else path
 
 
-def facts_of(config: Config, algorithm: AlgorithmDefaults, *, one_answer: bool) -> RunFacts:
+def facts_of(
+    config: Config, algorithm: AlgorithmDefaults, rewards: Sequence[RewardPart], *, one_answer: bool
+) -> RunFacts:
     """Collect the facts of the run that the checks of components receive.
 
     Args:
         config: Typed configuration.
         algorithm: Algorithm with the parts that the configuration replaced.
+        rewards: Parts of the reward.
         one_answer: True if a rollout consists of one answer.
     """
     path, reference, room = config.model.path, config.model.reference, config.model.max_length - 1
@@ -163,6 +166,7 @@ def facts_of(config: Config, algorithm: AlgorithmDefaults, *, one_answer: bool) 
         group_size=config.group_size,
         updates=config.minibatches * config.passes,
         aggregate=algorithm.aggregate,
+        rewards=tuple(part.rule.name for part in rewards),
     )
 
 

@@ -330,6 +330,7 @@ class RunFacts:
         group_size: Rollouts of each task.
         updates: Optimiser steps on each batch.
         aggregate: Mode in which per-token losses are reduced to one number.
+        rewards: Names of the parts of the reward; none where the workflow gives it.
     """
 
     teacher: bool
@@ -338,6 +339,7 @@ class RunFacts:
     group_size: int
     updates: int
     aggregate: str
+    rewards: tuple[str, ...] = ()
 
 
 class AlgorithmDefaults(Protocol):

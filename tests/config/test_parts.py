@@ -251,4 +251,13 @@ def test_a_check_sees_the_run_and_all_options(plan):
         group_size=4,
         updates=6,
         aggregate="seq-mean-token-mean",
+        rewards=("countdown",),
     )
+
+
+def test_a_buffer_that_ranks_by_an_unknown_part_of_the_reward_is_a_fault(plan, faults):
+    given = ("rollout.max_staleness=1", "rollout.buffer.use=priority")
+    (fault,) = faults(*given, "rollout.buffer.by=reward/countdwn")
+    assert fault.startswith("rollout.buffer.by: unknown part of the reward 'countdwn', did you mean 'countdown'")
+    for by in ("reward/countdown", "reward", "correct"):
+        plan(*given, f"rollout.buffer.by={by}")
