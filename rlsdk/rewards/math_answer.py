@@ -28,7 +28,7 @@ def math_answer(rollout: Rollout, *, strict: bool = True, tolerance: float = 0.0
 
     Args:
         rollout: Rollout to score; its task's answer is text or LaTeX, a number, or a list of them of which one must be
-            met.
+            met. Of a worked solution, what is boxed counts, or what follows `####`, as in GSM8K.
         strict: Only what is boxed is an answer. Otherwise, where there is none: what the last `<answer>…</answer>`
             holds, what follows `####`, what "the answer is" says, or the last number.
         tolerance: Relative difference of two values that is taken for rounding; without it 0.33 is not 1/3.
@@ -79,8 +79,10 @@ def _reference(answer: object) -> str | None:
         return str(answer)
     if not isinstance(answer, str) or not answer.strip():
         return None
-    boxed = last_boxed(answer)
-    return (answer if boxed is None else boxed).strip() or None
+    final = last_boxed(answer)
+    if final is None:
+        final = _after_hashes(answer)
+    return (answer if final is None else final).strip() or None
 
 
 def _fault(reference: str, answer: str, tolerance: float) -> str:
@@ -163,10 +165,16 @@ def stated_answer(text: str) -> str | None:
     held = last_answer(text)
     if held is not None:
         return _phrase(held) or held
+    hashed = _after_hashes(text)
+    return (_phrase(text) or last_number(text)) if hashed is None else hashed
+
+
+def _after_hashes(text: str) -> str | None:
+    """Return the rest of the last line that begins with `####`; None if there is none."""
     marks = list(_HASHES.finditer(text))
-    if marks:
-        return text[marks[-1].end() : marks[-1].end() + _MAX_PHRASE].split("\n", maxsplit=1)[0].strip()
-    return _phrase(text) or last_number(text)
+    if not marks:
+        return None
+    return text[marks[-1].end() : marks[-1].end() + _MAX_PHRASE].split("\n", maxsplit=1)[0].strip()
 
 
 def _phrase(text: str) -> str | None:
