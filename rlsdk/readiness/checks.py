@@ -274,6 +274,7 @@ class _PlanChecks:
                 every = max(1, count // PROMPTS)
                 some = [tasks[i] for i in range(0, count, every)][:PROMPTS]
                 self._prompts(path, some, count, codec)
+                self._answers_as_prefills(path, source, some)
                 if path.startswith("tasks.train"):
                     check_demonstrations(self.plan, some, codec)
         except OptionError as error:
@@ -322,6 +323,19 @@ class _PlanChecks:
         elif config.long_prompts == "error":
             text = f"{limit}, but {path} has a prompt of {max(lengths)} tokens, and long_prompts=error"
             self.faults.append(PlanFinding(setting, f"{text}; give at least {least}, or drop them"))
+
+    def _answers_as_prefills(self, path: str, source: TaskSource, tasks: Sequence[Task]) -> None:
+        """Say that prompts end with an answer where no prefill was asked for, as those of data for imitation do."""
+        last = [task.prompt[-1] for task in tasks if not isinstance(task.prompt, str) and task.prompt]
+        if source.reference.options.get("prefill") or not any(message.role == "assistant" for message in last):
+            return
+        said = next(message.text for message in last if message.role == "assistant")
+        text = (
+            f"prompts end with a message of the assistant, such as {said[-40:]!r}: the policy continues it, and "
+            "rewards read both as one answer. If it is the answer to learn, leave it out of the prompt (the column "
+            "`demonstration` may hold it)"
+        )
+        self.notes.append(PlanFinding(path, text))
 
     def _unknown_tokens(
         self, path: str, tasks: Sequence[Task], prompts: Sequence[np.ndarray], codec: ChatTokenizer

@@ -16,7 +16,7 @@ import rlsdk
 from rlsdk import preflight
 from rlsdk.contracts import TaskList
 from rlsdk.errors import DataError, OptionError
-from rlsdk.sources.rows import BadRowError, Columns, RowReader, Wording
+from rlsdk.sources.rows import BadRowError, Columns, NoColumnError, RowReader, Wording
 from rlsdk.sources.tables import Table, find, read_hub, read_jsonl, read_parquet
 from rlsdk.types import Task
 
@@ -24,6 +24,9 @@ LARGE = 2**28
 """Total size of files above which reading them is costly."""
 _SHOWN = 5
 """Bad rows that a message quotes."""
+_COLUMNS = (
+    "\n  name the columns of the file that a task is made of, such as `columns: {prompt: question, answer: solution}`"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -166,6 +169,7 @@ def _tasks(tables: Sequence[Table], columns: Columns, wording: Wording, skip_bad
     good: list[tuple[int, int]] = []
     bad: list[str] = []
     seen: dict[str, str] = {}
+    unmapped = False
     for number, table in enumerate(tables):
         for index, row in enumerate(table.scan(reader.needed)):
             try:
@@ -178,9 +182,10 @@ def _tasks(tables: Sequence[Table], columns: Columns, wording: Wording, skip_bad
                     seen[task.id] = table.label(index)
             except BadRowError as error:
                 bad.append(f"{table.label(index)}: {error}")
+                unmapped = unmapped or isinstance(error, NoColumnError)
             else:
                 good.append((number, index))
-    _judge(len(good), bad, skip_bad, [table.name for table in tables])
+    _judge(len(good), bad, skip_bad, [table.name for table in tables], _COLUMNS if unmapped else "")
     return TaskList(_Rows(tuple(tables), names, np.array(good, dtype=np.int64), reader), len(good), tuple(bad))
 
 
@@ -191,7 +196,7 @@ def _names(tables: Sequence[Table]) -> tuple[str, ...]:
     return tuple(stem if count[stem] == 1 else f"{stem}-{number}" for number, stem in enumerate(stems))
 
 
-def _judge(good: int, bad: Sequence[str], skip_bad: float, names: Sequence[str]) -> None:
+def _judge(good: int, bad: Sequence[str], skip_bad: float, names: Sequence[str], remedy: str) -> None:
     """Raise if too many rows are bad, or none is good; otherwise log how many are left out."""
     if len(bad) > skip_bad * (good + len(bad)):
         more = f"\n  … and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
@@ -199,6 +204,7 @@ def _judge(good: int, bad: Sequence[str], skip_bad: float, names: Sequence[str])
             f"{len(bad)} of {good + len(bad)} rows are not valid tasks, more than skip_bad={skip_bad:g} allows:"
             + "".join(f"\n  {line}" for line in bad[:_SHOWN])
             + more
+            + remedy
         )
     if not good and not bad:
         raise DataError(f"{', '.join(names)}: there are no rows, and a task is made of each")

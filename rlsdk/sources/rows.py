@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -17,6 +18,10 @@ ROLES = get_args(Role)
 
 class BadRowError(Exception):
     """A row that cannot be made into a task; the message says why."""
+
+
+class NoColumnError(BadRowError):
+    """A row without a column from which a field of its task is read."""
 
 
 @attrs.frozen(kw_only=True)
@@ -118,7 +123,7 @@ def _value(row: Mapping[str, Any], place: str) -> Any:
     else:
         for part in place.split("."):
             if not isinstance(value, Mapping) or part not in value:
-                raise BadRowError(f"there is no column {place!r}; there are: {', '.join(map(str, row)) or 'none'}")
+                raise NoColumnError(f"there is no column {place!r}; there are: {', '.join(map(str, row)) or 'none'}")
             value = value[part]
     if value is None:
         raise BadRowError(f"{place} is empty")
@@ -141,11 +146,21 @@ def _demonstration(value: Any, place: str) -> str | tuple[Message, ...]:
 
 def _prompt(value: Any, place: str, as_text: bool) -> str | tuple[Message, ...]:
     if isinstance(value, str) and value.strip():
+        if value.lstrip().startswith("[{") and _holds_messages(value):
+            raise BadRowError(f"{place} is text that holds a list of messages as JSON; write the list itself")
         return _text(value, place)
     if not isinstance(value, list | tuple) or not value:
         raise BadRowError(f"expected text or a list of messages in {place}, got {reprlib.repr(value)}")
     messages = tuple(_message(message, f"{place}[{index}]") for index, message in enumerate(value))
     return messages[0].text if as_text and len(messages) == 1 else messages
+
+
+def _holds_messages(text: str) -> bool:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return False
+    return all(isinstance(each, dict) and {"role", "content"} <= set(each) for each in found)
 
 
 def _parts(value: str | Sequence[Any], place: str) -> Content:

@@ -69,6 +69,19 @@ def test_a_template_that_drops_thoughts_is_noted_and_keeps_no_run_from_starting(
     assert note.path == "model.renderer" and "drops the thoughts of earlier answers" in note.message
 
 
+def test_prompts_that_end_with_an_answer_are_noted_unless_a_prefill_was_asked_for(model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, folder := tmp_path / "chat")
+    chatml(CHATML).tokenizer.save_pretrained(folder)
+    asked: Any = [{"role": "user", "content": "1+1?"}]
+    rows: list[Any] = [{"prompt": asked}, {"prompt": [*asked, {"role": "assistant", "content": "It is 2."}]}]
+    for row, prefill, noted in ((rows[0], "", False), (rows[1], "", True), (rows[0], "It", False)):
+        given = (f"tasks.train.prefill={prefill or 'null'}", "model.max_length=200", "model.tokenizer=null")
+        notes = examine(plan(folder, tmp_path, [row], [rows[0]], *given), starts=False).require().notes
+        assert [(note.path, "such as 'It is 2.': the policy continues it" in note.message) for note in notes] == [
+            ("tasks.train", True)
+        ] * noted
+
+
 def test_evaluations_without_tasks_are_noted(model: Path, tmp_path: Path) -> None:
     given = ("eval.every=5", "tasks.eval=null")
     notes = [

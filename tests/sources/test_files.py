@@ -147,7 +147,11 @@ BAD = [
     ('{"prompt": null}', "empty"),
     ('{"prompt": 5}', "expected text"),
     ('{"prompt": []}', "expected text"),
-    ('{"question": "?"}', "no column 'prompt'; there are: question"),
+    ('{"question": "?"}', "no column 'prompt'; there are: question\n.*columns: {prompt: question, answer: solution}"),
+    (
+        '{"prompt": "[{\\"role\\": \\"user\\", \\"content\\": \\"?\\"}]"}',
+        "prompt is text that holds a list",
+    ),
     ('{"prompt": ["?"]}', r"role and content in prompt\[0\]"),
     ('{"prompt": [{"role": "bot", "content": "?"}]}', r"prompt\[0\].role, got 'bot'"),
     ('{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}', r"prompt\[0\].content"),
