@@ -22,7 +22,7 @@ from rlsdk.serving.messages import APIError, ChatMessage, ChatToolCall
 from rlsdk.serving.replies import AnswerHead, TokenLogprobs, chat_logprobs, tokens_used
 from rlsdk.serving.streaming import LiveChatAnswer, sampled_live, without_prefill
 from rlsdk.serving.wire import ChatCompletionRequest
-from rlsdk.tool_calls import Dialect, Malformed
+from rlsdk.tool_calls import Call, Dialect, Malformed
 from rlsdk.tool_calls.calls import call_id
 from rlsdk.types import Message
 
@@ -257,7 +257,7 @@ def answered(
     number = sum(message.role == "assistant" for message in asked.messages) + (not asked.prefill)
     told: list[ChatToolCall] = []
     for i, call in enumerate(parsed.calls):
-        named = None if isinstance(call, Malformed) else _arguments(call.name, call.positional, call.arguments, asked)
+        named = None if isinstance(call, Malformed) else _arguments(call, asked)
         if isinstance(call, Malformed) or named is None:
             parsed, told = read(), []  # the agent sees what cannot be read as a call, and says so or gives up
             break
@@ -293,16 +293,17 @@ def _introduced(messages: list[Message], told: str) -> list[Message]:
     return [Message("system", told), *messages]
 
 
-def _arguments(
-    name: str, positional: tuple[Any, ...], named: Mapping[str, Any], asked: ChatCompletionRequest
-) -> Mapping[str, Any] | None:
+def _arguments(call: Call, asked: ChatCompletionRequest) -> Mapping[str, Any] | None:
     """Return all arguments by name, as JSON values; None if that is impossible."""
-    if not positional:
-        return dict(named)
     schemas = (tool["function"] for tool in asked.tools)
-    schema: Mapping[str, Any] = next((each for each in schemas if each["name"] == name), {})
-    names = list((schema.get("parameters") or {}).get("properties") or {})
-    given = dict(zip(names, positional, strict=False))
-    if len(positional) > len(names) or given.keys() & named.keys():
+    schema: Mapping[str, Any] = next((each for each in schemas if each["name"] == call.name), {})
+    parameters = schema.get("parameters")
+    parameters = parameters if isinstance(parameters, Mapping) else {}
+    call = call.as_wanted(parameters)
+    if not call.positional:
+        return dict(call.arguments)
+    names = list(parameters.get("properties") or {})
+    placed = dict(zip(names, call.positional, strict=False))
+    if len(call.positional) > len(names) or placed.keys() & call.arguments.keys():
         return None
-    return {**given, **named}
+    return {**placed, **call.arguments}

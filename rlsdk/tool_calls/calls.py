@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import attrs
 
-MAX_CHARACTERS = 16_384
+MAX_CHARACTERS = 65_536
 """Most characters of an answer in which calls are looked for; a longer one is refused."""
 
 MAX_DEPTH = 100
@@ -20,11 +20,48 @@ MAX_DEPTH = 100
 
 @attrs.frozen
 class Call:
-    """A tool call; `positional` arguments come from parsers whose syntax has them."""
+    """A tool call.
+
+    Attributes:
+        name: Name of the tool.
+        arguments: Arguments by name.
+        positional: Arguments without a name, where the syntax has them.
+        texts: Arguments as they were written, where the syntax has no quotes: a tool that wants the text "2" gets it.
+    """
 
     name: str
     arguments: Mapping[str, Any] = attrs.field(factory=dict)
     positional: tuple[Any, ...] = ()
+    texts: Mapping[str, str] = attrs.field(factory=dict, eq=False, repr=False)
+
+    def as_wanted(self, parameters: Mapping[str, Any]) -> Call:
+        """Return the call with the text that was written for each argument that is to be text.
+
+        Args:
+            parameters: JSON schema of the tool's parameters.
+        """
+        wanted = parameters.get("properties")
+        properties: Mapping[str, Any] = wanted if isinstance(wanted, Mapping) else {}
+        texts = {
+            name: text
+            for name, text in self.texts.items()
+            if _is_text(properties.get(name), text, self.arguments.get(name))
+        }
+        return attrs.evolve(self, arguments={**self.arguments, **texts}) if texts else self
+
+
+def _is_text(schema: Any, text: str, value: Any) -> bool:
+    """Return True if a schema wants the text that was written, rather than the value that it reads as."""
+    if not isinstance(schema, Mapping):
+        return False
+    if isinstance(schema.get("enum"), list):
+        return text in schema["enum"] and value not in schema["enum"]
+    arms = schema.get("anyOf", schema.get("oneOf"))
+    kinds = [arm.get("type") for arm in arms if isinstance(arm, Mapping)] if isinstance(arms, list) else []
+    kinds += schema["type"] if isinstance(schema.get("type"), list) else [schema.get("type")] if not kinds else []
+    if "string" not in kinds or not all(kind in ("string", "null") for kind in kinds):
+        return False
+    return value is not None or "null" not in kinds
 
 
 @attrs.frozen

@@ -63,14 +63,14 @@ def _read_qwen3_coder(body: str) -> Call | Malformed:
     inside, ended, _ = rest.partition("</function>")
     if head or not opened or not closed or not ended or not _NAME.fullmatch(name):
         return Malformed("expected <function=NAME>…</function> within <tool_call>")
-    arguments = {}
+    texts = {}
     for part in inside.split("<parameter=")[1:]:
         key, closed, rest = part.partition(">")
         value, ended, _ = rest.rpartition("</parameter>")
         if not closed or not ended:
             return Malformed(f"<parameter={key[:40]} is not closed by </parameter>")
-        arguments[key] = read_value(value.removeprefix("\n").removesuffix("\n"))
-    return Call(name, arguments)
+        texts[key] = value.removeprefix("\n").removesuffix("\n")
+    return _bare_call(name, texts)
 
 
 @tool_parser("glm")
@@ -101,14 +101,18 @@ def _read_glm(body: str) -> Call | Malformed:
     name, *pairs = body.split("<arg_key>")
     if not _NAME.fullmatch(name.strip()):
         return Malformed("expected the name of a function after <tool_call>")
-    arguments = {}
+    texts = {}
     for pair in pairs:
         key, closed, rest = pair.partition("</arg_key>")
         value, ended, _ = rest.partition("<arg_value>")[2].rpartition("</arg_value>")
         if not closed or not ended:
             return Malformed(f"expected <arg_value>…</arg_value> after <arg_key>{key[:40]}")
-        arguments[key.strip()] = read_value(value)
-    return Call(name.strip(), arguments)
+        texts[key.strip()] = value
+    return _bare_call(name.strip(), texts)
+
+
+def _bare_call(name: str, texts: Mapping[str, str]) -> Call:
+    return Call(name, {key: read_value(text) for key, text in texts.items()}, texts=texts)
 
 
 @tool_parser("harmony")

@@ -87,7 +87,8 @@ class Tool:
         Raises:
             WrongCallError: Arguments are wrong; the message lists all faults.
         """
-        given = named(self.name, [p.name for p in self.parameters], call)
+        wanted = call.as_wanted(self.schema["function"]["parameters"])
+        given = named(self.name, [p.name for p in self.parameters], wanted)
         values, faults = check_options(self.parameters, given)
         if faults:
             told = "; ".join(f"{name}: {text}" for name, text in faults)

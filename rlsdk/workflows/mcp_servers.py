@@ -91,7 +91,7 @@ class McpTool:
         Raises:
             WrongCallError: There are too many arguments, or one is given twice.
         """
-        return named(self.name, list(self.parameters.get("properties", {})), call)
+        return named(self.name, list(self.parameters.get("properties", {})), call.as_wanted(self.parameters))
 
 
 class Connection:

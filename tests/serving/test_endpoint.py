@@ -535,6 +535,22 @@ def test_dialects(parser, text, arguments):
     assert {**dict(zip("ab", call.positional, strict=False)), **call.arguments} == arguments
 
 
+def test_an_argument_that_the_agents_tool_wants_as_text_is_text():
+    schema = {"type": "object", "properties": {"path": {"type": "string"}, "content": {"type": "string"}}}
+    write = {"type": "function", "function": {"name": "write", "parameters": schema}}
+    odd = {"type": "function", "function": {"name": "write", "parameters": "none"}}
+    arguments = "<parameter=path>7</parameter><parameter=content>[1,  2]</parameter>"
+    call = f"<tool_call><function=write>{arguments}</function></tool_call>"
+
+    async def agent(served, post):
+        (told,) = message(await post(tools=[write]))["tool_calls"]
+        assert json.loads(told["function"]["arguments"]) == {"path": "7", "content": "[1,  2]"}
+        (told,) = message(await post(tools=[odd]))["tool_calls"]
+        assert json.loads(told["function"]["arguments"]) == {"path": 7, "content": [1, 2]}
+
+    serve(agent, call, call, dialect=Dialect.named("qwen3_coder", "test"))
+
+
 def test_what_cannot_be_read_as_a_call_is_text():
     async def agent(served, post):
         response = await post(tools=[ADD])

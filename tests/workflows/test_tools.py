@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import example, given, settings
@@ -229,6 +229,47 @@ def test_what_is_read_as_a_call() -> None:
     assert pythonic("f(-1, 'a', x={'k': [None, True]})") == [Call("f", {"x": {"k": [None, True]}}, (-1, "a"))]
     for text in ("f(g(1))", "f(x).y", "[f(1), 2]", "f(**{})", "f(", "f(10**9)", "f(__import__('os'))"):
         assert any(isinstance(call, Malformed) for call in pythonic(text)), text
+
+
+WANTS: list[tuple[dict[str, Any], str, Any]] = [
+    ({"type": "string"}, "2", "2"),
+    ({"type": "string"}, '{"a": 1}', '{"a": 1}'),
+    ({"type": ["string", "null"]}, "true", "true"),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+    ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "2", 2),
+    ({"enum": ["1", "2"]}, "2", "2"),
+    ({"enum": [1, 2]}, "2", 2),
+    ({"type": "number"}, "2", 2),
+    ({}, "2", 2),
+]
+
+
+@pytest.mark.parametrize(("schema", "text", "value"), WANTS)
+@pytest.mark.parametrize("parser", ["qwen3_coder", "glm"])
+def test_an_argument_that_is_to_be_text_stays_as_it_was_written(
+    parser: str, schema: dict[str, Any], text: str, value: Any
+) -> None:
+    made = rlsdk.load("tool_parser", parser)
+    [call] = made.parse(made.write([("write", {"x": text})]))
+    assert call.as_wanted({"type": "object", "properties": {"x": schema}}).arguments == {"x": value}
+
+
+def test_a_function_that_takes_text_gets_what_was_written() -> None:
+    def note(text: str, count: int, mode: Literal["1", "2"], title: str | None = None) -> str:
+        """Note."""
+        return text
+
+    made = rlsdk.load("tool_parser", "qwen3_coder")
+    [call] = made.parse(made.write([("note", {"text": "[1, 2]", "count": "3", "mode": "1", "title": "null"})]))
+    given = {"text": "[1, 2]", "count": 3, "mode": "1", "title": None}
+    assert Tool.of(note).arguments(call) == given
+
+
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder"])
+def test_a_call_that_writes_a_file_is_read(parser: str) -> None:
+    made = rlsdk.load("tool_parser", parser)
+    call = Call("write", {"text": "a line of a program\n" * 2000})
+    assert made.parse(made.write([(call.name, call.arguments)])) == [call]
 
 
 @settings(deadline=None, max_examples=200)
