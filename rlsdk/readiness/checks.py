@@ -275,6 +275,7 @@ class _PlanChecks:
                 some = [tasks[i] for i in range(0, count, every)][:PROMPTS]
                 self._prompts(path, some, count, codec)
                 self._answers_as_prefills(path, source, some)
+                self._unscored(path, some)
                 if path.startswith("tasks.train"):
                     check_demonstrations(self.plan, some, codec)
         except OptionError as error:
@@ -323,6 +324,19 @@ class _PlanChecks:
         elif config.long_prompts == "error":
             text = f"{limit}, but {path} has a prompt of {max(lengths)} tokens, and long_prompts=error"
             self.faults.append(PlanFinding(setting, f"{text}; give at least {least}, or drop them"))
+
+    def _unscored(self, path: str, tasks: Sequence[Task]) -> None:
+        """Refuse tasks of a source that no part of the reward is for; a workflow of many turns may name another."""
+        plan, trained = self.plan, path.startswith("tasks.train")
+        workflow = plan.plugins.component(plan.workflow if trained else plan.eval_workflow)
+        rules = [part.rule for part in plan.rewards]
+        if not rules or not workflow.one_answer or (trained and not plan.sampled):
+            return
+        task = next((task for task in tasks if not any(rule.applies(task) for rule in rules)), None)
+        if task is not None:
+            given = "; ".join(f"{rule.name}: {', '.join(rule.sources)}" for rule in rules)
+            text = f"no part is for task {task.id!r} of {path}, whose source is {task.source!r}; `sources` has {given}"
+            self.faults.append(PlanFinding("reward", text))
 
     def _answers_as_prefills(self, path: str, source: TaskSource, tasks: Sequence[Task]) -> None:
         """Say that prompts end with an answer where no prefill was asked for, as those of data for imitation do."""
