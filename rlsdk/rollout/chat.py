@@ -288,7 +288,7 @@ class TokenChat:
         Args:
             parser: Syntax of the calls; left out, the model's own (`model.tool_parser`).
         """
-        return self._talk.calls(parser)
+        return self._talk.calls(parser, self._tools)
 
     def reward(self, value: float) -> None:
         """Reward the last answer, at its last sampled token; several rewards of one token are added up.

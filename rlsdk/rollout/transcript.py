@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -113,11 +114,12 @@ class Transcript:
         self.new, self.begun = 0, False
         return message
 
-    def calls(self, parser: ToolParser | None) -> tuple[Call | Malformed, ...]:
+    def calls(self, parser: ToolParser | None, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[Call | Malformed, ...]:
         """Read the calls in the last answer, and note those that can be read on its message.
 
         Args:
             parser: Syntax of the calls; None for the model's own.
+            tools: JSON schemas of the tools, which say what is to be text.
         """
         answer, codec = self._answer, self.codec
         if answer is None:
@@ -125,9 +127,11 @@ class Transcript:
         parsed = codec.renderer.parse(
             answer.token_ids, prefill=answer.prefill, continued=answer.continued, parser=parser or codec.tool_parser
         )
+        functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), Mapping)]
+        schemas = {function.get("name"): function.get("parameters") for function in functions}
         number = self._answers
         made = [
-            ToolCall(call.name, call.arguments, id_of(number, i))
+            ToolCall(call.name, call.as_wanted(schemas.get(call.name) or {}).arguments, id_of(number, i))
             for i, call in enumerate(parsed.calls)
             if isinstance(call, Call)
         ]

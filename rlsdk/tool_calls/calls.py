@@ -40,7 +40,7 @@ class Call:
         Args:
             parameters: JSON schema of the tool's parameters.
         """
-        wanted = parameters.get("properties")
+        wanted = parameters.get("properties") if isinstance(parameters, Mapping) else None  # a client's may be anything
         properties: Mapping[str, Any] = wanted if isinstance(wanted, Mapping) else {}
         texts = {
             name: text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -13,11 +14,11 @@ from hypothesis import strategies as st
 import rlsdk
 from rlsdk.errors import OptionError, ValueFault
 from rlsdk.plugins import load, names
-from rlsdk.testing import run_workflow
+from rlsdk.testing import run_workflow, scripted_chat
 from rlsdk.tool_calls import MAX_CHARACTERS, Call, Malformed
 from rlsdk.types import Message, Rollout, Task, ToolCall
 from rlsdk.workflows.functions import Tool, as_text
-from tests.rollout.codecs import chatml, plain
+from tests.rollout.codecs import chatml, like, plain
 
 PARSERS = hermes, as_json, pythonic = [load("tool_parser", name).parse for name in ("hermes", "json", "pythonic")]
 SOURCE = '''
@@ -252,6 +253,21 @@ def test_an_argument_that_is_to_be_text_stays_as_it_was_written(
     made = rlsdk.load("tool_parser", parser)
     [call] = made.parse(made.write([("write", {"x": text})]))
     assert call.as_wanted({"type": "object", "properties": {"x": schema}}).arguments == {"x": value}
+
+
+def test_a_message_keeps_an_argument_that_is_to_be_text_as_it_was_written() -> None:
+    parser = rlsdk.load("tool_parser", "qwen3_coder")
+    task = Task(id="t", prompt=[Message("user", "Write.")])
+    chat = scripted_chat(task, like("qwen"), lambda _: parser.write([("write", {"text": "[1,  2]", "times": "2"})]))
+    properties = {"text": {"type": "string"}, "times": {"type": "integer"}}
+    function = {"name": "write", "parameters": {"type": "object", "properties": properties}}
+    chat.offer([{"type": "function", "function": function}])
+    asyncio.run(chat.sample(max_tokens=400))
+    [call] = chat.calls(parser)
+    assert isinstance(call, Call)
+    assert call.arguments == {"text": [1, 2], "times": 2}
+    [told] = chat.finish().messages[-1].tool_calls
+    assert told.arguments == {"text": "[1,  2]", "times": 2}
 
 
 def test_a_function_that_takes_text_gets_what_was_written() -> None:
