@@ -66,12 +66,12 @@ def explain(
             raise
         _print_json(None, [finding_of(text) for text in error.faults])
         sys.exit(WRONG_INPUT)
+    nodes = None if gpus is None else _nodes(gpus)
     with contextlib.redirect_stdout(sys.stderr):  # libraries greet on standard output
-        found = examine(plan, starts=False)
+        found = examine(plan, starts=False, devices=nodes is None)
     plan_text: dict[str, Any] = describe(plan)
     if full:
         plan_text |= {"batch": batch(plan)}
-    nodes = None if gpus is None else _nodes(gpus)
     if nodes is not None:
         misplaced = tuple(PlanFinding("placement", text) for text in gpu_faults(plan, nodes))
         found = attrs.evolve(found, faults=(*found.faults, *misplaced))

@@ -367,6 +367,19 @@ class LimitsConcurrency(Protocol):
 
 
 @runtime_checkable
+class LimitsLength(Protocol):
+    """Optional interface of an engine that does not start where sequences may be longer than a model was made for."""
+
+    def longest(self, model: Any) -> float:
+        """Return the number of tokens of the longest sequence; infinity if there is no limit.
+
+        Args:
+            model: The transformers model, without its weights (on torch's meta device).
+        """
+        ...
+
+
+@runtime_checkable
 class ShowsProgress(Protocol):
     """Optional interface of an engine that can show the tokens of unfinished continuations."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,28 @@ def mix(*numbers: int) -> int:
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
         state ^= state >> 31
     return state >> 1
+
+
+def positions(config: Any) -> float:
+    """Return the number of tokens that a model was made to read; infinity if its config names none.
+
+    A factor by which rotary positions are stretched counts, unless `max_position_embeddings` counts it already.
+
+    Args:
+        config: Config of the language model, from transformers.
+    """
+    names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+    named = [found for name in names if (found := getattr(config, name, None))]
+    rope = getattr(config, "rope_parameters", None) or {}
+    layers = [rope] if "rope_type" in rope else [each for each in rope.values() if isinstance(each, dict)]
+    longest = float(min(named, default=math.inf))
+    for each in layers:
+        factor = each.get("factor") or 1.0
+        if each.get("rope_type") in ("linear", "dynamic"):
+            return longest * factor
+        if "original_max_position_embeddings" in each:
+            longest = max(longest, each["original_max_position_embeddings"] * factor)
+    return longest
 
 
 def check_requests(requests: Sequence[Request], *, max_length: int, vocabulary: int) -> None:

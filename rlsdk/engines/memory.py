@@ -26,10 +26,14 @@ def transformers_memory(
 def vllm_memory(
     model: Model, net: Any, place: ActorSpec, *, kv_cache_gib: int, gpus: int, room: int
 ) -> tuple[MemoryUse, ...]:
-    """Estimate the memory of vLLM; on each of its GPUs, the KV cache gets what the weights leave of the `room`."""
+    """Estimate the memory of vLLM; on each of its GPUs, the KV cache gets what the weights leave of the `room`.
+
+    On a CPU each of the processes that divide the model has a KV cache, and the one that schedules is one more.
+    """
     weights = _weights(model, net)
     if place.device == "cpu":
-        return _uses(weights, kv_cache_gib * 2**30, VLLM_PROCESS_BYTES, place)
+        processes = gpus + (gpus > 1)
+        return _uses(weights, gpus * kv_cache_gib * 2**30, processes * VLLM_PROCESS_BYTES, place)
     own = weights // gpus
     return _uses(own, max(0, room - own), VLLM_PROCESS_BYTES, place)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,13 +26,14 @@ from rlsdk.engines.common import (
     end_ids,
     mix,
     open_tokenizer,
+    positions,
     with_tied_head,
     with_tied_heads,
 )
 from rlsdk.engines.memory import vllm_memory
 from rlsdk.engines.vllm_arguments import OWNED, engine_arguments
 from rlsdk.engines.vllm_images import prompt_with_images
-from rlsdk.engines.vllm_model import image_faults, import_architectures, model_faults, routing_faults
+from rlsdk.engines.vllm_model import image_faults, import_architectures, model_faults, parallel_faults, routing_faults
 from rlsdk.engines.vllm_worker import share
 from rlsdk.errors import EngineError, OptionError, ValueFault
 from rlsdk.marks import engine
@@ -56,8 +58,8 @@ class Vllm:
     The CUDA side (tensor parallelism, sleep and wake) has never run.
 
     Attributes:
-        tensor_parallel_size: GPUs that share one model; more than one makes vLLM run a process for each.
-        kv_cache_gib: Memory for the KV cache on a CPU, in GiB.
+        tensor_parallel_size: GPUs, or processes on a CPU, that divide the layers of one model.
+        kv_cache_gib: Memory for the KV cache on a CPU, in GiB; each process that divides the model has as much.
         gpu_memory_utilization: Share of a GPU's memory that vLLM may take, weights and KV cache together.
         max_num_seqs: Sequences that run at once; the rest wait.
         max_num_batched_tokens: Tokens of one step, prompts included; longer prompts are read in parts.
@@ -100,6 +102,11 @@ class Vllm:
         """Number of GPUs that one engine uses."""
         return self.tensor_parallel_size
 
+    def longest(self, model: Any) -> float:
+        """Return the number of tokens of the longest sequence; see `LimitsLength`."""
+        overridden = "hf_overrides" in self.args or os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
+        return math.inf if overridden else positions(model.config.get_text_config())
+
     def generation_memory(
         self, model: Model, net: Any, place: ActorSpec, device_bytes: int | None
     ) -> Sequence[MemoryUse]:
@@ -109,9 +116,12 @@ class Vllm:
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Environment variables to set before the actor's process imports anything."""
-        found = place.environment() | {
+        workers = self.tensor_parallel_size
+        share = attrs.evolve(place, threads=max(1, place.threads // workers), world_size=place.world_size * workers)
+        found = share.environment() | {
             "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if self.tensor_parallel_size > 1 else "0",
+            # The scheduler is always in this process, where the logprobs of new weights can be asked for first.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }
         if place.cache:
             found["VLLM_CACHE_ROOT"] = str(Path(place.cache) / "vllm")
@@ -145,7 +155,7 @@ class Vllm:
 
     def model_faults(self, model: Any) -> Sequence[str]:
         """Say why a model cannot be trained with the vLLM that is installed; it may have no weights."""
-        return model_faults(model)
+        return [*model_faults(model), *parallel_faults(model, self.tensor_parallel_size)]
 
     def image_faults(self, model: Any) -> Sequence[str]:
         """Say why a model's images cannot be read; the model may have no weights."""

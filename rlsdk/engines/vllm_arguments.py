@@ -27,6 +27,7 @@ OWNED = {
     "enable_return_routed_experts": "a correction such as routing_replay",
 }
 """Engine arguments that `args` may not set, and what sets them."""
+_EXECUTOR = "rlsdk.engines.vllm_executor.TensorParallelExecutor"
 
 
 def engine_arguments(
@@ -77,6 +78,8 @@ def engine_arguments(
     if images:
         found |= vllm_images.ARGUMENTS
     found |= _for_cpu(latent=latent) if cpu else _for_gpus(place, options)
+    if options.tensor_parallel_size > 1:
+        found |= {"tensor_parallel_size": options.tensor_parallel_size, "distributed_executor_backend": _EXECUTOR}
     given = {**found, **options.args}
     if model.head_dtype == "float32":
         given["hf_overrides"] = {**given.get("hf_overrides", {}), "head_dtype": "float32"}
@@ -93,11 +96,4 @@ def _for_cpu(*, latent: bool) -> dict[str, Any]:
 
 
 def _for_gpus(place: ActorSpec, options: Vllm) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "tensor_parallel_size": options.tensor_parallel_size,
-        "gpu_memory_utilization": options.gpu_memory_utilization,
-        "enable_sleep_mode": place.colocated,
-    }
-    if options.tensor_parallel_size > 1:
-        found["distributed_executor_backend"] = "mp"
-    return found
+    return {"gpu_memory_utilization": options.gpu_memory_utilization, "enable_sleep_mode": place.colocated}

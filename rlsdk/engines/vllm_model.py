@@ -55,6 +55,25 @@ def model_faults(model: Any) -> list[str]:
     return faults
 
 
+def parallel_faults(model: Any, size: int) -> list[str]:
+    """Say why so many processes cannot divide the layers of a model; it may have no weights."""
+    config = model.config.get_text_config()
+    sizes = {
+        "attention heads": "num_attention_heads",
+        "rows of a feed-forward layer": "intermediate_size",
+        "rows of an expert": "moe_intermediate_size",
+    }
+    counts = {f"{what} ({name})": getattr(config, name, None) for what, name in sizes.items()}
+    key_heads = getattr(config, "num_key_value_heads", None)
+    if key_heads and size % key_heads:  # otherwise each process has one, or a copy of one
+        counts["heads of keys and values (num_key_value_heads)"] = key_heads
+    return [
+        f"{count} {what} cannot be divided by {size}; set engine.tensor_parallel_size otherwise"
+        for what, count in counts.items()
+        if isinstance(count, int) and count % size
+    ]
+
+
 def image_faults(model: Any) -> list[str]:
     """Say why a model's images cannot be read with the vLLM that is installed; the model may have no weights."""
     if not sees(model):

@@ -41,7 +41,7 @@ from rlsdk.readiness.demonstrations import check_demonstrations
 from rlsdk.readiness.disk import DiskEstimate, estimate, skeleton
 from rlsdk.readiness.exact import exact_faults
 from rlsdk.readiness.images import image_faults
-from rlsdk.readiness.models import model_faults, rank_faults
+from rlsdk.readiness.models import length_notes, model_faults, rank_faults
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.stream import opened
 from rlsdk.types import Message, Task
@@ -96,15 +96,17 @@ class Readiness:
         return self
 
 
-def machine(plan: Plan, *, trains: bool = True) -> list[PlanFinding]:
+def machine(plan: Plan, *, trains: bool = True, devices: bool = True) -> list[PlanFinding]:
     """Check that this machine has the devices, packages, programs and models that a plan needs.
 
     Args:
         plan: Checked plan.
         trains: True for a program that has a learner, which writes checkpoints, and trackers.
+        devices: False leaves out its GPUs and cores: the plan is for other machines.
     """
     found = [PlanFinding("placement.device", text) for text in preflight.torch_companions()]
-    return [*found, *_devices(plan, trains=trains), *_models(plan), *_requirements(plan, trains=trains)]
+    found += _devices(plan, trains=trains) if devices else []
+    return [*found, *_models(plan), *_requirements(plan, trains=trains)]
 
 
 def space(plan: Plan, disk: DiskEstimate) -> list[PlanFinding]:
@@ -174,7 +176,7 @@ def _requirements(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
             yield from (PlanFinding(path, text) for text in preflight.programs(component.programs, what))
 
 
-def examine(plan: Plan, *, trains: bool = True, starts: bool = True) -> Readiness:
+def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bool = True) -> Readiness:
     """Check a plan's data, tokenizer and machine; nothing is started.
 
     Args:
@@ -182,9 +184,10 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True) -> Readines
         trains: True for a program that has a learner.
         starts: True if a run follows. Otherwise slow checks are left out: large files are not read, and nothing is
             downloaded.
+        devices: False leaves out the GPUs and cores of this machine: the plan is for other machines.
     """
     found = _PlanChecks(plan, starts)
-    found.warnings += machine(plan, trains=trains)
+    found.warnings += machine(plan, trains=trains, devices=devices)
     if trains and plan.needs_engine:
         found.faults += [PlanFinding("engine", text) for text in training_faults(plan)]
     if trains:
@@ -193,6 +196,8 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True) -> Readines
     built = skeleton(plan, download=starts)
     if (net := built[0]) is not None:
         found.faults += [PlanFinding(*fault) for fault in model_faults(plan, net, trains=trains)]
+        if not any(fault.path == "model.max_length" for fault in found.faults):
+            found.notes += [PlanFinding(*note) for note in length_notes(plan, net)]
     found.faults += [PlanFinding(*fault) for fault in exact_faults(plan, net)]
     tasks = [
         found.source(f"tasks.{section}" + (f"[{i}]" if len(sources) > 1 else ""), source, codec)

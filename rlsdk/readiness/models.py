@@ -6,9 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlsdk.config import Plan
-from rlsdk.contracts import ApartRole, ExaminesModel, Model, ReplaysRouting, ReturnsRouting, SharesSequences
+from rlsdk.contracts import (
+    ApartRole,
+    ExaminesModel,
+    LimitsLength,
+    Model,
+    ReplaysRouting,
+    ReturnsRouting,
+    SharesSequences,
+)
 from rlsdk.conversion import Differences, compare, read_header, without_weights
-from rlsdk.engines.common import open_tokenizer
+from rlsdk.engines.common import open_tokenizer, positions
 from rlsdk.learners.base import TransformersLearner
 from rlsdk.learners.options import NO_FLOAT16, LearnerOptions
 
@@ -32,8 +40,32 @@ def model_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str, s
         component = plan.plugins.resolve(reference)
         if isinstance(component, ExaminesModel):
             yield from ((path, f"{reference.name!r}: {fault}") for fault in component.model_faults(net))
+    if plan.needs_engine:
+        yield from _length_faults(plan, net)
     if plan.replays_routing:
         yield from _routing_faults(plan, net, trains=trains)
+
+
+def _length_faults(plan: Plan, net: Any) -> Iterator[tuple[str, str]]:
+    """Say that the engine of a plan refuses to start for sequences longer than its model was made for."""
+    engine, given = plan.plugins.resolve(plan.engine), plan.model.max_length
+    if isinstance(engine, LimitsLength) and given > (longest := engine.longest(net)):
+        yield (
+            "model.max_length",
+            f"{given:,}, but the config.json of the model says that it was made for {int(longest):,} tokens, and "
+            f"{plan.engine.name!r} does not start for more; set model.max_length={int(longest)} or less",
+        )
+
+
+def length_notes(plan: Plan, net: Any) -> Iterator[tuple[str, str]]:
+    """Say that sequences may be longer than a plan's model was made for."""
+    longest = positions(net.config.get_text_config())
+    if plan.model.max_length > longest:
+        yield (
+            "model.max_length",
+            f"{plan.model.max_length:,}, but the config.json of the model says that it was made for {int(longest):,} "
+            "tokens; what it writes beyond them may be nonsense",
+        )
 
 
 def _routing_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str, str]]:

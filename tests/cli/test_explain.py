@@ -188,4 +188,5 @@ def test_who_gets_which_gpu_on_nodes_that_do_not_exist(explain):
     said = " ".join(explain("placement.engines=3", "--gpus", "1x2", as_json=False, status=2).split())
     assert "placement: placement needs 3 GPUs (3 for engines, 1 for learners, shared)" in said
     assert "node 0 has 1, node 1 has 1" in said
+    assert "this machine has 0" not in said  # it is not this machine that was asked about
     assert "expected GPUS or GPUSxNODES" in explain("--gpus", "many", as_json=False, status=2)

@@ -95,7 +95,21 @@ def vllm_engine(launched: Launched, tmp_path_factory: pytest.TempPathFactory) ->
         yield found
 
 
-@pytest.fixture(params=["transformers", pytest.param("vllm", marks=pytest.mark.stack)])
+@pytest.fixture(scope="session")
+def parallel_vllm_engine(launched: Launched, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    """One whose layers two processes divide."""
+    options = {"max_num_seqs": EXCESS, "tensor_parallel_size": 2}
+    with launched(tmp_path_factory.mktemp("parallel-vllm"), options) as found:
+        yield found
+
+
+@pytest.fixture(
+    params=[
+        "transformers",
+        pytest.param("vllm", marks=pytest.mark.stack),
+        pytest.param("parallel_vllm", marks=[pytest.mark.stack, pytest.mark.slow]),
+    ]
+)
 def subject(request: pytest.FixtureRequest, model: Model) -> Iterator[Subject]:
     """Each engine in turn, with nothing running and the folder's weights as version 0."""
     found: Subject = request.getfixturevalue(f"{request.param}_engine")

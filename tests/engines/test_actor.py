@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -408,3 +410,33 @@ def test_vllm_through_its_actor(vllm_engine: Any, model: Model) -> None:
         np.testing.assert_allclose(completion.logprobs, found, atol=1e-4)
     sent = ray.get(vllm_engine.actor.checksums.remote(weights))
     assert sent == rlsdk.weights.checksums(weights)
+
+
+@pytest.mark.slow
+@pytest.mark.stack
+def test_an_engine_dies_with_one_of_the_processes_that_divide_its_model(launched: Any, tmp_path: Path) -> None:
+    import ray
+
+    from rlsdk.cluster.actors import cause_of, died
+
+    def workers(engine: Any) -> list[int]:
+        return [each.proc.pid for each in engine._llm.model_executor.workers]
+
+    gone = suppress(ray.exceptions.RayActorError)  # as `launched` stops the engine
+    with gone, launched(tmp_path, {"max_num_seqs": 4, "tensor_parallel_size": 2}) as engine:
+        first, second = engine.run(workers)
+        long = Request(id="a", prompt_ids=np.array([5, 6]), sampling=Sampling(max_tokens=250, ignore_eos=True))
+        stream = engine.actor.generate.options(num_returns="streaming").remote([long])
+        os.kill(second, signal.SIGKILL)
+        with pytest.raises(ray.exceptions.RayError) as failed:
+            ray.get(next(stream))
+        assert died(cause_of(failed.value))
+        assert (
+            "this engine ends, since one of the processes that divide its model has died"
+            in (tmp_path / "engine.log").read_text()
+        )
+        for _ in range(100):
+            if not Path(f"/proc/{first}").exists():
+                break
+            time.sleep(0.1)
+        assert not Path(f"/proc/{first}").exists()

@@ -33,10 +33,11 @@ def _bodies_travel_by_value() -> None:
     cloudpickle.register_pickle_by_value(tiny)
 
 
-@pytest.fixture(scope="module")
-def run(launched: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)], ids=["whole", "divided"])
+def run(launched: Any, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Run]:
     """Calls a function with an engine that was told of the adapter, where the engine lives."""
-    with launched(tmp_path_factory.mktemp("vllm-adapter"), {"max_num_seqs": 8}, ADAPTER) as told:
+    options = {"max_num_seqs": 8, "tensor_parallel_size": request.param}
+    with launched(tmp_path_factory.mktemp("vllm-adapter"), options, ADAPTER) as told:
         yield told.run
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -16,10 +18,12 @@ import torch
 import rlsdk
 from rlsdk.contracts import ActorSpec, Model, Request, Sampling, Weights
 from rlsdk.conversion import read_header
-from rlsdk.engines.common import StopStrings, check_names, mix, spread, with_tied_head
+from rlsdk.engines.common import StopStrings, check_names, mix, positions, spread, with_tied_head
+from rlsdk.engines.memory import vllm_memory
 from rlsdk.engines.sampler import sample, uniforms
 from rlsdk.engines.vllm import Vllm
 from rlsdk.engines.vllm_arguments import engine_arguments
+from rlsdk.engines.vllm_model import parallel_faults
 from rlsdk.engines.vllm_worker import read_shared, share
 from rlsdk.errors import EngineError, OptionError
 
@@ -150,6 +154,8 @@ def test_arguments_on_a_cpu() -> None:
     assert found["logprobs_mode"] == "processed_logprobs"
     assert found["max_num_seqs"] == 64
     assert "tensor_parallel_size" not in found and "enable_sleep_mode" not in found
+    divided = engine_arguments(MODEL, CPU, Vllm(tensor_parallel_size=2))
+    assert divided["tensor_parallel_size"] == 2 and "enable_sleep_mode" not in divided
     assert "hf_overrides" not in found
     exact = engine_arguments(attrs.evolve(MODEL, head_dtype="float32"), CPU, Vllm(args={"hf_overrides": {"a": 1}}))
     assert exact["hf_overrides"] == {"a": 1, "head_dtype": "float32"}
@@ -167,10 +173,11 @@ def test_latent_attention_on_a_cpu_is_rotated_by_torch() -> None:
 
 def test_arguments_on_gpus() -> None:
     alone = engine_arguments(MODEL, attrs.evolve(GPU, colocated=False), Vllm())
-    assert alone["tensor_parallel_size"] == 1 and "distributed_executor_backend" not in alone
+    assert "tensor_parallel_size" not in alone and "distributed_executor_backend" not in alone
     assert not alone["enable_sleep_mode"] and not alone["enforce_eager"]
     shared = engine_arguments(MODEL, GPU, Vllm(tensor_parallel_size=2, gpu_memory_utilization=0.4, enforce_eager=True))
-    assert (shared["tensor_parallel_size"], shared["distributed_executor_backend"]) == (2, "mp")
+    assert shared["tensor_parallel_size"] == 2
+    assert shared["distributed_executor_backend"] == "rlsdk.engines.vllm_executor.TensorParallelExecutor"
     assert shared["enable_sleep_mode"] and shared["enforce_eager"]
     assert shared["gpu_memory_utilization"] == 0.4
 
@@ -204,9 +211,64 @@ def test_environment_of_vllm() -> None:
     folders = ["VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR"]
     assert len({found[f] for f in folders}) == 4
     assert all(Path(found[f]).parent == Path("cache") for f in folders)
-    parallel = Vllm(tensor_parallel_size=2).environment(GPU)
-    assert parallel["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
-    assert "TORCHDYNAMO_DISABLE" not in parallel and "VLLM_CPU_KVCACHE_SPACE" not in parallel
+    gpu = Vllm().environment(GPU)
+    assert "TORCHDYNAMO_DISABLE" not in gpu and "VLLM_CPU_KVCACHE_SPACE" not in gpu
+
+
+def test_processes_that_divide_a_model_share_the_threads_of_their_engine() -> None:
+    assert Vllm(tensor_parallel_size=2).environment(CPU)["OMP_NUM_THREADS"] == "1"
+    crowded = Vllm(tensor_parallel_size=4).environment(CPU)
+    assert crowded["OMP_NUM_THREADS"] == "1" and crowded["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
+def test_each_process_that_divides_a_model_has_a_cache_of_its_own() -> None:
+    net = torch.nn.Linear(10, 10, bias=False)
+    whole, divided = (
+        {use.role: use.bytes for use in vllm_memory(MODEL, net, CPU, kv_cache_gib=2, gpus=gpus, room=0)}
+        for gpus in (1, 2)
+    )
+    assert whole["engine weights"] == divided["engine weights"] == 200
+    assert (whole["engine KV cache"], divided["engine KV cache"]) == (2 * 2**30, 4 * 2**30)
+    assert divided["engine process"] == 3 * whole["engine process"]  # one more schedules
+
+
+@pytest.mark.parametrize(
+    ("size", "change", "counts"),
+    [
+        (1, {}, []),
+        (2, {}, []),
+        (3, {}, ["8 attention heads", "100 rows of a feed-forward layer", "4 heads of keys and values"]),
+        (8, {}, ["100 rows of a feed-forward layer"]),  # two processes for each head of keys and values
+        (2, {"moe_intermediate_size": 7, "num_key_value_heads": None}, ["7 rows of an expert"]),
+    ],
+)
+def test_models_that_so_many_processes_cannot_divide(size: int, change: dict[str, Any], counts: list[str]) -> None:
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 100, **change}
+    config = SimpleNamespace(**sizes)
+    config.get_text_config = lambda: config
+    faults = parallel_faults(SimpleNamespace(config=config), size)
+    assert [fault.partition(" (")[0] for fault in faults] == counts
+    assert all(f"cannot be divided by {size}; set engine.tensor_parallel_size otherwise" in fault for fault in faults)
+
+
+@pytest.mark.parametrize(
+    ("values", "tokens"),
+    [
+        ({}, math.inf),
+        ({"n_positions": 1024}, 1024),
+        ({"max_position_embeddings": 512, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 512),
+        ({"max_position_embeddings": 512, "rope_parameters": {"rope_type": "linear", "factor": 4.0}}, 2048),
+        ({"max_position_embeddings": 512, "rope_parameters": {"sliding": {"rope_type": "dynamic", "factor": 2}}}, 1024),
+    ],
+)
+def test_tokens_that_a_model_was_made_to_read(values: dict[str, Any], tokens: float) -> None:
+    assert positions(SimpleNamespace(**values)) == tokens
+
+
+@pytest.mark.parametrize(("named", "tokens"), [(32_768, 131_072), (131_072, 131_072)])
+def test_positions_stretched_by_yarn_are_counted_once(named: int, tokens: int) -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+    assert positions(SimpleNamespace(max_position_embeddings=named, rope_parameters=rope)) == tokens
 
 
 def test_environment_of_a_compiled_engine() -> None:

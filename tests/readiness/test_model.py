@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -16,6 +17,8 @@ import architectures
 
 from rlsdk.config import check
 from rlsdk.readiness.checks import PlanFinding, examine
+
+NANO = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
 
 
 @pytest.fixture
@@ -179,3 +182,35 @@ def test_adapters_of_fused_experts_are_refused_with_the_layers_that_can_have_one
     assert re.search(r"mlp\.experts is .*one fused tensor.*k_proj, lm_head, o_proj", fault.message), fault.message
     named = "learner.lora.targets=[q_proj,v_proj]"
     assert faults(tmp_path / "model", "learner.lora.rank=4", named, "engine=transformers") == []
+
+
+def test_sequences_longer_than_the_model_was_made_for(tmp_path: Path, faults: Callable[..., list[PlanFinding]]) -> None:
+    architectures.make(tmp_path / "model", "llama", tied=False)
+    longest = json.loads((tmp_path / "model" / "config.json").read_text())["max_position_embeddings"]
+    longer = f"model.max_length={longest + 1}"
+    (fault,) = faults(tmp_path / "model", "engine=vllm", longer)
+    assert fault.path == "model.max_length"
+    assert f"{longest + 1:,}, but the config.json of the model says that it was made for {longest:,}" in fault.message
+    assert f"set model.max_length={longest} or less" in fault.message
+    assert not faults(tmp_path / "model", "engine=vllm", f"model.max_length={longest}")
+    assert not faults(tmp_path / "model", "engine=vllm", "engine.args={hf_overrides: {a: 1}}", longer)
+    assert not faults(tmp_path / "model", "engine=transformers", longer)  # which computes any position
+
+
+def test_a_note_says_where_the_model_was_not_trained(tmp_path: Path) -> None:
+    def notes(length: int) -> list[str]:
+        tree = {
+            "name": "trial",
+            "model": {"path": str(NANO), "max_length": length},
+            "tasks": {"train": {"use": "countdown", "size": 4, "template": "compact"}},
+            "reward": "countdown",
+            "steps": 1,
+            "out": str(tmp_path),
+            "engine": "transformers",
+            "placement": {"device": "cpu"},
+        }
+        return [str(note) for note in examine(check(tree), starts=False).notes if note.path == "model.max_length"]
+
+    assert notes(512) == []
+    (note,) = notes(513)
+    assert "was made for 512 tokens; what it writes beyond them may be nonsense" in note
