@@ -57,7 +57,15 @@ class RemoteClient:
         """Request one continuation of a prompt, as `EngineClient.sample`; a cancelled one closes its connection.
 
         Tokens come with the whole answer: nothing is shown to `watch`.
+
+        Raises:
+            EngineError: The prompt has images.
         """
+        if request.images:
+            raise EngineError(
+                f"a conversation holds an image, and {self._url}/completions takes token ids alone; try it "
+                "in a short training (steps=1)"
+            )
         return asyncio.ensure_future(self._ask(request.prompt, request.sampling, request.seed))
 
     async def close(self) -> None:

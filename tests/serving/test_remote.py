@@ -23,7 +23,7 @@ from rlsdk.serving.replies import HttpReply, models
 from rlsdk.serving.stateless import EngineService
 from rlsdk.testing import ScriptedPolicy
 from rlsdk.tool_calls import Dialect
-from rlsdk.types import Message, Rollout, Task
+from rlsdk.types import Image, Message, Rollout, Task
 from tests.rollout.codecs import chatml
 
 pytest.importorskip("aiohttp")
@@ -73,6 +73,14 @@ def played(workflow: Any, max_length: int = 200) -> Callable[[RemoteClient, Chat
         return group.rollouts[0]
 
     return use
+
+
+def test_images_are_refused_and_not_left_out():
+    client = RemoteClient("http://127.0.0.1:9/v1", chatml())
+    request = GenerateRequest("g", np.array([1]), Sampling(), images=(Image(np.zeros((2, 2, 3), np.uint8)),))
+    with pytest.raises(EngineError, match="a conversation holds an image"):
+        client.sample(request)
+
 
 
 def test_a_rollout_over_http_is_the_rollout_that_a_run_would_make():
