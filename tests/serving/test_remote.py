@@ -82,7 +82,6 @@ def test_images_are_refused_and_not_left_out():
         client.sample(request)
 
 
-
 def test_a_rollout_over_http_is_the_rollout_that_a_run_would_make():
     codec = chatml()
     workflow = rlsdk.load("workflow", "single_turn")
