@@ -93,9 +93,15 @@ class Vllm:
     _canaries: dict[str, Any] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        for name, owner in OWNED.items():
-            if name in self.args:
-                raise OptionError("engine 'vllm'", [(f"args.{name}", f"is set by {owner}; take it out of args")])
+        own = {field.name: f"engine.{field.name}" for field in attrs.fields(type(self)) if field.init}
+        taken = {name: owner for name, owner in {**own, **OWNED}.items() if name in self.args}
+        faults = [(f"args.{name}", f"is set by {owner}; take it out of args") for name, owner in taken.items()]
+        if self.args.get("pipeline_parallel_size", 1) != 1:
+            # It has several batches under way, and a token would bear the version of other weights than sampled it.
+            text = "rlsdk knows one batch at a time, and a pipeline has several; set engine.tensor_parallel_size"
+            faults.append(("args.pipeline_parallel_size", text))
+        if faults:
+            raise OptionError("engine 'vllm'", faults)
 
     @property
     def gpus(self) -> int:

@@ -20,13 +20,16 @@ OWNED = {
     "logprobs_mode": "rlsdk itself: logprobs are those of the distribution sampled from",
     "async_scheduling": "rlsdk itself: a token must be sampled by the weights whose version it bears",
     "worker_extension_cls": "rlsdk itself",
+    "scheduler_cls": "rlsdk itself",
+    "distributed_executor_backend": "rlsdk itself",
+    "data_parallel_size": "placement.engines, each of which has a model",
     "skip_tokenizer_init": "rlsdk itself",
     "enable_sleep_mode": "placement.colocate",
     "enable_lora": "learner.lora",
     "max_lora_rank": "learner.lora.rank",
     "enable_return_routed_experts": "a correction such as routing_replay",
 }
-"""Engine arguments that `args` may not set, and what sets them."""
+"""Engine arguments that `args` may not set, and what sets them; options of the engine are others."""
 _EXECUTOR = "rlsdk.engines.vllm_executor.TensorParallelExecutor"
 
 

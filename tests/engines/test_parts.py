@@ -186,6 +186,12 @@ def test_further_arguments() -> None:
     assert engine_arguments(MODEL, CPU, Vllm(args={"block_size": 32}))["block_size"] == 32
     with pytest.raises(OptionError, match=r"args\.max_model_len: is set by model\.max_length"):
         rlsdk.load("engine", "vllm", args={"max_model_len": 5})
+    given = {"max_num_seqs": 5, "data_parallel_size": 2, "pipeline_parallel_size": 2}
+    with pytest.raises(OptionError) as wrong:
+        rlsdk.load("engine", "vllm", args=given)
+    assert "args.max_num_seqs: is set by engine.max_num_seqs; take it out of args" in str(wrong.value)
+    assert "args.data_parallel_size: is set by placement.engines, each of which has a model" in str(wrong.value)
+    assert "args.pipeline_parallel_size: rlsdk knows one batch at a time" in str(wrong.value)
 
 
 @pytest.mark.stack
