@@ -292,8 +292,9 @@ class Recorder:
             raise
         finally:
             self._running.discard(running)
-        if watch is not None and self._streams.pop(turn.serial, None) is None:
-            raise _ended()  # just now, and the answer was recorded then
+        if self._closed:  # just now: what was streamed is recorded, and what was not, nobody has read
+            raise _ended()
+        self._streams.pop(turn.serial, None)
         return self._record(turn)
 
     def _keep_streamed(self, serial: int) -> None:
