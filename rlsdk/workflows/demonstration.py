@@ -6,6 +6,8 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
+import attrs
+
 import rlsdk
 from rlsdk.contracts import Chat
 from rlsdk.errors import DataError
@@ -68,6 +70,15 @@ def _messages(task: Task, name: str) -> list[Message]:
 
 
 def _message(task: Task, name: str, given: Any, index: int) -> Message:
+    fields: Mapping[str, Any] = {}
+    if isinstance(given, Mapping | Message):
+        fields = attrs.asdict(given, recurse=False) if isinstance(given, Message) else given
+    left_out = [key for key in ("reasoning", "reasoning_content", "thinking", "tool_calls") if fields.get(key)]
+    if left_out and fields.get("role") == "assistant":
+        raise DataError(
+            f"task {task.id!r}: {name}[{index}] holds {' and '.join(left_out)} beside its content, and only content is "
+            "trained on; write them into it, as the model is to write them"
+        )
     if isinstance(given, Message):
         return given
     content = given.get("content") if isinstance(given, Mapping) else None

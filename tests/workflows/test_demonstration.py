@@ -15,7 +15,7 @@ from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.sources.countdown import countdown
 from rlsdk.testing import run_workflow
-from rlsdk.types import Message, Rollout, Task
+from rlsdk.types import Message, Rollout, Task, ToolCall
 from tests.rollout.codecs import chatml, plain
 
 CALCULATOR = Path(__file__).resolve().parents[2] / "examples" / "calculator.py"
@@ -106,6 +106,11 @@ def test_the_calculators_examples_are_what_the_workflow_tools_would_have_been() 
         (["1+2"], r"demonstration\[0\] is '1\+2'; expected a message with content and a role"),
         (talk(("assistant", "1"), ("expert", "2")), r"demonstration\[1\] is .*expert"),
         ({"role": "assistant", "content": "1"}, "task 'd' has no demonstration"),
+        (
+            [Message("assistant", "1", tool_calls=[ToolCall("add")])],
+            r"demonstration\[0\] holds tool_calls beside its content",
+        ),
+        ([{"role": "assistant", "content": "", "tool_calls": [{}], "thinking": "hm"}], "holds thinking and tool_calls"),
     ],
 )
 def test_what_is_no_conversation_is_named(given: object, message: str) -> None:
