@@ -9,6 +9,7 @@ training callbacks end in the reverse order.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 import platform
@@ -27,6 +28,7 @@ from rlsdk.config import defaults
 from rlsdk.contracts import Run
 from rlsdk.contracts.rollouts import Evaluation
 from rlsdk.errors import ScoringError, visible
+from rlsdk.options import unknown
 from rlsdk.plugins import ComponentRef, load, short_name
 from rlsdk.runlog.engine_scaling import EngineScaling, requested_engines, write_status
 from rlsdk.runlog.ledger_file import note_ledger
@@ -48,8 +50,22 @@ FAILED_CLOSE_SECONDS = 5.0
 """Seconds that the trackers of a failed run get to close."""
 
 
+_WHEN = ("on_", "before_", "after_")
+"""Beginnings of the names of a callback's methods."""
+
+
 class Callback:
     """Base of callbacks; every method may be left out. An error in one ends the run."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a method that would never be called, or could not be awaited."""
+        super().__init_subclass__(**kwargs)
+        hooks = [name for name in vars(Callback) if name.startswith(_WHEN)]
+        for name, value in vars(cls).items():
+            if name in hooks and inspect.isfunction(value) and not inspect.iscoroutinefunction(inspect.unwrap(value)):
+                raise TypeError(f"{cls.__name__}.{name} must be `async def`")
+            if name.startswith(_WHEN) and inspect.iscoroutinefunction(value) and not hasattr(Callback, name):
+                raise TypeError(f"{cls.__name__}: {unknown('method of callbacks', name, hooks)}")
 
     async def on_start(self, trainer: Trainer) -> None:
         """Act before the first weights are published; a resumed trainer is restored by then."""
@@ -338,6 +354,23 @@ def standard_callbacks(
     evaluating = Evaluating(console, storage)
     logged = [Diagnosing(), Logging(observers, console)]
     return [Scaling(), *stored, evaluating, *own, *logged, *before_saving, Saving()]
+
+
+def checked_callbacks(given: Iterable[Callback]) -> list[Callback]:
+    """Return the callbacks of a user as a list.
+
+    Raises:
+        TypeError: Something else was given, such as a class.
+    """
+    if isinstance(given, Callback):
+        raise TypeError(f"callbacks: expected a list, got one callback; write callbacks=[{type(given).__name__}(…)]")
+    found = list(given)
+    for each in found:
+        if isinstance(each, type):
+            raise TypeError(f"callbacks: expected an instance, got the class; write {each.__name__}(…)")
+        if not isinstance(each, Callback):
+            raise TypeError(f"callbacks: expected subclasses of rlsdk.Callback, got {each!r:.80}")
+    return found
 
 
 def named_trackers(resolve: Callable[[ComponentRef], Any], trackers: Sequence[ComponentRef]) -> dict[str, Any]:

@@ -2,20 +2,49 @@
 
 from __future__ import annotations
 
+import reprlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import fmean
+from typing import Any
 
 import attrs
 import numpy as np
 
 from rlsdk.engines.actor import STEP
+from rlsdk.errors import RunError
 from rlsdk.evaluation.evaluation import by_source, is_correct, measured, scored_trajectories, trajectory_means
 from rlsdk.isolation.watching import stage
 from rlsdk.trainer.learning import EQUAL
 from rlsdk.types import Group, Rollout
+
+
+def as_numbers(metrics: Mapping[str, Any], giver: str) -> dict[str, float | None]:
+    """Return metrics as plain numbers; NumPy's and tensors of one number count as such.
+
+    Args:
+        metrics: Name -> number, or None where it is not available.
+        giver: Who gave them, for the error.
+
+    Raises:
+        RunError: A metric is no number.
+    """
+    found: dict[str, float | None] = {}
+    for name, value in metrics.items():
+        try:
+            found[name] = value if value is None or type(value) in (float, int) else float(_number(value))
+        except (TypeError, ValueError, RuntimeError) as error:
+            given = reprlib.repr(value)
+            raise RunError(f"metric {name!r} of {giver}: expected one number, got {given}") from error
+    return found
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, str | bytes):  # float() would read it
+        raise TypeError
+    return value.item() if hasattr(value, "item") else value
 
 
 class Timer:

@@ -29,7 +29,7 @@ from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.assembly import Parts, examined, started, steps_of
 from rlsdk.trainer.batch import StepBatch, labels, minibatches, pack, produce, routing_metrics
-from rlsdk.trainer.callbacks import Callback, LeavingNodes, Metrics, standard_callbacks
+from rlsdk.trainer.callbacks import Callback, LeavingNodes, Metrics, checked_callbacks, standard_callbacks
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
 from rlsdk.trainer.interactive import run_async
 from rlsdk.trainer.learning import NONZERO, LearningMonitor, teaches
@@ -37,6 +37,7 @@ from rlsdk.trainer.ledger import entries_of, final_states, used_entry, used_of
 from rlsdk.trainer.metrics import (
     RunTimes,
     Timer,
+    as_numbers,
     gap_metrics,
     memory_metrics,
     reward_metrics,
@@ -166,7 +167,9 @@ class Trainer:
         Raises:
             ConfigError: The configuration is wrong; nothing was started.
             RlsdkError: Something did not start.
+            TypeError: A callback is no `Callback`.
         """
+        callbacks = checked_callbacks(callbacks)
         plan = (check if resume is False else check_resumed)(config, overrides, plugins)
         how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
         with ExitStack() as stack:
@@ -448,12 +451,14 @@ class Trainer:
         found: Metrics = {}
         for callback in self.callbacks:
             await callback.before_training(self, found)
+            found |= as_numbers(found, f"callback {type(callback).__name__}")
         while not (self.ended or self.interrupted):
             for callback in self.callbacks:
                 await callback.before_step(self)
-            metrics: Metrics = {**await self.step()}
+            metrics = as_numbers(await self.step(), f"{type(self).__name__}.step")
             for callback in self.callbacks:
                 await callback.after_step(self, metrics)
+                metrics |= as_numbers(metrics, f"callback {type(callback).__name__}")
 
     def evaluate(self) -> Evaluation:
         """Evaluate the weights that the engines have on the held-out tasks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import re
 import sys
 import threading
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 
+import rlsdk
+from rlsdk.errors import RunError
 from rlsdk.trainer import Trainer
 from rlsdk.weights import to_weights
 from tests.trainer.fakes import FakeLearner, ScriptedRollouts, make_plan
@@ -66,6 +69,53 @@ def test_a_teachers_lead_is_added_to_the_advantages(tmp_path: Path) -> None:
         asyncio.run(trainer.step())
         found[kind.__name__] = trainer.learner.updates[0][0].tokens["advantages"]
     np.testing.assert_allclose(found["Taught"], found["Trainer"] + 0.1 * (1.5 + 0.5))
+
+
+def test_a_callback_that_would_never_be_called_or_awaited_is_refused() -> None:
+    with pytest.raises(TypeError, match="Late: unknown method of callbacks 'after_steps', did you mean 'after_step'"):
+
+        class Late(rlsdk.Callback):
+            async def after_steps(self, trainer: Trainer, metrics: Any) -> None: ...
+
+    with pytest.raises(TypeError, match=r"Plain\.after_step must be `async def`"):
+
+        class Plain(rlsdk.Callback):
+            def after_step(self, trainer: Trainer, metrics: Any) -> None: ...
+
+    class Whole(rlsdk.Callback):
+        async def after_step(self, trainer: Trainer, metrics: Any) -> None: ...
+        async def mean_after_step(self) -> None: ...
+        def before_all(self) -> None: ...
+
+
+def test_callbacks_that_are_none_are_refused_before_anything_starts() -> None:
+    for given, said in (
+        (rlsdk.Callback(), r"write callbacks=\[Callback\("),
+        ([rlsdk.Callback], "expected an instance, got the class"),
+        ([print], "expected subclasses of rlsdk.Callback"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            Trainer.from_config({}, callbacks=given)
+
+
+@pytest.mark.parametrize("wrong", ["3", [1.0, 2.0], np.ones(2), torch.ones(2)], ids=str)
+def test_a_metric_of_a_callback_is_one_number_of_whatever_library(tmp_path: Path, wrong: Any) -> None:
+    seen: dict[str, Any] = {}
+
+    class Adds(rlsdk.Callback):
+        async def after_step(self, trainer: Trainer, metrics: Any) -> None:
+            given = {"np": np.float32(2), "torch": torch.tensor(3.0), "bool": np.True_, "none": None}
+            metrics |= given if trainer.version == 1 else {"mine/wrong": wrong}
+
+    class Reads(rlsdk.Callback):
+        async def after_step(self, trainer: Trainer, metrics: Any) -> None:
+            seen.update(metrics)
+
+    plan = make_plan(tmp_path, steps=2)
+    trainer = Trainer(plan, rollouts=ScriptedRollouts(plan), learner=FakeLearner(), callbacks=[Adds(), Reads()])
+    with pytest.raises(RunError, match="metric 'mine/wrong' of callback Adds: expected one number, got "):
+        trainer.train()
+    assert json.dumps([seen[name] for name in ("np", "torch", "bool", "none")]) == "[2.0, 3.0, 1.0, null]"
 
 
 def test_weights_are_averaged_over_the_steps(tmp_path: Path) -> None:
