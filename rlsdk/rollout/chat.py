@@ -253,7 +253,7 @@ class TokenChat:
         return self._answer(answer.text, done.token_ids, prefill=prefill, ended=done.finish == "stop")
 
     def write(self, text: str) -> None:
-        """Append an expert's assistant message and the end-of-text token; it is trained on as if sampled.
+        """Append an expert's assistant message and the token that ends it; it is trained on as if sampled.
 
         What does not fit into the model's length is cut off, as the policy's own answers are.
 
@@ -264,15 +264,16 @@ class TokenChat:
         codec, room = self._setting.codec, self.room()
         if room < 1:
             raise self._full()
+        end = codec.end if self._plain else codec.turn_end
         ids = codec.encode(text)
-        ids = ids if codec.end is None else np.append(ids, codec.end)
+        ids = ids if end is None else np.append(ids, end)
         cut = len(ids) > room
         if cut:
             ids, self._status = ids[:room], "truncated"
             text = codec.decode([ids])[0]
         self._send(self._sending())
         self._segment.append(ids, True)
-        self._answer(text, ids, ended=codec.end is not None and not cut)
+        self._answer(text, ids, ended=end is not None and not cut)
 
     def _send(self, sending: Sending) -> None:
         if not sending.anew:

@@ -336,6 +336,23 @@ class ChatTokenizer:
         end: int | None = self.tokenizer.eos_token_id
         return end
 
+    @cached_property
+    def turn_end(self) -> int | None:
+        """Id of the token with which an answer of a conversation ends, where that is not the end of text; else `end`.
+
+        Gemma's and Phi's templates end a turn otherwise than a text.
+        """
+        if not self.renderer.usable:
+            return self.end
+        mark = "rlsdkanswer"
+        talk = [Message("user", "Q"), Message("assistant", mark), Message("user", "Q")]
+        try:
+            ids = self.renderer.prompt_tokens(talk)
+        except ConfigError:
+            return self.end
+        after = next((i for i in range(len(ids)) if mark in self.shown(ids[:i])), len(ids) - 1)
+        return int(ids[after]) if int(ids[after]) in self.renderer.stop_tokens else self.end
+
     def split_stops(self, stops: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Return the strings and the token ids at which sampling ends, for `contracts.Sampling`.
 

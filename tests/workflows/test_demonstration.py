@@ -55,6 +55,21 @@ def test_turns_are_trained_on_and_what_stands_between_them_is_not() -> None:
     assert [m.role for m in rollout.messages] == ["user", "assistant", "user", "assistant"]
 
 
+def test_an_answer_ends_as_the_template_ends_a_turn() -> None:
+    """As Gemma's, whose end of text is another token."""
+    codec = chatml(
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}<|im_start|>\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    answers = talk(("assistant", "A"), ("user", "and?"), ("assistant", "B"))
+    prompt = [Message("user", "Q")]
+    rollout = shown(Task(id="d", prompt=prompt, metadata={"demonstration": answers}), codec)
+    assert codec.shown(rollout.token_ids[rollout.loss_mask]) == "A<|im_start|>B<|im_start|>"
+    assert codec.shown(rollout.token_ids) == (
+        "user:Q<|im_start|>\nassistant:A<|im_start|>\nuser:and?<|im_start|>\nassistant:B<|im_start|>"
+    )
+
+
 def test_what_does_not_fit_into_the_models_length_is_cut_off() -> None:
     answers = talk(("assistant", "1+2"), ("user", ":"), ("assistant", "2+1+0"), ("user", ":"), ("assistant", "3"))
     task = Task(id="d", prompt="3:", metadata={"demonstration": answers})
