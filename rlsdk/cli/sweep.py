@@ -24,7 +24,7 @@ from rlsdk.sweeps.statistics import Estimate
 @click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each combination.")
 @click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, help="Runs at the same time.")
 @click.option(
-    "--metric", help="What to compare.  [default: eval/sampled or, without held-out tasks, reward/mean]", metavar="NAME"
+    "--metric", help="What to compare.  [default: eval/sampled or, without evaluations, reward/mean]", metavar="NAME"
 )
 @click.option("--minimize", is_flag=True, help="Lower values are better.")
 @click.option("--plugin", "files", metavar="FILE", multiple=True, help="Load a Python file as a plugin; repeatable.")
@@ -49,13 +49,13 @@ def sweep(
     status is 1 if a run failed.
     """
     from rlsdk.runlog.folder import held
-    from rlsdk.sweeps.results import EVALUATED, TRAINED, failures_of, require_metric, rows_of, write
     from rlsdk.sweeps.results import as_json as plain
+    from rlsdk.sweeps.results import default_metric, failures_of, require_metric, rows_of, write
     from rlsdk.sweeps.running import Interrupted, train_all
     from rlsdk.sweeps.runs import sweep_of
 
     folder, runs, plans = sweep_of(config, settings, files, seeds=seeds)
-    metric = metric or (EVALUATED if all(plan.tasks_eval for plan in plans.values()) else TRAINED)
+    metric = metric or default_metric(plans.values())
     click.echo(f"{len(runs)} runs in {folder}", err=True)
     try:
         with held(folder):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from rlsdk.config import Plan
 from rlsdk.errors import RunError
 from rlsdk.sweeps.running import RunOutcome
 from rlsdk.sweeps.statistics import Estimate, mean
@@ -47,6 +48,12 @@ class Failure:
     run: str
     reason: str
     log: Path
+
+
+def default_metric(plans: Iterable[Plan]) -> str:
+    """Return the metric by which runs are compared: held-out accuracy, if all of them evaluate what they train."""
+    sections = [plan.config.eval if plan.tasks_eval else None for plan in plans]
+    return EVALUATED if all(section and (section.every or section.after) for section in sections) else TRAINED
 
 
 def rows_of(outcomes: Sequence[RunOutcome], metric: str, *, minimize: bool = False) -> list[ResultRow]:

@@ -17,9 +17,10 @@ import yaml
 from click.testing import CliRunner
 
 from rlsdk.cli import root
+from rlsdk.config import check
 from rlsdk.errors import ConfigError, RunError
 from rlsdk.sweeps import running, tournament
-from rlsdk.sweeps.results import as_json, failures_of, require_metric, rows_of
+from rlsdk.sweeps.results import as_json, default_metric, failures_of, require_metric, rows_of
 from rlsdk.sweeps.running import Interrupted, RunOutcome, train_all
 from rlsdk.sweeps.runs import SweepRun, sweep_of
 from rlsdk.trainer.resuming import prepare_folder
@@ -51,6 +52,14 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def rlsdk(*arguments: str) -> Any:
     return CliRunner().invoke(root, [*arguments], env={"COLUMNS": "100"})
+
+
+def test_runs_are_compared_by_held_out_accuracy_only_if_all_evaluate_what_they_train() -> None:
+    held_out = {**CONFIG["tasks"], "eval": {**CONFIG["tasks"]["train"], "split": "test"}}
+    of = [check({**CONFIG, "tasks": held_out, "eval": section}) for section in ({}, {"every": 5, "after": False})]
+    before = check({**CONFIG, "tasks": held_out, "eval": {"after": False}})
+    assert default_metric(of) == "eval/sampled"
+    assert [default_metric([of[0], other]) for other in (before, check(CONFIG))] == ["reward/mean"] * 2
 
 
 def test_runs_of_a_sweep(config: Path) -> None:
