@@ -28,6 +28,7 @@ __all__ = [
     "OptionError",
     "OutOfRoomError",
     "PluginError",
+    "RefusedMessagesError",
     "RlsdkError",
     "RunError",
     "ScoringError",
@@ -60,7 +61,11 @@ class ConfigError(RlsdkError):
         super().__init__("\n".join([f"{head}:", *(f"  - {fault}" for fault in self.faults)]))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[str, ...]]]:
-        return (ConfigError, (self.faults,))
+        return (type(self), (self.faults,))
+
+
+class RefusedMessagesError(ConfigError):
+    """The chat template, or another renderer, refuses a conversation, such as one with two messages of the user."""
 
 
 class OptionError(RlsdkError):

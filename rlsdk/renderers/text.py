@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlsdk.contracts import ParsedAnswer, TextCodec, ToolParser
-from rlsdk.errors import ConfigError
+from rlsdk.errors import ConfigError, RefusedMessagesError
 from rlsdk.renderers.forms import images_of, plain, with_thought_or_text, with_written_arguments
 from rlsdk.renderers.probes import (
     ANSWERS,
@@ -146,7 +146,7 @@ class TextRenderer:
                 except Exception as error:  # noqa: BLE001 - a template may raise anything
                     refusal = refusal or error
         roles = ", ".join(message["role"] for message in given)
-        raise ConfigError([f"{self.title} refuses a conversation of {roles}: {refusal}"]) from refusal
+        raise RefusedMessagesError([f"{self.title} refuses a conversation of {roles}: {refusal}"]) from refusal
 
     def shows_tools(self, tools: Sequence[Mapping[str, Any]]) -> bool:
         """Return True if prompts list tools for the policy."""

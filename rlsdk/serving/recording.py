@@ -15,7 +15,7 @@ import numpy as np
 
 from rlsdk.contracts import Role, Sampled
 from rlsdk.engines.client import Watch
-from rlsdk.errors import ConfigError, OutOfRoomError, ValueFault
+from rlsdk.errors import ConfigError, OutOfRoomError, RefusedMessagesError, ValueFault
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.seeds import derive
 from rlsdk.serving.endpoint import endpoint
@@ -244,6 +244,8 @@ class Recorder:
                 _say(chat, asked.as_message(message))
             try:
                 anew = chat.begins_anew
+            except RefusedMessagesError as error:  # as at the beginning of a conversation: it is the agent's fault
+                raise APIError("; ".join(error.faults), param="messages") from error
             except ConfigError as error:
                 self.failure = self.failure or error
                 raise

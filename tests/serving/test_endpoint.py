@@ -673,6 +673,21 @@ def test_requests_that_are_refused_are_told_why_and_leave_no_trace():
     assert (len(policy.prompts), rollout.metrics["calls"]) == (1, 1)
 
 
+def test_messages_that_the_template_refuses_are_the_agents_fault_and_not_the_runs():
+    late = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('system comes first') }}{% endif %}"
+    codec = chatml(CHATML.replace("{% for m in messages %}", "{% for m in messages %}" + late))
+
+    async def agent(served, post):
+        told = message(await post())
+        refused = error(await post([SAY, told, {"role": "system", "content": "Hurry."}]))
+        assert "refuses a conversation of user, assistant, system: system comes first" in refused["message"]
+        assert refused["param"] == "messages"
+        message(await post([SAY, told, SAY]))
+
+    (rollout,), _ = serve(agent, "3", "4", codec=codec)
+    assert [m.role for m in rollout.messages] == ["user", "assistant", "user", "assistant"]
+
+
 def test_a_long_history_is_tokenised_beside_the_event_loop(monkeypatch):
     """The loop turns while a history is tokenised: the thread waits for it."""
     turned = threading.Event()
