@@ -121,7 +121,7 @@ def hub(
     """Tasks from a dataset of the Hugging Face hub.
 
     Args:
-        name: Name such as `openai/gsm8k`, or a folder with the layout of a dataset.
+        name: Name such as `openai/gsm8k`, or a folder with the layout of a dataset or written by `save_to_disk`.
         config: Configuration of the dataset, if it has several.
         split: Split such as `train`, or `train[:1000]`.
         revision: Commit or tag; without one, the data may change between runs.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 import attrs
@@ -163,7 +163,8 @@ def read_parquet(path: str) -> Columnar:
         with fsspec.open(path, "rb") as file:
             return Columnar(path, Dataset(pq.read_table(file)))
     except Exception as error:  # a hostile file may make pyarrow raise anything
-        raise DataError(f"{path}: it cannot be read as parquet: {error}") from error
+        hint = "; JSON lines are read by the source `jsonl`" if ".jsonl" in path else ""
+        raise DataError(f"{path}: it cannot be read as parquet: {error}{hint}") from error
 
 
 def read_jsonl(path: str) -> JsonLines:
@@ -177,20 +178,29 @@ def read_jsonl(path: str) -> JsonLines:
     try:
         with fsspec.open(path, "rb", compression="infer") as file:
             lines = [(number, line) for number, line in enumerate(file, 1) if line.strip()]
+            parquet = bool(lines) and lines[0][1].startswith(b"PAR1")
     except Exception as error:  # each compression has its own errors
         raise DataError(f"{path}: it cannot be read: {error}") from error
+    if parquet:
+        raise DataError(f"{path} is a parquet file; read it by the source `parquet`")
     return JsonLines(path, lines)
 
 
 def read_hub(name: str, config: str | None, split: str, revision: str | None) -> Columnar:
-    """Read a dataset of the Hugging Face hub, or of a folder laid out like one.
+    """Read a dataset of the Hugging Face hub, of a folder laid out like one, or of one that `save_to_disk` wrote.
 
     Raises:
+        DataError: A folder of `save_to_disk` holds one split, which has no name.
         UnreachableDataError: It cannot be read.
     """
     import datasets
 
+    saved = (Path(name) / "state.json").is_file()
+    if saved and split != "train":
+        raise DataError(f"dataset {name!r} was saved by save_to_disk and holds one split without a name, not {split!r}")
     try:
+        if saved:
+            return Columnar(f"{name}/{split}", datasets.load_from_disk(name))
         data = datasets.load_dataset(name, config, split=split, revision=revision)
     except Exception as error:  # network, permissions, layout
         raise UnreachableDataError(f"dataset {name!r}, split {split!r}: {type(error).__name__}: {error}") from error

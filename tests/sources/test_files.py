@@ -6,6 +6,7 @@ import gzip
 import json
 import pickle
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -249,6 +250,21 @@ def test_hub_datasets(tmp_path):
     assert (task.prompt[0].content, task.answer, task.id) == ("2 + 2?", "4", "train:0")
     with pytest.raises(DataError, match="split 'dev'"):
         load("hub", name=str(tmp_path), split="dev")
+    datasets.Dataset.from_list([{"prompt": "3 + 3?", "answer": "6"}]).save_to_disk(tmp_path / "saved")
+    assert [task.answer for task in load("hub", name=str(tmp_path / "saved"))] == ["6"]
+    with pytest.raises(DataError, match="holds one split without a name, not 'test'"):
+        load("hub", name=str(tmp_path / "saved"), split="test")
+
+
+def test_the_other_kind_of_file_is_named(tmp_path):
+    parquet, lines = (
+        save_parquet(tmp_path / "a.parquet", [{"prompt": "1"}]),
+        save(tmp_path / "a.jsonl", [{"prompt": "1"}]),
+    )
+    with pytest.raises(DataError, match="is a parquet file; read it by the source `parquet`"):
+        load("jsonl", path=parquet)
+    with pytest.raises(DataError, match="JSON lines are read by the source `jsonl`"):
+        load("parquet", path=lines)
 
 
 def test_tasks_of_files_can_be_pickled(tmp_path):
