@@ -111,7 +111,7 @@ class TokenChat:
         """Return the maximum length of the next answer, unsent messages accounted for; 0: none can be sampled."""
         return max(0, self._setting.max_length - self._sending().length(self._segment))
 
-    def say(self, text: str | Sequence[Any], role: Role = "user") -> None:
+    def say(self, text: str | Sequence[Any], role: Role = "user", *, joined: bool = True) -> None:
         """Append a message that the policy did not write.
 
         Consecutive messages of one role become a single message, joined by the separator: the first observation of an
@@ -121,6 +121,7 @@ class TokenChat:
             text: Text of the message or, for a model that sees, its parts: texts, `rlsdk.Image`s, or OpenAI's mappings
                 (`{"type": "image", "image": …}`).
             role: Role of its author.
+            joined: False: the message stays apart from one of the same role before it.
 
         Raises:
             ValueFault: The role is unknown (an assistant's words come from `sample`, with a prefill, or `write`), or a
@@ -128,7 +129,7 @@ class TokenChat:
         """
         if role not in get_args(Role):
             raise ValueFault(f"say: role is one of {', '.join(get_args(Role))}; got {role!r}")
-        self._talk.say(content_of(text), role)
+        self._talk.say(content_of(text), role, joined_to_last=joined)
         self._pending = None
 
     def tool_result(self, text: str, name: str = "", call_id: str = "") -> None:

@@ -71,11 +71,11 @@ class Transcript:
     def _answers(self) -> int:
         return sum(message.role == "assistant" for message in self.messages)
 
-    def say(self, content: Content, role: Role) -> None:
-        """Append a message; one of the same role as the last is joined with it."""
+    def say(self, content: Content, role: Role, *, joined_to_last: bool = True) -> None:
+        """Append a message; one of the same role as the last is joined with it, unless it is to stay apart."""
         content = self.codec.content_as_data(content)
         last = self.messages[-1] if self.messages else None
-        if last is None or last.role != role:
+        if last is None or last.role != role or not joined_to_last:
             self._append(Message(role, content))
             return
         whole = joined(last.content, self.codec.separator, content)

@@ -356,7 +356,8 @@ def _say(chat: TokenChat, message: Message) -> None:
     if message.role == "tool":
         chat.tool_result(message.text, message.name, message.tool_call_id)
     else:
-        chat.say(message.content, cast("Role", message.role))
+        # As the agent wrote them, and as any server of the model renders them: several in a row are not one.
+        chat.say(message.content, cast("Role", message.role), joined=False)
 
 
 def _without(rollout: Rollout, shared: int, metrics: Mapping[str, float]) -> Rollout:

@@ -673,6 +673,21 @@ def test_requests_that_are_refused_are_told_why_and_leave_no_trace():
     assert (len(policy.prompts), rollout.metrics["calls"]) == (1, 1)
 
 
+@pytest.mark.parametrize("codec", [chatml(), like("qwen")], ids=["chatml", "qwen"])
+def test_messages_in_a_row_are_recorded_as_any_server_renders_them(codec):
+    news = [SAY, {"role": "user", "content": "Now."}, *[{"role": "system", "content": each} for each in ("a", "b")]]
+
+    async def agent(served, post):
+        history = [SAY, SAY, message(await post([SAY, SAY])), *news]
+        message(await post(history))
+
+    (rollout,), policy = serve(agent, "3", "4", codec=codec)
+    told = [("user", SAY["content"])] * 2 + [("assistant", "3")] + [(m["role"], m["content"]) for m in news]
+    assert [(m.role, m.content) for m in rollout.messages[:-1]] == told
+    whole = codec.prompt_tokens([Message(role, text) for role, text in told], plain=False)
+    assert shown(codec, policy.prompts[1]) == shown(codec, whole)
+
+
 def test_messages_that_the_template_refuses_are_the_agents_fault_and_not_the_runs():
     late = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('system comes first') }}{% endif %}"
     codec = chatml(CHATML.replace("{% for m in messages %}", "{% for m in messages %}" + late))
