@@ -195,7 +195,8 @@ class ChatReplies:
             yield self.head.write(_CHUNK, [], _usage(done))
 
     def _last(self, i: int, live: LiveChatAnswer, answer: ChatAnswer) -> Iterator[dict[str, Any]]:
-        delta, tokens = live.take_rest_of(answer.message), live.take_tokens(answer.completion)
+        delta = live.take_rest_of(answer.message, answer.completion.token_ids)
+        tokens = live.take_tokens(answer.completion)
         if delta or (len(tokens.token_ids) and self.asked.top_logprobs is not None):
             yield self._chunk(i, delta or {"content": ""}, tokens=tokens)
         for position, call in enumerate(answer.message.calls):

@@ -140,17 +140,16 @@ class LiveChatAnswer(LiveAnswer):
         """
         super().__init__(codec, asked.stop)
         self._asked, self._parser = asked, parser
-        self._looked_at = 0
+        self._looked_at = NOTHING
         self._thought = ""
 
     def take_delta(self) -> dict[str, str]:
         """Return what can be sent now and was not sent before, under the names of its fields."""
         # All tokens are read again each time: so that the whole costs no more than a few readings, a long answer is
         # sent in longer pieces.
-        if len(self._tokens) - self._looked_at < 1 + len(self._tokens) // 64:
+        if len(self._tokens) - len(self._looked_at) < 1 + len(self._tokens) // 64:
             return {}
-        self._looked_at = len(self._tokens)
-        ids = np.array([token for token, *_ in self._tokens], np.int64)
+        self._looked_at = ids = np.array([token for token, *_ in self._tokens], np.int64)
         parsed = self._codec.renderer.parse(
             ids, prefill=self._asked.prefill, continued=bool(self._asked.prefill), parser=self._parser, done=False
         )
@@ -160,12 +159,23 @@ class LiveChatAnswer(LiveAnswer):
             return {}  # what was sent turns out to be something else; the whole answer decides
         return self._delta(content, thought)
 
-    def take_rest_of(self, message: ChatMessage) -> dict[str, str]:
+    def take_rest_of(self, message: ChatMessage, token_ids: np.ndarray) -> dict[str, str]:
         """Return what is missing of the whole answer.
 
+        Args:
+            message: The answer as it is read once it is complete.
+            token_ids: Its tokens.
+
         Raises:
-            EngineError: Something else was sent before.
+            EngineError: Other tokens were sent before.
         """
+        fits = message.content.startswith(self.sent) and message.reasoning.startswith(self._thought)
+        if not fits and np.array_equal(token_ids[: len(self._looked_at)], self._looked_at):
+            # A mark such as `</think>` came late, and divides the answer otherwise than it was sent. The client is sent
+            # the rest as it stands.
+            text = self._codec.decode([token_ids])[0]
+            text = text[: _stop_begins(text, self._stops)] if text.startswith(self.sent) else self.sent
+            return self._delta(text, self._thought)
         return self._delta(message.content, message.reasoning)
 
     def _delta(self, content: str, thought: str) -> dict[str, str]:
@@ -179,7 +189,12 @@ def without_prefill(parsed: ParsedAnswer, asked: ChatCompletionRequest, codec: C
     if not asked.prefill:
         return parsed.content, parsed.reasoning
     begun = codec.renderer.parse(NOTHING, prefill=asked.prefill, continued=True)
-    return parsed.content.removeprefix(asked.prefill), parsed.reasoning.removeprefix(begun.reasoning)
+    return _after(begun.content, parsed.content), _after(begun.reasoning, parsed.reasoning)
+
+
+def _after(begun: str, whole: str) -> str:
+    """Return what a text has after its beginning; white space at the end of a short text may have been cut off."""
+    return "" if begun.startswith(whole) else whole.removeprefix(begun)
 
 
 def _stop_begins(text: str, stops: Sequence[str]) -> int:

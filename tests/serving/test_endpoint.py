@@ -378,6 +378,32 @@ def test_what_was_streamed_to_an_agent_that_left_is_recorded_as_truncated():
     assert set(rollout.logprobs[rollout.loss_mask]) == {np.float32(-0.5)}
 
 
+def streamed(response: httpx.Response) -> str:
+    """The content of a stream; an error in it fails the test."""
+    chunks = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    return "".join(each["delta"].get("content", "") for chunk in chunks for each in chunk["choices"])
+
+
+def test_a_thought_that_only_its_end_tells_is_streamed_as_it_stands_and_continued():
+    async def agent(served, post):
+        told = streamed(await post(stream=True))
+        assert told == "First add.</think>3"
+        message(await post([SAY, {"role": "assistant", "content": told}, SAY]))
+
+    (rollout,), _ = serve(agent, "First add.</think>3", "4")
+    assert sampled(chatml(), rollout) == "First add.</think>3<|im_end|>4<|im_end|>"
+
+
+@pytest.mark.parametrize("begun", ["It is ", "<think>\nhm\n</think>\n\nIt is"])
+def test_a_prefill_is_told_in_no_form(begun):
+    async def agent(served, post):
+        asked = [SAY, {"role": "assistant", "content": begun}]
+        assert message(await post(asked, tools=[ADD]))["content"] == " three"
+        assert streamed(await post(asked, tools=[ADD], stream=True)) == " three"
+
+    serve(agent, " three", " three")
+
+
 @pytest.mark.parametrize("asks_more", [False, True])
 def test_the_reward_is_for_the_last_question_though_a_stream_was_left_open(asks_more):
     class First(Slow):
