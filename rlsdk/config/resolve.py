@@ -350,10 +350,26 @@ class _Resolver:
             self.schedules |= (schedules := self.plugins.component(reference).schedules(merged))
             return self.plugins.resolve(attrs.evolve(reference, options=with_greatest(merged, schedules)))
         except OptionError as error:
-            self.faults += [f"algorithm.{below}: {text}" for below, text in error.faults]
+            for below, text in error.faults:
+                part = self._part_with(use, below) if text.startswith("unknown option") else ""
+                hint = f"the algorithm's {part} has it: algorithm.{part}.{below}"
+                self.faults.append(f"algorithm.{below}: " + (f"unknown option {below!r}; {hint}" if part else text))
         except PluginError as error:
             self.report("algorithm", error)
         return None
+
+    def _part_with(self, use: Use, option: str) -> str:
+        """Return the part of an algorithm that has an option; empty if none of its own has."""
+        try:
+            defaults = self.plugins.resolve(self.plugins.reference("algorithm", use.name))
+            for part, kind in PARTS.items():
+                own = getattr(defaults, part) if part not in use.options else None
+                options = self.plugins.component(self.plugins.reference(kind, own.name)).options if own else ()
+                if any(each.name == option for each in options):
+                    return part
+        except (PluginError, OptionError):
+            pass
+        return ""
 
     def parts(self, algorithm: AlgorithmDefaults) -> dict[str, Any]:
         found: dict[str, Any] = {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlsdk.config import check
+from rlsdk.errors import ConfigError
 from rlsdk.schedules import Schedule
 
 
@@ -162,3 +164,19 @@ def test_wrong_schedules_are_faults_under_their_paths(faults):
     assert faults("algorithm.entropy_coef={from: 0.4, to: 0.2, over: 0}") == (
         "algorithm.entropy_coef.over: expected int >= 1, got 0",
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"clip_high": 0.28}, "; the algorithm's policy_loss has it: algorithm.policy_loss.clip_high"),
+        ({"std_normalize": False}, "; the algorithm's advantage has it: algorithm.advantage.std_normalize"),
+        ({"advantage": "rloo", "std_normalize": False}, "; known: advantage, "),
+    ],
+)
+def test_an_option_of_a_part_that_is_given_to_the_algorithm_is_told_its_place(plan, given, said):
+    with pytest.raises(ConfigError) as caught:
+        check({**plan().tree, "algorithm": {"use": "grpo", **given}})
+    (fault,) = caught.value.faults
+    name = list(given)[-1]
+    assert fault.startswith(f"algorithm.{name}: unknown option {name!r}{said}")
