@@ -19,6 +19,8 @@ from tests.examples import many
 
 # A call that comes after a test has ended its Ray fails then, and does not start another for all tests that follow.
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+# Torch asks for the name of each address that it connects; where no name server answers, that would take 5 s each time.
+os.environ.setdefault("RES_OPTIONS", "timeout:1")
 
 # No deadline: these machines are shared, and a test that is slow there is not wrong.
 settings.register_profile("rlsdk", deadline=None, max_examples=many(200))

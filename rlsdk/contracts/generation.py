@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 NO_PROGRESS_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}
 """Variables that keep progress bars out of logs; libraries read them when they are imported."""
+_RESOLVER = {"RES_OPTIONS": os.environ.get("RES_OPTIONS", "timeout:1")}
+"""Torch asks for the names of all addresses that it connects, only to show them: where no name server answers, each
+rank would wait for 5 s, again and again."""
 _CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "TORCH_EXTENSIONS_DIR": "extensions"}
 
 Finish = Literal["stop", "length", "abort"]
@@ -86,6 +90,7 @@ class ActorSpec:
             "OMP_NUM_THREADS": str(self.threads),
             "TOKENIZERS_PARALLELISM": "false",
             **NO_PROGRESS_BARS,
+            **_RESOLVER,
         }
         if self.cache:
             found |= {variable: str(Path(self.cache) / folder) for variable, folder in _CACHES.items()}

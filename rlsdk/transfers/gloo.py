@@ -162,7 +162,7 @@ def _group(store: Any, rank: int, meeting: Meeting, patience: timedelta) -> Iter
     try:
         yield group
     finally:
-        group.abort()  # closes its connections, whoever still holds it
+        group.abort()  # its connections are closed with the last reference to it
 
 
 def broadcast(group: Any, contents: list[np.ndarray]) -> None:

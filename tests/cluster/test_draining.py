@@ -33,6 +33,7 @@ def run(case: str) -> None:
     assert ran.returncode == 0, ran.stderr[-4000:]
 
 
+@pytest.mark.slow
 @pytest.mark.stack
 def test_drained_nodes_are_found_with_their_deadline_and_get_nothing_new() -> None:
     run("found")

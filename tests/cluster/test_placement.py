@@ -112,6 +112,7 @@ with ray_cluster(check(Path(sys.argv[1]), ("placement.runtime_env={env_vars: {A:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.stack
 def test_a_connection_of_the_program_is_used_and_kept() -> None:
     command = [sys.executable, "-c", CONNECTED, str(Path(__file__).parents[2] / "examples" / "quickstart.yaml")]

@@ -209,6 +209,7 @@ def test_all_arguments_are_vllms(vllm_engine: Any) -> None:
 def test_environment_of_vllm() -> None:
     found = Vllm(kv_cache_gib=3).environment(CPU)
     assert found["OMP_NUM_THREADS"] == "2"
+    assert "timeout:" in found["RES_OPTIONS"]  # of name servers
     assert found["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert found["VLLM_CPU_KVCACHE_SPACE"] == "3"
     assert found["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"

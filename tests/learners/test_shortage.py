@@ -82,6 +82,7 @@ def test_a_halved_micro_batch_gives_the_same_gradient(
     assert "Set learner.micro_batch_tokens=200" in said
 
 
+@pytest.mark.slow
 @pytest.mark.stack
 def test_a_second_shortage_says_what_to_lower(launch: Launch, make_batch: Callable[..., TrainBatch], tied: Model):
     batch = make_batch(40)

@@ -111,7 +111,9 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if "never ends" in name else name for name in VARIANTS]
+)
 def test_a_broken_package_is_caught_in_words(
     name: str, rlsdk: Rlsdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
