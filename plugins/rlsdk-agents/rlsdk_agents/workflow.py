@@ -11,7 +11,7 @@ import rlsdk
 from rlsdk.contracts import Chat, Served
 from rlsdk.errors import OptionError, ValueFault
 from rlsdk.kit import Dialect, LateError, attended, find, within
-from rlsdk.types import Rollout, Task
+from rlsdk.types import Image, Message, Rollout, Task
 
 NAME = "workflow 'agents/workflow'"
 
@@ -63,14 +63,15 @@ class AgentsWorkflow:
 
         return await attended(chat, work, name=self.agent, dialect=self._dialect, max_tokens=self.max_tokens)
 
-    async def _run(self, task: Task, served: Served) -> str:
-        """Run the agent and return its final output.
+    async def _run(self, task: Task, served: Served) -> str | None:
+        """Run the agent and return its final output as text: a typed one as JSON.
 
         Raises:
             LateError: The maximum number of turns was reached.
         """
         import agents
         import openai
+        import pydantic_core
 
         # There is no TLS on this machine's own endpoint, and no proxy before it; reading certificates takes a while.
         http = openai.DefaultAsyncHttpxClient(verify=False, trust_env=False)
@@ -84,10 +85,22 @@ class AgentsWorkflow:
                 result = await agents.Runner.run(self._agent, _input(task), run_config=config, max_turns=self.max_turns)
             except agents.MaxTurnsExceeded as error:
                 raise LateError from error
-        return str(result.final_output)
+        output = result.final_output
+        return output if isinstance(output, str | None) else pydantic_core.to_json(output, fallback=str).decode()
 
 
 def _input(task: Task) -> Any:
     if isinstance(task.prompt, str):
         return task.prompt
-    return [{"role": message.role, "content": message.text} for message in task.prompt]
+    return [{"role": message.role, "content": _content(message)} for message in task.prompt]
+
+
+def _content(message: Message) -> Any:
+    if isinstance(message.content, str):
+        return message.content
+    return [
+        {"type": "input_image", "image_url": part.url, "detail": "auto"}
+        if isinstance(part, Image)
+        else {"type": "input_text", "text": part}
+        for part in message.content
+    ]

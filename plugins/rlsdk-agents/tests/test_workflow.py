@@ -13,15 +13,20 @@ import rlsdk
 from rlsdk.contracts import RewardSpec
 from rlsdk.errors import OptionError
 from rlsdk.testing import ChatTokenizer, RewardTerm, Scorer, run_workflow
-from rlsdk.types import Message, Task
+from rlsdk.types import Image, Message, Task
 
 pytest.importorskip("agents", reason="openai-agents is not installed here; make test-slow runs these where it is")
 from rlsdk_agents.workflow import AgentsWorkflow
 
 SOURCE = '''
 from agents import Agent, function_tool
+from pydantic import BaseModel
 
 called = []
+
+class Sum(BaseModel):
+    value: int
+    sure: bool
 
 @function_tool
 def add(a: float, b: float) -> float:
@@ -36,6 +41,7 @@ def add(a: float, b: float) -> float:
 
 assistant = Agent(name="Assistant", instructions="Use your tools.", tools=[add], model="gpt-5")
 clerk = Agent(name="Clerk", instructions="Be exact.", model="gpt-5-mini")
+typed = Agent(name="Typed", instructions="Be exact.", model="gpt-5-mini", output_type=Sum)
 desk = Agent(name="Desk", instructions="Hand over.", handoffs=[clerk])
 '''
 TEMPLATE = (
@@ -98,6 +104,23 @@ def test_a_handoff_is_a_conversation_of_the_same_trajectory(codec, file):
     assert [s.value for s in group.scores] == [1.0, 1.0]  # the first one said nothing of 3
     written = [codec.shown(r.token_ids[r.loss_mask]) for r in group.rollouts]
     assert written == [f"{HAND_OVER}</s>", "3</s>"]
+
+
+def test_rewards_read_a_typed_output_as_json(codec, file):
+    group = run(codec, file, "typed", '{"value": 3, "sure": true}', task=Task(id="t", prompt="1 + 2?"))
+    assert group.rollouts[0].text == '{"value":3,"sure":true}'
+
+
+def test_images_of_a_prompt_are_passed_on():
+    from agents.models.chatcmpl_converter import Converter
+    from rlsdk_agents.workflow import _input
+
+    image = Image("data:image/png;base64,iVBORw0KGgo=")
+    prompt = [Message("system", "Look."), Message("user", [image, "What is it?"])]
+    system, user = Converter.items_to_messages(_input(Task(id="t", prompt=prompt)))
+    assert system["content"] == "Look."
+    assert [part["type"] for part in user["content"]] == ["image_url", "text"]
+    assert user["content"][0]["image_url"]["url"] == image.url
 
 
 def test_limits_and_failures(codec, file):
