@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -15,7 +16,7 @@ from rlsdk.batch import LossInputs, Totals, aggregate
 from rlsdk.batch.arithmetic import bounded
 from rlsdk.components import component_of
 from rlsdk.contracts import LossSpec, TrainBatch
-from rlsdk.errors import LearnerError
+from rlsdk.errors import LearnerError, RlsdkError, described
 from rlsdk.fields import UPDATE_FIELDS, names
 from rlsdk.head import EntropyMode
 from rlsdk.learners.memory import Gather, Memory
@@ -157,8 +158,9 @@ class Objective:
             return None
         # A token that is not trained on may have an infinite estimate, whose gradient, times zero, is NaN.
         logprobs, reference = (torch.where(x.loss_mask, each, 0) for each in (x.logprobs, x.ref_logprobs))
-        kl: Tensor = at(self._kl, x.train_step)(logprobs, reference)
-        return kl
+        estimator = at(self._kl, x.train_step)
+        with _named("kl", estimator) as name:
+            return _per_token(name, estimator(logprobs, reference), x)
 
     def _aggregate(self, per_token: Tensor, x: LossInputs, totals: Totals) -> Tensor:
         mode: Any = self.spec.aggregate
@@ -169,16 +171,11 @@ class Objective:
         needs = self._needs(bound)
         hidden = {name: None for name in (*_OPTIONAL, *x.extra) if name not in needs and hasattr(x, name)}
         call = self._memories[kind].call if kind in self._memories else bound
-        found = call(x.replace(**hidden) if hidden else x)
-        values: Tensor
-        values, metrics = found if isinstance(found, tuple) else (found, {})
-        if values.shape != x.logprobs.shape:
-            component = component_of(bound)
-            raise LearnerError(
-                f"{kind} {component.name if component else bound!r} gave shape "
-                f"{tuple(values.shape)}; expected {tuple(x.logprobs.shape)}, one value per token (the core sums)"
-            )
-        add_component_metrics(accumulator, "actor/", metrics, x.loss_mask)
+        with _named(kind, bound) as name:
+            found = call(x.replace(**hidden) if hidden else x)
+            given, metrics = found if isinstance(found, tuple) else (found, {})
+            values = _per_token(name, given, x)
+            add_component_metrics(accumulator, "actor/", metrics, x.loss_mask)
         return values
 
     def forget(self) -> None:
@@ -211,6 +208,27 @@ class Objective:
     def _needs(bound: Any) -> tuple[str, ...]:
         component = component_of(bound)
         return component.needs if component else ()
+
+
+@contextmanager
+def _named(kind: str, part: Any) -> Iterator[str]:
+    """Name the component, and the line of its code, in an error that it raises; gives the name."""
+    component = component_of(part)
+    name = f"{kind} {component.name!r}" if component else f"{kind} {part!r}"
+    try:
+        yield name
+    except (RlsdkError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise LearnerError(f"{name} failed: {described(error)}") from error
+
+
+def _per_token(name: str, values: Any, x: LossInputs) -> Tensor:
+    expected = tuple(x.logprobs.shape)
+    if isinstance(values, Tensor) and tuple(values.shape) == expected:
+        return values
+    given = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+    raise LearnerError(f"{name} gave {given}; expected {expected}, one value per token (the core sums)")
 
 
 def value_loss(values: Tensor, old: Tensor | None, returns: Tensor, clip: float | None) -> Tensor:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import rlsdk
 from rlsdk.batch import LossInputs, Totals
 from rlsdk.contracts import ActorSpec, LossSpec, Model, TrainBatch
 from rlsdk.errors import CheckpointError, LearnerError, MissingFieldError, OptionError
@@ -302,6 +303,37 @@ class TestObjective:
                 moment(batch).totals,
                 MetricAccumulator(),
             )
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            (lambda x: 1 / 0, r"failed: ZeroDivisionError: division by zero \(.*test_parts\.py, line \d+\)"),
+            (lambda x: (-x.logprobs, {"text": "x"}), "failed: ValueError: could not convert string to float"),
+            (lambda x: [0.0], r"gave a list; expected \(\d+,\), one value per token"),
+        ],
+    )
+    def test_a_loss_that_fails_is_named(self, make_batch: Make, given: Any, said: str) -> None:
+        @rlsdk.policy_loss("broken")
+        def broken(x: rlsdk.LossInputs) -> Any:
+            return given(x)
+
+        batch, objective = make_batch(4), bind(constant)
+        objective._loss = rlsdk.load("policy_loss", broken)
+        x = objective.inputs(batch, logprobs_of(batch), None, moment(batch))
+        with pytest.raises(LearnerError, match=f"policy_loss 'broken' {said}"):
+            objective(x, moment(batch).totals, MetricAccumulator())
+
+    def test_an_estimator_that_gives_a_mean_is_named(self, make_batch: Make) -> None:
+        @rlsdk.kl("mean")
+        def mean(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+            return (logprobs - ref_logprobs).mean()
+
+        batch, objective = make_batch(4), bind(constant)
+        objective._kl = rlsdk.load("kl", mean)
+        now = logprobs_of(batch)
+        x = objective.inputs(batch, now, None, moment(batch)).replace(ref_logprobs=now.detach())
+        with pytest.raises(LearnerError, match=r"kl 'mean' gave shape \(\); expected \(\d+,\)"):
+            objective(x, moment(batch).totals, MetricAccumulator())
 
     def test_kl_without_an_estimator(self) -> None:
         with pytest.raises(LearnerError, match="name one, such as kl: k3"):
