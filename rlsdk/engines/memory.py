@@ -28,14 +28,14 @@ def vllm_memory(
 ) -> tuple[MemoryUse, ...]:
     """Estimate the memory of vLLM; on each of its GPUs, the KV cache gets what the weights leave of the `room`.
 
-    On a CPU each of the processes that divide the model has a KV cache, and the one that schedules is one more.
+    On a CPU each of the processes that divide the model has a KV cache.
     """
     weights = _weights(model, net)
+    processes = (gpus + (gpus > 1)) * VLLM_PROCESS_BYTES  # one more schedules
     if place.device == "cpu":
-        processes = gpus + (gpus > 1)
-        return _uses(weights, gpus * kv_cache_gib * 2**30, processes * VLLM_PROCESS_BYTES, place)
+        return _uses(weights, gpus * kv_cache_gib * 2**30, processes, place)
     own = weights // gpus
-    return _uses(own, max(0, room - own), VLLM_PROCESS_BYTES, place)
+    return _uses(own, max(0, room - own), processes, place)
 
 
 def _weights(model: Model, net: Any) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from math import ceil
 from typing import Any
@@ -10,11 +12,12 @@ from typing import Any
 import attrs
 
 from rlsdk import preflight
-from rlsdk.cluster.gpus import GPUNode
-from rlsdk.cluster.placement import sections_apart
+from rlsdk.cluster.gpus import GPUMap, GPUNode, GPUPlace
+from rlsdk.cluster.placement import gpu_map, sections_apart
 from rlsdk.config import Plan
 from rlsdk.contracts import ActorSpec, ApartRole, EstimatesGeneration, EstimatesUpdates, MemoryUse, UpdateShape
 from rlsdk.contracts.generation import DTYPE_BYTES
+from rlsdk.errors import EnvironmentFault
 from rlsdk.learners.starting import roles, roles_apart
 
 DRIVER_BYTES = 600 * 2**20
@@ -122,6 +125,7 @@ class _Estimate:
         plan: Checked plan.
         cuda: True if the actors run on GPUs.
         nodes: Number of machines.
+        placed: GPUs of the actors on them; None if there are none, or too few.
         gpu_bytes: Memory of a GPU; None if unknown.
         host_bytes: Memory of a machine; None if unknown.
         remedies: Options of the learner that would lower its memory.
@@ -130,6 +134,7 @@ class _Estimate:
     plan: Plan
     cuda: bool
     nodes: int
+    placed: GPUMap | None
     gpu_bytes: int | None
     host_bytes: int | None
     rows: list[MemoryRow] = attrs.field(factory=list)
@@ -144,10 +149,14 @@ class _Estimate:
             import torch
 
             gpu_bytes = int(torch.cuda.get_device_properties(0).total_memory)
+        placed = None
+        with suppress(EnvironmentFault):  # another check reports it
+            placed = None if nodes is None else gpu_map(plan, nodes)
         return cls(
             plan=plan,
             cuda=device == "cuda" or (device == "auto" and bool(here or nodes)),
             nodes=1 if nodes is None else len(nodes),
+            placed=placed,
             gpu_bytes=gpu_bytes,
             host_bytes=preflight.main_memory() if nodes is None else None,
         )
@@ -162,7 +171,9 @@ class _Estimate:
         spec = ActorSpec(role="learner", world_size=place.learners, device="cuda" if self.cuda else "cpu")
         self.remedies = tuple(learner.memory_remedies)
         uses = learner.update_memory(roles(plan), spec, self._shape(place.learners, plan.config.minibatches))
-        self.add(uses, "GPU" if place.colocate and plan.needs_engine else "learner GPU", place.learners)
+        shared = place.colocate and plan.needs_engine
+        places = self.placed.learners if self.placed else ()
+        self.add(uses, "GPU" if shared else "learner GPU", place.learners, places)
         for role, section in sections_apart(plan).items():
             self._apart(role, section.ranks)
 
@@ -177,7 +188,7 @@ class _Estimate:
         shape = self._shape(ranks, self.plan.config.minibatches if held.trains else 1)
         uses = learner.update_memory(held, spec, shape)
         named = [attrs.evolve(use, role=use.role.replace("learner", role)) for use in uses]
-        self.add(named, f"{role} GPU", ranks)
+        self.add(named, f"{role} GPU", ranks, self.placed.apart.get(role, ()) if self.placed else ())
 
     def engines(self, net: Any) -> None:
         """Add the rows of the engines."""
@@ -188,11 +199,12 @@ class _Estimate:
             return
         spec = ActorSpec(role="engine", world_size=place.engines, device="cuda" if self.cuda else "cpu")
         uses = engine.generation_memory(plan.model, net, spec, self.gpu_bytes)
-        self.add(uses, "GPU" if place.colocate else "engine GPU", place.engines)
+        places = self.placed.engines if self.placed else ()
+        self.add(uses, "GPU" if place.colocate else "engine GPU", place.engines, places)
 
-    def add(self, uses: Sequence[MemoryUse], device: str, count: int) -> None:
-        """Add what each of `count` processes uses; on a machine with several, all of them count."""
-        here = ceil(count / self.nodes)
+    def add(self, uses: Sequence[MemoryUse], device: str, count: int, places: Sequence[GPUPlace] = ()) -> None:
+        """Add what each of `count` processes uses; of main memory, for as many as are on the fullest machine."""
+        here = max(Counter(place.node for place in places).values(), default=ceil(count / self.nodes))
         for use in uses:
             if not use.bytes:
                 continue

@@ -91,6 +91,21 @@ def test_the_rows_of_models_apart_are_for_their_own_ranks(seven_b: Model, tmp_pa
     assert two["reference"] == pytest.approx(one["reference"] / 2, rel=0.1)
 
 
+def test_main_memory_is_that_of_the_node_with_most_processes(tmp_path: Path):
+    file = tmp_path / "run.yaml"
+    start = {"name": "a", "tasks": {"train": "countdown"}, "reward": "countdown", "steps": 2}
+    many = {"model": {"path": str(NANO), "max_length": 512}, "engine": "transformers"}
+
+    def processes(nodes: str, **placement: Any) -> tuple[int, int]:
+        file.write_text(json.dumps({**start, **many, "placement": {"device": "cuda", **placement}}))
+        ran = CliRunner().invoke(root, ["explain", str(file), "--gpus", nodes, "--json"])
+        rows = {row["role"]: row["processes"] for row in json.loads(ran.stdout)["memory"]}
+        return rows["engine process"], rows["learner process"]
+
+    assert processes("8x2", engines=4, learners=8) == (4, 8)  # the second node is empty
+    assert processes("2x2", engines=2, learners=2, colocate=False) == (2, 2)
+
+
 @pytest.mark.parametrize(
     ("stage", "weights", "gradients", "optimiser"), [(0, 4, 4, 8), (1, 4, 4, 3), (2, 4, 1, 3), (3, None, 1, 3)]
 )
