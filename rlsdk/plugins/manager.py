@@ -27,7 +27,7 @@ from rlsdk.errors import (
     package,
 )
 from rlsdk.kinds import KINDS, Kind
-from rlsdk.options import nearest
+from rlsdk.options import nearest, unknown
 from rlsdk.plugins import fingerprints
 from rlsdk.plugins.entries import CORE, PluginEntry, discover, misspelt_module
 from rlsdk.plugins.fingerprints import ComponentRef, Fingerprint
@@ -336,9 +336,13 @@ class Plugins(pluggy.PluginManager):
             self.register(module, name)
             self.check_pending()
         except pluggy.PluginValidationError as error:
+            hooks = {name: hook for name, hook in vars(self.hook).items() if isinstance(hook, pluggy.HookCaller)}
+            strange = [name for name, hook in hooks.items() if not hook.has_spec() and hook.get_hookimpls()]
+            known = (name for name, hook in hooks.items() if hook.has_spec())
+            said = unknown("hook", strange[0], known) if strange else str(error)
             if self.is_registered(module):
                 self.unregister(module)
-            raise PluginError(f"plugin {plugin!r} ({self._entry(plugin).origin}): {error}") from error
+            raise PluginError(f"plugin {plugin!r} ({self._entry(plugin).origin}): {said}") from error
 
     def _load_file(self, name: str) -> types.ModuleType:
         path, source = self._files[name]

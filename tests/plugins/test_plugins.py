@@ -520,7 +520,11 @@ def test_hooks_are_collected_with_the_components_and_called_by_name(site):
 
 @pytest.mark.parametrize(
     ("hook", "cause"),
-    [("rlsdk_step_ended(step)", "unknown hook 'rlsdk_step_ended'"), ("rlsdk_step_end(stepp)", "stepp")],
+    [
+        ("rlsdk_step_ended(step)", "unknown hook 'rlsdk_step_ended', did you mean 'rlsdk_step_end'?"),
+        ("rlsdk_stop(step)", "known: rlsdk_checkpoint_saved, rlsdk_rollout_done, rlsdk_run_end"),
+        ("rlsdk_step_end(stepp)", "stepp"),
+    ],
 )
 @pytest.mark.parametrize("table", [False, True], ids=["module", "table"])
 def test_a_misspelt_hook_is_refused(site, hook, cause, table):
