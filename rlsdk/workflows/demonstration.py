@@ -61,7 +61,7 @@ def _messages(task: Task, name: str) -> list[Message]:
         held = ", ".join(task.metadata) or "nothing"
         raise DataError(
             f"task {task.id!r} has no {name}; its metadata holds: {held}. Map a column to {name!r}, or "
-            "choose an algorithm that samples"
+            "choose an algorithm that needs none"
         )
     found = [_message(task, name, each, index) for index, each in enumerate(given)]
     if all(message.role != "assistant" for message in found):
