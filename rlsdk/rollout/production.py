@@ -254,6 +254,8 @@ class RolloutScheduler:
             task.cancel()
         if self._running:
             await asyncio.wait(self._running)
+        if self._pausable is not None:  # nothing of the tasks is left; an evaluation may sample with the same client
+            self._pausable.release()
         return len(running)
 
     def _ask(self, step: int) -> Mapping[str, int]:

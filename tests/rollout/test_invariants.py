@@ -43,7 +43,7 @@ from rlsdk.rollout.production import UnfinishedError
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.stream import Allocator
 from rlsdk.simulation.clock import run_virtually
-from rlsdk.types import Group
+from rlsdk.types import Group, Task
 from tests.rollout.bench import Bench, group
 
 
@@ -228,6 +228,17 @@ async def test_07_once_paused_nothing_starts(valve: bool) -> None:
     assert bench.ledger.counts("a").filtered > 0
     await asyncio.sleep(0.05)
     assert len(bench.started) == started
+
+
+async def test_07_after_a_pause_others_may_sample_with_the_same_client() -> None:
+    bench = Bench(StalenessPolicy(ahead=1, limit=9), lambda number: 9.0, valve=True)
+    waiting = asyncio.ensure_future(bench.production.take(0))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    assert await bench.production.pause(1.0) == 8
+    assert bench.interrupts
+    answer = await bench.make(TaskRecord(99, "a", Task(id="evaluation", prompt="x"), 0))
+    assert answer.rollouts[0].status == "finished"
 
 
 class Failing(Bench):
