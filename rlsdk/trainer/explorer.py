@@ -31,11 +31,13 @@ from rlsdk.contracts.rollouts import (
 )
 from rlsdk.engines.canary import Canary
 from rlsdk.engines.group import EngineGroup
+from rlsdk.errors import RunError
 from rlsdk.evaluation.evaluation import evaluate, figures, held_out
 from rlsdk.rollout.lifecycle import TaskLedger
 from rlsdk.rollout.production import RolloutScheduler
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.stream import TaskStreams
+from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.credit import apply_filters
 from rlsdk.trainer.learning import Refills
 from rlsdk.trainer.metrics import raw_metrics
@@ -93,8 +95,10 @@ class Explorer:
             pausable=maker.pausable,
         )
         self._made: list[Group] = []
+        self._dropped: list[Group] = []
         self._refills = Refills(most_empty)
         self._done = 0
+        self._reseeds = True
         self._watch: asyncio.Task[None] | None = None
 
     @property
@@ -118,7 +122,13 @@ class Explorer:
             return True
         self._made.append(group)
         kept = bool(apply_filters([group], self._filters))
-        self._refills.note(kept=kept)
+        if not kept:
+            self._dropped.append(group)
+        try:
+            self._refills.note(kept=kept)
+        except RunError:
+            check_budget(self._dropped, self._plan.config.max_invalid, self._done + 1)  # that is why, if it raises
+            raise
         return kept
 
     async def tasks(self, places: Mapping[int, tuple[str, int]]) -> dict[int, Task]:
@@ -159,11 +169,18 @@ class Explorer:
         if self._watch is None:
             self._watch = asyncio.get_running_loop().create_task(watch_nodes(self._leave))
         limits = self._limits
-        if limits.ahead < limits.interval and version % limits.interval == 0:  # all that is requested starts now
+        starts_now = limits.ahead < limits.interval and version % limits.interval == 0  # all that is requested
+        # Ahead, too, a resumed run and what follows an evaluation must not draw the same random numbers again.
+        if starts_now or self._reseeds:
             await self.engines.reseed(self._plan.config.seed, version + 1)
+            self._reseeds = False
         records = await self.production.take(version)
         greedy = {t.number: t.baseline for t in records if t.baseline is not None}
         made, self._made = self._made, []
+        dropped, self._dropped = self._dropped, []
+        taken = [record.group for record in records if record.group is not None]
+        # The trainer never sees groups that were replaced; scores that failed must not hide among them.
+        check_budget([*taken, *dropped], self._plan.config.max_invalid, version + 1)
         metrics = {
             "tasks/dropped": float(self._streams.dropped),
             **self.engines.metrics(),
@@ -214,7 +231,7 @@ class Explorer:
             chosen: dict[str, Any] = {"size": size, "role": "evaluation", "sampling": sampling}
             return await made_in_order(self._maker, [GroupOrder(task=task, key=key, **chosen) for key, task in keyed])
 
-        reseed = partial(self.engines.reseed, self._plan.config.seed, 0)
+        reseed, self._reseeds = partial(self.engines.reseed, self._plan.config.seed, 0), True
         answers = await evaluate(produce, self._eval_tasks, self._sampling, section, reseed=reseed)
         answers.check_scores(self._plan.config.max_invalid, f"evaluation at step {self._done}")
         return figures(answers, section.samples, scored=bool(self._plan.rewards))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import ray
 
 from rlsdk.contracts import Sampling
 from rlsdk.contracts.rollouts import TaskStatus
+from rlsdk.errors import ScoringError
 from rlsdk.rollout.stream import Source, TaskStream, TaskStreams
 from rlsdk.trainer.explorer import Explorer
 from rlsdk.types import Group, Score, Task
@@ -22,11 +24,19 @@ from tests.trainer.test_batch import rollout
 
 
 class Engines:
-    """Engines that are not asked for anything."""
+    """Engines that are not asked for anything but to seed their generators.
+
+    Attributes:
+        seeded: Steps for which they did.
+    """
 
     step = 0
 
-    async def reseed(self, seed: int, step: int) -> None: ...
+    def __init__(self) -> None:
+        self.seeded: list[int] = []
+
+    async def reseed(self, seed: int, step: int) -> None:
+        self.seeded.append(step)
 
     def metrics(self) -> dict[str, float]:
         return {}
@@ -39,16 +49,21 @@ class Maker:
 
     pausable = None
 
+    def __init__(self, unscored: Callable[[int], bool] = lambda number: False) -> None:
+        self.unscored = unscored
+
     async def make(self, order: GroupOrder) -> MadeGroup:
-        number = int(order.task.id)
+        number = int(order.task.id.rpartition("/")[2])
         await asyncio.sleep(number % 7)
         sampled = attrs.evolve(rollout(1, [True]), task=order.task, policy_versions=[-1, order.step - 1])
         made = [sampled] * order.size
         scores = [Score(float(i and number % 4 == 0)) for i in range(order.size)]
+        if self.unscored(number):
+            scores = [Score.invalid("the judge is down")] * order.size
         return MadeGroup(Group(order.task, made, scores, uid=order.key), float(number))
 
 
-def explorer(folder: Path) -> Explorer:
+def explorer(folder: Path, **parts: Any) -> Explorer:
     plan = make_plan(
         folder,
         algorithm={"use": "remax", "filters": ["nonzero_variance"]},
@@ -56,15 +71,48 @@ def explorer(folder: Path) -> Explorer:
     )
     tasks = [Task(id=str(i), prompt=f"{i}=", source=SOURCE) for i in range(1000)]
     streams = TaskStreams([Source(SOURCE, 1.0, TaskStream(tasks, 0, lambda task: 1, 9, "drop"))])
-    parts: dict[str, Any] = {"engines": Engines(), "maker": Maker(), "canary": None}
+    parts = {"engines": Engines(), "maker": Maker(), "canary": None, **parts}
     return Explorer(plan, **parts, sampling=Sampling(max_tokens=9), streams=streams)
 
 
-async def test_baselines_of_tasks_that_were_filtered_are_forgotten_and_those_of_waiting_groups_restored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Another test may have left a Ray, whose nodes would be watched by a thread: none can be in virtual time.
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another test may have left a Ray, whose nodes would be watched by a thread: none can be in virtual time."""
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize("unscored", [lambda number: True, lambda number: number % 4])
+async def test_groups_that_could_not_be_scored_end_the_run_though_others_replace_them(
+    tmp_path: Path, unscored: Callable[[int], bool]
+) -> None:
+    with pytest.raises(ScoringError, match=r"more than max_invalid=0\.2 allows.* the judge is down"):
+        await explorer(tmp_path, maker=Maker(unscored)).take(0)
+
+
+@pytest.mark.usefixtures("no_ray")
+async def test_random_numbers_are_new_after_an_evaluation_and_in_a_resumed_run_that_is_ahead(tmp_path: Path) -> None:
+    engines = Engines()
+    first = explorer(tmp_path, engines=engines)
+    for step in range(4):
+        first.settle(taken := await first.take(step), [TaskStatus.TRAINED] * 2)
+        if step == 1:
+            await first.evaluate()
+    assert engines.seeded == [1, 0, 0, 3]
+    state = json.loads(json.dumps(first.state()))
+    await first.close()
+    assert len(taken.records) == 2
+    again = explorer(tmp_path, engines=engines)
+    await again.restore(4, state, {})
+    await again.take(4)
+    assert engines.seeded == [1, 0, 0, 3, 5]
+    await again.close()
+
+
+@pytest.mark.usefixtures("no_ray")
+async def test_baselines_of_tasks_that_were_filtered_are_forgotten_and_those_of_waiting_groups_restored(
+    tmp_path: Path,
+) -> None:
     first = explorer(tmp_path)
     for step in range(8):
         taken = await first.take(step)
