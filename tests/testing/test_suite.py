@@ -52,6 +52,12 @@ WITHOUT_INPUT = {
 """Properties of a component alone, or of what it makes."""
 
 
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What never ends is waited for a second, not five."""
+    monkeypatch.setattr(worlds, "WORKFLOW_SECONDS", 1.0)
+
+
 def failed(obj, options=None) -> dict[str, ConformanceFault]:
     return {f.rule: f.fault for f in check_component(obj, options) if f.fault is not None}
 
