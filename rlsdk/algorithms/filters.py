@@ -1,9 +1,13 @@
-"""Filters: whether, or which part of, a group is trained on. Only valid scores are looked at."""
+"""Filters: whether, or which part of, a group is trained on. Only valid scores are looked at.
+
+Where an attempt at the task is several rollouts of one trajectory, filters that choose take or leave all of them.
+"""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from statistics import fmean
 
 import attrs
 
@@ -28,7 +32,7 @@ def pass_rate(group: Group, *, low: float = 0.0, high: float = 1.0, passing: flo
     """Keep a group that is neither too hard nor too easy.
 
     Paper: DAPO, arXiv:2503.14476, eq. 11, with bounds.
-    Formula: `low < share of rollouts with reward ≥ passing < high`.
+    Formula: `low < share of rollouts with reward ≥ passing < high`; of a trajectory its last rollout counts.
     When to use: tasks of very different difficulty: those within reach teach most.
 
     Args:
@@ -37,7 +41,7 @@ def pass_rate(group: Group, *, low: float = 0.0, high: float = 1.0, passing: flo
         high: The share must be below; above 1 for no bound.
         passing: Reward from which on a rollout passes.
     """
-    rewards = _rewards(group)
+    rewards = [group.scores[trajectory[-1]].value for trajectory in _scored(group)]
     return bool(rewards) and low < sum(r >= passing for r in rewards) / len(rewards) < high
 
 
@@ -62,11 +66,11 @@ def truncated(group: Group) -> bool | Group:
     """Leave out rollouts that a limit cut off: their reward says little of what they were up to.
 
     Paper: overlong filtering, DAPO, arXiv:2503.14476, §3.4. Here they leave the baseline too.
-    Formula: the rollouts whose status is not `truncated`.
+    Formula: the rollouts whose status is not `truncated`, in trajectories without one.
     When to use: answers that often hit the limit, and should not be punished for it.
     """
-    whole = [i for i, rollout in enumerate(group.rollouts) if rollout.status != "truncated"]
-    return _part(group, whole)
+    cut = [any(group.rollouts[i].status == "truncated" for i in trajectory) for trajectory in group.trajectories]
+    return _part(group, [t for t, is_cut in zip(group.trajectories, cut, strict=True) if not is_cut])
 
 
 @marked("top_k")
@@ -74,16 +78,15 @@ def top_k(group: Group, *, k: Count = 1) -> bool | Group:
     """Keep the `k` rollouts with the greatest rewards: rejection sampling.
 
     Paper: RAFT, arXiv:2304.06767, algorithm 1. Of equal rewards the earlier rollout is kept.
-    Formula: the `k` rollouts of greatest `r`.
+    Formula: the `k` rollouts, or trajectories, of greatest `r`; of a trajectory the mean over its rollouts.
     When to use: rejection sampling, with the loss `sft`.
 
     Args:
         group: The group.
         k: How many.
     """
-    valid = [i for i, score in enumerate(group.scores) if score.valid]
-    best = sorted(valid, key=lambda i: -group.scores[i].value)[: max(k, 0)]
-    return _part(group, sorted(best))
+    best = sorted(_scored(group), key=lambda trajectory: -fmean(group.scores[i].value for i in trajectory))
+    return _part(group, best[: max(k, 0)])
 
 
 @marked("best_worst")
@@ -91,21 +94,30 @@ def best_worst(group: Group) -> bool | Group:
     """Keep the best and the worst rollout, a pair for losses on preferences; drop a group whose rewards are equal.
 
     Paper: online preference pairs, arXiv:2402.04792, algorithm 1, with a reward in place of a judge.
-    Formula: the rollouts of greatest and of least `r`, if `max r > min r`.
+    Formula: the rollouts of greatest and of least `r`, if `max r > min r`; of a trajectory its last rollout alone.
     When to use: losses on pairs: `dpo`.
     """
-    valid = [i for i, score in enumerate(group.scores) if score.valid]
-    if not nonzero_variance(group):
+    lasts = [trajectory[-1] for trajectory in _scored(group)]
+    by_reward = sorted(lasts, key=lambda i: group.scores[i].value)
+    if not lasts or group.scores[by_reward[-1]].value == group.scores[by_reward[0]].value:
         return False
-    by_reward = sorted(valid, key=lambda i: group.scores[i].value)
-    return _part(group, [by_reward[-1], by_reward[0]])
+    return _chosen(group, [by_reward[-1], by_reward[0]])
 
 
 def _rewards(group: Group) -> list[float]:
     return [score.value for score in group.scores if score.valid]
 
 
-def _part(group: Group, index: Sequence[int]) -> bool | Group:
+def _scored(group: Group) -> list[tuple[int, ...]]:
+    """Positions of the rollouts of each trajectory that was scored throughout."""
+    return [each for each in group.trajectories if all(group.scores[i].valid for i in each)]
+
+
+def _part(group: Group, trajectories: Sequence[Sequence[int]]) -> bool | Group:
+    return _chosen(group, sorted(i for trajectory in trajectories for i in trajectory))
+
+
+def _chosen(group: Group, index: Sequence[int]) -> bool | Group:
     if not index:
         return False
     return attrs.evolve(group, rollouts=[group.rollouts[i] for i in index], scores=[group.scores[i] for i in index])

@@ -91,7 +91,7 @@ def pack(
 ) -> StepBatch | None:
     """Pack the valid rollouts that sampled anything behind their first token; None if there are none.
 
-    Invalid rollouts end here: they reach neither a baseline nor a loss.
+    Invalid rollouts, and the others of their trajectories, end here: they reach neither a baseline nor a loss.
 
     Args:
         groups: Groups that the policy sampled.
@@ -105,8 +105,8 @@ def pack(
     kept = [
         (g, rollout, score)
         for g, group in enumerate(every)
-        for rollout, score in zip(group.rollouts, group.scores, strict=True)
-        if score.valid and rollout.loss_mask[1:].any()
+        for rollout, score in scored(group)
+        if rollout.loss_mask[1:].any()
     ]
     sampled = sum(g < len(groups) for g, _, _ in kept)
     if not sampled:
@@ -136,6 +136,16 @@ def pack(
         greedy = np.zeros(len(rollouts), np.float32)
         greedy[:sampled] = [baselines[groups[g].uid] for g in index[:sampled]]
     return StepBatch(arrays, rollouts, scores, dense, tuple(every[g].uid for g in index), sampled, greedy)
+
+
+def scored(group: Group) -> list[tuple[Rollout, Score]]:
+    """Return the rollouts, with their scores, of a group's trajectories that were scored throughout.
+
+    Where the score of one step failed, nobody knows what its trajectory is worth: the others say less, or something
+    else, since the last step may be the one that is rewarded.
+    """
+    whole = {i for each in group.trajectories if all(group.scores[i].valid for i in each) for i in each}
+    return [(group.rollouts[i], group.scores[i]) for i in sorted(whole)]
 
 
 def _routing(rollouts: Sequence[Rollout]) -> dict[str, np.ndarray]:

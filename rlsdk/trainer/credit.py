@@ -20,7 +20,7 @@ from rlsdk.contracts import memory_of
 from rlsdk.errors import RlsdkError, RunError, described
 from rlsdk.isolation.threads import awaited, run_to_end
 from rlsdk.schedules import Schedule, at
-from rlsdk.trainer.batch import StepBatch, credit_inputs
+from rlsdk.trainer.batch import StepBatch, credit_inputs, scored
 from rlsdk.types import Group
 
 
@@ -163,7 +163,8 @@ def _numpy(values: Tensor) -> np.ndarray:
 def apply_filters(groups: Sequence[Group], filters: Sequence[Callable[[Group], bool | Group]]) -> list[Group]:
     """Return the groups, or parts of groups, that all filters let through.
 
-    A filter sees only valid rollouts: one that failed tells nothing about its group. The groups returned have the
+    A filter sees only valid rollouts, of trajectories without an invalid one: the others tell nothing about their
+    group. The groups returned have the
     `uid` of the groups given, even where a filter built a new one by hand.
 
     Raises:
@@ -171,7 +172,7 @@ def apply_filters(groups: Sequence[Group], filters: Sequence[Callable[[Group], b
     """
     kept = []
     for group in groups:
-        pairs = [(r, s) for r, s in zip(group.rollouts, group.scores, strict=True) if s.valid]
+        pairs = scored(group)
         left: Group | None = attrs.evolve(group, rollouts=[r for r, _ in pairs], scores=[s for _, s in pairs])
         for each in filters:
             with _named(each):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 import rlsdk
@@ -59,3 +60,19 @@ def test_by_reward(name, options, values, expected):
 def test_truncated_rollouts_leave():
     assert kept("truncated", group(1.0, 0.0, 0.5, truncated=(1,))) == ["0", "2"]
     assert kept("truncated", group(1.0, 0.0, truncated=(0, 1))) is False
+
+
+def test_trajectories_of_several_rollouts_are_taken_or_left_whole():
+    names, statuses = "aabbbc", ["finished", "truncated", *["finished"] * 4]
+    rollouts = [
+        attrs.evolve(Rollout.from_text(TASK, f"{name}{i}", status), trajectory=name, step=i)
+        for i, (name, status) in enumerate(zip(names, statuses, strict=True))
+    ]
+    values = (0.0, 0.0, 1.0, 1.0, 1.0, 0.5)
+    steps = Group(TASK, rollouts, [Score(value) for value in values])
+    assert kept("truncated", steps) == ["b2", "b3", "b4", "c5"]
+    assert kept("top_k", steps) == ["b2", "b3", "b4"]
+    assert kept("top_k", steps, k=2) == ["b2", "b3", "b4", "c5"]
+    assert kept("best_worst", steps) == ["b4", "a1"]
+    assert kept("pass_rate", steps, low=0.3, high=0.4)
+    assert not kept("pass_rate", steps, low=0.4)

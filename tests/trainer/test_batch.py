@@ -101,6 +101,16 @@ def test_pack_of_nothing_valid_is_none() -> None:
     assert pack([Group(TASK, [rollout(1, [True])], [Score.invalid("x")])]) is None
 
 
+def test_a_trajectory_with_a_step_that_could_not_be_scored_is_left_out_whole() -> None:
+    steps = [attrs.evolve(rollout(1, [True]), trajectory=name, step=step) for name in "ab" for step in range(2)]
+    group = Group(TASK, steps, [Score(0.25), Score.invalid("hung"), Score(0.5), Score(1.0)])
+    (left,) = apply_filters([group], [])
+    packed = pack([group])
+    assert packed is not None
+    for rollouts in (left.rollouts, packed.rollouts):
+        assert [(r.trajectory, r.step) for r in rollouts] == [("b", 0), ("b", 1)]
+
+
 @given(masks, st.data())
 def test_selecting_rollouts_equals_packing_them_alone(rows: list[list[bool]], data: st.DataObject) -> None:
     rollouts = [rollout(data.draw(st.integers(1, 3)), row, first=10 * i) for i, row in enumerate(rows)]
