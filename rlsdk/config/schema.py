@@ -120,7 +120,8 @@ class EvalSection(Section):
     """Evaluation on held-out tasks: greedy once, and sampled at temperature 1.
 
     Attributes:
-        every: Steps between evaluations; 0 for none in between.
+        every: Steps between evaluations, each at a step that publishes weights (`rollout.sync_interval`); 0 for none in
+            between.
         before: Evaluate before the first step.
         after: Evaluate after the last step.
         samples: Sampled answers per task; above 1, pass@k is reported for k = 1, 2, 4, … up to it.

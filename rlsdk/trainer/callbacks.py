@@ -168,7 +168,11 @@ def _store_step(entries: Sequence[Entry], store: RolloutStore, *, step: int, eve
 
 
 class Evaluating(Callback):
-    """Evaluate before training, every `evaluation.every` steps and after the last one, as the configuration says."""
+    """Evaluate before training, every `eval.every` steps and after the last one, as the configuration says.
+
+    With `rollout.sync_interval` above 1, an evaluation waits for the next sync: between two, the engines have the
+    weights of an earlier step.
+    """
 
     def __init__(self, console: Console, storage: RolloutStorage | None = None) -> None:
         self._console, self._storage = console, storage
@@ -180,9 +184,11 @@ class Evaluating(Callback):
 
     async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
         """Evaluate if this step is due."""
-        section = trainer.plan.config.eval
-        due = section.every and trainer.version % section.every == 0
+        section, interval = trainer.plan.config.eval, trainer.plan.config.rollout.sync_interval
+        due = section.every and trainer.version % section.every < interval and trainer.sync_due
         if trainer.rollouts.eval_tasks and (due or (trainer.ended and section.after)):
+            if not trainer.sync_due:  # the run ends early, between two syncs
+                await trainer.publish()
             try:
                 metrics |= await self._evaluate(trainer, "after")
             except ScoringError:

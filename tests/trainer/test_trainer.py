@@ -9,7 +9,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -159,6 +159,29 @@ def test_evaluation_comes_before_ones_own_callbacks_and_logging_and_saving_after
         (0, None, 0.5), (1, 1.0, None), (2, 2.0, 0.5),
     ]  # fmt: skip
     assert [step for step, _ in observers.logged] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("reward, expected", [(1.0, [0, 4, 6, 8]), (0.0, [0, 3])])
+def test_evaluations_have_the_weights_of_their_step_whatever_the_sync_interval(
+    tmp_path: Path, reward: float, expected: list[int]
+) -> None:
+    from rich.console import Console
+
+    class Evaluated(ScriptedRollouts):
+        versions: ClassVar[list[tuple[int, int]]] = []
+
+        async def evaluate(self) -> Evaluation:
+            self.versions.append((trainer.version, self.policy._version))
+            return await super().evaluate()
+
+    changes = {"steps": 8, "eval": {"every": 3}, "rollout": {"sync_interval": 2}, "max_empty_steps": 3}
+    plan = make_plan(tmp_path, **changes)
+    plan.folder.mkdir(parents=True)
+    trainer = Trainer(plan, rollouts=Evaluated(plan, lambda _, i: i * reward), learner=FakeLearner())
+    trainer.callbacks = standard_callbacks(Console(quiet=True), Told(), None)  # type: ignore[arg-type]
+    Evaluated.versions.clear()
+    trainer.train()
+    assert Evaluated.versions == [(step, step) for step in expected]
 
 
 def test_a_run_that_is_interrupted_while_it_saves_has_its_export_nevertheless(tmp_path: Path) -> None:
