@@ -327,8 +327,10 @@ class Trainer:
             Metrics of the trained rollouts.
         """
         again = {used.group.uid for used in reused}
-        kept = sum(group.uid not in again for group in groups)
-        rollouts_reused = sum(len(group) for group in groups if group.uid in again)
+        # Not all that the filters let through: a group without a sampled token, or a baseline, cannot be trained on.
+        uids = () if batch is None else batch.uids[: batch.sampled]
+        groups = [group for group in groups if group.uid in uids]
+        rollouts_reused = sum(uid in again for uid in uids)
         step, skipped = self.version + 1, skipped_updates(metrics)
         for role, count in skipped.items():
             log.warning("step %d: gradient not finite in %d updates of the %s: skipped", step, count, role)
@@ -337,7 +339,8 @@ class Trainer:
         states = final_states(taken.records, batch)
         self.replay.add(used_of(taken.records, states, step, taken.greedy))
         self.closed = [*entries_of(taken.records, states, step, batch), *map(used_entry, reused)]
-        found = {"groups/trained": kept / len(taken.groups), "rollouts/reused": float(rollouts_reused)}
+        fresh = sum(group.uid not in again for group in groups)
+        found = {"groups/trained": fresh / len(taken.groups), "rollouts/reused": float(rollouts_reused)}
         found |= source_shares(groups) if len(self.rollouts.sources()) > 1 else {}
         self.monitor.note({**metrics, **found}, taught=batch is not None and teaches(batch, metrics))
         self.rollouts.settle(taken, states)

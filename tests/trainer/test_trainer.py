@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import attrs
 import numpy as np
 import pytest
 
 from rlsdk.cluster.draining import DrainingNode
-from rlsdk.contracts.rollouts import Evaluation, TaskStatus
+from rlsdk.contracts.rollouts import Evaluation, TakenBatch, TaskStatus
 from rlsdk.errors import ScoringError
 from rlsdk.isolation.vitals import Identity
 from rlsdk.runlog.tables import Entry
@@ -108,6 +109,23 @@ def test_groups_without_a_reward_are_filtered_and_no_update_is_taken(tmp_path: P
     asyncio.run(trainer.step())
     assert rollouts.said == ["take 0", "sleep", "settle filtered trained", "publish weights 1 updated"]
     assert [len(batch) for batch, _, _ in trainer.learner.updates] == [2]
+
+
+def test_a_group_that_sampled_nothing_does_not_count_as_trained(tmp_path: Path) -> None:
+    class Silent(ScriptedRollouts):
+        async def take(self, version: int) -> TakenBatch:
+            taken = await super().take(version)
+            record = taken.records[0]
+            assert record.group is not None
+            silent = [attrs.evolve(r, loss_mask=np.zeros_like(r.loss_mask)) for r in record.group.rollouts]
+            record.group = attrs.evolve(record.group, rollouts=silent)
+            return taken
+
+    plan = make_plan(tmp_path)
+    trainer = Trainer(plan, rollouts=Silent(plan), learner=FakeLearner())
+    metrics = asyncio.run(trainer.step())
+    assert trainer.rollouts.said[2] == "settle filtered trained"
+    assert metrics["groups/trained"] == 0.5
 
 
 def test_callbacks_run_in_their_order_around_each_step_and_end_in_reverse(tmp_path: Path) -> None:
