@@ -169,6 +169,8 @@ def _tasks(tables: Sequence[Table], columns: Columns, wording: Wording, skip_bad
     good: list[tuple[int, int]] = []
     bad: list[str] = []
     seen: dict[str, str] = {}
+    answered: set[str] = set()
+    unanswered: dict[tuple[int, int], str] = {}
     unmapped = False
     for number, table in enumerate(tables):
         for index, row in enumerate(table.scan(reader.needed)):
@@ -185,6 +187,17 @@ def _tasks(tables: Sequence[Table], columns: Columns, wording: Wording, skip_bad
                 unmapped = unmapped or isinstance(error, NoColumnError)
             else:
                 good.append((number, index))
+                if task.answer is None:
+                    unanswered[number, index] = task.source
+                else:
+                    answered.add(task.source)
+    # A source without any answers may have a reward that reads none; one that has them only in part is a mistake.
+    lacking = {place: source for place, source in unanswered.items() if source in answered}
+    bad += [
+        f"{tables[number].label(index)}: it has no answer, unlike other rows of {source!r}"
+        for (number, index), source in lacking.items()
+    ]
+    good = [place for place in good if place not in lacking]
     _judge(len(good), bad, skip_bad, [table.name for table in tables], _COLUMNS if unmapped else "")
     return TaskList(_Rows(tuple(tables), names, np.array(good, dtype=np.int64), reader), len(good), tuple(bad))
 

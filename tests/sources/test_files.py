@@ -194,6 +194,14 @@ def test_bad_rows_of_parquet(tmp_path, caplog):
     assert "2 of 3 rows" in caplog.text
 
 
+def test_a_row_without_the_answer_that_others_of_its_source_have_is_bad(tmp_path):
+    rows = [{"prompt": "a", "answer": 1}, {"prompt": "b"}, {"prompt": "c", "data_source": "judged"}]
+    path = save(tmp_path / "a.jsonl", rows)
+    with pytest.raises(DataError, match=r"a\.jsonl, line 2: it has no answer, unlike other rows of 'a'"):
+        load("jsonl", path=path)
+    assert [task.prompt for task in load("jsonl", path=path, skip_bad=0.5)] == ["a", "c"]
+
+
 def test_only_the_first_of_many_bad_rows_are_listed(tmp_path):
     path = save(tmp_path / "a.jsonl", ["{"] * 50)
     with pytest.raises(DataError, match="and 45 more") as caught:
