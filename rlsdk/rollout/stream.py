@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from rlsdk.contracts import KeepsOrder, TaskList
 from rlsdk.errors import DataError
 from rlsdk.plugins import Plugins
 from rlsdk.types import Task
+
+log = logging.getLogger(__name__)
 
 
 class TaskStream:
@@ -52,6 +55,10 @@ class TaskStream:
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
         self.position = 0
         self.dropped = 0
+
+    def __len__(self) -> int:
+        """Number of tasks in an epoch."""
+        return len(self._tasks)
 
     def draw(self) -> tuple[Task, int]:
         """Return the next task whose prompt fits, and its position, by which `at` finds it again.
@@ -193,7 +200,12 @@ class TaskStreams:
     def state(self) -> dict[str, Any]:
         """Return the position of every source, as plain JSON."""
         return {
-            name: {"position": source.stream.position, "dropped": source.stream.dropped, "carry": carry}
+            name: {
+                "position": source.stream.position,
+                "dropped": source.stream.dropped,
+                "carry": carry,
+                "size": len(source.stream),
+            }
             for (name, source), carry in zip(self._sources.items(), self._allocator.carry, strict=True)
         }
 
@@ -208,3 +220,12 @@ class TaskStreams:
             if then is not None:
                 source.stream.position, source.stream.dropped = then["position"], then["dropped"]
                 self._allocator.carry[i] = then["carry"]
+                now = len(source.stream)
+                if (size := then.get("size", now)) != now:
+                    log.warning(
+                        "source %s had %d tasks at the checkpoint and has %d now: their order is another one, so that "
+                        "this epoch repeats some tasks and leaves others out",
+                        name,
+                        size,
+                        now,
+                    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,10 +63,21 @@ def test_a_resumed_run_draws_what_one_left_alone_draws(takes: list[int], at: int
     assert [drawn(resumed, n) for n in takes[at:]] == batches[at:]
 
 
+def test_a_source_whose_number_of_tasks_has_changed_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    before = streams(a=1, b=1)
+    drawn(before, 4)
+    state = before.state()
+    streams(a=1, b=1).restore(state)
+    assert not caplog.records
+    state["b"]["size"] = 5
+    streams(a=1, b=1).restore(state)
+    assert "source b had 5 tasks at the checkpoint and has 7 now" in caplog.text
+
+
 def test_a_new_source_begins_at_its_start() -> None:
     before = streams(a=1)
     drawn(before, 3)
     after = streams(a=1, b=1)
     after.restore(before.state())
     assert after.state()["a"]["position"] == 3
-    assert after.state()["b"] == {"position": 0, "dropped": 0, "carry": 0.0}
+    assert after.state()["b"] == {"position": 0, "dropped": 0, "carry": 0.0, "size": 7}
