@@ -123,6 +123,7 @@ class RolloutScheduler:
         self._streams, self._batch, self._make, self._wanted = streams, batch, make, wanted
         self._stop, self._pausable = stop, pausable
         self._batches: dict[int, Mapping[str, int]] = {}
+        self._taken: dict[int, list[TaskRecord]] = {}
         self._asked = 0
         self._deficit: dict[str, int] = dict.fromkeys(streams.names, 0)
         self._running: set[asyncio.Task[tuple[TaskStatus, Group]]] = set()
@@ -136,6 +137,8 @@ class RolloutScheduler:
     async def take(self, step: int) -> list[TaskRecord]:
         """Return the batch of a step once it is complete, or large enough, in the order of the policy.
 
+        A step that failed may be tried again: until its batch is settled, it gets the same one.
+
         Args:
             step: Number of steps done.
 
@@ -144,11 +147,14 @@ class RolloutScheduler:
 
         Raises:
             BaseException: The first exception that `make` raised, with its traceback; no group is taken then.
-            RunError: The policy dropped `most_dropped` groups in a row.
+            RunError: The policy dropped `most_dropped` groups in a row, or the batch of this step is settled.
         """
         self._paused = False
         if self._pausable is not None:
             self._pausable.release()
+        if step in self._taken:
+            self._fill()
+            return self._taken[step]
         batch = self._ask(step)
         self._sift(step)
         expired = {s: len(self._ledger.records(s, TaskStatus.EXPIRED)) for s in self._streams.names}
@@ -171,6 +177,7 @@ class RolloutScheduler:
         for source, count in batch.items():  # groups that were not ready in time go to later batches
             self._deficit[source] += count - sum(record.source == source for record in taken)
         del self._batches[step]
+        self._taken[step] = taken
         self._fill()
         return taken
 
@@ -178,6 +185,8 @@ class RolloutScheduler:
         """Set the final status of records that were taken: trained, filtered or failed."""
         for record, state in zip(records, states, strict=True):
             self._ledger.move(record, state)
+        numbers = {record.number for record in records}
+        self._taken = {s: taken for s, taken in self._taken.items() if numbers.isdisjoint(t.number for t in taken)}
 
     def state(self) -> dict[str, Any]:
         """Return requests and unfinished tasks as plain JSON; the groups of those under `kept` are stored."""
@@ -269,6 +278,8 @@ class RolloutScheduler:
                 self._deficit[source] -= deficit
                 self._ledger.ask(source, self._ledger.counts(source).target + count - deficit)
             self._asked += 1
+        if step not in self._batches:
+            raise RunError(f"the batch of step {step} was taken and settled before")
         return self._batches[step]
 
     def _enough(self, batch: Mapping[str, int]) -> bool:

@@ -38,6 +38,7 @@ from hypothesis import strategies as st
 
 from rlsdk.algorithms.stops import enough
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
+from rlsdk.errors import RunError
 from rlsdk.rollout.lifecycle import ENDS
 from rlsdk.rollout.production import UnfinishedError
 from rlsdk.rollout.staleness import StalenessPolicy
@@ -86,6 +87,19 @@ async def test_02_asking_again_for_a_step_changes_nothing() -> None:
             await asyncio.wait_for(bench.production.take(0), 0.01)
     assert bench.ledger.counts("a").target == 6
     assert len(bench.started) == 8
+    await bench.production.pause()
+
+
+async def test_02_a_step_that_is_tried_again_gets_its_batch_until_it_is_settled() -> None:
+    bench = Bench(StalenessPolicy(ahead=1, limit=9))
+    first = await bench.production.take(0)
+    await bench.production.pause()
+    assert await bench.production.take(0) == first
+    assert bench.ledger.counts("a").consumed == 3
+    bench.production.settle(first, [TaskStatus.TRAINED] * 4)
+    assert not {t.number for t in first} & {t.number for t in await bench.production.take(1)}
+    with pytest.raises(RunError, match="the batch of step 0 was taken and settled before"):
+        await bench.production.take(0)
     await bench.production.pause()
 
 

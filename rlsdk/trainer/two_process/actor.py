@@ -228,8 +228,12 @@ class ExplorerActor(RunActor):
         """See `Rollouts.take`; the value has the state right after the batch was taken, too."""
 
         async def take(explorer: Explorer) -> tuple[TakenBatch, dict[str, Any]]:
-            self._taken.append(await explorer.take(version))
-            return self._taken[-1], explorer.state()
+            taken = await explorer.take(version)
+            numbers = [record.number for record in taken.records]
+            if self._taken and [record.number for record in self._taken[-1].records] == numbers:
+                self._taken.pop()  # a step that is tried again gets the same batch, which is settled once
+            self._taken.append(taken)
+            return taken, explorer.state()
 
         return await self._answer(settled, take)
 
