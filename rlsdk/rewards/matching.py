@@ -23,6 +23,11 @@ _SPARE = 1_000
 _MAX_NORMALISED = 10_000
 """Most characters that are brought to Unicode's normal form, which takes quadratic time for a hostile text."""
 
+_PUNCTUATION = re.compile(
+    r"(?!(?<=[0-9])[^,](?=[0-9])|(?<!\w)-\.?[0-9]|(?<![\w.])\.[0-9])"  # not in 1.5 and 1/2, nor before -1 and .5
+    r"[^\w\s]|_"
+)
+
 
 @rlsdk.reward("exact_match", runs="driver", cache=True)
 def exact_match(
@@ -36,7 +41,8 @@ def exact_match(
         rollout: Rollout to score; its task's answer is text, a number, or a list of them of which one must be met.
         where: The last message, the whole response (all turns), or what the last `<answer>…</answer>` holds.
         ignore_case: Treat `Paris` and `PARIS` as equal.
-        ignore_punctuation: Treat `Paris.` and `Paris` as equal: only letters, digits and spaces count.
+        ignore_punctuation: Treat `Paris.` and `Paris` as equal: punctuation counts only within a number, such as `-1.5`
+            or `1/2` (but `1,000` is `1000`), or where a text holds nothing else.
 
     Returns:
         A score with the metric `correct` (0 or 1); its reason says why it is 0.
@@ -65,8 +71,8 @@ class Regex:
             matches line breaks, too.
         where: The last message, the whole response (all turns), or what the last `<answer>…</answer>` holds.
         whole: It must match the whole text.
-        group: Number or name of the group that must hold the task's answer, in the last match; left out, a match is
-            enough.
+        group: Number or name of the group that must hold the task's answer, in the last match, of which empty ones
+            count only if all are; left out, a match is enough.
         timeout: Seconds for a search; beyond them the score is invalid.
     """
 
@@ -122,10 +128,12 @@ class Regex:
         if self.group is None:
             return self._compiled.search(text, timeout=self.timeout)
         until = time.monotonic() + self.timeout  # many quick matches take time, too
-        found = None
-        for found in self._compiled.finditer(text, timeout=self.timeout):  # noqa: B007 - the last one counts
+        found: Any = None
+        for match in self._compiled.finditer(text, timeout=self.timeout):
             if time.monotonic() > until:
                 raise TimeoutError
+            if found is None or match[0] or not found[0]:  # after its last number, \d* matches the empty end of a text
+                found = match
         return found
 
 
@@ -175,7 +183,7 @@ def _folded(text: str, expected: int, ignore_case: bool, ignore_punctuation: boo
     if ignore_case:
         text = text.casefold()
     if ignore_punctuation:
-        text = re.sub(r"[^\w\s]|_", "", text)
+        text = _PUNCTUATION.sub("", text.replace("−", "-")).strip() or text
     return " ".join(text.split())
 
 

@@ -31,6 +31,9 @@ def judge(name, text, answer="Paris", **options):
         ("STRASSE", "straße", {"ignore_case": True}),
         ("Paris!", "Paris", {"ignore_punctuation": True}),
         ("it's", "its", {"ignore_punctuation": True}),
+        ("**$1,000.**", "1000", {"ignore_punctuation": True}),
+        ("It is −1.5!", "it is -1.5", {"ignore_punctuation": True, "ignore_case": True}),
+        ("...", "...", {"ignore_punctuation": True}),
         ("Well. <answer> Paris </answer>", "Paris", {"where": "answer"}),
         ("<answer>Rome</answer><answer>Paris</answer>", "Paris", {"where": "answer"}),
         ("", "", {}),
@@ -49,6 +52,11 @@ def test_the_same_text(text, answer, options):
         ("Paris.", "Paris", {}, "not the reference"),
         ("NewYork", "New York", {}, "not the reference"),
         ("", "Paris", {}, "not the reference"),
+        ("-5", "5", {"ignore_punctuation": True}, "not the reference"),
+        ("15", "1.5", {"ignore_punctuation": True}, "not the reference"),
+        ("12", "1/2", {"ignore_punctuation": True}, "not the reference"),
+        ("5", ".5", {"ignore_punctuation": True}, "not the reference"),
+        ("", "?", {"ignore_punctuation": True}, "not the reference"),
         ("c", ["a", "b"], {}, "not the reference"),
         ("42.0", 42, {}, "not the reference"),
         ("Paris", "Paris", {"where": "answer"}, "there is no <answer>"),
@@ -104,6 +112,8 @@ def test_the_group_of_the_last_match_holds_the_answer():
     assert (wrong.value, wrong.reason) == (0.0, "what the group holds is not the reference")
     assert judge("regex", "42", 42, **options).reason == "the pattern is not found"
     assert judge("regex", "a", "", pattern="(b)?a", group=1).value == 1.0  # a group that took no part holds nothing
+    assert judge("regex", "it is 42", 42, pattern=r"\d*", group=0).value == 1.0  # and not the empty match at the end
+    assert judge("regex", "1 or 2", 2, pattern=r"(?=(\d))", group=1).value == 1.0
 
 
 @pytest.mark.parametrize("options", [{"pattern": r"(a|a)+c"}, {"pattern": r"((a|a)+c|b)", "group": 1}])
