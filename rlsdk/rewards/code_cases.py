@@ -6,7 +6,7 @@ import ast
 import builtins
 import json
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -181,11 +181,13 @@ def _statements(text: str, tolerance: float | None) -> Cases:
     tree = ast.parse(text)
     if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
         raise BadTestsError("it asserts nothing")
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    checks = {f.name for f in functions if any(isinstance(node, ast.Assert) for node in ast.walk(f))}
     for statement in tree.body:
         if isinstance(statement, ast.Assert):
             expression, expected[len(steps)] = _comparison(statement.test)
             steps.append(("value", expression, None))
-        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        elif (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)) or _asserts(statement, checks):
             expected[len(steps)] = True
             steps.append(("test", ast.unparse(statement), None))
         else:
@@ -199,6 +201,17 @@ def _statements(text: str, tolerance: float | None) -> Cases:
     texts = [ast.unparse(each) for each in found if getattr(each, "module", "") != "__future__"]
     imports = "\n".join(f"try:\n    {text}\nexcept ImportError:\n    pass" for text in texts)
     return attrs.evolve(cases, imports=imports)
+
+
+def _asserts(node: ast.AST, checks: Collection[str]) -> bool:
+    """Return True if code asserts when it runs, itself or by calling one of the functions `checks`."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+        return False
+    if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):  # tests are a module, no program
+        return False
+    if isinstance(node, ast.Assert) or (isinstance(node, ast.Call) and getattr(node.func, "id", "") in checks):
+        return True
+    return any(_asserts(child, checks) for child in ast.iter_child_nodes(node))
 
 
 def _asked(tree: ast.AST) -> list[str]:

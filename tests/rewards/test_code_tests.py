@@ -52,6 +52,7 @@ SOLUTION = "class Solution:\n    def add(self, a, b): return (a, b)"
         (ADD, "assert add(1, 2) == 3\nassert 0 == add(0, 0)\nassert add(1, 1) > 1"),
         (ADD, ["assert add(1, 2) == 3", "assert not add(1, -1)"]),
         (ADD, "import math\ndef check(f):\n    assert f(1, 2) == math.floor(3.5)\ncheck(add)"),
+        (ADD, "try: add('1', 2)\nexcept TypeError: pass\nelse: assert False\nfor i in range(3): assert add(i, 1) > i"),
         (ADD, {"fn_name": "add", "inputs": [[1, 2], [[1], [2]]], "outputs": [3, [1, 2]]}),
         (ADD, {"fn_name": "add", "inputs": ["1\n2", '"a"\n"b"'], "outputs": ["3", '"ab"']}),
         (ADD, json.dumps({"fn_name": "add", "inputs": [[1, 2]], "outputs": [[3]]})),  # as APPS has it
@@ -87,6 +88,9 @@ def test_right_code_passes(code, answer, isolation):
         (ADD, "assert add(1) == 3", 0.0, "TypeError: add() missing"),
         (ADD, "assert sub(1, 2) == 3", 0.0, "NameError: name 'sub'"),
         (ADD, {"fn_name": "sub", "inputs": [[1, 2]], "outputs": [3]}, 0.0, "no function 'sub'"),
+        (ADD, "assert add(1, 2) == 3\nfor i in range(3): assert add(i, i) == i", 0.5, "test 1: AssertionError"),
+        (ADD, "def check(n):\n    assert add(n, n) == n\nfor i in range(3): check(i)", 0.0, "1 of 1 tests failed"),
+        (ADD, "try:\n    add(1, 2)\n    assert 0\nexcept ValueError: pass\nassert add(1, 2) == 3", 0.5, "Assertion"),
         ("def f(): return (1, 2)", "assert f() == [1, 2]", 0.0, "it gave {'tuple': [1, 2]}"),
         ("def f(): return '3'", {"fn_name": "f", "inputs": [[]], "outputs": [3]}, 0.0, "it gave '3'"),
         ("print(int(input()) + 2)", DOUBLE, 0.5, "1 of 2 tests failed; test 1: it printed '5\\n'"),
@@ -181,7 +185,7 @@ def test_many_fences_take_no_time():
 @pytest.mark.parametrize(
     "answer",
     [
-        None, 42, "42", "x = 1", "def f():\n    assert True", "assert", [], ["a", 1], [{"input": "1"}], {},
+        None, 42, "42", "x = 1", "def f():\n    assert True", "assert", "if __name__ == '__main__':\n    assert 1", [], ["a", 1], [{"input": "1"}], {},
         {"inputs": ["1"], "outputs": []}, {"inputs": "1", "outputs": "1"}, {"inputs": [1], "outputs": ["1"]},
         {"fn_name": "a b", "inputs": [[1]], "outputs": [1]}, {"fn_name": "f", "inputs": [1], "outputs": [1]},
         "[1", "assert " + "(" * 10_000, "assert f() == '\ud800'",
