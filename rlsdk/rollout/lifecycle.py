@@ -102,7 +102,7 @@ class TaskLedger:
             )
         del live[record.state][record.number]
         if to in WASTED:
-            self.wasted += sampled_tokens(record.group or group)
+            self.wasted += sampled_tokens(record.group if group is None else group)
         self._expired[record.source] += to is TaskStatus.EXPIRED
         record.state = to
         record.attempts += to is TaskStatus.RUNNING

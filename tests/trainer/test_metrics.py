@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 
@@ -75,6 +76,12 @@ def test_tokens_of_what_is_never_trained_are_waste(ways: tuple[TaskStatus, ...])
     ledger.move(other, TaskStatus.FILTERED, group)
     assert ledger.wasted == 8
     assert other.group is None  # nobody needs it any more
+    half = attrs.evolve(group, rollouts=[attrs.evolve(r, loss_mask=[False, True, False]) for r in group.rollouts])
+    resumed = ledger.issue("a", task)
+    for to, made in ((TaskStatus.ABORTED, half), (TaskStatus.FILTERED, group)):
+        ledger.move(resumed, TaskStatus.RUNNING)
+        ledger.move(resumed, to, made)
+    assert ledger.wasted == 12  # the whole answers, not the halves that an earlier attempt had of them
 
 
 def sums(running: list[int], seconds: list[float]) -> list[float]:
