@@ -162,9 +162,12 @@ def _retry_after(value: str | None) -> float:
 
 def _content(text: str) -> str:
     try:
-        content = json.loads(text)["choices"][0]["message"]["content"]
-    except (ValueError, RecursionError, LookupError, TypeError) as error:
+        choice = json.loads(text)["choices"][0]
+        content, cut = choice["message"]["content"], choice.get("finish_reason") == "length"
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         raise EndpointError(f"its answer is not a chat completion: {text[:_SAID]!r}") from error
     if not isinstance(content, str):
         raise EndpointError(f"its answer holds no text: {text[:_SAID]!r}")
+    if cut:  # a verdict stands at the end; what looks like one before it may be a draft, or half a number
+        raise EndpointError(f"its answer was cut off at max_tokens, before its end: {content[-_SAID:]!r}")
     return content

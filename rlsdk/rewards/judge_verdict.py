@@ -20,7 +20,8 @@ Form = Literal["json", "brackets", "number"]
 _PLACE = re.compile(r"\{(prompt|response|reference)\}")
 _NUMBER = r"[-+]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})"
 _BRACKETS = re.compile(rf"\[\[\s*({_NUMBER})\s*\]\]")
-_BARE = re.compile(rf"(?<![\w.])({_NUMBER})(?![\w])")
+_BARE = re.compile(rf"(?<![\w.])({_NUMBER})(?:\s?(?:/|out of)\s?({_NUMBER}))?(?![\w])")
+"""A number, and what follows it in `7/10`."""
 _ASKED: dict[Form, str] = {
     "json": 'End with a JSON object: {{"reason": "one sentence", "score": NUMBER}}, NUMBER from {low:g} to {high:g}.',
     "brackets": "End with your score from {low:g} to {high:g} in double brackets, such as [[{high:g}]].",
@@ -130,14 +131,23 @@ def read(answer: str, form: Form, scale: tuple[float, float]) -> Verdict:
         NoVerdictError: The answer has no verdict, or one out of range.
     """
     text = answer.rpartition("</think>")[2]
+    if text.lstrip().startswith("<think>"):
+        raise NoVerdictError(f"its thoughts do not end: {answer[-120:]!r}")
+    low, high = scale
     if form == "json":
         found = _json(text)
-    else:
-        scores = (_BRACKETS if form == "brackets" else _BARE).findall(text)
+    elif form == "brackets":
+        scores = _BRACKETS.findall(text)
         found = Verdict(float(scores[-1])) if scores else None
+    else:
+        numbers = _BARE.findall(text)
+        found = Verdict(float(numbers[-1][0])) if numbers else None
+        if found is not None and numbers[-1][1] and float(numbers[-1][1]) != high:
+            raise NoVerdictError(
+                f"its score {found.score:g} is out of {numbers[-1][1]}, and the scale ends at {high:g}"
+            )
     if found is None:
         raise NoVerdictError(f"its answer holds no score ({form}): {answer[-120:]!r}")
-    low, high = scale
     if not (math.isfinite(found.score) and low <= found.score <= high):
         raise NoVerdictError(f"its score {found.score:g} is not within {low:g} to {high:g}")
     return found

@@ -185,7 +185,8 @@ def test_many_fences_take_no_time():
 @pytest.mark.parametrize(
     "answer",
     [
-        None, 42, "42", "x = 1", "def f():\n    assert True", "assert", "if __name__ == '__main__':\n    assert 1", [], ["a", 1], [{"input": "1"}], {},
+        None, 42, "42", "x = 1", "def f():\n    assert True", "assert", "if __name__ == '__main__':\n    assert 1", [],
+        ["a", 1], [{"input": "1"}], {},
         {"inputs": ["1"], "outputs": []}, {"inputs": "1", "outputs": "1"}, {"inputs": [1], "outputs": ["1"]},
         {"fn_name": "a b", "inputs": [[1]], "outputs": [1]}, {"fn_name": "f", "inputs": [1], "outputs": [1]},
         "[1", "assert " + "(" * 10_000, "assert f() == '\ud800'",
