@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +23,8 @@ from rlsdk.isolation.threads import awaited, run_to_end
 from rlsdk.schedules import Schedule, at
 from rlsdk.trainer.batch import StepBatch, credit_inputs, scored
 from rlsdk.types import Group
+
+log = logging.getLogger(__name__)
 
 
 class CreditAssigner:
@@ -107,14 +110,24 @@ class CreditAssigner:
         return attrs.evolve(batch, arrays=batch.arrays.with_tokens(**padded))
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the components that have memory, as plain JSON, by position in the chain."""
-        return {str(i): memory.state() for i, part in enumerate(self._parts()) if (memory := memory_of(part))}
+        """Return the state of the components that have memory, as plain JSON, by position in the chain and name."""
+        parts = enumerate(self._parts())
+        return {f"{i} {_name(part)}": memory.state() for i, part in parts if (memory := memory_of(part))}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the memory of the components."""
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the memory of the components; in a chain that has changed, they are found by their names."""
+        left = dict(state)
         for i, part in enumerate(self._parts()):
-            if str(i) in state:
-                part.restore(state[str(i)])
+            memory, name = memory_of(part), _name(part)
+            if memory is None:
+                continue
+            moved = [key for key in left if key.partition(" ")[2] == name]
+            # Earlier versions wrote the position alone.
+            key = next((key for key in (f"{i} {name}", *moved, str(i)) if key in left), None)
+            if key is None:
+                log.warning("%s is not in the checkpoint: its memory begins at its start", name)
+            else:
+                memory.restore(left.pop(key))
 
     def _parts(self) -> list[Any]:
         return [*self._shaping, self._advantage]

@@ -1,6 +1,7 @@
 """Packing: groups of rollouts to arrays, and what reaches credit assignment."""
 
 import asyncio
+import json
 import threading
 from typing import Any
 
@@ -350,6 +351,23 @@ def test_an_async_component_is_awaited_on_the_running_loop() -> None:
 
     assert asyncio.run(run()).tokens["advantages"].tolist() == [2, 2, 1, 1]
     assert loops == [True, True]
+
+
+def test_memory_follows_its_component_in_a_chain_that_has_changed(caplog: pytest.LogCaptureFixture) -> None:
+    def chain(*names: str) -> CreditAssigner:
+        options = {"kl_penalty": {"target": 0.1}, "reward_norm": {"method": "running"}}
+        shaping = [rlsdk.load("shaping", name, **options.get(name, {})) for name in names]
+        return CreditAssigner(shaping, rlsdk.load("advantage", "grpo"))
+
+    before, after = chain("kl_penalty", "reward_norm"), chain("overlong", "reward_norm", "kl_penalty")
+    before._shaping[0].value, before._shaping[1].count = 0.5, 7
+    state = json.loads(json.dumps(before.state()))
+    after.restore(state)
+    assert (after._shaping[1].count, after._shaping[2].value) == (7, 0.5)
+    assert not caplog.records
+    chain("kl_penalty").restore({"0": {"value": 0.25}})  # as earlier versions wrote it
+    chain("reward_norm").restore(chain("kl_penalty").state())
+    assert "shaping 'reward_norm' is not in the checkpoint: its memory begins at its start" in caplog.text
 
 
 def test_an_error_of_an_advantage_names_it_and_its_line() -> None:
