@@ -41,7 +41,7 @@ from rlsdk.readiness.demonstrations import check_demonstrations
 from rlsdk.readiness.disk import DiskEstimate, estimate, skeleton
 from rlsdk.readiness.exact import exact_faults
 from rlsdk.readiness.images import image_faults
-from rlsdk.readiness.models import length_notes, model_faults, rank_faults
+from rlsdk.readiness.models import idle_notes, length_notes, model_faults, rank_faults
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.stream import opened
 from rlsdk.types import Message, Task
@@ -192,6 +192,7 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
         found.faults += [PlanFinding("engine", text) for text in training_faults(plan)]
     if trains:
         found.faults += [PlanFinding(*fault) for fault in rank_faults(plan)]
+        found.notes += [PlanFinding(*note) for note in idle_notes(plan)]
     codec = found.codec()
     built = skeleton(plan, download=starts)
     if (net := built[0]) is not None:

@@ -68,6 +68,33 @@ def length_notes(plan: Plan, net: Any) -> Iterator[tuple[str, str]]:
         )
 
 
+def idle_notes(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Say which settings of models and learners are given and change nothing in a plan."""
+    config, critic, reference = plan.config, plan.algorithm.critic, plan.needs_reference
+    no_critic, no_reference = (
+        "nothing reads it: the algorithm has no critic",
+        "nothing reads it: the algorithm needs no reference model",
+    )
+    given = {
+        "model.critic": (not critic and config.model.critic is not None, no_critic),
+        "critic.ranks": (not critic and config.critic.ranks > 0, no_critic),
+        "critic.learner": (not critic and config.critic.learner is not None, no_critic),
+        "model.reference": (not reference and config.model.reference is not None, no_reference),
+        "reference.ranks": (not reference and config.reference.ranks > 0, no_reference),
+        "reference.learner": (not reference and config.reference.learner is not None, no_reference),
+    }
+    learner, options = plan.plugins.resolve(plan.learner), plan.learner.options
+    if isinstance(learner, LearnerOptions):
+        constant = learner.schedule == "constant"
+        given |= {
+            "learner.critic_lr": (not critic and options.get("critic_lr") is not None, no_critic),
+            "learner.value_init": (not critic and "value_init" in options, no_critic),
+            "learner.final_ratio": (constant and "final_ratio" in options, "nothing reads it: schedule is constant"),
+            "learner.lr": (learner.lr == 0, "0 changes no weight of the policy"),
+        }
+    yield from ((path, text) for path, (idle, text) in given.items() if idle)
+
+
 def _routing_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str, str]]:
     """Say why the engine's choices of experts cannot be replayed by the learner."""
     other = "or take another correction, such as icepop"

@@ -107,6 +107,22 @@ def test_evaluations_without_tasks_are_noted(model: Path, tmp_path: Path) -> Non
     assert rehearsed.notes == tuple(map(str, notes[0]))  # the log of a run begins with it
 
 
+def test_settings_that_change_nothing_are_noted(model: Path, tmp_path: Path) -> None:
+    def noted(*given: str) -> list[str]:
+        found = examine(plan(model, tmp_path, [SHORT], [SHORT], *given), starts=False)
+        return [note.path for note in found.notes]
+
+    critic = ("learner.critic_lr=1.0e-5", "learner.value_init=small", "critic.ranks=1", f"model.critic={model}")
+    assert noted(*critic, "algorithm=grpo") == [
+        "model.critic", "critic.ranks", "learner.critic_lr", "learner.value_init",
+    ]  # fmt: skip
+    assert noted(*critic, "algorithm=ppo") == []
+    assert noted("algorithm=dapo", "reference.ranks=1", "learner.lr=0", "learner.final_ratio=0.5") == [
+        "reference.ranks", "learner.final_ratio", "learner.lr",
+    ]  # fmt: skip
+    assert noted("algorithm=grpo", "reference.ranks=1", "learner.final_ratio=0.5", "learner.schedule=cosine") == []
+
+
 def test_where_it_is_no_fault_of_max_prompt_tokens_the_checks_name_the_models_length(
     model: Path, tmp_path: Path
 ) -> None:
