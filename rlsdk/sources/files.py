@@ -54,7 +54,7 @@ def parquet(
         split: Split whose files are read from a folder.
         columns: Names of the columns, such as `{prompt: question, answer: solution}`; other columns become metadata.
         chat: Turn prompts that are text into user messages.
-        system: System message at the beginning of every prompt.
+        system: System message at the beginning of every prompt; none may have one already.
         prefill: Beginning of every answer; it is not trained on.
         skip_bad: Maximum share of rows that may be left out because they cannot be made into tasks.
 
@@ -89,7 +89,7 @@ def jsonl(
         split: Split whose files are read from a folder.
         columns: Names of the columns, such as `{prompt: question, answer: solution}`; other columns become metadata.
         chat: Turn prompts that are text into user messages.
-        system: System message at the beginning of every prompt.
+        system: System message at the beginning of every prompt; none may have one already.
         prefill: Beginning of every answer; it is not trained on.
         skip_bad: Maximum share of rows that may be left out because they cannot be made into tasks.
 
@@ -127,7 +127,7 @@ def hub(
         revision: Commit or tag; without one, the data may change between runs.
         columns: Names of the columns, such as `{prompt: question, answer: solution}`; other columns become metadata.
         chat: Turn prompts that are text into user messages.
-        system: System message at the beginning of every prompt.
+        system: System message at the beginning of every prompt; none may have one already.
         prefill: Beginning of every answer; it is not trained on.
         skip_bad: Maximum share of rows that may be left out because they cannot be made into tasks.
 

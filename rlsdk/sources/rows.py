@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -63,6 +64,10 @@ class Wording:
             if not (self.chat or self.system or self.prefill):
                 return given
             given = (Message("user", given),)
+        if self.system and given[0].role == "system":
+            raise BadRowError("the prompt has a system message already; leave out the option `system`")
+        if self.prefill and given[-1].role == "assistant":
+            raise BadRowError("the prompt ends with a message of the assistant already; leave out the option `prefill`")
         before = (Message("system", self.system),) if self.system else ()
         after = (Message("assistant", self.prefill),) if self.prefill else ()
         return (*before, *given, *after)
@@ -125,7 +130,7 @@ def _value(row: Mapping[str, Any], place: str) -> Any:
             if not isinstance(value, Mapping) or part not in value:
                 raise NoColumnError(f"there is no column {place!r}; there are: {', '.join(map(str, row)) or 'none'}")
             value = value[part]
-    if value is None:
+    if value is None or (isinstance(value, float) and math.isnan(value)):  # pandas writes what is missing as NaN
         raise BadRowError(f"{place} is empty")
     return value
 

@@ -105,6 +105,15 @@ def test_wording(tmp_path):
     assert [(m.role, m.content) for m in whole] == [("system", "Think."), ("user", "1?"), ("assistant", "Well,")]
 
 
+def test_messages_that_prompts_have_already_are_not_doubled(tmp_path):
+    told = [{"role": "system", "content": "Think."}, {"role": "user", "content": "1?"}]
+    path = save(tmp_path / "a.jsonl", [{"prompt": told}, {"prompt": [*told, {"role": "assistant", "content": "So"}]}])
+    with pytest.raises(DataError, match=r"2 of 2 rows.*\n.*line 1: the prompt has a system message already"):
+        load("jsonl", path=path, system="Answer.")
+    with pytest.raises(DataError, match=r"1 of 2 rows.*\n.*line 2: the prompt ends with a message of the assistant"):
+        load("jsonl", path=path, prefill="Well,")
+
+
 def test_ids_tell_files_apart_and_ignore_folders(tmp_path):
     for name in ("x/a.jsonl", "y/a.jsonl", "y/b.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -157,6 +166,7 @@ BAD = [
     ('{"prompt": [{"role": "bot", "content": "?"}]}', r"prompt\[0\].role, got 'bot'"),
     ('{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}', r"prompt\[0\].content"),
     ('{"prompt": "?", "answer": null}', "answer is empty"),
+    ('{"prompt": "?", "answer": NaN}', "answer is empty"),
     ('{"prompt": "?", "reward_model": {"style": "rule"}}', "reward_model.ground_truth"),
     ('{"prompt": "?", "data_source": 3}', "data_source"),
     ('{"prompt": "?", "demonstration": 3}', "demonstration"),
