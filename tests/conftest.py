@@ -27,7 +27,13 @@ settings.register_profile("rlsdk", deadline=None, max_examples=many(200))
 settings.load_profile("rlsdk")
 
 
-LONGEST = ("tests/run/test_quickstart.py", "tests/learners/", "tests/run/test_training.py", "tests/engines/")
+LONGEST = (
+    "tests/run/test_quickstart.py",
+    "tests/learners/",
+    "tests/engines/",
+    "tests/run/test_training.py",
+    "plugins/rlsdk-fsdp2/",
+)
 """What is begun with, so that no process has a long one left when the other has nothing to do."""
 SHARING = ("tests/learners", "tests/engines")
 """Folders whose tests share Ray, engines and ranks: one process runs all of them."""

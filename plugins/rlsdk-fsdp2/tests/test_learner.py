@@ -194,7 +194,7 @@ def leave_or_resume(
         pytest.param(2, "bfloat", {"lora": LORA, "tensor_parallel": 2}, marks=pytest.mark.slow),
         pytest.param(2, "bfloat", {"lora": LORA}, marks=pytest.mark.slow),
         pytest.param(2, "untied", {"tensor_parallel": 2}, marks=pytest.mark.slow),
-        (2, "bfloat", {"tensor_parallel": 2}),
+        pytest.param(2, "bfloat", {"tensor_parallel": 2}, marks=pytest.mark.slow),
         (2, "bfloat", {"context_parallel": 2}),
         pytest.param(2, "bfloat", {"offload": "all", "tensor_parallel": 2}, marks=pytest.mark.slow),
     ],
@@ -249,7 +249,7 @@ def save_or_load(
         ((1, {}), (2, {}), "bfloat", {}),
         ((2, {}), (1, {}), "tied", {"lora": LORA}),
         ((2, {"tensor_parallel": 2}), (1, {}), "normed", {}),
-        ((1, {}), (2, {"tensor_parallel": 2}), "normed", {"lora": LORA}),
+        pytest.param((1, {}), (2, {"tensor_parallel": 2}), "normed", {"lora": LORA}, marks=pytest.mark.slow),
         pytest.param((2, {"tensor_parallel": 2}), (2, {"context_parallel": 2}), "bfloat", {}, marks=pytest.mark.slow),
         pytest.param((4, {"tensor_parallel": 2}), (2, {}), "normed", {}, marks=pytest.mark.slow),
         pytest.param((2, {}), (4, {"tensor_parallel": 2}), "normed", {}, marks=pytest.mark.slow),
@@ -459,7 +459,7 @@ def plain_states(net: Any, batch: TrainBatch, temperature: float) -> dict[str, n
         (2, {"lora": LORA}),
         pytest.param(2, {"lora": LORA, "tensor_parallel": 2}, marks=pytest.mark.slow),
         (2, {"tensor_parallel": 2}),
-        (2, {"context_parallel": 2}),
+        pytest.param(2, {"context_parallel": 2}, marks=pytest.mark.slow),
     ],
 )
 def test_logprobs_are_those_of_transformers_and_the_critic_learns_returns(
