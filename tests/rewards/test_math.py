@@ -54,6 +54,8 @@ def value(reference, answer):
         (r"\boxed{12}", "12"),
         ("Half of 48 is 24.\n48+24 = <<48+24=72>>72\n#### 72", "72"),  # GSM8K's column `answer`
         ("It sold 1,000.\n#### 1,000", "1000"),
+        ("Half of 48 is 24. #### 24", "24"),  # whose line breaks were lost
+        ("It is 5.\n####5", "5"),
         (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1 & 2\\ 3 & 4\end{pmatrix}"),
     ],
 )
