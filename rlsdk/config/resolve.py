@@ -337,6 +337,10 @@ class _Resolver:
                 taken = sum(part.reference.name == reference.name for part in found)
                 rule = attrs.evolve(part.rule, name=f"{name}_{taken + 1}" if taken else name)
                 found.append(RewardPart(rule, reference))
+        if given and given[-1].rule.gate is not None:
+            path = f"reward[{len(given) - 1}]" if len(given) > 1 else "reward"
+            text = f"{given[-1].rule.gate:g}, but no part follows that it could shut out; put what it gates after it"
+            self.faults.append(f"{path}.gate: {text}")
         return tuple(found)
 
     def algorithm(self, use: Use) -> Any:

@@ -210,6 +210,12 @@ def test_parts_of_a_reward_are_gates_factors_and_routes(plan):
     assert factor == RewardSpec("length_penalty", multiply=True, range=(-1.0, 0.0))
 
 
+def test_a_gate_after_which_no_part_follows_is_a_fault(faults):
+    text = "1, but no part follows that it could shut out; put what it gates after it"
+    assert faults("reward=[countdown, {use: format, gate: 1}]") == (f"reward[1].gate: {text}",)
+    assert faults("reward={use: format, gate: 1}") == (f"reward.gate: {text}",)
+
+
 def test_faults_of_parts_of_a_reward(faults):
     assert faults("reward=[{use: countdown, gate: high}, {use: format, range: [1, 1]}, format]") == (
         "reward[0].gate: expected float or null, got 'high'",
