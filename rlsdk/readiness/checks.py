@@ -205,6 +205,8 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
         for section, sources in (("train", plan.tasks_train), ("eval", plan.tasks_eval))
         for i, source in enumerate(sources)
     ]
+    if found.sources and all(each is not None for each in tasks):
+        found.unmet_sources()
     trained = [each for each in tasks[: len(plan.tasks_train)] if each is not None]
     firsts = [each[0] for each in tasks if each]
     found.faults += [PlanFinding(*fault) for fault in image_faults(plan, net, firsts)]
@@ -241,6 +243,8 @@ class _PlanChecks:
     faults: list[PlanFinding] = attrs.field(factory=list)
     warnings: list[PlanFinding] = attrs.field(factory=list)
     notes: list[PlanFinding] = attrs.field(factory=list)
+    sources: set[str] = attrs.field(factory=set)
+    """Sources of the tasks that were tried."""
 
     def codec(self) -> ChatTokenizer | None:
         """Open the tokenizer and check that answers can end; None if it cannot be opened."""
@@ -282,6 +286,7 @@ class _PlanChecks:
                 self._prompts(path, some, count, codec)
                 self._answers_as_prefills(path, source, some)
                 self._unscored(path, some)
+                self.sources |= {task.source for task in some}
                 if path.startswith("tasks.train"):
                     check_demonstrations(self.plan, some, codec)
         except OptionError as error:
@@ -343,6 +348,17 @@ class _PlanChecks:
             given = "; ".join(f"{rule.name}: {', '.join(rule.sources)}" for rule in rules)
             text = f"no part is for task {task.id!r} of {path}, whose source is {task.source!r}; `sources` has {given}"
             self.faults.append(PlanFinding("reward", text))
+
+    def unmet_sources(self) -> None:
+        """Say which parts of the reward are for sources that no task has which was tried."""
+        rewards = self.plan.rewards
+        for i, part in enumerate(rewards):
+            if part.rule.sources and self.sources.isdisjoint(part.rule.sources):
+                text = (
+                    f"{', '.join(part.rule.sources)}: no task that was tried is from there, so that {part.rule.name} "
+                    f"may score none; their sources are: {', '.join(sorted(self.sources))}"
+                )
+                self.notes.append(PlanFinding(f"reward[{i}].sources" if len(rewards) > 1 else "reward.sources", text))
 
     def _answers_as_prefills(self, path: str, source: TaskSource, tasks: Sequence[Task]) -> None:
         """Say that prompts end with an answer where no prefill was asked for, as those of data for imitation do."""

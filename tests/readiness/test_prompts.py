@@ -90,7 +90,13 @@ def test_a_task_whose_source_no_part_of_the_reward_is_for_is_a_fault(model: Path
         "reward: no part is for task 'train:1' of tasks.train, whose source is 'MATH'; `sources` has "
         "exact_match: openai/gsm8k; math: Maths"
     ]
-    assert examine(plan(model, tmp_path, rows, rows[:1], given % "MATH"), starts=False).faults == ()
+    found = examine(plan(model, tmp_path, rows, rows[:1], given % "MATH"), starts=False)
+    assert (found.faults, found.notes) == ((), ())
+    misspelt = "reward=[exact_match, {use: math, sources: Maths}]"
+    assert [str(note) for note in examine(plan(model, tmp_path, rows, rows[:1], misspelt), starts=False).notes] == [
+        "reward[1].sources: Maths: no task that was tried is from there, so that math may score none; their sources "
+        "are: MATH, openai/gsm8k"
+    ]
 
 
 def test_evaluations_without_tasks_are_noted(model: Path, tmp_path: Path) -> None:
