@@ -164,7 +164,9 @@ def references(task: Task) -> list[str]:
             f"task {task.id!r}{of}: expected its answer as text, a number or a list of them, got "
             f"{reprlib.repr(task.answer)}"
         )
-    return [str(answer) for answer in answers]
+    # A column of whole numbers of which some are missing is one of floats: 42.0 stands for 42, too.
+    whole = [str(int(a)) for a in answers if isinstance(a, float) and a.is_integer()]
+    return [*map(str, answers), *whole]
 
 
 def _taken(rollout: Rollout, where: Where) -> str | None:

@@ -26,6 +26,8 @@ def judge(name, text, answer="Paris", **options):
         ("cafe\u0301", "caf\u00e9", {}),  # the accent on its own, and as part of the letter
         ("42", 42, {}),
         ("0.5", 0.5, {}),
+        ("42", 42.0, {}),
+        ("42.0", 42.0, {}),
         ("b", ["a", "b"], {}),
         ("PARIS", "Paris", {"ignore_case": True}),
         ("STRASSE", "straße", {"ignore_case": True}),
