@@ -450,7 +450,7 @@ def test_a_failing_loss_is_named_and_nobody_hangs(tied: Model, launch: Launch, m
     group = launch(2, Roles(actor=tied), spec(breaks), fresh=True, **LR)
     with pytest.raises(
         LearnerError,
-        match=r"learner rank 1 failed in update of step 6: policy_loss 'breaks' failed: ArithmeticError: no such number",
+        match=r"rank 1 failed in update of step 6: policy_loss 'breaks' failed: ArithmeticError: no such number",
     ):
         group.update(batch.with_tokens(advantages=advantages), everything(batch), 5)
 
