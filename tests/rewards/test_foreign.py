@@ -328,6 +328,16 @@ def test_a_task_without_extra_info_gives_its_metadata(load):
     assert values(reward(answers("a", task=Task(id="x", prompt="?", metadata={"level": 5})))) == [5.0]
 
 
+def test_what_a_function_changes_is_its_own(load):
+    task = Task(id="x", prompt="?", answer=[3, 4], metadata={"extra_info": {"seen": []}})
+    reward = load("""
+        def reward(solution_str, ground_truth, extra_info):
+            extra_info["seen"].append(solution_str)
+            return ground_truth.pop() + len(extra_info["seen"])
+    """)
+    assert values(reward(answers("a", "b", task=task))) == [5.0, 5.0]
+
+
 # --- OpenRLHF
 
 
