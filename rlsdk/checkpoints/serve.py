@@ -31,7 +31,7 @@ from rlsdk.isolation.reaper import reaped
 from rlsdk.isolation.watching import main_loop
 from rlsdk.readiness.checks import machine
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.serving.context import setting_of
+from rlsdk.serving.context import context_of
 from rlsdk.serving.server import PublicServer, ServerOptions
 from rlsdk.serving.stateless import EngineService, tool_parser_of
 from rlsdk.storage.location import is_url
@@ -158,9 +158,9 @@ class _Serving:
 
     def __init__(self, plan: Plan, engines: Sequence[Any], reader: CheckpointReader, options: ServerOptions) -> None:
         codec = ChatTokenizer.of(plan)
-        setting = setting_of(plan, codec, EngineClient(engines, codec.decode))
+        context = context_of(plan, codec, EngineClient(engines, codec.decode))
         name = options.name or plan.config.model.path
-        self._service = EngineService(setting, name, tool_parser_of(plan, codec), strict=True)
+        self._service = EngineService(context, name, tool_parser_of(plan, codec), strict=True)
         self._engines, self._reader = engines, reader
         self._counters: dict[str, float] = {}
         self._server = PublicServer(self._service, options, lambda: self._counters)

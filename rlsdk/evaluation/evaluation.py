@@ -66,16 +66,16 @@ Produce = Callable[[Sequence[Task], Sampling, int, str], Awaitable[list[Group]]]
 """Makes the groups of tasks, given sampling parameters, the number of rollouts per task, and a name for the whole."""
 
 
-def produced_by(generator: RolloutGenerator, setting: RolloutContext) -> Produce:
+def produced_by(generator: RolloutGenerator, context: RolloutContext) -> Produce:
     """Return a function that makes groups with a generator.
 
     Args:
         generator: Runs the workflow and scores.
-        setting: Context of the rollouts, whose sampling parameters are replaced.
+        context: Context of the rollouts, whose sampling parameters are replaced.
     """
 
     async def produce(tasks: Sequence[Task], sampling: Sampling, size: int, key: str) -> list[Group]:
-        return await generator.produce(tasks, attrs.evolve(setting, sampling=sampling), size, key)
+        return await generator.produce(tasks, attrs.evolve(context, sampling=sampling), size, key)
 
     return produce
 

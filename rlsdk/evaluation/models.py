@@ -40,7 +40,7 @@ from rlsdk.rollout.generator import first_error
 from rlsdk.runlog.rollouts import transcript
 from rlsdk.scoring.actors import scoring
 from rlsdk.scoring.scorer import unscored
-from rlsdk.serving.context import setting_of
+from rlsdk.serving.context import context_of
 from rlsdk.storage.location import is_url
 from rlsdk.types import Group, Task
 
@@ -142,9 +142,9 @@ async def _answers(
         env_worker_pools(plan) as worlds,
     ):
         client = EngineClient(engines, codec.decode)
-        setting = setting_of(plan, codec, client, worlds.eval or worlds.train, user_loop)
-        produce = produced_by(evaluator_of(plan, scorer, observe), setting)
-        return await evaluate(produce, tasks, setting.sampling, section, reseed=reseed)
+        context = context_of(plan, codec, client, worlds.eval or worlds.train, user_loop)
+        produce = produced_by(evaluator_of(plan, scorer, observe), context)
+        return await evaluate(produce, tasks, context.sampling, section, reseed=reseed)
 
 
 async def _pictures(plan: Plan, groups: Sequence[Group], most: int) -> list[Path]:

@@ -51,7 +51,7 @@ class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
 
     def loading(self, model: Model) -> AbstractContextManager[None]:
         """Have ZeRO-3 divide a model tensor by tensor while it is loaded."""
-        return divided_while_loaded(self._setting(model, 0.0)) if self.zero_stage == 3 else nullcontext()
+        return divided_while_loaded(self._config(model, 0.0)) if self.zero_stage == 3 else nullcontext()
 
     def prepare(self, module: Any) -> None:
         """Compile a module, if it shall be."""
@@ -66,8 +66,8 @@ class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
 
     def train(self, module: Any, model: Model, rate: LearningRate, role: TrainedRole) -> Trained:
         """Give a module to DeepSpeed."""
-        setting, ranks = self._setting(model, rate.peak), self.place.world_size
-        return Trained(module, setting, rate, ranks, role=role, skip_limit=self.skip_limit)
+        config, ranks = self._config(model, rate.peak), self.place.world_size
+        return Trained(module, config, rate, ranks, role=role, skip_limit=self.skip_limit)
 
     def freeze(self, module: Any, model: Model) -> Any:
         """Move a module to its device, or let ZeRO-3 divide it."""
@@ -75,9 +75,9 @@ class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
             return module.to(self.place.device)
         import deepspeed
 
-        return deepspeed.initialize(model=module, config=self._setting(model, 0.0).inference)[0]
+        return deepspeed.initialize(model=module, config=self._config(model, 0.0).inference)[0]
 
-    def _setting(self, model: Model, lr: float) -> DeepSpeedConfig:
+    def _config(self, model: Model, lr: float) -> DeepSpeedConfig:
         return DeepSpeedConfig(
             lr=lr,
             betas=self.betas,

@@ -112,7 +112,7 @@ class Trained(TrainedModule):
     def __init__(
         self,
         module: nn.Module,
-        setting: DeepSpeedConfig,
+        config: DeepSpeedConfig,
         rate: LearningRate,
         world: int,
         *,
@@ -123,8 +123,8 @@ class Trained(TrainedModule):
 
         super().__init__(rate, role=role, skip_limit=skip_limit)
         parameters = [p for p in module.parameters() if p.requires_grad]
-        self.engine = deepspeed.initialize(model=module, model_parameters=parameters, config=setting.deepspeed)[0]
-        self._setting, self._world = setting, world
+        self.engine = deepspeed.initialize(model=module, model_parameters=parameters, config=config.deepspeed)[0]
+        self._config, self._world = config, world
 
     @property
     def module(self) -> Any:
@@ -151,7 +151,7 @@ class Trained(TrainedModule):
         """Say why the gradient of an optimiser step cannot be dropped and computed again; empty if it can."""
         if self._world > 1:
             return "other ranks wait for this one, so it cannot begin again"
-        if self._setting.stage == 3 or self._setting.offload != "none":
+        if self._config.stage == 3 or self._config.offload != "none":
             return "with zero_stage 3 or offload a step cannot begin again"
         return ""
 
@@ -159,7 +159,7 @@ class Trained(TrainedModule):
         """Drop the gradient of the optimiser step, and what a backward pass left behind that did not end."""
         for parameter in self.engine.module.parameters():
             parameter.grad = None
-        if self._setting.stage == 0:
+        if self._config.stage == 0:
             return
         optimizer = self.engine.optimizer
         optimizer.zero_grad(set_to_none=True)
@@ -181,8 +181,8 @@ class Trained(TrainedModule):
 
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.lr
-        if self._setting.stage == 0:
-            clip = self._setting.grad_clip or math.inf
+        if self._config.stage == 0:
+            clip = self._config.grad_clip or math.inf
             norm = float(torch.nn.utils.clip_grad_norm_(self.engine.module.parameters(), clip))
             if math.isfinite(norm):
                 self.engine.step()
@@ -227,7 +227,7 @@ class Trained(TrainedModule):
         if (folder / "model-0.safetensors").is_file():
             model = read_state(folder / f"model-{self._source(rank, 3)}.safetensors")
             return model, read_state(folder / f"optimizer-{self._source(rank, 1)}.safetensors")
-        return read_pickled(folder, rank, stage=self._setting.stage, dtype=self._setting.dtype)
+        return read_pickled(folder, rank, stage=self._config.stage, dtype=self._config.dtype)
 
     def restore(self, model: Mapping[str, Any], saved: dict[str, Any], rank: int, *, strict: bool) -> dict[str, Any]:
         """Continue from what `read` returned; a collective. See `TrainedModule.restore`.
@@ -240,7 +240,7 @@ class Trained(TrainedModule):
             if hasattr(optimizer, "checkpoint_event_prologue"):
                 optimizer.checkpoint_event_prologue()
             engine.load_module_state_dict({"module": model["module"]}, strict=strict)
-            if self._setting.stage:
+            if self._config.stage:
                 if hasattr(optimizer, "loss_scaler"):
                     saved["loss_scaler"] = optimizer.loss_scaler
                 # Nothing is read from the other ranks' states.
@@ -264,7 +264,7 @@ class Trained(TrainedModule):
 
     def _source(self, rank: int, split: int) -> int:
         """The rank whose file this rank reads: its own if the stage splits the content, otherwise rank 0's."""
-        return rank if self._setting.stage >= split else 0
+        return rank if self._config.stage >= split else 0
 
     def full_tensors(self, *, keep: bool, wanted: Wanted | None = None) -> dict[str, Tensor]:
         """Return whole tensors of the model by their `state_dict` names; a collective under ZeRO-3."""
@@ -276,11 +276,11 @@ class Trained(TrainedModule):
 
 
 @contextmanager
-def divided_while_loaded(setting: DeepSpeedConfig) -> Iterator[None]:
+def divided_while_loaded(config: DeepSpeedConfig) -> Iterator[None]:
     """Have `from_pretrained` divide each tensor among the ranks as it is made, so that no rank holds a whole model.
 
     Args:
-        setting: Settings of stage 3.
+        config: Settings of stage 3.
     """
     import deepspeed
     from deepspeed.runtime.zero.partition_parameters import DeepSpeedTensorOverride
@@ -290,7 +290,7 @@ def divided_while_loaded(setting: DeepSpeedConfig) -> Iterator[None]:
     # By default it also rounds every buffer to the parameters' dtype. In bfloat16 rotary frequencies would be wrong by
     # up to 0.4 %: a token 1,000 places back would seem to be up to four places elsewhere.
     deepspeed.zero.Init = partial(init, tensor_overrides=[DeepSpeedTensorOverride.device])
-    enabled = HfDeepSpeedConfig(setting.inference)  # `from_pretrained` finds this object by itself while it lives
+    enabled = HfDeepSpeedConfig(config.inference)  # `from_pretrained` finds this object by itself while it lives
     try:
         with _freed_at_once():
             yield

@@ -54,7 +54,7 @@ class TokenChat:
     def __init__(
         self,
         prompt: Prompt,
-        setting: RolloutContext,
+        context: RolloutContext,
         group: str,
         seed: int | None,
         *,
@@ -66,17 +66,17 @@ class TokenChat:
 
         Args:
             prompt: Prompt of the task.
-            setting: Tokenizer, engines and sampling parameters.
+            context: Tokenizer, engines and sampling parameters.
             group: Shared by the rollouts of one task; equal prompts in it are sampled as one request.
             seed: Seed of the group's requests; None leaves sampling to the engines' own generators.
             member: Index of this rollout in its group.
             scorer: The run's reward, for `score`.
             home: Bridge to the event loop of the run, where the workflow has a loop of its own.
         """
-        self._prompt, self._setting, self._group = prompt, setting, group
+        self._prompt, self._context, self._group = prompt, context, group
         self._seed, self._member, self._scorer, self._home = seed, member, scorer, home
         self._plain = prompt.plain
-        self._talk = Transcript.of(setting.codec, prompt.messages)
+        self._talk = Transcript.of(context.codec, prompt.messages)
         self._segment = Segment.of(prompt.token_ids)
         self._earlier: list[Rollout] = []
         self._trajectories: dict[str, list[Rollout]] = {}
@@ -109,7 +109,7 @@ class TokenChat:
 
     def room(self) -> int:
         """Return the maximum length of the next answer, unsent messages accounted for; 0: none can be sampled."""
-        return max(0, self._setting.max_length - self._sending().length(self._segment))
+        return max(0, self._context.max_length - self._sending().length(self._segment))
 
     def say(self, text: str | Sequence[Any], role: Role = "user", *, joined: bool = True) -> None:
         """Append a message that the policy did not write.
@@ -161,9 +161,9 @@ class TokenChat:
         """
         if self._turn:
             raise ValueFault(f"task {self._prompt.task.id!r}: tools must be offered before the first answer")
-        if self._plain or not self._setting.codec.renderer.shows_tools(tools):
+        if self._plain or not self._context.codec.renderer.shows_tools(tools):
             if describe:
-                self.say(Dialect.of(parser or self._setting.codec.tool_parser).introduce(tools))
+                self.say(Dialect.of(parser or self._context.codec.tool_parser).introduce(tools))
             return False
         self._tools, self._pending = tuple(tools), None
         return True
@@ -192,7 +192,7 @@ class TokenChat:
             ValueFault: The prompt alone fills it, `max_tokens` is less than 1, or the conversation was changed while
                 the answer was sampled.
         """
-        client, codec = self._setting.client, self._setting.codec
+        client, codec = self._context.client, self._context.codec
         if max_tokens is not None and max_tokens < 1:
             raise ValueFault(f"sample: max_tokens is at least 1, or left out; got {max_tokens}")
         if client is None:
@@ -206,7 +206,7 @@ class TokenChat:
             raise self._full()
         sending = self._sending()
         ids = sending.whole(self._segment, begin)
-        sampling = self._sampling(min(room, max_tokens or self._setting.sampling.max_tokens), stop)
+        sampling = self._sampling(min(room, max_tokens or self._context.sampling.max_tokens), stop)
         if top_logprobs:
             sampling = attrs.evolve(sampling, top_logprobs=top_logprobs)
         seed, engine = self._seed, self._engine
@@ -228,7 +228,7 @@ class TokenChat:
 
     def _images(self, sending: Sending) -> dict[str, Any]:
         """Return the images of the tokens before the answer, and where they stand, as a request has them."""
-        token = self._setting.codec.image_token(self._talk.shown)
+        token = self._context.codec.image_token(self._talk.shown)
         if token is None:
             return {}
         images = tuple(image for message in self._talk.shown for image in message.images)
@@ -241,13 +241,13 @@ class TokenChat:
             completion: The answer.
             prefill: Text that the answer begins with.
         """
-        text = self._setting.codec.decode([completion.token_ids])[0]
+        text = self._context.codec.decode([completion.token_ids])[0]
         return self._take(self._sending(), prefill, Answer(completion, text, self._engine))
 
     def _take(self, sending: Sending, prefill: str, answer: Answer) -> Message:
         self.answer, done = answer, answer.completion
         self._send(sending)
-        self._segment.append(self._setting.codec.encode(prefill), False)
+        self._segment.append(self._context.codec.encode(prefill), False)
         self._segment.append(done.token_ids, True, done.logprobs, done.versions)
         self._segment.route(done.routed_experts)
         self._status, self._engine = STATUS[done.finish], answer.engine
@@ -262,7 +262,7 @@ class TokenChat:
             OutOfRoomError: The conversation fills the model's length.
             ValueFault: The prompt alone fills it.
         """
-        codec, room = self._setting.codec, self.room()
+        codec, room = self._context.codec, self.room()
         if room < 1:
             raise self._full()
         end = codec.end if self._plain else codec.turn_end
@@ -322,7 +322,7 @@ class TokenChat:
             seed: Seed of its episode.
             step_timeout: Timeout of one call of it, in seconds.
         """
-        worlds = self._setting.worlds
+        worlds = self._context.worlds
         if self._home is None:
             self._worlds.append(worlds.open(environment, seed, step_timeout))
         else:
@@ -336,14 +336,14 @@ class TokenChat:
 
     def serve(self, **how: Any) -> AbstractAsyncContextManager[Any]:
         """Serve the policy to an agent, as an OpenAI-compatible endpoint of this rollout; see `Chat.serve`."""
-        if self._setting.recorder is None:
+        if self._context.recorder is None:
             raise ConfigError(
                 ["the workflow serves the policy to an agent, but these rollouts are made without a server"]
             )
         seed, count = self._seed, len(self._recorders)
         if seed is not None and count:  # with one seed, a second agent that asks alike would be answered alike
             seed = derive(seed, self._member, "served", count)
-        recorder = self._setting.recorder(self._prompt.task, self._setting, self._group, seed, self._member, **how)
+        recorder = self._context.recorder(self._prompt.task, self._context, self._group, seed, self._member, **how)
         self._recorders.append(recorder)
         serving = recorder.serving()
         return serving if self._home is None else entered_on(self._home, serving)
@@ -406,9 +406,9 @@ class TokenChat:
             earned: Rewards of earlier rollouts of the trajectory.
             **fields: Fields that are not taken from the conversation.
         """
-        arrays = self._segment.arrays(self._setting.codec.image_token(messages))
+        arrays = self._segment.arrays(self._context.codec.image_token(messages))
         before = [(int(arrays["loss_mask"].argmax()), value) for value in earned]
-        readable = tuple(map(self._setting.codec.readable, messages))
+        readable = tuple(map(self._context.codec.readable, messages))
         taken = {"task": self._prompt.task, "messages": readable, "rewards": (*before, *self._segment.rewards)}
         return Rollout(**{**taken, **arrays, **fields})
 
@@ -419,7 +419,7 @@ class TokenChat:
     def _sending(self) -> Sending:
         """Return the tokens to send before the next answer; before the first answer, change the prompt itself."""
         if self._pending is None:
-            codec, messages, tools = self._setting.codec, self._talk.shown, self._tools
+            codec, messages, tools = self._context.codec, self._talk.shown, self._tools
             if not self._turn:
                 self._segment = Segment.of(codec.prompt_tokens(messages, plain=self._plain, tools=tools))
                 self._pending = Sending(NOTHING)
@@ -438,10 +438,10 @@ class TokenChat:
         return OutOfRoomError(f"{where} and the messages after them leave no room in model.max_length")
 
     def _sampling(self, max_tokens: int, stop: Sequence[str]) -> Sampling:
-        base = self._setting.sampling
+        base = self._context.sampling
         if max_tokens == base.max_tokens and not stop:
             return base
-        strings, ids = self._setting.codec.split_stops(stop) if stop else (base.stop, base.stop_token_ids)
+        strings, ids = self._context.codec.split_stops(stop) if stop else (base.stop, base.stop_token_ids)
         return attrs.evolve(base, max_tokens=max_tokens, stop=strings, stop_token_ids=ids)
 
     def _answer(self, text: str, ids: np.ndarray, *, prefill: str = "", ended: bool) -> Message:

@@ -106,13 +106,13 @@ class RolloutGenerator:
         self.run_again = 0
 
     async def produce(
-        self, tasks: Sequence[Task], setting: RolloutContext, group_size: int, key: str, step: int = -1
+        self, tasks: Sequence[Task], context: RolloutContext, group_size: int, key: str, step: int = -1
     ) -> list[Group]:
         """Return the groups of these tasks, in their order.
 
         Args:
             tasks: Tasks to solve.
-            setting: Tokenizer, engines and sampling parameters.
+            context: Tokenizer, engines and sampling parameters.
             group_size: Rollouts per task.
             key: Name of this batch, such as "eval greedy"; part of every seed.
             step: Trainer step that the rollouts are for.
@@ -123,7 +123,7 @@ class RolloutGenerator:
         """
         async with asyncio.TaskGroup() as running:
             groups = [
-                running.create_task(self.group(task, setting, group_size, f"{key}/{i}", step))
+                running.create_task(self.group(task, context, group_size, f"{key}/{i}", step))
                 for i, task in enumerate(tasks)
             ]
         return [group.result() for group in groups]
@@ -131,7 +131,7 @@ class RolloutGenerator:
     async def group(
         self,
         task: Task,
-        setting: RolloutContext,
+        context: RolloutContext,
         group_size: int,
         key: str,
         step: int = -1,
@@ -141,7 +141,7 @@ class RolloutGenerator:
 
         Args:
             task: Task to solve.
-            setting: Tokenizer, engines and sampling parameters.
+            context: Tokenizer, engines and sampling parameters.
             group_size: Rollouts in the group.
             key: Name of this group, its `uid`; part of every seed.
             step: Trainer step that the rollouts are for.
@@ -152,13 +152,13 @@ class RolloutGenerator:
             DataError: The task cannot be used.
             EngineError: Generation failed.
         """
-        prompt = Prompt(task, *setting.codec.prompt(task))
+        prompt = Prompt(task, *context.codec.prompt(task))
         left = before
         if before is not None and (len(before.rollouts) != group_size or any(r.trajectory for r in before.rollouts)):
             left = None  # step-wise workflows return several rollouts per member: which of these are whole is not known
         async with asyncio.TaskGroup() as running:
             members = [
-                running.create_task(self._member(prompt, setting, key, member, step, left))
+                running.create_task(self._member(prompt, context, key, member, step, left))
                 for member in range(group_size)
             ]
         made = [member.result() for member in members]
@@ -168,7 +168,7 @@ class RolloutGenerator:
         return Group(task, tuple(rollout for rollout, _ in pairs), tuple(score for _, score in pairs), uid=key)
 
     async def _member(
-        self, prompt: Prompt, setting: RolloutContext, group: str, member: int, step: int, before: Group | None
+        self, prompt: Prompt, context: RolloutContext, group: str, member: int, step: int, before: Group | None
     ) -> _Made:
         """Return one member: the earlier one if it was complete, else one made from what was sampled before."""
         if before is not None:
@@ -177,18 +177,18 @@ class RolloutGenerator:
                 return _Made([rollout], [score], is_new=False)
             if score.reason == UNCOMPARED.reason:
                 return _Made([rollout], await self._judged([rollout]))
-            if rollout.status == "aborted" and isinstance(setting.client, PausableClient):
-                setting = attrs.evolve(setting, client=setting.client.after(rollout, member))
-        made = await self._one(prompt, setting, group, member)
+            if rollout.status == "aborted" and isinstance(context.client, PausableClient):
+                context = attrs.evolve(context, client=context.client.after(rollout, member))
+        made = await self._one(prompt, context, group, member)
         return made if self._comparing is not None else self._seen(made, step)
 
-    async def _one(self, prompt: Prompt, setting: RolloutContext, group: str, member: int) -> _Made:
+    async def _one(self, prompt: Prompt, context: RolloutContext, group: str, member: int) -> _Made:
         seed = None if self._seed is None else derive(self._seed, group, prompt.task.id)
         scorer = None if self._scorer is None else self._alone
-        user_loop = setting.user_loop if self._users else None
+        user_loop = context.user_loop if self._users else None
         home = None if user_loop is None else user_loop.way_back()
         for attempt in range(RERUNS + 1):
-            chat = TokenChat(prompt, setting, group, seed, member=member, scorer=scorer, home=home)
+            chat = TokenChat(prompt, context, group, seed, member=member, scorer=scorer, home=home)
             try:
                 rollouts = await self._attempt(prompt.task, chat, group, user_loop)
                 if any(rollout.status == "aborted" for rollout in rollouts):

@@ -13,7 +13,7 @@ from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.serving.recording import Recorder
 
 
-def setting_of(
+def context_of(
     plan: Plan, codec: ChatTokenizer, client: Any, worlds: EnvBackend | None = None, user_loop: UserLoop | None = None
 ) -> RolloutContext:
     """Return the tokenizer, client, sampling, length and environments of a plan's rollouts.

@@ -31,7 +31,7 @@ from rlsdk.rollout.generator import RolloutGenerator, first_error
 from rlsdk.rollout.stream import opened
 from rlsdk.scoring.actors import scoring
 from rlsdk.scoring.scorer import Scorer
-from rlsdk.serving.context import setting_of
+from rlsdk.serving.context import context_of
 from rlsdk.serving.endpoint import endpoint
 from rlsdk.serving.remote import RemoteClient, Timed
 from rlsdk.serving.stateless import EngineService, tool_parser_of
@@ -88,8 +88,8 @@ async def _serve(plan: Plan, engines: list[Any], ready: Callable[[str], None]) -
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
     codec = ChatTokenizer.of(plan)
-    setting = setting_of(plan, codec, EngineClient(engines, codec.decode))
-    service = EngineService(setting, plan.config.model.path, tool_parser_of(plan, codec))
+    context = context_of(plan, codec, EngineClient(engines, codec.decode))
+    service = EngineService(context, plan.config.model.path, tool_parser_of(plan, codec))
     place = (await endpoint()).mount(service.routes)
     with main_loop(), _announced(plan.folder / FILE, place.base_url):
         ready(place.base_url)
@@ -162,7 +162,7 @@ def debug_workflow(
     async def play(scorer: Scorer | None) -> Group:
         generator = RolloutGenerator(plan.plugins.resolve(plan.workflow), scorer, None, observe)
         try:
-            groups = await generator.produce([chosen], setting_of(plan, codec, client), samples, "debug")
+            groups = await generator.produce([chosen], context_of(plan, codec, client), samples, "debug")
             return groups[0]
         finally:
             await client.close()

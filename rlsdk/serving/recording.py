@@ -90,7 +90,7 @@ class Recorder:
     def __init__(
         self,
         task: Task,
-        setting: RolloutContext,
+        context: RolloutContext,
         group: str,
         seed: int | None,
         member: int,
@@ -103,7 +103,7 @@ class Recorder:
 
         Args:
             task: Task of the rollout.
-            setting: Tokenizer, engines, sampling; temperature, top-p and the like of a request are ignored.
+            context: Tokenizer, engines, sampling; temperature, top-p and the like of a request are ignored.
             group: Group of the rollout.
             seed: Seed of the group's requests; None leaves sampling to the engines.
             member: Index of the rollout in its group.
@@ -111,8 +111,8 @@ class Recorder:
             max_turns: Maximum number of answers.
             max_tokens: Maximum tokens of an answer; left out, the run's setting.
         """
-        self._task, self._setting, self._group, self._seed, self._member = task, setting, group, seed, member
-        self._dialect = dialect or Dialect.of(setting.codec.tool_parser)
+        self._task, self._context, self._group, self._seed, self._member = task, context, group, seed, member
+        self._dialect = dialect or Dialect.of(context.codec.tool_parser)
         self._max_turns, self._max_tokens = max_turns, max_tokens
         self._serial = itertools.count()
         self._nodes: list[_Node] = []
@@ -222,12 +222,12 @@ class Recorder:
             raise APIError(
                 f"the rollout has reached its limit of {self._max_turns} answers (max_turns)", code="max_turns"
             )
-        expect_readable(asked, self._setting)
+        expect_readable(asked, self._context)
         self.calls += 1
         serial = next(self._serial)
         turn = await self._turn(asked, serial)
         head = AnswerHead(id=f"chatcmpl-{serial}", model=asked.model or MODEL)
-        replies = ChatReplies(asked=asked, head=head, codec=self._setting.codec, dialect=self._dialect)
+        replies = ChatReplies(asked=asked, head=head, codec=self._context.codec, dialect=self._dialect)
         start = partial(self._sampled, turn)
         if asked.stream:
             return HttpReply(events=replies.streamed([start]))
@@ -253,9 +253,9 @@ class Recorder:
                 return _Turn(asked, serial, parent, chat, asked.prefill)
         # A seed of its own: with that of the group, members that ask alike would be answered alike.
         seed = None if self._seed is None else derive(self._seed, self._member, "call", serial)
-        begin = await opening(asked, self._setting.codec, self._dialect, self._written)
+        begin = await opening(asked, self._context.codec, self._dialect, self._written)
         prompt = Prompt(self._task, begin.messages, begin.token_ids, begin.plain)
-        chat = TokenChat(prompt, self._setting, self._group, seed)
+        chat = TokenChat(prompt, self._context, self._group, seed)
         if begin.tools:
             chat.offer(begin.tools)
         if self._closed:
@@ -264,10 +264,10 @@ class Recorder:
 
     async def _sampled(self, turn: _Turn, watch: Watch | None) -> ChatAnswer:
         """Sample an answer of the policy, and record it."""
-        asked, limit = turn.asked, self._max_tokens or self._setting.sampling.max_tokens
+        asked, limit = turn.asked, self._max_tokens or self._context.sampling.max_tokens
         how: dict[str, Any] = {"max_tokens": min(limit, asked.max_tokens or limit), "stop": asked.stop}
         if watch is not None:
-            live = LiveAnswer(self._setting.codec)
+            live = LiveAnswer(self._context.codec)
             self._streams[turn.serial] = turn, live
 
             def show(sampled: Sampled) -> None:
@@ -323,7 +323,7 @@ class Recorder:
             parent.children.append(node)
         if asked.calling:
             chat.calls(self._dialect)
-        completion, codec = chat.answer.completion, self._setting.codec
+        completion, codec = chat.answer.completion, self._context.codec
         message = answered(completion.token_ids, asked, codec, self._dialect, continued=not turn.prefill)
         history, whole = _history(asked), attrs.evolve(message, content=asked.prefill + message.content)
         self._by_key.setdefault(_key(asked, (*history, whole)), []).append(node)

@@ -35,18 +35,18 @@ MESSAGE_CHARACTERS = 100
 _CHUNK = "chat.completion.chunk"
 
 
-def expect_readable(asked: ChatCompletionRequest, setting: RolloutContext) -> None:
+def expect_readable(asked: ChatCompletionRequest, context: RolloutContext) -> None:
     """Refuse, before it is tokenised, a conversation that the model cannot read.
 
     Raises:
         APIError: It has more characters than the model's length can hold, or images that the model does not see.
     """
     if any(message.images for message in asked.messages):
-        vision = setting.codec.vision
-        if vision is None or not vision.usable or not setting.codec.renderer.usable:
-            raise APIError(f"messages: {setting.codec.name!r} reads no images", param="messages")
-    if asked.characters > setting.max_length * setting.codec.longest:
-        said = f"messages of {asked.characters} characters cannot fit in model.max_length={setting.max_length} tokens"
+        vision = context.codec.vision
+        if vision is None or not vision.usable or not context.codec.renderer.usable:
+            raise APIError(f"messages: {context.codec.name!r} reads no images", param="messages")
+    if asked.characters > context.max_length * context.codec.longest:
+        said = f"messages of {asked.characters} characters cannot fit in model.max_length={context.max_length} tokens"
         raise full(ValueFault(said))
 
 

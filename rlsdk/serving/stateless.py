@@ -40,16 +40,16 @@ class EngineService:
         step: Training step of the served weights; None if unknown.
     """
 
-    def __init__(self, setting: RolloutContext, model: str, dialect: Dialect, *, strict: bool = False) -> None:
+    def __init__(self, context: RolloutContext, model: str, dialect: Dialect, *, strict: bool = False) -> None:
         """Prepare a service.
 
         Args:
-            setting: Tokenizer, engines and sampling of the run.
+            context: Tokenizer, engines and sampling of the run.
             model: Name of the model for clients.
             dialect: Parser of tool calls.
             strict: Refuse other model names, and fields that are not supported, instead of ignoring them.
         """
-        self._setting, self._model, self._dialect, self._strict = setting, model, dialect, strict
+        self._context, self._model, self._dialect, self._strict = context, model, dialect, strict
         self._serial = itertools.count()
         self.step: int | None = None
 
@@ -74,7 +74,7 @@ class EngineService:
 
     def _listed(self) -> HttpReply:
         facts = {} if self.step is None else {"step": self.step}
-        return models([self._model], max_model_len=self._setting.max_length, **facts)
+        return models([self._model], max_model_len=self._context.max_length, **facts)
 
     async def _models(self, _: Any) -> HttpReply:
         return self._listed()
@@ -86,14 +86,14 @@ class EngineService:
     async def _chat(self, body: Any) -> HttpReply:
         asked = read_chat(body, strict=self._strict)
         head = self._head(asked, "chatcmpl")
-        expect_readable(asked, self._setting)
-        begin = await opening(asked, self._setting.codec, self._dialect)
+        expect_readable(asked, self._context)
+        begin = await opening(asked, self._context.codec, self._dialect)
         sampling, ids = self._sampling(asked, len(begin.token_ids)), begin.token_ids
-        replies = ChatReplies(asked=asked, head=head, codec=self._setting.codec, dialect=self._dialect)
+        replies = ChatReplies(asked=asked, head=head, codec=self._context.codec, dialect=self._dialect)
 
         async def start(watch: Watch | None) -> ChatAnswer:
             answer = await self._sample(head.id, ids, sampling, asked.seed, watch, begin.images)
-            done, codec = answer.completion, self._setting.codec
+            done, codec = answer.completion, self._context.codec
             said = answered(done.token_ids, asked, codec, self._dialect, continued=bool(asked.prefill))
             return ChatAnswer(said, done, len(ids))
 
@@ -111,7 +111,7 @@ class EngineService:
             sampling = self._sampling(asked, len(ids))
             one = partial(self._sample, f"{head.id}/{number}", ids, sampling, asked.seed)
             starts += [one] * asked.n
-        replies = _TextReplies(asked, head, self._setting, prompts)
+        replies = _TextReplies(asked, head, self._context, prompts)
         if asked.stream:
             return self._reply(head, events=replies.streamed(starts))
         tasks = [asyncio.ensure_future(start(None)) for start in starts]
@@ -136,7 +136,7 @@ class EngineService:
 
     async def _prompts(self, asked: CompletionRequest) -> list[np.ndarray]:
         """Check all prompts, then tokenise them."""
-        codec, room = self._setting.codec, self._setting.max_length
+        codec, room = self._context.codec, self._context.max_length
         for prompt in asked.prompts:
             if isinstance(prompt, str) and len(prompt) > room * codec.longest:
                 raise full(ValueFault(f"a prompt of {len(prompt)} characters cannot fit in {room} tokens"), "prompt")
@@ -159,11 +159,11 @@ class EngineService:
         Raises:
             APIError: The prompt leaves no room for an answer.
         """
-        room = self._setting.max_length - prompt
+        room = self._context.max_length - prompt
         if room < 1:
             what = "messages" if isinstance(asked, ChatCompletionRequest) else "prompt"
-            raise full(ValueFault(f"{prompt} tokens leave no room in {self._setting.max_length}"), what)
-        base, codec = self._setting.sampling, self._setting.codec
+            raise full(ValueFault(f"{prompt} tokens leave no room in {self._context.max_length}"), what)
+        base, codec = self._context.sampling, self._context.codec
         given = {name: value for name, value in asked.sampling.items() if name != "stop_token_ids"}
         if "top_k" in given:
             given["top_k"] = max(0, given["top_k"])  # other servers use -1 for off
@@ -186,7 +186,7 @@ class EngineService:
         watch: Watch | None,
         images: Mapping[str, Any] = NO_IMAGES,
     ) -> Answer:
-        client: Any = self._setting.client
+        client: Any = self._context.client
         request = GenerateRequest(group, prompt, sampling, seed=seed, watch=watch, **images)
         try:
             answer: Answer = await client.sample(request)
@@ -206,9 +206,9 @@ class _TextReplies:
     """Writes the answers to one request of `/completions`."""
 
     def __init__(
-        self, asked: CompletionRequest, head: AnswerHead, setting: RolloutContext, prompts: Sequence[np.ndarray]
+        self, asked: CompletionRequest, head: AnswerHead, context: RolloutContext, prompts: Sequence[np.ndarray]
     ) -> None:
-        self._asked, self._head, self._codec, self._prompts = asked, head, setting.codec, prompts
+        self._asked, self._head, self._codec, self._prompts = asked, head, context.codec, prompts
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         choices = []

@@ -74,8 +74,8 @@ def scripted_chat(
         max_tokens: Most tokens of one response.
         max_length: Most tokens of the whole conversation.
     """
-    setting = _context(codec, script, max_tokens, max_length)
-    return TokenChat(Prompt(task, *codec.prompt(task)), setting, "test", 0)
+    context = _context(codec, script, max_tokens, max_length)
+    return TokenChat(Prompt(task, *codec.prompt(task)), context, "test", 0)
 
 
 def run_workflow(
@@ -101,8 +101,8 @@ def run_workflow(
         max_tokens: Most tokens of one response.
         max_length: Most tokens of a whole conversation.
     """
-    setting = _context(codec, script, max_tokens, max_length)
-    return asyncio.run(RolloutGenerator(workflow, scorer, seed=0).produce(tasks, setting, group_size, "test"))
+    context = _context(codec, script, max_tokens, max_length)
+    return asyncio.run(RolloutGenerator(workflow, scorer, seed=0).produce(tasks, context, group_size, "test"))
 
 
 def _context(codec: ChatTokenizer, script: Callable[[str], str], max_tokens: int, max_length: int) -> RolloutContext:

@@ -31,7 +31,7 @@ from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.stream import Source, TaskStream, TaskStreams, opened
 from rlsdk.runlog.observers import Observers
 from rlsdk.seeds import derive
-from rlsdk.serving.context import setting_of
+from rlsdk.serving.context import context_of
 from rlsdk.trainer.explorer import Explorer
 from rlsdk.trainer.interactive import ThreadedRollouts, run_async
 from rlsdk.trainer.rehearsal import Rehearsal, rehearse
@@ -158,7 +158,7 @@ def explorer_on(
             plan,
             engines=_engines(plan, engines, found, routes if engines else None),
             maker=maker,
-            sampling=setting_of(plan, codec, None).sampling,
+            sampling=context_of(plan, codec, None).sampling,
             streams=_streams(plan, tasks, codec),
             canary=Canary(
                 _canary_tokens(codec, tasks[0], min(config.canary.tokens, config.model.max_length - 1)),

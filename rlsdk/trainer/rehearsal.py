@@ -23,7 +23,7 @@ from rlsdk.plugins import load
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import RolloutGenerator
 from rlsdk.scoring.scorer import RewardTerm, Scorer
-from rlsdk.serving.context import setting_of
+from rlsdk.serving.context import context_of
 from rlsdk.testing import ScriptedPolicy
 from rlsdk.types import Rollout, Task
 
@@ -123,8 +123,8 @@ async def _answered(plan: Plan, sources: Sequence[Sequence[Task]]) -> list[tuple
         task = next((t for t in some if 0 < len(codec.prompt(t)[1]) <= longest), None)
         if task is not None:
             texts = answers(task)
-            setting = setting_of(plan, codec, ScriptedPolicy(codec, partial(_next, iter(texts))))
-            group = await RolloutGenerator(workflow, None, None).group(task, setting, len(texts), "trial")
+            context = context_of(plan, codec, ScriptedPolicy(codec, partial(_next, iter(texts))))
+            group = await RolloutGenerator(workflow, None, None).group(task, context, len(texts), "trial")
             found.append(group.rollouts)
     return found
 

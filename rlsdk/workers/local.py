@@ -22,7 +22,7 @@ from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import Observer, RolloutGenerator
 from rlsdk.rollout.production import UnfinishedError
 from rlsdk.scoring.actors import scoring
-from rlsdk.serving.context import setting_of
+from rlsdk.serving.context import context_of
 from rlsdk.types import Group
 from rlsdk.workers.orders import MOST_REASONS, GroupOrder, MadeGroup, MakerCounters
 
@@ -59,7 +59,7 @@ class LocalMaker:
         *,
         client: EngineClient | None,
         pausable: PausableClient | None,
-        setting: RolloutContext,
+        context: RolloutContext,
         eval_worlds: EnvWorkerPool | None,
         generator: RolloutGenerator,
         demonstrator: RolloutGenerator,
@@ -72,7 +72,7 @@ class LocalMaker:
         Args:
             client: Client of the engines; None where nothing is sampled.
             pausable: Pauses what is sampled; None where nothing is.
-            setting: Tokenizer, sampling and environments of rollouts.
+            context: Tokenizer, sampling and environments of rollouts.
             eval_worlds: Environments of evaluations; None for those of the training.
             generator: Makes the groups to train on.
             demonstrator: Gives demonstrations.
@@ -81,7 +81,7 @@ class LocalMaker:
             sampled: False if the algorithm trains on demonstrations alone.
         """
         self.client, self.pausable, self.user_loop, self._sampled = client, pausable, user_loop, sampled
-        self._setting, self._eval_worlds = setting, eval_worlds
+        self._context, self._eval_worlds = context, eval_worlds
         self._generators = {"train": generator, "expert": demonstrator, "evaluation": evaluator}
         self.failures: list[str] = []
 
@@ -99,21 +99,21 @@ class LocalMaker:
         return MadeGroup(group, score.value if score.valid else None)
 
     async def _group(self, order: GroupOrder) -> Group:
-        setting = self._setting
+        context = self._context
         if order.role == "evaluation" and self._eval_worlds is not None:
-            setting = attrs.evolve(setting, worlds=self._eval_worlds)
+            context = attrs.evolve(context, worlds=self._eval_worlds)
         if order.role == "train" and not self._sampled:  # the engines are for the evaluation alone
-            setting = attrs.evolve(setting, client=None)
+            context = attrs.evolve(context, client=None)
         if order.sampling is not None:
-            setting = attrs.evolve(setting, sampling=order.sampling)
+            context = attrs.evolve(context, sampling=order.sampling)
         generator = self._generators[order.role]
-        return await generator.group(order.task, setting, order.size, order.key, order.step, order.before)
+        return await generator.group(order.task, context, order.size, order.key, order.step, order.before)
 
     async def _greedy(self, order: GroupOrder) -> Group:
         """Make the answer whose reward is the baseline."""
-        sampling = attrs.evolve(self._setting.sampling, temperature=0.0)
-        setting = attrs.evolve(self._setting, sampling=sampling)
-        return await self._generators["evaluation"].group(order.task, setting, 1, f"{order.key} greedy")
+        sampling = attrs.evolve(self._context.sampling, temperature=0.0)
+        context = attrs.evolve(self._context, sampling=sampling)
+        return await self._generators["evaluation"].group(order.task, context, 1, f"{order.key} greedy")
 
     def held(self) -> AbstractAsyncContextManager[None]:
         """See `GroupMaker.held`."""
@@ -121,7 +121,7 @@ class LocalMaker:
 
     def counters(self) -> MakerCounters:
         """See `GroupMaker.counters`."""
-        pools = [self._setting.worlds, self._eval_worlds]
+        pools = [self._context.worlds, self._eval_worlds]
         lost = [event for pool in pools if isinstance(pool, EnvWorkerPool) for event in pool.lost]
         client, pausable = self.client, self.pausable
         return MakerCounters(
@@ -178,7 +178,7 @@ def local_maker(
         yield LocalMaker(
             client=client,
             pausable=pausable,
-            setting=setting_of(plan, codec, pausable, worlds.train, user_loop),
+            context=context_of(plan, codec, pausable, worlds.train, user_loop),
             eval_worlds=worlds.eval,
             generator=RolloutGenerator(plan.plugins.resolve(plan.workflow), scorer, seed, observer),
             demonstrator=demonstrator,

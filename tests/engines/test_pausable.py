@@ -210,11 +210,11 @@ class Counted:
 
 
 def group_of(pausable: PausableClient, scored: Counted, before: Group | None, key: str) -> Awaitable[Group]:
-    setting = RolloutContext(codec=plain(), client=pausable, sampling=Sampling(max_tokens=40), max_length=200)
+    context = RolloutContext(codec=plain(), client=pausable, sampling=Sampling(max_tokens=40), max_length=200)
     generator = RolloutGenerator(
         rlsdk.load("workflow", "single_turn"), Scorer([RewardTerm(RewardSpec("counted", 1.0), scored)]), seed=0
     )
-    return generator.group(TASK, setting, 2, key, before=before)
+    return generator.group(TASK, context, 2, key, before=before)
 
 
 @pytest.mark.parametrize("partial", [True, False])

@@ -69,13 +69,13 @@ def test_whatever_pauses_every_group_is_made_once_of_whole_answers(
         rng, codec, judged, sums = random.Random(3), ChatTokenizer(tiny.make_tokenizer()), Judged(), Sums()
         pausable = PausableClient(EngineClient([actor], codec.decode), codec.decode, partial=partial)
         sampling = Sampling(max_tokens=TOKENS, ignore_eos=True)
-        setting = RolloutContext(codec=codec, client=pausable, sampling=sampling, max_length=128)
+        context = RolloutContext(codec=codec, client=pausable, sampling=sampling, max_length=128)
         scorer = Scorer([RewardTerm(RewardSpec("judged", 1.0), judged)])
         generator = RolloutGenerator(rlsdk.load("workflow", "single_turn"), scorer, seed=5)
 
         async def make(record: TaskRecord) -> Group:
             key = f"task {record.number}.{record.attempts}"
-            return await generator.group(record.task, setting, MEMBERS, key, before=record.group)
+            return await generator.group(record.task, context, MEMBERS, key, before=record.group)
 
         ledger = TaskLedger(sums.names)
         production = RolloutScheduler(

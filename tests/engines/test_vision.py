@@ -87,10 +87,10 @@ class Rig:
     def chat(self, *content: Any, seed: int = 3) -> TokenChat:
         task = Task("t", (Message("user", content),))
         sampling = Sampling(max_tokens=12, ignore_eos=True)
-        setting = RolloutContext(
+        context = RolloutContext(
             codec=self.codec, client=Direct(self.engine, self.codec), sampling=sampling, max_length=WIDTH
         )
-        return TokenChat(Prompt(task, *self.codec.prompt(task)), setting, "g", seed)
+        return TokenChat(Prompt(task, *self.codec.prompt(task)), context, "g", seed)
 
     def talk(self, seed: int = 3) -> Rollout:
         """Three turns, with images in the first two messages: of one size each, then two at once."""

@@ -56,10 +56,10 @@ def converse(
 ) -> tuple[Rollout, Policy]:
     """What comes of a conversation."""
     policy: Any = Policy(codec, list(answers))
-    setting = RolloutContext(
+    context = RolloutContext(
         codec=codec, client=policy, sampling=Sampling(max_tokens=max_tokens), max_length=max_length
     )
-    chat = TokenChat(Prompt(task, *codec.prompt(task)), setting, "g", how.pop("seed", 0), **how)
+    chat = TokenChat(Prompt(task, *codec.prompt(task)), context, "g", how.pop("seed", 0), **how)
     asyncio.run(talk(chat))
     return chat.finish(), policy
 
@@ -435,8 +435,8 @@ def test_a_conversation_that_changes_while_its_answer_is_sampled_is_refused(chan
     async def talk() -> None:
         codec = plain()
         policy: Any = Later(codec, ["3+5", "4+4"])
-        setting = RolloutContext(codec=codec, client=policy, sampling=Sampling(), max_length=64)
-        chat = TokenChat(Prompt(TEXT, *codec.prompt(TEXT)), setting, "g", None)
+        context = RolloutContext(codec=codec, client=policy, sampling=Sampling(), max_length=64)
+        chat = TokenChat(Prompt(TEXT, *codec.prompt(TEXT)), context, "g", None)
         answer = asyncio.ensure_future(chat.sample())
         await asyncio.sleep(0)
         if changes == "say":
@@ -471,8 +471,8 @@ def test_a_cancelled_turn_leaves_the_conversation_as_it_was() -> None:
     async def talk() -> Rollout:
         codec = plain()
         policy: Any = Slow(codec, ["3", "4"])
-        setting = RolloutContext(codec=codec, client=policy, sampling=Sampling(), max_length=64)
-        chat = TokenChat(Prompt(TEXT, *codec.prompt(TEXT)), setting, "g", None)
+        context = RolloutContext(codec=codec, client=policy, sampling=Sampling(), max_length=64)
+        chat = TokenChat(Prompt(TEXT, *codec.prompt(TEXT)), context, "g", None)
         await chat.sample()
         before = chat.finish()
         chat.say("1:")
@@ -533,9 +533,9 @@ class Routed(Policy):
 def test_tokens_keep_the_experts_with_which_an_answer_first_read_them() -> None:
     codec = plain()
     policy: Any = Routed(codec, ["<answer>8</answer>", "<answer>9</answer>"])
-    setting = RolloutContext(codec=codec, client=policy, sampling=Sampling(max_tokens=64), max_length=1000)
+    context = RolloutContext(codec=codec, client=policy, sampling=Sampling(max_tokens=64), max_length=1000)
     prompt = Prompt(TEXT, *codec.prompt(TEXT))
-    chat = TokenChat(prompt, setting, "g", 0)
+    chat = TokenChat(prompt, context, "g", 0)
 
     async def talk() -> None:
         await chat.sample()

@@ -179,9 +179,9 @@ def test_sampling_without_an_engine_is_an_error_that_says_why(codec: ChatTokeniz
     from rlsdk.rollout.chat import RolloutContext
     from rlsdk.rollout.generator import RolloutGenerator
 
-    setting = RolloutContext(codec=codec, client=None, sampling=Sampling(), max_length=64)
+    context = RolloutContext(codec=codec, client=None, sampling=Sampling(), max_length=64)
     with pytest.raises(ExceptionGroup) as caught:
-        asyncio.run(RolloutGenerator(rlsdk.load("workflow", "single_turn"), None, 0).produce([TASK], setting, 1, "k"))
+        asyncio.run(RolloutGenerator(rlsdk.load("workflow", "single_turn"), None, 0).produce([TASK], context, 1, "k"))
     assert caught.group_contains(EngineError, match="the workflow samples the policy")
 
 

@@ -88,7 +88,7 @@ class Counting(ScriptedPolicy):
         self._open = False
 
 
-def setting(policy: Any, user_loop: UserLoop | None) -> RolloutContext:
+def context(policy: Any, user_loop: UserLoop | None) -> RolloutContext:
     return RolloutContext(
         codec=chatml(),
         client=policy,
@@ -119,7 +119,7 @@ def test_members_that_wait_before_their_first_request_do_not_share_its_seed(user
         return chat.finish()
 
     policy = Counting(lambda _: "An answer.")
-    asyncio.run(group(talk, setting(policy, user_loop), size=4, seed=0))
+    asyncio.run(group(talk, context(policy, user_loop), size=4, seed=0))
     assert len(set(policy.seeds)) == 4 and None not in policy.seeds
 
 
@@ -135,11 +135,11 @@ def test_a_workflow_of_a_plugin_runs_on_its_own_loop_and_its_group_is_asked_for_
         return other.finish() if threads is None else chat.finish()
 
     policy = Counting(lambda _: "An answer.")
-    own = asyncio.run(group(talk, setting(policy, user_loop), size=8))
+    own = asyncio.run(group(talk, context(policy, user_loop), size=8))
     assert threading.get_ident() not in threads
     assert policy.threads == {threading.get_ident()}
     assert policy.turns[0] == 8  # one request of eight continuations
-    again = asyncio.run(group(talk, setting(Counting(lambda _: "An answer."), None), size=8))
+    again = asyncio.run(group(talk, context(Counting(lambda _: "An answer."), None), size=8))
     for mine, other in zip(own.rollouts, again.rollouts, strict=True):
         assert mine.messages == other.messages
         assert mine.token_ids.tolist() == other.token_ids.tolist()
@@ -156,7 +156,7 @@ def test_a_workflow_that_blocks_does_not_hold_up_the_rest_of_the_run(user_loop: 
         return chat.finish()
 
     async def drive() -> None:
-        where = setting(Counting(lambda _: "An answer."), user_loop)
+        where = context(Counting(lambda _: "An answer."), user_loop)
         slow = asyncio.create_task(group(blocks, where))
         assert await asyncio.to_thread(blocked.wait, SECONDS)
         quick = await group(rlsdk.load("workflow", "single_turn"), where)
@@ -176,7 +176,7 @@ def test_an_async_tool_that_blocks_does_not_hold_up_the_rest_of_the_run(lab: str
     said = iter(['<tool_call>{"name": "wait"}</tool_call>', "Over."])
 
     async def drive() -> Group:
-        slow = asyncio.create_task(group(workflow, setting(Counting(lambda _: next(said)), user_loop)))
+        slow = asyncio.create_task(group(workflow, context(Counting(lambda _: next(said)), user_loop)))
         assert await asyncio.to_thread(blocked.wait, SECONDS)
         release.set()  # nobody could, were the driver's loop blocked
         return await slow
@@ -188,7 +188,7 @@ def test_an_async_tool_that_blocks_does_not_hold_up_the_rest_of_the_run(lab: str
 
 def test_an_async_agent_may_use_a_client_that_blocks(lab: str, user_loop: UserLoop) -> None:
     workflow = rlsdk.load("workflow", "agent", agent=f"{lab}:blocking_agent", timeout=SECONDS)
-    made = asyncio.run(group(workflow, setting(Counting(lambda _: "An answer."), user_loop)))
+    made = asyncio.run(group(workflow, context(Counting(lambda _: "An answer."), user_loop)))
     assert made.rollouts[0].status == "finished"
     assert made.rollouts[0].text == "An answer."
     assert made.rollouts[0].rewards
@@ -206,7 +206,7 @@ def test_a_rollout_that_is_cancelled_while_its_code_blocks_is_left_behind(
         return chat.finish()
 
     async def drive() -> None:
-        running = asyncio.create_task(group(blocks, setting(Counting(lambda _: ""), user_loop)))
+        running = asyncio.create_task(group(blocks, context(Counting(lambda _: ""), user_loop)))
         assert await asyncio.to_thread(blocked.wait, SECONDS)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -241,7 +241,7 @@ def test_environments_and_scores_are_the_runs_own(user_loop: UserLoop) -> None:
         return 0.5
 
     scorer = Scorer([RewardTerm(RewardSpec("half"), half)])
-    made = asyncio.run(group(play, setting(Counting(lambda _: "A word."), user_loop), scorer=scorer))
+    made = asyncio.run(group(play, context(Counting(lambda _: "A word."), user_loop), scorer=scorer))
     assert made.rollouts[0].metrics["reward"] == 1.0
     assert made.rollouts[0].messages[0].content.endswith("seed 7")
     assert set(threads) == {threading.get_ident()}
@@ -259,7 +259,7 @@ def test_an_async_reward_that_blocks_does_not_hold_up_the_rest_of_the_run(batch:
 
     async def drive() -> Group:
         scorer = Scorer([RewardTerm(RewardSpec("blocks"), rlsdk.load("reward", blocks))], user_loop=user_loop)
-        where = setting(Counting(lambda _: "An answer."), user_loop)
+        where = context(Counting(lambda _: "An answer."), user_loop)
         scored = asyncio.create_task(group(rlsdk.load("workflow", "single_turn"), where, scorer=scorer, size=2))
         assert await asyncio.to_thread(blocked.wait, SECONDS)
         release.set()
@@ -280,7 +280,7 @@ def test_failures_are_told_as_on_one_loop(user_loop: UserLoop) -> None:
         raise SystemExit(3)
 
     async def reasons() -> list[str]:
-        where = setting(Counting(lambda _: "An answer."), user_loop)
+        where = context(Counting(lambda _: "An answer."), user_loop)
         return [(await group(each, where)).scores[0].reason for each in (breaks, leaks, leaves)]
 
     broken, leaked, left = asyncio.run(reasons())

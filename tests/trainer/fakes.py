@@ -70,7 +70,7 @@ class ScriptedRollouts:
         codec = ChatTokenizer.of(plan)
         self.policy: Any = ScriptedPolicy(codec, lambda text: "1+2")
         sampling = Sampling(max_tokens=plan.config.sampling.max_tokens)
-        self.setting = RolloutContext(codec=codec, client=self.policy, sampling=sampling, max_length=64)
+        self.context = RolloutContext(codec=codec, client=self.policy, sampling=sampling, max_length=64)
         self.generator = RolloutGenerator(plan.plugins.resolve(plan.workflow), None, 0)
         self.ledger = TaskLedger([SOURCE])
         self.said: list[str] = []
@@ -83,7 +83,7 @@ class ScriptedRollouts:
             number, self.position = self.position, self.position + 1
             record = self.ledger.issue(SOURCE, Task(id=number, prompt=f"{number}=", source=SOURCE), number)
             self.ledger.move(record, TaskStatus.RUNNING)
-            group = await self.generator.group(record.task, self.setting, self.plan.config.group_size, str(number))
+            group = await self.generator.group(record.task, self.context, self.plan.config.group_size, str(number))
             scores = [Score(self.reward(number, i)) for i in range(len(group))]
             self.ledger.move(record, TaskStatus.COMPLETED, attrs.evolve(group, scores=scores))
             self.ledger.take(record)
