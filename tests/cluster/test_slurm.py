@@ -119,6 +119,7 @@ def test_sigterm_reaches_the_driver_and_its_status_is_the_jobs(job: dict[str, st
 
 @pytest.mark.stack
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_script_trains_on_two_nodes_and_leaves_nothing_running(job: dict[str, str]) -> None:
     folder = Path(job["RAY_TMPDIR"])

@@ -55,7 +55,7 @@ def graphs(engine: Any) -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("kv_heads", [pytest.param(4, marks=pytest.mark.long), 2])
 def test_transformers_decodes_any_batch_with_one_graph(launched: Any, tmp_path: Path, kv_heads: int) -> None:
     import ray
 

@@ -84,6 +84,7 @@ def test_several_turns_train(runner: Any) -> None:
     assert all(line["canary/gap"] < 1e-4 for line in lines)
 
 
+@pytest.mark.long
 def test_a_critic_and_a_reference_model_in_processes_of_their_own_change_nothing(runner: Any) -> None:
     ppo = ["algorithm={use: ppo, kl: k3, kl_coef: 0.01}", "steps=3", "sampling.seeds=request"]
     runner.train(*ppo, "name=one")

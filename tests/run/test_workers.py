@@ -69,7 +69,7 @@ def test_rollouts_rewards_and_evaluations_equal_those_of_one_process(runner: Any
     assert (logs / "rollout-worker-0.log").is_file() and (logs / "rollout-worker-1.log").is_file()
 
 
-@pytest.mark.parametrize("in_flight", [True, False])
+@pytest.mark.parametrize("in_flight", [pytest.param(True, marks=pytest.mark.long), False])
 def test_a_worker_and_an_engine_are_killed_and_the_run_is_interrupted_and_resumed(runner: Any, in_flight: bool) -> None:
     ahead = f"{{max_staleness: 2, in_flight: {str(in_flight).lower()}, workers: 2}}"
     arguments = (f"plugins=[{SLOW}, {LAB}]", "engine=slow_lab/slow", f"rollout={ahead}", *NO_EVAL, "checkpoint.every=2")

@@ -117,6 +117,7 @@ def test_a_thousand_gpus_cost_work_for_each_response_and_no_more() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_on_a_real_clock_too() -> None:
     """The same on the usual event loop, with engines and a learner that sleep: some four seconds each.
 
