@@ -38,19 +38,28 @@ def frozen_numbers(value: Mapping[str, Any] | None) -> Mapping[str, float]:
     """
     if isinstance(value, MappingProxyType):
         return value
-    return MappingProxyType({name: _plain(name, each) for name, each in (value or {}).items()})
+    return MappingProxyType({name: number(each, f"the metric {name!r}") for name, each in (value or {}).items()})
 
 
-def _plain(name: str, value: Any) -> float:
+def number(value: Any, what: str) -> float:
+    """Return a number as Python's own.
+
+    Args:
+        value: A number, NumPy's, or a tensor of one element.
+        what: How the error calls it.
+
+    Raises:
+        ValueFault: It is something else, such as text.
+    """
     if type(value) in (float, int, bool):
-        number: float = value
-        return number
+        plain: float = value
+        return plain
     try:
         if isinstance(value, str | bytes):
             raise TypeError
         return float(value)  # a NumPy scalar or a tensor of one element, which no JSON holds
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise ValueFault(f"the metric {name!r} is {reprlib.repr(value)}; expected a number") from None
+        raise ValueFault(f"{what} is {reprlib.repr(value)}; expected a number") from None
 
 
 class Frozen:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import reprlib
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
 from rlsdk.errors import ValueFault
-from rlsdk.messages import Content, Frozen, Image, Message, Role, ToolCall, frozen_mapping, frozen_numbers
+from rlsdk.messages import Content, Frozen, Image, Message, Role, ToolCall, frozen_mapping, frozen_numbers, number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -330,6 +329,11 @@ class Group:
         return tuple(tuple(sorted(each, key=lambda i: self.rollouts[i].step)) for each in found.values())
 
     @cached_property
+    def scored_trajectories(self) -> tuple[tuple[int, ...], ...]:
+        """Those of `trajectories` whose scores are all valid; of the others nobody knows what they are worth."""
+        return tuple(each for each in self.trajectories if all(self.scores[i].valid for i in each))
+
+    @cached_property
     def oldest_version(self) -> int | None:
         """The least version of weights that sampled a trained token; None if none was sampled, as in demonstrations."""
         import numpy as np
@@ -352,10 +356,7 @@ def _observation(_: Any, __: Any, value: Any) -> None:
 
 
 def _reward(value: Any) -> float:
-    with suppress(TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor of several elements
-        if not isinstance(value, str | bytes):
-            return float(value)
-    raise ValueFault(f"the reward of a step is {reprlib.repr(value)}; expected a number")
+    return float(number(value, "the reward of a step"))
 
 
 @attrs.frozen

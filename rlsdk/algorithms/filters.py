@@ -41,7 +41,7 @@ def pass_rate(group: Group, *, low: float = 0.0, high: float = 1.0, passing: flo
         high: The share must be below; above 1 for no bound.
         passing: Reward from which on a rollout passes.
     """
-    rewards = [group.scores[trajectory[-1]].value for trajectory in _scored(group)]
+    rewards = [group.scores[trajectory[-1]].value for trajectory in group.scored_trajectories]
     return bool(rewards) and low < sum(r >= passing for r in rewards) / len(rewards) < high
 
 
@@ -85,7 +85,7 @@ def top_k(group: Group, *, k: Count = 1) -> bool | Group:
         group: The group.
         k: How many.
     """
-    best = sorted(_scored(group), key=lambda trajectory: -fmean(group.scores[i].value for i in trajectory))
+    best = sorted(group.scored_trajectories, key=lambda each: -fmean(group.scores[i].value for i in each))
     return _part(group, best[: max(k, 0)])
 
 
@@ -97,7 +97,7 @@ def best_worst(group: Group) -> bool | Group:
     Formula: the rollouts of greatest and of least `r`, if `max r > min r`; of a trajectory its last rollout alone.
     When to use: losses on pairs: `dpo`.
     """
-    lasts = [trajectory[-1] for trajectory in _scored(group)]
+    lasts = [trajectory[-1] for trajectory in group.scored_trajectories]
     by_reward = sorted(lasts, key=lambda i: group.scores[i].value)
     if not lasts or group.scores[by_reward[-1]].value == group.scores[by_reward[0]].value:
         return False
@@ -106,11 +106,6 @@ def best_worst(group: Group) -> bool | Group:
 
 def _rewards(group: Group) -> list[float]:
     return [score.value for score in group.scores if score.valid]
-
-
-def _scored(group: Group) -> list[tuple[int, ...]]:
-    """Positions of the rollouts of each trajectory that was scored throughout."""
-    return [each for each in group.trajectories if all(group.scores[i].valid for i in each)]
 
 
 def _part(group: Group, trajectories: Sequence[Sequence[int]]) -> bool | Group:

@@ -123,8 +123,8 @@ class Vllm:
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Environment variables to set before the actor's process imports anything."""
         workers = self.tensor_parallel_size
-        share = attrs.evolve(place, threads=max(1, place.threads // workers), world_size=place.world_size * workers)
-        found = share.environment() | {
+        each = attrs.evolve(place, threads=max(1, place.threads // workers), world_size=place.world_size * workers)
+        found = each.environment() | {
             "VLLM_NO_USAGE_STATS": "1",
             # The scheduler is always in this process, where the logprobs of new weights can be asked for first.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

@@ -80,7 +80,10 @@ def engine_arguments(
         found["enable_return_routed_experts"] = True
     if images:
         found |= vllm_images.ARGUMENTS
-    found |= _for_cpu(latent=latent) if cpu else _for_gpus(place, options)
+    if cpu:
+        found |= _for_cpu(latent=latent)
+    else:
+        found |= {"gpu_memory_utilization": options.gpu_memory_utilization, "enable_sleep_mode": place.colocated}
     if options.tensor_parallel_size > 1:
         found |= {"tensor_parallel_size": options.tensor_parallel_size, "distributed_executor_backend": _EXECUTOR}
     given = {**found, **options.args}
@@ -96,7 +99,3 @@ def _for_cpu(*, latent: bool) -> dict[str, Any]:
         # vLLM's kernel for CPUs rotates slices as if they were contiguous, and what it gets is wrong.
         found["compilation_config"] = {"custom_ops": ["-rotary_embedding"]}
     return found
-
-
-def _for_gpus(place: ActorSpec, options: Vllm) -> dict[str, Any]:
-    return {"gpu_memory_utilization": options.gpu_memory_utilization, "enable_sleep_mode": place.colocated}

@@ -165,8 +165,7 @@ def measured(groups: Sequence[Group]) -> dict[str, float]:
 
 def scored_trajectories(groups: Sequence[Group]) -> list[list[Score]]:
     """Return the scores, by step, of each trajectory whose scores are all valid."""
-    found = ([group.scores[i] for i in trajectory] for group in groups for trajectory in group.trajectories)
-    return [scores for scores in found if all(score.valid for score in scores)]
+    return [[group.scores[i] for i in trajectory] for group in groups for trajectory in group.scored_trajectories]
 
 
 def trajectory_means(trajectories: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, float]:

@@ -197,8 +197,7 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
     built = skeleton(plan, download=starts)
     if (net := built[0]) is not None:
         found.faults += [PlanFinding(*fault) for fault in model_faults(plan, net, trains=trains)]
-        if not any(fault.path == "model.max_length" for fault in found.faults):
-            found.notes += [PlanFinding(*note) for note in length_notes(plan, net)]
+        found.notes += [PlanFinding(*note) for note in length_notes(plan, net)]
     found.faults += [PlanFinding(*fault) for fault in exact_faults(plan, net)]
     tasks = [
         found.source(f"tasks.{section}" + (f"[{i}]" if len(sources) > 1 else ""), source, codec)

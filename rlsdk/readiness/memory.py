@@ -125,7 +125,7 @@ class _Estimate:
         plan: Checked plan.
         cuda: True if the actors run on GPUs.
         nodes: Number of machines.
-        placed: GPUs of the actors on them; None if there are none, or too few.
+        placed: GPUs of the actors on them, of none if there are too few.
         gpu_bytes: Memory of a GPU; None if unknown.
         host_bytes: Memory of a machine; None if unknown.
         remedies: Options of the learner that would lower its memory.
@@ -134,7 +134,7 @@ class _Estimate:
     plan: Plan
     cuda: bool
     nodes: int
-    placed: GPUMap | None
+    placed: GPUMap
     gpu_bytes: int | None
     host_bytes: int | None
     rows: list[MemoryRow] = attrs.field(factory=list)
@@ -149,9 +149,10 @@ class _Estimate:
             import torch
 
             gpu_bytes = int(torch.cuda.get_device_properties(0).total_memory)
-        placed = None
-        with suppress(EnvironmentFault):  # another check reports it
-            placed = None if nodes is None else gpu_map(plan, nodes)
+        placed = GPUMap(())
+        if nodes is not None:
+            with suppress(EnvironmentFault):  # another check reports it
+                placed = gpu_map(plan, nodes)
         return cls(
             plan=plan,
             cuda=device == "cuda" or (device == "auto" and bool(here or nodes)),
@@ -172,8 +173,7 @@ class _Estimate:
         self.remedies = tuple(learner.memory_remedies)
         uses = learner.update_memory(roles(plan), spec, self._shape(place.learners, plan.config.minibatches))
         shared = place.colocate and plan.needs_engine
-        places = self.placed.learners if self.placed else ()
-        self.add(uses, "GPU" if shared else "learner GPU", place.learners, places)
+        self.add(uses, "GPU" if shared else "learner GPU", place.learners, self.placed.learners)
         for role, section in sections_apart(plan).items():
             self._apart(role, section.ranks)
 
@@ -188,7 +188,7 @@ class _Estimate:
         shape = self._shape(ranks, self.plan.config.minibatches if held.trains else 1)
         uses = learner.update_memory(held, spec, shape)
         named = [attrs.evolve(use, role=use.role.replace("learner", role)) for use in uses]
-        self.add(named, f"{role} GPU", ranks, self.placed.apart.get(role, ()) if self.placed else ())
+        self.add(named, f"{role} GPU", ranks, self.placed.apart.get(role, ()))
 
     def engines(self, net: Any) -> None:
         """Add the rows of the engines."""
@@ -199,8 +199,7 @@ class _Estimate:
             return
         spec = ActorSpec(role="engine", world_size=place.engines, device="cuda" if self.cuda else "cpu")
         uses = engine.generation_memory(plan.model, net, spec, self.gpu_bytes)
-        places = self.placed.engines if self.placed else ()
-        self.add(uses, "GPU" if place.colocate else "engine GPU", place.engines, places)
+        self.add(uses, "GPU" if place.colocate else "engine GPU", place.engines, self.placed.engines)
 
     def add(self, uses: Sequence[MemoryUse], device: str, count: int, places: Sequence[GPUPlace] = ()) -> None:
         """Add what each of `count` processes uses; of main memory, for as many as are on the fullest machine."""

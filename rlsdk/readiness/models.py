@@ -40,14 +40,15 @@ def model_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str, s
         component = plan.plugins.resolve(reference)
         if isinstance(component, ExaminesModel):
             yield from ((path, f"{reference.name!r}: {fault}") for fault in component.model_faults(net))
-    if plan.needs_engine:
-        yield from _length_faults(plan, net)
+    yield from _length_faults(plan, net)
     if plan.replays_routing:
         yield from _routing_faults(plan, net, trains=trains)
 
 
 def _length_faults(plan: Plan, net: Any) -> Iterator[tuple[str, str]]:
     """Say that the engine of a plan refuses to start for sequences longer than its model was made for."""
+    if not plan.needs_engine:
+        return
     engine, given = plan.plugins.resolve(plan.engine), plan.model.max_length
     if isinstance(engine, LimitsLength) and given > (longest := engine.longest(net)):
         yield (
@@ -58,9 +59,9 @@ def _length_faults(plan: Plan, net: Any) -> Iterator[tuple[str, str]]:
 
 
 def length_notes(plan: Plan, net: Any) -> Iterator[tuple[str, str]]:
-    """Say that sequences may be longer than a plan's model was made for."""
+    """Say that sequences may be longer than a plan's model was made for, unless that is a fault."""
     longest = positions(net.config.get_text_config())
-    if plan.model.max_length > longest:
+    if plan.model.max_length > longest and not any(_length_faults(plan, net)):
         yield (
             "model.max_length",
             f"{plan.model.max_length:,}, but the config.json of the model says that it was made for {int(longest):,} "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -125,16 +124,11 @@ def _token_ids(rollout: Rollout) -> list[int]:
     return [int(token) for token in rollout.token_ids[start:end]]
 
 
-def _answer(rollout: Rollout) -> Any:
-    """The task's answer, for this call alone: a foreign function may change what it is given."""
-    return deepcopy(rollout.task.answer)
-
-
 def _column(rollout: Rollout, name: str) -> Any:
     """A column of the data, or the task's field that was read from a column of that name."""
     task = rollout.task
     fields = {"answer": task.answer, "ground_truth": task.answer, "solution": task.answer, "data_source": task.source}
-    return deepcopy(task.metadata.get(name, fields.get(name)))
+    return task.metadata.get(name, fields.get(name))
 
 
 def _trl(rollouts: Sequence[Rollout]) -> PreparedCall:
@@ -156,7 +150,7 @@ def _trl(rollouts: Sequence[Rollout]) -> PreparedCall:
 
 def _extra_info(rollout: Rollout) -> dict[str, Any]:
     extra = rollout.task.metadata.get("extra_info")
-    return deepcopy(dict(extra) if isinstance(extra, Mapping) else dict(rollout.task.metadata))
+    return dict(extra) if isinstance(extra, Mapping) else dict(rollout.task.metadata)
 
 
 def _verl(rollouts: Sequence[Rollout]) -> PreparedCall:
@@ -164,7 +158,7 @@ def _verl(rollouts: Sequence[Rollout]) -> PreparedCall:
     named = {
         "data_source": rollout.task.source,
         "solution_str": rollout.response,
-        "ground_truth": _answer(rollout),
+        "ground_truth": rollout.task.answer,
         "extra_info": _extra_info(rollout),
     }
     return PreparedCall(named, results.one(results.scored))
@@ -174,7 +168,7 @@ def _verl_batch(rollouts: Sequence[Rollout]) -> PreparedCall:
     named = {
         "data_sources": [rollout.task.source for rollout in rollouts],
         "solution_strs": [rollout.response for rollout in rollouts],
-        "ground_truths": [_answer(rollout) for rollout in rollouts],
+        "ground_truths": [rollout.task.answer for rollout in rollouts],
         "extra_infos": [_extra_info(rollout) for rollout in rollouts],
     }
     return PreparedCall(named, results.per_rollout)
@@ -183,7 +177,7 @@ def _verl_batch(rollouts: Sequence[Rollout]) -> PreparedCall:
 def _openrlhf(rollouts: Sequence[Rollout]) -> PreparedCall:
     (rollout,) = rollouts
     prompt = _text_of(prompt_of(rollout))
-    by_position = ([prompt + _continuation(rollout)], [prompt], [_answer(rollout)])
+    by_position = ([prompt + _continuation(rollout)], [prompt], [rollout.task.answer])
     return PreparedCall({}, results.openrlhf, by_position)
 
 
@@ -204,9 +198,9 @@ def _verifiers(rollouts: Sequence[Rollout]) -> PreparedCall:
     common = {
         "prompt": prompt_of(rollout),
         "completion": completion_of(rollout),
-        "answer": "" if task.answer is None else _answer(rollout),
+        "answer": "" if task.answer is None else task.answer,
         "task": task.source or "default",
-        "info": deepcopy(dict(info) if isinstance(info, Mapping) else dict(task.metadata)),
+        "info": dict(info) if isinstance(info, Mapping) else dict(task.metadata),
     }
     state = {**common, "turn": len(rollout.answers), "timing": {}}
     return PreparedCall({**common, "state": state, "parser": Parser()}, results.one(results.number))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal
 
@@ -106,6 +107,7 @@ class Foreign:
 
     def _begin(self, chunk: Sequence[Rollout]) -> tuple[tuple[PreparedCall, int], Any]:
         """Call the function; return its result, or the exception that it raises."""
+        chunk = [_for_one_call(rollout) for rollout in chunk]
         prepared = self._convention.prepare(chunk)
         named = self._chosen(prepared, chunk)
         try:
@@ -173,6 +175,13 @@ def _instance(found: Any, arguments: Mapping[str, Any]) -> tuple[Callable[..., A
     if not callable(found):
         raise _fault("path", f"names a {type(found).__name__}; expected a function, a class or an object to be called")
     return found, arguments
+
+
+def _for_one_call(rollout: Rollout) -> Rollout:
+    """Return a rollout whose task's data is its own: a foreign function may change what it is given."""
+    task = rollout.task
+    own = attrs.evolve(task, answer=deepcopy(task.answer), metadata=deepcopy(dict(task.metadata)))
+    return attrs.evolve(rollout, task=own)
 
 
 def _recognise(parameters: Parameters, path: str) -> Convention:

@@ -144,8 +144,8 @@ def scored(group: Group) -> list[tuple[Rollout, Score]]:
     Where the score of one step failed, nobody knows what its trajectory is worth: the others say less, or something
     else, since the last step may be the one that is rewarded.
     """
-    whole = {i for each in group.trajectories if all(group.scores[i].valid for i in each) for i in each}
-    return [(group.rollouts[i], group.scores[i]) for i in sorted(whole)]
+    whole = sorted(i for trajectory in group.scored_trajectories for i in trajectory)
+    return [(group.rollouts[i], group.scores[i]) for i in whole]
 
 
 def _routing(rollouts: Sequence[Rollout]) -> dict[str, np.ndarray]:
