@@ -55,7 +55,7 @@ class Vllm:
     one generator, which `reseed` sets: the same requests in the same order then give the same tokens. At temperature 0
     the logprobs are those of temperature 1. Of a learner that trains an adapter, it takes the adapter alone.
 
-    The CUDA side (tensor parallelism, sleep and wake) has never run.
+    The CUDA side (kernels, NCCL, sleep and wake) has never run; tensor parallelism has, on CPUs.
 
     Attributes:
         tensor_parallel_size: GPUs, or processes on a CPU, that divide the layers of one model.
