@@ -85,21 +85,16 @@ def predict(
         told: Called before each step with the name of the simulation and the number of steps done.
     """
     part = setup if most is None else sliced(setup, most)
-    whole = setup.engines / part.engines
 
     def outcome(name: str, of: Setup) -> SimulationResult:
         found = simulate(of, partial(told, name))
-        return attrs.evolve(
-            found,
-            tokens_per_second=found.tokens_per_second * setup.batch / part.batch,
-            weights_gb_per_second=found.weights_gb_per_second * whole,
-        )
+        return attrs.evolve(found, tokens_per_second=found.tokens_per_second * setup.batch / part.batch)
 
     configured = outcome("as configured", part)
     return Prediction(
         setup=setup,
         gpus=gpus,
-        share=1 / whole,
+        share=part.engines / setup.engines,
         configured=configured,
         synchronous=outcome("synchronous", synchronous(part)) if part.rollout.runs_ahead else configured,
         engines_alone=outcome("engines alone", engines_alone(part)).step,

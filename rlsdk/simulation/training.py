@@ -85,6 +85,11 @@ class Setup:
         return self.rollout.replay.fresh(self.batch)
 
     @property
+    def whole(self) -> int:
+        """Engines of the whole training."""
+        return self.all_engines or self.engines
+
+    @property
     def warm_up(self) -> int:
         """Number of first steps to leave out, in which rollouts gain their lead."""
         return min(StalenessPolicy.of(self.rollout).ahead + 2, self.steps // 2)
@@ -237,7 +242,7 @@ class SimulatedTraining:
         tokens, wasted = after.tokens - before.tokens, after.wasted - before.wasted
         sampled = tokens - (after.reused - before.reused) + wasted
         loop = asyncio.get_running_loop()
-        sent = (after.syncs - before.syncs) * setup.rates.nodes(setup.engines) * setup.rates.weights_bytes
+        sent = (after.syncs - before.syncs) * setup.rates.nodes(setup.whole) * setup.rates.weights_bytes
         return SimulationResult(
             step=float(np.mean(times)),
             step_p95=float(np.percentile(times, 95)),
@@ -311,7 +316,7 @@ class SimulatedTraining:
             each = interrupted * self._maker_seconds / len(self._makers.free)
             await asyncio.gather(*(self._makers.work(each) for _ in self._makers.free))
             await asyncio.sleep(rates.sync_seconds)
-            transfer = rates.transfer(self._setup.all_engines or self._setup.engines)
+            transfer = rates.transfer(self._setup.whole)
             for engine in self._engines:
                 engine.load(self._version, transfer)
             self._totals.syncs += 1

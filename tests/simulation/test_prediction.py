@@ -51,6 +51,14 @@ def test_a_slice_keeps_the_tasks_of_an_engine_and_the_time_of_the_learner() -> N
     assert sliced(LARGE, 1).engines == 1
 
 
+def test_weights_go_to_the_nodes_of_the_whole_training_and_not_to_one_for_each_engine_of_the_slice() -> None:
+    setup = attrs.evolve(LARGE, steps=2, group=2)
+    part = predict(setup, most=1)  # one of 32 engines, which are four nodes
+    assert part.share == 1 / 32
+    sent = 4 * setup.rates.weights_bytes / 1e9
+    assert part.synchronous.weights_gb_per_second * part.synchronous.step == pytest.approx(sent, rel=1e-3)
+
+
 def test_a_thousand_gpus_are_a_slice_unless_the_whole_is_asked_for() -> None:
     apart = [str(CONFIG), "placement.colocate=false"]
     found = CliRunner().invoke(command, [*apart, "--gpus", "1024", "--per-gpu", "1", "--steps", "4", "--json"])
