@@ -127,7 +127,7 @@ def standings(outcomes: Sequence[RunOutcome], metric: str) -> list[Standing]:
         else:
             seeds[run.seed] = value
     found = [Standing(name, each, tuple(missing.get(name, ()))) for name, each in scores.items()]
-    return sorted(found, key=lambda each: -each.whole.value if each.whole else 0.0)
+    return sorted(found, key=lambda each: (each.whole is None, -each.whole.value if each.whole else 0.0))
 
 
 def as_json(

@@ -193,7 +193,7 @@ def test_a_tournament_is_algorithms_by_tasks_by_seeds_and_ranked(config: Path) -
     tasks = {"one": config, "two": config}
     runs, _ = tournament.tournament_of(["grpo", "rloo", "ppo"], tasks, Path("t"), settings=["steps=2"], seeds=2)
     assert len(runs) == 12 and [run.seed for run in runs] == [0] * 6 + [1] * 6
-    values = {"grpo": 0.2, "rloo": 0.8, "ppo": 0.9}
+    values = {"grpo": -0.2, "rloo": 0.8, "ppo": 0.9}
     for run in runs:
         if run.group != {"algorithm": "ppo", "task": "two"}:
             finish(run, values[run.group["algorithm"]] + 0.02 * run.seed)
