@@ -12,6 +12,7 @@ import numpy as np
 
 from rlsdk.contracts import Series
 from rlsdk.reporting.charts import chart
+from rlsdk.reporting.intervals import student_95
 from rlsdk.reporting.page import page, table
 from rlsdk.reporting.reading import FinishedRun
 
@@ -21,8 +22,6 @@ BY_SEED = ("name", "out", "seed", "mirror")
 """Settings that differ between runs of one group."""
 LAST = 10
 """Number of the last values of a training metric that are averaged; of an evaluation, the last one."""
-STUDENT = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Two-sided 95 % quantiles of Student's t by degrees of freedom; beyond, `2.2`, which is on the safe side."""
 
 
 @attrs.frozen(eq=False)
@@ -46,8 +45,7 @@ class SeedGroup:
         mean, count = float(np.mean(values)), len(values)
         if count == 1:
             return {"mean": mean, "low": None, "high": None, "seeds": 1}
-        quantile = STUDENT[count - 1] if count <= len(STUDENT) else 2.2
-        half = quantile * float(np.std(values, ddof=1)) / math.sqrt(count)
+        half = student_95(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
         return {"mean": mean, "low": mean - half, "high": mean + half, "seeds": count}
 
     def curve(self, metric: str) -> tuple[Series, tuple[Series, Series] | None]:

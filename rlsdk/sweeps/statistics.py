@@ -8,13 +8,8 @@ from collections.abc import Mapping, Sequence
 import attrs
 import numpy as np
 
-T_95 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-"""Student's t at 97.5 % for 1 to 30 degrees of freedom."""
-NORMAL_95 = 1.960
+from rlsdk.reporting.intervals import student_95
+
 RESAMPLES = 5000
 
 
@@ -38,9 +33,7 @@ def mean(values: Sequence[float]) -> Estimate:
     middle = statistics.fmean(values)
     if len(values) < 2:
         return Estimate(middle)
-    freedom = len(values) - 1
-    quantile = T_95[freedom - 1] if freedom <= len(T_95) else NORMAL_95
-    reach = quantile * statistics.stdev(values) / len(values) ** 0.5
+    reach = student_95(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
     return Estimate(middle, middle - reach, middle + reach)
 
 
