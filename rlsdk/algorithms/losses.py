@@ -169,7 +169,7 @@ def tis(x: LossInputs, *, cap: Positive = 1.0) -> tuple[Tensor, Metrics]:
         cap: Greatest weight.
     """
     ratio = bounded(log_ratio(x)).exp().detach()
-    return ratio.clamp(max=cap) * reinforce(x), {"clip_share": masked_mean((ratio > cap).float(), x.loss_mask)}
+    return ratio.clamp(max=cap) * reinforce(x), {"capped_share": masked_mean((ratio > cap).float(), x.loss_mask)}
 
 
 @policy_loss("topr", corrects="policy")
@@ -189,7 +189,7 @@ def topr(x: LossInputs, *, cap: Positive = 1.0) -> tuple[Tensor, Metrics]:
     ratio = bounded(x.sequence_sum(difference)).exp()
     bad = credit(x) <= 0
     weight = torch.where(bad, ratio.clamp(max=cap), 1)
-    return weight * reinforce(x), {"clip_share": masked_mean((bad & (ratio > cap)).float(), x.loss_mask)}
+    return weight * reinforce(x), {"capped_share": masked_mean((bad & (ratio > cap)).float(), x.loss_mask)}
 
 
 @policy_loss("sapo")

@@ -94,4 +94,5 @@ def geo_mean(
     worse = sign * torch.minimum(sign * difference, sign * clipped)
     average = x.sequence_mean(advantages)
     loss = dual_clipped(-average * x.sequence_mean(worse).exp(), average, dual_clip)
-    return loss, {"clip_share": masked_mean((worse != difference).float(), x.loss_mask)}
+    clipped_away = (worse != difference) & (advantages != 0)
+    return loss, {"clip_share": masked_mean(clipped_away.float(), x.loss_mask)}

@@ -340,6 +340,17 @@ def test_weights_of_decoupled_ppo_may_be_capped():
     assert run("decoupled_ppo", x, weight_cap=1.5).item() == 0
 
 
+def test_only_tokens_that_would_have_a_gradient_count_as_clipped():
+    ratios = torch.tensor([2.0, 2.0, 1.0, 2.0]).double().log()  # advantages: 0, 1, 1, and -1, which no bound meets
+    advantages, rollouts = torch.tensor([0.0, 1.0, 1.0, -1.0]).double(), torch.arange(4)
+    x = LossInputs(ratios, torch.zeros(4).double(), advantages, torch.ones(4).bool(), rollouts)
+    for name in ("ppo", "gspo", "geo_mean"):
+        assert float(rlsdk.load("policy_loss", name)(x)[1]["clip_share"]) == 0.25, name
+    for name in ("tis", "topr"):  # their bound takes no gradient away
+        found = rlsdk.load("policy_loss", name)(x)[1]
+        assert "clip_share" not in found and float(found["capped_share"]) > 0
+
+
 def test_topr_reads_the_whole_answer_against_the_sampler():
     p, q, m = (torch.tensor(v).double() for v in ([-1.0, -1.0], [-9.0, -9.0], [-0.5, -0.6]))
     x = LossInputs(p, q, -torch.ones(2).double(), torch.ones(2).bool(), torch.zeros(2).long(), behaviour_logprobs=m)
