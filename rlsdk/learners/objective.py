@@ -28,6 +28,11 @@ log = logging.getLogger(__name__)
 _TOKEN_FIELDS = ("behaviour_logprobs", *UPDATE_FIELDS)
 _ROLLOUT_FIELDS = names("loss", axis="rollout")
 _OPTIONAL = names("loss", access="on request")
+_OWN_METRICS = frozenset(
+    {"loss", "policy_loss", "correction", "ref_kl", "router_loss", "entropy", "ratio", "ratio_max", "kl_to_old"}
+    | {"kl_to_behaviour", "grad_norm", "lr", "skipped_updates", "gap", "gap_generation"}
+)
+"""Metrics of the actor that no component reports: `actor/NAME` is the core's."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -145,10 +150,11 @@ class Objective:
 
     def policy_losses(self, x: LossInputs, accumulator: MetricAccumulator) -> Tensor:
         """Compute the policy loss of each token, float `[t]`, weighed by the correction, and accumulate metrics."""
-        per_token = self._run("policy_loss", self._loss, x, accumulator)
+        per_token, reported = self._run("policy_loss", self._loss, x, accumulator, _OWN_METRICS)
         if self._correction is None:
             return per_token
-        weights = self._run("correction", self._correction, x, accumulator).detach()
+        taken = _OWN_METRICS | reported
+        weights = self._run("correction", self._correction, x, accumulator, taken)[0].detach()
         accumulator.add_tokens("actor/correction", weights, x.loss_mask)
         return per_token * torch.where(x.loss_mask, weights, 0)
 
@@ -167,7 +173,10 @@ class Objective:
         norm = at(self.spec.norm, x.train_step)
         return aggregate(per_token, x.loss_mask, x.segments, mode, norm=norm, totals=totals)
 
-    def _run(self, kind: str, bound: Any, x: LossInputs, accumulator: MetricAccumulator) -> Tensor:
+    def _run(
+        self, kind: str, bound: Any, x: LossInputs, accumulator: MetricAccumulator, taken: frozenset[str]
+    ) -> tuple[Tensor, frozenset[str]]:
+        """Return a component's values `[t]` and the names of its metrics; one that is taken gets the kind before it."""
         needs = self._needs(bound)
         hidden = {name: None for name in (*_OPTIONAL, *x.extra) if name not in needs and hasattr(x, name)}
         call = self._memories[kind].call if kind in self._memories else bound
@@ -175,8 +184,9 @@ class Objective:
             found = call(x.replace(**hidden) if hidden else x)
             given, metrics = found if isinstance(found, tuple) else (found, {})
             values = _per_token(name, given, x)
-            add_component_metrics(accumulator, "actor/", metrics, x.loss_mask)
-        return values
+            told = {f"{kind}/{key}" if key in taken else key: value for key, value in metrics.items()}
+            add_component_metrics(accumulator, "actor/", told, x.loss_mask)
+        return values, frozenset(metrics)
 
     def forget(self) -> None:
         """Forget the calls of an optimiser step, which begins again."""

@@ -208,6 +208,24 @@ class TestObjective:
         assert objective.entropy == "gradient"
         assert bind(constant).entropy == "value"
 
+    def test_a_metric_of_a_name_that_is_taken_does_not_mix_with_the_other(self, make_batch: Make) -> None:
+        @policy_loss("telling")
+        def telling(x: LossInputs) -> tuple[torch.Tensor, dict[str, Any]]:
+            return x.logprobs * 0 + 1, {"cut": 0.5, "loss": 9.0, "ratio": 7.0}
+
+        @correction("telling")
+        def weights(x: LossInputs) -> tuple[torch.Tensor, dict[str, Any]]:
+            return torch.ones_like(x.logprobs), {"cut": 0.25, "k3": 0.125}
+
+        batch, tally = make_batch(5), MetricAccumulator()
+        objective = bind(telling, correction=HERE.reference("correction", weights))
+        objective(objective.inputs(batch, logprobs_of(batch), None, moment(batch)), moment(batch).totals, tally)
+        tally.add("actor/loss", 0.0)
+        means = tally.means()
+        assert (means["actor/cut"], means["actor/correction/cut"], means["actor/k3"]) == (0.5, 0.25, 0.125)
+        assert (means["actor/loss"], means["actor/policy_loss/loss"]) == (pytest.approx(1.0), 9.0)
+        assert (means["actor/ratio"], means["actor/policy_loss/ratio"]) == (pytest.approx(np.exp(0.1), rel=1e-5), 7.0)
+
     def test_a_token_that_is_not_trained_on_leaves_the_gradient_of_the_kl_a_number(self, make_batch: Make) -> None:
         batch = make_batch(5)
         untrained = np.flatnonzero(~batch.loss_mask)
