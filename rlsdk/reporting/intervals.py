@@ -21,4 +21,4 @@ def student_95(freedom: int) -> float:
     # The expansion in 1 / freedom (Abramowitz and Stegun, 26.7.5), which is exact to five digits from 31 on.
     z = _NORMAL_95
     terms = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+    return z + sum(term / float(freedom) ** power for power, term in enumerate(terms, 1))
