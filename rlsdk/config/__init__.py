@@ -1,4 +1,4 @@
-"""The configuration of a run: read and checked as a whole before anything starts, with all faults reported at once."""
+"""The configuration of a run, read and checked as a whole before anything starts; all faults are reported together."""
 
 from rlsdk.config.parts import RewardPart, TaskSource
 from rlsdk.config.plan import Plan

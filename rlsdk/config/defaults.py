@@ -1,4 +1,4 @@
-"""Default components of a run: the only built-in ones that the core knows by name."""
+"""Default components of a run: the only built-in components that the core refers to by name."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ BUFFER = Use("fifo")
 STOP = Use("all")
 RENDERER = Use("template")
 TOOL_PARSER = Use("hermes")
-"""Parser for renderers whose tool calls no parser recognises."""
+"""Tool parser for renderers whose tool calls no parser recognises."""
 WORKFLOW = Use("single_turn")
-"""Also used by evaluations during a training on demonstrations, and by the trial of rewards before a run."""
+"""Also used to evaluate when training on demonstrations, and for the trial of rewards before a run."""
 DEMONSTRATION = Use("demonstration")
-"""Workflow of a training on demonstrations."""
+"""Workflow for training on demonstrations."""
 PAIRS = Use("chosen_rejected")
-"""Workflow of a training on demonstrations whose loss reads pairs."""
+"""Workflow for training on demonstrations with a loss that reads pairs."""
 TRACKER = Use("jsonl")
-"""Used by every run, besides the trackers that its configuration names: rlsdk itself reads the metrics it writes."""
+"""Used by every run in addition to the configured trackers: rlsdk itself reads these metrics."""
 DIAGNOSES = Use("builtin")
-"""In `diagnoses`: all built-in diagnoses that the list does not name itself."""
+"""In `diagnoses`: all built-in diagnoses that are not listed explicitly."""
 REWARD = Use("environment")
-"""Reward of a run whose workflow gives rewards itself."""
+"""Reward of a run whose workflow gives the rewards."""
 TRANSFER = Use("object_store")

@@ -1,4 +1,4 @@
-"""Better error messages for a configuration that was written for another trainer, or has keys of one."""
+"""Better error messages for configurations written for another trainer, or with keys of one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _UNKNOWN = re.compile(r"(?P<path>[\w.\[\]@-]+): (?P<says>unknown (?:key|option) 
 
 
 def explained(source: Source, tree: Mapping[str, Any], faults: Sequence[str]) -> list[str]:
-    """Replace the faults of another trainer's configuration, or add what its keys are called in rlsdk.
+    """Replace the faults of another trainer's configuration by one, or add the rlsdk names of its keys.
 
     Args:
-        source: Configuration that was checked.
+        source: The checked configuration.
         tree: Its content, with overrides.
-        faults: Faults that were found.
+        faults: Faults found by the check.
     """
     from rlsdk.migration.aliases import hint, recognise  # imported only if something is wrong
 

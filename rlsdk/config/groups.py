@@ -1,4 +1,4 @@
-"""Check that groups of a run's size give a learning signal, by trying its advantage and filters on toy batches."""
+"""Check that a run's group size gives a learning signal, by trying its advantage and filters on toy batches."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from rlsdk.batch import CreditInputs
 
 GROUPS = 8
-"""Number of groups in a trial batch, and the largest group size that is tried."""
+"""Number of groups in a trial batch, and the largest group size to try."""
 REWARDS = (0.0, 1.0, 0.25, 0.75)
-"""Rewards that the rollouts of a trial batch take in turn."""
+"""Rewards of the rollouts in a trial batch, repeated in this order."""
 
 
 def group_faults(size: int, advantage: Any, filters: Iterable[Any]) -> list[str]:
-    """Name the parts that leave nothing to learn from groups of this size, but would from larger ones.
+    """Report parts that leave nothing to learn from groups of this size, but would from larger ones.
 
     Args:
         size: The run's `group_size`.
-        advantage: Advantage function, ready to run; None if the run also learns from something else.
+        advantage: Advantage function, ready to run; None if the run also has other learning signals.
         filters: Filters, ready to run.
     """
     found = []
@@ -44,12 +44,12 @@ def group_faults(size: int, advantage: Any, filters: Iterable[Any]) -> list[str]
 
 
 def _least(size: int, works: Callable[[int], bool]) -> int | None:
-    """Return the least larger size that works if `size` does not; None if it does, or if no size works."""
+    """Return the smallest larger size that works; None if `size` works, or none does."""
     return None if works(size) else next((k for k in range(size + 1, GROUPS + 1) if works(k)), None)
 
 
 def _teaches(advantage: Any, size: int) -> bool:
-    """Return whether any rollout of a trial batch gets an advantage; True if that cannot be tried."""
+    """Return whether any rollout of a trial batch gets an advantage; True if this cannot be tried."""
     component = component_of(advantage)
     if component is None or component.is_async:
         return True
@@ -61,7 +61,7 @@ def _teaches(advantage: Any, size: int) -> bool:
 
 
 def _keeps(part: Any, size: int) -> bool:
-    """Return whether a filter lets any group of a trial batch through, or a part of one."""
+    """Return whether a filter keeps any group of a trial batch, or part of one."""
     rollout = Rollout(Task("trial", "1 + 1 =", "2"), (), [1, 2], [False, True], [0.0, -1.0], [-1, 0])
     scores = [Score(reward) for reward in _rewards(size)]
     trial = [scores[first * size :][:size] for first in range(len(REWARDS))]
@@ -78,12 +78,12 @@ def _name(part: Any) -> str:
 
 
 def _rewards(size: int) -> list[float]:
-    """Return the rewards of `GROUPS` groups, in order; they differ within a group, and groups of one differ."""
+    """Return the rewards of `GROUPS` groups, in order; they differ within a group and, for size 1, between groups."""
     return [REWARDS[(group + member) % len(REWARDS)] for group in range(GROUPS) for member in range(size)]
 
 
 def _batch(size: int) -> CreditInputs:
-    """Return a trial batch: rollouts of two tokens, with all optional fields."""
+    """Return a trial batch of two-token rollouts, with all optional fields."""
     import torch
 
     from rlsdk.batch import CreditInputs

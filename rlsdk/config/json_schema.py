@@ -1,7 +1,7 @@
-"""A JSON schema of configurations, by which editors complete keys, show their meaning and mark mistakes.
+"""A JSON schema of configurations, with which editors complete and document keys, and mark mistakes.
 
-It is written in draft 7, the newest that editors' YAML servers implement in full. What depends on several values, or on
-files, is left to `rlsdk explain`.
+It uses draft 7, the newest that editors' YAML servers implement in full. Checks that depend on several values, or on
+files, are left to `rlsdk explain`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rlsdk.options import Option, options_of
 Schema = dict[str, Any]
 DRAFT = "http://json-schema.org/draft-07/schema#"
 INTERPOLATION: Schema = {"type": "string", "pattern": r"\$\{"}
-"""`${…}` may stand in place of any value."""
+"""`${…}` is allowed in place of any value."""
 FOREIGN_NAME: Schema = {"type": "string", "pattern": r"[/:]|\$\{|\.py$"}
-"""Name of a component that the schema need not know: of a plugin, of a file, or with an interpolation in it."""
+"""Component name that the schema cannot know: from a plugin or file, or with an interpolation."""
 SCALARS: Mapping[Any, Schema] = {
     bool: {"type": "boolean"},
     int: {"type": "integer"},
@@ -41,20 +41,20 @@ SCHEDULE: Schema = {
     "properties": {
         "from": {"description": "Value at the first training step."},
         "to": {"description": "Value after `over` training steps, and from then on."},
-        "over": {"description": "Training steps that the change takes.", "type": "integer", "minimum": 1},
+        "over": {"description": "Number of training steps that the change takes.", "type": "integer", "minimum": 1},
         "shape": {"enum": ["linear", "cosine"], "default": "linear"},
     },
     "additionalProperties": False,
 }
 Components = Mapping[Kind, Mapping[str, Component]]
-"""Kind -> name, as a configuration writes it -> component."""
+"""Kind -> name in configurations -> component."""
 
 
 def json_schema(components: Components) -> Schema:
-    """Return the schema of a configuration that may name the given components.
+    """Return the schema of configurations that use the given components.
 
     Args:
-        components: Kind -> name -> component: those of rlsdk, and of installed plugins.
+        components: Kind -> name -> component, of rlsdk and of installed plugins.
     """
     writer = _Writer(components)
     return {
@@ -66,13 +66,13 @@ def json_schema(components: Components) -> Schema:
 
 
 class _Writer:
-    """Writes schemas, in which components are references to definitions."""
+    """Writes schemas that refer to components by definitions."""
 
     def __init__(self, components: Components) -> None:
         self.components = components
 
     def definitions(self) -> Schema:
-        """Return what `$ref` leads to: each kind of component, and the options of each component."""
+        """Return the targets of `$ref`: each kind of component, and the options of each component."""
         found: Schema = {"interpolation": INTERPOLATION, "schedule": SCHEDULE}
         for kind, named in self.components.items():
             beside = _beside(kind)
@@ -82,7 +82,7 @@ class _Writer:
         return found
 
     def chosen(self, kind: Kind) -> Schema:
-        """Return the schema of a component of a kind: its name, or a mapping with `use` and options."""
+        """Return the schema of a component: its name, or a mapping with `use` and options."""
         named = sorted(self.components.get(kind, {}))
         groups = [defaults.DIAGNOSES.name] if kind == "diagnosis" else []
         name = {"anyOf": [{"enum": [*groups, *named]}, FOREIGN_NAME]}
@@ -97,7 +97,7 @@ class _Writer:
         return {"anyOf": [name, mapping]}
 
     def chosen_or(self, kind: Kind, default: Any) -> list[Schema]:
-        """Return the schemas of a component of a kind, and of options alone, which are those of `default`."""
+        """Return the schemas of a component, and of options without `use`, which are those of `default`."""
         found: list[Schema] = [{"$ref": f"#/definitions/{kind}"}]
         if default in self.components.get(kind, {}):
             alone: Schema = {"not": {"required": ["use"]}}
@@ -112,7 +112,7 @@ class _Writer:
             name: self.part(option, parts[name]) if name in parts else self.option(option)
             for name, option in own.items()
         }
-        if component.kind == "reward":  # one source alone needs no list
+        if component.kind == "reward":  # a single source needs no list
             properties["sources"]["anyOf"].append({"type": "string"})
         return {
             "type": "object",
@@ -123,7 +123,7 @@ class _Writer:
         }
 
     def part(self, option: Option, kind: Kind) -> Schema:
-        """Return the schema of a part of an algorithm, whose options may stand alone: they change the algorithm's."""
+        """Return the schema of a part of an algorithm; options without `use` override those of the algorithm's part."""
         if option.name in PART_LISTS:
             return {**_about(option), **_list_of({"$ref": f"#/definitions/{kind}"})}
         default = option.default.name if isinstance(option.default, Use) else None
@@ -138,7 +138,7 @@ class _Writer:
         return {**_about(option), **_or_interpolation(kinds)}
 
     def value(self, kind: Any) -> Schema:
-        """Return the schema of a type; {} where it allows anything, or has a notation of its own."""
+        """Return the schema of a type; {} if it allows anything, or has its own notation."""
         origin, args = get_origin(kind), get_args(kind)
         if kind in SCALARS:
             return dict(SCALARS[kind])
@@ -173,7 +173,7 @@ class _Writer:
         }
 
     def key(self, option: Option, path: str) -> Schema:
-        """Return the schema of what stands at a path of a configuration."""
+        """Return the schema of the value at a path of a configuration."""
         about = _about(option)
         if path in COMPONENT_KEYS:
             null = [{"type": "null"}] if type(None) in get_args(option.type) else []
@@ -192,12 +192,12 @@ class _Writer:
 
 
 def _component(kind: Kind, name: str) -> Schema:
-    """Return a reference to the definition of a component, whose name may have a slash in it."""
+    """Return a reference to a component's definition; the name may contain a slash."""
     return {"$ref": f"#/definitions/{kind}.{name.replace('/', '~1')}"}
 
 
 def _beside(kind: Kind) -> Sequence[Option]:
-    """Return the keys that stand beside the options of a component of a kind."""
+    """Return the keys allowed next to the options of a component."""
     for path, listed in LISTS.items():
         if listed == kind:
             section, _, key = path.partition(".")
@@ -207,12 +207,12 @@ def _beside(kind: Kind) -> Sequence[Option]:
 
 
 def _list_of(item: Schema) -> Schema:
-    """Return the schema of a list, one item alone, or null for an empty list."""
+    """Return the schema of a list, a single item, or null for an empty list."""
     return {"anyOf": [item, {"type": "array", "items": item}, {"type": "null"}]}
 
 
 def _or_interpolation(kinds: Iterable[Schema]) -> Schema:
-    """Return a schema that any of `kinds` fits, or an interpolation."""
+    """Return a schema that allows any of `kinds`, or an interpolation."""
     found = [arm for kind in kinds for arm in (kind["anyOf"] if set(kind) == {"anyOf"} else [kind])]
     if {} in found:
         return {}
@@ -222,7 +222,7 @@ def _or_interpolation(kinds: Iterable[Schema]) -> Schema:
 
 
 def _about(option: Option) -> Schema:
-    """Return the meaning and the default of an option, as far as JSON can say them."""
+    """Return the description and default of an option, as far as JSON can express them."""
     default = list(option.default) if isinstance(option.default, tuple) else option.default
     plain = isinstance(default, str | int | float | bool | None) or default == []
     return {

@@ -1,4 +1,4 @@
-"""The configuration that a run's folder keeps: names in place of marked objects, and the files with their sources."""
+"""The configuration saved in a run's folder: names in place of marked objects, and the files with their sources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlsdk.config.tree import plain
 from rlsdk.plugins import Plugins, short_name
 
 CODE = "code"
-"""Folder of a run with the sources of marked objects."""
+"""Subfolder of a run's folder with the sources of marked objects."""
 
 
 @attrs.frozen
@@ -22,9 +22,9 @@ class KeptConfig:
     """A configuration as plain values.
 
     Attributes:
-        tree: The values; a marked object is the name of a component of a plugin in `files`.
+        tree: The values; a marked object is replaced by the name of a component of a plugin in `files`.
         files: Name of a plugin -> its source.
-        lost: Marked objects whose source cannot be kept.
+        lost: Marked objects whose source cannot be saved.
     """
 
     tree: dict[str, Any]
@@ -33,7 +33,7 @@ class KeptConfig:
 
 
 def kept_config(plan: Plan) -> KeptConfig:
-    """Return what the folder of a plan's run keeps of its configuration."""
+    """Return the configuration to save in the folder of a plan's run."""
     lost: list[str] = []
     tree = plain(_named(plan.tree, plan.plugins, lost))
     files = plan.plugins.kept_sources()
@@ -45,7 +45,7 @@ def kept_config(plan: Plan) -> KeptConfig:
 
 
 def _named(value: Any, plugins: Plugins, lost: list[str]) -> Any:
-    """Replace marked objects in a tree by names, and note those that have none."""
+    """Replace marked objects in a tree by names, and record those that have none."""
     if isinstance(value, Mapping):
         return {key: _named(below, plugins, lost) for key, below in value.items()}
     if isinstance(value, list | tuple):
@@ -61,7 +61,7 @@ def _named(value: Any, plugins: Plugins, lost: list[str]) -> Any:
 
 
 def _name(component: Component, plugins: Plugins) -> str | None:
-    """Return the name by which a configuration finds a marked object; None if its source cannot be kept."""
+    """Return the name of a marked object in configurations; None if its source cannot be saved."""
     if kept := plugins.kept_name(component.obj):
         return f"{kept}/{component.name}"
     for plugin in plugins.entries:
@@ -71,7 +71,7 @@ def _name(component: Component, plugins: Plugins) -> str | None:
 
 
 def _within(plugin: Any, folder: Path) -> str:
-    """Write the path of a file in a run's folder relative to it."""
+    """Return the path of a file relative to the run's folder that contains it."""
     path = Path(str(plugin)).absolute()
     inside = path.suffix == ".py" and path.is_relative_to(folder.absolute())
     return path.relative_to(folder.absolute()).as_posix() if inside else str(plugin)

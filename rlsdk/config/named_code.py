@@ -1,4 +1,4 @@
-"""Code that a configuration names: plugin files, functions by path, code that comes with a model."""
+"""Code that a configuration names: plugin files, functions by path, code shipped with a model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rlsdk.config.tree import leaves, normalise
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.-]*")
 _WORD = re.compile(r"[\w+-]*")
-"""Text that can name only a component of the core, or an installed module without a dot."""
+"""Text that can only name a core component, or an installed module without a dot."""
 
 
 def named_code(tree: Mapping[str, Any]) -> dict[str, str]:
-    """Find the code that a configuration names and that is not an installed plugin.
+    """Find the code that a configuration names, except installed plugins.
 
     Args:
         tree: Configuration as written by the user.
@@ -36,15 +36,15 @@ def named_code(tree: Mapping[str, Any]) -> dict[str, str]:
 
 
 def untrusted_code(tree: Mapping[str, Any], plugins: Sequence[str | Path], named: Mapping[str, Any]) -> dict[str, str]:
-    """Find the code that a run's own configuration names, and that its user did not name.
+    """Find the code that a run's saved configuration names, but the user did not.
 
     Args:
-        tree: Configuration that a run's folder keeps.
+        tree: Configuration saved in the run's folder.
         plugins: Files of plugins given by the user; they replace those of the same name.
         named: Configuration given by the user.
 
     Returns:
-        Path -> value, as of `named_code`.
+        Path -> value, as for `named_code`.
     """
     given = {Path(file).stem for file in plugins}
     own = {**tree, "plugins": [each for each in tree.get("plugins") or [] if Path(str(each)).stem not in given]}
@@ -53,7 +53,7 @@ def untrusted_code(tree: Mapping[str, Any], plugins: Sequence[str | Path], named
 
 
 def described_code(path: str, value: str) -> str:
-    """Return a line that says where a configuration names code, and the hash of its file."""
+    """Return a line with the path where a configuration names code, and the hash of its file."""
     file = Path(value if value.endswith(".py") else value.rpartition(":")[0]).expanduser()
     if file.suffix != ".py":
         return f"{path}: {value}"
@@ -65,15 +65,15 @@ def described_code(path: str, value: str) -> str:
 
 
 def names_only(tree: Mapping[str, Any], known: Mapping[str, Any], harmless: Collection[str]) -> bool:
-    """Return whether a configuration can be checked without executing code that a known one does not name.
+    """Return whether checking a configuration executes no code beyond that named by a known one.
 
     Args:
-        tree: Configuration in question.
+        tree: Configuration to examine.
         known: Configuration whose code may be executed.
         harmless: Paths whose values never name code.
 
     Returns:
-        False if `tree` holds text that may name code and does not occur in `known`.
+        False if `tree` contains text that may name code and does not occur in `known`.
     """
     names = set(_texts(known, ()))
     return all(text in names or _WORD.fullmatch(text) for text in _texts(tree, harmless))

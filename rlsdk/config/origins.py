@@ -37,11 +37,11 @@ class Origin:
 
 
 def origins(source: str | Path | Mapping[str, Any], overrides: Sequence[str], plan: Plan) -> list[Origin]:
-    """Return every value of a checked run, the options of its components included, with its origin.
+    """Return every value of a checked run with its origin, including component options.
 
     Args:
-        source: The file or mapping that was checked.
-        overrides: The `key=value` texts that it was checked with.
+        source: The checked file or mapping.
+        overrides: The `key=value` texts used in the check.
         plan: Result of the check.
     """
     written = _Written(source, overrides)
@@ -57,7 +57,7 @@ def origins(source: str | Path | Mapping[str, Any], overrides: Sequence[str], pl
                 found += _component(path, reference, written, plan)
             if not below and setting.path != "algorithm":
                 found.append(Origin(setting.path, None, written.origin(setting.path) or "default"))
-        elif owner not in LISTS:  # keys beside a component of a list are below it
+        elif owner not in LISTS:  # keys next to a component in a list are below it
             value = _at(plan.config, setting.path)
             if value is not _ABSENT and (setting.section is None or value is None):
                 origin = written.origin(setting.path) or _defaulted(plan, setting.path)
@@ -69,7 +69,7 @@ _ABSENT = object()
 
 
 def _at(config: Any, path: str) -> Any:
-    """The value at a path of the typed configuration; `_ABSENT` below a section that is null."""
+    """Return the value at a path of the typed configuration; `_ABSENT` below a section that is null."""
     for key in path.split("."):
         if config is None:
             return _ABSENT
@@ -86,12 +86,12 @@ def _name(name: Any) -> str:
 
 
 def _components(plan: Plan) -> Iterator[tuple[str, ComponentRef]]:
-    """Yield the components outside of the algorithm, by path; of a list with one alone, the list's."""
+    """Yield the components outside the algorithm, by path; a list's only component has the path of the list."""
     for path in COMPONENT_KEYS:
         role, _, name = path.rpartition(".")
         apart: Mapping[str, ComponentRef] = {str(name): found for name, found in plan.apart.items()}
         reference = apart.get(role) if role in get_args(ApartRole) else getattr(plan, name)
-        if isinstance(reference, ComponentRef):  # the algorithm is none: its parts are
+        if isinstance(reference, ComponentRef):  # not the algorithm itself, but its parts
             yield path, reference
     for path, several in {
         "tasks.train": [source.reference for source in plan.tasks_train],
@@ -139,7 +139,7 @@ def _algorithm(plan: Plan, written: _Written) -> Iterator[Origin]:
 
 
 def _part(plan: Plan, path: str, use: Use, kind: Any, written: _Written) -> Iterator[Origin]:
-    """Yield a part of the algorithm with its options; those that the algorithm gives it are the algorithm's."""
+    """Yield a part of the algorithm with its options; those set by the algorithm have it as their origin."""
     reference = plan.plugins.reference(kind, use.name, {})
     component, name = plan.plugins.component(reference), short_name(reference.name)
     origin = written.origin(f"{path}.use") or written.origin(path)
@@ -152,7 +152,7 @@ def _part(plan: Plan, path: str, use: Use, kind: Any, written: _Written) -> Iter
 
 
 def _beside(plan: Plan, written: _Written) -> Iterator[Origin]:
-    """Yield what the configuration says beside the components of a list, such as the weight of a reward."""
+    """Yield the keys next to the components of a list, such as the weight of a reward."""
     several: dict[str, Sequence[Any]] = {
         "tasks.train": plan.config.tasks.train,
         "tasks.eval": plan.config.tasks.eval,
@@ -167,14 +167,14 @@ def _beside(plan: Plan, written: _Written) -> Iterator[Origin]:
 
 
 class _Written:
-    """Values of a configuration file and its overrides, by path."""
+    """Values given in a configuration file and overrides, by path."""
 
     def __init__(self, source: str | Path | Mapping[str, Any], overrides: Sequence[str]) -> None:
-        """Read both; they were checked before.
+        """Read both; they have already been checked.
 
         Args:
             source: The file, or a mapping.
-            overrides: The `key=value` texts, in their order.
+            overrides: The `key=value` texts, in order.
         """
         if isinstance(source, Mapping):
             self._found = {_current(path): "argument" for path, _ in leaves(dict(source))}
@@ -191,7 +191,7 @@ class _Written:
                 self._found[path] = f"override {text}"
 
     def origin(self, path: str) -> str | None:
-        """Return where a path is given; None if it is not. One component alone may stand for a list of one."""
+        """Return where a path is given; None if it is not. A single component counts as a list of one."""
         for listed in (*LISTS, *(f"algorithm.{part}" for part in PART_LISTS)):
             if path == listed or path.startswith(f"{listed}."):
                 first = path.replace(listed, f"{listed}[0]", 1)
@@ -205,7 +205,7 @@ def _current(path: str) -> str:
 
 
 def _lines(node: yaml.Node | None, path: str) -> Iterator[tuple[str, int]]:
-    """Yield the leaves of a YAML file, path and line; what `<<` merges in comes first, so that own keys replace it."""
+    """Yield path and line of each leaf of a YAML file; keys merged by `<<` come first: a mapping's own keys win."""
     if isinstance(node, yaml.MappingNode):
         merged = [value for key, value in node.value if key.tag == "tag:yaml.org,2002:merge"]
         for value in merged:

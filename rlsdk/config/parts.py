@@ -1,4 +1,4 @@
-"""The parts of an algorithm: merging of overrides, values that a run fills in, and contradictions."""
+"""The parts of an algorithm: merging overrides, filling in values of the run, finding contradictions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NORMED = "seq-mean-token-sum-norm"
 
 @attrs.frozen
 class RewardPart:
-    """One part of the reward: its component, and the rule that combines it with the others."""
+    """One part of the reward: its component, and how it is combined with the others."""
 
     rule: RewardSpec
     reference: ComponentRef
@@ -37,7 +37,7 @@ class TaskSource:
         name: Unique name in metrics and checkpoints.
         reference: The component.
         weight: Share of a batch, relative to the other sources.
-        renamed: True if its tasks take the name as their `source`.
+        renamed: True if `name` replaces the `source` of its tasks.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Chosen:
     Attributes:
         path: Key in the configuration.
         component: The component.
-        options: Options that were given; schedules are replaced by their greatest values.
+        options: Given options; schedules are replaced by their maximum values.
     """
 
     path: str
@@ -64,7 +64,7 @@ class Chosen:
         return f"{self.component.kind} {self.component.name!r}"
 
     def faults(self, run: RunFacts) -> Iterator[str]:
-        """Yield faults of options that can have no effect in the run."""
+        """Yield faults of options that have no effect in the run."""
         if self.component.check is None:
             return
         values = {option.name: option.default for option in self.component.options} | dict(self.options)
@@ -73,7 +73,7 @@ class Chosen:
 
 
 def merge_parts(defaults: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Merge partial overrides into the algorithm's own parts; another name, or a marked object, replaces a part.
+    """Merge partial overrides into the algorithm's parts; another name, or a marked object, replaces a part.
 
     Args:
         defaults: The algorithm with its author's defaults.
@@ -94,7 +94,7 @@ def merge_parts(defaults: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_lengths(component: Component, options: Mapping[str, Any], max_tokens: int | None) -> dict[str, Any]:
-    """Return the options with `max_tokens`, if it is known, for each length that is null or left out."""
+    """Return the options with `max_tokens`, if known, for each length that is null or omitted."""
     if max_tokens is None:
         return dict(options)
     defaults = {option.name: option.default for option in component.options}
@@ -103,7 +103,7 @@ def with_lengths(component: Component, options: Mapping[str, Any], max_tokens: i
 
 
 def with_defaults(tree: Tree, defaults: Mapping[str, Any]) -> tuple[Tree, dict[str, Any]]:
-    """Return the configuration with an algorithm's defaults for keys it lacks, and the defaults that were used."""
+    """Add an algorithm's defaults for missing keys to a configuration; also return the defaults that were used."""
     tree, taken = dict(tree), {}
     for name, value in defaults.items():
         path = current_path(name)
@@ -121,7 +121,7 @@ def with_defaults(tree: Tree, defaults: Mapping[str, Any]) -> tuple[Tree, dict[s
 
 
 def default_faults(defaults: Mapping[str, Any]) -> list[Fault]:
-    """Find wrong defaults of an algorithm for other sections: unknown paths, and invalid values."""
+    """Find errors in an algorithm's defaults for other sections: unknown paths, and invalid values."""
     fault = "is a part of the algorithm itself; set its field"
     faults = [(path, fault) for path in defaults if path.partition(".")[0] == "algorithm"]
     least = {"name": "run", "model": {"path": "model"}, "tasks": {"train": ["tasks"]}}
@@ -150,11 +150,11 @@ def located(path: str) -> str:
 def facts_of(
     config: Config, algorithm: AlgorithmDefaults, rewards: Sequence[RewardPart], *, one_answer: bool
 ) -> RunFacts:
-    """Collect the facts of the run that the checks of components receive.
+    """Collect the facts about the run that components' checks receive.
 
     Args:
         config: Typed configuration.
-        algorithm: Algorithm with the parts that the configuration replaced.
+        algorithm: Algorithm, with parts replaced by the configuration.
         rewards: Parts of the reward.
         one_answer: True if a rollout consists of one answer.
     """
@@ -171,7 +171,7 @@ def facts_of(
 
 
 def part_faults(config: Config, algorithm: AlgorithmDefaults, chosen: Sequence[Chosen], run: RunFacts) -> Iterator[str]:
-    """Yield faults of parts that contradict each other or can have no effect in the run."""
+    """Yield faults of parts that contradict each other or have no effect in the run."""
     for part in chosen:
         allowed = part.component.aggregates
         if allowed and run.aggregate not in allowed:
@@ -199,7 +199,7 @@ def reward_readers(chosen: Sequence[Chosen]) -> list[str]:
 
 
 def _no_effect(part: Chosen, config: Config, algorithm: AlgorithmDefaults) -> Iterator[str]:
-    """Yield faults of parts that weight by old policy over sampler when both have the same logprobs."""
+    """Yield faults of parts that weight by the ratio of old policy to sampler when both have the same logprobs."""
     if part.component.corrects != "old" or algorithm.rollouts == "mixed":  # mixed: always recomputed
         return
     other = "leave it out (null)" if part.component.kind == "correction" else "choose another policy loss"

@@ -1,4 +1,4 @@
-"""Relative paths in a configuration: of the working folder or, where nothing is there, beside the configuration."""
+"""Relative paths in a configuration: relative to the working folder or, if missing there, to the configuration."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from rlsdk.storage.location import is_url
 
 log = logging.getLogger(__name__)
 WRITTEN = frozenset({"name", "out", "mirror"})
-"""Keys of the top that name what a run writes: always relative to the working folder."""
+"""Top-level keys that name outputs of a run: always relative to the working folder."""
 KEYS = frozenset({"path", "tokenizer", "reference", "critic"})
-"""Keys whose text is a path though it has neither a slash nor a suffix."""
+"""Keys whose text is a path even without a slash or suffix."""
 _FUNCTION = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_][\w.-]*)")
 _SUFFIX = re.compile(r".+\.[A-Za-z][A-Za-z0-9]{0,7}")
 
 
 def found_beside(tree: Mapping[str, Any], source: Path) -> dict[str, Any]:
-    """Replace relative paths that exist beside a configuration, and not in the working folder, by those beside it.
+    """Resolve relative paths that exist next to a configuration, but not in the working folder.
 
-    A path that exists in both places is that in the working folder, and a warning names the other.
+    If a path exists in both places, the one in the working folder is used, and a warning names the other.
 
     Args:
-        tree: The configuration, its short forms spelt out.
+        tree: The configuration, with short forms expanded.
         source: Its file.
     """
     folder = source.parent
@@ -64,5 +64,5 @@ def _located(text: str, path: str, key: str, folder: Path) -> str:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # too long for a file system, or a null byte: no path
+    except (OSError, ValueError):  # too long for a file system, or with a null byte: not a path
         return False

@@ -1,4 +1,4 @@
-"""The plan of a run: a configuration in which every value is typed and every component found."""
+"""The plan of a run: a configuration with typed values and resolved components."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rlsdk.storage.location import is_url, mirror_of
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """A checked configuration: nothing in it can turn out to be misspelt later.
+    """A checked configuration: every value is valid and every name is resolved.
 
     Attributes:
         config: The typed values.
-        plugins: The plugins that were found.
+        plugins: Loaded plugins.
         algorithm: The algorithm's parts, defaults and overrides merged.
         tasks_train: Sources of tasks to train on.
         tasks_eval: Sources of tasks to evaluate on.
@@ -38,18 +38,19 @@ class Plan:
         buffer: Order in which groups are trained.
         engine: Generates tokens.
         learner: Updates the model.
-        apart: Learners of the roles that have processes of their own: the critic, the reference model.
+        apart: Learners of the roles with dedicated processes: critic and reference model.
         renderer: Turns conversations into tokens, and answers into messages.
-        tool_parser: Reads and writes tool calls; None: found from the renderer.
+        tool_parser: Reads and writes tool calls; None: chosen to match the renderer.
         stop: Rule that decides when enough of a batch is complete.
-        weight_transfer: Carries weights from the learner to the engines.
+        weight_transfer: Sends weights from the learner to the engines.
         trackers: Destinations of metrics.
-        diagnoses: Rules that look for trouble in the metrics.
+        diagnoses: Rules that watch the metrics for problems.
         needs: Optional inputs that the parts read.
-        fields: Fields among them that plugins declare.
-        schedules: Options that change over the training, by their path below `algorithm`: `policy_loss.clip_high`. The
-            field of `algorithm` for `kl_coef`, or another of its own, holds the greatest value that it takes.
-        defaulted: Values of other sections that the algorithm set, by path: what the configuration left open.
+        fields: Those of them that plugins declare.
+        schedules: Options that change during training, by their path below `algorithm`, such as
+            `policy_loss.clip_high`. For a field of `algorithm` itself, such as `kl_coef`, `algorithm` holds the maximum
+            of the schedule.
+        defaulted: Values of other sections, by path, that the algorithm set because the configuration did not.
         tree: The configuration as plain values, for `config.yaml`; with the algorithm's defaults.
     """
 
@@ -83,7 +84,7 @@ class Plan:
 
     @property
     def folder(self) -> Path:
-        """The run's local folder; where `out` is a URL, the mirror of `location`."""
+        """The run's local folder; if `out` is a URL, the mirror of `location`."""
         out = self.config.out
         return (mirror_of(out, self.config.mirror) if is_url(out) else Path(out)) / self.config.name
 
@@ -95,19 +96,19 @@ class Plan:
 
     @property
     def model(self) -> Model:
-        """The model as actors read it."""
+        """The model, as passed to actors."""
         section = attrs.asdict(self.config.model)
         section |= {key: located(section[key]) for key in ("path", "tokenizer") if section[key]}
         return Model(**{field.name: section[field.name] for field in attrs.fields(Model)})
 
     @property
     def reference(self) -> Model:
-        """The reference model, where one is held."""
+        """The reference model, if the run needs one."""
         return self._beside(self.config.model.reference, self.config.reference)
 
     @property
     def critic(self) -> Model:
-        """The model that the critic starts from, where there is one."""
+        """The model that initialises the critic, if there is a critic."""
         return self._beside(self.config.model.critic, self.config.critic)
 
     def _beside(self, path: str | None, role: RoleSection) -> Model:
@@ -116,7 +117,7 @@ class Plan:
 
     @property
     def code(self) -> dict[str, dict[str, str]]:
-        """Name -> what identifies the code of every plugin that the run uses, and of what its rewards drive."""
+        """Name -> fingerprint, of every plugin that the run uses and of other code that its rewards call."""
         found: dict[str, Fingerprint] = self.plugins.used()
         for part in self.rewards:
             reward = self.plugins.resolve(part.reference)
@@ -140,7 +141,7 @@ class Plan:
 
     @property
     def replays_routing(self) -> bool:
-        """True if engines return the experts that tokens chose, and the learner uses them."""
+        """True if engines return the experts chosen for each token, and the learner uses them."""
         return "routed_experts" in self.needs
 
     @property

@@ -1,4 +1,4 @@
-"""Every key of a configuration with its type, default, unit and meaning, read from the schema and from components."""
+"""All configuration keys with type, default, unit and description, read from the schema and from components."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ UNITS: Mapping[str, str] = {
     "watchdog.warn": "seconds",
     "watchdog.end": "seconds",
 }
-"""Path of a number -> its unit."""
+"""Path of a numeric key -> its unit."""
 DEFAULTS: Mapping[str, Use] = {
     "algorithm": defaults.ALGORITHM,
     "engine": defaults.ENGINE,
@@ -96,7 +96,7 @@ DEFAULTS: Mapping[str, Use] = {
     "rollout.buffer": defaults.BUFFER,
     "rollout.stop": defaults.STOP,
 }
-"""Path of a single component -> whose options those are that stand there without `use`."""
+"""Path of a single component -> component that options without `use` belong to."""
 
 
 @attrs.frozen(kw_only=True)
@@ -104,14 +104,14 @@ class ConfigKey:
     """One key of a configuration.
 
     Attributes:
-        path: Dotted path, as overrides write it.
+        path: Dotted path, as in overrides.
         type: Annotation of its values.
-        default: Value without a configuration; `MISSING` for a key that must be given.
+        default: Default value; `MISSING` for a required key.
         unit: Unit of a number; empty for anything else.
-        help: Meaning.
-        kind: Kind of the component, or components, that stand there.
-        section: Class of the mapping that stands there; its keys are settings of their own.
-        schedule: True if a schedule may stand in place of the number.
+        help: Description.
+        kind: Kind of the component, or components, at this key.
+        section: Class of the section at this key; its keys are listed separately.
+        schedule: True if a schedule is allowed in place of the number.
     """
 
     path: str
@@ -125,12 +125,12 @@ class ConfigKey:
 
     @property
     def required(self) -> bool:
-        """True if the configuration must give it."""
+        """True if the configuration must set this key."""
         return self.default is MISSING
 
     @property
     def type_name(self) -> str:
-        """The type as a person writes it, with its limits."""
+        """Readable type, with limits."""
         if self.kind:
             return f"{self.kind}, or list of them" if self.path in (*LISTS, *_PART_LISTS) else self.kind
         if self.section:
@@ -148,7 +148,7 @@ _KINDS: Mapping[str, Kind] = {
 
 
 def limited(kind: Any, least: float | None) -> Any:
-    """Write a least value into the numbers of a type."""
+    """Add a minimum to the numbers of a type."""
     if least is None:
         return kind
     if get_origin(kind) in (Union, types.UnionType):
@@ -157,12 +157,12 @@ def limited(kind: Any, least: float | None) -> Any:
 
 
 def settings() -> list[ConfigKey]:
-    """Return every key that does not depend on the components of a run, sections before their keys."""
+    """Return all keys that do not depend on a run's components, sections before their keys."""
     return list(_of_class(Config, ""))
 
 
 def of_component(component: Component, path: str) -> list[ConfigKey]:
-    """Return the options of a component as the keys below the path at which it stands."""
+    """Return the options of a component as keys below its path."""
     return [_of_option(option, f"{path}.{option.name}") for option in component.options]
 
 
@@ -191,14 +191,14 @@ def _of_option(option: Option, path: str) -> ConfigKey:
 
 
 def section_of(kind: Any) -> type | None:
-    """Return the class of a mapping with fixed keys, where a type is one, or one or null."""
+    """Return the section class that a type is, or is a union with null of; None for other types."""
     arms = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     found = [arm for arm in arms if isinstance(arm, type) and attrs.has(arm) and not issubclass(arm, Use)]
     return found[0] if len(found) == 1 else None
 
 
 def beside_keys(kind: Any) -> Sequence[Option]:
-    """Return the keys that stand beside the options of each component in a list of this type."""
+    """Return the keys allowed next to the options of each component in a list of this type."""
     if kind == tuple[SourceUse, ...]:
         return [option for option in options_of(SourceUse) if option.name != "use"]
     if kind == tuple[RewardUse, ...]:

@@ -17,7 +17,7 @@ _OLD = "|".join(RENAMED)
 
 
 def current(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace old names of sections by current ones, also in interpolations.
+    """Replace old section names by current ones, including in interpolations.
 
     Raises:
         ConfigError: A section is given under both names.

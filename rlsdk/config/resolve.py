@@ -1,4 +1,4 @@
-"""Resolve a tree to a `Plan`: every value typed, every component found and its options checked."""
+"""Resolve a tree to a `Plan`: convert every value to its type, find every component and check its options."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ from rlsdk.schedules import Schedule, Scheduled, with_greatest
 
 T = TypeVar("T")
 COEFFICIENTS = ("kl_coef", "entropy_coef", "norm", "value_clip")
-"""Numbers that an algorithm hands to the loss."""
+"""Numbers that an algorithm passes to the loss."""
 
 
 def check(source: Source, overrides: Sequence[str] = (), plugins: Sequence[str | Path] = ()) -> Plan:
-    """Read and check a configuration; nothing is started.
+    """Read and check a configuration, without starting anything.
 
     Args:
-        source: A YAML file, a mapping, or a typed configuration. Relative paths in a file are looked for in the working
-            folder, then beside it.
+        source: A YAML file, a mapping, or a typed configuration. Relative paths in a file are looked up in the working
+            folder, then next to the file.
         overrides: `key=value` texts.
-        plugins: Files of plugins, beside those that the configuration names.
+        plugins: Plugin files, in addition to those that the configuration names.
 
     Raises:
-        ConfigError: With every fault: its path, the value, what was expected.
+        ConfigError: Lists every fault: path, value, and what was expected.
     """
     try:
         tree, faults = read(source, overrides)
@@ -81,7 +81,7 @@ def _items(value: Any) -> Sequence[Any]:
 
 
 def _at(tree: Tree, path: str) -> Any:
-    """The value under a dotted path; None if there is none."""
+    """Return the value at a dotted path; None if there is none."""
     node: Any = tree
     for key in path.split("."):
         node = node.get(key) if isinstance(node, Mapping) else None
@@ -89,12 +89,12 @@ def _at(tree: Tree, path: str) -> Any:
 
 
 def _readable(value: Any, kind: type[T]) -> T | None:
-    """A value as `kind`; None if it is absent or does not fit (which is reported with its path elsewhere)."""
+    """Convert a value to `kind`; None if it is absent or invalid (which is reported with its path elsewhere)."""
     return None if value is None else structure(value, kind)[0]
 
 
 class _Resolver:
-    """Turns each `Use` into a `ComponentRef`, collecting faults under their paths."""
+    """Resolves each `Use` to a `ComponentRef`, collecting faults by path."""
 
     def __init__(self, faults: list[str]) -> None:
         self.plugins = Plugins()
@@ -114,13 +114,13 @@ class _Resolver:
                 self.report("plugins", error)
 
     def report(self, path: str, error: PluginError) -> None:
-        """Add a fault; a plugin that is broken fails with one error wherever it is named, and is reported once."""
+        """Add a fault; a broken plugin raises the same error wherever it is named, and is reported once."""
         if all(error is not each for each in self.reported):
             self.reported.append(error)
             self.faults.append(f"{path}: {error}")
 
     def reference(self, path: str, kind: Kind, use: Use, *, beside: Iterable[str] = ()) -> ComponentRef | None:
-        """Find a component and check its options; the keys `beside` them are suggested like options."""
+        """Find a component and check its options; keys in `beside` are suggested like options."""
         try:
             found = self.plugins.reference(kind, use.name, use.options)
             component = self.plugins.component(found)
@@ -152,7 +152,7 @@ class _Resolver:
         return tuple(f for f in found if f is not None)
 
     def check_loosely(self, tree: Tree) -> None:
-        """The typed values are wrong somewhere: check the components that can be read all the same."""
+        """Check the components that can be read, although other values are invalid."""
         for path, kind in COMPONENT_KEYS.items():
             use = _readable(_at(tree, path), Use)
             if use is not None and kind == "algorithm":
@@ -229,7 +229,7 @@ class _Resolver:
         )
 
     def workflows(self, config: Config, *, sampled: bool) -> tuple[ComponentRef | None, ComponentRef | None]:
-        """Resolve the workflow of the training and that of the evaluation, which always samples."""
+        """Resolve the workflows of training and of evaluation, which always samples."""
         demonstration = defaults.PAIRS if "pairs" in self.needs else defaults.DEMONSTRATION
         use = config.workflow or (defaults.WORKFLOW if sampled else demonstration)
         workflow = self.reference("workflow", "workflow", use)
@@ -237,7 +237,7 @@ class _Resolver:
         return workflow, self.reference("eval.workflow", "workflow", evaluating) if evaluating else workflow
 
     def single_components(self, config: Config) -> dict[str, ComponentRef | None]:
-        """Resolve the components of which every run has exactly one, by their names in `Plan`."""
+        """Resolve the components that every run has exactly one of, by their names in `Plan`."""
         return {
             "engine": self.reference("engine", "engine", config.engine),
             "learner": self.reference("learner", "learner", config.learner),
@@ -252,7 +252,7 @@ class _Resolver:
     def apart(
         self, config: Config, algorithm: AlgorithmDefaults, learner: ComponentRef | None
     ) -> dict[ApartRole, ComponentRef]:
-        """Resolve the learners of the roles that have processes of their own."""
+        """Resolve the learners of the roles with dedicated processes."""
         found: dict[ApartRole, ComponentRef] = {}
         wanted: list[tuple[ApartRole, RoleSection, bool]] = [
             ("critic", config.critic, algorithm.critic),
@@ -284,7 +284,7 @@ class _Resolver:
         rewards: Sequence[RewardPart],
         parts: Mapping[str, Any],
     ) -> None:
-        """Find the faults of values and components that are right alone, but not together."""
+        """Find faults of values and components that are valid alone, but not together."""
         readers = [] if config.reward or rewards or workflow is None else reward_readers(self.chosen)
         self.faults += cross_checks(config, algorithm, self.needs, unrewarded=readers)
         one_answer = workflow is not None and self.plugins.component(workflow).one_answer
@@ -292,14 +292,14 @@ class _Resolver:
         self.faults += part_faults(config, algorithm, self.chosen, facts)
         comparing = [p.rule.name for p in rewards if batch_of(self.plugins.resolve(p.reference)) == "group"]
         self.faults += compared_with_nothing(comparing, self.needs)
-        # A group that is too small to learn from; demonstrations teach whatever their group.
+        # A group may be too small to learn from, but demonstrations are learned from in any group.
         if not self.faults and algorithm.rollouts != "demonstrations":
             advantage = self.plugins.resolve(parts["advantage"]) if algorithm.rollouts == "sampled" else None
             filters = [self.plugins.resolve(each) for each in parts["filters"]]
             self.faults += group_faults(config.group_size, advantage, filters)
 
     def diagnoses(self, uses: Sequence[Use]) -> tuple[ComponentRef, ...]:
-        """The diagnoses of a run: those that are named, and where `builtin` stands, all other built-in ones."""
+        """Resolve the diagnoses of a run: those named and, in place of `builtin`, all other built-in ones."""
         if defaults.DIAGNOSES not in uses:
             return self.many("diagnoses", "diagnosis", uses)
         named = [use for use in uses if use != defaults.DIAGNOSES]
@@ -344,7 +344,7 @@ class _Resolver:
         return tuple(found)
 
     def algorithm(self, use: Use) -> Any:
-        """The algorithm with overrides merged into its defaults; a schedule is its greatest value there."""
+        """Resolve the algorithm with overrides merged into its defaults; schedules are replaced by their maxima."""
         try:
             reference = self.plugins.reference("algorithm", use.name)
             required = {option.name for option in self.plugins.component(reference).options if option.required}
@@ -363,7 +363,7 @@ class _Resolver:
         return None
 
     def _part_with(self, use: Use, option: str) -> str:
-        """Return the part of an algorithm that has an option; empty if none of its own has."""
+        """Return the name of the algorithm's part that has an option; empty if none has."""
         try:
             defaults = self.plugins.resolve(self.plugins.reference("algorithm", use.name))
             for part, kind in PARTS.items():
@@ -380,7 +380,7 @@ class _Resolver:
         for part, kind in PARTS.items():
             use = getattr(algorithm, part)
             if part == "kl" and not algorithm.kl_coef:
-                found[part] = None  # not used: a reference model is not held for it
+                found[part] = None  # not used, so that no reference model is loaded for it
                 continue
             found[part] = self.reference(f"algorithm.{part}", kind, use) if use else None
         if algorithm.kl_coef:

@@ -1,4 +1,4 @@
-"""The section `rollout` of a configuration: running ahead, replay, and the storage of rollouts."""
+"""The `rollout` section of a configuration: staleness, replay, and the storage of rollouts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class ReplaySection(Section):
     """Groups that are trained more than once.
 
     Attributes:
-        share: Share of a batch to fill with groups trained before, as far as any are within the staleness limit.
-        most_uses: Maximum number of times that a group is trained in total.
+        share: Share of a batch to fill with previously trained groups that are within the staleness limit.
+        most_uses: Maximum number of times a group is trained, the first included.
     """
 
     share: float = 0.0
@@ -29,12 +29,12 @@ class ReplaySection(Section):
 
 @attrs.frozen(kw_only=True)
 class StorageSection(Section):
-    """The database that keeps rollouts.
+    """The database of rollouts.
 
     Attributes:
-        url: PostgreSQL URL, `postgresql+psycopg://USER@HOST/NAME`, without a password; null is an SQLite file in the
+        url: PostgreSQL URL, `postgresql+psycopg://USER@HOST/NAME`, without a password; null uses an SQLite file in the
             run's folder.
-        password_env: Name of the environment variable that holds the password, which never belongs in a config.
+        password_env: Environment variable that holds the password, which does not belong in a config.
     """
 
     url: str | None = None
@@ -43,28 +43,28 @@ class StorageSection(Section):
 
 @attrs.frozen(kw_only=True)
 class RolloutSection(Section):
-    """Limits on how far rollouts run ahead of training; by default they do not, and training is synchronous.
+    """How far rollouts may run ahead of training; by default not at all: training is synchronous.
 
     Attributes:
-        max_staleness: Maximum number of weight syncs that a group may be behind when it is trained; 1: the next batch
-            is sampled while the learner works on this one. Older groups are sampled again, never trained.
-        sync_interval: Steps between two weight syncs.
-        oversample: Extra tasks that run at once, as a share of a batch; their groups go into later batches.
-        dynamic_sampling: Start another task for each group that a filter drops, so that every batch is full.
-        buffer: Priority of the available groups: which are trained first, and which never.
+        max_staleness: Maximum number of weight syncs that a group may lag behind when it is trained; with 1, the next
+            batch is sampled while the learner trains on the current one. Older groups are sampled again, never trained.
+        sync_interval: Steps between weight syncs.
+        oversample: Extra tasks to run concurrently, as a share of a batch; their groups go into later batches.
+        dynamic_sampling: Replace each group that a filter drops by a new task, so that every batch is full.
+        buffer: Selects which available groups are trained first, and which are dropped.
         replay: Groups that are trained more than once.
         storage: Database of rollouts (`save_rollouts` selects which are saved).
-        in_flight: Replace weights while answers continue to be sampled; false: they are interrupted first.
-        partial_rollouts: Resume an interrupted answer from the tokens already sampled; false: restart it.
-        max_token_staleness: Maximum number of weight syncs that a token may be behind; older tokens are left out of the
-            loss. null: as for its group.
-        tail_batch: Number of expired groups of a source to collect before sampling them again, ahead of all others and
-            without `oversample`; 0: each is sampled again at once; -1: never, and its task counts as filtered.
+        in_flight: Update weights while answers are being sampled; if false, sampling is interrupted first.
+        partial_rollouts: Resume an interrupted answer from the tokens already sampled; if false, restart it.
+        max_token_staleness: Maximum number of weight syncs that a token may lag behind; older tokens are masked out of
+            the loss. null: the limit of its group.
+        tail_batch: Number of expired groups of a source to collect before they are sampled again, ahead of all others
+            and without `oversample`; 0: sample each again at once; -1: never; its task counts as filtered.
         stop: Rule that decides when enough of a batch is complete; the remaining groups go into later batches.
         weight_transfer: How weights travel from the learner to the engines.
-        pause_timeout: Seconds that rollouts have to finish at the end of a run before they are cancelled.
-        workers: Processes that run workflows, chats and scoring, on the nodes of the engines; 0: the driver's own
-            process does.
+        pause_timeout: Seconds to wait for running rollouts at the end of a run before they are cancelled.
+        workers: Rollout worker processes, on the engines' nodes, that run workflows, chats and scoring; 0 runs them in
+            the driver.
     """
 
     max_staleness: int = 0

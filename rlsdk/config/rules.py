@@ -1,4 +1,4 @@
-"""Rules across values of a configuration: limits, and values that contradict each other."""
+"""Rules for values of a configuration: limits, and values that contradict each other."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ LEAST: dict[str, int] = {
     "scoring.workers": 0,
     "scoring.memory": 64,
 }
-"""Path -> least value."""
+"""Path -> minimum."""
 LONGEST_NAME = 200
-"""Maximum bytes of a run's name: file systems allow 255, and names of files beside the folder are longer."""
+"""Maximum bytes of a run's name: file systems allow 255, and files next to the folder have longer names."""
 
 
 def limits(config: Config) -> list[str]:
-    """Return faults of values that are visible without the algorithm."""
+    """Return faults of values that do not depend on the algorithm."""
     return [
         *_name(config.name),
         *_out(config),
@@ -87,9 +87,9 @@ def cross_checks(
 
     Args:
         config: The typed values.
-        algorithm: The algorithm with what the configuration replaced.
+        algorithm: The algorithm, with parts replaced by the configuration.
         needs: Optional inputs that the parts read.
-        unrewarded: Parts that read rewards, if the run has none.
+        unrewarded: Parts that read rewards, if the run has no reward.
     """
     rules = [
         *_sampling(config, algorithm, unrewarded),
@@ -110,10 +110,10 @@ def cross_checks(
 
 
 def compared_with_nothing(rewards: Iterable[str], needs: Iterable[str]) -> list[str]:
-    """Return faults of rewards that compare a group, if the baseline is the reward of one greedy answer.
+    """Return faults of rewards that compare the rollouts of a group, if the baseline is one greedy answer's reward.
 
     Args:
-        rewards: Names of the rewards that compare.
+        rewards: Names of such rewards.
         needs: Optional inputs that the parts read.
     """
     if "baseline_rewards" not in needs:
@@ -155,7 +155,7 @@ def _at(config: Config, path: str) -> Any:
 def _sizes(config: Config) -> list[tuple[bool, str]]:
     rollouts = config.batch_size * config.group_size
     path, share = config.model.path, config.max_invalid
-    # Whether a hub id exists, only the hub can tell.
+    # Only the hub can tell whether a hub id exists.
     is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not Path(path).exists() and not path.startswith(".")
     both = (
         f"steps={config.steps} and epochs={config.epochs} are given" if config.steps is not None else "neither is given"
@@ -236,13 +236,13 @@ def _rollout(config: Config) -> list[tuple[bool, str]]:
 
 
 def fresh_groups(config: Config) -> int:
-    """Groups of a batch that are trained for the first time."""
+    """Return the number of groups in a batch that are trained for the first time."""
     return config.rollout.replay.fresh(config.batch_size)
 
 
 def longest_prompt(config: Config) -> tuple[int, str]:
-    """Return the greatest length of a prompt that is trained on, in tokens, and the setting that it comes from."""
-    room = config.model.max_length - 1  # an answer has a token at least
+    """Return the maximum length of a trained prompt, in tokens, and the setting that limits it."""
+    room = config.model.max_length - 1  # an answer has at least one token
     if config.max_prompt_tokens <= room:
         return config.max_prompt_tokens, "max_prompt_tokens"
     return room, "model.max_length"

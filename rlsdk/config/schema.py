@@ -22,24 +22,23 @@ class ModelSection(Section):
     """The model that is trained.
 
     Attributes:
-        path: Folder that transformers opens, or a hub id.
-        dtype: Dtype of the weights in computations.
+        path: Folder in transformers format, or a hub id.
+        dtype: Compute dtype of the weights.
         head_dtype: Precision of the logits, in engines and learner alike: `model` computes them in `dtype`, `float32`
-            in float32 from the same weights and hidden states. In bfloat16 most of the difference between engine and
-            learner is rounding of logits; float32 costs a copy of the head in float32.
-        exact: Compute the logprobs of engine and learner bit for bit alike, so that their gap is exactly zero; on a CPU
-            in float32 with the engine `transformers`. Each rollout is read alone, padded to `max_length`.
-        max_length: Tokens of prompt and response together.
-        trust_remote_code: Run code that comes with the model; false unless you read that code.
-        tokenizer: Folder or hub id of the tokenizer; null takes the model's.
-        reference: Folder or hub id of the reference model; null takes the model as it is at the start.
-        critic: Folder or hub id of the model that the critic starts from; null takes the model that is trained.
-        separator: Text before every later message of a conversation whose prompt is text, not messages.
-        keep_history: Where the chat template drops the thoughts of earlier answers, keep the tokens as they were
-            sampled; false trains such a conversation as several rollouts of one trajectory, each as the template
-            renders it.
+            in float32 from the same weights and hidden states. In bfloat16, most of the mismatch between engine and
+            learner is rounding of logits; `float32` avoids it at the cost of a float32 copy of the head.
+        exact: Make the logprobs of engine and learner bitwise identical, so that their gap is exactly zero. Requires a
+            CPU, float32 and the engine `transformers`. Each rollout is computed alone, padded to `max_length`.
+        max_length: Maximum tokens of prompt plus response.
+        trust_remote_code: Run Python code shipped with the model; keep false unless you have read that code.
+        tokenizer: Folder or hub id of the tokenizer; null uses the model's.
+        reference: Folder or hub id of the reference model; null uses the initial model.
+        critic: Folder or hub id of the model that initialises the critic; null uses the model that is trained.
+        separator: Text inserted before each later message of a conversation whose prompt is plain text.
+        keep_history: Keep earlier answers as sampled where the chat template would drop their thoughts. If false, such
+            a conversation becomes several rollouts of one trajectory, each rendered by the template.
         renderer: Turns conversations into tokens and answers into messages; by default the tokenizer's chat template.
-        tool_parser: How tool calls are written; null takes the first parser that reads what the renderer writes.
+        tool_parser: Syntax of tool calls; null selects the first parser that can read the renderer's tool calls.
     """
 
     path: str
@@ -58,13 +57,13 @@ class ModelSection(Section):
 
 
 def _model(value: str | Path | ModelSection) -> ModelSection:
-    """Return the section of a model that may be given by its path alone."""
+    """Return a model's section; the path alone is accepted."""
     return ModelSection(path=str(value)) if isinstance(value, str | Path) else value
 
 
 @attrs.frozen(kw_only=True)
 class TasksSection(Section):
-    """Where tasks come from: one source, or a list, each with its `weight` and `source` beside `use`.
+    """Task sources: one source, or a list; each may have `weight` and `source` next to `use`.
 
     Attributes:
         train: Task sources to train on.
@@ -80,13 +79,13 @@ class SamplingSection(Section):
     """Sampling of rollouts.
 
     Attributes:
-        temperature: Softmax temperature, above 0; the learner divides its logits by the same.
-        top_p: Must be 1 (off) in training: the learner does not know which part of the vocabulary was kept.
+        temperature: Softmax temperature, above 0; the learner divides its logits by the same value.
+        top_p: Must be 1 (off) in training: the learner does not know which tokens were kept.
         top_k: Must be 0 (off) in training, for the same reason.
-        max_tokens: Most tokens of one response.
-        stop: Strings that end a response; they stay in it.
-        seeds: One seed per request (`request`: the same samples on any number of engines) or one per step (`step`:
-            faster, the same samples with one engine).
+        max_tokens: Maximum tokens of one response.
+        stop: Stop strings; they are kept in the response.
+        seeds: `request`: one seed per request, so that samples do not depend on the number of engines. `step`: one seed
+            per step, which is faster; samples are reproducible with one engine only.
     """
 
     temperature: float = 1.0
@@ -99,14 +98,14 @@ class SamplingSection(Section):
 
 @attrs.frozen(kw_only=True)
 class EnvironmentsSection(Section):
-    """The workers that host environments; they start when a workflow first asks for one.
+    """Worker processes that host environments; they start when a workflow first needs one.
 
     Attributes:
-        workers: Processes.
-        per_worker: Environments at once in each worker; further rollouts wait for a slot, first come, first served.
-        threads: Concurrent calls in each worker; `async` environments need none.
-        isolation: How environments are isolated, overriding what each declares: `thread`, `lock` (one call at a time
-            in each worker) or `process` (one for each environment); null: as they declare.
+        workers: Number of worker processes.
+        per_worker: Maximum concurrent environments per worker; further rollouts wait for a slot in FIFO order.
+        threads: Maximum concurrent calls per worker; `async` environments use no threads.
+        isolation: Overrides the isolation that each environment declares: `thread`, `lock` (one call at a time per
+            worker) or `process` (one per environment); null keeps the declared one.
     """
 
     workers: int = 1
@@ -117,19 +116,19 @@ class EnvironmentsSection(Section):
 
 @attrs.frozen(kw_only=True)
 class EvalSection(Section):
-    """Evaluation on held-out tasks: greedy once, and sampled at temperature 1.
+    """Evaluation on held-out tasks: one greedy answer, and answers sampled at temperature 1.
 
     Attributes:
-        every: Steps between evaluations, each at a step that publishes weights (`rollout.sync_interval`); 0 for none in
+        every: Steps between evaluations, each at a step that syncs weights (`rollout.sync_interval`); 0 for none in
             between.
         before: Evaluate before the first step.
         after: Evaluate after the last step.
-        samples: Sampled answers per task; above 1, pass@k is reported for k = 1, 2, 4, … up to it.
-        limit: Tasks of each source to evaluate on; null for all.
-        max_tokens: Most tokens of one response; null takes the training's.
-        workflow: Turns a held-out task into rollouts; null takes the training's, or one that asks once for a training
-            on demonstrations.
-        environments: Separate environment workers for evaluation; null shares those of the training.
+        samples: Sampled answers per task; if above 1, pass@k is reported for k = 1, 2, 4, … up to this number.
+        limit: Maximum tasks per source; null for all.
+        max_tokens: Maximum tokens of one response; null uses `sampling.max_tokens`.
+        workflow: Turns a held-out task into rollouts; null uses the training's, or `single_turn` if training on
+            demonstrations.
+        environments: Separate environment workers for evaluation; null shares those of training.
     """
 
     every: int = 0
@@ -147,10 +146,10 @@ class CheckpointSection(Section):
     """Checkpoints and exports.
 
     Attributes:
-        every: Steps between checkpoints, each written at a step that publishes weights (`rollout.sync_interval`); 0 for
-            one at the end only.
+        every: Steps between checkpoints, each written at a step that syncs weights (`rollout.sync_interval`); 0 for one
+            at the end only.
         keep: Number of checkpoints to keep; older ones are deleted.
-        export: When to write a folder that transformers opens: with the last checkpoint, with every one, or never.
+        export: When to export the model in transformers format: with the last checkpoint, with every one, or never.
     """
 
     every: int = 0
@@ -160,26 +159,26 @@ class CheckpointSection(Section):
 
 @attrs.frozen(kw_only=True)
 class PlacementSection(Section):
-    """Counts and devices only.
+    """Number of processes, and the devices they use.
 
     Attributes:
-        engines: Engine actors.
-        learners: Ranks of the learner.
-        engine_threads: CPU threads of each engine; 0 divides the cores among the engines.
-        learner_threads: CPU threads of each rank; 0 divides the cores among the ranks.
-        device: auto takes CUDA where Ray finds GPUs.
-        gpus_per_engine: GPUs of each engine actor (tensor parallelism).
-        colocate: Engines and learner share the devices, one sleeping while the other works.
-        ray: Address of a running Ray cluster; null takes the environment's RAY_ADDRESS and, without one, starts Ray for
-            this run on this machine.
-        runtime_env: Ray's runtime environment of all actors: `env_vars`, `pip`, `working_dir`, `py_modules` and others.
-        engine_resources: Ray resources reserved for each engine besides cores and GPUs, by name: custom resources
-            select the nodes of a cluster that run engines.
-        learner_resources: Ray resources reserved likewise for each rank of the learner.
-        engine_restarts: Most restarts of the same engine, or of the same rollout worker, after its process died; one
-            more death fails the run.
-        partner_timeout: Seconds that explorer and trainer, if they are separate programs, wait for each other, and for
-            the replacement of an explorer that died.
+        engines: Number of engine actors.
+        learners: Number of learner ranks.
+        engine_threads: CPU threads per engine; 0 divides the cores among the engines.
+        learner_threads: CPU threads per rank; 0 divides the cores among the ranks.
+        device: `auto` uses CUDA if Ray finds GPUs.
+        gpus_per_engine: GPUs per engine actor (tensor parallelism).
+        colocate: Share devices between engines and learner; one sleeps while the other works.
+        ray: Address of a running Ray cluster; null uses the environment variable RAY_ADDRESS or, if it is unset, starts
+            Ray on this machine for this run.
+        runtime_env: Ray runtime environment for all actors: `env_vars`, `pip`, `working_dir`, `py_modules` and others.
+        engine_resources: Ray resources, by name, that each engine reserves besides cores and GPUs. Custom resources
+            select the cluster nodes that run engines.
+        learner_resources: Ray resources that each learner rank reserves besides cores and GPUs.
+        engine_restarts: Maximum restarts of one engine or rollout worker after its process died; one more death fails
+            the run.
+        partner_timeout: Seconds that explorer and trainer, run as separate programs, wait for each other, and for the
+            replacement of a dead explorer.
     """
 
     engines: int = 1
@@ -199,14 +198,15 @@ class PlacementSection(Section):
 
 @attrs.frozen(kw_only=True)
 class RoleSection(Section):
-    """How a model beside the policy runs: by default as the learner's, in its processes.
+    """How the critic or reference model runs: by default in the learner's processes.
 
     Attributes:
-        dtype: Dtype of its weights in computations; null takes `model.dtype`.
-        ranks: Processes of its own, which work beside the learner's; 0 holds it in those of the learner.
-        threads: CPU threads of each; 0 divides the cores among them.
-        resources: Ray resources reserved for each besides a core and, where the run has GPUs, one of them.
-        learner: Learner that runs it in processes of its own; null takes the run's, with its options.
+        dtype: Compute dtype of its weights; null uses `model.dtype`.
+        ranks: Number of dedicated processes, which run concurrently with the learner; 0 runs the model in the learner's
+            processes.
+        threads: CPU threads per process; 0 divides the cores among them.
+        resources: Ray resources that each process reserves besides one core and, if the run has GPUs, one GPU.
+        learner: Learner that runs the model in its dedicated processes; null uses the run's, with its options.
     """
 
     dtype: DType | None = None
@@ -218,12 +218,12 @@ class RoleSection(Section):
 
 @attrs.frozen(kw_only=True)
 class CanarySection(Section):
-    """The comparison of engine and learner on fixed tokens after every weight sync.
+    """Comparison of engine and learner logprobs on fixed tokens after every weight sync.
 
     Attributes:
         tokens: Number of tokens to compare.
-        tolerance: Largest difference of a logprob in nats; null takes 1e-3 for float32, 0.15 for 16-bit types. In a
-            mixture of experts of 16 bits, a tenth of the tokens may differ by more, where another expert was chosen.
+        tolerance: Maximum difference of a logprob in nats; null means 1e-3 for float32, 0.15 for 16-bit types. In a
+            16-bit mixture of experts, a tenth of the tokens may exceed it, since another expert may be chosen.
     """
 
     tokens: int = 32
@@ -232,15 +232,15 @@ class CanarySection(Section):
 
 @attrs.frozen(kw_only=True)
 class WatchdogSection(Section):
-    """Limits after which the watchdog of a run says that a process is silent, and ends it.
+    """Time limits after which the watchdog reports a silent process, and ends the run.
 
-    A process is silent if it is stopped, or uses neither CPU nor a disk and does not answer. One that works is never
-    ended, however long it takes.
+    A process is silent if it is stopped, or uses neither CPU nor disk and does not respond. A process that works is
+    never ended, however long it takes.
 
     Attributes:
         warn: Seconds of silence after which the log names the process, the stage of the run and the log file.
-        end: Seconds of silence after which the run ends; engines and workers of environments are replaced instead. Null
-            for never.
+        end: Seconds of silence after which the run ends, or, for an engine or environment worker, the process is
+            replaced; null for never.
     """
 
     warn: float = 60.0
@@ -249,52 +249,52 @@ class WatchdogSection(Section):
 
 @attrs.frozen(kw_only=True)
 class Config(Section):
-    """A whole run.
+    """Configuration of a run.
 
     Attributes:
         name: Name of the run; its folder is `out/name`.
-        out: Folder of runs, or its URL for fsspec, such as s3://BUCKET/runs: the run then works in a local mirror,
-            which is uploaded after each checkpoint, and downloaded to resume elsewhere.
-        mirror: Folder of local mirrors where `out` is a URL; null takes `rlsdk/runs` in the platform's cache folder.
+        out: Folder of runs, or an fsspec URL such as s3://BUCKET/runs: the run then works in a local mirror, which is
+            uploaded after each checkpoint and downloaded to resume elsewhere.
+        mirror: Folder of local mirrors if `out` is a URL; null uses `rlsdk/runs` in the platform's cache folder.
         seed: Random seed of the whole run.
         log_level: Level of the run's own log.
-        plugins: Plugins that only observe, by name or file.
+        plugins: Plugins to load that no other key names, such as observers; each a name or a file.
         model: The model, or its path alone.
         tasks: Task sources for training and evaluation.
-        max_prompt_tokens: Longest prompt.
-        long_prompts: Treatment of longer prompts: dropped and counted, or an error.
+        max_prompt_tokens: Maximum prompt length.
+        long_prompts: `drop` skips and counts longer prompts; `error` fails the run.
         workflow: Turns a task into rollouts.
         environments: Workers that run the environments of workflows.
-        reward: One component, or a list with weights.
+        reward: One reward, or a list with weights.
         scoring: Resource limits of rewards.
-        max_invalid: Share of rollouts of a step, or of an evaluation, that may fail to be scored before the run stops.
-        max_empty_steps: Steps in a row with nothing to learn from (no rollout left, or all advantages zero) that end
-            the run; null for any number.
-        algorithm: Name of the algorithm, with any part replaced.
+        max_invalid: Maximum share of unscored rollouts in a step or an evaluation; above it, the run stops.
+        max_empty_steps: Consecutive steps with nothing to learn from (no rollout left, or all advantages zero) after
+            which the run ends; null for no limit.
+        algorithm: The algorithm; any of its parts may be replaced.
         sampling: Sampling of rollouts.
-        rollout: How far rollouts may run ahead of training.
+        rollout: Scheduling of rollouts: staleness, replay, storage, weight transfer.
         engine: Generates tokens.
         learner: Updates the model.
-        critic: How the critic runs, if the algorithm has one.
-        reference: How the reference model, or the teacher, runs, if the algorithm needs one.
+        critic: How the critic runs, if the algorithm uses one.
+        reference: How the reference or teacher model runs, if the algorithm uses one.
         steps: Length of the run in trainer steps; an alternative to `epochs`.
         epochs: Length of the run in passes over the tasks; an alternative to `steps`.
         batch_size: Tasks per step.
         group_size: Rollouts per task.
-        minibatches: Optimiser steps that one pass over a batch is divided into.
-        passes: Passes over each batch.
-        old_logprobs: Recomputed by the learner, or those of the rollout (saves a forward pass; needs an engine that
-            agrees).
+        minibatches: Optimiser steps per pass over a batch.
+        passes: Passes (epochs) over each batch.
+        old_logprobs: `learner` recomputes them; `rollout` uses the engine's, which saves a forward pass but needs an
+            engine that matches the learner.
         eval: Evaluation.
         checkpoint: Checkpoints.
-        trackers: Destinations of metrics besides `metrics.jsonl`, which is always written.
-        diagnoses: Rules that look for trouble in the metrics while the run trains; `builtin` stands for all built-in
-            ones that the list does not name itself, [] for none.
-        save_rollouts: Steps between saved batches of rollouts; 0 for none. A checkpoint also saves groups that wait to
-            be trained, so that a resumed run need not sample them again.
-        canary: Comparison of engine and learner after every weight sync.
-        placement: Counts and devices.
-        watchdog: Time limits after which a silent process is reported, and after which it ends the run.
+        trackers: Metric destinations besides `metrics.jsonl`, which is always written.
+        diagnoses: Rules that watch the metrics for problems during training; `builtin` stands for all built-in rules
+            not listed explicitly, [] for none.
+        save_rollouts: Steps between saved batches of rollouts; 0 for none. A checkpoint also saves groups not yet
+            trained, so that a resumed run need not sample them again.
+        canary: Comparison of engine and learner logprobs after every weight sync.
+        placement: Number of processes, and their devices.
+        watchdog: Time limits after which a silent process is reported, and the run ends.
     """
 
     Model = ModelSection
@@ -368,7 +368,7 @@ COMPONENT_KEYS: Mapping[str, Kind] = {
     "rollout.stop": "stop",
     "rollout.weight_transfer": "weight_transfer",
 }
-"""Path of a single component -> its kind; lists and the parts of an algorithm come beside."""
+"""Path of a single component -> its kind; lists and the parts of an algorithm are separate."""
 
 LISTS: Mapping[str, Kind] = {
     "tasks.train": "tasks",
@@ -377,4 +377,4 @@ LISTS: Mapping[str, Kind] = {
     "trackers": "tracker",
     "diagnoses": "diagnosis",
 }
-"""Path of a list of components -> their kind; one alone needs no list."""
+"""Path of a list of components -> their kind; a single component needs no list."""

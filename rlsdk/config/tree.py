@@ -24,11 +24,11 @@ from rlsdk.options import CONTINUATION
 
 Tree = dict[str, Any]
 Source: TypeAlias = str | Path | Mapping[str, Any] | Config
-"""A configuration: a YAML file, a mapping in which marked objects may stand for names, or the typed `rlsdk.Config`."""
+"""A configuration: a YAML file, a mapping with names or marked objects as components, or the typed `rlsdk.Config`."""
 _LISTS = (*(f"algorithm.{part}" for part in PART_LISTS), *LISTS)
 _NAMES = [*COMPONENT_KEYS, *(f"algorithm.{part}" for part in PARTS), *_LISTS]
 _SHORTHAND = re.compile("|".join([*map(re.escape, _NAMES), *(rf"{re.escape(name)}\.\d+" for name in _LISTS)]))
-"""Pattern of the paths under which a name is short for `{use: NAME}`."""
+"""Pattern of the paths where a name is short for `{use: NAME}`."""
 
 
 def read(source: Source, overrides: Sequence[str] = ()) -> tuple[Tree, list[str]]:
@@ -39,7 +39,7 @@ def read(source: Source, overrides: Sequence[str] = ()) -> tuple[Tree, list[str]
         overrides: `key=value` texts; the value is YAML.
 
     Returns:
-        The tree, and all faults of overrides and interpolations; their keys are not in the tree.
+        The tree, and all faults of overrides and interpolations; the keys at fault are not in the tree.
 
     Raises:
         ConfigError: The file is missing or is not YAML.
@@ -57,7 +57,7 @@ def read(source: Source, overrides: Sequence[str] = ()) -> tuple[Tree, list[str]
 
 
 def plain(value: Any) -> Any:
-    """Convert a configuration to plain values; a marked object becomes its text."""
+    """Convert a configuration to plain values; marked objects become text."""
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -66,7 +66,7 @@ def plain(value: Any) -> Any:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield path and value of everything in a configuration that is not a mapping or a list, unless it is empty."""
+    """Yield path and value of each leaf of a configuration; an empty mapping or list is a leaf."""
     if isinstance(value, Mapping) and value:
         for key, below in value.items():
             yield from leaves(below, f"{path}.{key}" if path else str(key))
@@ -101,11 +101,11 @@ def _load(source: Source) -> tuple[Tree, dict[tuple[str | int, ...], Any]]:
 
 
 def _take_objects(value: Any, path: tuple[str | int, ...], objects: dict[tuple[str | int, ...], Any]) -> Any:
-    """Replace marked objects, which may stand in place of names, by text, since omegaconf takes only plain values."""
+    """Replace marked objects, which are allowed in place of names, by text: omegaconf accepts only plain values."""
     if isinstance(value, Use | RewardUse | SourceUse | Section):
         value = as_tree(value)
     if isinstance(value, Mapping):
-        # Keys that are numbers stay numbers, as in a file; options of environments have some.
+        # Integer keys stay integers, as in a file; options of environments have some.
         keyed = {k if isinstance(k, str | int) else str(k): v for k, v in value.items()}
         return {k: _take_objects(v, (*path, k), objects) for k, v in keyed.items()}
     if isinstance(value, list | tuple):
@@ -124,13 +124,13 @@ def _put_back(tree: Tree, objects: Mapping[tuple[str | int, ...], Any]) -> None:
                 node = node[key]
             if node[path[-1]] == f"<{obj!r}>":  # unless an override replaced it
                 node[path[-1]] = obj
-        except (KeyError, IndexError, TypeError):  # an override replaced what was around it
+        except (KeyError, IndexError, TypeError):  # an override replaced the surrounding value
             continue
 
 
 def apply_override(tree: Tree, text: str) -> str | None:
     """Apply one `key=value` to the tree; return the fault, or None."""
-    if re.search(r"[\ud800-\udfff]", text):  # what Python makes of bytes that are not UTF-8
+    if re.search(r"[\ud800-\udfff]", text):  # how Python represents bytes that are not UTF-8
         return f"override {text!r}: expected text in UTF-8"
     if re.match(r"(~|\+{1,2})[\w.]+(=|$)", text):
         return f"override {text!r}: {_hydra_help(text)}"
@@ -154,7 +154,7 @@ _QUOTES = "; a list or a mapping is written in single quotes as a whole: 'key=[a
 
 
 def _hydra_help(text: str) -> str:
-    """Say what replaces Hydra's `+key=value`, `++key=value` and `~key`, to which users of veRL are used."""
+    """Return what replaces Hydra's `+key=value`, `++key=value` and `~key`, which veRL users are used to."""
     key = text.lstrip("+~")
     if text.startswith("~"):
         return f"Hydra's ~ has no counterpart; set {key.partition('=')[0]} to a value (null, where it may be null)"
@@ -174,7 +174,7 @@ def _override_help(text: str) -> str:
 
 
 def _assign(tree: Tree, keys: list[str], value: Any, text: str) -> str | None:
-    """Put a value into the tree, and create missing sections; return the fault, or None."""
+    """Set a value in the tree, creating missing sections; return the fault, or None."""
     node: Any = tree
     for depth, key in enumerate(keys):
         where = ".".join(keys[:depth])
@@ -193,7 +193,7 @@ def _assign(tree: Tree, keys: list[str], value: Any, text: str) -> str | None:
 
 
 def _spelt_out(path: str, value: Any) -> Any:
-    """Return the long form of a value that keys are added to: the name of a component or model becomes a mapping."""
+    """Expand a value that keys are added to: the name of a component or model becomes a mapping."""
     if value is None:
         return {}
     if isinstance(value, str) and path == "model":
@@ -208,10 +208,10 @@ def _first_line(error: Exception) -> str:
 
 
 def _interpolate(tree: Tree) -> tuple[Tree, list[str]]:
-    """Resolve `${…}` leaf by leaf, so that every unresolved one is reported."""
+    """Resolve `${…}` leaf by leaf, so that all unresolved ones are reported."""
     try:
         config = OmegaConf.create(tree)
-    except OmegaConfBaseException as error:  # in a mapping that a script gave; files and overrides were parsed before
+    except OmegaConfBaseException as error:  # in a mapping passed by a script; files and overrides are parsed earlier
         raise ConfigError([f"{error.full_key}: {_first_line(error)}{_DOLLAR}"]) from error
     faults: list[str] = []
 
@@ -233,7 +233,7 @@ def _interpolate(tree: Tree) -> tuple[Tree, list[str]]:
 
 
 def normalise(tree: dict[str, Any]) -> dict[str, Any]:
-    """Spell out the short forms: a model's path alone, one source of tasks, reward or tracker without a list."""
+    """Expand short forms: a model's path, a single task source, reward or tracker without a list."""
     tree = dict(tree)
     if isinstance(tree.get("tasks"), Mapping):
         tree["tasks"] = _with_lists(tree["tasks"], tree["tasks"])
@@ -249,13 +249,13 @@ def normalise(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_use(tree: Mapping[str, Any], key: str, default: Use) -> dict[str, Any]:
-    """Give options that stand alone to the default component."""
+    """Assign options without `use` to the default component."""
     alone = isinstance(tree.get(key), Mapping) and "use" not in tree[key]
     return {**tree, key: {"use": default.name, **tree[key]}} if alone else dict(tree)
 
 
 def _with_lists(tree: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """Wrap single values under the given keys in lists; drop those that are null."""
+    """Wrap single values of the given keys in lists; drop null values."""
     out = dict(tree)
     for key in keys:
         if tree.get(key) is None:
@@ -266,10 +266,10 @@ def _with_lists(tree: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 
 
 def as_tree(value: Any) -> Any:
-    """Convert a section, a component or a list of them to plain values; marked objects stay.
+    """Convert a section, a component or a list of them to plain values, except marked objects.
 
-    Of a section, values are written that were given or differ from their default: the others are left for an algorithm
-    to set, as they are where a file does not mention them.
+    A section's values are included if they were given or differ from the default. The others are left for an algorithm
+    to set, as if a file did not mention them.
     """
     if isinstance(value, Use):
         return {"use": value.name, **value.options} if value.options else value.name
@@ -287,13 +287,13 @@ def as_tree(value: Any) -> Any:
 def _written(section: Any) -> list[Any]:
     fields = attrs.fields(type(section))
     names = given(section) if isinstance(section, Section) else frozenset()
-    if len(names) == len(fields):  # a copy (`attrs.evolve`) passes every value, whatever was given
+    if len(names) == len(fields):  # a copy (`attrs.evolve`) passes every value, given or not
         names = frozenset()
     return [field for field in fields if field.name in names or getattr(section, field.name) != field.default]
 
 
 def _beside(use: Use, rule: Any) -> Any:
-    """Write a component with the keys that stand beside its options."""
+    """Convert a component and the keys next to its options."""
     keys = {
         field.name: as_tree(getattr(rule, field.name))
         for field in attrs.fields(type(rule))

@@ -1,4 +1,4 @@
-"""Components that stand in a list with settings of their own beside `use`: sources of tasks, and rewards."""
+"""Components in lists with additional keys next to `use`: task sources and rewards."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class SourceUse:
 
     Attributes:
         use: The component.
-        source: Name in metrics, checkpoints and `sources` of rewards; if omitted, the component's name, and its tasks
-            keep the source that they come with.
-        weight: Share of every batch, relative to the other sources; evaluations use all of every source.
+        source: Name in metrics, checkpoints and `sources` of rewards; defaults to the component's name, and its tasks
+            then keep their own source.
+        weight: Share of each batch, relative to the other sources; ignored in evaluations, which use all sources in
+            full.
     """
 
     use: Use
@@ -33,7 +34,7 @@ SourceLike: TypeAlias = Named | SourceUse
 
 
 def source_uses(value: SourceLike | Sequence[SourceLike] | None) -> tuple[SourceUse, ...]:
-    """Return a list of task sources, or one alone; what is none is kept, and reported with its path by `check`."""
+    """Convert a list, or a single value, to task sources; invalid ones are kept, and `check` reports them."""
     found = ((each, structure(each, SourceUse)) for each in listed(value))
     return tuple(cast("SourceUse", each if faults else use) for each, (use, faults) in found)
 
@@ -44,8 +45,7 @@ class RewardUse:
 
     Attributes:
         use: The reward component.
-        rule: How it is combined with the other parts: `weight`, `gate`, `multiply`, `range` and `sources`, beside
-            `use`.
+        rule: How it is combined with the other parts: `weight`, `gate`, `multiply`, `range` and `sources`.
     """
 
     use: Use
@@ -56,13 +56,13 @@ RewardLike: TypeAlias = Named | RewardUse
 
 
 def reward_uses(value: RewardLike | Sequence[RewardLike] | None) -> tuple[RewardUse, ...]:
-    """Return a list of rewards, or one alone; what is none is kept, and reported with its path by `check`."""
+    """Convert a list, or a single value, to rewards; invalid ones are kept, and `check` reports them."""
     found = ((each, structure(each, RewardUse)) for each in listed(value))
     return tuple(cast("RewardUse", each if faults else use) for each, (use, faults) in found)
 
 
 def _parted(value: Any, keys: Iterable[str]) -> tuple[dict[str, Any], Any]:
-    """Split a value into the entries under `keys`, and the component with its options."""
+    """Split a value into the entries of `keys`, and the component with its options."""
     if not isinstance(value, Mapping):
         return {}, value
     beside = {k: v for k, v in value.items() if k in keys}
@@ -70,7 +70,7 @@ def _parted(value: Any, keys: Iterable[str]) -> tuple[dict[str, Any], Any]:
 
 
 RULE_KEYS = frozenset(field.name for field in attrs.fields(RewardSpec)) - {"name"}
-"""Keys that stand beside the options of a reward."""
+"""Keys allowed next to the options of a reward."""
 
 
 def _structure_reward(value: Any, _: Any) -> RewardUse:
@@ -92,7 +92,7 @@ class _Share:
 
 
 SOURCE_KEYS = frozenset(field.name for field in attrs.fields(_Share))
-"""Keys that stand beside the options of a source of tasks."""
+"""Keys allowed next to the options of a task source."""
 
 
 def _structure_source(value: Any, _: Any) -> SourceUse:

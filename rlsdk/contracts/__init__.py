@@ -1,7 +1,7 @@
 """Interfaces of engines, learners, workflows, environments and trackers, and the values that they exchange.
 
-Engines and learners are plain Python objects with one owner; the Ray actors around them are rlsdk's business, so that a
-plugin's engine is written and tested without Ray.
+Engines and learners are plain Python objects with one owner. rlsdk wraps them in Ray actors, so that a plugin's engine
+is written and tested without Ray.
 """
 
 from rlsdk.contracts.diagnosing import Finding, History, Series

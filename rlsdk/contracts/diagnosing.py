@@ -16,7 +16,7 @@ Level = Literal["info", "warning", "critical"]
 
 
 def _frozen(values: Any, dtype: str) -> np.ndarray:
-    import numpy as np  # late: whoever reads a configuration alone does without
+    import numpy as np  # imported late: reading a configuration does not need it
 
     array: np.ndarray = np.asarray(values, dtype=dtype)
     if array.flags.writeable:  # a part of a frozen array needs no copy
@@ -61,7 +61,7 @@ class Series:
         return Series(self.steps[begin:], self.values[begin:], self.name)
 
     def until(self, step: int) -> Series:
-        """Return the values up to a step, this one included."""
+        """Return the values up to and including a step."""
         end = int(self.steps.searchsorted(step, side="right"))
         return Series(self.steps[:end], self.values[:end], self.name)
 
@@ -78,7 +78,7 @@ class Series:
 
 @attrs.frozen(eq=False)
 class History:
-    """All metrics of a run up to a step; a later step makes another history.
+    """All metrics of a run up to a step; immutable: a later step creates a new history.
 
     Attributes:
         series: Name of a metric -> its values.
@@ -90,7 +90,7 @@ class History:
 
     @classmethod
     def of(cls, lines: Iterable[Mapping[str, Any]]) -> Self:
-        """Create a history from the lines of a `metrics.jsonl`: each has a `step`, and metrics beside it."""
+        """Create a history from the lines of a `metrics.jsonl`: each has a `step` and metrics."""
         steps: dict[str, list[int]] = {}
         values: dict[str, list[float]] = {}
         last = 0
@@ -102,11 +102,11 @@ class History:
         return cls({name: Series(steps[name], values[name], name) for name in values}, last)
 
     def __getitem__(self, name: str) -> Series:
-        """Return a metric; an empty series if the run has none of that name."""
+        """Return a metric; an empty series if the run does not have it."""
         return self.series.get(name) or Series(name=name)
 
     def then(self, step: int, metrics: Mapping[str, Any]) -> History:
-        """Return the history with the metrics of one more step."""
+        """Return a new history with the metrics of one more step."""
         import numpy as np
 
         found = dict(self.series)
@@ -125,11 +125,11 @@ class History:
         return next((self.series[name] for name in names if name in self.series), Series(name=names[0]))
 
     def current(self, series: Series, values: int = 1) -> bool:
-        """Return True if a metric has at least `values` values, the newest of the last step: an old one is not news."""
+        """Return True if a metric has `values` values or more, the newest of the last step (old ones are not news)."""
         return len(series) >= max(1, values) and int(series.steps[-1]) == self.step
 
     def between(self, prefix: str, suffix: str = "") -> dict[str, Series]:
-        """Return the metrics whose names have this beginning and end, by what is between: `source/`, NAME, `/share`."""
+        """Return the metrics with this prefix and suffix, keyed by what lies between: `source/`, NAME, `/share`."""
         return {
             name[len(prefix) : len(name) - len(suffix)]: series
             for name, series in self.series.items()
@@ -148,12 +148,12 @@ def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 @attrs.frozen
 class Finding:
-    """Something in a run that is worth a look, and what to do about it.
+    """A problem or notable fact in a run, and what to do about it.
 
     Attributes:
-        message: One sentence with the numbers: what was seen, and compared with what.
+        message: One sentence with the numbers: what was observed, and the value it is compared with.
         advice: What to do about it.
-        level: `info`, `warning`, or `critical` for what spoils the training if nothing is done.
+        level: `info`, `warning`, or `critical` if training fails unless something is done.
         metric: The metric whose curve shows it best; empty if there is none.
     """
 

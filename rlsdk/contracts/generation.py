@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from rlsdk.types import Image
 
 NO_PROGRESS_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}
-"""Variables that keep progress bars out of logs; libraries read them when they are imported."""
+"""Environment variables that keep progress bars out of logs; libraries read them on import."""
 _RESOLVER = {"RES_OPTIONS": os.environ.get("RES_OPTIONS", "timeout:1")}
-"""Torch asks for the names of all addresses that it connects, only to show them: where no name server answers, each
-rank would wait for 5 s, again and again."""
+"""Torch resolves the name of every address that it connects to, only for logging: without a working name server, each
+rank would wait 5 s every time."""
 _CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "TORCH_EXTENSIONS_DIR": "extensions"}
 
 Finish = Literal["stop", "length", "abort"]
 DType = Literal["float32", "bfloat16", "float16"]
 DTYPE_BYTES: Mapping[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of a number."""
+"""Bytes per element."""
 HeadDType = Literal["model", "float32"]
 
 
@@ -33,16 +33,16 @@ class Model:
     """A model and how to load it.
 
     Attributes:
-        path: Folder that `transformers.from_pretrained` opens, or a hub id.
-        dtype: Dtype of the weights in computations.
+        path: Folder in transformers format, or a hub id.
+        dtype: Compute dtype of the weights.
         head_dtype: Precision of the logits: `model` computes them in `dtype`, `float32` from the same weights in
             float32.
-        exact: Compute logprobs as `rlsdk.exact` does, bit for bit alike in engine and learner.
-        max_length: Tokens of prompt and response together.
-        trust_remote_code: Run code that comes with the model.
-        tokenizer: Folder or hub id of the tokenizer; left out, `path`.
-        separator: Text before every later message of a conversation whose prompt is text.
-        keep_history: Keep the sampled tokens where the renderer would show earlier answers without their thoughts.
+        exact: Compute logprobs as `rlsdk.exact` does, bitwise identical in engine and learner.
+        max_length: Maximum tokens of prompt plus response.
+        trust_remote_code: Run Python code shipped with the model.
+        tokenizer: Folder or hub id of the tokenizer; defaults to `path`.
+        separator: Text inserted before each later message of a conversation whose prompt is plain text.
+        keep_history: Keep earlier answers as sampled where the renderer would drop their thoughts.
     """
 
     path: str
@@ -65,11 +65,11 @@ class ActorSpec:
         rank: Rank among the actors of its role, from 0.
         world_size: Number of actors of its role.
         device: cpu or cuda.
-        threads: OpenMP threads it may use.
-        cache: Folder of its own for compile caches.
+        threads: Number of OpenMP threads.
+        cache: Private folder for compile caches.
         seed: Random seed of the run.
-        master: host:port where the ranks of the learner meet.
-        cpus: Cores the whole run shares on this machine (for waiting policies).
+        master: host:port of the learner ranks' rendezvous.
+        cpus: Cores that the whole run shares on this machine; determines how threads wait.
         colocated: Engine and learner share the device.
     """
 
@@ -85,7 +85,7 @@ class ActorSpec:
     colocated: bool = True
 
     def environment(self) -> dict[str, str]:
-        """Environment variables for any actor here: threads and how they wait, caches, no progress bars in logs."""
+        """Environment variables of any actor: threads and how they wait, caches, no progress bars in logs."""
         found = {
             "OMP_NUM_THREADS": str(self.threads),
             "TOKENIZERS_PARALLELISM": "false",
@@ -95,7 +95,7 @@ class ActorSpec:
         if self.cache:
             found |= {variable: str(Path(self.cache) / folder) for variable, folder in _CACHES.items()}
         if self.device == "cpu" and (not self.colocated or self.threads * self.world_size > self.cpus):
-            # Threads that wait would spin on cores where others work.
+            # Waiting threads would spin on cores that other processes need.
             found |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
         return found
 
@@ -108,11 +108,11 @@ class Sampling:
         temperature: Softmax temperature; 0 is greedy decoding.
         top_p: 1 is off.
         top_k: 0 is off.
-        max_tokens: Most tokens of one response.
-        stop: Strings that end a response; the text up to and including them is kept.
-        stop_token_ids: Tokens that end a response, beside the tokenizer's own end; kept.
-        ignore_eos: Continue to `max_tokens` whatever is sampled (benchmarks).
-        top_logprobs: Likeliest tokens that are reported beside each sampled one.
+        max_tokens: Maximum tokens of one response.
+        stop: Stop strings; a response is kept up to and including one.
+        stop_token_ids: Tokens that end a response, in addition to the tokenizer's end of text; they are kept.
+        ignore_eos: Sample `max_tokens` tokens, ignoring stop tokens (for benchmarks).
+        top_logprobs: Number of likeliest tokens to report for each position.
     """
 
     temperature: float = 1.0
@@ -127,21 +127,21 @@ class Sampling:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Request:
-    """One prompt to continue `n` times.
+    """A prompt to continue `n` times.
 
     Attributes:
         id: Unique within the run.
         prompt_ids: int64 `[p]`.
         sampling: Sampling parameters.
         n: Number of continuations.
-        seed: Random seed of this request; its `i`-th continuation differs from the others and is the same in every
-            run. None uses the engine's own.
-        begun: Tokens at the end of the prompt that are the beginning of the answer, sampled by an earlier request: a
-            stop string may begin among them. They count neither as `max_tokens` nor into the completion.
-        stream: Hand out tokens while they are sampled, besides the completion; an engine without `ShowsProgress`
-            hands out the completion alone.
-        images: Images in the prompt, in their order.
-        image_positions: int64 `[k]`, ascending positions of the prompt's tokens that stand for them.
+        seed: Random seed of this request: its `n` continuations differ from one another, and each is reproducible. None
+            uses the engine's seed.
+        begun: Number of tokens at the end of the prompt that begin the answer, sampled by an earlier request; a stop
+            string may start among them. They neither count towards `max_tokens` nor appear in the completion.
+        stream: Return tokens while they are sampled, in addition to the completion; an engine without `ShowsProgress`
+            returns the completion only.
+        images: Images in the prompt, in order.
+        image_positions: int64 `[k]`, ascending positions of the prompt's image tokens.
     """
 
     id: str
@@ -157,7 +157,7 @@ class Request:
 
 @attrs.frozen(eq=False)
 class TopTokens:
-    """The likeliest tokens at each position of a continuation, the likeliest first.
+    """The likeliest tokens at each position of a continuation, in descending order of probability.
 
     Attributes:
         ids: int64 `[s, k]`.
@@ -178,11 +178,11 @@ class Completion:
         token_ids: int64 `[s]`, the stop token included.
         logprobs: float32 `[s]`, nats, of the distribution sampled from (temperature, top-p and top-k applied).
         versions: int64 `[s]`, version of the weights that sampled each token.
-        finish: stop, length, or abort (what was sampled until then is kept).
-        top: `sampling.top_logprobs` tokens at each position, where that is above 0.
-        routed_experts: int16 `[p + s - 1, layers, k]`, experts that each token of the prompt and of the continuation
-            chose; the last token was not read. -1 where that is unknown, and in layers without experts. None unless the
-            engine was told to return them.
+        finish: stop, length, or abort (the tokens sampled so far are kept).
+        top: The `sampling.top_logprobs` likeliest tokens at each position, if that is above 0.
+        routed_experts: int16 `[p + s - 1, layers, k]`, experts chosen for each token of prompt and continuation, except
+            the last, which the model did not process. -1 if unknown, and in layers without experts. None unless
+            requested by `return_routing`.
     """
 
     request: str
@@ -197,7 +197,7 @@ class Completion:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Sampled:
-    """Tokens of a continuation that is still being sampled.
+    """New tokens of a continuation that is still being sampled.
 
     Attributes:
         request: Id of the request.
@@ -238,15 +238,15 @@ class Adapter:
 
 @attrs.frozen(eq=False)
 class Weights:
-    """All tensors of a model, or of an adapter over it, under one version, as numpy arrays that Ray shares uncopied.
+    """All tensors of a model or of its adapter, at one version, as numpy arrays that Ray shares without copying.
 
     Attributes:
-        version: Trainer steps done when they were published.
-        tensors: name -> array; bfloat16 travels as uint16 of the same bits.
-        dtypes: name -> torch dtype's name ("float32", "bfloat16").
-        adapter: None for a model's own tensors, by the names of its checkpoint, as `save_pretrained` writes them (tied
-            tensors may stand under both names); else these are the adapter's alone, by the names of peft's files, and
-            the folder's weights stay as they are.
+        version: Number of training steps completed when they were published.
+        tensors: name -> array; bfloat16 is stored as uint16 with the same bits.
+        dtypes: name -> name of the torch dtype ("float32", "bfloat16").
+        adapter: None if the tensors are the model's, named as `save_pretrained` writes them (tied tensors may appear
+            under both names). Otherwise they are the adapter's only, named as in peft's files; the base model is
+            unchanged.
     """
 
     version: int
@@ -256,18 +256,18 @@ class Weights:
 
 
 class Engine(Protocol):
-    """Generates tokens. One owner calls it; `step` does a bounded piece of work."""
+    """Generates tokens. It has a single caller; `step` does a bounded amount of work."""
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Environment variables to set before the actor's process imports anything."""
         ...
 
     def start(self, model: Model, place: ActorSpec) -> None:
-        """Load the model; weights of the folder are version 0."""
+        """Load the model; the weights in its folder are version 0."""
         ...
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Admit requests in this order."""
+        """Queue requests, in this order."""
         ...
 
     def step(self) -> list[Completion]:
@@ -276,23 +276,23 @@ class Engine(Protocol):
 
     @property
     def unfinished(self) -> int:
-        """Number of continuations that run or wait."""
+        """Number of continuations that are running or waiting."""
         ...
 
     def abort(self, ids: Iterable[str] | None = None) -> list[Completion]:
-        """End requests (None: all); return what they sampled so far, with the finish reason `abort`."""
+        """Abort requests (None: all); return the tokens sampled so far, with the finish reason `abort`."""
         ...
 
     def reseed(self, seed: int) -> None:
-        """Seed the sampling of requests without a seed: the same requests in the same order give the same tokens."""
+        """Seed the sampling of requests that have no seed: the same requests in the same order give the same tokens."""
         ...
 
     def load_weights(self, weights: Weights) -> None:
-        """Replace the weights between two steps; requests in flight continue with the new ones."""
+        """Replace the weights between two steps; in-flight requests continue with the new ones."""
         ...
 
     def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
-        """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it (the canary)."""
+        """float32 `[k - 1]`: logprob at temperature 1 of each token of `[k]` given those before it (for the canary)."""
         ...
 
     def sleep(self) -> None:
@@ -304,29 +304,29 @@ class Engine(Protocol):
         ...
 
     def stop(self) -> None:
-        """Free everything."""
+        """Release all resources."""
         ...
 
 
 @runtime_checkable
 class TakesAdapter(Protocol):
-    """Optional interface of an engine that can receive adapters instead of whole models."""
+    """Optional interface of an engine that can load adapters instead of whole models."""
 
     def expect_adapter(self, adapter: Adapter) -> None:
-        """Have `load_weights` take adapters of this shape, over the folder's weights; called before `start`.
+        """Make `load_weights` expect adapters of this shape on top of the base model; called before `start`.
 
         Raises:
-            EngineError: It cannot serve this one.
+            EngineError: The engine does not support this adapter.
         """
         ...
 
 
 @runtime_checkable
 class ReturnsRouting(Protocol):
-    """Optional interface of an engine that can say which experts each token chose."""
+    """Optional interface of an engine that can return the experts chosen for each token."""
 
     def routing_faults(self, model: Any) -> Sequence[str]:
-        """Say why the experts of a model cannot be returned with the options given; none if they can.
+        """Return the reasons why a model's experts cannot be returned with the given options; empty if they can.
 
         Args:
             model: The transformers model, without its weights (on torch's meta device).
@@ -334,16 +334,16 @@ class ReturnsRouting(Protocol):
         ...
 
     def return_routing(self) -> None:
-        """Have completions carry `routed_experts`; called before `start`."""
+        """Make completions include `routed_experts`; called before `start`."""
         ...
 
 
 @runtime_checkable
 class ReadsImages(Protocol):
-    """Optional interface of an engine that generates from prompts with images."""
+    """Optional interface of an engine that accepts prompts with images."""
 
     def image_faults(self, model: Any) -> Sequence[str]:
-        """Say why a model's images cannot be read with the options given; none if they can.
+        """Return the reasons why a model cannot read images with the given options; empty if it can.
 
         Args:
             model: The transformers model, without its weights (on torch's meta device).
@@ -353,11 +353,11 @@ class ReadsImages(Protocol):
 
 @runtime_checkable
 class SpansGPUs(Protocol):
-    """Optional interface of an engine that divides its model among GPUs."""
+    """Optional interface of an engine that shards its model across GPUs."""
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs that one engine uses, which must be `placement.gpus_per_engine`."""
+        """Number of GPUs that one engine uses, which must equal `placement.gpus_per_engine`."""
         ...
 
 
@@ -367,16 +367,16 @@ class LimitsConcurrency(Protocol):
 
     @property
     def max_num_seqs(self) -> int:
-        """Most continuations that one step advances; the others wait."""
+        """Maximum number of continuations that one step advances; the others wait."""
         ...
 
 
 @runtime_checkable
 class LimitsLength(Protocol):
-    """Optional interface of an engine that does not start where sequences may be longer than a model was made for."""
+    """Optional interface of an engine that refuses sequences longer than the model supports."""
 
     def longest(self, model: Any) -> float:
-        """Return the number of tokens of the longest sequence; infinity if there is no limit.
+        """Return the maximum sequence length in tokens; infinity if there is no limit.
 
         Args:
             model: The transformers model, without its weights (on torch's meta device).
@@ -386,12 +386,12 @@ class LimitsLength(Protocol):
 
 @runtime_checkable
 class ShowsProgress(Protocol):
-    """Optional interface of an engine that can show the tokens of unfinished continuations."""
+    """Optional interface of an engine that can return the tokens of unfinished continuations."""
 
     def sampled(self, since: Mapping[tuple[str, int], int]) -> list[Sampled]:
         """Return new tokens of running continuations.
 
         Args:
-            since: (id of the request, index) -> the first position that is wanted; no others are looked at.
+            since: (id of the request, index) -> first position to return; only these continuations are returned.
         """
         ...

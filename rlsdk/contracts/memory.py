@@ -1,4 +1,4 @@
-"""Memory that actors will need, as they tell before anything starts."""
+"""Memory estimates that learners and engines give before a run starts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlsdk.contracts.training import Roles
 
 @attrs.frozen
 class MemoryUse:
-    """Memory of one process for one purpose.
+    """Memory that one process needs for one purpose.
 
     Attributes:
         role: Purpose, such as `learner weights`.
         bytes: Size.
-        on_host: True for main memory, although the process computes on a GPU.
+        on_host: True for host memory of a process that computes on a GPU.
     """
 
     role: str
@@ -28,14 +28,14 @@ class MemoryUse:
 
 @attrs.frozen(kw_only=True)
 class UpdateShape:
-    """Rollouts of one rank at their greatest length: of an optimiser step, or of a batch if nothing is trained.
+    """One rank's rollouts at their maximum length: those of an optimiser step, or of a batch if nothing is trained.
 
     Attributes:
         rollouts: Number of rollouts.
         prompt: Tokens of each prompt.
         response: Tokens of each response.
-        prompts: Number of different prompts among them.
-        free: Bytes that are free for the learner on its device, for options that depend on it; None if unknown.
+        prompts: Number of distinct prompts among them.
+        free: Bytes available to the learner on its device, for options that depend on it; None if unknown.
     """
 
     rollouts: int
@@ -47,15 +47,15 @@ class UpdateShape:
 
 @runtime_checkable
 class EstimatesUpdates(Protocol):
-    """Optional interface of a learner that knows how much memory its ranks need."""
+    """Optional interface of a learner that can estimate the memory of its ranks."""
 
     @property
     def memory_remedies(self) -> Sequence[str]:
-        """Options that would lower it, as `name=value` or in words; those first that cost least."""
+        """Options that reduce memory, as `name=value` or in words, cheapest first."""
         ...
 
     def update_memory(self, roles: Roles, place: ActorSpec, shape: UpdateShape) -> Sequence[MemoryUse]:
-        """Estimate the greatest memory of a rank, without loading weights; a reference model alone runs forwards only.
+        """Estimate the peak memory of a rank, without loading weights; a reference model alone runs forward only.
 
         Args:
             roles: Models of the learner; only their configs are read.
@@ -67,12 +67,12 @@ class EstimatesUpdates(Protocol):
 
 @runtime_checkable
 class EstimatesGeneration(Protocol):
-    """Optional interface of an engine that knows how much memory it needs."""
+    """Optional interface of an engine that can estimate its memory."""
 
     def generation_memory(
         self, model: Model, net: Any, place: ActorSpec, device_bytes: int | None
     ) -> Sequence[MemoryUse]:
-        """Estimate the greatest memory of an engine: of each of its GPUs, if it has any.
+        """Estimate the peak memory of an engine, per GPU if it uses any.
 
         Args:
             model: Model to generate with.

@@ -1,4 +1,4 @@
-"""Optional interfaces of engines, learners and other components: a clock, a memory, and what they require or refuse."""
+"""Optional interfaces of engines, learners and other components: timing, state, requirements and limitations."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ class HasClock(Protocol):
     """Optional interface of a learner that times its work."""
 
     def clock(self) -> dict[str, float]:
-        """Return seconds so far by name; they only grow."""
+        """Return accumulated seconds by name; they never decrease."""
         ...
 
 
 class HasMemory(Protocol):
-    """Optional interface of a component that remembers something between calls; checkpoints keep it.
+    """Optional interface of a component that keeps state between calls; checkpoints save it.
 
-    Shapings, advantages, policy losses, corrections and rewards may have a memory.
+    Shapings, advantages, policy losses, corrections and rewards may have state.
     """
 
     def state(self) -> Any:
-        """Return what it remembers, as plain JSON."""
+        """Return the state, as plain JSON."""
         ...
 
     def restore(self, state: Any) -> None:
-        """Replace what it remembers by what `state()` returned."""
+        """Replace the state by one that `state()` returned."""
         ...
 
 
 def memory_of(component: Any) -> HasMemory | None:
-    """Return a component as its memory; None if it has none.
+    """Return a component as `HasMemory`; None if it keeps no state.
 
     Args:
-        component: Ready to run. One with scheduled options passes on the methods that it has at the time, which
+        component: Component, ready to run. One with scheduled options delegates to its current instance, which
             `isinstance` does not see in every version of Python.
     """
     has: bool = callable(getattr(component, "state", None)) and callable(getattr(component, "restore", None))
@@ -45,7 +45,7 @@ def memory_of(component: Any) -> HasMemory | None:
 
 @runtime_checkable
 class SizesCheckpoints(Protocol):
-    """Optional interface of a learner that knows the size of its checkpoints.
+    """Optional interface of a learner that can estimate the size of its checkpoints.
 
     For other learners, 16 bytes per parameter are assumed.
     """
@@ -55,7 +55,7 @@ class SizesCheckpoints(Protocol):
 
         Args:
             model: The transformers model, without its weights (on torch's meta device).
-            dtype: Dtype that the weights are computed in.
+            dtype: Compute dtype of the weights.
             critic: True for the critic, False for the actor.
         """
         ...
@@ -63,29 +63,29 @@ class SizesCheckpoints(Protocol):
 
 @runtime_checkable
 class LimitsMicroBatches(Protocol):
-    """A learner that divides its share of an optimiser step into forward passes of a limited size."""
+    """Optional interface of a learner that splits its share of an optimiser step into micro-batches."""
 
     @property
     def micro_batch_tokens(self) -> int | Literal["auto"]:
-        """Greatest number of tokens of one forward pass; `auto` if the learner chooses it when it starts."""
+        """Maximum tokens of one forward pass; `auto` if the learner chooses it when it starts."""
         ...
 
 
 @runtime_checkable
 class OnlySamples(Protocol):
-    """Optional interface of an engine for evaluation and debugging, on whose samples nothing can be trained."""
+    """Optional interface of an engine for evaluation and debugging, whose samples cannot be trained on."""
 
     def training_faults(self) -> Sequence[str]:
-        """Say why not: one sentence per reason, with its remedy."""
+        """Return the reasons why they cannot: one sentence each, with its remedy."""
         ...
 
 
 @runtime_checkable
 class ExaminesModel(Protocol):
-    """Optional interface of an engine or learner that knows before it starts whether it can run a model."""
+    """Optional interface of an engine or learner that can tell before it starts whether it can run a model."""
 
     def model_faults(self, model: Any) -> Sequence[str]:
-        """Say why a model cannot be run with the given options: one sentence per reason, with its remedy.
+        """Return the reasons why a model cannot run with the given options: one sentence each, with its remedy.
 
         Args:
             model: The transformers model, without its weights (on torch's meta device).
@@ -95,22 +95,22 @@ class ExaminesModel(Protocol):
 
 @runtime_checkable
 class ComputesExactly(Protocol):
-    """Optional interface of an engine or learner that computes logprobs as `rlsdk.exact` does if the model says so."""
+    """Optional interface of an engine or learner that supports `model.exact`: logprobs computed by `rlsdk.exact`."""
 
     def exact_faults(self) -> Sequence[str]:
-        """Say which of the given options stand in the way: one sentence per reason, with its remedy."""
+        """Return the given options that prevent it: one sentence each, with its remedy."""
         ...
 
 
 @runtime_checkable
 class ReplaysRouting(Protocol):
-    """Optional interface of a learner whose actor chooses the experts in `batch.context["routed_experts"]`.
+    """Optional interface of a learner whose actor uses the experts in `batch.context["routed_experts"]`.
 
-    They are int16 `[T, layers, k]`, -1 where the learner's own router chooses.
+    They are int16 `[T, layers, k]`; -1 leaves the choice to the learner's own router.
     """
 
     def routing_faults(self, model: Any) -> Sequence[str]:
-        """Say why the experts of a model cannot be replayed with the options given; none if they can.
+        """Return the reasons why a model's experts cannot be replayed with the given options; empty if they can.
 
         Args:
             model: The transformers model, without its weights (on torch's meta device).
@@ -120,31 +120,31 @@ class ReplaysRouting(Protocol):
 
 @runtime_checkable
 class Requires(Protocol):
-    """Optional interface of an engine, learner or tracker that needs further distributions."""
+    """Optional interface of an engine, learner or tracker that needs further Python distributions."""
 
     @property
     def requires(self) -> tuple[str, ...]:
-        """Distributions needed with the given options; looked up before anything starts."""
+        """Distributions needed with the given options; rlsdk checks for them before the run starts."""
         ...
 
 
 @runtime_checkable
 class Preloads(Protocol):
-    """Optional interface of an engine or learner that can import what it needs before it is started.
+    """Optional interface of an engine or learner that can import its modules before it is started.
 
-    On a CPU this is done once, in a process that is then forked for each actor, while the run is still being checked.
+    On a CPU this happens once, while the run is still being checked, in a process that is then forked for each actor.
     """
 
     def preload(self) -> None:
-        """Import modules; nothing is loaded, no thread is started, and no random number is drawn."""
+        """Import modules; load nothing, start no thread, draw no random number."""
         ...
 
 
 @runtime_checkable
 class RequiresPrograms(Protocol):
-    """Optional interface of an engine or learner that, with some options, starts programs a machine may lack."""
+    """Optional interface of an engine or learner that, with some options, runs programs that may not be installed."""
 
     @property
     def programs(self) -> tuple[str, ...]:
-        """Names or paths of the programs needed with the given options; looked up before anything starts."""
+        """Names or paths of the programs needed with the given options; rlsdk checks for them before the run starts."""
         ...

@@ -1,4 +1,4 @@
-"""Interface of renderers: conversations as a model's tokens, and its answers as messages."""
+"""Interface of renderers: turn conversations into a model's tokens, and its answers into messages."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Call", "Malformed", "ParsedAnswer", "Renderer", "TextCodec", "ToolPa
 
 @attrs.frozen
 class ParsedAnswer:
-    """Content, thought and tool calls of an answer.
+    """Content, reasoning and tool calls of an answer.
 
     Attributes:
-        content: Text for the reader.
-        reasoning: Thought before it; empty if there is none.
-        calls: Calls of tools in their order, those that cannot be read as `Malformed`.
+        content: Visible text.
+        reasoning: Thought that precedes the content; empty if there is none.
+        calls: Tool calls in order; those that cannot be parsed are `Malformed`.
     """
 
     content: str
@@ -33,11 +33,11 @@ class ParsedAnswer:
 
 
 class TextCodec(Protocol):
-    """A model's tokenizer, as renderers use it."""
+    """Interface of a model's tokenizer for renderers."""
 
     @property
     def tokenizer(self) -> Any:
-        """Tokenizer of transformers."""
+        """The transformers tokenizer."""
         ...
 
     @property
@@ -52,59 +52,60 @@ class TextCodec(Protocol):
 
     @property
     def controls(self) -> frozenset[str]:
-        """Names of tokens that were added to the vocabulary: role headers, `<tool_call>`, the end of text, …."""
+        """Names of tokens added to the vocabulary: role headers, `<tool_call>`, the end of text, …."""
         ...
 
     def encode(self, text: str) -> np.ndarray:
         """Tokenize text within a conversation, int64 `[k]`; no special tokens are added.
 
-        Names of control tokens in the content of messages stay ordinary characters, as long as the renderer passes the
-        content on as it is.
+        Names of control tokens within the content of messages are encoded as ordinary characters, provided that the
+        renderer passes the content on unchanged.
         """
         ...
 
     def with_images(self, text: str, images: Sequence[Image]) -> str:
-        """Replace the mark of each image in a rendered text by the tokens that stand for the image in the model.
+        """Replace each image placeholder in a rendered text by the model's image tokens.
 
         Raises:
-            ConfigError: The model sees no images, or the text has not one mark for each.
+            ConfigError: The model does not accept images, or the number of placeholders differs from that of images.
         """
         ...
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
-        """Decode several sequences, special tokens left out."""
+        """Decode several sequences without special tokens."""
         ...
 
     def shown(self, ids: np.ndarray) -> str:
-        """Decode tokens, special tokens written out."""
+        """Decode tokens, including special tokens."""
         ...
 
 
 class Renderer(Protocol):
-    """Turns conversations into tokens, and sampled tokens into what they say.
+    """Turns conversations into tokens, and sampled tokens into messages.
 
-    Tokens that were sampled are never made again from text: a conversation grows by `bridge_tokens`. Only where the
-    renderer shows earlier answers otherwise than they were sampled (most templates drop their thoughts) does it begin
-    again from `prompt_tokens`, as another rollout of the same trajectory.
+    Sampled tokens are never re-tokenised from text: a conversation grows by `bridge_tokens`. Only if the renderer shows
+    earlier answers differently from how they were sampled (most templates drop their thoughts) does it restart from
+    `prompt_tokens`, as another rollout of the same trajectory.
     """
 
     def open(self, codec: TextCodec, *, keep_history: bool = False) -> None:
-        """Take the tokenizer; called once, before anything else.
+        """Set the tokenizer; called once, before all other methods.
 
         Args:
             codec: Tokenizer of the model.
-            keep_history: `model.keep_history`: continue with tokens as sampled, whatever is shown otherwise.
+            keep_history: `model.keep_history`: continue with the sampled tokens even if the renderer would show them
+                differently.
         """
         ...
 
     @property
     def usable(self) -> bool:
-        """True if conversations can be rendered; False leaves prompts that are text, as for a base model."""
+        """True if conversations can be rendered; False if only plain-text prompts can, as for a base model."""
         ...
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
-        """Ids of the tokens that end an answer, the end of text among them."""
+        """Ids of the tokens that end an answer, including the end of text."""
         ...
 
     def shows_tools(self, tools: Sequence[Mapping[str, Any]]) -> bool:
@@ -112,9 +113,9 @@ class Renderer(Protocol):
         ...
 
     def write_calls(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-        """Write an answer that makes these calls, (name, arguments), as in a prompt; empty: it shows no calls.
+        """Render an answer that makes these calls, (name, arguments), as in a prompt; empty if calls are not rendered.
 
-        The tool parser of a run that names none is the first that reads these.
+        If a run names no tool parser, the first one that can read this text is used.
         """
         ...
 
@@ -125,7 +126,7 @@ class Renderer(Protocol):
     def prompt_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> np.ndarray:
         """Return the tokens of a conversation with the next answer opened, int64 `[p]`.
 
-        A last message of the assistant is left open instead: the policy continues it.
+        If the last message is the assistant's, it is left open instead: the policy continues it.
 
         Raises:
             ConfigError: The conversation cannot be rendered.
@@ -145,12 +146,12 @@ class Renderer(Protocol):
         Args:
             messages: The conversation.
             new: Number of messages, from the end, that follow the last answer.
-            ended: Tokens of the last answer if it ended by itself: its sampled end is not added again. Empty if it was
-                cut off.
+            ended: Tokens of the last answer if it ended by itself: its sampled end is not repeated. Empty if it was
+                truncated.
             tools: As in `prompt_tokens`.
 
         Returns:
-            None where earlier answers are now shown otherwise than they were sampled.
+            None if earlier answers are now rendered differently from how they were sampled.
 
         Raises:
             ConfigError: The conversation cannot be rendered.
@@ -166,13 +167,13 @@ class Renderer(Protocol):
         parser: ToolParser | None = None,
         done: bool = True,
     ) -> ParsedAnswer:
-        """Read an answer.
+        """Parse an answer.
 
         Args:
-            token_ids: Sampled tokens, int64 `[k]`, its end token included.
-            prefill: Text that the answer begins with; content and reasoning include it.
-            continued: The prefill is a message of the prompt, so that no generation prompt stands before it.
-            parser: Reads tool calls; None: none are looked for.
-            done: False while the answer is still sampled: what may be the beginning of a mark is held back.
+            token_ids: Sampled tokens, int64 `[k]`, including the end token.
+            prefill: Text at the beginning of the answer; content and reasoning include it.
+            continued: True if the prefill is a message of the prompt, so that no generation prompt precedes it.
+            parser: Parser of tool calls; None: do not look for tool calls.
+            done: False while the answer is still being sampled: text that may be the start of a marker is held back.
         """
         ...

@@ -1,7 +1,8 @@
-"""Interface of the source of a trainer's rollouts, and the values exchanged with it.
+"""Interface through which a trainer gets its rollouts, and the values exchanged with it.
 
-Three things implement `Rollouts`: `rlsdk.trainer.explorer.Explorer` in the trainer's own process, the proxy of an
-explorer that runs as another program, and, in tests, a script. All values are plain, so that they can travel.
+`Rollouts` is implemented by `rlsdk.trainer.explorer.Explorer` in the trainer's process, by the proxy of an explorer
+that runs as a separate program, and, in tests, by a script. All values are plain, so that they can be sent between
+processes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TaskStatus(StrEnum):
-    """Status of a task that was issued, and of the group that is sampled for it."""
+    """Status of an issued task and of its group."""
 
     INIT = "init"
     RUNNING = "running"
@@ -33,19 +34,19 @@ class TaskStatus(StrEnum):
 
 @attrs.define(eq=False)
 class TaskRecord:
-    """A task that was issued and has not ended.
+    """An issued task without a final status.
 
     Attributes:
         number: Position in the order of issue.
-        source: Name of the source of the task.
+        source: Name of the task's source.
         task: The task.
-        position: Position in the stream of the source, which a checkpoint keeps of an unfinished task.
-        state: Current status; changed by `TaskLedger.move` alone.
-        group: Sampled group, once completed; for an aborted task that runs again, the part sampled so far. Dropped when
-            no longer needed.
-        attempts: Number of times it was started.
-        taken: True once the trainer has the group; only its final status is open then.
-        baseline: Reward of the greedy answer to the task, where it is read and could be scored.
+        position: Position in the source's stream, which checkpoints keep for unfinished tasks.
+        state: Current status; only `TaskLedger.move` changes it.
+        group: Sampled group, once complete; the part sampled so far if an aborted task runs again. Dropped when no
+            longer needed.
+        attempts: Number of times the task was started.
+        taken: True once the trainer has taken the group; only its final status is then open.
+        baseline: Reward of the greedy answer to the task, if it is needed and could be scored.
     """
 
     number: int
@@ -64,16 +65,16 @@ class TaskCounts:
     """Counts of one source since the run began.
 
     Attributes:
-        target: Groups that the trainer has requested.
-        consumed: Groups that the trainer took, whatever their final status.
+        target: Groups requested by the trainer.
+        consumed: Groups taken by the trainer, whatever their final status.
         available: Groups ready for the trainer.
-        scheduled: Tasks that are running.
-        waiting: Tasks that are issued, were aborted or have expired; they are started before fresh ones.
-        trained: Groups that were trained.
+        scheduled: Running tasks.
+        waiting: Issued, aborted or expired tasks; they are started before new ones.
+        trained: Groups that were trained on.
         filtered: Groups that a filter dropped.
-        failed: Tasks without a group that could be trained on.
-        expired: Groups that were too old once they could be trained on: their tasks are sampled again or, with a
-            negative `tail`, count as filtered, too.
+        failed: Tasks that gave no trainable group.
+        expired: Groups that became too old to train on: their tasks are sampled again or, with a negative `tail`, also
+            count as filtered.
     """
 
     target: int = 0
@@ -96,15 +97,15 @@ class TaskCounts:
 class Evaluation:
     """Result of an evaluation.
 
-    A figure is None if none of its scores is valid: a reward that failed does not count as zero.
+    A value is None if none of its scores is valid: failed rewards do not count as zero.
 
     Attributes:
-        accuracy: `greedy`, `sampled`, and `pass@k` for each k asked for, over the answers with a valid score.
-        metrics: The same, the mean rewards, the number of unscored trajectories (`eval/invalid`), and the
-            workflow's metrics in sampled answers, under `eval/`; with several sources also per source, `eval/SOURCE/`.
-        samples: A few sampled answers, for a person.
-        greedy: Groups of one greedy answer, to be stored.
-        sampled: Groups of the sampled answers.
+        accuracy: `greedy`, `sampled`, and `pass@k` for each requested k, over the answers with a valid score.
+        metrics: Accuracy, mean rewards, the number of unscored trajectories (`eval/invalid`) and the workflow's metrics
+            of sampled answers, all under `eval/`; with several sources also per source, under `eval/SOURCE/`.
+        samples: A few sampled answers for people to read.
+        greedy: Groups of one greedy answer each, to be stored.
+        sampled: Groups of sampled answers.
     """
 
     accuracy: dict[str, float | None]
@@ -120,9 +121,9 @@ class TakenBatch:
 
     Attributes:
         records: Records of the tasks, each with its group.
-        greedy: Number of a record -> reward of the greedy answer to its task, where it is read and could be scored.
+        greedy: Number of a record -> reward of the greedy answer to its task, if it is needed and could be scored.
         experts: Demonstrations of the same tasks, for algorithms that mix them in.
-        metrics: Metrics of the sampling.
+        metrics: Sampling metrics.
     """
 
     records: tuple[TaskRecord, ...]
@@ -141,8 +142,8 @@ class RolloutCounters:
     """Counts since the run began; they never decrease.
 
     Attributes:
-        clock: Seconds inside the engines, decode steps and tokens, as `EngineGroup.clock` gives them.
-        wasted: Tokens that were sampled and never trained on.
+        clock: Seconds inside the engines, decode steps and tokens, as returned by `EngineGroup.clock`.
+        wasted: Sampled tokens that were never trained on.
     """
 
     clock: Mapping[str, float]
@@ -154,10 +155,10 @@ class EngineStatus:
     """Engines of a run.
 
     Attributes:
-        wanted: Number of engines that the run is to have.
-        alive: Ranks of the engines that get requests.
+        wanted: Requested number of engines.
+        alive: Ranks of the engines that receive requests.
         lost: Number of engines that died.
-        refused: Reason why the number that was asked for is not granted; empty if it is.
+        refused: Reason why the requested number cannot be reached; empty if it can.
     """
 
     wanted: int
@@ -168,11 +169,11 @@ class EngineStatus:
 
 @attrs.frozen
 class RolloutSnapshot:
-    """State of the rollouts at one moment, for a checkpoint.
+    """State of the rollouts at one point in time, for a checkpoint.
 
     Attributes:
         state: Plain JSON, from which `Rollouts.restore` continues.
-        waiting: Records of the groups that wait for the trainer.
+        waiting: Records of the groups waiting for the trainer.
     """
 
     state: Mapping[str, Any]
@@ -181,14 +182,14 @@ class RolloutSnapshot:
 
 @attrs.frozen
 class RolloutSummary:
-    """Final account of the rollouts of a run.
+    """Final summary of a run's rollouts.
 
     Attributes:
         sources: Counts of each source of tasks.
-        environments: Environment workers that were lost, and what was run again because of it.
-        engines: Number of engines that died, with the reasons.
-        explorers_lost: Reasons why explorers in programs of their own ended before the run did.
-        rollout_workers: Number of rollout workers that died, with the reasons.
+        environments: Environment workers that were lost, and what was rerun because of it.
+        engines: Number of engine deaths, with reasons.
+        explorers_lost: Reasons why explorers that run as separate programs ended before the run did.
+        rollout_workers: Number of rollout worker deaths, with reasons.
     """
 
     sources: Mapping[str, TaskCounts]
@@ -199,7 +200,7 @@ class RolloutSummary:
 
 
 class WeightSender(Protocol):
-    """Interface of a learner for the engines; called from threads."""
+    """Interface through which engines get a learner's weights; called from threads."""
 
     def weights(self, version: int) -> Any:
         """Return an `ObjectRef` of the weights."""
@@ -224,11 +225,11 @@ class Rollouts(Protocol):
 
     @property
     def failure(self) -> BaseException | None:
-        """First error of a task that ran in the background."""
+        """First error of a background task."""
         ...
 
     async def take(self, version: int) -> TakenBatch:
-        """Wait for the batch of a step, and return it; `version` counts the training steps done."""
+        """Wait for the batch of a step and return it; `version` is the number of training steps completed."""
         ...
 
     def settle(self, taken: TakenBatch, states: Sequence[TaskStatus]) -> None:
@@ -236,12 +237,12 @@ class Rollouts(Protocol):
         ...
 
     async def publish(self, learner: WeightSender, version: int, *, updated: bool) -> float:
-        """Send new weights to the engines and compare both sides; returns the greatest gap in nats.
+        """Send new weights to the engines, compare engine and learner, and return the largest gap in nats.
 
         Args:
             learner: Sender of the weights.
-            version: Training steps done.
-            updated: True if the weights must differ from those sent before.
+            version: Number of training steps completed.
+            updated: True if the weights must differ from the previous ones.
 
         Raises:
             CanaryError: Engine and learner disagree.
@@ -250,19 +251,19 @@ class Rollouts(Protocol):
         ...
 
     async def sleep(self) -> None:
-        """Free the learner's device, where engines share it; the next `publish` or `take` wakes them."""
+        """Free the learner's device if engines share it; the next `publish` or `take` wakes them."""
         ...
 
     async def evaluate(self) -> Evaluation:
         """Evaluate the engines' weights on the held-out tasks.
 
         Raises:
-            ScoringError: A greater share than `max_invalid` of the answers could not be scored.
+            ScoringError: More than a share of `max_invalid` of the answers could not be scored.
         """
         ...
 
     async def tasks(self, places: Mapping[int, tuple[str, int]]) -> dict[int, Task]:
-        """Draw tasks again, without those of sources that are gone.
+        """Draw tasks again, except those of removed sources.
 
         Args:
             places: Number of a record -> source and position of its task.
@@ -273,12 +274,12 @@ class Rollouts(Protocol):
         """Continue from `snapshot().state`.
 
         Args:
-            version: Training steps done.
+            version: Number of training steps completed.
             state: State of a snapshot.
-            groups: Number of a record -> its group, of those that were kept; tasks of others run again.
+            groups: Number of a record -> its saved group; tasks of other records run again.
 
         Returns:
-            Number of groups that are there, and number of tasks that run again.
+            Number of restored groups, and number of tasks that run again.
         """
         ...
 
@@ -291,7 +292,7 @@ class Rollouts(Protocol):
         ...
 
     async def scale(self, engines: int | None) -> EngineStatus:
-        """Begin to start or stop engines to reach this number, as far as there is room; None: no change."""
+        """Begin to start or stop engines to reach this number, as far as resources allow; None: no change."""
         ...
 
     def sources(self) -> Mapping[str, TaskCounts]:
@@ -299,9 +300,9 @@ class Rollouts(Protocol):
         ...
 
     async def pause(self) -> RolloutSummary:
-        """End what runs in the background; the next `take` starts it again."""
+        """Stop background work; the next `take` restarts it."""
         ...
 
     async def close(self) -> None:
-        """End for good."""
+        """Stop permanently."""
         ...

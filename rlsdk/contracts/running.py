@@ -22,35 +22,34 @@ Role = Literal["user", "system"]
 
 
 class EnvHandle(Protocol):
-    """An environment that a rollout plays in, wherever it runs."""
+    """Handle of the environment that a rollout plays in, wherever it runs."""
 
     async def reset(self) -> Observation:
-        """Wait for a place, make the environment, start its episode.
+        """Wait for a slot, create the environment and start its episode.
 
-        An environment that raises or takes too long is a `RuntimeError` or a `TimeoutError` that says which it is, its
-        seed and the call; nothing else is to be asked of it then. `WorldLostError`: its worker is gone.
+        Raises `RuntimeError` or `TimeoutError` if the environment raises or takes too long, with its name, seed and the
+        call; do not call it again then. Raises `WorldLostError` if its worker died.
         """
         ...
 
     async def step(self, text: str) -> Step:
-        """Take an action; raises what `reset` raises."""
+        """Take an action; raises the same errors as `reset`."""
         ...
 
     def close(self) -> None:
-        """Release the environment, without waiting for its `close`."""
+        """Release the environment without waiting for its `close`."""
         ...
 
 
 class Chat(Protocol):
     """A workflow's conversation with the policy; it builds one rollout, token by token.
 
-    The tokens of the rollout are those that were sent to the policy and those that it sampled, in their order; nothing
-    is tokenised twice.
+    The rollout consists of the tokens sent to the policy and those it sampled, in order; nothing is tokenised twice.
     """
 
     @property
     def status(self) -> Status:
-        """Status of the last answer: finished, truncated (a limit was reached) or aborted (stopped from outside)."""
+        """Status of the last answer: finished, truncated (reached a limit) or aborted (stopped from outside)."""
         ...
 
     @property
@@ -59,42 +58,42 @@ class Chat(Protocol):
         ...
 
     def room(self) -> int:
-        """Tokens that the next answer may have, all that was said until now counted; 0: none can be sampled."""
+        """Tokens left for the next answer, given the conversation so far; 0: nothing can be sampled."""
         ...
 
     async def sample(self, *, max_tokens: int | None = None, stop: Sequence[str] = (), prefill: str = "") -> Message:
         """Let the policy write the next assistant message.
 
-        If no tokens are left it raises `OutOfRoomError`; a workflow that does not catch it ends as truncated.
+        Raises `OutOfRoomError` if no tokens are left; the rollout of a workflow that does not catch it is truncated.
         """
         ...
 
     def say(self, text: str | Sequence[Any], role: Role = "user") -> None:
-        """Append a message that the policy did not write; consecutive ones of one role become one message.
+        """Append a message that the policy did not write; consecutive messages of one role are merged.
 
-        Beside text it takes parts, for a model that sees images: texts, `rlsdk.Image`s, or OpenAI's mappings.
+        Besides text it accepts a sequence of parts, for vision models: texts, `rlsdk.Image`s, or OpenAI's mappings.
         """
         ...
 
     def calls(self, parser: ToolParser | None = None) -> tuple[Call | Malformed, ...]:
-        """Read the tool calls in the last answer, by the model's own parser where none is given."""
+        """Parse the tool calls in the last answer, with the model's own parser by default."""
         ...
 
     def tool_result(self, text: str, name: str = "", call_id: str = "") -> None:
-        """Append what a tool answered; without an id, to the next call of the last answer."""
+        """Append a tool's result; without an id, for the next unanswered call of the last answer."""
         ...
 
     def offer(
         self, tools: Sequence[Mapping[str, Any]], *, describe: bool = False, parser: ToolParser | None = None
     ) -> bool:
-        """Have the renderer show tools, as JSON schemas; False: it has no place for them.
+        """Pass tools, as JSON schemas, to the renderer; return False if it cannot show them.
 
-        With `describe`, a message then says what they are and how `parser`, or the model's own, has them called.
+        With `describe`, a message then describes them and the call syntax of `parser`, or of the model's own.
         """
         ...
 
     def write(self, text: str) -> None:
-        """Append an expert's assistant message, which is trained on."""
+        """Append an assistant message written by an expert, which is trained on."""
         ...
 
     def reward(self, value: float) -> None:
@@ -110,23 +109,24 @@ class Chat(Protocol):
         ...
 
     def world(self, environment: Use, seed: int, *, step_timeout: float = 30.0) -> EnvHandle:
-        """An environment to play in; in a training it runs in a worker, in the driver's threads elsewhere.
+        """Return an environment to play in; it runs in a worker during training, else in the driver's threads.
 
-        `step_timeout` is what one call of it may take, in seconds. What the workflow does not leave is left at its end.
+        `step_timeout` limits one call, in seconds. Environments that the workflow does not close are closed when it
+        ends.
         """
         ...
 
     def serve(
         self, *, dialect: Dialect | None = None, max_turns: int | None = None, max_tokens: int | None = None
     ) -> AbstractAsyncContextManager[Served]:
-        """Serve the policy to an agent, as an OpenAI-compatible endpoint of this rollout, until the block ends.
+        """Serve the policy to an agent through an OpenAI-compatible endpoint of this rollout, until the block ends.
 
-        Messages exchanged there are not part of this conversation: `Served.finish` returns their rollouts.
+        Messages exchanged there are not part of this conversation; `Served.finish` returns their rollouts.
         """
         ...
 
     def finish(self, **changes: Any) -> Rollout:
-        """The rollout as it stands; `changes` replace fields such as `status`, and add to its `metrics`."""
+        """Return the rollout so far; `changes` replace fields such as `status`, and are merged into `metrics`."""
         ...
 
 
@@ -135,27 +135,27 @@ class Served(Protocol):
 
     @property
     def base_url(self) -> str:
-        """`http://127.0.0.1:PORT/SECRET/v1`; dead once the rollout has ended."""
+        """`http://127.0.0.1:PORT/SECRET/v1`; closed when the rollout ends."""
         ...
 
     @property
     def api_key(self) -> str:
-        """For clients that insist on one; the secret is in the URL."""
+        """Placeholder for clients that require a key; the secret is in the URL."""
         ...
 
     @property
     def calls(self) -> int:
-        """Requests for an answer so far."""
+        """Number of requests for an answer so far."""
         ...
 
     @property
     def cut(self) -> bool:
-        """True if a request was refused because tokens or turns ran out."""
+        """True if a request was refused because no tokens or turns were left."""
         ...
 
     @property
     def refusal(self) -> str:
-        """Why the last request was refused; empty if it was answered."""
+        """Reason why the last request was refused; empty if it was answered."""
         ...
 
     def reward(self, value: float) -> None:
@@ -172,9 +172,9 @@ class Served(Protocol):
 
 @runtime_checkable
 class Workflow(Protocol):
-    """Turns a task into one rollout, or several of one trajectory.
+    """Turns a task into one rollout, or into several rollouts of one trajectory.
 
-    Each rollout is scored by itself, unless the workflow is `ScoredAtEnd`.
+    Each rollout is scored separately, unless the workflow is `ScoredAtEnd`.
     """
 
     async def run(self, task: Task, chat: Chat) -> Rollout | Sequence[Rollout]:
@@ -184,11 +184,11 @@ class Workflow(Protocol):
 
 @runtime_checkable
 class ScoredAtEnd(Protocol):
-    """Optional interface of a workflow whose last rollout is scored for its whole trajectory."""
+    """Optional interface of a workflow whose last rollout is scored on behalf of the whole trajectory."""
 
     @property
     def scored_at_end(self) -> bool:
-        """True if only the last rollout is scored, and all others share its score."""
+        """True if only the last rollout is scored and the others share its score."""
         ...
 
 
@@ -196,7 +196,7 @@ class ScoredAtEnd(Protocol):
 class CallsTools(Protocol):
     """Optional interface of a workflow in which the policy calls tools.
 
-    `rlsdk debug` and `--mode serve` read and write tool calls as the workflow does.
+    It lets `rlsdk debug` and `--mode serve` read and write tool calls as the workflow does.
     """
 
     @property
@@ -207,10 +207,10 @@ class CallsTools(Protocol):
 
 @runtime_checkable
 class PlaysEpisodes(Protocol):
-    """Optional interface of a workflow whose rollouts are episodes of an environment, so that they can be replayed."""
+    """Optional interface of a workflow whose rollouts are episodes of an environment, which makes them replayable."""
 
     def episode(self, task: Task) -> tuple[Use, int]:
-        """Return the environment that a task is played in, with its options, and the seed of its episodes.
+        """Return a task's environment, with its options, and the seed of its episodes.
 
         Raises:
             DataError: The task names no environment, or its seed is not an integer.
@@ -220,18 +220,18 @@ class PlaysEpisodes(Protocol):
 
 @runtime_checkable
 class RunsUserCode(Protocol):
-    """Optional interface of a built-in workflow whose options name functions or coroutines of the user."""
+    """Optional interface of a built-in workflow that may call users' functions or coroutines, named by its options."""
 
     @property
     def runs_user_code(self) -> bool:
-        """True if it does, with the options that it has."""
+        """True if it does so with the given options."""
         ...
 
 
 def runs_user_code(component: Any) -> bool:
-    """Return True if a component awaits users' code, which may block the event loop.
+    """Return True if a component awaits user code, which may block the event loop.
 
-    True for any component that is not rlsdk's own, and for one that declares it (`RunsUserCode`).
+    True for any component that is not built in, and for a built-in one that declares it (`RunsUserCode`).
 
     Args:
         component: Workflow or reward, ready to run.
@@ -247,17 +247,17 @@ def runs_user_code(component: Any) -> bool:
 class Environment(Protocol):
     """An environment that answers text actions with observations.
 
-    Each rollout has an instance of its own, whose calls come one after the other, each in any thread. Methods may be
-    `async`: they run on the event loop of a worker, which thousands share, and must not block it. An environment that
-    `Closes` is closed at the end.
+    Each rollout has its own instance, whose methods are called one at a time, from any thread. Methods may be `async`:
+    they run on a worker's event loop, which thousands of environments share, and must not block it. An environment that
+    implements `Closes` is closed at the end.
     """
 
     def reset(self, seed: int) -> Observation:
-        """Start an episode; the same seed gives the same world in every process."""
+        """Start an episode; the same seed gives the same episode in every process."""
         ...
 
     def step(self, text: str) -> Step:
-        """Take an action; metrics cover the episode so far, and the last value of each name is kept."""
+        """Take an action; metrics cover the episode so far, and the last value of each is kept."""
         ...
 
 
@@ -272,39 +272,39 @@ class Closes(Protocol):
 
 @runtime_checkable
 class ShowsImages(Protocol):
-    """Optional interface of an environment that says, with the options that it has, if observations hold pictures.
+    """Optional interface of an environment that declares whether its observations contain images.
 
-    `rlsdk explain` then checks that the model and the engine see.
+    `rlsdk explain` then checks that model and engine accept images.
     """
 
     @property
     def shows_images(self) -> bool:
-        """True if some observation has an image."""
+        """True if, with the given options, some observation has an image."""
         ...
 
 
 @runtime_checkable
 class Renders(Protocol):
-    """Optional interface of an environment that can be shown; `rlsdk eval` draws some episodes."""
+    """Optional interface of an environment that can be drawn; `rlsdk eval` renders some episodes."""
 
     def render(self) -> Any:
-        """Return a picture, uint8 `[height, width, 3]`, or a text; anything else is not shown."""
+        """Return a picture, uint8 `[height, width, 3]`, or text; anything else is ignored."""
         ...
 
 
 class Tracker(Protocol):
-    """Takes the metrics of a run."""
+    """Receives the metrics of a run."""
 
     def open(self, run: Run) -> None:
-        """A run starts or resumes."""
+        """Start tracking a run that starts or resumes."""
         ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of a step."""
+        """Record the metrics of a step."""
         ...
 
     def close(self) -> None:
-        """The run ended."""
+        """Finish tracking; the run has ended."""
         ...
 
 
@@ -320,17 +320,17 @@ class Run:
 
 @attrs.frozen(kw_only=True)
 class RunFacts:
-    """Facts of a run for the `check` of a component, before it starts.
+    """Facts about a run that a component's `check` receives before the run starts.
 
     Attributes:
         teacher: True if `model.reference` differs from the model that is trained.
-        max_tokens: Most tokens of one answer.
-        longest_response: Most tokens of a response: `max_tokens` where a rollout is one answer, else what the model
-            holds beside one token of a prompt.
+        max_tokens: Maximum tokens of one answer.
+        longest_response: Maximum tokens of a response: `max_tokens` if a rollout is a single answer, else
+            `model.max_length` minus one token of prompt.
         group_size: Rollouts of each task.
-        updates: Optimiser steps on each batch.
-        aggregate: Mode in which per-token losses are reduced to one number.
-        rewards: Names of the parts of the reward; none where the workflow gives it.
+        updates: Optimiser steps per batch.
+        aggregate: Aggregation mode: how per-token losses are reduced to one number.
+        rewards: Names of the parts of the reward; empty if the workflow gives it.
     """
 
     teacher: bool

@@ -1,4 +1,4 @@
-"""Combination of the parts of a reward, and the limits that they run under."""
+"""How the parts of a reward are combined, and their resource limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class WholeGroups(Protocol):
-    """A reward marked `batch=True` whose options decide whether it is called with whole groups."""
+    """Optional interface of a reward marked `batch=True` whose options decide whether it needs whole groups."""
 
     @property
     def whole_groups(self) -> bool:
@@ -31,17 +31,17 @@ class HasTimeout(Protocol):
 
     @property
     def timeout(self) -> float:
-        """Seconds after which the reward itself ends a call; rlsdk waits a second longer before it does."""
+        """Seconds after which the reward itself ends a call; rlsdk ends the call one second later."""
         ...
 
 
 @runtime_checkable
 class UsesGPUs(Protocol):
-    """Optional interface of a reward that runs in an actor of its own."""
+    """Optional interface of a reward that runs in a separate actor with GPUs."""
 
     @property
     def gpus(self) -> float:
-        """GPUs of the actor; a share is allowed."""
+        """GPUs of the actor; fractions are allowed."""
         ...
 
 
@@ -51,12 +51,12 @@ class DrivesOtherCode(Protocol):
 
     @property
     def marks(self) -> Mapping[str, Fingerprint]:
-        """Name -> fingerprint of that code; a run with other code is not resumed."""
+        """Name -> fingerprint of that code; a run is not resumed if it changed."""
         ...
 
 
 def batch_of(reward: Any) -> Batch:
-    """Return what a reward is called with: one rollout (False), any list of rollouts (True), or a whole "group".
+    """Return what a reward is called with: one rollout (False), a list of rollouts (True), or a whole "group".
 
     Args:
         reward: Ready to run.
@@ -72,12 +72,12 @@ class RewardSpec:
     """One part of a reward, and how it is combined with the others.
 
     Attributes:
-        name: Name under which it is logged.
-        weight: Weight of its value in the sum.
-        gate: Threshold: if its value is below, the later parts are not scored and count as 0.
-        multiply: Multiply the sum by its value instead of adding it.
-        range: (low, high) of its values, mapped to 0 and 1 before weighting; values beyond are clipped.
-        sources: Task sources that it applies to; empty means all.
+        name: Name in metrics.
+        weight: Weight in the sum.
+        gate: Threshold: if the value is below it, later parts are not scored and count as 0.
+        multiply: Multiply the sum by the value instead of adding it.
+        range: (low, high) of the values, mapped to 0 and 1 before weighting; values outside are clipped.
+        sources: Task sources that the part applies to; empty means all.
     """
 
     name: str = ""
@@ -102,7 +102,7 @@ class RewardSpec:
         return self.gate is not None and score.valid and score.value < self.gate
 
     def mapped(self, value: float) -> float:
-        """A value as it is weighted."""
+        """Return a value after mapping by `range`, before weighting."""
         if self.range is None:
             return value
         low, high = self.range
@@ -114,11 +114,12 @@ class ScoringLimits:
     """Resource limits of rewards.
 
     Attributes:
-        workers: Processes of the pool that rewards run in; 0: one for each core.
-        timeout: Seconds of wall clock for one call; a reward with a `timeout` of its own gets a second more than that
-            where it is longer.
-        memory: MiB of address space that a process of the pool may take beyond what it begins with (Linux).
-        trial: Before anything starts, have rewards score made-up answers to a task; one that can score none is refused.
+        workers: Processes in the pool that runs rewards; 0: one per core.
+        timeout: Wall-clock seconds for one call; a reward with its own, longer `timeout` gets one second more than
+            that.
+        memory: MiB of address space that a pool process may allocate beyond its initial size (Linux).
+        trial: Before the run starts, let rewards score made-up answers to a task; a reward that can score none is
+            refused.
     """
 
     workers: int = 0

@@ -1,4 +1,4 @@
-"""Sources of tasks: a sequence whose tasks are created on access, an optional interface, and a task's label."""
+"""Task sources: a sequence that creates tasks on access, an optional interface, and the label of a task."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rlsdk.types import Task
 
 @attrs.frozen(eq=False)
 class TaskList(Sequence[Task]):
-    """Sized, indexable and picklable (if `make` is); nothing is kept, so that size costs no memory.
+    """Sequence of tasks that are created on access: its size costs no memory; picklable if `make` is.
 
     Attributes:
-        make: Gives the task at an index from 0 to `size - 1`, the same each time.
+        make: Returns the task at an index from 0 to `size - 1`, the same each time.
         size: Number of tasks.
-        skipped: Why rows that could not be used were left out, one line each.
-        ordered: A training takes the tasks in this order, not shuffled.
+        skipped: Reasons why rows were skipped, one line each.
+        ordered: True if training keeps this order instead of shuffling.
     """
 
     make: Callable[[int], Task]
@@ -52,19 +52,19 @@ class TaskList(Sequence[Task]):
 
 @runtime_checkable
 class KeepsOrder(Protocol):
-    """Optional interface of a source of tasks that says whether training keeps its order."""
+    """Optional interface of a task source that declares whether training keeps its order."""
 
     @property
     def ordered(self) -> bool:
-        """True if training takes the tasks in their own order, in every epoch; False if it shuffles them."""
+        """True if training keeps the order of the tasks in every epoch; False if it shuffles them."""
         ...
 
 
 def label_of(task: Task) -> bool:
-    """Return True if a task's demonstration is right, False if it is wrong, as its metadata says.
+    """Return whether a task's demonstration is right, according to the `label` in its metadata.
 
     Raises:
-        DataError: The metadata does not say.
+        DataError: The metadata has no such label.
     """
     label = task.metadata.get("label")
     if isinstance(label, bool):

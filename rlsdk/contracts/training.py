@@ -1,4 +1,4 @@
-"""Interfaces of learners and the values that they compute on."""
+"""Interfaces of learners, and the values that they operate on."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 TrainedRole = Literal["actor", "critic"]
 ApartRole = Literal["critic", "reference"]
-"""A role that may have processes of its own."""
+"""A role that may have dedicated processes."""
 """A model that a learner trains."""
 
 
 @attrs.frozen(kw_only=True)
 class LossSpec:
-    """Objective of an update, as references that each rank resolves itself.
+    """Objective of an update, as component references that each rank resolves itself.
 
-    Coefficients may be schedules: `rlsdk.schedules.at` gives their values at a training step, and a KL estimator whose
-    options are schedules. Losses and corrections with such options read the training step from their inputs.
+    Coefficients may be schedules: `rlsdk.schedules.at` evaluates them at a training step, as it does a KL estimator
+    with scheduled options. Losses and corrections with scheduled options read the training step from their inputs.
 
     Attributes:
         policy_loss: Per-token loss.
@@ -37,9 +37,10 @@ class LossSpec:
         kl: Estimator of the KL term of the loss.
         kl_coef: Weight of the KL term.
         entropy_coef: Weight of the entropy bonus.
-        aggregate: Mode of the aggregation.
+        aggregate: Aggregation mode of the loss.
         norm: Length that `seq-mean-token-sum-norm` divides by.
-        value_clip: How far the critic may move from the old values (PPO's clipped value loss); None for no clipping.
+        value_clip: Clip range of the critic's values around the old ones (PPO's clipped value loss); None for no
+            clipping.
         temperature: Divisor of the logits.
         train_steps: Training steps of the whole run.
     """
@@ -58,7 +59,7 @@ class LossSpec:
 
 @attrs.frozen(kw_only=True)
 class Roles:
-    """Models that a learner holds; one without an actor runs the critic, or the reference model, beside another's."""
+    """Models that a learner holds; a learner without an actor runs the critic or reference model of another learner."""
 
     actor: Model | None = None
     critic: Model | None = None
@@ -70,34 +71,34 @@ class Roles:
 
     @property
     def main(self) -> Model:
-        """The actor; without one, the model that is held."""
+        """The actor, or the only model if there is no actor."""
         found = self.actor or self.critic or self.reference
         assert found is not None
         return found
 
     @property
     def trains(self) -> bool:
-        """True if one of the models is trained; a reference model alone only runs forwards."""
+        """True if any of the models is trained; a reference model alone only runs forward passes."""
         return self.actor is not None or self.critic is not None
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class TrainBatch:
-    """Rollouts as packed arrays: what a learner computes on.
+    """Rollouts as packed arrays, the input of a learner.
 
-    `n` rollouts; `T` all their tokens, prompts included, one rollout after another; `t` response tokens (from the first
-    sampled token to the last of each rollout), one after another.
+    Axes: `n` rollouts; `T` all their tokens, prompts included, concatenated; `t` their response tokens (from the first
+        sampled token to the last of each rollout), concatenated.
 
     Attributes:
         token_ids: int64 `[T]`.
-        lengths: int64 `[n]`, all tokens of each rollout; they add up to `T`.
-        starts: int64 `[n]`, where each rollout's response begins, counted from its first token (at least 1).
-        responses: int64 `[n]`, response tokens of each rollout; they add up to `t`.
+        lengths: int64 `[n]`, tokens of each rollout; their sum is `T`.
+        starts: int64 `[n]`, offset of each rollout's response from its first token (at least 1).
+        responses: int64 `[n]`, response tokens of each rollout; their sum is `t`.
         loss_mask: bool `[t]`.
         tokens: name -> `[t]` array: behaviour_logprobs, old_logprobs, ref_logprobs, advantages, returns, values.
         rollouts: name -> `[n]` array: pairs, preferred, expert.
-        context: name -> `[T, …]` array: routed_experts; image_mask (bool, True for tokens that stand for images).
-        images: Images of each rollout, in the order of their tokens; empty if no rollout has any.
+        context: name -> `[T, …]` array: routed_experts; image_mask (bool, True for image tokens).
+        images: Images of each rollout, in token order; empty if no rollout has any.
     """
 
     token_ids: np.ndarray
@@ -114,16 +115,16 @@ class TrainBatch:
         return len(self.lengths)
 
     def with_tokens(self, **fields: np.ndarray) -> TrainBatch:
-        """A copy with more per-token fields."""
+        """Return a copy with additional per-token fields."""
         return attrs.evolve(self, tokens={**self.tokens, **fields})
 
     def with_rollouts(self, **fields: np.ndarray) -> TrainBatch:
-        """A copy with more per-rollout fields."""
+        """Return a copy with additional per-rollout fields."""
         return attrs.evolve(self, rollouts={**self.rollouts, **fields})
 
     @classmethod
     def concatenate(cls, batches: Sequence[TrainBatch]) -> TrainBatch:
-        """Rollouts of several batches, one batch after another; fields that all of them have."""
+        """Concatenate the rollouts of several batches; only fields that all of them have are kept."""
         import numpy as np
 
         def join(name: str) -> np.ndarray:
@@ -145,7 +146,7 @@ class TrainBatch:
 
     @property
     def trained_tokens(self) -> np.ndarray:
-        """int64 `[n]`: trained tokens of each rollout."""
+        """Number of trained tokens of each rollout, int64 `[n]`."""
         import numpy as np
 
         sums, ends = np.append(0, np.cumsum(self.loss_mask)), np.cumsum(self.responses)
@@ -153,7 +154,7 @@ class TrainBatch:
 
     @property
     def totals(self) -> Totals:
-        """Denominators of an optimiser step on these rollouts; those of several batches are their sum."""
+        """Denominators of an optimiser step on these rollouts; add those of several batches."""
         import numpy as np
 
         from rlsdk.batch import Totals
@@ -162,11 +163,11 @@ class TrainBatch:
         return Totals(int(trained.sum()), int(np.count_nonzero(trained)))
 
     def response_positions(self, index: np.ndarray) -> np.ndarray:
-        """int64: where, in the `t` axis, the response tokens of the rollouts `index` lie, in that order."""
+        """Return the positions, on the `t` axis, of the response tokens of the rollouts `index`, in that order."""
         return _positions(self.responses, index)
 
     def select(self, index: np.ndarray) -> TrainBatch:
-        """The rollouts `index` (int64), in that order."""
+        """Return the rollouts `index` (int64), in that order."""
         import numpy as np
 
         index = np.asarray(index, dtype=np.int64)
@@ -185,7 +186,7 @@ class TrainBatch:
 
 
 def _positions(lengths: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Positions, in the packed axis, of the tokens of the rollouts `index`."""
+    """Return the positions, on the packed axis, of the tokens of the rollouts `index`."""
     import numpy as np
 
     ends = np.cumsum(lengths)
@@ -196,7 +197,7 @@ def _positions(lengths: np.ndarray, index: np.ndarray) -> np.ndarray:
 
 
 class Learner(Protocol):
-    """One rank of the learner. Every method is called on all ranks, with each rank's own share of the rollouts."""
+    """One rank of the learner. Every method is called on all ranks, each with its own share of the rollouts."""
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Environment variables to set before the actor's process imports anything."""
@@ -209,30 +210,30 @@ class Learner(Protocol):
     def logprobs(
         self, batch: TrainBatch, role: Literal["actor", "reference"] = "actor", fields: Sequence[str] = ("logprobs",)
     ) -> dict[str, np.ndarray]:
-        """float32 `[t]` each, without a graph: of `logprobs`, `entropy`, `probs_squared_sum` those asked for."""
+        """Return the requested ones of `logprobs`, `entropy`, `probs_squared_sum`, float32 `[t]`, without gradients."""
         ...
 
     def values(self, batch: TrainBatch) -> np.ndarray:
-        """float32 `[t]`: the critic's value of the state before each response token."""
+        """Return the critic's value of the state before each response token, float32 `[t]`."""
         ...
 
     def update(self, minibatches: Sequence[tuple[TrainBatch, int, int]], step: int) -> dict[str, float]:
-        """One optimiser step for each (this rank's share, trained tokens, rollouts of all ranks); returns metrics.
+        """Take an optimiser step per (this rank's share, trained tokens, rollouts of all ranks), and return metrics.
 
-        `step` counts the training steps done before: losses read it as `x.train_step`.
+        `step` is the number of training steps completed; losses read it as `x.train_step`.
         """
         ...
 
     def weights(self, version: int) -> Weights | None:
-        """All tensors of the actor, by the names of its checkpoint (rank 0; None elsewhere)."""
+        """Return all tensors of the actor, by their names in its checkpoint (rank 0; None elsewhere)."""
         ...
 
     def canary(self, token_ids: np.ndarray) -> np.ndarray:
-        """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it."""
+        """Return logprobs at temperature 1 of each token of `[k]` given those before it, float32 `[k - 1]`."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Write everything that `load` needs to resume, each rank its part; the state of losses is included."""
+        """Write everything that `load` needs to resume, each rank its part; this includes the state of losses."""
         ...
 
     def load(self, folder: Path) -> None:
@@ -240,20 +241,20 @@ class Learner(Protocol):
         ...
 
     def export(self, folder: Path) -> None:
-        """Write what `transformers.from_pretrained` opens (rank 0 writes)."""
+        """Write the model in transformers format (on rank 0)."""
         ...
 
     def stop(self) -> None:
-        """Free everything."""
+        """Release all resources."""
         ...
 
 
 @runtime_checkable
 class GivesPrimitives(Protocol):
-    """Optional interface of a learner whose `update` is made of two calls that a loop of one's own may make.
+    """Optional interface of a learner that splits `update` into two calls, for custom training loops.
 
-    Each optimiser step is one or several `forward_backward` of a role, the last with `last=True`, then its
-    `optimizer_step`. Every call is made on all ranks, with each rank's own share of the rollouts.
+    An optimiser step is one or several `forward_backward` calls for a role, the last with `last=True`, followed by
+    `optimizer_step`. Every call is made on all ranks, each with its own share of the rollouts.
     """
 
     def forward_backward(
@@ -267,44 +268,44 @@ class GivesPrimitives(Protocol):
         updates: int = 1,
         last: bool = True,
     ) -> None:
-        """Add the gradient of this rank's rollouts to that of the optimiser step.
+        """Accumulate the gradient of this rank's rollouts for the optimiser step.
 
         Args:
-            batch: This rank's rollouts; there may be none.
-            totals: Denominators of the whole optimiser step: over all of its batches and ranks.
+            batch: This rank's rollouts; may be empty.
+            totals: Denominators of the whole optimiser step, over all its batches and ranks.
             role: Model to train.
             step: Training steps completed; losses read it as `x.train_step`.
-            update: Number of the optimiser step within the training step, from 0; losses read it as `x.step`.
-            updates: Optimiser steps of the training step; losses read it as `x.of_steps`.
+            update: Index of the optimiser step within the training step; losses read it as `x.step`.
+            updates: Number of optimiser steps in the training step; losses read it as `x.of_steps`.
             last: True in the last call before `optimizer_step`.
         """
         ...
 
     def optimizer_step(self, role: TrainedRole = "actor") -> dict[str, float]:
-        """Take an optimiser step along the gradient, and return the metrics that `update` returns of one such step."""
+        """Take an optimiser step with the accumulated gradient; return metrics, as `update` does for one step."""
         ...
 
 
 @runtime_checkable
 class SharesSequences(Protocol):
-    """Optional interface of a learner whose ranks divide sequences among themselves."""
+    """Optional interface of a learner with sequence parallelism."""
 
     @property
     def sequence_parallel(self) -> int:
-        """Number of successive ranks that share sequences; on GPUs they are placed on one node."""
+        """Number of consecutive ranks that share sequences; on GPUs they are placed on one node."""
         ...
 
 
 @runtime_checkable
 class SetsLearningRate(Protocol):
-    """Optional interface of a learner whose learning rate may be changed while it trains."""
+    """Optional interface of a learner whose learning rate can be changed during training."""
 
     def set_learning_rate(self, lr: float, role: TrainedRole = "actor") -> None:
-        """Set the peak learning rate from the next optimiser step on, on every rank; `save` keeps it.
+        """Set the peak learning rate from the next optimiser step on, on every rank; `save` includes it.
 
         Args:
-            lr: Learning rate that the schedule multiplies.
-            role: Model whose learning rate it is.
+            lr: Peak learning rate, which the schedule multiplies.
+            role: Model whose learning rate is set.
         """
         ...
 
@@ -313,16 +314,16 @@ class LearnerHandle(Protocol):
     """All ranks of a learner as the trainer calls them, from threads; `learners.group.LearnerGroup` implements it."""
 
     def forward(self, batch: TrainBatch, fields: Sequence[str]) -> dict[str, np.ndarray]:
-        """Return fields that passes without a gradient give, float32 `[t]` each; see `rlsdk.fields.FORWARD`."""
+        """Compute fields by forward passes without gradients, float32 `[t]` each; see `rlsdk.fields.FORWARD`."""
         ...
 
     def update(self, batch: TrainBatch, minibatches: Sequence[np.ndarray], step: int) -> dict[str, float]:
-        """Take an optimiser step for each minibatch, and return metrics.
+        """Take an optimiser step per minibatch, and return metrics.
 
         Args:
-            batch: Rollouts of a training step, with `advantages` and what else the loss reads.
-            minibatches: Rollouts (int64) of each optimiser step.
-            step: Training steps done.
+            batch: Rollouts of a training step, with `advantages` and the other fields that the loss reads.
+            minibatches: Indices of the rollouts (int64) of each optimiser step.
+            step: Training steps completed.
         """
         ...
 
@@ -337,21 +338,21 @@ class LearnerHandle(Protocol):
         updates: int = 1,
         last: bool = True,
     ) -> None:
-        """Add the gradient of a batch to that of the optimiser step; see `GivesPrimitives`.
+        """Accumulate the gradient of a batch for the optimiser step; see `GivesPrimitives`.
 
         Args:
-            batch: Rollouts with `advantages` and what else the loss reads.
-            totals: Denominators of the whole optimiser step; left out, those of this batch.
+            batch: Rollouts with `advantages` and the other fields that the loss reads.
+            totals: Denominators of the whole optimiser step; defaults to those of this batch.
             role: Model to train.
             step: Training steps completed.
-            update: Number of the optimiser step within the training step, from 0.
-            updates: Optimiser steps of the training step.
+            update: Index of the optimiser step within the training step.
+            updates: Number of optimiser steps in the training step.
             last: True in the last call before `optimizer_step`.
         """
         ...
 
     def optimizer_step(self, role: TrainedRole = "actor") -> dict[str, float]:
-        """Take an optimiser step along the gradient that `forward_backward` added up, and return metrics."""
+        """Take an optimiser step with the gradient accumulated by `forward_backward`, and return metrics."""
         ...
 
     def set_learning_rate(self, lr: float, role: TrainedRole = "actor") -> None:
@@ -363,7 +364,7 @@ class LearnerHandle(Protocol):
         ...
 
     def canary(self, token_ids: np.ndarray) -> np.ndarray:
-        """Return logprobs at temperature 1, float32 `[k - 1]`, of each token of `[k]` given those before it."""
+        """Return logprobs at temperature 1 of each token of `[k]` given those before it, as float32 `[k - 1]`."""
         ...
 
     def checksums(self) -> dict[str, str]:
@@ -371,25 +372,25 @@ class LearnerHandle(Protocol):
         ...
 
     def clock(self) -> dict[str, float]:
-        """Return seconds and greatest bytes of memory so far by name, each of the rank that has most."""
+        """Return accumulated seconds and peak bytes of memory by name, each the maximum over ranks."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Write what `load` needs."""
+        """Write a checkpoint for `load`."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote."""
+        """Restore a checkpoint that `save` wrote."""
         ...
 
     def export(self, folder: Path) -> None:
-        """Write what `transformers.from_pretrained` opens."""
+        """Write the model in transformers format."""
         ...
 
 
 @runtime_checkable
 class GivesAdapter(Protocol):
-    """Optional interface of a learner that can send engines an adapter instead of a whole model."""
+    """Optional interface of a learner that can send engines an adapter instead of the whole model."""
 
     @property
     def adapter(self) -> Adapter | None:
@@ -397,5 +398,5 @@ class GivesAdapter(Protocol):
         ...
 
     def adapter_weights(self, version: int) -> Weights | None:
-        """The adapter's tensors (rank 0; None elsewhere); `weights` still gives the whole model, merged."""
+        """Return the adapter's tensors (rank 0; None elsewhere); `weights` still returns the whole, merged model."""
         ...

@@ -1,4 +1,4 @@
-"""Interfaces of weight transfers, and of learners and engines that give and take weights part by part."""
+"""Interfaces of weight transfers, and of learners and engines that send and receive weights in parts."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ if TYPE_CHECKING:
 
 
 class WeightTransfer(Protocol):
-    """Carries weights from the ranks of the learner to the engines.
+    """Sends weights from learner ranks to engines.
 
-    Each rank and each engine has an instance of its own, made from the same options. A plain object without Ray: rlsdk
-    carries what `offer` returns from rank 0 to the engines.
+    Each rank and each engine has its own instance, created with the same options. It is a plain object without Ray:
+    rlsdk passes the result of `offer` on rank 0 to the engines.
     """
 
     def offer(self, parts: Iterator[Weights | None], engines: int, host: str) -> Any:
-        """Return what engines need to load the weights; called on every rank of the learner before each transfer.
+        """Return an offer: what engines need to load the weights. Called on every learner rank before each transfer.
 
-        Engines load an offer that is a `Weights` as it is. Any other needs the methods of `StreamsWeights`.
+        If the offer is a `Weights`, engines load it directly. Any other offer requires the methods of `StreamsWeights`.
 
         Args:
-            parts: Weights of the rank: parts on rank 0, None elsewhere. Reading them is a collective call of all ranks.
-            engines: Number of engines that will receive them.
+            parts: The rank's weights: parts on rank 0, None elsewhere. Iterating over them is a collective call of all
+                ranks.
+            engines: Number of engines that will receive the weights.
             host: Address of this rank's node.
 
         Returns:
@@ -38,77 +39,77 @@ class WeightTransfer(Protocol):
 
 @runtime_checkable
 class StreamsWeights(Protocol):
-    """Optional interface of a weight transfer that never holds all weights at once: engines load them as they come.
+    """Optional interface of a weight transfer that streams: engines load parts as they arrive.
 
-    An engine that starts later cannot receive an old offer; the learner sends it its weights of then.
+    An engine that starts later cannot receive an old offer; the learner sends it its current weights.
     """
 
     def send(self, parts: Iterator[Weights | None]) -> None:
-        """Send the weights to the engines of the last offer, once; called on every rank of the learner.
+        """Send the weights to the engines of the last offer, once; called on every learner rank.
 
         Args:
-            parts: As for `offer`. They are read to the end whatever happens, since other ranks take part in it.
+            parts: As for `offer`. They are always read to the end, even after a failure, since other ranks take part.
 
         Raises:
-            TransferError: An engine did not come in time, or left.
+            TransferError: An engine did not connect in time, or disconnected.
         """
         ...
 
     def receive(self, offer: Any, seat: int) -> Iterator[Weights]:
-        """Yield the weights part by part, each with whole layers; called in an engine.
+        """Yield the weights in parts of whole layers; called in an engine.
 
-        The arrays of a part are overwritten after the next one was asked for, unless something still refers to them.
+        The arrays of a part are overwritten once the next part is requested, unless something still references them.
 
         Args:
-            offer: What rank 0 returned.
-            seat: Number of this engine among those of the offer, from 1.
+            offer: The offer that rank 0 returned.
+            seat: Number of this engine among the receivers of the offer, from 1.
 
         Raises:
-            TransferError: The sender or another engine left, or kept the others waiting for too long.
+            TransferError: The sender or another engine disconnected, or kept the others waiting for too long.
         """
         ...
 
 
 @runtime_checkable
 class GivesWeightParts(Protocol):
-    """Optional interface of a learner that can give its weights without holding a copy of all of them."""
+    """Optional interface of a learner that can yield its weights without copying all of them at once."""
 
     def weight_parts(self, version: int) -> Iterator[Weights | None]:
-        """The tensors of `weights`, whole layers at a time (rank 0; None elsewhere); a collective call of all ranks.
+        """Yield the tensors of `weights`, whole layers at a time (rank 0; None elsewhere); a collective call.
 
-        Their arrays may be the model's own memory: they are read before anything else is called.
+        The arrays may share the model's memory: the caller reads them before calling anything else.
         """
         ...
 
 
 @runtime_checkable
 class LoadsWeightParts(Protocol):
-    """Optional interface of an engine that can load weights as they come; others get them joined."""
+    """Optional interface of an engine that can load weights as they arrive; others receive them joined."""
 
     def load_weight_parts(self, version: int, parts: Iterator[Weights]) -> None:
-        """Replace the weights as `load_weights` does, each part as it comes.
+        """Replace the weights as `load_weights` does, loading each part as it arrives.
 
         Args:
             version: Version of the weights.
-            parts: Parts of whole layers. The arrays of a part may be overwritten after the next one was asked for,
-                unless something still refers to them.
+            parts: Parts of whole layers. The arrays of a part may be overwritten once the next part is requested,
+                unless something still references them.
 
         Raises:
             EngineError: A tensor of the model is missing or has another shape.
-            TransferError: The parts ended too early. A later load of all weights must then succeed.
+            TransferError: The parts ended early. A later load of all weights must still succeed.
         """
         ...
 
 
 @attrs.frozen(eq=False)
 class WeightStream:
-    """A transfer that has begun.
+    """A weight transfer in progress.
 
     Attributes:
         version: Version of the weights.
-        offer: What engines receive; an `ObjectRef` on a Ray cluster.
-        finish: Waits until the weights are sent; returns why they were not, empty if they were, and the learner's
-            logprobs of the fixed tokens under them, float32 `[k - 1]`.
+        offer: The offer for engines; an `ObjectRef` on a Ray cluster.
+        finish: Waits until the weights are sent; returns the reason if that failed, else an empty text, and the
+            learner's logprobs of the fixed tokens with these weights, float32 `[k - 1]`.
     """
 
     version: int
@@ -118,7 +119,7 @@ class WeightStream:
 
 @runtime_checkable
 class StreamsToEngines(Protocol):
-    """Optional interface of all ranks of a learner, for engines that receive weights as they are sent."""
+    """Optional interface of a group of learner ranks that can stream weights to engines."""
 
     @property
     def streams(self) -> bool:
@@ -126,11 +127,11 @@ class StreamsToEngines(Protocol):
         ...
 
     def stream(self, engines: int, token_ids: np.ndarray, version: int | None = None) -> WeightStream:
-        """Begin to send the weights to so many engines, which must receive them meanwhile.
+        """Begin to send the weights to a number of engines, which must receive them meanwhile.
 
         Args:
             engines: Number of engines.
             token_ids: Fixed tokens, int64 `[k]`.
-            version: Version of the weights; left out, that of the last update.
+            version: Version of the weights; defaults to that of the last update.
         """
         ...
