@@ -115,6 +115,12 @@ class LossInputs(Packed):
         return self._whole if self._whole is not None else self.detach()
 
     @property
+    def edits(self) -> dict[str, int]:
+        """How often each tensor was changed in place so far, by name, those of `whole` among them."""
+        whole = {} if self._whole is None else self._whole.edits
+        return {**super().edits, **{f"whole.{name}": count for name, count in whole.items()}}
+
+    @property
     def generator(self) -> torch.Generator:
         """Source of random choices, the same for a seed and a step wherever the batch is split.
 

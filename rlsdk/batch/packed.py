@@ -89,6 +89,11 @@ class Packed:
         return self.replace(**{name: None for name in (*optional, *self.extra) if name not in keep})
 
     @property
+    def edits(self) -> dict[str, int]:
+        """How often each tensor was changed in place so far, by name."""
+        return {name.lstrip("_"): v._version for name, v in vars(self).items() if isinstance(v, Tensor)}
+
+    @property
     def clock(self) -> dict[str, int]:
         """The fields of `CLOCK` by name."""
         return {name: getattr(self, name) for name in self.CLOCK}

@@ -181,7 +181,13 @@ class Objective:
         hidden = {name: None for name in (*_OPTIONAL, *x.extra) if name not in needs and hasattr(x, name)}
         call = self._memories[kind].call if kind in self._memories else bound
         with _named(kind, bound) as name:
+            edits = x.edits
             found = call(x.replace(**hidden) if hidden else x)
+            if changed := [field for field, count in x.edits.items() if count != edits[field]]:
+                raise LearnerError(
+                    f"{name} changed x.{changed[0]} in place, which the rest of the objective reads, too: use no method "
+                    f"that ends in '_' on it, nor +=, nor x.{changed[0]}[…] = …; change a copy, x.{changed[0]}.clone()"
+                )
             given, metrics = found if isinstance(found, tuple) else (found, {})
             values = _per_token(name, given, x)
             told = {f"{kind}/{key}" if key in taken else key: value for key, value in metrics.items()}

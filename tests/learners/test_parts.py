@@ -226,6 +226,22 @@ class TestObjective:
         assert (means["actor/loss"], means["actor/policy_loss/loss"]) == (pytest.approx(1.0), 9.0)
         assert (means["actor/ratio"], means["actor/policy_loss/ratio"]) == (pytest.approx(np.exp(0.1), rel=1e-5), 7.0)
 
+    @pytest.mark.parametrize("field", ["logprobs", "advantages", "loss_mask", "whole.advantages"])
+    def test_a_loss_that_changes_its_inputs_in_place_is_refused(self, make_batch: Make, field: str) -> None:
+        @policy_loss("careless", whole_batch=True)
+        def careless(x: LossInputs) -> torch.Tensor:
+            held = x.whole if field.startswith("whole.") else x
+            values = getattr(held, field.removeprefix("whole."))
+            values.zero_()
+            return -x.advantages * x.logprobs
+
+        batch, objective = make_batch(5), bind(careless)
+        now = logprobs_of(batch) * 1  # a result of a model, not a leaf
+        whole = objective.inputs(batch, now.detach(), None, moment(batch))
+        inputs = objective.inputs(batch, now, None, moment(batch, whole=whole))
+        with pytest.raises(LearnerError, match=rf"policy_loss 'careless' changed x\.{field} in place.*\.clone\(\)"):
+            objective(inputs, moment(batch).totals, MetricAccumulator())
+
     def test_a_token_that_is_not_trained_on_leaves_the_gradient_of_the_kl_a_number(self, make_batch: Make) -> None:
         batch = make_batch(5)
         untrained = np.flatnonzero(~batch.loss_mask)
