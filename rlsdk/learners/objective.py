@@ -185,8 +185,9 @@ class Objective:
             found = call(x.replace(**hidden) if hidden else x)
             if changed := [field for field, count in x.edits.items() if count != edits[field]]:
                 raise LearnerError(
-                    f"{name} changed x.{changed[0]} in place, which the rest of the objective reads, too: use no method "
-                    f"that ends in '_' on it, nor +=, nor x.{changed[0]}[…] = …; change a copy, x.{changed[0]}.clone()"
+                    f"{name} changed x.{changed[0]} in place, which the rest of the objective reads, too: use no "
+                    f"method that ends in '_' on it, nor +=, nor x.{changed[0]}[…] = …; change a copy, "
+                    f"x.{changed[0]}.clone()"
                 )
             given, metrics = found if isinstance(found, tuple) else (found, {})
             values = _per_token(name, given, x)
