@@ -41,6 +41,7 @@ ROLES: tuple[RoleName, ...] = ("engine", "learner")
 """Roles whose processes may be forks."""
 COMMON = (
     *("torch", "transformers.modeling_utils", "transformers.models.auto.tokenization_auto"),
+    "transformers.modeling_layers",  # which the file of each model imports
     # What Ray imports in each worker. Not pyarrow, which starts a thread.
     *("google.protobuf.json_format", "google.protobuf.timestamp_pb2", "jsonschema", "pydantic.v1", "requests"),
 )
@@ -205,6 +206,8 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     with importing(), hidden("ray"):
         import_common()
+        with suppress(Exception):  # hundreds of patterns, which each process would compile when it loads a model
+            importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("")
     sys.path[:], roles, others = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the process that started this one
     for descriptor in others:
         os.close(descriptor)

@@ -25,8 +25,14 @@ WORKER = """
 import gc, json, os, sys
 seen = {name: name in sys.modules for name in ("torch", "deepspeed", "rlsdk.engines.cached", "ray")}
 garbage = {"looked for": gc.isenabled(), "frozen": gc.get_freeze_count()}
+import re, unittest.mock, transformers.conversion_mapping as conversions
+before = set(sys.modules)
+import transformers.models.llama.modeling_llama
+loading = [name for name in set(sys.modules) - before if not name.startswith("transformers.models.llama")]
+with unittest.mock.patch.object(re, "compile", wraps=re.compile) as compiling:
+    conversions.get_checkpoint_conversion_mapping("llama")
 print(json.dumps({"arguments": sys.argv, "folder": os.getcwd(), "variables": dict(os.environ), "modules": seen,
-                  "garbage": garbage}))
+                  "garbage": garbage, "loading a model": [loading, compiling.call_count]}))
 import torch
 print(torch.get_num_threads(), __name__, file=sys.stderr)
 sys.exit(3)
@@ -82,6 +88,7 @@ def test_a_worker_has_the_imports_of_its_role_and_all_that_its_caller_gave(
     variables = {"OMP_NUM_THREADS": "2", "MINE": "a\nb"}
     seen, errors = work(python[role], tmp_path, **variables)
     assert seen["modules"] == imported
+    assert seen["loading a model"] == [[], 0]  # nothing is left to import or compile but the model's own file
     assert seen["garbage"]["looked for"]
     assert seen["garbage"]["frozen"] > 100_000  # what was imported is never looked at again
     assert seen["arguments"] == ["worker.py", "--one", "two three"]
