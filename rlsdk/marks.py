@@ -60,6 +60,7 @@ def reward(
     cache: bool = False,
     imports: tuple[str, ...] = (),
     reads_given: bool = False,
+    check: Check | None = None,
 ) -> Callable[[T], T]:
     """Mark a reward: `(rollout, *, …) -> float | Score`, sync or async; with `batch`, lists of both.
 
@@ -75,6 +76,7 @@ def reward(
         imports: Heavy modules that it imports when it first scores; a pool imports them once for all its processes.
         reads_given: It counts what the workflow or environment gave (`rollout.rewards`). A run whose workflow gives
             rewards that nothing counts warns of it.
+        check: As for a shaping.
     """
     if not callable(runs) and runs not in WHERE:
         raise PluginError(f"@rlsdk.reward({name!r}): runs is one of {', '.join(WHERE)}; got {runs!r}")
@@ -85,7 +87,8 @@ def reward(
             f"@rlsdk.reward({name!r}): cache=True keeps the score of a rollout, but with batch='group' it depends on "
             "the rest of its group; leave cache out"
         )
-    return mark("reward", name, batch=batch, runs=runs, cache=cache, imports=tuple(imports), reads_given=reads_given)
+    marks = {"cache": cache, "imports": tuple(imports), "reads_given": reads_given, "check": check}
+    return mark("reward", name, batch=batch, runs=runs, **marks)
 
 
 def shaping(

@@ -70,12 +70,26 @@ def reinforce_plus_plus(x: CreditInputs, *, gamma: Share = 1.0) -> Credit:
     return Credit(whiten_sampled(returns.clone(), x.loss_mask), returns)
 
 
-@advantage("remax", needs=("baseline_rewards",))
+_RESHAPES = ("length_penalty", "overlong", "rank_penalty", "reward_clip", "reward_norm")
+
+
+def _same_reward(run: RunFacts, _: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Refuse shapings that change the sampled answers' rewards and leave that of the greedy answer as it was."""
+    if changing := [name for name in run.shaping if name in _RESHAPES]:
+        yield (
+            "",
+            f"its baseline is the reward of the greedy answer as it was scored, and the shaping {changing[0]!r} "
+            "changes the rewards that are compared with it; leave that shaping out, change the reward itself, such as "
+            "by a length_penalty beside it, or take another advantage, such as rloo",
+        )
+
+
+@advantage("remax", needs=("baseline_rewards",), check=_same_reward)
 def remax(x: CreditInputs) -> Credit:
     """Return against the reward of the greedy answer to the same task: one sample per task is enough.
 
     Paper: ReMax, arXiv:2310.10505, algorithm 1.
-    Formula: `A_t = Σ_{k ≥ t} r_k - r(greedy answer)`.
+    Formula: `A_t = Σ_{k ≥ t} r_k - r(greedy answer)`; shapings do not change the latter.
     When to use: one or two rollouts per task; the greedy answer costs one more.
     """
 

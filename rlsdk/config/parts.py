@@ -148,7 +148,12 @@ def located(path: str) -> str:
 
 
 def facts_of(
-    config: Config, algorithm: AlgorithmDefaults, rewards: Sequence[RewardPart], *, one_answer: bool
+    config: Config,
+    algorithm: AlgorithmDefaults,
+    rewards: Sequence[RewardPart],
+    chosen: Sequence[Chosen],
+    *,
+    one_answer: bool,
 ) -> RunFacts:
     """Collect the facts about the run that components' checks receive.
 
@@ -156,6 +161,7 @@ def facts_of(
         config: Typed configuration.
         algorithm: Algorithm, with parts replaced by the configuration.
         rewards: Parts of the reward.
+        chosen: Components of the run.
         one_answer: True if a rollout consists of one answer.
     """
     path, reference, room = config.model.path, config.model.reference, config.model.max_length - 1
@@ -167,6 +173,7 @@ def facts_of(
         updates=config.minibatches * config.passes,
         aggregate=algorithm.aggregate,
         rewards=tuple(part.rule.name for part in rewards),
+        shaping=tuple(part.component.name for part in chosen if part.component.kind == "shaping"),
     )
 
 

@@ -288,7 +288,7 @@ class _Resolver:
         readers = [] if config.reward or rewards or workflow is None else reward_readers(self.chosen)
         self.faults += cross_checks(config, algorithm, self.needs, unrewarded=readers)
         one_answer = workflow is not None and self.plugins.component(workflow).one_answer
-        facts = facts_of(config, algorithm, rewards, one_answer=one_answer)
+        facts = facts_of(config, algorithm, rewards, self.chosen, one_answer=one_answer)
         self.faults += part_faults(config, algorithm, self.chosen, facts)
         comparing = [p.rule.name for p in rewards if batch_of(self.plugins.resolve(p.reference)) == "group"]
         self.faults += compared_with_nothing(comparing, self.needs)

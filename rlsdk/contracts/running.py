@@ -331,6 +331,7 @@ class RunFacts:
         updates: Optimiser steps per batch.
         aggregate: Aggregation mode: how per-token losses are reduced to one number.
         rewards: Names of the parts of the reward; empty if the workflow gives it.
+        shaping: Names of the shapings, in order.
     """
 
     teacher: bool
@@ -340,6 +341,7 @@ class RunFacts:
     updates: int
     aggregate: str
     rewards: tuple[str, ...] = ()
+    shaping: tuple[str, ...] = ()
 
 
 class AlgorithmDefaults(Protocol):

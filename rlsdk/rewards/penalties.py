@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import attrs
 
 import rlsdk
+from rlsdk.contracts import RunFacts
 from rlsdk.errors import ValueFault
 from rlsdk.types import Rollout, Score
 
@@ -19,7 +20,17 @@ _MAX_UNITS = 200_000
 _MAX_NGRAM = 50
 
 
-@rlsdk.reward("length_penalty", runs="driver")
+def _can_bite(run: RunFacts, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Refuse a penalty that no response of the run can earn."""
+    if options["unit"] == "tokens" and options["free"] >= run.longest_response:
+        yield (
+            "free",
+            f"{options['free']}: the penalty begins above that many tokens, and no response here has more than "
+            f"{run.longest_response}; give less",
+        )
+
+
+@rlsdk.reward("length_penalty", runs="driver", check=_can_bite)
 @attrs.frozen(kw_only=True)
 class LengthPenalty:
     """0 for a response of at most `free` units, falling in a line to `-penalty` at `limit` and beyond.

@@ -112,6 +112,21 @@ def test_a_punishment_that_no_answer_can_earn_is_a_fault(faults, overrides, path
     assert fault.startswith(f"algorithm.shaping[0].{path}: ") and text in fault
 
 
+def test_a_penalty_for_length_that_no_answer_can_earn_is_a_fault(plan, faults):
+    penalty = "reward=[countdown, {{use: length_penalty, free: {}, limit: 800, unit: {}}}]"
+    (fault,) = faults(penalty.format(256, "tokens"))
+    assert fault.startswith("reward[1].free: 256: the penalty begins above that many tokens")
+    assert plan(penalty.format(255, "tokens")) and plan(penalty.format(256, "words"))
+    assert plan(penalty.format(256, "tokens"), MULTI_TURN)
+
+
+def test_a_greedy_answer_is_not_compared_with_rewards_that_a_shaping_changed(plan, faults):
+    for shaping in ("overlong", "{use: reward_norm, by: batch}"):
+        (fault,) = faults("algorithm=remax", f"algorithm.shaping=[kl_penalty, {shaping}]")
+        assert fault.startswith("algorithm.advantage: its baseline is the reward of the greedy answer as it was scored")
+    assert plan("algorithm=remax").shaping  # the KL is charged to what was sampled
+
+
 def test_a_response_of_several_turns_is_as_long_as_the_model_holds(plan, faults):
     assert plan("algorithm.shaping=[{use: overlong, max_length: 2000}]", MULTI_TURN).shaping
     (fault,) = faults("algorithm.shaping=[{use: overlong, max_length: 20480}]", MULTI_TURN)
