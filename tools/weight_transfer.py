@@ -223,7 +223,7 @@ def page(rows: list[Row], layers: int, size: int) -> str:
     return f"""{TITLE}
 
 `python tools/weight_transfer.py` measures a sync on this CPU, by each
-[weight transfer](howto/cluster.md#how-weights-travel): a model of Qwen2.5-0.5B's shape ({layers} layers, bfloat16,
+[weight transfer](howto/cluster.md#weight-transfer): a model of Qwen2.5-0.5B's shape ({layers} layers, bfloat16,
 {size / MIB:,.0f} MiB, {largest / MIB:,.0f} MiB of them the embeddings), random weights, no forward pass, one learner
 rank and one or two engines in processes of their own on {cores} cores. *memcpy* is the time in which the learner's
 process copies as many bytes, measured in the same run.
