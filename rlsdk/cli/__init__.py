@@ -1,4 +1,4 @@
-"""The command line: one module a command, imported when the command is typed."""
+"""The command line: one module per command, imported when the command is used."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from rlsdk.cli.lazy import LazyGroup
 
 COMMANDS = {
     "check": "Check a plugin's components, or a model's tokenizer and chat template.",
-    "compare": "Compare runs: settings that differ, results with confidence intervals, winners.",
-    "config": "Show every key of a configuration, with its type, default, unit and meaning.",
-    "data": "Make and inspect data sets.",
-    "debug": "Serve a configuration's engine, and try its workflow on one task, without training.",
-    "diagnose": "Say from its metrics what is wrong with a run, and what to do.",
-    "doctor": "Check this machine: what is missing, and what to do about it.",
-    "engines": "Show the engines of a run, and change their number while it trains.",
+    "compare": "Compare runs: different settings, results with confidence intervals, winners.",
+    "config": "Show all configuration keys with type, default, unit and description.",
+    "data": "Create and inspect data sets.",
+    "debug": "Serve a configuration's engine and try its workflow on one task, without training.",
+    "diagnose": "Diagnose problems of a run from its metrics, with advice.",
+    "doctor": "Check this machine for missing requirements, with remedies.",
+    "engines": "Show the engines of a run, or change their number while it trains.",
     "eval": "Evaluate a model on held-out tasks, without training.",
-    "explain": "Check a configuration and say what it would run; nothing starts.",
-    "export": "Write a run's model to a folder that transformers can open.",
-    "migrate": "Convert a configuration of another trainer to one of rlsdk.",
+    "explain": "Check a configuration and show what it would run, without starting it.",
+    "export": "Export a run's model in transformers format.",
+    "migrate": "Convert another trainer's configuration to rlsdk's.",
     "model": "Make models.",
-    "new": "Write a plugin to start from: a package, or one file.",
-    "plugins": "List plugins, and the components and options that they offer.",
-    "recipe": "List, show and run recipes: complete trainings, with measured curves.",
-    "replay": "Recompute a batch that veRL, TRL, slime or OpenRLHF dumped, and show what differs.",
-    "report": "Write a run's report: one HTML page without scripts or links to the network.",
-    "rollouts": "Show the rollouts of a run that meet a condition.",
+    "new": "Create a plugin from a template: a package, or one file.",
+    "plugins": "List plugins with their components and options.",
+    "recipe": "List, show and run recipes: complete trainings with measured results.",
+    "replay": "Recompute a batch dumped by veRL, TRL, slime or OpenRLHF, and show differences.",
+    "report": "Write a run's report: one self-contained HTML page without scripts.",
+    "rollouts": "Query the rollouts of a run.",
     "score": "Score the responses in a file with a reward.",
-    "simulate": "Predict the step times of a training by simulation; nothing starts.",
-    "sweep": "Train a configuration with every combination of some settings, and compare.",
+    "simulate": "Predict the step times of a training by simulation, without starting it.",
+    "sweep": "Train a configuration with every combination of given settings, and compare.",
     "tournament": "Compare algorithms over a suite of tasks and several seeds.",
-    "trace": "Write the times of a run as a trace that Perfetto opens.",
+    "trace": "Export the timings of a run as a trace for Perfetto.",
     "train": "Train a model.",
-    "view": "Show runs on a local web page, also while they train.",
-    "what-if": "Show what another reward, algorithm or filter would have made of a run's rollouts.",
+    "view": "Show runs on a local web page, live while they train.",
+    "what-if": "Recompute a run's rollouts with another reward, algorithm or filter.",
 }
-"""Name -> help; each is the attribute of that name, with underscores, in the module `rlsdk.cli.NAME`."""
+"""Name -> help; a command is the attribute of its name, with underscores, in the module `rlsdk.cli.NAME`."""
 
 NOT_READ = 141
 """Exit status by which a shell reports a process ended by SIGPIPE."""
 EXIT_SECONDS = 60.0
-"""Time that threads and exit hooks of plugins and libraries get once a command has ended."""
+"""Seconds that threads and exit hooks of plugins and libraries get after a command has ended."""
 READS_MODELS = frozenset(
     {
         "data",
@@ -65,7 +65,7 @@ READS_MODELS = frozenset(
         "what-if",
     }
 )
-"""Commands that import transformers, and so meet a torchvision that does not fit this torch."""
+"""Commands that import transformers, and thereby a torchvision that may not match torch."""
 
 
 def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -78,7 +78,7 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 
 
 @click.group("rlsdk", cls=LazyGroup, builtin=COMMANDS, check_machine=READS_MODELS)
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
 @click.option(
     "--version",
     is_flag=True,
@@ -90,27 +90,26 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 def root(debug: bool) -> None:
     """Train language models by reinforcement learning.
 
-    Exit status: 0 success, 1 a failure, 2 a wrong configuration or command line, 130 interrupted, 141 nobody reads the
-    output any more.
+    Exit status: 0 success, 1 failure, 2 invalid configuration or command line, 130 interrupted, 141 output pipe closed.
     """
 
 
 def main(arguments: Sequence[str] | None = None) -> Any:
-    """Run a command and leave the process with its exit status.
+    """Run a command and exit the process with its status.
 
     Args:
-        arguments: Command-line arguments; if omitted, `sys.argv`'s.
+        arguments: Command-line arguments; defaults to those of `sys.argv`.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower().replace("-", "") != "utf8":
-        # A bar or an arrow that the terminal cannot show must not end a command.
+        # A bar or arrow that the terminal cannot encode must not fail a command.
         sys.stdout.reconfigure(errors="replace")
     output = sys.stdout
     try:
         return root.main(args=None if arguments is None else list(arguments), prog_name="rlsdk")
     except SystemExit as leaving:
-        if sys.stdout not in (output, None):  # click replaces an output that nobody reads any more, as in `| head`
+        if sys.stdout not in (output, None):  # click replaces an output whose reader is gone, as in `| head`
             leaving.code = NOT_READ
-        if arguments is None:  # the program's own command line: nothing of it is needed any more
+        if arguments is None:  # the program's own command line: the process is no longer needed
             exits = threading.Timer(EXIT_SECONDS, _exit, (leaving.code,))
             exits.daemon = True
             exits.start()
@@ -118,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> Any:
 
 
 def _exit(status: str | int | None) -> None:
-    """Exit though threads of plugins or libraries still run, which Python would wait for."""
+    """Exit even if threads of plugins or libraries, which Python would wait for, are still running."""
     own = (threading.main_thread(), threading.current_thread())
     names = [thread.name for thread in threading.enumerate() if not thread.daemon and thread not in own]
     what = f"these threads still run: {', '.join(names)}" if names else "its exit hooks still run"

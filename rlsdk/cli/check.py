@@ -30,31 +30,27 @@ FAULTY = 1
 @click.argument("plugin", metavar="PLUGIN | model")
 @click.argument("path", required=False, metavar="[PATH]")
 @click.option("--kind", type=click.Choice(KINDS), help="Check only components of this kind.")
-@click.option("--component", metavar="NAME", help="Check only components of this name.")
+@click.option("--component", metavar="NAME", help="Check only components with this name.")
 @click.option(
     "--option",
     "options",
     metavar="COMPONENT.OPTION=VALUE",
     multiple=True,
-    help="Check a component with this option, such as jsonl.path=tasks.jsonl; what is left out keeps its default.",
+    help="Set an option of a component, such as jsonl.path=tasks.jsonl; other options keep their defaults.",
 )
 @click.option(
     "--task",
     "tasks",
     metavar="YAML",
     multiple=True,
-    help="A task that the plugin's rewards can score and its workflows run on, such as '{prompt: 1 + 1?, answer: 2}'.",
+    help="Task for the plugin's rewards and workflows, such as '{prompt: 1 + 1?, answer: 2}'.",
 )
 @plugin_files
 @click.option("--max-length", type=click.IntRange(1), help="With `model`: the model.max_length of the run.")
 @click.option("--renderer", default="template", show_default=True, help="With `model`: the model.renderer of the run.")
-@click.option("--trust-remote-code", is_flag=True, help="With `model`: run code that comes with the model.")
-@click.option(
-    "--engine", help="With `model`: the engine that is compared with the learner.", show_default="transformers"
-)
-@click.option(
-    "--trace", is_flag=True, help="With `model`: find the first operation at which engine and learner differ."
-)
+@click.option("--trust-remote-code", is_flag=True, help="With `model`: run Python code shipped with the model.")
+@click.option("--engine", help="With `model`: engine to compare with the learner.", show_default="transformers")
+@click.option("--trace", is_flag=True, help="With `model`: find the first operation where engine and learner differ.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def check(
@@ -73,12 +69,12 @@ def check(
     trace: bool,
     as_json: bool,
 ) -> None:
-    """Check that the components of PLUGIN, a name or a Python file, keep the promises of their kinds.
+    """Check that the components of PLUGIN, a name or a Python file, satisfy the contracts of their kinds.
 
-    `rlsdk check model PATH` checks the tokenizer, chat template and configuration of a model instead and, if there are
-    weights, that an engine and the learner give the same logprobs; --trace shows where they begin to differ. For each
-    property that does not hold, a small input that breaks it is shown. Exit status: 0 all hold, 1 some do not, 2 no
-    such plugin, component, option or model, or a plugin without components.
+    `rlsdk check model PATH` instead checks a model's tokenizer, chat template and configuration and, if it has weights,
+    that engine and learner compute the same logprobs; --trace shows where they begin to differ. Each violated property
+    is shown with a small input that violates it. Exit status: 0 all properties hold, 1 some do not, 2 no such plugin,
+    component, option or model, or a plugin without components.
     """
     if path is not None:
         if plugin != "model":
@@ -88,7 +84,7 @@ def check(
         how = {"max_length": max_length, "renderer": Use(renderer), "trust_remote_code": trust_remote_code}
         return _check_model(context, path, how, engine, as_json)
     begun = time.monotonic()
-    with contextlib.redirect_stdout(sys.stderr):  # a component may print; standard output is the report's
+    with contextlib.redirect_stdout(sys.stderr):  # components may print; keep standard output for the report
         report = _report(plugin, files, kind, component, options, tasks)
     if as_json:
         click.echo(json.dumps(report.describe(), indent=2))
@@ -141,7 +137,7 @@ def _trace_model(context: click.Context, path: str, engine: str | None, trust_re
         raise click.UsageError("; ".join(error.faults)) from error
     first = first_difference(operations)
     if as_json:
-        # JSON has no infinity, which stands for outputs of different shapes
+        # JSON has no infinity, which marks outputs of different shapes
         rows = [attrs.asdict(each) | {"difference": min(each.difference, 1e308)} for each in operations]
         click.echo(json.dumps({"ok": first is None, "first": first and first.name, "operations": rows}, indent=2))
     else:
@@ -213,7 +209,7 @@ def _print(report: Report, seconds: float) -> None:
 
 
 def _remarks(findings: tuple[PropertyResult, ...]) -> str:
-    """Names of the properties that failed, and why others were skipped."""
+    """Return the names of the properties that failed, and why others were skipped."""
     failed = [finding.rule for finding in findings if finding.outcome == "failed"]
     reasons: dict[str, list[str]] = {}
     for finding in findings:

@@ -13,13 +13,13 @@ import click
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN …", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
-    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a page with curves."
+    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write an HTML page with curves."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compare(runs: Sequence[Path], html: Path | None, as_json: bool) -> None:
-    """Compare runs by their folders: settings that differ, results with confidence intervals, winners.
+    """Compare the runs in folders RUN: different settings, results with confidence intervals, winners.
 
-    Runs that differ only in their seed are one group.
+    Runs that differ only in their seed form one group.
     """
     from rlsdk.reporting.compare import comparison, comparison_page
     from rlsdk.reporting.reading import read_run

@@ -30,10 +30,10 @@ from rlsdk.plugins import CORE, Plugins
 @plugin_files
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def config(section: str | None, schema: bool, files: tuple[str, ...], as_json: bool) -> None:
-    """Show every key of a configuration: type, default, unit and meaning.
+    """Show all configuration keys with type, default, unit and description.
 
-    SECTION, such as `rollout` or `learner.lr`, shows only that part. For a component (engine, learner, algorithm and so
-    on), the options of the default one are shown; `rlsdk plugins KIND` lists all of a kind.
+    SECTION, such as `rollout` or `learner.lr`, selects a part. For a component (engine, learner, algorithm and so on),
+    the options of the default one are shown; `rlsdk plugins KIND` lists all of a kind.
     """
     plugins = Plugins(files)
     if schema:
@@ -53,11 +53,11 @@ def config(section: str | None, schema: bool, files: tuple[str, ...], as_json: b
 
 
 def offered(plugins: Plugins, names: Sequence[str] | None = None) -> dict[Kind, dict[str, Any]]:
-    """Return the components of plugins by kind and by the name that a configuration writes; broken ones offer none.
+    """Return the components of plugins by kind and by name in configurations; broken plugins offer none.
 
     Args:
-        plugins: Plugins that are installed, or given as files.
-        names: Names of plugins; left out, all.
+        plugins: Installed plugins, and those given as files.
+        names: Names of plugins; defaults to all.
     """
     found: dict[Kind, dict[str, Any]] = {kind: {} for kind in KINDS}
     for plugin, component in listing.collect(plugins, plugins.entries if names is None else names, None).components:
@@ -66,10 +66,10 @@ def offered(plugins: Plugins, names: Sequence[str] | None = None) -> dict[Kind, 
 
 
 def _chosen(plugins: Plugins, section: str | None) -> list[ConfigKey]:
-    """Find the settings of a section, with the options of the component that stands there by default.
+    """Find the keys of a section, with the options of its default component.
 
     Raises:
-        UnknownComponentError: There is no such section.
+        UnknownComponentError: The section does not exist.
     """
     found = settings()
     if section is None:
@@ -85,7 +85,7 @@ def _chosen(plugins: Plugins, section: str | None) -> list[ConfigKey]:
 
 
 def _guess(section: str, known: Sequence[ConfigKey]) -> str:
-    """Suggest what was meant: keys of that name in any section, or the nearest path."""
+    """Suggest keys with that name in any section, or the nearest path."""
     paths = [setting.path for setting in known]
     last = [path for path in paths if path.rpartition(".")[2] == section.rpartition(".")[2]]
     near = last or [path for path in [nearest(section, paths)] if path]
@@ -94,7 +94,7 @@ def _guess(section: str, known: Sequence[ConfigKey]) -> str:
 
 
 def table(found: Sequence[ConfigKey]) -> Table:
-    """Return settings as a table for a person."""
+    """Return settings as a readable table."""
     rows = Table(box=None, pad_edge=False, show_header=False)
     rows.add_column(ratio=5, overflow="fold")
     rows.add_column(ratio=6, overflow="fold")
@@ -110,7 +110,7 @@ def table(found: Sequence[ConfigKey]) -> Table:
 
 
 def shown_default(setting: ConfigKey) -> str:
-    """Return the default of a setting as a configuration writes it."""
+    """Return the default of a setting as written in a configuration."""
     if setting.default in ((), "") or (isinstance(setting.default, str) and "\n" in setting.default):
         return json.dumps(setting.default)
     return brief(setting.default)

@@ -15,13 +15,13 @@ from rlsdk.sources.templates import Template
 
 @click.group()
 def data() -> None:
-    """Make and inspect data sets."""
+    """Create and inspect data sets."""
 
 
 def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int]:
     low, hyphen, high = value.partition("-")
     if not low.isdecimal() or (hyphen and not high.isdecimal()):
-        raise click.BadParameter(f"{value!r} is neither a number nor two such as 3-4")
+        raise click.BadParameter(f"{value!r} is neither a number nor a range such as 3-4")
     return int(low), int(high or low)
 
 
@@ -30,18 +30,16 @@ def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int
     "--out", required=True, metavar="DIR", type=click.Path(path_type=Path, file_okay=False), help="Folder to write to."
 )
 @click.option(
-    "--train-size", type=click.IntRange(1), default=327_680, show_default=True, help="Number of tasks to train on."
+    "--train-size", type=click.IntRange(1), default=327_680, show_default=True, help="Number of training tasks."
 )
-@click.option(
-    "--test-size", type=click.IntRange(1), default=1_024, show_default=True, help="Number of tasks to test with."
-)
+@click.option("--test-size", type=click.IntRange(1), default=1_024, show_default=True, help="Number of test tasks.")
 @click.option(
     "--numbers",
     metavar="N|N-M",
     callback=_counts,
     default="3-4",
     show_default=True,
-    help="How many numbers a task gives.",
+    help="How many numbers each task has.",
 )
 @click.option(
     "--number-range", nargs=2, type=int, default=(1, 99), show_default=True, help="Smallest and largest number."
@@ -49,18 +47,18 @@ def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int
 @click.option(
     "--target-range", nargs=2, type=int, default=(10, 100), show_default=True, help="Smallest and largest target."
 )
-@click.option("--operators", default="+-*/", show_default=True, help="Operators that solutions may need, of +-*/.")
+@click.option("--operators", default="+-*/", show_default=True, help="Operators that solutions may use, from +-*/.")
 @click.option(
-    "--template", type=click.Choice(get_args(Template)), default="base", show_default=True, help="Form of prompts."
+    "--template", type=click.Choice(get_args(Template)), default="base", show_default=True, help="Prompt format."
 )
-@click.option("--demonstrations", type=float, help="Add demonstrations, this share of them correct.")
+@click.option("--demonstrations", type=float, help="Add demonstrations, of which this share is correct.")
 @click.option("--seed", default=0, show_default=True, help="Random seed of the tasks.")
 @click.option("--overwrite", is_flag=True, help="Replace existing files.")
 def countdown(out: Path, train_size: int, test_size: int, overwrite: bool, **options: Any) -> None:
-    """Make Countdown tasks: DIR/train.parquet and DIR/test.parquet, in the columns that veRL and TinyZero read.
+    """Create Countdown tasks: DIR/train.parquet and DIR/test.parquet, with the columns that veRL and TinyZero read.
 
-    TinyZero reads `nums` and `target`; veRL reads the same values from `reward_model.ground_truth`. Every task has a
-    solution, and no problem occurs in both files, not even with its numbers in another order.
+    TinyZero reads `nums` and `target`; veRL reads the same values from `reward_model.ground_truth`. Every task is
+    solvable, and no problem occurs in both files, even with its numbers in another order.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -91,7 +89,7 @@ def countdown(out: Path, train_size: int, test_size: int, overwrite: bool, **opt
 @click.option("-n", "count", type=click.IntRange(1), default=5, show_default=True, help="Number of rows to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def show(file: str, count: int, as_json: bool) -> None:
-    """Show the first rows of FILE: parquet, or JSON lines (compressed or not)."""
+    """Show the first rows of FILE: parquet, or JSON lines, optionally compressed."""
     rows = _first_rows(file, count)
     if not rows:
         click.echo(f"rlsdk: {file} holds no rows", err=True)
@@ -105,7 +103,7 @@ def show(file: str, count: int, as_json: bool) -> None:
 
 
 def _first_rows(file: str, count: int) -> list[dict[str, Any]]:
-    """The first rows of a file; no more of it is read than needed."""
+    """Return the first rows of a file, reading no more than needed."""
     import fsspec
 
     from rlsdk.sources.tables import find
@@ -118,7 +116,7 @@ def _first_rows(file: str, count: int) -> list[dict[str, Any]]:
             return _parquet_rows(opened, count) if is_parquet else _json_rows(opened, count)
     except DataError as error:
         raise DataError(f"{file}: {error}") from error
-    except Exception as error:  # whatever a hostile file makes its reader raise: it is named, with its cause
+    except Exception as error:  # report the file and the cause, whatever a hostile file makes its reader raise
         raise DataError(f"{file} cannot be read: {error}") from error
 
 
@@ -144,7 +142,7 @@ def _json_rows(opened: Any, count: int) -> list[dict[str, Any]]:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise DataError(
-                f"line {number} is not JSON ({error}); expected parquet, or one JSON object a line"
+                f"line {number} is not JSON ({error}); expected parquet, or one JSON object per line"
             ) from error
         if not isinstance(row, dict):
             hint = "; write each of its elements on a line of its own" if isinstance(row, list) else ""
@@ -154,7 +152,7 @@ def _json_rows(opened: Any, count: int) -> list[dict[str, Any]]:
 
 
 def _shown(value: Any) -> str:
-    """A value as a person reads it: messages one by one, long text with its own lines, the rest as JSON."""
+    """Format a value for reading: messages one by one, long text with its line breaks, the rest as JSON."""
     if isinstance(value, str):
         return visible(value, "\n").replace("\n", "\n      ")
     if isinstance(value, list) and value and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in value):

@@ -19,7 +19,7 @@ from rlsdk.config import check
 
 @click.group()
 def debug() -> None:
-    """Try a workflow without training: serve the engine in one terminal, run the workflow in another."""
+    """Try a workflow without training: serve the engine in one terminal and run the workflow in another."""
 
 
 @debug.command(cls=SettingsCommand)
@@ -37,13 +37,13 @@ def engine(config: Path, settings: tuple[str, ...], files: tuple[str, ...]) -> N
 @plugin_files
 @click.option("--task", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Of tasks.train.")
 @click.option("--samples", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Rollouts.")
-@click.option("--url", default="", help="Base URL of an OpenAI-compatible server.  [default: `debug engine`'s]")
+@click.option("--url", default="", help="Base URL of an OpenAI-compatible server.  [default: that of `debug engine`]")
 @click.option("--api-key", default="", envvar="RLSDK_API_KEY", show_envvar=True, help="API key for that server.")
 @click.option(
-    "--model", default="", metavar="NAME", help="Name of the model on that server.  [default: the first that it lists]"
+    "--model", default="", metavar="NAME", help="Name of the model on that server.  [default: the first one listed]"
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the rollouts to this file, as JSON lines."
+    "--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the rollouts to this file as JSON lines."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the rollouts as JSON.")
 def workflow(
@@ -58,9 +58,9 @@ def workflow(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Run the workflow of the YAML file CONFIG on one task, and show messages, tokens, rewards and times.
+    """Run the workflow of the YAML file CONFIG on one task; show messages, tokens, rewards and timings.
 
-    The model is that of `rlsdk debug engine CONFIG`, which runs in another terminal, or of a server with /completions.
+    The model is served by `rlsdk debug engine CONFIG` in another terminal, or by any server with /completions.
     """
     from rlsdk.serving.debug import debug_workflow
 

@@ -21,15 +21,15 @@ from rlsdk.errors import ConfigError
     "plugins",
     multiple=True,
     metavar="FILE",
-    help="Load a Python file with diagnoses of your own; repeatable.",
+    help="Load a Python file with your own diagnoses; repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def diagnose(run: str, rules: Sequence[str], plugins: Sequence[str], as_json: bool) -> None:
-    """Say from its metrics what is wrong with the run in the folder (or at the URL) RUN, also while it trains.
+    """Diagnose the run in the folder (or at the URL) RUN from its metrics, also while it trains.
 
-    The built-in diagnoses look at the metrics of each step, with the options that the run's configuration gives them.
-    The run's plugins are not executed; name a diagnosis of your own with `--plugin mine.py --rule mine/slow`. The exit
-    status is 0 even if something was found.
+    The built-in diagnoses examine the metrics of each step, with the options in the run's configuration. The run's
+    plugins are not executed; add your own diagnosis with `--plugin mine.py --rule mine/slow`. The exit status is 0 even
+    if problems are found.
     """
     import yaml
 

@@ -19,8 +19,8 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 def doctor(context: click.Context, as_json: bool) -> None:
     """Check this machine: versions, GPU, compilers, memory, disk, network, logins.
 
-    Each line says what was found, and what to do where something is missing. Nothing is started or downloaded. Exit
-    status: 0 a training can run, 1 it cannot.
+    Each line reports what was found and, if something is missing, what to do. Nothing is started or downloaded. Exit
+    status: 0 training can run, 1 it cannot.
     """
     from rlsdk.readiness.doctor import diagnose
 

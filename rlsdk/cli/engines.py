@@ -17,13 +17,13 @@ _AGAIN = "resume it with rlsdk train --resume"
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--count", type=click.IntRange(1), help="Number of engines from the next step on.")
+@click.option("--count", type=click.IntRange(1), help="Change the number of engines from the next step on.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def engines(run: Path, count: int | None, as_json: bool) -> None:
-    """Show the engines of the run in the folder RUN; with --count, have it start or stop some.
+    """Show the engines of the run in the folder RUN; with --count, start or stop engines.
 
-    The run reads the request at the beginning of each step. An engine that is stopped first finishes its requests. If
-    Ray has no room for another engine, the request is refused here and in the run's log, and the run continues. A run
+    The run reads the request at the beginning of each step. An engine finishes its requests before it stops. If Ray
+    lacks resources for another engine, the request is refused, here and in the run's log, and the run continues. A run
     that has ended accepts no requests.
     """
     if not (run / "config.yaml").is_file():
@@ -32,7 +32,7 @@ def engines(run: Path, count: int | None, as_json: bool) -> None:
     over = "" if state is None else state.over
     if count is not None:
         if over:
-            raise RunError(f"the run in {run} is over ({over}), and none of its engines is left; {_AGAIN}")
+            raise RunError(f"the run in {run} has ended ({over}), and so have its engines; {_AGAIN}")
         request_engines(run, count)
     wish = requested_engines(run)
     if as_json:
@@ -50,4 +50,4 @@ def engines(run: Path, count: int | None, as_json: bool) -> None:
         if state.refused:
             click.echo(state.refused)
     if wish is not None and (state is None or wish != state.wanted):
-        click.echo(f"Asked for: {wish}. The run looks at the beginning of its next step.")
+        click.echo(f"Requested: {wish}. The run reads the request at the beginning of its next step.")

@@ -33,7 +33,7 @@ from rlsdk.errors import ConfigError
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder to write to.  [default: in the run's folder]"
 )
-@click.option("--overwrite", is_flag=True, help="Delete an earlier evaluation there first.")
+@click.option("--overwrite", is_flag=True, help="First delete an earlier evaluation in that folder.")
 @click.option(
     "--pictures", type=click.IntRange(0), default=8, show_default=True, help="Number of tasks to draw from each source."
 )
@@ -51,13 +51,13 @@ def eval(  # noqa: A001 - the command's name
 ) -> None:
     """Evaluate a model on tasks.eval of the YAML file CONFIG, without training.
 
-    Each task gets one greedy answer and some sampled ones; they are saved as transcripts, and episodes in
-    environments as pictures, too.
+    Each task gets one greedy answer and some sampled ones, which are saved as transcripts; episodes in environments are
+    also saved as pictures.
     """
     from rlsdk.evaluation.models import evaluate_model, model_of
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # libraries greet on standard output
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # libraries print banners to standard output
         if checkpoint is not None:
             model = stack.enter_context(model_of(checkpoint, files, read(config, settings)[0]))
             settings = (*settings, f"model.path={json.dumps(str(model))}")

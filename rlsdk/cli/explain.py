@@ -35,14 +35,14 @@ from rlsdk.readiness.memory import in_words as memory_in_words
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
 @plugin_files
-@click.option("--full", is_flag=True, help="Show every value and where it was set, and the batch arithmetic.")
+@click.option("--full", is_flag=True, help="Show every value with its origin, and the batch arithmetic.")
 @click.option(
     "--gpus",
     metavar="GPUS[xNODES],…",
-    help="Show which process gets which GPU on such nodes: 8x4 is four nodes of eight GPUs.",
+    help="Show which process gets which GPU on these nodes; 8x4 means four nodes with eight GPUs each.",
 )
 @click.option("--gpu-memory", type=float, metavar="GIB", help="Plan for GPUs with this much memory, in GiB.")
-@click.option("--memory/--no-memory", "with_memory", default=True, help="Estimate the memory that the run needs.")
+@click.option("--memory/--no-memory", "with_memory", default=True, help="Estimate the memory of the run.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(
     config: Path,
@@ -54,10 +54,10 @@ def explain(
     with_memory: bool,
     as_json: bool,
 ) -> None:
-    """Check the YAML file CONFIG with the settings KEY=VALUE, and say what it would run; nothing starts.
+    """Check the YAML file CONFIG with settings KEY=VALUE and show what it would run, without starting it.
 
-    A fault is wrong anywhere, and the exit status is 2. A warning is wrong on this machine: no GPU, no package, a model
-    that is not downloaded. `rlsdk train` refuses to start for either; notes are for the reader alone.
+    Faults are wrong on any machine; the exit status is then 2. Warnings are wrong on this machine: a missing GPU or
+    package, a model that is not downloaded. `rlsdk train` refuses to start for either. Notes are informational.
     """
     try:
         plan = check(config, settings, files)
@@ -67,7 +67,7 @@ def explain(
         _print_json(None, [finding_of(text) for text in error.faults])
         sys.exit(WRONG_INPUT)
     nodes = None if gpus is None else _nodes(gpus)
-    with contextlib.redirect_stdout(sys.stderr):  # libraries greet on standard output
+    with contextlib.redirect_stdout(sys.stderr):  # libraries print banners to standard output
         found = examine(plan, starts=False, devices=nodes is None)
     plan_text: dict[str, Any] = describe(plan)
     if full:

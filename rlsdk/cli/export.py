@@ -15,9 +15,9 @@ from rlsdk.cli.parameters import RunPath
 @click.option("--step", type=click.IntRange(min=0), help="Step of the checkpoint.  [default: the newest complete one]")
 @click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file that the run used as a plugin.")
 def export(run: str, folder: Path, step: int | None, files: tuple[str, ...]) -> None:
-    """Write the model of the run in the folder (or at the URL) RUN to the folder DIR, for transformers.
+    """Export the model of the run in the folder (or at the URL) RUN to the folder DIR, in transformers format.
 
-    A checkpoint that holds an export has it copied; else the run's learner is started to write one.
+    If the checkpoint contains an export, it is copied; otherwise the run's learner is started to write one.
     """
     from rlsdk.checkpoints.export import export as write
     from rlsdk.checkpoints.reading import local_copy

@@ -1,4 +1,4 @@
-"""A group of commands that imports a command when it is typed, and turns errors into messages and exit statuses."""
+"""A command group that imports commands on use, and turns errors into messages and exit statuses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlsdk.options import nearest
 from rlsdk.plugins.entries import declared
 
 GROUP = "rlsdk.v1.commands"
-"""Entry points of plugins' commands."""
+"""Entry point group of plugin commands."""
 FAILED = 1
 WRONG_INPUT = 2
 INTERRUPTED = 130
@@ -39,7 +39,7 @@ _OF_FILES = frozenset(
         errno.EROFS,
     }
 )
-"""Errors about a file that the user named, or about the disk: the user can mend them, and needs no traceback."""
+"""Errors about a file that the user named, or about the disk: the user can fix them without a traceback."""
 
 
 @attrs.frozen
@@ -48,7 +48,7 @@ class PluginCommand:
 
     Attributes:
         name: Name of the command as typed.
-        origins: The distributions that declare it, with their versions; more than one is a clash.
+        origins: The distributions that declare it, with their versions; more than one is a conflict.
         point: The entry point.
         shadows: True if rlsdk has a command of the same name, which then takes precedence.
     """
@@ -60,7 +60,7 @@ class PluginCommand:
 
     @property
     def summary(self) -> str:
-        """One line for the listing."""
+        """One-line description for the listing."""
         if self.shadows:
             return f"broken: the name belongs to rlsdk; {self.origins[0]} must choose another"
         if len(self.origins) > 1:
@@ -79,7 +79,7 @@ class PluginCommand:
             )
         try:
             found = self.point.load()
-        except Exception as error:  # a plugin's import may raise anything; the user learns whose fault it is
+        except Exception as error:  # a plugin's import may raise anything; tell the user which plugin is at fault
             cause = f"{type(error).__name__}: {error}"
             raise PluginError(f"command {self.name!r} of {self.origins[0]} is broken: {cause}") from error
         if not isinstance(found, click.Command):
@@ -91,15 +91,15 @@ class PluginCommand:
 
 
 def plugin_commands(builtin: Container[str]) -> dict[str, PluginCommand]:
-    """Every command that installed distributions declare, by name; nothing is imported.
+    """Return the commands that installed distributions declare, by name, without importing them.
 
     Args:
-        builtin: Names that nobody else may take.
+        builtin: Reserved names of built-in commands.
     """
     found: dict[str, dict[str, importlib.metadata.EntryPoint]] = {}
     for point in declared(GROUP):
         origin = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
-        found.setdefault(point.name, {}).setdefault(origin, point)  # once for an egg-info beside a dist-info
+        found.setdefault(point.name, {}).setdefault(origin, point)  # once if there is both an egg-info and a dist-info
     return {
         name: PluginCommand(name, tuple(claims), next(iter(claims.values())), name in builtin)
         for name, claims in sorted(found.items())
@@ -107,7 +107,7 @@ def plugin_commands(builtin: Container[str]) -> dict[str, PluginCommand]:
 
 
 class LazyGroup(click.Group):
-    """Commands known by name and help; their modules, and those of plugins' commands, are imported when typed."""
+    """Commands listed by name and help; their modules, and those of plugin commands, are imported on use."""
 
     def __init__(
         self, *args: Any, builtin: Mapping[str, str], check_machine: frozenset[str] = frozenset(), **options: Any
@@ -117,7 +117,7 @@ class LazyGroup(click.Group):
         self._check_machine = check_machine
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of all commands, those of plugins last."""
+        """Return the names of all commands, those of plugins last."""
         return [*sorted(self._builtin), *(n for n in plugin_commands(self._builtin) if n not in self._builtin)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -135,7 +135,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find what was typed; an unknown command is answered with the nearest."""
+        """Find the typed command; for an unknown one, suggest the nearest."""
         names = self.list_commands(ctx)
         if args and args[0] not in names and not args[0].startswith("-"):
             near = nearest(args[0], names)
@@ -144,7 +144,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without importing one."""
+        """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(sorted(self._builtin.items()))
         others = plugin_commands(self._builtin)
@@ -153,7 +153,7 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(name, command.summary) for name, command in others.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an error of rlsdk becomes its message, anything else keeps its traceback."""
+        """Run the command; print rlsdk's errors as messages, any others with a traceback."""
         try:
             return super().invoke(ctx)
         except RlsdkError as error:

@@ -21,11 +21,11 @@ from rlsdk.options import Option
 from rlsdk.plugins import CORE, PluginEntry, Plugins
 
 WIDTH = 160
-"""Columns of tables of data where neither a terminal nor COLUMNS limits them."""
+"""Width of data tables if neither a terminal nor COLUMNS limits it."""
 TEXT_WIDTH = 100
-"""Columns of tables of text in that case."""
+"""Width of text tables in that case."""
 NARROWEST = 10
-"""Least value of COLUMNS that is taken for the width of a terminal."""
+"""Minimum value of COLUMNS that is accepted as a terminal's width."""
 
 
 @attrs.frozen
@@ -43,11 +43,11 @@ class Offers:
 
 @attrs.frozen
 class UsualAlgorithm:
-    """The algorithm that a run has if it names none.
+    """The default algorithm of a run.
 
     Attributes:
         name: Its name.
-        options: Defaults of its options, by name; empty if others are shown with all of theirs.
+        options: Defaults of its options, by name; empty to show all options of other algorithms.
     """
 
     name: str
@@ -55,7 +55,7 @@ class UsualAlgorithm:
 
 
 def fault(entry: PluginEntry, plugins: Plugins) -> str:
-    """Why a plugin cannot be used, as far as metadata tells."""
+    """Return why a plugin cannot be used, according to its metadata."""
     if entry.broken:
         return entry.broken
     claimed = plugins.entries.get(entry.name, ())
@@ -63,7 +63,7 @@ def fault(entry: PluginEntry, plugins: Plugins) -> str:
 
 
 def collect(plugins: Plugins, names: Iterable[str], kind: Kind | None) -> Offers:
-    """Import what must be imported, and take what it offers; what fails to import is broken, with the cause."""
+    """Collect components, importing plugins as needed; those that fail to import are broken, with the cause."""
     components: list[tuple[str, Component]] = []
     broken: list[tuple[PluginEntry, str]] = []
     for name in names:
@@ -78,19 +78,19 @@ def collect(plugins: Plugins, names: Iterable[str], kind: Kind | None) -> Offers
 
 
 def full_name(plugin: str, component: Component) -> str:
-    """The name that a config writes."""
+    """Return a component's name in configurations."""
     return component.name if plugin == CORE else f"{plugin}/{component.name}"
 
 
 def parts(component: Component) -> dict[str, str]:
-    """Parts of an algorithm with their defaults; empty for other kinds."""
+    """Return the parts of an algorithm with their defaults; empty for other kinds."""
     if component.kind != "algorithm":
         return {}
     return {option.name: "required" if option.required else brief(option.default) for option in component.options}
 
 
 def describe_entry(entry: PluginEntry, broken: str) -> dict[str, Any]:
-    """An entry as plain values."""
+    """Convert an entry to plain values."""
     return {
         "plugin": entry.name,
         "distribution": entry.distribution,
@@ -101,7 +101,7 @@ def describe_entry(entry: PluginEntry, broken: str) -> dict[str, Any]:
 
 
 def describe(offers: Offers) -> dict[str, Any]:
-    """Offers as plain values."""
+    """Convert offers to plain values."""
     return {
         "components": [_describe_component(plugin, component) for plugin, component in offers.components],
         "broken": [describe_entry(entry, cause) for entry, cause in offers.broken],
@@ -134,7 +134,7 @@ def _describe_option(option: Option) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A default as JSON can hold it."""
+    """Convert a default to a JSON value."""
     if isinstance(value, Use):
         return {"use": plain(value.name), **{k: plain(v) for k, v in value.options.items()}}
     if isinstance(value, list | tuple):
@@ -143,27 +143,27 @@ def plain(value: Any) -> Any:
 
 
 def console(unlimited: int = WIDTH) -> Console:
-    """Return standard output, as wide as the terminal or, without one, as COLUMNS says.
+    """Return a console for standard output, as wide as the terminal or, without one, as COLUMNS.
 
     Args:
-        unlimited: Columns if neither is there.
+        unlimited: Width if neither is available.
     """
     return Console(width=None if _is_limited() else unlimited, highlight=False)
 
 
 def _is_limited() -> bool:
     columns = os.environ.get("COLUMNS", "")
-    if columns.isdigit() and int(columns) < NARROWEST:  # 0 is what some programs set where there is no terminal
+    if columns.isdigit() and int(columns) < NARROWEST:  # some programs set 0 if there is no terminal
         return False
     return sys.stdout.isatty() or columns.isdigit()
 
 
 def wrapped(line: str, indent: int) -> str:
-    """Wrap a line where a terminal or COLUMNS limits the columns; words such as paths stay whole.
+    """Wrap a line if a terminal or COLUMNS limits the width; words such as paths are not broken.
 
     Args:
         line: The line.
-        indent: Blanks before what continues it.
+        indent: Number of spaces before continuation lines.
     """
     if not _is_limited():
         return line
@@ -174,11 +174,11 @@ def wrapped(line: str, indent: int) -> str:
 
 
 def show(content: RenderableType, unlimited: int = TEXT_WIDTH) -> None:
-    """Print to standard output, without the blanks that fill the lines of a table.
+    """Print to standard output, without the trailing spaces of table lines.
 
     Args:
         content: Object to print.
-        unlimited: Columns if neither a terminal nor COLUMNS limits them.
+        unlimited: Width if neither a terminal nor COLUMNS limits it.
     """
     out = console(unlimited)
     with out.capture() as written:
@@ -199,15 +199,15 @@ def print_entries(entries: Sequence[tuple[PluginEntry, str]]) -> None:
 
 
 def print_offers(offers: Offers, usual: UsualAlgorithm) -> None:
-    """Show components as a table, with a row for each option, and what is broken.
+    """Show components as a table, with a row per option, and broken plugins.
 
     Args:
         offers: Components to show.
-        usual: Usual algorithm: defaults that another one shares with it are left out.
+        usual: Default algorithm; defaults that others share with it are omitted.
     """
     kinds = dict.fromkeys(component.kind for _, component in offers.components)
     listed = [full_name(*pair) for pair in offers.components if pair[1].kind == "algorithm"]
-    explained = usual.name in listed  # its fields are shown there with their meaning, and once is enough
+    explained = usual.name in listed  # its fields are described there; once is enough
     for kind in kinds:
         table = Table(title=kind, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
         table.add_column(no_wrap=True)
@@ -223,8 +223,8 @@ def print_offers(offers: Offers, usual: UsualAlgorithm) -> None:
 
 
 def usual_algorithm(plugins: Plugins) -> UsualAlgorithm:
-    """Return the algorithm that a run has if it names none."""
-    from rlsdk.config import defaults  # loads omegaconf, which a listing of plugins does not need
+    """Return the default algorithm of a run."""
+    from rlsdk.config import defaults  # imports omegaconf, which a listing of plugins does not need
 
     component = plugins.component(plugins.reference("algorithm", defaults.ALGORITHM.name))
     return UsualAlgorithm(defaults.ALGORITHM.name, {option.name: option.default for option in component.options})

@@ -36,13 +36,13 @@ STATUSES: Mapping[Status, str] = {
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the config to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print config and report as JSON.")
 def migrate(trainer: str, source: tuple[str, ...], out: Path | None, as_json: bool) -> None:
-    """Convert a configuration of another trainer to one of rlsdk, with a report on every key.
+    """Convert another trainer's configuration to rlsdk's, with a report on every key.
 
     FILE is a YAML file, a shell script that starts a training, or a Python file (XTuner, TRL); overrides may follow.
-    COMMAND is the command that starts a training, quoted or not; it is not executed. Environment variables that hold
-    numbers must be set.
+    COMMAND is the command that starts a training, quoted or not; it is not executed. Environment variables with numbers
+    must be set.
 
-    Without --out the config is printed to standard output and the report to standard error.
+    Without --out, the config goes to standard output and the report to standard error.
     """
     found = convert(trainer, source, os.environ)
     if found.entries and not any(found.framework.row(entry.key) for entry in found.entries):
@@ -69,7 +69,7 @@ def migrate(trainer: str, source: tuple[str, ...], out: Path | None, as_json: bo
 
 
 def _faults(found: Migration) -> tuple[str, ...]:
-    """Return the faults that rlsdk's own check finds in the config."""
+    """Return the faults that rlsdk's check finds in the config."""
     from rlsdk.config import check
 
     try:

@@ -9,12 +9,12 @@ import click
 
 @click.group()
 def model() -> None:
-    """Make models."""
+    """Create models."""
 
 
 @model.group()
 def new() -> None:
-    """Make a model with random weights."""
+    """Create a model with random weights."""
 
 
 @new.command()
@@ -22,15 +22,15 @@ def new() -> None:
 @click.option("--seed", default=0, show_default=True, help="Random seed of the weights.")
 @click.option("--layers", default=2, show_default=True, help="Transformer layers.")
 @click.option("--hidden", default=128, show_default=True, help="Width.")
-@click.option("--heads", default=4, show_default=True, help="Attention heads; they divide the width.")
+@click.option("--heads", default=4, show_default=True, help="Attention heads; must divide the hidden size.")
 @click.option("--intermediate", default=256, show_default=True, help="Width of the feed-forward layers.")
-@click.option("--largest", default=100, show_default=True, help="Numbers from 0 to this are one token each.")
-@click.option("--letters", is_flag=True, help="The letters a to z are one token each, too.")
+@click.option("--largest", default=100, show_default=True, help="Make each number from 0 to this a single token.")
+@click.option("--letters", is_flag=True, help="Make each letter from a to z a single token.")
 @click.option("--initializer-range", default=0.05, show_default=True, help="Standard deviation of the weights.")
-@click.option("--experts", default=0, show_default=True, help="Experts of each layer, at least 2; 0: a dense model.")
+@click.option("--experts", default=0, show_default=True, help="Experts per layer, at least 2; 0: a dense model.")
 @click.option("--overwrite", is_flag=True, help="Write into a folder that is not empty.")
 def nano(folder: Path, overwrite: bool, letters: bool, **shape: int) -> None:
-    """Make a small Llama-shaped model for machines without an accelerator; its tokenizer reads numbers whole."""
+    """Create a small Llama-shaped model for machines without a GPU; its tokenizer has whole numbers as tokens."""
     if not overwrite and folder.is_dir() and any(folder.iterdir()):
         raise click.UsageError(f"{folder} is not empty; choose another folder, or write into it with --overwrite")
     if shape["hidden"] % shape["heads"]:

@@ -20,13 +20,13 @@ from rlsdk.config import Plan, check
 
 
 def serve(plan: Plan) -> None:
-    """Serve a plan's engines until Ctrl-C; the URL goes to standard output."""
+    """Serve a plan's engines until Ctrl-C; print the URL to standard output."""
     from rlsdk.serving.debug import serve_engines
 
     def ready(url: str) -> None:
         out.write(f"{url}\n")
         out.flush()
-        click.echo(f"rlsdk: {plan.config.model.path} is served there; Ctrl-C ends it", err=True)
+        click.echo(f"rlsdk: {plan.config.model.path} is served there; Ctrl-C stops the server", err=True)
 
     out = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):  # libraries greet on standard output, which is the URL's
@@ -42,7 +42,7 @@ def run_mode(
     *,
     as_json: bool,
 ) -> None:
-    """Run `explore`, `serve` or `bench`; a run that was interrupted ends this program with that status."""
+    """Run `explore`, `serve` or `bench`; if interrupted, exit with the status for that."""
     if mode == "explore":
         status = explore(config, settings, files, as_json=as_json)
         sys.exit(INTERRUPTED if status == "interrupted" else 0)
@@ -55,7 +55,7 @@ def run_mode(
 def serve_checkpoints(
     config: Path, settings: tuple[str, ...], files: tuple[str, ...], server: Mapping[str, Any]
 ) -> None:
-    """Serve a run's newest checkpoint, and newer ones as they come; the URL goes to standard output."""
+    """Serve a run's newest checkpoint, and newer ones as they appear; print the URL to standard output."""
     from rlsdk.checkpoints.serve import serve_run
     from rlsdk.serving.server import ServerOptions
 
@@ -63,7 +63,7 @@ def serve_checkpoints(
         out.write(f"{url}\n")
         out.flush()
         name = server.get("name") or plan.config.model.path
-        click.echo(f"rlsdk: {name} (step {step}) is served there; Ctrl-C ends it", err=True)
+        click.echo(f"rlsdk: {name} (step {step}) is served there; Ctrl-C stops the server", err=True)
 
     out = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):  # libraries greet on standard output, which is the URL's
@@ -72,7 +72,7 @@ def serve_checkpoints(
 
 
 def explore(config: Path, settings: tuple[str, ...], files: tuple[str, ...], *, as_json: bool) -> str:
-    """Make rollouts for a trainer in another program until the run ends; how it ended."""
+    """Sample rollouts for a trainer in another program until the run ends; return how it ended."""
     from rlsdk.trainer.run import explore as run
 
     with contextlib.redirect_stdout(sys.stderr):

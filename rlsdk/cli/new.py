@@ -12,9 +12,9 @@ from rlsdk.kinds import KINDS, Kind
 
 @click.group()
 def new() -> None:
-    """Write a plugin to start from: a package, or one file.
+    """Create a plugin from a template: a package, or one file.
 
-    A package can be installed, has tests and a configuration that trains with it, and passes `rlsdk check`.
+    A package is installable, has tests and a configuration that trains with it, and passes `rlsdk check`.
     """
 
 
@@ -49,7 +49,7 @@ FOLDER = click.option(
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path(),
-    help="Write into this folder.  [default: the working folder]",
+    help="Parent folder.  [default: the working folder]",
 )
 
 

@@ -1,4 +1,4 @@
-"""Implementation of `rlsdk score`: rows of a file to rollouts, rollouts to scores, scores to a summary."""
+"""Implementation of `rlsdk score`: convert rows to rollouts, score them, summarise the scores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlsdk.sources.tables import find, read_jsonl, read_parquet
 from rlsdk.types import Rollout, Score
 
 _AT_ONCE = 256
-"""Tasks scored at the same time: a batch for rewards that take lists."""
+"""Number of tasks to score concurrently: a batch for rewards that take lists."""
 
 _BINS = 10
 _BAR = 40
@@ -33,7 +33,7 @@ _SHOWN = 80
 
 @attrs.frozen(kw_only=True)
 class Places:
-    """Which column holds what; left out, as tasks from files have it."""
+    """Names of columns; the defaults are those of tasks from files."""
 
     response: str
     prompt: str | None = None
@@ -51,7 +51,7 @@ class ScoredRow:
         label: File and row number, for messages.
         rollout: The response with its task.
         group: Key shared by rows of the same task.
-        given: Score recorded in the file; None if there is none.
+        given: Score recorded in the file, or None.
     """
 
     label: str
@@ -61,7 +61,7 @@ class ScoredRow:
 
 
 def read(file: str, places: Places) -> tuple[list[ScoredRow], list[str]]:
-    """The rows of a file, and why others cannot be used.
+    """Return the usable rows of a file, and why others cannot be used.
 
     Raises:
         DataError: The file cannot be read.
@@ -115,10 +115,10 @@ def _taken(values: dict[str, Any], name: str, columns: Sequence[str]) -> Any:
 
 
 async def score(scorer: Scorer, rows: Sequence[ScoredRow]) -> list[tuple[ScoredRow, Score]]:
-    """Score rows; a reward that compares rollouts gets the rows of each task together.
+    """Score rows; rewards that compare rollouts receive the rows of a task together.
 
     Raises:
-        DataError: A task cannot be scored at all; names the row.
+        DataError: A task cannot be scored at all; the message names the row.
     """
     groups: dict[Hashable, list[int]] = {}
     for index, row in enumerate(rows):
@@ -141,7 +141,7 @@ async def _score(scorer: Scorer, rows: Sequence[ScoredRow]) -> list[Score]:
 
 
 def _plain(row: ScoredRow, score: Score) -> dict[str, Any]:
-    """Convert a row's result to the values that are written."""
+    """Convert a row's result to plain values for output."""
     found = {
         "row": row.label,
         "task": row.rollout.task.id,
@@ -154,10 +154,10 @@ def _plain(row: ScoredRow, score: Score) -> dict[str, Any]:
 
 
 def write(out: Path, scored: Sequence[tuple[ScoredRow, Score]]) -> None:
-    """Write a JSON line for each row; the file appears when it is complete.
+    """Write one JSON line per row; the file appears once it is complete.
 
     Raises:
-        DataError: It cannot be written.
+        DataError: The file cannot be written.
     """
     aside = out.with_name(f".{out.name}.{os.getpid()}")
     try:
@@ -167,16 +167,16 @@ def write(out: Path, scored: Sequence[tuple[ScoredRow, Score]]) -> None:
     except OSError as error:
         raise DataError(f"{out} cannot be written: {error.strerror or error}") from error
     finally:
-        with suppress(OSError):  # it has its name by now, or never came to be
+        with suppress(OSError):  # it has been renamed, or was never created
             aside.unlink()
 
 
 def summary(scored: Sequence[tuple[ScoredRow, Score]], bad: Sequence[str], worst: int) -> dict[str, Any]:
-    """Summarize the scores of a file.
+    """Summarise the scores of a file.
 
     Args:
         scored: Rows with their scores.
-        bad: Reasons why other rows were left out.
+        bad: Reasons why other rows were skipped.
         worst: Number of disagreements with the given scores to list; 0 skips the comparison.
     """
     valid = [(row, score) for row, score in scored if score.valid]
@@ -200,7 +200,7 @@ def summary(scored: Sequence[tuple[ScoredRow, Score]], bad: Sequence[str], worst
 
 
 def _histogram(values: Sequence[float]) -> list[dict[str, float]]:
-    """Bins of one width between the least and the greatest value; for up to ten different values a bin each."""
+    """Return equal-width bins between minimum and maximum, or one bin per value for up to ten distinct values."""
     count = Counter(values)
     if len(count) <= _BINS:
         return [{"from": value, "to": value, "count": count[value]} for value in sorted(count)]
@@ -223,7 +223,7 @@ def _disagreement(valid: Sequence[tuple[ScoredRow, Score]], worst: int) -> dict[
 
 
 def show(found: Mapping[str, Any], out: Console) -> None:
-    """Print a summary for a person."""
+    """Print a readable summary."""
     numbers = ((name, found[name]) for name in ("mean", "std", "min", "max"))
     text = ", ".join(f"{name} {value:.4g}" for name, value in numbers if value is not None)
     left_out = f", {len(found['unreadable'])} unreadable" if found["unreadable"] else ""
@@ -262,6 +262,6 @@ def _show_disagreement(found: Mapping[str, Any], out: Console) -> None:
 
 
 def _brief(text: str) -> str:
-    """Text on one line, without what moves a terminal's cursor or changes its colours."""
+    """Return text on one line, without terminal control sequences."""
     plain = visible(text[: 3 * _SHOWN])
     return plain if len(text) <= 3 * _SHOWN else f"{plain} …"

@@ -1,4 +1,4 @@
-"""Parameters that several commands share."""
+"""Parameters shared by several commands."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ plugin_files = click.option(
     "files",
     metavar="FILE",
     multiple=True,
-    help="Load a Python file as a plugin, under the file's name without .py; repeatable.",
+    help="Load a Python file as a plugin named after the file, without .py; repeatable.",
 )
 
 
 class RunPath(click.ParamType[str]):
-    """Path of a run: a folder, or a URL, which `click.Path` would take apart."""
+    """Path of a run: a folder, or a URL, which `click.Path` would break."""
 
     name = "path"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text as it was given."""
+        """Return the text unchanged."""
         return str(os.fspath(value))
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Let the shell complete a folder."""
+        """Complete folders in the shell."""
         return [CompletionItem(incomplete, type="dir")]

@@ -20,13 +20,13 @@ from rlsdk.plugins import CORE, Plugins
 @click.command()
 @click.argument("what", metavar="[KIND|NAME]", required=False)
 @plugin_files
-@click.option("--all", "whole", is_flag=True, help="For algorithms, also show the defaults that they share with grpo.")
+@click.option("--all", "whole", is_flag=True, help="For algorithms, also show defaults shared with grpo.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plugins(what: str | None, files: tuple[str, ...], whole: bool, as_json: bool) -> None:
-    """List plugins, and the components and options that they offer.
+    """List plugins with their components and options.
 
-    Without an argument: every plugin, from package metadata alone. KIND (such as reward) lists the components of that
-    kind, NAME those of a plugin; plugins are imported only for this.
+    Without an argument, all plugins are listed from package metadata. KIND (such as reward) lists the components of a
+    kind, NAME those of a plugin; only this imports plugins.
     """
     found = Plugins(files)
     if what is None:

@@ -20,16 +20,16 @@ from rlsdk.recipes.catalogue import Recipe, RecipeRun
 
 RUNS = Path("runs") / "recipes"
 WIDTH = 40
-"""Columns of the bars of a curve."""
+"""Width of the bars of a curve."""
 FIGURES = {"minutes": "{:.0f}", "from": "{:.2f}", "ceiling": "{:.2f}", "to": "{:.2f}"}
-"""Columns of numbers -> how they are written; `ceiling` is the best that the warm start reaches."""
+"""Numeric column -> its format; `ceiling` is the best accuracy that the warm start reaches."""
 LEFT_OUT = ("_reward", "/invalid")
-"""Endings of the names of metrics that are not accuracies."""
+"""Suffixes of metrics that are not accuracies."""
 
 
 @click.group()
 def recipe() -> None:
-    """List, show and run recipes: complete trainings, with the results that were measured."""
+    """List, show and run recipes: complete trainings with measured results."""
 
 
 @recipe.command("list")
@@ -37,7 +37,7 @@ def recipe() -> None:
 def list_(as_json: bool) -> None:
     """List the recipes: task, algorithm, hardware, minutes, and held-out accuracy before and after.
 
-    Where the training has to go beyond its demonstrations, `ceiling` is the best accuracy that its warm start reaches.
+    If training must go beyond its demonstrations, `ceiling` is the best accuracy that the warm start reaches.
     """
     found = [summary(catalogue.read(name)) for name in catalogue.names()]
     if as_json:
@@ -55,7 +55,7 @@ def list_(as_json: bool) -> None:
 
 
 def summary(found: Recipe) -> dict[str, Any]:
-    """Return what the list says of a recipe, as plain values.
+    """Return a recipe's row of the list, as plain values.
 
     Args:
         found: The recipe.
@@ -81,7 +81,7 @@ def summary(found: Recipe) -> dict[str, Any]:
 
 
 def ends(found: Recipe, measured: RecipeRun | None) -> tuple[float | None, float | None]:
-    """Return the accuracy before and after: as measured or, of a recipe that was never run, as reported elsewhere."""
+    """Return the accuracy before and after: as measured or, if the recipe was never run, as reported elsewhere."""
     expected = found.expected
     if measured is None:
         return (expected.start, expected.end)
@@ -89,11 +89,11 @@ def ends(found: Recipe, measured: RecipeRun | None) -> tuple[float | None, float
 
 
 def ceiling(measured: RecipeRun, metric: str) -> float:
-    """Return the best that the warm start reaches: greedily, sampled, or with several attempts.
+    """Return the best accuracy of the warm start: greedy, sampled, or with several attempts.
 
     Args:
-        measured: What was measured.
-        metric: Metric of the recipe: an accuracy, or a mean reward, which several attempts do not have.
+        measured: Measured run.
+        metric: Metric of the recipe: an accuracy, or a mean reward, which is not defined for several attempts.
     """
     is_reward = metric.endswith("_reward")
     named = {k: v for k, v in measured.points[0].items() if k.startswith("eval/") and not k.endswith("/invalid")}
@@ -104,7 +104,7 @@ def ceiling(measured: RecipeRun, metric: str) -> float:
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(name: str, as_json: bool) -> None:
-    """Show the recipe NAME: its README, its commands, what is expected, and what was measured."""
+    """Show the recipe NAME: its README, its commands, expected and measured results."""
     found = catalogue.read(name)
     from rlsdk.recipes.running import commands
 
@@ -133,10 +133,10 @@ def show(name: str, as_json: bool) -> None:
 
 
 def curve(measured: RecipeRun, metric: str) -> list[str]:
-    """Return the lines of a curve: step, bar, value, and the other accuracies.
+    """Return a curve as lines with step, bar, value and the other accuracies.
 
     Args:
-        measured: What was measured.
+        measured: Measured run.
         metric: Metric of the bars.
     """
     others = [n for n in measured.points[0] if n.startswith("eval/") and n != metric and not n.endswith(LEFT_OUT)]
@@ -152,18 +152,19 @@ def curve(measured: RecipeRun, metric: str) -> list[str]:
 @recipe.command()
 @click.argument("name")
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
-@click.option("--quick", is_flag=True, help="Two steps of each stage: does everything start on this machine?")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder of its runs; runs/recipes/NAME.")
-@click.option("--overwrite", is_flag=True, help="Begin from scratch.")
-@click.option("--dry-run", is_flag=True, help="Print the commands; nothing starts.")
+@click.option("--quick", is_flag=True, help="Two steps per stage, to test that everything starts on this machine.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder of runs.  [default: runs/recipes/NAME]"
+)
+@click.option("--overwrite", is_flag=True, help="Delete earlier runs and start from scratch.")
+@click.option("--dry-run", is_flag=True, help="Print the commands without running them.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 def run(
     name: str, settings: tuple[str, ...], quick: bool, out: Path | None, overwrite: bool, dry_run: bool, as_json: bool
 ) -> None:
-    """Run the recipe NAME; the exit status is 0 if its accuracy is in the expected range, otherwise 1.
+    """Run the recipe NAME; the exit status is 0 if its accuracy is in the expected range, else 1.
 
-    KEY=VALUE changes a setting of the last stage. Finished stages are not run again, and an interrupted training is
-    resumed.
+    KEY=VALUE changes a setting of the last stage. Finished stages are skipped, and an interrupted training is resumed.
     """
     found = catalogue.read(name)
     from rlsdk.plugins.entries import discover

@@ -20,22 +20,22 @@ from rlsdk.replay.names import FRAMEWORKS
 @click.command(cls=SettingsCommand)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("settings", metavar="[algorithm.KEY=VALUE]...", nargs=-1)
-@click.option("--algorithm", metavar="ALGORITHM", help="Compute by this algorithm.  [default: that of a configuration]")
+@click.option("--algorithm", metavar="ALGORITHM", help="Algorithm to compute with.  [default: that of a configuration]")
 @click.option(
     "--from",
     "framework",
     type=click.Choice(FRAMEWORKS, case_sensitive=False),
-    help="The trainer.  [default: by the fields' names]",
+    help="The trainer.  [default: detected from field names]",
 )
-@click.option("--reward", "rewards", metavar="COLUMN", multiple=True, help="Column of the reward; repeat it for a sum.")
-@click.option("--group-size", type=click.IntRange(1), help="Rollouts of a group, if they follow one another.")
-@click.option("--checkpoint", metavar="DIR", help="Compute logprobs and the weights' gradients by this model, too.")
+@click.option("--reward", "rewards", metavar="COLUMN", multiple=True, help="Reward column; repeat for a sum.")
+@click.option("--group-size", type=click.IntRange(1), help="Rollouts per group, if groups are consecutive.")
+@click.option("--checkpoint", metavar="DIR", help="Also compute logprobs and weight gradients with this model.")
 @click.option(
     "--tolerance",
     type=click.FloatRange(0, min_open=True),
     default=1e-5,
     show_default=True,
-    help="Difference that is rounding.",
+    help="Largest difference attributed to rounding.",
 )
 @plugin_files
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -51,11 +51,11 @@ def replay(
     files: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Recompute the batch that veRL, TRL, slime or OpenRLHF dumped into FILE, and show where rlsdk's numbers differ.
+    """Recompute the batch that veRL, TRL, slime or OpenRLHF dumped to FILE, and show where rlsdk's numbers differ.
 
     FILE holds JSON lines, parquet, .npz, .safetensors or .pt. Rewards, advantages, ratios, losses and the gradient are
-    compared, as far as they were recorded. Each stage starts from the recorded inputs, so the first stage that differs
-    is the one that is computed differently. Nothing in FILE is executed.
+    compared if they were recorded. Each stage starts from the recorded inputs, so the first stage that differs is
+    computed differently. Nothing in FILE is executed.
     """
     import yaml
 
@@ -65,7 +65,7 @@ def replay(
     from rlsdk.replay.names import recognise
     from rlsdk.replay.stages import Replay
 
-    with contextlib.redirect_stdout(sys.stderr):  # a plugin may print
+    with contextlib.redirect_stdout(sys.stderr):  # plugins may print
         try:
             chosen = yaml.safe_load(algorithm) if algorithm else None
         except yaml.YAMLError as error:

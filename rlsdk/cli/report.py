@@ -15,12 +15,12 @@ import click
     is_flag=False,
     flag_value="",
     metavar="[DIR]",
-    help="Draw the curves as PNG files, too, into DIR.  [default: report/ beside report.html]",
+    help="Also draw the curves as PNG files in DIR.  [default: report/ next to report.html]",
 )
 def report(run: Path, pictures: str | None) -> None:
-    """Write report.html into the folder RUN: one file without scripts or links to the network.
+    """Write report.html to the folder RUN: one self-contained file without scripts.
 
-    It shows what ran, what was learned, where the time went, rollouts, warnings, and how to repeat the run. A training
+    It shows what ran, what was learned, where the time went, rollouts, warnings, and how to reproduce the run. Training
     writes the report when it ends; this command also works while a run trains.
     """
     from rlsdk.reporting.report import write_pictures, write_report

@@ -14,7 +14,7 @@ from rlsdk.errors import ValueFault
 SHOWN = ("step", "source", "task", "rollout", "state", "uses", "reward", "status", "tokens")
 """Columns of the table, before the response."""
 _MOST = 400
-"""Characters of a cell."""
+"""Maximum characters of a cell."""
 
 
 @click.command()
@@ -26,7 +26,7 @@ _MOST = 400
     "--order-by", metavar="COLUMN", default="", help='Column to sort by, such as "reward desc".  [default: step]'
 )
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Largest number of rows to show."
+    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Maximum number of rows to show."
 )
 @click.option(
     "--timeout",
@@ -41,10 +41,10 @@ _MOST = 400
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, with all columns.")
 def rollouts(run: str, where: str, order_by: str, limit: int, timeout: float, evaluations: bool, as_json: bool) -> None:
-    """Show rollouts of the run in the folder (or at the URL) RUN, also while it trains.
+    """Query rollouts of the run in the folder (or at the URL) RUN, also while it trains.
 
-    Columns: step (in which the group was trained or filtered), source, task, number (of the group), state, uses
-    (times trained), rollout (its place in the group), reward, valid, reason, parts (JSON), status, tokens (sampled),
+    Columns: step (in which the group was trained or filtered), source, task, number (of the group), state, uses (times
+        trained), rollout (index in the group), reward, valid, reason, parts (JSON), status, tokens (sampled),
     length, least_version, greatest_version, trajectory, prompt, response.
     """
     from rlsdk.checkpoints.reading import local_copy
@@ -86,7 +86,7 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _cell(value: Any) -> Any:
-    """A value on one line; what moves a terminal's cursor or changes its colours is shown as its escape."""
+    """Format a value on one line, with terminal control sequences escaped."""
     from rich.text import Text
 
     from rlsdk.errors import visible

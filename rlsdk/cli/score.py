@@ -21,11 +21,11 @@ from rlsdk.errors import ConfigError, DataError, OptionError, PluginError
 
 @click.command()
 @click.argument("file")
-@click.option("--reward", "name", required=True, metavar="NAME", help="The reward: countdown, mylab/exact.")
-@click.option("--option", "options", metavar="KEY=VALUE", multiple=True, help="An option of the reward; repeatable.")
+@click.option("--reward", "name", required=True, metavar="NAME", help="The reward, such as countdown or mylab/exact.")
+@click.option("--option", "options", metavar="KEY=VALUE", multiple=True, help="Option of the reward; repeatable.")
 @plugin_files
 @click.option("--response", default="response", show_default=True, metavar="COLUMN", help="Column of the responses.")
-@click.option("--prompt", metavar="COLUMN", help="Text or messages.  [default: prompt]")
+@click.option("--prompt", metavar="COLUMN", help="Column of the prompts, text or messages.  [default: prompt]")
 @click.option(
     "--answer",
     metavar="COLUMN",
@@ -35,22 +35,22 @@ from rlsdk.errors import ConfigError, DataError, OptionError, PluginError
 @click.option(
     "--task",
     metavar="COLUMN",
-    help="Column that is equal for all responses to one task.  [default: prompt, answer and source]",
+    help="Column that identifies the task of a response.  [default: prompt, answer and source]",
 )
 @click.option(
-    "--score", "compare", metavar="COLUMN", help="Column of scores to compare with; the largest differences are shown."
+    "--score", "compare", metavar="COLUMN", help="Column of scores to compare with; shows the largest differences."
 )
 @click.option("--worst", type=click.IntRange(1), default=5, show_default=True, help="Number of differences to show.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write a JSON line for each row to this file.",
+    help="Write one JSON line per row to this file.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace a file that --out names.")
+@click.option("--overwrite", is_flag=True, help="Replace the file given by --out.")
 @click.option("--skip-bad", is_flag=True, help="Skip rows that cannot be read.")
 @click.option(
-    "--workers", type=click.IntRange(0), default=0, help="Number of scoring processes.  [default: one for each core]"
+    "--workers", type=click.IntRange(0), default=0, help="Number of scoring processes.  [default: one per core]"
 )
 @click.option(
     "--timeout",
@@ -75,7 +75,7 @@ def score(
     timeout: float,
     **columns: str | None,
 ) -> None:
-    """Score the responses in FILE, parquet or JSON lines, with a reward; columns that no option names are metadata."""
+    """Score the responses in FILE, parquet or JSON lines, with a reward; other columns become metadata."""
     if not 0 < timeout < math.inf:
         raise click.BadParameter(f"expected seconds above 0, got {timeout:g}", param_hint="--timeout")
     if out is not None and out.exists():
@@ -83,11 +83,11 @@ def score(
             raise click.UsageError(f"--out {out} is the file with the responses, which would be lost; name another")
         if not overwrite:
             raise click.UsageError(f"{out} exists; choose another file, or replace it with --overwrite")
-    with contextlib.redirect_stdout(sys.stderr):  # a reward may print; standard output is the summary's
+    with contextlib.redirect_stdout(sys.stderr):  # rewards may print; keep standard output for the summary
         scorer = _scorer(name, options, files, ScoringLimits(workers=workers, timeout=timeout))
     rows, bad = offline.read(file, offline.Places(score=compare, **columns))  # type: ignore[arg-type]  # named above
     if not rows and not bad:
-        raise DataError(f"{file} holds no rows; expected parquet, or one JSON object a line")
+        raise DataError(f"{file} holds no rows; expected parquet, or one JSON object per line")
     if bad and not skip_bad:
         more = f"\n  … and {len(bad) - 5} more" if len(bad) > 5 else ""
         raise DataError(

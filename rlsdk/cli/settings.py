@@ -1,4 +1,4 @@
-"""Commands that take `key=value` settings after a config."""
+"""Commands that accept `key=value` settings after a config."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _SETTINGS = frozenset(field.name for field in attrs.fields(Config))
 
 
 class SettingsCommand(click.Command):
-    """A command whose settings have no dashes, and which says so to whoever writes `--batch_size 4`."""
+    """A command with `key=value` settings; an option such as `--batch_size 4` gets a hint how to write the setting."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse; an unknown option that looks like a setting is answered with how a setting is written."""
-        given = list(args)  # click takes them out one by one
+        """Parse; for an unknown option that looks like a setting, explain how settings are written."""
+        given = list(args)  # click removes them one by one
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -39,7 +39,7 @@ class SettingsCommand(click.Command):
 
 
 def _written(option: str, args: Sequence[str]) -> str:
-    """Hint how to write a setting that was given with dashes, including its value; empty without a value."""
+    """Return a hint how to write a setting given with dashes, including its value; empty without a value."""
     for arg, following in itertools.pairwise([*args, ""]):
         name, _, value = arg.partition("=")
         if name == option and (value := value or following) and not value.startswith("-"):

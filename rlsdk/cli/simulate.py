@@ -30,27 +30,27 @@ COLUMNS = ("", "step", "95 % below", "staleness", "engines idle", "learner idle"
 @plugin_files
 @click.option("--engines", type=click.IntRange(1), help="Number of engines.  [default: placement.engines]")
 @click.option("--learners", type=click.IntRange(1), help="Number of learner ranks.  [default: placement.learners]")
-@click.option("--gpus", metavar="N,…", help="Numbers of GPUs to divide among engines and learner, such as 8,64,1024.")
+@click.option("--gpus", metavar="N,…", help="GPU counts to divide between engines and learner, such as 8,64,1024.")
 @click.option(
     "--learner-share",
     type=click.FloatRange(0, 1),
     default=0.25,
     show_default=True,
-    help="Share of the GPUs of --gpus for the learner, where it has its own.",
+    help="Learner's share of --gpus, if it has its own GPUs.",
 )
 @click.option(
-    "--per-gpu", type=click.IntRange(1), help="With --gpus: tasks of a step for each, in place of batch_size."
+    "--per-gpu", type=click.IntRange(1), help="With --gpus: tasks per step for each GPU count, instead of batch_size."
 )
 @click.option(
-    "--hardware", help="Data sheet for what was not measured: a100, h100, …  [default: cpu, or h100 with GPUs]"
+    "--hardware", help="Data sheet for rates that were not measured: a100, h100, …  [default: cpu, or h100 with GPUs]"
 )
 @click.option("--rates", "run", type=click.Path(path_type=Path), help="Measure rates from the run in this folder.")
 @click.option(
-    "--rate", "given", metavar="NAME=VALUE", multiple=True, help="A rate by name; see docs/howto/simulate.md."
+    "--rate", "given", metavar="NAME=VALUE", multiple=True, help="Set a rate by name; see docs/howto/simulate.md."
 )
-@click.option("--against", type=click.Path(path_type=Path), help="Show the run in this folder beside the prediction.")
+@click.option("--against", type=click.Path(path_type=Path), help="Compare the prediction with the run in this folder.")
 @click.option("--steps", type=click.IntRange(4), default=16, show_default=True, help="Steps to simulate.")
-@click.option("--whole", is_flag=True, help="Simulate every engine of a large training, not a slice of them.")
+@click.option("--whole", is_flag=True, help="Simulate all engines of a large training instead of a slice.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def simulate(
     config: Path,
@@ -69,9 +69,9 @@ def simulate(
     whole: bool,
     as_json: bool,
 ) -> None:
-    """Predict step time, staleness and idle time of the YAML file CONFIG by simulation; nothing is trained.
+    """Predict step time, staleness and idle time of the YAML file CONFIG by simulation, without training.
 
-    The real scheduler and order of steps run with models of engines and learner, whose rates are given or measured.
+    The simulation runs the real scheduler with models of engines and learner, whose rates are given or measured.
     """
     from rich.console import Console
     from rich.progress import Progress, TaskID
@@ -113,10 +113,10 @@ def simulate(
 
 
 def _assumed(plan: Plan, hardware: str, run: Path | None, given: Mapping[str, float]) -> Assumptions:
-    """Derive rates from the model's size and a data sheet, and replace those that were measured, and then those given.
+    """Derive rates from the model's size and a data sheet, overridden by measured, then by given rates.
 
     Raises:
-        ConfigError: Nobody knows the size of the model.
+        ConfigError: The size of the model is unknown.
     """
     from rlsdk.options import nearest
     from rlsdk.readiness.disk import skeleton
@@ -163,7 +163,7 @@ def _numbers(given: Sequence[str]) -> dict[str, float]:
 def _sizes(
     plan: Plan, engines: int | None, learners: int | None, gpus: str | None, share: float
 ) -> list[tuple[int | None, int, int]]:
-    """(GPUs, engines, ranks) of each prediction."""
+    """Return (GPUs, engines, ranks) of each prediction."""
     from rlsdk.simulation.prediction import divided, takes_turns
 
     place = plan.config.placement
@@ -194,7 +194,7 @@ def _show(predictions: Sequence[Prediction], beside: MeasuredRun | None) -> None
         title += f" ({found.share:.1%} of them simulated)" if found.share < 1 else ""
         table = Table(title=title)
         for i, column in enumerate(COLUMNS):
-            table.add_column(column, justify="right" if i else "left", no_wrap=not i)  # names of rows stay whole
+            table.add_column(column, justify="right" if i else "left", no_wrap=not i)  # row names are not wrapped
         table.add_row("as configured", *_cells(attrs.asdict(found.configured)))
         table.add_row("synchronous", *_cells(attrs.asdict(found.synchronous)))
         if beside is not None:
@@ -203,13 +203,13 @@ def _show(predictions: Sequence[Prediction], beside: MeasuredRun | None) -> None
         bound = max(found.engines_alone, found.learner_alone)
         out.print(
             f"engines alone: {found.engines_alone:.3g} s a step; learner alone: {found.learner_alone:.3g} s; "
-            f"as configured: {found.of_bound:.0%} of what {bound:.3g} s would be",
+            f"as configured: {found.of_bound:.0%} of the throughput at {bound:.3g} s a step",
             highlight=False,
         )
 
 
 def _show_origins(origins: Mapping[str, str], rates: Rates) -> None:
-    """Say where each rate comes from, those that nobody measured first."""
+    """Print the origin of each rate, those not measured first."""
     known: dict[str, list[str]] = {}
     for name, origin in origins.items():
         known.setdefault(origin, []).append(f"{name} {getattr(rates, name):.3g}" if hasattr(rates, name) else name)
@@ -217,7 +217,7 @@ def _show_origins(origins: Mapping[str, str], rates: Rates) -> None:
     for origin, names in sorted(known.items(), key=lambda item: item[0].startswith(("measured", "--rate"))):
         out.print(f"from {origin}: " if origin != "assumed" else "assumed: ", ", ".join(names), sep="", highlight=False)
     if not any(origin.startswith("measured") for origin in known):
-        out.print("Nothing was measured: a few steps of a run, and --rates RUN, predict far better.", highlight=False)
+        out.print("No rate was measured; --rates RUN, with a few steps of a run, predicts far better.", highlight=False)
 
 
 def _cells(found: dict[str, Any]) -> list[str]:

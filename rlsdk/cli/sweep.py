@@ -21,10 +21,10 @@ from rlsdk.sweeps.statistics import Estimate
 @click.command(cls=SettingsCommand)
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("settings", metavar="[KEY=VALUES]...", nargs=-1)
-@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each combination.")
-@click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, help="Runs at the same time.")
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs per combination.")
+@click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, help="Number of concurrent runs.")
 @click.option(
-    "--metric", help="What to compare.  [default: eval/sampled or, without evaluations, reward/mean]", metavar="NAME"
+    "--metric", help="Metric to compare.  [default: eval/sampled or, without evaluations, reward/mean]", metavar="NAME"
 )
 @click.option("--minimize", is_flag=True, help="Lower values are better.")
 @click.option("--plugin", "files", metavar="FILE", multiple=True, help="Load a Python file as a plugin; repeatable.")
@@ -41,12 +41,12 @@ def sweep(
 ) -> None:
     """Train the YAML file CONFIG with every combination of settings, and compare the results.
 
-    KEY=a,b,c is a list of values, KEY=log:1e-6:1e-3 a range of 3 values with equal ratios, KEY=lin:0:1:5 a range of 5
-    evenly spaced values; KEY=VALUE is the same for all. Seeds count up from the configuration's.
+    KEY=a,b,c lists values, KEY=log:1e-6:1e-3 gives 3 logarithmically spaced values, KEY=lin:0:1:5 gives 5 evenly spaced
+    values; KEY=VALUE applies to all runs. Seeds count up from the configuration's.
 
     All combinations are checked before the first one starts. Each run has its own process, log and folder, in the
-    folder NAME-sweep of `out`. The same command again keeps the runs that are finished and resumes the others. The exit
-    status is 1 if a run failed.
+    folder NAME-sweep of `out`. Repeating the command keeps finished runs and resumes the others. The exit status is 1
+    if a run failed.
     """
     from rlsdk.runlog.folder import held
     from rlsdk.sweeps.results import as_json as plain
@@ -61,7 +61,7 @@ def sweep(
         with held(folder):
             outcomes = train_all(runs, plans, SweepLines(len(runs)), parallel=parallel)
     except Interrupted:
-        click.echo("rlsdk: interrupted; the same command continues with what is left", err=True)
+        click.echo("rlsdk: interrupted; repeat the command to continue", err=True)
         sys.exit(INTERRUPTED)
     rows, failed = rows_of(outcomes, metric, minimize=minimize), failures_of(outcomes)
     require_metric(outcomes, rows, metric)
@@ -78,13 +78,13 @@ def sweep(
 
 
 class SweepLines:
-    """Prints a line when a run begins and when it ends."""
+    """Prints a line when a run starts and when it ends."""
 
     def __init__(self, count: int) -> None:
         self._count, self._ended = count, 0
 
     def __call__(self, event: str, outcome: RunOutcome) -> None:
-        """Print what happens to a run."""
+        """Print an event of a run."""
         run = outcome.run
         if event in ("begins", "goes on"):
             click.echo(f"{run.name}: {event}, log {run.log}", err=True)
@@ -96,15 +96,15 @@ class SweepLines:
 
 
 def tell_failures(failed: Sequence[Failure], count: int) -> None:
-    """List the runs that failed, each with its reason and log."""
+    """List the failed runs with reasons and logs."""
     if failed:
-        click.echo(f"rlsdk: {len(failed)} of {count} runs failed; the same command again tries them again:", err=True)
+        click.echo(f"rlsdk: {len(failed)} of {count} runs failed; repeat the command to retry them:", err=True)
     for failure in failed:
         click.echo(f"  - {failure.run}: {failure.reason} (log: {failure.log})", err=True)
 
 
 def told(estimate: Estimate | None) -> str:
-    """A value and its interval, as a table shows them."""
+    """Format a value and its interval for a table."""
     if estimate is None:
         return "-"
     if estimate.low is None or estimate.high is None:

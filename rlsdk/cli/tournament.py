@@ -24,12 +24,10 @@ from rlsdk.sweeps.tournament import Standing
 @click.option(
     "--suite", default="nano", show_default=True, metavar="NAME", help="Tasks: a suite, or a folder of YAML files."
 )
+@click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Runs per algorithm and task.")
+@click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, help="Number of concurrent runs.")
 @click.option(
-    "--seeds", type=click.IntRange(1), default=3, show_default=True, help="Runs of each algorithm on each task."
-)
-@click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, help="Runs at the same time.")
-@click.option(
-    "--metric", default=EVALUATED, show_default=True, metavar="NAME", help="Score of a run; higher is better."
+    "--metric", default=EVALUATED, show_default=True, metavar="NAME", help="Metric that scores a run; higher is better."
 )
 @click.option(
     "--out",
@@ -49,14 +47,14 @@ def tournament(
     files: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Train with each ALGORITHM on every task of a suite, over several seeds, and rank them.
+    """Train with each ALGORITHM on every task of a suite, with several seeds, and rank them.
 
-    An algorithm is a name such as grpo or mylab/msoft, or a mapping with options: '{use: grpo, kl_coef: 0.0}'. It keeps
-    its own defaults; everything else comes from the suite's files and the settings KEY=VALUE.
+    An algorithm is a name such as grpo or mylab/msoft, or a mapping with options: '{use: grpo, kl_coef: 0.0}'. Each
+    keeps its own defaults; all else comes from the suite's files and settings KEY=VALUE.
 
     The ranking is by the interquartile mean over tasks and seeds, with a 95 % confidence interval by stratified
-    bootstrap (arXiv:2108.13264). The same command again keeps the runs that are finished and resumes the others. The
-    exit status is 1 if a run failed.
+    bootstrap (arXiv:2108.13264). Repeating the command keeps finished runs and resumes the others. The exit status is 1
+    if a run failed.
     """
     from rlsdk.runlog.folder import held
     from rlsdk.sweeps import tournament as room
@@ -77,7 +75,7 @@ def tournament(
         with held(folder):
             outcomes = train_all(runs, plans, SweepLines(len(runs)), parallel=parallel)
     except Interrupted:
-        click.echo("rlsdk: interrupted; the same command continues with what is left", err=True)
+        click.echo("rlsdk: interrupted; repeat the command to continue", err=True)
         sys.exit(INTERRUPTED)
     ranking, failed = room.standings(outcomes, metric), failures_of(outcomes)
     found = room.as_json(suite, metric, seeds, ranking, failed)

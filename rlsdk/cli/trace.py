@@ -11,18 +11,21 @@ import click
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="File.  [default: RUN/trace.json]"
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Output file.  [default: RUN/trace.json]",
 )
 @click.option(
     "--otlp",
     metavar="URL",
-    help="Send the spans to a collector of OpenTelemetry, such as http://localhost:4318, instead (extra `otel`).",
+    help="Send the spans to an OpenTelemetry collector instead, such as http://localhost:4318 (extra `otel`).",
 )
 def trace(run: Path, out: Path | None, otlp: str | None) -> None:
-    """Write the times of the run in the folder RUN as a Chrome trace for Perfetto (https://ui.perfetto.dev).
+    """Export the timings of the run in the folder RUN as a Chrome trace for Perfetto (https://ui.perfetto.dev).
 
-    The trace has a lane for the steps and one for each process (driver, engines, learner ranks, environment workers),
-    and counters of requests, tokens and rewards. The command also works while the run trains.
+    The trace has one lane for steps and one per process (driver, engines, learner ranks, environment workers), and
+    counters of requests, tokens and rewards. The command also works while the run trains.
     """
     from rlsdk.errors import ConfigError
     from rlsdk.reporting.trace import all_spans, chrome_trace

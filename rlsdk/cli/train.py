@@ -18,7 +18,7 @@ from rlsdk.cli.settings import SettingsCommand
 
 
 class _TrainCommand(SettingsCommand):
-    """`rlsdk train`, where `--resume` may have a value, and never takes what follows it for one."""
+    """`rlsdk train`, where the value of `--resume` is optional, and must be attached with `=`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse; `--resume` alone is `--resume=newest`."""
@@ -28,7 +28,7 @@ class _TrainCommand(SettingsCommand):
 
 
 class _Step(click.ParamType[int]):
-    """The step of a checkpoint, or the newest: True."""
+    """Step of a checkpoint, or True for the newest."""
 
     name = "step"
 
@@ -49,8 +49,8 @@ class _Step(click.ParamType[int]):
     type=click.Choice(["both", "explore", "train", "bench", "serve"]),
     default="both",
     show_default=True,
-    help="both: train. explore and train: make rollouts, and train on them, as two programs on one Ray cluster. bench: "
-    "evaluate the model it started from and each checkpoint. serve: answer requests with the newest checkpoint.",
+    help="both: train. explore, train: sample rollouts and train on them, as two programs on one Ray cluster. bench: "
+    "evaluate the initial model and each checkpoint. serve: answer requests with the newest checkpoint.",
 )
 @plugin_files
 @click.option(
@@ -58,9 +58,9 @@ class _Step(click.ParamType[int]):
     type=_Step(),
     metavar="[=STEP]",
     default=False,
-    help="Continue from the run's newest complete checkpoint, or from the one of this step; newer ones are set aside.",
+    help="Continue from the newest complete checkpoint, or from that of the given step; newer ones are set aside.",
 )
-@click.option("--overwrite", is_flag=True, help="Delete an earlier run in the same folder first.")
+@click.option("--overwrite", is_flag=True, help="First delete an earlier run in the same folder.")
 @click.option("--allow-changes", is_flag=True, help="Resume even if changed settings make it a different training.")
 @click.option(
     "--show",
@@ -70,9 +70,9 @@ class _Step(click.ParamType[int]):
     help="Print N rollouts after each step, with their rewards.",
 )
 @click.option("--host", help="--mode serve: address to listen on.  [default: 127.0.0.1]")
-@click.option("--port", type=click.IntRange(0, 65535), help="--mode serve: port; 0: any free one.  [default: 8000]")
+@click.option("--port", type=click.IntRange(0, 65535), help="--mode serve: port; 0 for any free one.  [default: 8000]")
 @click.option(
-    "--served-name", "name", metavar="NAME", help="--mode serve: name of the model in requests.  [default: model.path]"
+    "--served-name", "name", metavar="NAME", help="--mode serve: model name in requests.  [default: model.path]"
 )
 @click.option("--api-key", metavar="KEY", help="--mode serve: key that clients must send.  [default: $RLSDK_API_KEY]")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on standard output.")
@@ -88,12 +88,12 @@ def train(
     as_json: bool,
     **server: Any,
 ) -> None:
-    """Train a model as the YAML file CONFIG says; KEY=VALUE changes a setting.
+    """Train a model according to the YAML file CONFIG; KEY=VALUE changes a setting.
 
-    Ctrl-C finishes and saves the step, and exits with status 130; a second Ctrl-C exits at once.
+    Ctrl-C finishes the step, saves a checkpoint and exits with status 130; a second Ctrl-C exits at once.
 
     A resumed run may have more steps, other trackers, another placement, and another schedule of evaluations and
-    checkpoints. Any other change is shown, and refused without --allow-changes. The previous configuration is kept as
+    checkpoints. Other changes are shown, and refused without --allow-changes. The previous configuration is kept as
     config.step-N.yaml.
     """
     resumes = resume is not False
@@ -119,7 +119,7 @@ def train(
     from rlsdk.isolation.process import importing
 
     with (
-        contextlib.redirect_stdout(sys.stderr),  # libraries greet on standard output, which is the summary's
+        contextlib.redirect_stdout(sys.stderr),  # libraries print banners to standard output, which is for the summary
         warmed() if mode == "both" else contextlib.nullcontext() as begun,  # beside the imports of this process
     ):
         with importing():

@@ -1,4 +1,4 @@
-"""Rollouts for a person, and as JSON."""
+"""Rollouts as readable text, and as JSON."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SAMPLED, GIVEN = "green", "dim"
 
 
 def rows(found: Debugged) -> list[dict[str, Any]]:
-    """One mapping of JSON values for each rollout: conversation, score, and every token with its mask."""
+    """Return a mapping of JSON values per rollout: conversation, score, and every token with its mask."""
     pairs = zip(found.group.rollouts, found.group.scores, found.seconds, strict=True)
     return [{**transcript(rollout, score), "seconds": round(seconds, 4)} for rollout, score, seconds in pairs]
 
 
 def summary(found: Debugged, told: list[dict[str, Any]]) -> dict[str, Any]:
-    """All that was found, as JSON values."""
+    """Return all results as JSON values."""
     return {"task": found.group.task.id, "requests": _requests(found), "notes": list(found.notes), "rollouts": told}
 
 
@@ -41,7 +41,7 @@ def _requests(found: Debugged) -> dict[str, float]:
 
 
 def show(found: Debugged, out: Console) -> None:
-    """Print messages, tokens with their mask, rewards and times."""
+    """Print messages, tokens with their mask, rewards and timings."""
     group = found.group
     out.print(f"[bold]task[/bold] {Text(visible(group.task.id)).markup}, answer {Text(repr(group.task.answer)).markup}")
     for i, (rollout, score, seconds) in enumerate(zip(group.rollouts, group.scores, found.seconds, strict=True), 1):
@@ -71,24 +71,24 @@ def show(found: Debugged, out: Console) -> None:
 
 
 def _lines(text: str) -> str:
-    """Text of a model with its lines, and without anything else that acts on a terminal."""
+    """Return a model's text with its line breaks, but without other terminal control sequences."""
     return visible(text, keep="\n\t")
 
 
 def _tokens(rollout: Rollout, found: Debugged) -> Text:
-    """All tokens as text: what was sampled, and so is trained on, and what was given."""
+    """Return all tokens as text that tells sampled (trained) from given tokens."""
     sampled = int(rollout.loss_mask.sum())
     count = f"{len(rollout.token_ids)}, {sampled} sampled"
     text = Text.assemble(("tokens", "bold"), f" ({count}: ", ("sampled", SAMPLED), ", ", ("given", GIVEN), "): ")
     for trained, start, end in _spans(rollout):
         part = _lines(found.codec.shown(rollout.token_ids[start:end]))
-        # Without colours, brackets tell which is which.
+        # Without colours, brackets distinguish them.
         text.append(f"⟦{part}⟧" if trained else part, style=SAMPLED if trained else GIVEN)
     return text
 
 
 def _spans(rollout: Rollout) -> Iterator[tuple[bool, int, int]]:
-    """(mask, start, end) of each run of tokens with equal mask."""
+    """Yield (mask, start, end) of each run of tokens with equal mask."""
     mask, start = rollout.loss_mask, 0
     for end in range(1, len(mask) + 1):
         if end == len(mask) or mask[end] != mask[start]:

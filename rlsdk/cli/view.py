@@ -12,29 +12,29 @@ import click
 from rlsdk.cli.parameters import RunPath
 
 PORT = 7842
-"""Port of the page, if it is free."""
+"""Default port of the page, if it is free."""
 
 
 @click.command()
 @click.argument("runs", metavar="[RUN]...", nargs=-1, type=RunPath())
-@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen at.  [default: 7842, or a free one]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on.  [default: 7842, or a free one]")
 @click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address; any but this machine's own needs the token that is printed.",
+    help="Address to listen on; if it is not local, clients need the printed token.",
 )
 @click.option("--no-open", is_flag=True, help="Do not open a browser.")
 @click.option(
     "--studio",
     is_flag=True,
-    help="Add the studio: configurations in a form, saved below this folder; runs are started, stopped and resumed.",
+    help="Add the studio: edit configurations in a form, saved below this folder; start, stop and resume runs.",
 )
 def view(runs: tuple[str, ...], port: int | None, host: str, no_open: bool, studio: bool) -> None:
-    """Show runs on a local web page, also while they train: curves, times, processes, every rollout and token.
+    """Show runs on a local web page, live while they train: curves, timings, processes, every rollout and token.
 
     RUN is the folder of a run, a folder of such folders, or a URL that runs are uploaded to; by default, `runs`. The
-    address of the page is printed on a line of its own. Ctrl-C ends the server; runs started from the studio continue.
+    address of the page is printed on its own line. Ctrl-C stops the server; runs started from the studio continue.
     """
     asyncio.run(_view(runs or ("runs",), port, host, opens=not no_open, studio=studio))
 
@@ -47,7 +47,7 @@ async def _view(runs: tuple[str, ...], port: int | None, host: str, *, opens: bo
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
-    if studio:  # with a token at any address: other users of this machine reach loopback, too
+    if studio:  # with a token on any address: other users of this machine can reach loopback, too
         service = ViewerService(runs, token=secret(), studio=Studio(Path.cwd()))
     else:
         service = ViewerService(runs, token=new_token(host))

@@ -25,9 +25,9 @@ from rlsdk.errors import ConfigError
     "rewards",
     metavar="REWARD",
     multiple=True,
-    help="Score the rollouts again by this reward: a name, or as in a configuration; repeat it for a sum.",
+    help="Rescore the rollouts with this reward: a name, or as in a configuration; repeat for a sum.",
 )
-@click.option("--algorithm", metavar="ALGORITHM", help="Assign credit by this algorithm instead of the run's.")
+@click.option("--algorithm", metavar="ALGORITHM", help="Assign credit with this algorithm instead of the run's.")
 @click.option(
     "--filter",
     "filters",
@@ -40,9 +40,9 @@ from rlsdk.errors import ConfigError
     is_flag=False,
     flag_value="newest",
     metavar="[STEP|DIR]",
-    help="Also compare the gradients, computed with this checkpoint or model.  [default: no gradients]",
+    help="Also compare gradients, computed with this checkpoint or model.  [default: no gradients]",
 )
-@click.option("--steps", metavar="A-B", help="Only these steps: 5, 3-8, 3- or -8.  [default: all that are stored]")
+@click.option("--steps", metavar="A-B", help="Only these steps: 5, 3-8, 3- or -8.  [default: all stored steps]")
 @click.option("--examples", type=click.IntRange(0), default=5, show_default=True, help="Number of rollouts to show.")
 @plugin_files
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -58,12 +58,12 @@ def what_if(
     files: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Show what another reward, algorithm or filter would have made of the stored rollouts of RUN.
+    """Recompute the stored rollouts of RUN with another reward, algorithm or filter, and show the changes.
 
-    Nothing is sampled or trained, and Ray is not started. The output shows rewards, groups that would have been
-    trained, tokens whose advantage changes sign, and the rollouts whose reward changes most; with --checkpoint, also
-    the cosine similarity of the two gradients. REWARD, ALGORITHM and FILTER are names or YAML, such as '{use:
-    countdown, format_score: 0.2}'.
+    Nothing is sampled or trained, and Ray is not started. Shown are rewards, groups that would have been trained,
+    tokens whose advantage changes sign, and the rollouts whose reward changes most; with --checkpoint, also the cosine
+    similarity of the two gradients. REWARD, ALGORITHM and FILTER are names or YAML, such as '{use: countdown,
+    format_score: 0.2}'.
     """
     from rlsdk.checkpoints.reading import local_copy
     from rlsdk.whatif.comparison import Comparison
@@ -72,14 +72,14 @@ def what_if(
     first, last = _bounds(steps)
     asked = Asked(rewards, algorithm, filters, settings, files, model=checkpoint is not None)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # a reward may print
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # rewards may print
         folder = stack.enter_context(local_copy(run, checkpoint=checkpoint is not None))
         checked = question(folder, asked)
         gradients = stack.enter_context(_gradients(folder, checked, checkpoint))
         comparison = Comparison(folder, checked, gradients=gradients, examples=examples)
         found = asyncio.run(comparison.run(first, last))
     if not found["groups"]:
-        raise ConfigError([f"RUN: {run} has stored no groups{f' of the steps {steps}' if steps else ''} yet"])
+        raise ConfigError([f"RUN: {run} has stored no groups{f' of steps {steps}' if steps else ''} yet"])
     if as_json:
         click.echo(json.dumps({"run": run, **found}, indent=2, default=str))
     else:
@@ -132,7 +132,7 @@ def _show(found: Mapping[str, Any]) -> None:
     change = found["advantages"]["mean_change"]
     out.print(f"{zero}; mean change of an advantage: {_number(change)}", markup=False)
     changed = [tuple(str(each[k]) for k in ("step", "task", "before", "after")) for each in found["changed_groups"]]
-    _print_table(out, "groups whose fate changes", ("step", "task", "before", "after"), changed)
+    _print_table(out, "groups with another outcome", ("step", "task", "before", "after"), changed)
     for reason, count in found["invalid"].items():
         out.print(f"could not be scored: {count} × {reason}", markup=False)
     _show_examples(out, found["examples"])

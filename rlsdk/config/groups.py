@@ -31,7 +31,7 @@ def group_faults(size: int, advantage: Any, filters: Iterable[Any]) -> list[str]
         found.append(
             f"group_size: {size} given, but the advantage {_name(advantage)} compares the rollouts of a task with each "
             f"other: with fewer than {least} every advantage is 0 and nothing is learned; set group_size to {least} or "
-            "more, or take an advantage that needs no group, such as 'reinforce_plus_plus'"
+            "more, or use an advantage that needs no group, such as 'reinforce_plus_plus'"
         )
     for each in filters:
         least = _least(size, lambda k, each=each: _keeps(each, k))  # type: ignore[misc]

@@ -190,7 +190,7 @@ def part_faults(config: Config, algorithm: AlgorithmDefaults, chosen: Sequence[C
         if part.component.kind == "correction" and not part.component.masks and loss and loss.component.corrects:
             yield (
                 f"{part.path}: {part} weighs tokens by their ratio to the sampler, and so does {loss} itself; leave "
-                "the correction out (null), or take one that only masks, such as 'token_mask'"
+                "the correction out (null), or use one that only masks, such as 'token_mask'"
             )
 
 

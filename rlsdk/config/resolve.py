@@ -318,7 +318,7 @@ class _Resolver:
             name = part.source or short_name(reference.name)
             if any(name == other.name for other in found):
                 self.faults.append(
-                    f"{where}: another source is called {name!r}, too; tell them apart by `source: NAME`"
+                    f"{where}: another source is also called {name!r}; tell them apart with `source: NAME`"
                 )
             found.append(TaskSource(name, reference, part.weight, renamed=bool(part.source)))
         return tuple(found)
@@ -339,7 +339,7 @@ class _Resolver:
                 found.append(RewardPart(rule, reference))
         if given and given[-1].rule.gate is not None:
             path = f"reward[{len(given) - 1}]" if len(given) > 1 else "reward"
-            text = f"{given[-1].rule.gate:g}, but no part follows that it could shut out; put what it gates after it"
+            text = f"{given[-1].rule.gate:g}, but there is no later part to gate; list the parts that it gates after it"
             self.faults.append(f"{path}.gate: {text}")
         return tuple(found)
 

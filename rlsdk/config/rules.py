@@ -120,7 +120,7 @@ def compared_with_nothing(rewards: Iterable[str], needs: Iterable[str]) -> list[
         return []
     return [
         f"reward: {name} compares the rollouts of a group, but the algorithm's baseline is the reward of one greedy "
-        "answer, which would be compared with nothing; take another advantage, such as rloo"
+        "answer, which has nothing to be compared with; use another advantage, such as rloo"
         for name in rewards
     ]
 

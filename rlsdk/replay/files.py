@@ -99,7 +99,7 @@ def _row(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise DataError(f"{path}, line {number}: {error}; expected one JSON object a line ({KINDS})") from error
+        raise DataError(f"{path}, line {number}: {error}; expected one JSON object per line ({KINDS})") from error
     if not isinstance(row, dict):
         raise DataError(f"{path}, line {number}: a JSON {type(row).__name__}; expected one object a line")
     return row

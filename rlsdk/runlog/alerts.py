@@ -90,7 +90,7 @@ def diagnose(lines: Iterable[Mapping[str, Any]], rules: Mapping[str, Rule]) -> l
 
 
 def append_alerts(folder: Path, alerts: Iterable[Alert]) -> None:
-    """Append alerts to the file of a run, one JSON object a line."""
+    """Append alerts to the file of a run, one JSON object per line."""
     with (folder / ALERTS).open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(attrs.asdict(alert)) + "\n" for alert in alerts)
 

@@ -81,7 +81,7 @@ def jsonl(
     prefill: str | None = None,
     skip_bad: float = 0.0,
 ) -> TaskList:
-    """Tasks from files with one JSON object a line, compressed or not; the columns of veRL's files are recognised.
+    """Tasks from files with one JSON object per line, compressed or not; the columns of veRL's files are recognised.
 
     Args:
         path: A file, a pattern such as `data/*.jsonl.gz`, a folder that holds `SPLIT.jsonl`, or a list of these; on any

@@ -35,7 +35,7 @@ class Dialect:
     Attributes:
         parse: Parses the calls in the text of an answer.
         how: Instructions for a policy whose chat template does not explain the syntax; empty if unknown.
-        write: Formats calls as text; left out, one JSON object a line.
+        write: Formats calls as text; left out, one JSON object per line.
         begins: Texts with which a first call begins, as in `ToolParser`.
     """
 

@@ -44,7 +44,7 @@ def test_as_json():
         "required": False,
         "default": 1.0,
         "unit": "factor",
-        "help": "Softmax temperature, above 0; the learner divides its logits by the same.",
+        "help": "Softmax temperature, above 0; the learner divides its logits by the same value.",
     }
     whole = {each["path"]: each for each in json.loads(run("--json"))}
     assert whole["name"]["required"] is True

@@ -34,7 +34,7 @@ def test_it_asks_and_shows_what_the_run_says(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
     assert engines(str(tmp_path)) == (0, "The run has not reported its engines yet.\n")
     assert engines(str(tmp_path), "--count", "0")[0] == 2
-    assert "Asked for: 3." in engines(str(tmp_path), "--count", "3")[1] and requested_engines(tmp_path) == 3
+    assert "Requested: 3." in engines(str(tmp_path), "--count", "3")[1] and requested_engines(tmp_path) == 3
     state = EngineScaling(wanted=2, alive=(1,), lost=1, refused="3 engines: there is no room", driver=7)
     write_status(tmp_path, state)
     code, said = engines(str(tmp_path))
@@ -61,7 +61,7 @@ def test_a_run_that_is_over_says_so_and_can_be_asked_for_nothing(tmp_path: Path,
     code, said = engines(str(tmp_path))
     assert code == 0 and said.startswith(f"The run has ended ({status}), and so have its engines.")
     code, said = engines(str(tmp_path), "--count", "3")
-    assert code == 1 and f"is over ({status})" in said and "--resume" in said
+    assert code == 1 and f"has ended ({status})" in said and "--resume" in said
     assert requested_engines(tmp_path) is None
     assert json.loads(engines(str(tmp_path), "--json")[1])["state"]["ended"] == status
     clear_status(tmp_path)  # it is resumed

@@ -211,7 +211,7 @@ def test_parts_of_a_reward_are_gates_factors_and_routes(plan):
 
 
 def test_a_gate_after_which_no_part_follows_is_a_fault(faults):
-    text = "1, but no part follows that it could shut out; put what it gates after it"
+    text = "1, but there is no later part to gate; list the parts that it gates after it"
     assert faults("reward=[countdown, {use: format, gate: 1}]") == (f"reward[1].gate: {text}",)
     assert faults("reward={use: format, gate: 1}") == (f"reward.gate: {text}",)
 
@@ -375,7 +375,7 @@ def test_several_sources_of_tasks(plan, faults):
     assert "tasks.train[3].weight" in found
     found = by_path(faults("tasks.train=[countdown, {use: countdown, sise: 3}, countdown]"))
     assert found["tasks.train[1].sise"].startswith("unknown option")
-    assert "tell them apart by `source: NAME`" in found["tasks.train[2]"]
+    assert "tell them apart with `source: NAME`" in found["tasks.train[2]"]
     assert by_path(faults("tasks.train={use: countdown, weight: -1}"))["tasks.train"].startswith(
         "expected weights of at least 0"
     )

@@ -122,7 +122,7 @@ def test_rates_say_where_they_come_from(tmp_path: Path) -> None:
     code, out = run(str(QUICKSTART), "--steps", "4")
     assert code == 0
     assert "343,680 parameters on the data sheet of cpu" in out.replace("\n", " ")
-    assert "Nothing was measured" in out
+    assert "No rate was measured" in out
 
 
 def test_no_size_is_guessed(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_all_faults_are_reported_together(run: Path) -> None:
         (["--reward", f"{{use: reward_model, path: '{MODEL}'}}"], "holds a model in a Ray actor"),
         (["--reward", "{use: ["], "--reward: '{use: [' is not YAML"),
         (["--steps", "a"], "--steps: 'a' given; expected a step or a range"),
-        (["--steps", "7-"], "has stored no groups of the steps 7-"),
+        (["--steps", "7-"], "has stored no groups of steps 7-"),
         (["--checkpoint", "3"], "has no complete checkpoint of step 3"),
     ],
 )
@@ -219,7 +219,7 @@ def test_a_real_run_is_reproduced_and_its_table_is_shown(tmp_path: Path) -> None
     assert again["trained"] == {"before": 11, "after": 11, "gained": 0, "lost": 0}
     shown = invoke(run, "--filter", "none", "--steps", "2")
     assert shown.exit_code == 0
-    assert "groups whose fate changes" in shown.output
+    assert "groups with another outcome" in shown.output
     assert "filtered: filter 'nonzero_variance': every reward is 0.1" in shown.output
 
 
