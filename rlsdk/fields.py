@@ -87,6 +87,7 @@ FIELDS: tuple[Field, ...] = (
     _field("trajectories", "rollout", "rollout", credit="on request"),
     _field("steps", "rollout", "rollout", credit="on request"),
     _field("states", "rollout", "rollout", credit="on request"),
+    _field("shared_scores", "rollout", "reward", credit="always"),
     _field("loss_mask", "token", "rollout", credit="always", loss="always"),
     _field("segments", "token", "rollout", loss="always"),
     _field("behaviour_logprobs", "token", "rollout", loss="always"),

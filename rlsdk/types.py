@@ -262,6 +262,7 @@ class Score(Frozen):
         metrics: Numbers to log (the parts of a sum among them).
         reason: Why it is invalid, or low.
         token_rewards: (token position, value) pairs whose sum is `value`, or None: all of it on the last sampled token.
+        shared: True for a rollout that was not scored itself: the score is that of the last one of its trajectory.
     """
 
     value: float = attrs.field(converter=_float)
@@ -271,6 +272,7 @@ class Score(Frozen):
     token_rewards: tuple[tuple[int, float], ...] | None = attrs.field(
         default=None, converter=attrs.converters.optional(_pairs)
     )
+    shared: bool = False
 
     def __attrs_post_init__(self) -> None:
         given = (self.value, *(value for _, value in self.token_rewards or ()))

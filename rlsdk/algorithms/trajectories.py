@@ -56,7 +56,8 @@ def gigpo(x: CreditInputs, *, omega: NonNegative = 1.0, gamma: Share = 0.95, std
 
     Paper: GiGPO, arXiv:2505.10978.
     Formula: `A = A_E + ω·A_S`: `A_E` the trajectory's total reward relative to the group's other trajectories, `A_S`
-    the step's discounted return `Σ_k γ^k r_{t+k}` relative to the steps of the group in an equal state.
+    the step's discounted return `Σ_k γ^k r_{t+k}` relative to the steps of the group in an equal state. Where only the
+    last rollout of a trajectory was scored, `r` is 0 for those before it.
     When to use: agents in worlds whose states repeat: games, web sites, households.
 
     Args:
@@ -66,6 +67,8 @@ def gigpo(x: CreditInputs, *, omega: NonNegative = 1.0, gamma: Share = 0.95, std
         std_normalize: Divide both by `σ + 1e-6` (the paper's F_norm = std), else by 1.
     """
     rewards, trajectories = wide(x.outcomes), Groups.by(x.groups, x.trajectories)
+    if hasattr(x, "shared_scores"):  # a sum of copies would grow with their number
+        rewards = torch.where(x.shared_scores & (x.steps < trajectories.max(x.steps)), 0, rewards)
     episode = _between(trajectories, trajectories.sum(rewards), x.groups, std_normalize)
     # Discounted rewards from each step to the end of its trajectory.
     order = torch.argsort(x.steps, stable=True)

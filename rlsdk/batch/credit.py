@@ -43,6 +43,8 @@ class CreditInputs(Packed):
         trajectories: int64 `[n]`, dense index of the trajectory.
         steps: int64 `[n]`, position within the trajectory.
         states: int64 `[n]`, equal where the environment's states are equal.
+        shared_scores: bool `[n]`, where there are any: True for a rollout that was not scored itself, whose reward
+            repeats that of the last one of its trajectory.
         reward_parts: name of a part of the reward -> float `[n]`.
         train_step: Training steps done before this one; the first is 0.
         train_steps: Training steps of the whole run.
@@ -63,6 +65,7 @@ class CreditInputs(Packed):
     trajectories: Tensor = optional()
     steps: Tensor = optional()
     states: Tensor = optional()
+    shared_scores: Tensor = optional()
     reward_parts: dict[str, Tensor] = optional()
     train_step: int = attrs.field(default=0, kw_only=True)
     train_steps: int = attrs.field(default=1, kw_only=True)

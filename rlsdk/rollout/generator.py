@@ -65,14 +65,14 @@ class _Made:
         scores = [each for each in self.judged if isinstance(each, Score)]
         if missing := len(self.rollouts) - len(scores):
             # Token rewards of the last one refer to positions that the others do not have.
-            scores = [*[attrs.evolve(scores[-1], token_rewards=None)] * missing, *scores]
+            scores = [*[attrs.evolve(scores[-1], token_rewards=None, shared=True)] * missing, *scores]
         paired = list(zip(self.rollouts, scores, strict=True))
         if self.chat is None:
             return paired
         found = []
         for rollout, score in paired:
             *earlier, last = self.chat.with_earlier(rollout)
-            found += [(each, attrs.evolve(score, token_rewards=None)) for each in earlier]
+            found += [(each, attrs.evolve(score, token_rewards=None, shared=True)) for each in earlier]
             found.append((last, score))
         return found
 

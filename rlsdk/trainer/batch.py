@@ -231,6 +231,8 @@ def credit_inputs(
         optional["steps"] = torch.tensor([r.step for r in batch.rollouts])
     if "states" in needs:
         optional["states"] = _dense(_own(r.state for r in batch.rollouts))
+    if any(s.shared for s in batch.scores):
+        optional["shared_scores"] = torch.tensor([s.shared for s in batch.scores])
     if batch.baselines is not None:
         optional["baseline_rewards"] = torch.from_numpy(batch.baselines)
     if "reward_parts" in needs:

@@ -343,4 +343,4 @@ def _of_member(group: Group, member: int, judged_by: int, new: dict[int, Score])
     if score is None or not _scorable(group.rollouts[member]):
         return group.scores[member]
     # Token rewards of the last rollout refer to positions that the others do not have.
-    return score if member == judged_by else attrs.evolve(score, token_rewards=None)
+    return score if member == judged_by else attrs.evolve(score, token_rewards=None, shared=True)

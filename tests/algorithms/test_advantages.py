@@ -423,6 +423,18 @@ def test_lower_precision(make_credit, name, dtype):
     assert low.isfinite().all()
 
 
+def test_a_score_that_rollouts_of_a_trajectory_share_counts_once_in_its_total():
+    mask, rewards = torch.ones(4, 1), torch.tensor([1.0, 1.0, 1.0, 0.0])  # a right trajectory of three, a wrong of one
+    own = {"trajectories": torch.tensor([0, 0, 0, 1]), "steps": torch.tensor([0, 1, 2, 0]), "states": torch.arange(4)}
+    shared = torch.tensor([True, True, False, False])
+    x = CreditInputs.from_padded(rewards, mask, torch.zeros(4), shared_scores=shared, **own)
+    gigpo = rlsdk.load("advantage", "gigpo")
+    assert gigpo(x).tolist() == [0.5, 0.5, 0.5, -0.5]
+    assert gigpo(x.replace(shared_scores=None)).tolist() == [1.5, 1.5, 1.5, -1.5]  # each was scored
+    lost = x.replace(shared_scores=torch.tensor([True, True, True, False]))  # the last rollout sampled nothing
+    assert gigpo(lost).tolist() == [0.5, 0.5, 0.5, -0.5]
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_only_declared_fields_are_read(make_credit, name):
     x, advantage = make_credit(0), rlsdk.load("advantage", name)

@@ -84,6 +84,7 @@ def test_the_whole_trajectory_has_the_rewards_of_all_its_turns() -> None:
     assert [m.content for m in last.answers] == list(ANSWERS) and last.metrics["turns"] == 3
     assert [m.reasoning for m in last.answers] == ["one and two", "two twos", "hm"]
     assert len({score.value for score in group.scores}) == 1
+    assert [score.shared for score in group.scores] == [True] * (len(group.scores) - 1) + [False]
 
 
 def test_keep_history_goes_on_with_the_tokens_as_they_were_sampled() -> None:

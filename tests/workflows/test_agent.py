@@ -173,7 +173,7 @@ def test_the_score_of_the_last_conversation_is_that_of_all(file):
     group = play(file, "summarises", "far off", "right", reward=reward)
     assert seen == ["right"]
     assert [r.text for r in group.rollouts] == ["far off", "right"]
-    assert [s.value for s in group.scores] == [1.0, 1.0]
+    assert [(s.value, s.shared) for s in group.scores] == [(1.0, True), (1.0, False)]
     assert [r.step for r in group.rollouts] == [0, 1]
 
 
