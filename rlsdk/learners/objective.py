@@ -154,9 +154,15 @@ class Objective:
         if self._correction is None:
             return per_token
         taken = _OWN_METRICS | reported
-        weights = self._run("correction", self._correction, x, accumulator, taken)[0].detach()
+        given = self._run("correction", self._correction, x, accumulator, taken)[0].detach()
+        weights = torch.where(x.loss_mask, given, 0)
+        if bool((weights < 0).any()):
+            raise LearnerError(
+                f"correction {self._name('correction')!r} gave the weight {float(weights.min()):g}; expected 0 or "
+                "more: a negative weight trains its token in the opposite direction"
+            )
         accumulator.add_tokens("actor/correction", weights, x.loss_mask)
-        return per_token * torch.where(x.loss_mask, weights, 0)
+        return per_token * weights
 
     def reference_kl(self, x: LossInputs) -> Tensor | None:
         """Compute each token's KL to the reference model, float `[t]`; None without an estimator or its logprobs."""

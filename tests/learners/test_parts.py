@@ -270,6 +270,22 @@ class TestObjective:
         loss = objective(inputs, moment(batch).totals, MetricAccumulator())
         assert bool(torch.autograd.grad(loss, logprobs)[0].isfinite().all())
 
+    def test_a_weight_below_zero_is_refused_where_a_token_is_trained(self, make_batch: Make) -> None:
+        @correction("opposite")
+        def opposite(x: LossInputs, *, on: bool = True) -> torch.Tensor:
+            return torch.where(x.loss_mask == on, -0.25, 1.0)
+
+        batch = make_batch(5)
+        for on in (True, False):
+            reference = HERE.reference("correction", opposite, {"on": on})
+            objective = bind(load("policy_loss", "sft"), correction=reference)
+            inputs = objective.inputs(batch, logprobs_of(batch), None, moment(batch))
+            if on:
+                with pytest.raises(LearnerError, match=r"correction .*opposite' gave the weight -0.25; expected 0"):
+                    objective(inputs, moment(batch).totals, MetricAccumulator())
+            else:
+                objective(inputs, moment(batch).totals, MetricAccumulator())
+
     def test_metrics_of_the_gap_keep_their_digits(self, make_batch: Make) -> None:
         batch, tally = make_batch(5), MetricAccumulator()
         old = (batch.tokens["old_logprobs"] * 0).astype(np.float32)
