@@ -1,7 +1,7 @@
 """rlsdk trains language models by reinforcement learning; everything a researcher changes is a plugin.
 
-Importing this package loads nothing else, and none of torch, ray, vllm, deepspeed and transformers before they are
-used. pytest imports it in every project, for the plugin `rlsdk.testing.pytest_plugin`.
+Importing this package is cheap: torch, ray, vllm, deepspeed and transformers are imported only when they are used.
+pytest imports it in every project, for the plugin `rlsdk.testing.pytest_plugin`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ PUBLIC_MODULES = (
     "rlsdk.types",
     "rlsdk.weights",
 )
-"""Modules that plugins may import; every other one may change from one version to the next."""
+"""Public modules, for plugins to import; all others may change between versions."""
 _LAZY = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [

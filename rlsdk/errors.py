@@ -1,6 +1,6 @@
-"""The exception tree: every error that rlsdk raises on purpose is an `RlsdkError`.
+"""The exception hierarchy: every error that rlsdk raises on purpose is an `RlsdkError`.
 
-A message says what was given, what was expected, where, and what to do.
+Each message states what was given, what was expected, where, and what to do.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 FILE_PACKAGE = "_rlsdk_files"
 """Top-level name under which single-file plugins live in `sys.modules`."""
 _CALLERS = frozenset({"rlsdk", "pluggy", "ray"}) | sys.stdlib_module_names
-"""Packages whose frames lead to a plugin's code, and are none of it."""
+"""Packages whose frames call a plugin's code but are not part of it."""
 
 
 class RlsdkError(Exception):
@@ -48,11 +48,11 @@ class RlsdkError(Exception):
 
 
 class EnvironmentFault(RlsdkError):
-    """The machine cannot run what was asked: a wrong build, no compiler, no space, no device."""
+    """The machine lacks a requirement: a wrong build, no compiler, no disk space, no device."""
 
 
 class ConfigError(RlsdkError):
-    """A run's configuration is wrong; `faults` holds every fault found, not only the first."""
+    """A run's configuration is invalid; `faults` lists all faults, not only the first."""
 
     def __init__(self, faults: Iterable[str]) -> None:
         self.faults = tuple(faults)
@@ -65,11 +65,11 @@ class ConfigError(RlsdkError):
 
 
 class RefusedMessagesError(ConfigError):
-    """The chat template, or another renderer, refuses a conversation, such as one with two messages of the user."""
+    """The chat template, or another renderer, rejects a conversation, such as one with two successive user messages."""
 
 
 class OptionError(RlsdkError):
-    """Options of a component do not fit its schema; `faults` are (option path, sentence) pairs."""
+    """Options of a component do not match its schema; `faults` are (option path, sentence) pairs."""
 
     def __init__(self, component: str, faults: Iterable[tuple[str, str]]) -> None:
         self.component = component
@@ -85,7 +85,7 @@ class PluginError(RlsdkError):
 
 
 class UnknownComponentError(PluginError):
-    """There is no component with that kind and name."""
+    """No component has the given kind and name."""
 
 
 class FingerprintError(PluginError):
@@ -97,15 +97,15 @@ class ValueFault(RlsdkError, ValueError):
 
 
 class MissingFieldError(RlsdkError, AttributeError):
-    """A component reads an optional field that it did not declare with `needs`, or that nobody gave."""
+    """A component reads an optional field that it did not declare with `needs`, or that is missing from the batch."""
 
 
 class DataError(RlsdkError):
-    """A task or a row of a data file cannot be used."""
+    """A task, or a row of a data file, cannot be used."""
 
 
 class UnreachableDataError(DataError):
-    """Data cannot be reached from this machine; another machine may reach it."""
+    """Data cannot be reached from this machine, but perhaps from another."""
 
 
 class ScoringError(RlsdkError):
@@ -117,7 +117,7 @@ class EngineError(RlsdkError):
 
 
 class OutOfRoomError(RlsdkError):
-    """A conversation fills the model's length: nothing more can be sampled, and the rollout ends as truncated."""
+    """A conversation has reached `model.max_length`: nothing more can be sampled, and the rollout is truncated."""
 
 
 class WorldLostError(RlsdkError):
@@ -129,11 +129,11 @@ class LearnerError(RlsdkError):
 
 
 class TransferError(RlsdkError):
-    """A transfer of weights broke off: a member died, left, or kept the others waiting for too long."""
+    """A weight transfer failed: a member died, disconnected, or kept the others waiting for too long."""
 
 
 class CanaryError(RlsdkError):
-    """Engine and learner disagree on the logprobs of the same tokens under the same weights."""
+    """Engine and learner disagree on the logprobs of the same tokens with the same weights."""
 
 
 class CheckpointError(RlsdkError):
@@ -145,17 +145,17 @@ class DamagedCheckpointError(CheckpointError):
 
 
 class RunError(RlsdkError):
-    """A run failed; the message names the culprit (actor, step, task, plugin)."""
+    """A run failed; the message names the cause (actor, step, task, plugin)."""
 
 
 class ConformanceFault(RlsdkError):
-    """A component lacks a property that its kind promises.
+    """A component violates a property of its kind's contract.
 
     Attributes:
         component: Kind, name and distribution.
         broken: Name of the property.
         demand: Requirement of the property.
-        given: The input that demonstrates the violation; empty if none is needed.
+        given: Input that demonstrates the violation; empty if none is needed.
         expected: Expected result on that input.
         got: Actual result on that input.
         remedy: Advice on what to do.
@@ -177,23 +177,23 @@ class ConformanceFault(RlsdkError):
 
 
 LONGEST = 2_000
-"""Characters of a plugin's message that are shown: it may quote a whole answer of a model."""
+"""Maximum characters shown of a plugin's message, which may quote a whole model answer."""
 
 
 def visible(text: str, keep: str = "") -> str:
-    r"""Replace characters that would control a terminal by their escapes, such as `\x1b`.
+    r"""Replace terminal control characters by their escapes, such as `\x1b`.
 
     Args:
         text: Any text, such as a model's.
-        keep: Characters that stay as they are, such as line breaks.
+        keep: Characters to leave unchanged, such as line breaks.
     """
     return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
 def described(error: BaseException) -> str:
-    """Describe what a plugin raised: type, message, and the plugin's own line, such as `(lab.py, line 12)`.
+    """Describe a plugin's exception: type, message, and the plugin's own line, such as `(lab.py, line 12)`.
 
-    A package that comes by an extra of rlsdk is named with the command that installs it.
+    If a package of one of rlsdk's extras is missing, include the command that installs it.
     """
     place = place_of(error)
     text = error.msg if isinstance(error, SyntaxError) and place else error
@@ -228,7 +228,7 @@ EXTRAS: Mapping[str, str] = {
     "transformers": "train",
     "wandb": "wandb",
 }
-"""Package that the base of rlsdk does without -> the extra that brings it."""
+"""Optional package -> the extra of rlsdk that installs it."""
 
 
 def install_command(error: BaseException) -> str:
@@ -238,13 +238,13 @@ def install_command(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Find the last line of a plugin's own code on the way to an error.
+    """Return the last line of a plugin's own code in the traceback of an error.
 
-    The plugin is the first package in the traceback that neither is rlsdk nor was only passed through; what fails in
-    a library that it calls is reported at the line of the plugin that called it.
+    The plugin is the first package in the traceback other than rlsdk and the packages that call plugins. A failure in a
+    library is reported at the plugin's line that called the library.
 
     Returns:
-        `FILE, line N`, with the file below the working folder where it is there; empty where only rlsdk's code ran.
+        `FILE, line N`, with the file relative to the working folder if it is below it; empty if only rlsdk's code ran.
     """
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{_shown(error.filename)}, line {error.lineno}"
@@ -259,17 +259,17 @@ def place_of(error: BaseException) -> str:
 
 
 def defined_at(obj: Any) -> str:
-    """Name a function or class with the file and line of its definition: `exact (lab.py, line 3)`."""
+    """Return a function's or class's name with the file and line of its definition: `exact (lab.py, line 3)`."""
     try:
         lines, number = inspect.getsourcelines(obj)
         place = f" ({_shown(inspect.getsourcefile(obj) or '')}, line {number})" if lines else ""
-    except (OSError, TypeError):  # typed into an interpreter
+    except (OSError, TypeError):  # defined in an interactive interpreter
         place = ""
     return f"{obj.__qualname__}{place}"
 
 
 def package(module: str) -> str:
-    """Name the top-level package of a module; a single-file plugin is one of its own."""
+    """Return the top-level package of a module; a single-file plugin counts as its own package."""
     parts = module.split(".")
     return ".".join(parts[:2]) if parts[0] == FILE_PACKAGE else parts[0]
 

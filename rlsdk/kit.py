@@ -2,18 +2,17 @@
 
 * Policy losses and corrections: `log_ratio`, `bounded`, `credit`, `trained`, `masked_mean`, `mix`, `per_fits`,
   `Metrics`.
-* Algorithms: `Aggregation`, the names of the ways to average a loss.
-* Sources of tasks: `TaskList`, `Wording`; for made-up arithmetic `draw`, `pick`, `tokenize`, `evaluate`.
-* Renderers: `TextRenderer`, the base of those that write conversations as text.
-* Agents and tools: `attended`, `within`, `LateError`, `Dialect` (a parser of tool calls), `find`
-  (`FILE.py:FUNCTION`).
+* Algorithms: `Aggregation`, the names of loss aggregation modes.
+* Task sources: `TaskList`, `Wording`; for generated arithmetic, `draw`, `pick`, `tokenize`, `evaluate`.
+* Renderers: `TextRenderer`, the base of renderers that write conversations as text.
+* Agents and tools: `attended`, `within`, `LateError`, `Dialect` (a tool parser), `find` (`FILE.py:FUNCTION`).
 * Environments: `ActionPattern`, `PATTERN`.
 * Options: `structure`, `nearest`.
-* Learners: `TransformersLearner`, the base of those that differ in how they divide models among ranks, and
-  `TrainedModule`, what they train; `LearningRate`, `PhaseTimer`, `RankMemory`, `count_parameters`; ranks that run
-  rollouts together: `SharedRows`, `SequenceGroup`, `sequence_faults`; files of tensors and plain values: `read_state`,
-  `write_state`.
-* Marks: `Component`, and `component_of` a marked function or class.
+* Learners: `TransformersLearner`, the base of learners that shard transformers models across ranks, and
+`TrainedModule`, a model in training; `LearningRate`, `PhaseTimer`, `RankMemory`, `count_parameters`; sequence
+parallelism: `SharedRows`, `SequenceGroup`, `sequence_faults`; files of tensors and plain values: `read_state`,
+`write_state`.
+* Marks: `Component`, and `component_of`, which returns that of a marked function or class.
 
 Each name is imported on first use, so that a light plugin stays light.
 """

@@ -1,10 +1,10 @@
-"""The marks: decorators that attach a `Component` to a function or class and touch nothing else.
+"""The marks: decorators that attach a `Component` to a function or class without changing it.
 
     @rlsdk.reward("exact")
     def exact(rollout, *, ignore_case: bool = False) -> float:
         '''1.0 if the answer is the task's, else 0.0.'''
 
-The mark is the outermost decorator. Collecting marks, and choosing among them by name, is the work of `rlsdk.plugins`.
+The mark must be the outermost decorator. `rlsdk.plugins` collects marked objects and finds them by name.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from rlsdk.fields import MARK, Field
 
 T = TypeVar("T", bound=Callable[..., Any])
 Needs = Sequence[str | Callable[..., Any]]
-"""Fields of a batch: names of the core's, and functions that `rlsdk.field` marks."""
+"""Fields of a batch: names of core fields, and functions marked with `rlsdk.field`."""
 
 
 def field(name: str, *, needs: Sequence[str] = (), sample: tuple[float, float] = (-1.0, 1.0)) -> Callable[[T], T]:
     """Declare a field of a batch, one number per response token: `(batch: StepBatch) -> array [t]`, sync or async.
 
-    The marked function computes it in the trainer, before shaping and advantage, in every run that has a component
-    with the function in its `needs`. Such components read it from their inputs, as `x.NAME`.
+    The marked function computes the field in the trainer, before shaping and advantage, in every run with a component
+    that lists the function in its `needs`. Such components read it from their inputs, as `x.NAME`.
 
     Args:
         name: Name of the field.
-        needs: Fields of the learner that it reads from `batch.fields`: logprobs, entropy, ref_logprobs, values, ….
-        sample: Least and greatest value in the batches on which components that read it are checked.
+        needs: Learner fields that the function reads from `batch.fields`: logprobs, entropy, ref_logprobs, values, ….
+        sample: Minimum and maximum value in the batches used to check components that read the field.
     """
     read = calls.new_field(name, needs)
 
@@ -65,17 +65,17 @@ def reward(
     """Mark a reward: `(rollout, *, …) -> float | Score`, sync or async; with `batch`, lists of both.
 
     Args:
-        name: Its name within its plugin.
-        batch: `True`: it takes and returns lists, and each score depends on its own rollout alone, so that a list may
-            be split anywhere. `"group"`: it compares rollouts, and is called once with all of one task, in order.
-        runs: `pool`: in one of several processes, which is killed when a call takes too long. `driver`: in the driver's
-            event loop, for what is over in an instant whatever the model wrote; what is async, or has a `state()`,
-            always runs there. `actor`: in an actor of its own, for what holds a model. Where it depends on options, a
-            function that takes the reward, ready to run, and returns one of these.
-        cache: Equal rollouts get equal scores: one that was scored is not scored again.
-        imports: Heavy modules that it imports when it first scores; a pool imports them once for all its processes.
-        reads_given: It counts what the workflow or environment gave (`rollout.rewards`). A run whose workflow gives
-            rewards that nothing counts warns of it.
+        name: Name within the plugin.
+        batch: `True`: takes and returns lists; each score depends only on its own rollout, so that lists may be split
+            anywhere. `"group"`: compares rollouts; called once with all rollouts of a task, in order.
+        runs: `pool`: in one of several processes, which is killed if a call takes too long. `driver`: in the driver's
+            event loop, for rewards that are fast whatever the model wrote; async rewards, and those with a `state()`,
+            always run there. `actor`: in a separate actor, for rewards that hold a model. If the choice depends on
+            options, a function that takes the reward, ready to run, and returns one of these.
+        cache: Reuse the score of an equal rollout; equal rollouts must get equal scores.
+        imports: Heavy modules that the reward imports on first use; a pool imports them once for all its processes.
+        reads_given: True if the reward uses `rollout.rewards`, given by the workflow or environment. A run warns if its
+            workflow gives rewards that nothing uses.
         check: As for a shaping.
     """
     if not callable(runs) and runs not in WHERE:
@@ -94,16 +94,16 @@ def reward(
 def shaping(
     name: str, *, needs: Needs = (), lengths: tuple[str, ...] = (), check: Check | None = None
 ) -> Callable[[T], T]:
-    """Mark a shaping: `(x: CreditInputs, *, …) -> Tensor[n] | Tensor[t]`, new rewards, before the advantage.
+    """Mark a shaping: `(x: CreditInputs, *, …) -> Tensor[n] | Tensor[t]`, which changes rewards before the advantage.
 
-    Sync, and then run in a thread, or async, and then awaited on the event loop of the training.
+    A sync function runs in a thread; an async one is awaited on the training's event loop.
 
     Args:
-        name: Its name within its plugin.
-        needs: Optional fields of its inputs that it reads.
-        lengths: Options that are lengths of a response; where one is null, it gets the run's `sampling.max_tokens`.
-        check: `(run: RunFacts, options) -> [(option, why)]`: options that cannot take effect in a run are faults of
-            its configuration.
+        name: Name within the plugin.
+        needs: Optional input fields that it reads.
+        lengths: Options that are response lengths; null is replaced by the run's `sampling.max_tokens`.
+        check: `(run: RunFacts, options) -> [(option, why)]`: options that have no effect in a run, reported as faults
+            of its configuration.
     """
     return mark("shaping", name, needs=needs, lengths=tuple(lengths), check=check)
 
@@ -118,12 +118,12 @@ def advantage(
 ) -> Callable[[T], T]:
     """Mark an advantage: `(x: CreditInputs, *, …) -> Tensor[n] | Tensor[t] | Credit`.
 
-    Sync, and then run in a thread, or async, and then awaited on the event loop of the training.
+    A sync function runs in a thread; an async one is awaited on the training's event loop.
 
     Args:
-        name: Its name within its plugin.
-        needs: Optional fields of its inputs that it reads.
-        reads_rewards: False for one that never looks at rewards: a run without other readers needs no reward.
+        name: Name within the plugin.
+        needs: Optional input fields that it reads.
+        reads_rewards: False if it does not read rewards: a run without other readers needs no reward.
         lengths: As for a shaping.
         check: As for a shaping.
     """
@@ -141,17 +141,17 @@ def policy_loss(
     lengths: tuple[str, ...] = (),
     check: Check | None = None,
 ) -> Callable[[T], T]:
-    """Mark a policy loss: `(x: LossInputs, *, …) -> Tensor[t] | (Tensor[t], metrics)`, per token, never a mean.
+    """Mark a policy loss: `(x: LossInputs, *, …) -> Tensor[t] | (Tensor[t], metrics)`, per token and not averaged.
 
     Args:
-        name: Its name within its plugin.
-        needs: Optional fields of its inputs that it reads. Without `pairs`, `preferred` is True for a right answer;
-            with `pairs`, for the better one of each pair.
-        whole_batch: It reads `x.whole`.
-        aggregates: The aggregations that its formula is defined for; a run with another is refused. Empty: all.
-        corrects: The ratio to the policy that sampled by which it weighs tokens itself: `old` for that of
-            `old_logprobs` to `behaviour_logprobs`, `policy` for that of `logprobs`. A correction that weighs as well is
-            refused, and `old` also where the two are the same numbers (`old_logprobs: rollout`).
+        name: Name within the plugin.
+        needs: Optional input fields that it reads. Without `pairs`, `preferred` is True for right answers; with
+            `pairs`, for the better answer of each pair.
+        whole_batch: True if it reads `x.whole`.
+        aggregates: Aggregations that its formula is defined for; a run with another one is refused. Empty: all.
+        corrects: Importance weight that the loss applies itself: `old` for the ratio of `old_logprobs` to
+            `behaviour_logprobs`, `policy` for that of `logprobs`. A correction that also reweights is refused, and so
+            is `old` if both are the same numbers (`old_logprobs: rollout`).
         lengths: As for a shaping.
         check: As for a shaping.
     """
@@ -165,10 +165,10 @@ def correction(
     """Mark a correction: `(x: LossInputs, *, …) -> Tensor[t] | (Tensor[t], metrics)`, detached weights.
 
     Args:
-        name: Its name within its plugin.
-        needs: Optional fields of its inputs that it reads.
+        name: Name within the plugin.
+        needs: Optional input fields that it reads.
         masks: True if its weights are 0 or 1; it may then be combined with a policy loss that reweights by itself.
-        replays_routing: True if the learner's actor is to use the experts that the engine chose.
+        replays_routing: True if the learner's actor must use the experts that the engine chose.
         check: As for a shaping.
     """
     marks = {"masks": masks, "replays_routing": replays_routing, "check": check}
@@ -181,28 +181,28 @@ def kl(name: str) -> Callable[[T], T]:
 
 
 def filter(name: str, *, reads_rewards: bool = True) -> Callable[[T], T]:  # noqa: A001 - the contract's name
-    """Mark a filter: `(group: Group, *, …) -> bool | Group`, whether, or which part, to train on.
+    """Mark a filter: `(group: Group, *, …) -> bool | Group`, whether to train on a group, or on which part.
 
     Args:
-        name: Its name within its plugin.
-        reads_rewards: False for one that never looks at rewards.
+        name: Name within the plugin.
+        reads_rewards: False if it does not read rewards.
     """
     return mark("filter", name, reads_rewards=reads_rewards)
 
 
 def buffer(name: str, *, reads_rewards: bool = True, check: Check | None = None) -> Callable[[T], T]:
-    """Mark a buffer policy: `(group, *, step, uses, …) -> priority | None`; None drops.
+    """Mark a buffer policy: `(group, *, step, uses, …) -> priority | None`; None drops the group.
 
     Args:
-        name: Its name within its plugin.
-        reads_rewards: False for one that never looks at rewards.
+        name: Name within the plugin.
+        reads_rewards: False if it does not read rewards.
         check: As for a shaping.
     """
     return mark("buffer", name, reads_rewards=reads_rewards, check=check)
 
 
 def stop(name: str) -> Callable[[T], T]:
-    """Mark a stop rule: `(*, available, target, …) -> bool`, may sampling for this step end."""
+    """Mark a stop rule: `(*, available, target, …) -> bool`, True to end sampling for this step."""
     return mark("stop", name)
 
 
@@ -210,10 +210,10 @@ def workflow(name: str, *, rewards: bool = False, one_answer: bool = False) -> C
     """Mark a workflow: a class with `async run(self, task, chat) -> Rollout | Sequence[Rollout]`, or a function.
 
     Args:
-        name: Its name within its plugin.
-        rewards: It gives rewards itself (`chat.reward`): where a configuration names no reward, these count.
-        one_answer: A rollout is the task's prompt and one answer, never longer than `sampling.max_tokens`; without it,
-            a response may be as long as `model.max_length`.
+        name: Name within the plugin.
+        rewards: True if it gives rewards (`chat.reward`); they are used if the configuration names no reward.
+        one_answer: True if a rollout is the task's prompt and a single answer, of at most `sampling.max_tokens`;
+            otherwise responses may be as long as `model.max_length`.
     """
     return mark("workflow", name, rewards=rewards, one_answer=one_answer)
 
@@ -222,10 +222,10 @@ def environment(name: str, *, isolation: Isolation = "thread") -> Callable[[T], 
     """Mark an environment: a class with `reset(seed) -> Observation` and `step(text) -> Step`, sync or async.
 
     Args:
-        name: Its name within its plugin.
-        isolation: `thread`: calls of several instances run at once, in threads of one process. `lock`: one after the
-            other, for what has state that instances share. `process`: each instance has a process of its own, which
-            is killed when a call takes too long.
+        name: Name within the plugin.
+        isolation: `thread`: calls of several instances run concurrently, in threads of one process. `lock`: one call at
+            a time, for instances that share state. `process`: each instance has its own process, which is killed if a
+            call takes too long.
     """
     if isolation not in ISOLATIONS:
         raise PluginError(
@@ -235,23 +235,23 @@ def environment(name: str, *, isolation: Isolation = "thread") -> Callable[[T], 
 
 
 def tasks(name: str, *, costly: CostlyToRead | None = None) -> Callable[[T], T]:
-    """Mark a task source: `(*, split, …) -> Sequence[Task]`, sized, indexable, deterministic by seed.
+    """Mark a task source: `(*, split, …) -> Sequence[Task]`, sized, indexable, and deterministic given its seed.
 
     Args:
-        name: Its name within its plugin.
-        costly: `(options) -> bool`: True if reading the source with these options downloads something, or takes long.
-            `rlsdk explain` does not read such a source. It may raise `DataError`.
+        name: Name within the plugin.
+        costly: `(options) -> bool`: True if reading the source with these options downloads data or is slow; `rlsdk
+            explain` then does not read it. It may raise `DataError`.
     """
     return mark("tasks", name, costly=costly)
 
 
 def engine(name: str) -> Callable[[T], T]:
-    """Mark an engine: generates tokens with logprobs and takes weights with a version."""
+    """Mark an engine: generates tokens with logprobs, and loads versioned weights."""
     return mark("engine", name)
 
 
 def learner(name: str) -> Callable[[T], T]:
-    """Mark a learner: logprobs, values, update, export of weights, save, load."""
+    """Mark a learner: computes logprobs and values, updates, exports weights, saves and loads."""
     return mark("learner", name)
 
 
@@ -264,36 +264,36 @@ def renderer(name: str) -> Callable[[T], T]:
     """Mark a renderer: turns conversations into a model's tokens, and its answers into messages.
 
     Args:
-        name: Its name within its plugin.
+        name: Name within the plugin.
     """
     return mark("renderer", name)
 
 
 def tool_parser(name: str) -> Callable[[T], T]:
-    """Mark a parser of tool calls: a class with `parse(text)`, `write(calls)`, `instructions` and `begins`.
+    """Mark a tool parser: a class with `parse(text)`, `write(calls)`, `instructions` and `begins`.
 
     Args:
-        name: Its name within its plugin.
+        name: Name within the plugin.
     """
     return mark("tool_parser", name)
 
 
 def diagnosis(name: str) -> Callable[[T], T]:
-    """Mark a diagnosis: `(history: History, *, …) -> Finding | None`, what is wrong with a run by its metrics.
+    """Mark a diagnosis: `(history: History, *, …) -> Finding | None`, which finds a problem of a run in its metrics.
 
-    It is called after each step while a run trains, and afterwards; history and finding are classes of
-    `rlsdk.contracts`. It only looks: whatever it does, the run continues.
+    It is called after each step of a run, and by `rlsdk diagnose`; `History` and `Finding` are in `rlsdk.contracts`. It
+    only observes: whatever it raises, the run continues.
 
     Args:
-        name: Its name within its plugin.
+        name: Name within the plugin.
     """
     return mark("diagnosis", name)
 
 
 def weight_transfer(name: str) -> Callable[[T], T]:
-    """Mark a weight transfer: carries weights from the ranks of the learner to the engines.
+    """Mark a weight transfer: sends weights from learner ranks to engines.
 
     Args:
-        name: Its name within its plugin.
+        name: Name within the plugin.
     """
     return mark("weight_transfer", name)
