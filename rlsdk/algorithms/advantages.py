@@ -1,7 +1,7 @@
-"""Advantages with a baseline from the group: one value per rollout, from the reward `r` of each.
+"""Advantages with a group baseline: one value per rollout, computed from its reward `r`.
 
-`μ` and `σ` are mean and unbiased standard deviation of the rewards of a group. A group with one member, or with equal
-rewards, has advantage zero.
+`μ` and `σ` are the mean and unbiased standard deviation of the rewards of a group. The advantage is zero in groups with
+one member, or with equal rewards.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from rlsdk.marks import advantage
 
 @advantage("grpo")
 def grpo(x: CreditInputs, *, std_normalize: bool = True, std_over: Literal["group", "batch"] = "group") -> Tensor:
-    """Reward relative to the group: the default where a reward checks a whole answer.
+    """Reward relative to the group; the default for rewards that check a whole answer.
 
-    Paper: GRPO, arXiv:2402.03300, §4.1.2; without the division Dr. GRPO, arXiv:2503.20783; with the standard
-    deviation of the batch arXiv:2508.08221.
+    Paper: GRPO, arXiv:2402.03300, §4.1.2; without the division, Dr. GRPO, arXiv:2503.20783; with the standard deviation
+    of the batch, arXiv:2508.08221.
     Formula: `A = (r - μ) / (σ + 1e-6)`.
-    When to use: rewards that judge a whole answer, several rollouts a task. Without the division, where tasks that are
-    solved almost always, or almost never, should not weigh more.
+    When to use: rewards that judge a whole answer, several rollouts per task. Omit the division if tasks that are
+    almost always or almost never solved should not weigh more.
 
     Args:
         x: The batch.
-        std_normalize: Divide by the standard deviation; without it, tasks weigh by the spread of their rewards.
-        std_over: Whose standard deviation: the group's, or that of all rewards of the batch.
+        std_normalize: Divide by the standard deviation; if false, tasks weigh by the spread of their rewards.
+        std_over: Standard deviation of the group's rewards, or of all rewards in the batch.
     """
     rewards = wide(x.outcomes)
     centred = Groups(x.groups).centred(rewards, std_normalize=std_normalize and std_over == "group")
     if std_over == "group" or not std_normalize:
         return centred
-    # One reward has no deviation, and torch would make it nan.
+    # The deviation of a single reward is undefined; torch would return nan.
     std = rewards.double().std().to(rewards.dtype) if len(rewards) > 1 else rewards.new_zeros(())
     return centred / (std + EPSILON)
 
 
 @advantage("rloo")
 def rloo(x: CreditInputs) -> Tensor:
-    """Reward against the mean of the *other* rollouts of the group: unbiased, for groups of two on.
+    """Reward relative to the mean of the *other* rollouts of the group: unbiased, for groups of two or more.
 
     Paper: RLOO, arXiv:2402.14740.
     Formula: `A = r - mean of the others = g / (g - 1) · (r - μ)` with `g` rollouts in the group.
-    When to use: small groups, where it matters that grpo counts a rollout in its own baseline.
+    When to use: small groups, where it matters that grpo includes a rollout in its own baseline.
     """
     groups = Groups(x.groups)
     size = groups.members()
@@ -56,12 +56,12 @@ def rloo(x: CreditInputs) -> Tensor:
 
 @advantage("reinforce_plus_plus_baseline")
 def reinforce_plus_plus_baseline(x: CreditInputs) -> Tensor:
-    """Group mean as baseline, spread of the whole batch: steadier than grpo where groups are small.
+    """Group mean as baseline, normalised by the spread of the whole batch: steadier than grpo for small groups.
 
     Paper: REINFORCE++-baseline, arXiv:2501.03262.
-    Formula: `A = whiten(r - μ)`, mean and variance taken over the sampled tokens of the batch: a rollout counts as
-    often as it has tokens.
-    When to use: groups too small for a standard deviation of their own, and rewards on one scale over all tasks.
+    Formula: `A = whiten(r - μ)`, with mean and variance over the sampled tokens of the batch: rollouts weigh by their
+    number of tokens.
+    When to use: groups too small for their own standard deviation, and rewards on one scale across tasks.
     """
     centred = Groups(x.groups).centred(x.outcomes.double())
     tokens = x.sampled_tokens().to(centred.dtype)
@@ -73,7 +73,7 @@ def reinforce_plus_plus_baseline(x: CreditInputs) -> Tensor:
 
 @advantage("opo")
 def opo(x: CreditInputs) -> Tensor:
-    """Baseline weighted by length, which minimises the variance of the gradient: for strictly on-policy training.
+    """Length-weighted baseline, which minimises the variance of the gradient: for strictly on-policy training.
 
     Paper: OPO, arXiv:2505.23585.
     Formula: `A = r - Σ l·r / Σ l` over the group, `l` being the sampled tokens of a rollout.
@@ -85,16 +85,16 @@ def opo(x: CreditInputs) -> Tensor:
 
 @advantage("gpg")
 def gpg(x: CreditInputs, *, std_normalize: bool = False) -> Tensor:
-    """Group mean as baseline, with the gradient that flat groups dilute scaled back.
+    """Group mean as baseline, rescaled to compensate for groups without signal.
 
-    Paper: GPG, arXiv:2504.02546, eq. 7 (the factor). verl instead divides by the number of rollouts with a reward other
-    than zero; the paper, followed here, by those in groups whose rewards differ.
+    Paper: GPG, arXiv:2504.02546, eq. 7 (the factor). verl instead divides by the number of rollouts with a nonzero
+    reward; the paper, followed here, by the number of rollouts in groups whose rewards differ.
     Formula: `A = B / (B - M) · (r - μ)`: `B` rollouts in the batch, `M` of them in groups of equal rewards.
-    When to use: batches with many groups that are all right or all wrong, and no filter that leaves them out.
+    When to use: batches with many groups that are all right or all wrong, and no filter that drops them.
 
     Args:
         x: The batch.
-        std_normalize: Divide by `σ + 1e-6` (the paper's F_norm; its best results are without).
+        std_normalize: Divide by `σ + 1e-6` (the paper's F_norm; its best results omit this).
     """
     groups, rewards = Groups(x.groups), wide(x.outcomes)
     useful = (groups.max(rewards) != groups.min(rewards)).to(rewards.dtype).sum()
@@ -103,11 +103,11 @@ def gpg(x: CreditInputs, *, std_normalize: bool = False) -> Tensor:
 
 @advantage("pass_at_k")
 def pass_at_k(x: CreditInputs, *, std_normalize: bool = True) -> Tensor:
-    """Only the best rollout of a group earns, by how much it beats the second: trains pass@k, not pass@1.
+    """Only the best rollout of a group is credited, by its margin over the second: trains pass@k, not pass@1.
 
     Paper: arXiv:2503.19595 (the leave-one-out estimate of max@k), as in verl's grpo_passk.
     Formula: `A = (r_max - r_second) / (σ + 1e-6)` for the best, 0 for the others; 0 for all if two share the best.
-    When to use: a model that will be sampled several times for its best answer.
+    When to use: a model that will be sampled several times to pick the best answer.
 
     Args:
         x: The batch.
@@ -123,16 +123,16 @@ def pass_at_k(x: CreditInputs, *, std_normalize: bool = True) -> Tensor:
 
 @advantage("opmd")
 def opmd(x: CreditInputs, *, baseline: Literal["mean", "logavgexp"] = "mean", tau: Positive = 1.0) -> Tensor:
-    """Reward against the group's mean, or its soft maximum at temperature τ; goes with the loss `opmd`.
+    """Reward relative to the group's mean, or its soft maximum at temperature τ; used with the loss `opmd`.
 
     Paper: online policy mirror descent, Kimi k1.5, arXiv:2501.12599, §2.3.2; both baselines arXiv:2509.24203.
     Formula: `A = r - μ`, or `A = r - τ·log mean exp(r / τ)`.
-    When to use: with the loss `opmd`; `logavgexp` where only the best answers should count as good.
+    When to use: with the loss `opmd`; `logavgexp` if only the best answers should count as good.
 
     Args:
         x: The batch.
         baseline: Mean, or soft maximum.
-        tau: Temperature of the soft maximum: small is close to the maximum, great close to the mean.
+        tau: Temperature of the soft maximum: small values approach the maximum, large ones the mean.
     """
     groups, rewards = Groups(x.groups), wide(x.outcomes)
     if baseline == "mean":
@@ -145,10 +145,10 @@ def opmd(x: CreditInputs, *, baseline: Literal["mean", "logavgexp"] = "mean", ta
 def asymre(x: CreditInputs, *, shift: float = -0.1) -> Tensor:
     """Baseline below the mean, so that good rollouts weigh more than bad ones: for off-policy training.
 
-    Paper: AsymRE, arXiv:2506.20520, but for groups of equal rewards: there the paper's advantage is `-shift`, which
-    pushes up an answer right or wrong; here it is 0, as everywhere in rlsdk.
+    Paper: AsymRE, arXiv:2506.20520, except for groups of equal rewards: the paper's advantage there is `-shift`, which
+    reinforces right and wrong answers alike; here it is 0, as everywhere in rlsdk.
     Formula: `A = r - (μ + shift)`; 0 in a group with one member or with equal rewards.
-    When to use: samples of older policies or of another model, where pushing down bad answers destabilises.
+    When to use: samples from older policies or another model, where pushing down bad answers destabilises training.
 
     Args:
         x: The batch.
@@ -163,15 +163,15 @@ def asymre(x: CreditInputs, *, shift: float = -0.1) -> Tensor:
 def rec(x: CreditInputs, *, std_normalize: bool = False, drop: Literal["balance"] | None = None) -> Tensor:
     """Group mean as baseline, optionally with no more bad rollouts than good ones (group-relative REINFORCE).
 
-    Paper: arXiv:2509.24203 (its RED-drop). Trinity-RFT drops at random; here the last ones in the batch
-    go, which is as good among exchangeable samples and the same in every run.
-    Formula: `A = r - μ`; with `drop`, surplus rollouts below the mean get 0 and `μ` is that of the others.
-    When to use: off-policy; `drop` where wrong answers are so many that they rule the batch.
+    Paper: arXiv:2509.24203 (RED-drop). Trinity-RFT drops rollouts at random; here the last ones in the batch are
+    dropped, which is equivalent for exchangeable samples, and reproducible.
+    Formula: `A = r - μ`; with `drop`, surplus rollouts below the mean get 0, and `μ` is the mean of the others.
+    When to use: off-policy training; `drop` if wrong answers dominate the batch.
 
     Args:
         x: The batch.
         std_normalize: Divide by `σ + 1e-6`.
-        drop: `balance` drops what there is more of below the mean than at or above it.
+        drop: `balance` drops the surplus of rollouts below the mean over those at or above it.
     """
     groups, rewards = Groups(x.groups), wide(x.outcomes)
     if drop is None:
@@ -186,7 +186,7 @@ def rec(x: CreditInputs, *, std_normalize: bool = False, drop: Literal["balance"
 
 @advantage("constant", reads_rewards=False)
 def constant(x: CreditInputs, *, value: float = 1.0) -> Tensor:
-    """The same for every token, whatever the reward: for losses on demonstrations or chosen rollouts.
+    """Same advantage for every token, whatever the reward: for losses on demonstrations or selected rollouts.
 
     Source: no paper; the weight 1 of maximum likelihood.
     Formula: `A = value`.

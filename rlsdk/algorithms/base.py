@@ -1,4 +1,4 @@
-"""The fields that an algorithm names, with their defaults."""
+"""The fields of an algorithm, with defaults."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from rlsdk.kinds import PART_LISTS, PARTS
 from rlsdk.limits import NonNegative, Positive
 from rlsdk.options import CONVERTER
 
-_use = Use  # a short name for defaults below
+_use = Use  # short name for the defaults below
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-"""Repeated from `rlsdk.batch`, which imports torch; listing algorithms does not."""
+"""Duplicated from `rlsdk.batch`, which imports torch, so that listing algorithms does not."""
 
 
 @attrs.frozen(kw_only=True)
 class Algorithm:
-    """Defaults of an algorithm; a subclass, marked `@rlsdk.algorithm("name")`, changes some.
+    """Defaults of an algorithm; a subclass marked `@rlsdk.algorithm("name")` overrides some.
 
     Attributes:
-        advantage: How rewards become advantages.
-        whiten_advantages: Mean 0 and variance 1 over the sampled tokens of the batch, after the advantage.
-        clip_advantages: Greatest absolute advantage, after whitening; null for no bound.
+        advantage: Computes advantages from rewards.
+        whiten_advantages: Normalise advantages to mean 0 and variance 1 over the sampled tokens of the batch.
+        clip_advantages: Maximum absolute advantage, after whitening; null for no bound.
         policy_loss: Per-token loss.
-        shaping: Changes of the rewards before the advantage, in this order.
+        shaping: Shapings of the rewards before the advantage, in this order.
         correction: Weights for the mismatch between sampler and trainer.
-        kl: Estimator of the KL term of the loss; used where `kl_coef` is above 0.
+        kl: Estimator of the KL term of the loss; used if `kl_coef` is above 0.
         kl_coef: Weight of the KL term of the loss.
         entropy_coef: Weight of the entropy bonus.
-        aggregate: How per-token losses become one number.
-        norm: Length that `seq-mean-token-sum-norm` divides by; null is the run's `sampling.max_tokens`.
-        filters: Which groups are trained on.
+        aggregate: How per-token losses are reduced to one number.
+        norm: Length that `seq-mean-token-sum-norm` divides by; null uses `sampling.max_tokens`.
+        filters: Filters that select the groups to train on.
         critic: True if a critic is trained.
-        value_clip: How far a value may move from the old one (PPO's clipped value loss); null for no clipping.
-        rollouts: Sampled from the policy, the tasks' demonstrations, or mixed: both, one demonstration for each task.
-        passing: Reward from which on an answer is right, for a loss that reads `preferred` and no pairs.
-        defaults: Defaults for the run's other sections, by path: `{"rollout.dynamic_sampling": True}`. What a file
-            or an override says wins.
+        value_clip: Clip range of values around the old ones (PPO's clipped value loss); null for no clipping.
+        rollouts: Sampled from the policy, the tasks' demonstrations, or mixed: both, with one demonstration per task.
+        passing: Minimum reward of a right answer, for losses that read `preferred` but not pairs.
+        defaults: Defaults for the run's other sections, by path: `{"rollout.dynamic_sampling": True}`. Values in a file
+            or an override take precedence.
     """
 
     advantage: Use = _use("grpo")
@@ -61,7 +61,7 @@ class Algorithm:
     defaults: Mapping[str, Any] = {}
 
     def __attrs_post_init__(self) -> None:
-        """Make a `Use` of every part that was given as text, a mapping or a marked object."""
+        """Convert parts given as text, a mapping or a marked object to `Use`."""
         for part in (*PARTS, *PART_LISTS):
             value = getattr(self, part)
             if value is None:

@@ -1,7 +1,7 @@
-"""Buffer policies: which of the groups that are there are trained first, and which never.
+"""Buffer policies: which available groups are trained first, and which are dropped.
 
-The greatest priority comes first; of equal ones, the task that was issued first. `None` drops a group. The same policy
-orders groups that wait to be trained for the first time (`uses` 0) and those that may be trained again.
+The highest priority comes first; ties go to the task issued first. `None` drops a group. The same policy orders groups
+waiting to be trained for the first time (`uses` 0) and those that may be trained again.
 """
 
 from __future__ import annotations
@@ -18,38 +18,39 @@ from rlsdk.types import Group
 
 @buffer("fifo", reads_rewards=False)
 def fifo(group: Group, *, step: int, uses: int) -> float:
-    """First come, first trained: the group whose task was issued first; to train again, what was used least.
+    """First in, first out by the order in which tasks were issued; when replaying, least used first.
 
     Source: the queue of every asynchronous trainer, such as AReaL, arXiv:2505.24298, section 4.
-    Formula: `p = -u`, with `u` the times it was trained.
-    When to use: by default; no kind of task is put off.
+    Formula: `p = -u`, where `u` is the number of times the group was trained.
+    When to use: by default; no kind of task is delayed.
 
     Args:
         group: The group.
-        step: Steps that are done.
-        uses: Times that it was trained.
+        step: Training steps completed.
+        uses: Number of times the group was trained.
     """
     return -float(uses)
 
 
 @buffer("stalest_first", reads_rewards=False)
 def stalest_first(group: Group, *, step: int, uses: int) -> float:
-    """Prefer the group that is closest to expiring: the one with the oldest weights.
+    """Prefer the group closest to expiring: the one sampled with the oldest weights.
 
-    Source: XTuner, which takes the stalest of what is there first.
-    Formula: `p = s - v`, with `s` the steps done and `v` the least version that sampled a token; 0 where none was.
-    When to use: long-tailed lengths with a tight `max_staleness`, where much would expire.
+    Source: XTuner, which trains the stalest available group first.
+    Formula: `p = s - v`, with `s` the steps completed and `v` the oldest version that sampled a token; 0 if none was
+    sampled.
+    When to use: long-tailed lengths with a tight `max_staleness`, where many groups would expire.
 
     Args:
         group: The group.
-        step: Steps that are done.
-        uses: Times that it was trained.
+        step: Training steps completed.
+        uses: Number of times the group was trained.
     """
     return float(_age(group, step))
 
 
 def _by_is_reported(run: RunFacts, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Refuse a part of the reward that the run does not have: every group would have the same value."""
+    """Refuse a reward part that the run does not have, since every group would have the same value."""
     kind, _, name = str(options["by"]).partition("/")
     if kind == "reward" and name and run.rewards and name not in run.rewards:
         yield "by", unknown("part of the reward", name, run.rewards)
@@ -67,23 +68,24 @@ def priority(
     use_decay: float = 1.0,
     least: float | None = None,
 ) -> float | None:
-    """Prefer groups of great value, which falls with every step of age and every use.
+    """Prefer groups of high value; the value decays with age and uses.
 
-    Linear, so that values below zero lose by age, too, and that age alone never turns the order of two groups.
-    Source: Trinity-RFT (linear decay of a version by uses), with a value in place of the version.
-    Formula: `p = sign x - age_decay (s - v) - use_decay u`: value `x`, steps done `s`, least version `v`, uses `u`.
-    When to use: rewards of few values, where groups of equal rewards teach nothing; experience that is used again.
+    The decay is linear, so that negative values also decrease with age, and age alone never reorders two groups.
+    Source: Trinity-RFT (linear decay of the version by uses), with a value in place of the version.
+    Formula: `p = sign x - age_decay (s - v) - use_decay u`: value `x`, steps completed `s`, oldest version `v`, uses
+    `u`.
+    When to use: rewards with few distinct values, where groups of equal rewards teach nothing; replay.
 
     Args:
         group: The group.
-        step: Steps that are done.
-        uses: Times that it was trained.
-        by: A metric of scores or rollouts (such as `reward/countdown`), of which the group's mean counts; `reward` for
-            the mean reward; left out, the spread of its rewards (standard deviation, over n).
-        sign: Factor of the value; below zero, small values come first.
-        age_decay: Amount subtracted for each step of age of the group's oldest weights.
-        use_decay: Off for each time that it was trained.
-        least: Drops a group whose value, with its sign, is below; null drops none.
+        step: Training steps completed.
+        uses: Number of times the group was trained.
+        by: Metric of scores or rollouts (such as `reward/countdown`), averaged over the group; `reward` for the mean
+            reward; by default, the standard deviation of the group's rewards (over n).
+        sign: Factor of the value; if negative, small values come first.
+        age_decay: Amount subtracted per step of age of the group's oldest weights.
+        use_decay: Amount subtracted per time that the group was trained.
+        least: Minimum value, including sign, below which a group is dropped; null drops none.
     """
     value = sign * _value(group, by)
     if least is not None and value < least:
@@ -92,12 +94,12 @@ def priority(
 
 
 def _age(group: Group, step: int) -> int:
-    """Steps since the oldest weights that sampled a token; 0 without any."""
+    """Return the steps since the oldest weights that sampled a token; 0 if none was sampled."""
     return 0 if group.oldest_version is None else step - group.oldest_version
 
 
 def _value(group: Group, by: str) -> float:
-    """Value of a group by which it is ranked; 0 if no rollout reports it."""
+    """Return the value that ranks a group; 0 if no rollout reports it."""
     valid = [(r, s) for r, s in zip(group.rollouts, group.scores, strict=True) if s.valid]
     if not by:
         return statistics.pstdev([s.value for _, s in valid]) if valid else 0.0

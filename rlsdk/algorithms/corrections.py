@@ -1,9 +1,9 @@
-"""Corrections: detached weights for the mismatch between the sampler and the trainer.
+"""Corrections: detached weights for the mismatch between sampler and trainer.
 
 `ρ = π_old / μ` is the ratio of a sampled token's probability in the trainer, before the update, to that in the engine
-that sampled it; `ρ(y)` that of a whole rollout, the product over its tokens. All bounds are on the ratio itself. A
-weight of 0 takes a token out of the sum, never out of the denominator. Metrics: `kl` and `k3` estimate KL(μ ‖ π_old),
-`chi2` is `mean ρ² - 1`, `cut` the share of trained tokens whose weight is zero or was truncated.
+that sampled it; `ρ(y)` is the ratio of a whole rollout, the product over its tokens. All bounds apply to the ratio
+itself. A weight of 0 removes a token from the sum, never from the denominator. Metrics: `kl` and `k3` estimate KL(μ ‖
+π_old), `chi2` is `mean ρ² - 1`, `cut` is the share of trained tokens whose weight is zero or was truncated.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ Weighted = tuple[Tensor, dict[str, Tensor]]
 
 @correction("tis")
 def tis(x: LossInputs, *, cap: Positive = 2.0, level: Literal["token", "sequence"] = "token") -> Weighted:
-    """Truncated importance sampling: the default, for engines that round a little differently.
+    """Truncated importance sampling: the default, for engines that round slightly differently.
 
-    Source: "Your efficient RL framework secretly brings you off-policy RL training" (Yao et al., 2025); truncation
+    Source: "Your efficient RL framework secretly brings you off-policy RL training" (Yao et al., 2025); truncation:
     IMPALA, arXiv:1802.01561.
-    Formula: `min(ρ, cap)`, per token or of the whole rollout.
-    When to use: an engine that rounds a little differently from the trainer, as nearly all do.
+    Formula: `min(ρ, cap)`, per token or per rollout.
+    When to use: an engine that rounds slightly differently from the trainer, as nearly all do.
 
     Args:
         x: The batch.
-        cap: Greatest weight.
-        level: Ratio of the token, or of the whole rollout.
+        cap: Maximum weight.
+        level: Ratio per token, or per rollout (`sequence`).
     """
     ratio = _ratio(x, level)
     return ratio.clamp(max=cap), _metrics(x, ratio > cap)
@@ -46,17 +46,17 @@ def tis(x: LossInputs, *, cap: Positive = 2.0, level: Literal["token", "sequence
 def mis(
     x: LossInputs, *, low: NonNegative = 0.5, high: Positive = 2.0, level: Literal["token", "sequence"] = "sequence"
 ) -> Weighted:
-    """Masked importance sampling: beyond the bounds a ratio is not trusted at all.
+    """Masked importance sampling: ratios outside the bounds are discarded.
 
     Source: "When speed kills stability" (Liu et al., 2025); bounds of verl's seq-MIS.
-    Formula: `ρ` where `low ≤ ρ ≤ high`, else 0; per token or of the whole rollout.
-    When to use: engine and trainer that disagree by much now and then: other kernels, a quantised engine.
+    Formula: `ρ` where `low ≤ ρ ≤ high`, else 0; per token or per rollout.
+    When to use: engine and trainer that occasionally disagree strongly: other kernels, a quantised engine.
 
     Args:
         x: The batch.
-        low: Least ratio that is trusted.
-        high: Greatest ratio that is trusted.
-        level: Ratio of the token, or of the whole rollout.
+        low: Minimum trusted ratio.
+        high: Maximum trusted ratio.
+        level: Ratio per token, or per rollout (`sequence`).
     """
     ratio = _ratio(x, level)
     kept = _within(ratio, low, high)
@@ -65,7 +65,7 @@ def mis(
 
 @correction("icepop")
 def icepop(x: LossInputs, *, low: NonNegative = 0.5, high: Positive = 5.0) -> Weighted:
-    """Masked importance sampling per token, with wide bounds: for mixture-of-experts models.
+    """Token-level masked importance sampling with wide bounds: for mixture-of-experts models.
 
     Paper: IcePop, Ring-1T, arXiv:2510.18855; bounds are the paper's.
     Formula: `ρ` where `low ≤ ρ ≤ high`, else 0.
@@ -73,8 +73,8 @@ def icepop(x: LossInputs, *, low: NonNegative = 0.5, high: Positive = 5.0) -> We
 
     Args:
         x: The batch.
-        low: Least ratio that is trusted.
-        high: Greatest ratio that is trusted.
+        low: Minimum trusted ratio.
+        high: Maximum trusted ratio.
     """
     ratio = _ratio(x, "token")
     kept = _within(ratio, low, high)
@@ -83,69 +83,70 @@ def icepop(x: LossInputs, *, low: NonNegative = 0.5, high: Positive = 5.0) -> We
 
 @correction("token_mask", masks=True)
 def token_mask(x: LossInputs, *, low: NonNegative = 0.5, high: Positive = 2.0) -> Weighted:
-    """Tokens out of bounds are left out; the others weigh 1.
+    """Mask tokens whose ratio is out of bounds; the others weigh 1.
 
     Source: the token mask of verl's rollout correction, whose bounds are on the inverse ratio.
     Formula: 1 where `low ≤ ρ ≤ high`, else 0.
-    When to use: few outliers, and gradients that no weight should scale.
+    When to use: few outliers, and gradients that should not be reweighted.
 
     Args:
         x: The batch.
-        low: Least ratio that is trusted.
-        high: Greatest ratio that is trusted.
+        low: Minimum trusted ratio.
+        high: Maximum trusted ratio.
     """
     return _mask(x, "token", low, high)
 
 
 @correction("sequence_mask", masks=True)
 def sequence_mask(x: LossInputs, *, low: NonNegative = 0.5, high: Positive = 2.0) -> Weighted:
-    """Rollouts out of bounds are left out; the others weigh 1. Long rollouts leave the bounds easily: see `geometric`.
+    """Mask rollouts whose ratio is out of bounds; the others weigh 1. For long rollouts, see `geometric`.
 
     Source: the sequence mask of verl's rollout correction; bounds of its seq-MIS.
     Formula: 1 where `low ≤ ρ(y) ≤ high`, else 0.
-    When to use: short answers, where one token out of bounds makes the whole rollout suspect.
+    When to use: short answers, where a single mismatched token makes the whole rollout suspect.
 
     Args:
         x: The batch.
-        low: Least ratio that is trusted.
-        high: Greatest ratio that is trusted.
+        low: Minimum trusted ratio.
+        high: Maximum trusted ratio.
     """
     return _mask(x, "sequence", low, high)
 
 
 @correction("geometric", masks=True)
 def geometric(x: LossInputs, *, low: NonNegative = 0.999, high: Positive = 1.001) -> Weighted:
-    """Rollouts whose *mean* mismatch is out of bounds are left out: fair to long rollouts.
+    """Mask rollouts whose *mean* mismatch is out of bounds: independent of length.
 
     Source: "When speed kills stability, part 3" (Li et al., 2025); bounds of verl's Geo-RS.
     Formula: 1 where `low ≤ ρ(y)^(1/tokens) ≤ high`, else 0.
-    When to use: long answers, whose product of ratios is far from 1 whatever the engine does.
+    When to use: long answers, whose product of ratios is always far from 1.
 
     Args:
         x: The batch.
-        low: Least geometric mean that is trusted.
-        high: Greatest geometric mean that is trusted.
+        low: Minimum trusted geometric mean.
+        high: Maximum trusted geometric mean.
     """
     return _mask(x, "geometric", low, high)
 
 
 @correction("routing_replay", replays_routing=True)
 def routing_replay(x: LossInputs, *, cap: Positive | None = 2.0) -> Weighted:
-    """Routing replay, for mixtures of experts: the learner uses the experts that the engine chose, then truncates.
+    """Routing replay, for mixtures of experts: the learner uses the engine's experts, then truncates ratios.
 
-    Engine and learner choose other experts for a token where two are nearly as likely; that changes its logprob by much
-    more than rounding does. Here each token carries the engine's choice, prompt tokens included, and the actor uses it
-    in its passes before and during the update; the weights of the chosen experts come from its own router, which learns
-    through them. Tokens whose experts are unknown use its own choice (`routing/unknown` is their share). The reference
-    model always uses its own. What is left of the mismatch is truncated, as `tis` does.
+    If two experts are nearly equally likely for a token, engine and learner may choose different ones, which changes
+    its logprob by much more than rounding. Here each token, prompt tokens included, carries the engine's choice, and
+    the actor uses it in its passes before and during the update. The weights of the chosen experts come from the
+    actor's own router, which is trained through them. Tokens with unknown experts use the actor's choice
+    (`routing/unknown` is their share). The reference model always uses its own. The remaining mismatch is truncated, as
+    in `tis`.
 
     Paper: rollout routing replay (R3), arXiv:2510.11370; as R2 and R3 in arXiv:2512.01374.
-    Formula: `min(ρ, cap)` per token, `ρ` with the engine's experts in both; 1 without a cap.
-    When to use: mixtures of experts, on an engine that returns its choices: `transformers`.
+    Formula: `min(ρ, cap)` per token, with the engine's experts in both policies of `ρ`; 1 without a cap.
+    When to use: mixtures of experts, with an engine that returns its choices: `transformers`.
 
     Args:
         x: The batch.
-        cap: Greatest weight; null for weights of 1.
+        cap: Maximum weight; null for weights of 1.
     """
     ratio = _ratio(x, "token")
     if cap is None:

@@ -1,6 +1,6 @@
-"""Filters: whether, or which part of, a group is trained on. Only valid scores are looked at.
+"""Filters: whether a group is trained on, or which part of it. Only valid scores are considered.
 
-Where an attempt at the task is several rollouts of one trajectory, filters that choose take or leave all of them.
+If an attempt at the task consists of several rollouts of one trajectory, selecting filters keep or drop all of them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rlsdk.types import Group
 
 @marked("nonzero_variance")
 def nonzero_variance(group: Group) -> bool:
-    """Keep a group whose rewards differ: equal ones have advantage zero and teach nothing.
+    """Keep a group whose rewards differ: equal rewards give zero advantage and teach nothing.
 
     Paper: dynamic sampling, DAPO, arXiv:2503.14476, eq. 11.
     Formula: `max r > min r`.
-    When to use: rewards of few values, right or wrong, where many groups are all of one kind.
+    When to use: rewards with few distinct values, such as right or wrong, where many groups have only one.
     """
     return len(set(_rewards(group))) > 1
 
@@ -32,14 +32,14 @@ def pass_rate(group: Group, *, low: float = 0.0, high: float = 1.0, passing: flo
     """Keep a group that is neither too hard nor too easy.
 
     Paper: DAPO, arXiv:2503.14476, eq. 11, with bounds.
-    Formula: `low < share of rollouts with reward ≥ passing < high`; of a trajectory its last rollout counts.
-    When to use: tasks of very different difficulty: those within reach teach most.
+    Formula: `low < share of rollouts with reward ≥ passing < high`; of a trajectory, only the last rollout counts.
+    When to use: tasks of widely varying difficulty: those within reach teach most.
 
     Args:
         group: The group.
-        low: The share must be above; below 0 for no bound.
-        high: The share must be below; above 1 for no bound.
-        passing: Reward from which on a rollout passes.
+        low: Exclusive lower bound of the share; negative for none.
+        high: Exclusive upper bound of the share; above 1 for none.
+        passing: Minimum reward of a passing rollout.
     """
     rewards = [group.scores[trajectory[-1]].value for trajectory in group.scored_trajectories]
     return bool(rewards) and low < sum(r >= passing for r in rewards) / len(rewards) < high
@@ -47,15 +47,15 @@ def pass_rate(group: Group, *, low: float = 0.0, high: float = 1.0, passing: flo
 
 @marked("min_std")
 def min_std(group: Group, *, threshold: NonNegative = 0.0) -> bool:
-    """Keep a group whose rewards are spread enough; 0 keeps what `nonzero_variance` keeps.
+    """Keep a group whose rewards have enough spread; with threshold 0, the same as `nonzero_variance`.
 
     Source: Trinity-RFT (reward_std_filter).
     Formula: `σ > threshold`, the unbiased standard deviation.
-    When to use: continuous rewards, which are never quite equal.
+    When to use: continuous rewards, which are never exactly equal.
 
     Args:
         group: The group.
-        threshold: The standard deviation must be above.
+        threshold: Exclusive lower bound of the standard deviation.
     """
     rewards = _rewards(group)
     return len(set(rewards)) > 1 and statistics.stdev(rewards) > threshold
@@ -63,11 +63,11 @@ def min_std(group: Group, *, threshold: NonNegative = 0.0) -> bool:
 
 @marked("truncated", reads_rewards=False)
 def truncated(group: Group) -> bool | Group:
-    """Leave out rollouts that a limit cut off: their reward says little of what they were up to.
+    """Drop truncated rollouts: their reward says little about the answer they would have given.
 
-    Paper: overlong filtering, DAPO, arXiv:2503.14476, §3.4. Here they leave the baseline too.
+    Paper: overlong filtering, DAPO, arXiv:2503.14476, §3.4. Here they are also excluded from the baseline.
     Formula: the rollouts whose status is not `truncated`, in trajectories without one.
-    When to use: answers that often hit the limit, and should not be punished for it.
+    When to use: answers that often hit the token limit and should not be penalised for it.
     """
     cut = [any(group.rollouts[i].status == "truncated" for i in trajectory) for trajectory in group.trajectories]
     return _part(group, [t for t, is_cut in zip(group.trajectories, cut, strict=True) if not is_cut])
@@ -75,15 +75,15 @@ def truncated(group: Group) -> bool | Group:
 
 @marked("top_k")
 def top_k(group: Group, *, k: Count = 1) -> bool | Group:
-    """Keep the `k` rollouts with the greatest rewards: rejection sampling.
+    """Keep the `k` rollouts with the highest rewards: rejection sampling.
 
-    Paper: RAFT, arXiv:2304.06767, algorithm 1. Of equal rewards the earlier rollout is kept.
-    Formula: the `k` rollouts, or trajectories, of greatest `r`; of a trajectory the mean over its rollouts.
+    Paper: RAFT, arXiv:2304.06767, algorithm 1. Ties go to the earlier rollout.
+    Formula: the `k` rollouts, or trajectories, with the highest `r`; a trajectory's is the mean over its rollouts.
     When to use: rejection sampling, with the loss `sft`.
 
     Args:
         group: The group.
-        k: How many.
+        k: Number of rollouts to keep.
     """
     best = sorted(group.scored_trajectories, key=lambda each: -fmean(group.scores[i].value for i in each))
     return _part(group, best[: max(k, 0)])
@@ -91,10 +91,10 @@ def top_k(group: Group, *, k: Count = 1) -> bool | Group:
 
 @marked("best_worst")
 def best_worst(group: Group) -> bool | Group:
-    """Keep the best and the worst rollout, a pair for losses on preferences; drop a group whose rewards are equal.
+    """Keep the best and the worst rollout, a pair for preference losses; drop a group whose rewards are equal.
 
     Paper: online preference pairs, arXiv:2402.04792, algorithm 1, with a reward in place of a judge.
-    Formula: the rollouts of greatest and of least `r`, if `max r > min r`; of a trajectory its last rollout alone.
+    Formula: the rollouts with the highest and lowest `r`, if `max r > min r`; of a trajectory, only the last rollout.
     When to use: losses on pairs: `dpo`.
     """
     lasts = [trajectory[-1] for trajectory in group.scored_trajectories]

@@ -1,8 +1,8 @@
 """Estimators of KL(policy ‖ reference) from samples of the policy, one value per token.
 
 With `d = logprobs - ref_logprobs`. The names k1, k2, k3 are Schulman's (http://joschu.net/blog/kl-approx.html). In a
-loss, the value of an estimator and the gradient of that value are two things: the expected gradient of k1 is zero, that
-of k2 is the gradient of the KL. A name with `+` has the value of the estimator and the gradient of k2
+loss, an estimator's value and its gradient are different matters: the expected gradient of k1 is zero, that of k2 is
+the gradient of the KL. A name with `+` combines the value of the estimator with the gradient of k2
 ("straight-through").
 """
 
@@ -22,7 +22,7 @@ RESULT_BOUND = 10.0
 
 @kl("k1")
 def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Unbiased, of high variance, negative at times: for KL in the reward.
+    """Unbiased, with high variance, sometimes negative: for KL in the reward.
 
     Source: Schulman, http://joschu.net/blog/kl-approx.html.
     Formula: `d`.
@@ -33,23 +33,23 @@ def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 @kl("k2")
 def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Biased, of low variance; its gradient is that of the KL: for KL in the loss.
+    """Biased, with low variance; its gradient is the KL's: for KL in the loss.
 
     Source: Schulman, http://joschu.net/blog/kl-approx.html.
     Formula: `d² / 2`.
-    When to use: in the loss, where the gradient of the KL is wanted: REINFORCE++.
+    When to use: in the loss, to get the gradient of the KL: REINFORCE++.
     """
     return 0.5 * (logprobs - ref_logprobs).square()
 
 
 @kl("k3")
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Unbiased and never negative: GRPO's term in the loss. Not clamped; see `low_var`.
+    """Unbiased and never negative: GRPO's KL term in the loss. Not clamped; see `low_var`.
 
     Paper: GRPO, arXiv:2402.03300, eq. 4; the estimator is Schulman's, http://joschu.net/blog/kl-approx.html.
     Formula: `exp(-d) - 1 + d`.
-    When to use: in the loss, where single tokens stay near the reference: one that is 30 nats off gives a gradient of
-    e^30. The algorithms use `low_var`.
+    When to use: in the loss, if every token stays near the reference: a token that is 30 nats off has a gradient of
+    e^30. The named algorithms use `low_var`.
     """
     difference = ref_logprobs - logprobs
     return torch.expm1(difference) - difference
@@ -57,22 +57,22 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 @kl("abs")
 def absolute(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Distance whatever the direction; not an estimate of the KL.
+    """Absolute log-ratio; not an estimate of the KL.
 
     Source: verl (abs).
     Formula: `|d|`.
-    When to use: to hold tokens near the reference by their distance, with a gradient that does not grow with it.
+    When to use: to keep tokens near the reference with a gradient that does not grow with their distance.
     """
     return (logprobs - ref_logprobs).abs()
 
 
 @kl("low_var")
 def low_var(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """k3 that a single token cannot blow up.
+    """k3, clamped so that a single token cannot dominate.
 
     Source: verl (low_var_kl), with its bounds.
     Formula: `clamp(exp(-c) - 1 + c, ±10)` with `c = clamp(d, ±20)`.
-    When to use: in the loss, in place of k3: up to 2.6 nats the same.
+    When to use: in the loss, in place of k3; identical up to 2.6 nats.
     """
     difference = (ref_logprobs - logprobs).clamp(-INPUT_BOUND, INPUT_BOUND)
     return (torch.expm1(difference) - difference).clamp(-RESULT_BOUND, RESULT_BOUND)
@@ -84,7 +84,7 @@ def k1_through(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
     Source: verl (k1+).
     Formula: `sg[k1] + k2 - sg[k2]`.
-    When to use: in the loss, where the metric should be an unbiased KL.
+    When to use: in the loss, if the metric should be an unbiased KL.
     """
     return _through(k1, logprobs, ref_logprobs)
 
@@ -95,7 +95,7 @@ def k3_through(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
     Source: verl (k3+).
     Formula: `sg[k3] + k2 - sg[k2]`.
-    When to use: in the loss, where the metric should be an unbiased KL that is never negative.
+    When to use: in the loss, if the metric should be an unbiased KL that is never negative.
     """
     return _through(k3, logprobs, ref_logprobs)
 
@@ -106,7 +106,7 @@ def absolute_through(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
     Source: verl (abs+).
     Formula: `sg[abs] + k2 - sg[k2]`.
-    When to use: in the loss, where the metric should be a distance.
+    When to use: in the loss, if the metric should be a distance.
     """
     return _through(absolute, logprobs, ref_logprobs)
 
@@ -117,7 +117,7 @@ def low_var_through(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
     Source: verl (low_var_kl+).
     Formula: `sg[low_var] + k2 - sg[k2]`.
-    When to use: in the loss, where the metric should be the KL without its outliers.
+    When to use: in the loss, if the metric should be the KL without outliers.
     """
     return _through(low_var, logprobs, ref_logprobs)
 

@@ -1,4 +1,4 @@
-"""Policy losses per token: policy gradients, and PPO's clipped surrogate.
+"""Per-token policy losses: policy gradients, and PPO's clipped surrogate.
 
 `r = π / π_old` is the ratio of a token, `A` its advantage, `sg[·]` stops the gradient. The core
 masks, sums and divides.
@@ -30,19 +30,20 @@ from rlsdk.marks import policy_loss
 def ppo(
     x: LossInputs, *, clip_low: NonNegative = 0.2, clip_high: NonNegative = 0.2, dual_clip: DualClip | None = 3.0
 ) -> tuple[Tensor, Metrics]:
-    """The clipped surrogate: several updates on one batch without going far; the default of most methods.
+    """PPO's clipped surrogate, for several updates per batch without large policy changes; the default of most methods.
 
-    Paper: PPO, arXiv:1707.06347, eq. 7; bounds apart (clip-higher) DAPO, arXiv:2503.14476, eq. 10; the dual clip
+    Paper: PPO, arXiv:1707.06347, eq. 7; separate bounds (clip-higher), DAPO, arXiv:2503.14476, eq. 10; dual clip,
     arXiv:1912.09729.
     Formula: `max(-A·r, -A·clip(r, 1 - clip_low, 1 + clip_high))`, for `A < 0` at most `-A·dual_clip`. The log-ratio is
     clamped to ±20.
-    When to use: the first choice; with one update per batch the clip hardly binds, with several it keeps them safe.
+    When to use: the first choice; with one update per batch the clip hardly ever applies, with several it stabilises
+    them.
 
     Args:
         x: The batch.
         clip_low: How far the ratio may fall below 1.
         clip_high: How far it may rise above 1; more than `clip_low` leaves room for unlikely tokens.
-        dual_clip: Greatest ratio that a token with negative advantage is charged for; null for none.
+        dual_clip: Maximum ratio in the loss of a token with negative advantage; null for none.
     """
     difference, advantages = log_ratio(x), credit(x)
     ratio = bounded(difference).exp()
@@ -66,11 +67,11 @@ def decoupled_ppo(
     dual_clip: DualClip | None = None,
     weight_cap: Positive | None = None,
 ) -> tuple[Tensor, Metrics]:
-    """PPO that stays near a recent policy while the samples come from older ones: for asynchronous training.
+    """PPO that clips around a recent policy while samples come from older ones: for asynchronous training.
 
-    `old_logprobs` are those of the proximal policy, from which clipping counts; `behaviour_logprobs` those of the
-    policies that sampled.
-    Paper: decoupled PPO, arXiv:2110.00641; for language models AReaL, arXiv:2505.24298, eq. 5.
+    `old_logprobs` are those of the proximal policy, which clipping is relative to; `behaviour_logprobs` are those of
+    the policies that sampled.
+    Paper: decoupled PPO, arXiv:2110.00641; for language models, AReaL, arXiv:2505.24298, eq. 5.
     Formula: `sg[π_old / μ] · ppo`.
     When to use: asynchronous training, with samples more than a step or two old.
 
@@ -79,7 +80,7 @@ def decoupled_ppo(
         clip_low: How far the ratio may fall below 1.
         clip_high: How far it may rise above 1.
         dual_clip: As in ppo.
-        weight_cap: Tokens with a greater `π_old / μ` are left out; null for none, which lets one token weigh e^20.
+        weight_cap: Tokens with `π_old / μ` above this are dropped; null for no cap, which lets one token weigh e^20.
     """
     loss, metrics = ppo(x, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     weight = bounded(trained(x, wide(x.old_logprobs) - wide(x.behaviour_logprobs))).exp().detach()
@@ -95,7 +96,7 @@ def reinforce(x: LossInputs) -> Tensor:
 
     Paper: REINFORCE, Williams 1992 (doi:10.1007/BF00992696), for language models arXiv:2402.14740.
     Formula: `-A · log π`.
-    When to use: strictly on-policy: one update per batch, and no late samples.
+    When to use: strictly on-policy training: one update per batch, and no stale samples.
     """
     return -credit(x) * trained(x, x.logprobs)
 
@@ -113,22 +114,22 @@ def gpg(x: LossInputs) -> Tensor:
 
 @policy_loss("sft")
 def sft(x: LossInputs) -> Tensor:
-    """Maximum likelihood of what is trained on, whatever the advantage: demonstrations, chosen rollouts.
+    """Maximum likelihood, whatever the advantage: for demonstrations and selected rollouts.
 
     Source: no paper; maximum likelihood, as in pre-training.
     Formula: `-log π`.
-    When to use: demonstrations, and rollouts that a filter chose.
+    When to use: demonstrations, and rollouts selected by a filter.
     """
     return -trained(x, x.logprobs)
 
 
 @policy_loss("opmd")
 def opmd(x: LossInputs, *, tau: Positive = 1.0) -> Tensor:
-    """The policy gradient of online mirror descent: goes with the advantage `opmd`, on- or off-policy.
+    """The policy gradient of online mirror descent: used with the advantage `opmd`, on- or off-policy.
 
     Paper: arXiv:2509.24203 and Kimi k1.5, arXiv:2501.12599, eq. 3, as in Trinity-RFT.
     Formula: `-A · log π / (1 + τ)`.
-    When to use: with the advantage `opmd`, on late samples, where no importance weights are wanted.
+    When to use: with the advantage `opmd`, on stale samples, without importance weights.
 
     Args:
         x: The batch.
@@ -139,16 +140,16 @@ def opmd(x: LossInputs, *, tau: Positive = 1.0) -> Tensor:
 
 @policy_loss("cispo")
 def cispo(x: LossInputs, *, clip_low: NonNegative = 1.0, clip_high: NonNegative = 0.28) -> tuple[Tensor, Metrics]:
-    """Clips the weight of a token, never its gradient: rare tokens that matter keep learning.
+    """Clips a token's importance weight but keeps its gradient, so that rare but important tokens keep learning.
 
-    Paper: CISPO, MiniMax-M1, arXiv:2506.13585, eq. 4 and 5. It sets no lower bound and gives no number for the upper
-    one; 0.28 is that of DAPO, arXiv:2503.14476.
+    Paper: CISPO, MiniMax-M1, arXiv:2506.13585, eq. 4 and 5. The paper sets no lower bound and gives no value for the
+    upper one; 0.28 is DAPO's, arXiv:2503.14476.
     Formula: `-sg[clip(r, 1 - clip_low, 1 + clip_high)] · A · log π`.
-    When to use: long reasoning, where PPO's clip silences the rare words that turn an answer around.
+    When to use: long reasoning, where PPO's clip removes the gradient of rare tokens that change an answer's course.
 
     Args:
         x: The batch.
-        clip_low: How far the weight may fall below 1; 1 sets no lower bound.
+        clip_low: How far the weight may fall below 1; 1 means no lower bound.
         clip_high: How far it may rise above 1.
     """
     ratio = bounded(log_ratio(x)).exp().detach()
@@ -162,11 +163,11 @@ def tis(x: LossInputs, *, cap: Positive = 1.0) -> tuple[Tensor, Metrics]:
 
     Paper: truncated importance sampling, IMPALA, arXiv:1802.01561, §4.1; per token as in ROLL.
     Formula: `-sg[min(r, cap)] · A · log π`.
-    When to use: samples that are a little late; unlike PPO's, its bound silences nothing.
+    When to use: slightly stale samples; unlike PPO's clip, the cap removes no gradient.
 
     Args:
         x: The batch.
-        cap: Greatest weight.
+        cap: Maximum weight.
     """
     ratio = bounded(log_ratio(x)).exp().detach()
     return ratio.clamp(max=cap) * reinforce(x), {"capped_share": masked_mean((ratio > cap).float(), x.loss_mask)}
@@ -174,16 +175,16 @@ def tis(x: LossInputs, *, cap: Positive = 1.0) -> tuple[Tensor, Metrics]:
 
 @policy_loss("topr", corrects="policy")
 def topr(x: LossInputs, *, cap: Positive = 1.0) -> tuple[Tensor, Metrics]:
-    """Good rollouts count in full, bad ones by the truncated ratio of the whole answer: stable far off-policy.
+    """Good rollouts weigh 1, bad ones the truncated ratio of the whole answer: stable far off-policy.
 
     Paper: TOPR, arXiv:2503.14286, in its canonical form.
     Formula: `-A · log π` for `A > 0`; else `-sg[min(π(y) / μ(y), cap)] · A · log π`, `y` being the whole answer and `μ`
     the policy that sampled it.
-    When to use: batches used many times, or samples of another policy.
+    When to use: batches used many times, or samples from another policy.
 
     Args:
         x: The batch.
-        cap: Greatest weight of a bad rollout.
+        cap: Maximum weight of a bad rollout.
     """
     difference = log_ratio(x, x.behaviour_logprobs).detach()
     ratio = bounded(x.sequence_sum(difference)).exp()
@@ -194,16 +195,16 @@ def topr(x: LossInputs, *, cap: Positive = 1.0) -> tuple[Tensor, Metrics]:
 
 @policy_loss("sapo")
 def sapo(x: LossInputs, *, tau_pos: Positive = 1.0, tau_neg: Positive = 1.05) -> Tensor:
-    """A soft gate in place of the clip: far tokens fade instead of falling silent.
+    """A soft gate in place of the clip: distant tokens are attenuated instead of cut off.
 
     Paper: SAPO, arXiv:2511.20347.
-    Formula: `-A · (4 / τ) · sigmoid(τ·(r - 1))`, `τ` being `tau_pos` for `A > 0` and `tau_neg` else.
+    Formula: `-A · (4 / τ) · sigmoid(τ·(r - 1))`, where `τ` is `tau_pos` for `A > 0`, else `tau_neg`.
     When to use: mixtures of experts and long answers, whose ratios are noisy.
 
     Args:
         x: The batch.
         tau_pos: Sharpness of the gate for good tokens.
-        tau_neg: For bad ones; sharper, since they destabilise.
+        tau_neg: Sharpness for bad tokens, which destabilise training and need a sharper gate.
     """
     ratio, advantages = bounded(log_ratio(x)).exp(), credit(x)
     tau = torch.where(advantages > 0, tau_pos, tau_neg).to(ratio.dtype)

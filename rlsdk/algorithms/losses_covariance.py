@@ -1,7 +1,7 @@
-"""Policy losses that spare the tokens which make the entropy collapse: those with the greatest covariance.
+"""Policy losses that restrain the tokens that make entropy collapse: those with the highest covariance.
 
-The covariance of a token is `(A - mean A) · (log π - mean log π)`, means over the trained tokens of the whole optimiser
-batch. Both losses read `x.whole`, so that micro-batches choose the same tokens as the whole would.
+A token's covariance is `(A - mean A) · (log π - mean log π)`, with means over the trained tokens of the whole optimiser
+batch. Both losses read `x.whole`, so that micro-batches choose the same tokens as the whole batch would.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ def clip_cov(
     clip_low: NonNegative = 0.2,
     clip_high: NonNegative = 0.2,
 ) -> tuple[Tensor, Metrics]:
-    """PPO's clip, and no gradient for a few random tokens of high covariance.
+    """PPO's clip, with no gradient for a few random tokens of high covariance.
 
-    Paper: Clip-Cov, arXiv:2505.22617; the tokens that PPO's clip silences anyway are not drawn.
+    Paper: Clip-Cov, arXiv:2505.22617; tokens already clipped by PPO are not drawn.
     Formula: PPO's loss, zero for `max(1, ratio · tokens)` tokens drawn from those with covariance in
     `cov_low…cov_high`.
-    When to use: the entropy collapses, and the reward stops rising with it.
+    When to use: the entropy collapses, and the reward stops improving.
 
     Args:
         x: The batch.
-        ratio: Share of the trained tokens that is drawn.
-        cov_low: Least covariance of a token that may be drawn.
-        cov_high: Greatest one.
+        ratio: Share of trained tokens to draw.
+        cov_low: Minimum covariance of a token to draw.
+        cov_high: Maximum covariance of a token to draw.
         clip_low: How far PPO's ratio may fall below 1.
         clip_high: How far it may rise above 1.
     """
@@ -56,17 +56,16 @@ def clip_cov(
 
 @policy_loss("kl_cov", whole_batch=True)
 def kl_cov(x: LossInputs, *, ratio: Share = 2e-4, kl_coef: NonNegative = 1.0) -> tuple[Tensor, Metrics]:
-    """The unclipped surrogate, with a KL penalty on the few tokens of greatest covariance.
+    """The unclipped surrogate, with a KL penalty on the few tokens of highest covariance.
 
     Paper: KL-Cov, arXiv:2505.22617.
-    Formula: `-A·r`, plus `kl_coef · |log π - log π_old|` for the `max(1, ratio · tokens)` tokens of greatest
-    covariance.
-    When to use: as `clip_cov`, where the tokens at fault should be held back and not silenced. One update per batch:
-    neither the paper nor this loss bounds the ratio, and over several updates one token may outweigh the batch.
+    Formula: `-A·r`, plus `kl_coef · |log π - log π_old|` for the `max(1, ratio · tokens)` tokens of highest covariance.
+    When to use: as `clip_cov`, if those tokens should be restrained rather than cut off. Use one update per batch:
+    neither the paper nor this loss bounds the ratio, and over several updates one token may dominate the batch.
 
     Args:
         x: The batch.
-        ratio: Share of the trained tokens that is penalised.
+        ratio: Share of trained tokens to penalise.
         kl_coef: Weight of the penalty.
     """
     whole = x.whole
@@ -96,5 +95,5 @@ def _count(x: LossInputs, ratio: float) -> int:
 
 
 def _part(x: LossInputs, chosen: Tensor) -> Tensor:
-    """The tokens of `x` within the whole."""
+    """Return the part of `chosen`, over the whole batch, that belongs to `x`."""
     return chosen[x.offset : x.offset + len(x.loss_mask)]

@@ -1,4 +1,4 @@
-"""Losses on more than the policy's own samples: preferences, and experts' answers beside them."""
+"""Losses on more than the policy's own samples: preferences, and experts' answers."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from rlsdk.limits import NonNegative, Positive, Share
 from rlsdk.marks import policy_loss
 
 PER_ROLLOUT = ("seq-mean-token-mean",)
-"""The aggregation under which a value that all tokens of a rollout carry counts once for each rollout."""
+"""The aggregation that counts a value shared by all tokens of a rollout once per rollout."""
 
 
 @policy_loss("dpo", needs=("ref_logprobs", "pairs", "preferred"), aggregates=PER_ROLLOUT)
 def dpo(x: LossInputs, *, beta: Positive = 0.1, label_smoothing: Share = 0.0) -> tuple[Tensor, Metrics]:
-    """Preferences without a reward: the better answer of a pair gains against the reference, the worse one loses.
+    """Preferences without a reward: the better answer of a pair gains over the reference, the worse one loses.
 
     Paper: DPO, arXiv:2305.18290, eq. 7; label smoothing cDPO (Mitchell, 2023).
     Formula: `-(1 - ε)·log σ(m) - ε·log σ(-m)` with `m = β·(d(better) - d(worse))`, `d = log π(y) - log π_ref(y)`. Every
-    token of both answers carries the pair's value: `seq-mean-token-mean` makes it the mean over pairs.
+    token of both answers has the pair's value: `seq-mean-token-mean` makes it the mean over pairs.
     When to use: pairs of answers, or a reward that ranks better than it scores (with the filter `best_worst`).
 
     Args:
         x: The batch.
-        beta: How closely the policy is held to the reference.
-        label_smoothing: ε, share of pairs that are the wrong way round.
+        beta: How strongly the policy is held to the reference.
+        label_smoothing: ε, share of pairs with wrong labels.
     """
     gains = _gains(x, len(x.pairs))
     signed = torch.where(x.preferred, gains, -gains)
@@ -47,22 +47,22 @@ def dpo(x: LossInputs, *, beta: Positive = 0.1, label_smoothing: Share = 0.0) ->
 def kto(
     x: LossInputs, *, beta: Positive = 0.1, desirable: NonNegative = 1.0, undesirable: NonNegative = 1.0
 ) -> tuple[Tensor, Metrics]:
-    """Right and wrong answers without pairs, weighed as people weigh gains and losses.
+    """Learning from right and wrong answers without pairs, weighted as people weigh gains and losses.
 
-    An answer is right by itself, whatever the others of its group are: its reward is at least the algorithm's
-    `passing`. A demonstration is right or wrong as `label` (true or false) of its task's metadata says.
-    Paper: KTO, arXiv:2402.01306, eq. 8. Its reference point `z` is KL(π ‖ π_ref), which it estimates from answers to
-    other tasks' prompts. Here it is estimated from the batch's own answers, without another pass: the same KL where
-    the policy sampled them; with demonstrations it is greater than the paper's where `π` has learned them.
+    An answer is right if its reward is at least the algorithm's `passing`, regardless of its group. A demonstration is
+    right or wrong according to `label` (true or false) in its task's metadata.
+    Paper: KTO, arXiv:2402.01306, eq. 8. Its reference point `z` is KL(π ‖ π_ref), estimated from answers to other
+    tasks' prompts. Here it is estimated from the batch's own answers, without another pass: the same KL if the policy
+    sampled them; with demonstrations, it exceeds the paper's once `π` has learned them.
     Formula: `λ - λ·σ(±β·(d - z))` with `d = log π(y) - log π_ref(y)`, + for right answers; `z = max(0, mean d)` over
-    the optimiser batch, detached. Every token carries its rollout's value: `seq-mean-token-mean` counts each once.
-    When to use: answers that are right or wrong, without pairs, or many more of one than of the other.
+    the optimiser batch, detached. Every token has its rollout's value: `seq-mean-token-mean` counts each once.
+    When to use: right and wrong answers without pairs, or with many more of one kind than of the other.
 
     Args:
         x: The batch.
-        beta: How closely the policy is held to the reference.
+        beta: How strongly the policy is held to the reference.
         desirable: Weight λ of right answers.
-        undesirable: Weight λ of wrong ones.
+        undesirable: Weight λ of wrong answers.
     """
     gains = _gains(x, len(x.preferred))
     whole = x.whole
@@ -99,8 +99,8 @@ def mix(
 
     Paper: CHORD, arXiv:2508.11408; CHORD-μ is this loss with a schedule, `mu: {from: 0.9, to: 0.05, over: 200}`.
     Formula: `(1 - μ)·mean(ppo over the policy's) + μ·mean(-log π over the expert's)`. The core divides by all tokens
-    (or rollouts): each part is scaled by all of the optimiser batch over its own.
-    When to use: an expert's answers to tasks that the policy cannot solve yet.
+    (or rollouts), so each part is scaled by the number in the whole optimiser batch over its own.
+    When to use: expert answers to tasks that the policy cannot solve yet.
 
     Args:
         x: The batch.
@@ -114,7 +114,7 @@ def mix(
     clipped, metrics = ppo(x, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     whole = x.whole
     counts = torch.zeros(len(whole.expert), device=whole.segments.device)
-    counts = counts.index_add(0, whole.segments, whole.loss_mask.float())  # trained tokens of each rollout
+    counts = counts.index_add(0, whole.segments, whole.loss_mask.float())  # trained tokens per rollout
     if (per or _per(x.aggregate)) == "rollout":
         counts = (counts > 0).float()
     experts, both = float(counts[whole.expert].sum()), float(counts.sum())
@@ -126,16 +126,16 @@ def mix(
 
 
 def _gains(x: LossInputs, rollouts: int) -> Tensor:
-    """`log π(y) - log π_ref(y)` of each rollout, `[n]`."""
+    """Return `log π(y) - log π_ref(y)` of each rollout, `[n]`."""
     difference = log_ratio(x, x.ref_logprobs)
     return difference.new_zeros(rollouts).index_add(0, x.segments, difference)
 
 
 def _per(aggregate: str) -> Literal["token", "rollout"]:
-    """Name the unit that an aggregation divides by."""
+    """Return the unit that an aggregation divides by."""
     return "token" if aggregate == "token-mean" else "rollout"
 
 
 def _mean(values: Tensor) -> Tensor:
-    """A detached mean; 0 of nothing."""
+    """Return a detached mean; 0 if empty."""
     return values.detach().double().sum() / max(len(values), 1)

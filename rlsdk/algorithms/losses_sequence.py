@@ -1,4 +1,4 @@
-"""Policy losses whose ratio is that of the whole rollout, not of a token."""
+"""Policy losses with a ratio per rollout instead of per token."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from rlsdk.limits import NonNegative
 from rlsdk.marks import policy_loss
 
 PER_ROLLOUT = ("seq-mean-token-mean",)
-"""The aggregation of objectives that are a mean over rollouts of a mean over tokens."""
+"""The aggregation for objectives defined as a mean over rollouts of a mean over tokens."""
 LOG_SEQUENCE_RATIO_BOUND = 10.0
-"""Above it a mean log-ratio is clamped (verl's; the paper is silent)."""
+"""Upper bound that clamps a mean log-ratio (verl's; the paper gives none)."""
 
 
 @policy_loss("gspo", aggregates=PER_ROLLOUT)
 def gspo(
     x: LossInputs, *, clip_low: NonNegative = 3e-4, clip_high: NonNegative = 4e-4, dual_clip: DualClip | None = None
 ) -> tuple[Tensor, Metrics]:
-    """PPO's clip on the ratio of the whole rollout: steady for long answers and mixtures of experts.
+    """PPO's clip on the ratio of the whole rollout: stable for long answers and mixtures of experts.
 
-    The ratio of the sequence is detached and the gradient goes through the token, as in the paper's eq. 14: with one
-    advantage per rollout and `seq-mean-token-mean` the gradient is that of eq. 5.
+    The sequence ratio is detached and the gradient flows through the token, as in the paper's eq. 14. With one
+    advantage per rollout and `seq-mean-token-mean`, the gradient equals that of eq. 5.
     Paper: GSPO, arXiv:2507.18071, eq. 5 to 7; bounds are the paper's.
-    Formula: PPO's with `s = sg[exp(mean_t(log π - log π_old))] · π / sg[π]` in place of `r`.
-    When to use: rewards for whole answers, and mixtures of experts, whose token ratios jump.
+    Formula: PPO's, with `s = sg[exp(mean_t(log π - log π_old))] · π / sg[π]` in place of `r`.
+    When to use: rewards for whole answers, and mixtures of experts, whose token ratios are noisy.
 
     Args:
         x: The batch.
         clip_low: How far the ratio may fall below 1.
         clip_high: How far it may rise above 1.
-        dual_clip: Greatest ratio that a rollout with negative advantage is charged for; null for none.
+        dual_clip: Maximum ratio in the loss of a rollout with negative advantage; null for none.
     """
     log_prob = trained(x, x.logprobs)
     mean = x.sequence_mean(log_ratio(x)).detach()
@@ -56,11 +56,11 @@ def gspo(
 def gspo_token(
     x: LossInputs, *, clip_low: NonNegative = 3e-4, clip_high: NonNegative = 4e-4, dual_clip: DualClip | None = None
 ) -> tuple[Tensor, Metrics]:
-    """GSPO where the tokens of a rollout differ in advantage (turns, steps); equal to `gspo` where they do not.
+    """GSPO for rollouts whose tokens differ in advantage (turns, steps); otherwise equal to `gspo`.
 
     Paper: GSPO-token, arXiv:2507.18071, eq. 13 and 14.
-    Formula: as `gspo`, which is written in this form already.
-    When to use: turns or steps of one rollout with rewards of their own.
+    Formula: as `gspo`, which already has this form.
+    When to use: rollouts with rewards per turn or step.
 
     Args:
         x: The batch.
@@ -75,7 +75,7 @@ def gspo_token(
 def geo_mean(
     x: LossInputs, *, clip_low: NonNegative = 0.4, clip_high: NonNegative = 0.4, dual_clip: DualClip | None = None
 ) -> tuple[Tensor, Metrics]:
-    """The geometric mean of the tokens' ratios, clipped in log space: single tokens cannot dominate.
+    """Geometric mean of token ratios, clipped in log space: single tokens cannot dominate.
 
     Paper: GMPO, arXiv:2507.20673; bounds `(e^-0.4, e^0.4)` are the paper's.
     Formula: `-Ā · exp(mean_t c_t)`, one value per rollout on all its tokens; `c_t` is the log-ratio clipped to
@@ -86,7 +86,7 @@ def geo_mean(
         x: The batch.
         clip_low: How far the log-ratio may fall below 0.
         clip_high: How far it may rise above 0.
-        dual_clip: Greatest geometric mean that a rollout with negative advantage is charged for; null for none.
+        dual_clip: Maximum geometric mean in the loss of a rollout with negative advantage; null for none.
     """
     difference, advantages = bounded(log_ratio(x)), credit(x)
     clipped = difference.clamp(-clip_low, clip_high)

@@ -1,4 +1,4 @@
-"""The decorator of algorithms, which makes an attrs class of a plain class or of keyword arguments."""
+"""The decorator of algorithms, which turns a plain class or keyword arguments into an attrs class."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIELD = type(attrs.field())
 
 
 def algorithm(name: str, **defaults: Any) -> Any:
-    """Mark an algorithm: a subclass of `rlsdk.Algorithm` that changes some defaults, or these defaults alone.
+    """Mark an algorithm: a subclass of `rlsdk.Algorithm` that overrides some defaults, or the defaults alone.
 
         @rlsdk.algorithm("msoft")
         class MSoft(rlsdk.Algorithm):
@@ -28,11 +28,11 @@ def algorithm(name: str, **defaults: Any) -> Any:
         calm = rlsdk.algorithm("calm", policy_loss={"use": "soft_clip", "temperature": 0.1})
 
     A part is a name, a mapping with `use`, a marked object or a `Use`. A name without prefix is looked up first in the
-    plugin of the algorithm, then among the built-in components.
+    algorithm's plugin, then among the built-in components.
 
     Args:
-        name: Its name within its plugin.
-        **defaults: Fields of `rlsdk.Algorithm`; with them there is no class to mark, and the algorithm is returned.
+        name: Name within the plugin.
+        **defaults: Fields of `rlsdk.Algorithm`; if given, there is no class to mark, and the algorithm is returned.
 
     Raises:
         PluginError: A default is not a field of `rlsdk.Algorithm`, or has the wrong type.
@@ -67,7 +67,7 @@ def _marked(name: str) -> Callable[[C], C]:
 
 
 def _as_fields(name: str, cls: C) -> C:
-    """Make an attrs class of a plain subclass: what it assigns becomes the defaults of its base's fields."""
+    """Convert a plain subclass to an attrs class whose assignments become defaults of the base's fields."""
     base = next(each for each in cls.__mro__ if "__attrs_attrs__" in vars(each))
     attrs.resolve_types(base)
     types = {field.name: field.type for field in attrs.fields(base)}
@@ -106,7 +106,7 @@ def _structured(name: str, field: str, value: Any, kind: Any) -> Any:
 
 
 def _expect_known_fields(name: str, cls: type) -> None:
-    """Refuse a field that looks like a misspelt one of `rlsdk.Algorithm`, since nothing would read it."""
+    """Refuse a field that looks like a misspelt field of `rlsdk.Algorithm`, since nothing would read it."""
     fields = attrs.fields(cls)
     if not issubclass(cls, Algorithm) or any(getattr(field.default, "takes_self", False) for field in fields):
         return
@@ -117,10 +117,10 @@ def _expect_known_fields(name: str, cls: type) -> None:
 
 
 def _expect_to_be_made(name: str, cls: Any) -> None:
-    """Refuse defaults that do not fit; a field without a default is left to the config."""
+    """Refuse invalid defaults; a field without a default is left to the configuration."""
     if any(field.default is attrs.NOTHING for field in attrs.fields(cls)):
         return
     try:
         cls()
-    except Exception as error:  # a computed default is code, and may raise anything
+    except Exception as error:  # a computed default is code that may raise anything
         raise PluginError(f"@rlsdk.algorithm({name!r}): {error}") from error

@@ -1,10 +1,8 @@
-"""Named algorithms: the parts of a published method with the defaults of its paper.
+"""Named algorithms: the parts of published methods, with the defaults of their papers.
 
-Where a paper charges KL to the reference with a coefficient that depends on the reward model at hand, it is 0.001 here.
-
-No single token may outweigh the batch, where papers are silent on it: `low_var` stands for k3, from which it differs
-beyond 2.6 nats only; a token with negative advantage is charged for a ratio of at most 20. `kl: k3` and
-`dual_clip: null` follow the papers to the letter.
+If a paper's KL coefficient depends on its reward model, it is 0.001 here. Beyond the papers, no single token can
+dominate the batch: `low_var` replaces k3, from which it differs only beyond 2.6 nats, and the ratio of a token with
+negative advantage is capped at 20. `kl: k3` and `dual_clip: null` follow the papers exactly.
 """
 
 from __future__ import annotations
@@ -29,9 +27,9 @@ _KL_IN_REWARD = (Use("kl_penalty", {"coef": 0.001}),)
 class GRPO(Algorithm):
     """GRPO: rewards relative to the group, clipped ratios, KL to the reference in the loss.
 
-    Paper: arXiv:2402.03300, eq. 3 and 4; β = 0.04 (§4.2). `kl_coef: 0` does without the reference model. The KL is
-    the paper's k3, clamped far from the reference, so that one token cannot outweigh the batch; `kl: k3` unclamped.
-    When to use: the first choice where a reward checks answers and several rollouts a task are affordable.
+    Paper: arXiv:2402.03300, eq. 3 and 4; β = 0.04 (§4.2). `kl_coef: 0` needs no reference model. The KL is the paper's
+    k3, clamped far from the reference so that one token cannot dominate the batch; `kl: k3` is not clamped.
+    When to use: the first choice if a reward checks answers and several rollouts per task are affordable.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
@@ -46,9 +44,9 @@ class GRPO(Algorithm):
 class PPO(Algorithm):
     """PPO: a critic, GAE, clipped ratios and values, KL to the reference in the reward.
 
-    Paper: arXiv:1707.06347, for language models arXiv:1909.08593 and arXiv:2203.02155. Coefficient of the KL and clip
-    of the value as in TinyZero. The reference model is loaded for `kl_penalty`; `shaping: []` does without.
-    When to use: rewards along the way or long episodes, and memory for a critic.
+    Paper: arXiv:1707.06347; for language models, arXiv:1909.08593 and arXiv:2203.02155. KL coefficient and value clip
+    as in TinyZero. The reference model is loaded for `kl_penalty`; `shaping: []` needs none.
+    When to use: intermediate rewards or long episodes, and enough memory for a critic.
     """
 
     advantage: Use = Use("gae", {"gamma": 1.0, "lam": 1.0})
@@ -64,7 +62,7 @@ class SFT(Algorithm):
     """Supervised fine-tuning: maximum likelihood of the tasks' demonstrations.
 
     Source: no paper; maximum likelihood, as in pre-training.
-    When to use: before reinforcement learning, or where demonstrations are all there is.
+    When to use: before reinforcement learning, or if there are only demonstrations.
     """
 
     advantage: Use = Use("constant")
@@ -75,10 +73,11 @@ class SFT(Algorithm):
 @algorithm("dr_grpo")
 @attrs.frozen(kw_only=True)
 class DrGRPO(Algorithm):
-    """GRPO without its two biases: no division by the standard deviation, none by the length of an answer.
+    """GRPO without its two biases: no division by the standard deviation or by the length of an answer.
 
-    Paper: arXiv:2503.20783, whose `norm` is the budget of tokens of one response: null takes `sampling.max_tokens`.
-    When to use: answers that grow longer without getting better, or tasks whose difficulty should not set their weight.
+    Paper: arXiv:2503.20783, whose `norm` is the token budget of a response: null uses `sampling.max_tokens`.
+    When to use: answers that grow longer without improving, or tasks that should weigh equally whatever their
+    difficulty.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": False})
@@ -89,12 +88,12 @@ class DrGRPO(Algorithm):
 @algorithm("dapo")
 @attrs.frozen(kw_only=True)
 class DAPO(Algorithm):
-    """GRPO with clip-higher, dynamic sampling, a loss by tokens and soft punishment of overlong answers; no KL.
+    """GRPO with clip-higher, dynamic sampling, a token-level loss and soft overlong punishment; no KL.
 
-    It sets `rollout.dynamic_sampling`: another task takes the place of each group whose rewards are equal. The
-    punishment begins at four fifths of `sampling.max_tokens`, as in the paper, and is full at its end.
+    It sets `rollout.dynamic_sampling`: another task replaces each group of equal rewards. The punishment begins at four
+    fifths of `sampling.max_tokens`, as in the paper, and reaches its full value at the limit.
     Paper: arXiv:2503.14476, eq. 8 to 13.
-    When to use: long reasoning on hard tasks: groups without contrast, entropy that collapses, answers cut off.
+    When to use: long reasoning on hard tasks: groups of equal rewards, entropy collapse, truncated answers.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
@@ -107,7 +106,7 @@ class DAPO(Algorithm):
 @algorithm("gspo")
 @attrs.frozen(kw_only=True)
 class GSPO(Algorithm):
-    """GRPO with the ratio and the clip of the whole answer: for long answers and mixtures of experts.
+    """GRPO with ratio and clip of the whole answer: for long answers and mixtures of experts.
 
     Paper: arXiv:2507.18071, eq. 5 to 7.
     When to use: long answers and mixtures of experts, with several updates per batch.
@@ -121,9 +120,9 @@ class GSPO(Algorithm):
 @algorithm("cispo")
 @attrs.frozen(kw_only=True)
 class CISPO(Algorithm):
-    """GRPO whose clip bounds the weight of a token and spares its gradient; no KL.
+    """GRPO whose clip bounds a token's importance weight but keeps its gradient; no KL.
 
-    Paper: MiniMax-M1, arXiv:2506.13585, eq. 4 and 5; `clip_high`, for which it gives no number, is DAPO's.
+    Paper: MiniMax-M1, arXiv:2506.13585, eq. 4 and 5; `clip_high`, for which it gives no value, is DAPO's.
     When to use: long reasoning, with several updates per batch.
     """
 
@@ -137,7 +136,7 @@ class SAPO(Algorithm):
     """GRPO with a soft gate in place of the clip.
 
     Paper: arXiv:2511.20347.
-    When to use: as GRPO, where its hard clip makes training jumpy.
+    When to use: as GRPO, if its hard clip makes training unstable.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
@@ -148,10 +147,10 @@ class SAPO(Algorithm):
 @algorithm("gmpo")
 @attrs.frozen(kw_only=True)
 class GMPO(Algorithm):
-    """GRPO with the geometric mean of the tokens' ratios.
+    """GRPO with the geometric mean of token ratios.
 
     Paper: arXiv:2507.20673.
-    When to use: as GRPO, where a few tokens with extreme ratios dominate.
+    When to use: as GRPO, if a few tokens with extreme ratios dominate.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
@@ -165,7 +164,7 @@ class RLOO(Algorithm):
     """REINFORCE with the mean of the other rollouts as baseline, whole answers as actions, KL in the reward.
 
     Paper: arXiv:2402.14740.
-    When to use: small groups and one update per batch; learned rewards.
+    When to use: small groups and one update per batch; reward models.
     """
 
     advantage: Use = Use("rloo")
@@ -177,10 +176,10 @@ class RLOO(Algorithm):
 @algorithm("reinforce_plus_plus")
 @attrs.frozen(kw_only=True)
 class ReinforcePlusPlus(Algorithm):
-    """Whitened returns and PPO's clip without critic and groups, KL in the reward.
+    """Whitened returns and PPO's clip without critic or groups, KL in the reward.
 
     Paper: arXiv:2501.03262.
-    When to use: one rollout per task: preferences, learned rewards.
+    When to use: one rollout per task: preferences, reward models.
     """
 
     advantage: Use = Use("reinforce_plus_plus", {"gamma": 1.0})
@@ -191,7 +190,7 @@ class ReinforcePlusPlus(Algorithm):
 @algorithm("reinforce_plus_plus_baseline")
 @attrs.frozen(kw_only=True)
 class ReinforcePlusPlusBaseline(Algorithm):
-    """The group's mean as baseline, the batch's spread as scale, and k2 in the loss.
+    """Group mean as baseline, normalised by the batch's spread, and k2 in the loss.
 
     Paper: arXiv:2501.03262.
     When to use: several rollouts per task, with rewards on one scale.
@@ -206,10 +205,10 @@ class ReinforcePlusPlusBaseline(Algorithm):
 @algorithm("remax")
 @attrs.frozen(kw_only=True)
 class ReMax(Algorithm):
-    """REINFORCE against the greedy answer's reward, KL in the reward.
+    """REINFORCE with the greedy answer's reward as baseline, KL in the reward.
 
     Paper: arXiv:2310.10505, algorithm 1.
-    When to use: memory for neither a critic nor large groups.
+    When to use: too little memory for a critic or large groups.
     """
 
     advantage: Use = Use("remax")
@@ -221,7 +220,7 @@ class ReMax(Algorithm):
 @algorithm("opo")
 @attrs.frozen(kw_only=True)
 class OPO(Algorithm):
-    """Strictly on-policy REINFORCE with the baseline of least variance; no clip, no KL: one update per batch.
+    """Strictly on-policy REINFORCE with the minimum-variance baseline; no clip, no KL: one update per batch.
 
     Paper: arXiv:2505.23585.
     When to use: strictly on-policy training, with answers of very different lengths.
@@ -235,10 +234,10 @@ class OPO(Algorithm):
 @algorithm("gpg")
 @attrs.frozen(kw_only=True)
 class GPG(Algorithm):
-    """The plain policy gradient with the group's mean as baseline; no clip, no KL.
+    """The plain policy gradient with the group mean as baseline; no clip, no KL.
 
     Paper: arXiv:2504.02546, eq. 7.
-    When to use: the simplest thing that may work, strictly on-policy.
+    When to use: the simplest method that may work, strictly on-policy.
     """
 
     advantage: Use = Use("gpg", {"std_normalize": False})
@@ -251,7 +250,7 @@ class OPMD(Algorithm):
     """Online policy mirror descent, on- or off-policy.
 
     Paper: arXiv:2501.12599, §2.3.2, and arXiv:2509.24203.
-    When to use: late or reused samples, where no importance weights are wanted.
+    When to use: stale or reused samples, without importance weights.
     """
 
     advantage: Use = Use("opmd", {"baseline": "mean", "tau": 1.0})
@@ -261,10 +260,10 @@ class OPMD(Algorithm):
 @algorithm("topr")
 @attrs.frozen(kw_only=True)
 class TOPR(Algorithm):
-    """Good answers in full, bad ones by their truncated ratio: stable far off-policy, without KL.
+    """Good answers weigh 1, bad ones their truncated ratio: stable far off-policy, without KL.
 
     Paper: arXiv:2503.14286.
-    When to use: many updates on one batch, or data of another policy.
+    When to use: many updates per batch, or data from another policy.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": False})
@@ -278,7 +277,7 @@ class RAFT(Algorithm):
     """Rejection sampling: maximum likelihood of the best answer of each group.
 
     Paper: arXiv:2304.06767, algorithm 1.
-    When to use: a robust start: what is seldom right is imitated, nothing is pushed away.
+    When to use: a robust start: rare right answers are imitated, nothing is pushed down.
     """
 
     advantage: Use = Use("constant")
@@ -292,7 +291,7 @@ class PassAtK(Algorithm):
     """Trains the best of a group rather than its mean.
 
     Paper: arXiv:2503.19595.
-    When to use: answers that can be verified, so that the best of several will be taken.
+    When to use: verifiable answers, so that the best of several can be selected.
     """
 
     advantage: Use = Use("pass_at_k", {"std_normalize": True})
@@ -302,10 +301,10 @@ class PassAtK(Algorithm):
 @algorithm("gigpo")
 @attrs.frozen(kw_only=True)
 class GiGPO(Algorithm):
-    """Credit by trajectory and by step, for agents whose trajectories pass through equal states.
+    """Credit per trajectory and per step, for agents whose trajectories pass through equal states.
 
     Paper: arXiv:2505.10978; β = 0.01.
-    When to use: agents in worlds whose states repeat: games, web sites, households.
+    When to use: agents in environments whose states recur: games, web sites, households.
     """
 
     advantage: Use = Use("gigpo", {"omega": 1.0, "gamma": 0.95, "std_normalize": False})
@@ -318,11 +317,11 @@ class GiGPO(Algorithm):
 @algorithm("decoupled_ppo")
 @attrs.frozen(kw_only=True)
 class DecoupledPPO(Algorithm):
-    """For asynchronous training: clips against a recent policy, weighs by the one that sampled.
+    """For asynchronous training: clips around a recent policy, with importance weights to the sampling policy.
 
-    Paper: AReaL, arXiv:2505.24298, eq. 5, with the group's mean in place of a critic; the cap of the weight is that of
-    AReaL's configurations.
-    When to use: asynchronous rollouts, several steps late.
+    Paper: AReaL, arXiv:2505.24298, eq. 5, with the group mean in place of a critic; the weight cap is that of AReaL's
+    configurations.
+    When to use: asynchronous rollouts that are several steps stale.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
@@ -334,11 +333,11 @@ class DecoupledPPO(Algorithm):
 @algorithm("dpo")
 @attrs.frozen(kw_only=True)
 class DPO(Algorithm):
-    """Preferences between the best and the worst answer of each group, against the reference.
+    """Preferences between the best and worst answer of each group, relative to the reference.
 
     With `rollouts: demonstrations` it learns from a data set of pairs, `chosen` and `rejected` in the tasks' metadata.
     Paper: DPO, arXiv:2305.18290, eq. 7, with pairs sampled online, arXiv:2402.04792.
-    When to use: a reward that ranks better than it scores, or pairs that people compared.
+    When to use: a reward that ranks better than it scores, or pairs compared by people.
     """
 
     advantage: Use = Use("constant")
@@ -350,12 +349,12 @@ class DPO(Algorithm):
 @algorithm("kto")
 @attrs.frozen(kw_only=True)
 class KTO(Algorithm):
-    """Right answers gain and wrong ones lose against the reference, each by itself: no pairs, and no group's mean.
+    """Right answers gain and wrong ones lose relative to the reference, each by itself, without pairs or group mean.
 
-    An answer is right if its reward is at least `passing`. With `rollouts: demonstrations` it learns from a data set
-    of answers, each right or wrong as `label` of its task's metadata says.
+    An answer is right if its reward is at least `passing`. With `rollouts: demonstrations` it learns from a data set of
+    answers, each marked right or wrong by `label` in its task's metadata.
     Paper: KTO, arXiv:2402.01306, eq. 8; β = 0.1 and equal weights, its defaults.
-    When to use: answers that are right or wrong: a reward that checks them, or a data set of marked answers.
+    When to use: answers that are right or wrong: a reward that checks them, or a data set of labelled answers.
     """
 
     advantage: Use = Use("constant")
@@ -369,7 +368,7 @@ class Mix(Algorithm):
     """GRPO on the policy's samples and maximum likelihood on the tasks' demonstrations, in one batch.
 
     Paper: CHORD, arXiv:2508.11408, with a fixed μ.
-    When to use: an expert's answers at hand for tasks that the policy cannot solve yet.
+    When to use: expert answers are available for tasks that the policy cannot solve yet.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
@@ -380,13 +379,13 @@ class Mix(Algorithm):
 @algorithm("opd")
 @attrs.frozen(kw_only=True)
 class OPD(Algorithm):
-    """On-policy distillation: the student samples, the reference model teaches token by token; rewards are not read.
+    """On-policy distillation: the student samples, the reference model teaches token by token; no rewards are read.
 
     The teacher is `model.reference`, which must be given; no reward is needed. It is the policy gradient of the sampled
     tokens, not GKD's divergence over the vocabulary (arXiv:2306.13649).
     Source: "On-Policy Distillation" (Lu et al., Thinking Machines Lab, 2025). The advantage of a token is bounded by 10
-    nats, beyond which the teacher rules it out.
-    When to use: a stronger model with the same tokenizer at hand.
+    nats, beyond which the teacher considers it impossible.
+    When to use: a stronger model with the same tokenizer is available.
     """
 
     advantage: Use = Use("on_policy_distill", {"coef": 1.0})

@@ -8,16 +8,16 @@ from torch import Tensor
 
 from rlsdk.batch import CreditInputs, wide
 
-_BLOCK = 64  # tokens that one matrix product sums; wider blocks cost more arithmetic, narrower ones more passes
+_BLOCK = 64  # tokens summed by one matrix product; wider blocks cost more arithmetic, narrower ones more passes
 
 
 @attrs.frozen(eq=False)
 class SampledTokens:
-    """The sampled tokens alone, with the tool results and observations between them taken out.
+    """The sampled tokens only, without the tool results and observations between them.
 
     Attributes:
-        index: int64 `[s]`, which of the `t` tokens; None if all of them were sampled.
-        counts: int64 `[n]`, sampled tokens of each rollout; they add up to `s`.
+        index: int64 `[s]`, positions among the `t` tokens; None if all tokens were sampled.
+        counts: int64 `[n]`, sampled tokens of each rollout; their sum is `s`.
         total: `t`.
     """
 
@@ -27,7 +27,7 @@ class SampledTokens:
 
     @classmethod
     def of(cls, x: CreditInputs) -> SampledTokens:
-        """The sampled tokens of `x`."""
+        """Return the sampled tokens of `x`."""
         total = len(x.loss_mask)
         if bool(x.loss_mask.all()):
             return cls(None, x.lengths, total)
@@ -37,31 +37,31 @@ class SampledTokens:
 
     @property
     def ends(self) -> Tensor:
-        """int64 `[n]`: exclusive end of each rollout, counted in sampled tokens."""
+        """Exclusive end of each rollout, counted in sampled tokens, int64 `[n]`."""
         return self.counts.cumsum(0)
 
     def take(self, values_t: Tensor) -> Tensor:
-        """`[t]` -> `[s]`, in at least float32."""
+        """Select the sampled tokens, `[t]` -> `[s]`, in at least float32."""
         return wide(values_t if self.index is None else values_t.index_select(0, self.index))
 
     def put(self, values_s: Tensor) -> Tensor:
-        """`[s]` -> `[t]`, zero where nothing was sampled."""
+        """Scatter to all tokens, `[s]` -> `[t]`, zero where nothing was sampled."""
         if self.index is None:
             return values_s
         return values_s.new_zeros(self.total).index_copy_(0, self.index, values_s)
 
     def per_token(self, values_n: Tensor) -> Tensor:
-        """`[n]` -> `[s]`: each rollout's value on its sampled tokens."""
+        """Repeat each rollout's value on its sampled tokens, `[n]` -> `[s]`."""
         return torch.repeat_interleave(values_n, self.counts)
 
     def next(self, values_s: Tensor) -> Tensor:
-        """`[s]` -> `[s]`: the value of the rollout's next sampled token, zero at its last."""
+        """Return the value of the rollout's next sampled token, zero at its last, `[s]` -> `[s]`."""
         following = torch.roll(values_s, -1)
         following[self.ends[self.counts > 0] - 1] = 0
         return following
 
     def rewards(self, x: CreditInputs) -> Tensor:
-        """Rewards `[s]`: `token_rewards`, or without them the reward on the rollout's last sampled token."""
+        """Return rewards `[s]`: `token_rewards` or, without them, the reward on the rollout's last sampled token."""
         if hasattr(x, "token_rewards"):
             return self.take(x.token_rewards)
         some = self.counts > 0
@@ -70,14 +70,14 @@ class SampledTokens:
 
 
 def sums_to_go(values: Tensor, lengths: Tensor, factor: float) -> Tensor:
-    """`y_t = v_t + factor · y_{t+1}` within each segment.
+    """Compute `y_t = v_t + factor · y_{t+1}` within each segment.
 
-    Blocks of tokens are summed by one product with a triangular matrix of powers of `factor`; the sums of the blocks
-    are such a recursion again, 64 times shorter. Nothing is divided by a power of `factor`, which underflows.
+    Each block of tokens is summed by a product with a triangular matrix of powers of `factor`; the block sums follow
+    the same recursion, 64 times shorter. Nothing is divided by a power of `factor`, which could underflow.
 
     Args:
         values: float `[s]`.
-        lengths: int64, of the segments; they add up to `s`.
+        lengths: int64, lengths of the segments; their sum is `s`.
         factor: Between 0 and 1.
 
     Returns:
@@ -96,7 +96,7 @@ def sums_to_go(values: Tensor, lengths: Tensor, factor: float) -> Tensor:
     distance = steps[:, None] - steps
     triangle = torch.where(distance >= 0, torch.pow(factor, distance.clamp(min=0).double()), 0).to(values.dtype)
     plane = plane.view(rows, width) @ triangle
-    # Then the sums of the next block of the same segment, of which a segment's last block has none.
+    # Then add the sums of the next block in the same segment; a segment's last block has none.
     following = torch.roll(sums_to_go(plane[:, 0].contiguous(), blocks, factor**width), -1)
     following[blocks.cumsum(0)[blocks > 0] - 1] = 0
     plane.addmm_(following[:, None], factor ** torch.arange(width, 0, -1).to(values)[None])
@@ -104,7 +104,7 @@ def sums_to_go(values: Tensor, lengths: Tensor, factor: float) -> Tensor:
 
 
 def _slots(lengths: Tensor, blocks: Tensor, width: int) -> Tensor | None:
-    """Position of each token once every segment is padded to whole blocks; None if none needs padding."""
+    """Return each token's position after padding every segment to whole blocks; None if none needs padding."""
     padding = blocks * width - lengths
     if not bool(padding.any()):
         return None
@@ -113,6 +113,6 @@ def _slots(lengths: Tensor, blocks: Tensor, width: int) -> Tensor | None:
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """A detached scalar for metrics: mean of `values` `[t]` where `mask` is True; 0 if it is nowhere."""
+    """Return a detached scalar for metrics: the mean of `values` `[t]` where `mask` is True; 0 if it never is."""
     kept = torch.where(mask, values.detach(), 0)
     return kept.sum() / mask.sum().clamp(min=1)

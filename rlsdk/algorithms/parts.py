@@ -1,4 +1,4 @@
-"""Computes on a batch in parts that fit the processor's cache: fresh memory costs more than the arithmetic on it."""
+"""Computation on a batch in cache-sized parts: allocating memory costs more than the arithmetic on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlsdk.batch.arithmetic import WHITEN_EPSILON
 from rlsdk.fields import names
 
 PART_TOKENS = 2**18
-"""Tokens of one part, give or take a rollout or a group: 1 MiB for each float32 per token."""
+"""Approximate tokens per part, up to whole rollouts or groups: 1 MiB per float32 tensor."""
 _PER_TOKEN = frozenset(names("credit", axis="token"))
 
 
@@ -22,7 +22,7 @@ def in_parts(
     """Apply `estimate` to consecutive parts of whole rollouts and concatenate the results.
 
     Args:
-        estimate: Returns tensors `[t]`; a rollout's values depend on itself alone, or on those `together` with it.
+        estimate: Returns tensors `[t]`; a rollout's values depend only on itself and the rollouts `together` with it.
         x: The batch.
         together: int64 `[n]`; rollouts with equal numbers share a part. If omitted, rollouts are independent.
 
@@ -46,7 +46,7 @@ def in_parts(
 
 
 def whiten_sampled(values: Tensor, loss_mask: Tensor) -> Tensor:
-    """Mean 0 and (unbiased) variance 1 over the sampled tokens, in place and in float64; a single one becomes 0.
+    """Normalise sampled tokens to mean 0 and (unbiased) variance 1, in place, in float64; a single one becomes 0.
 
     Args:
         values: float `[t]`, zero where nothing was sampled.
@@ -60,7 +60,7 @@ def whiten_sampled(values: Tensor, loss_mask: Tensor) -> Tensor:
         return values
     everything = int(count) == len(values)
     sampled = values if everything else values[loss_mask]
-    # Rounding may put the mean beyond all values; of equal ones it is exactly their value, so that they become 0.
+    # Rounding may put the mean beyond all values; if all are equal, use exactly their value, so that they become 0.
     mean = (values.sum(dtype=torch.float64) / count).to(values.dtype).clamp(sampled.min(), sampled.max())
     squares = values.new_zeros((), dtype=torch.float64)
     for part, mask in zip(torch.split(values, PART_TOKENS), torch.split(loss_mask, PART_TOKENS), strict=True):
@@ -72,7 +72,7 @@ def whiten_sampled(values: Tensor, loss_mask: Tensor) -> Tensor:
 
 
 def _cuts(x: CreditInputs, together: Tensor | None) -> list[int]:
-    """Exclusive end of each part, in rollouts; the last is the number of rollouts."""
+    """Return the exclusive end of each part, in rollouts; the last is the number of rollouts."""
     rollouts = len(x.lengths)
     if len(x.loss_mask) <= PART_TOKENS:
         return [rollouts]

@@ -1,7 +1,7 @@
-"""Advantages per token, from the rewards that follow it.
+"""Per-token advantages, from the rewards that follow each token.
 
-All of them step over tokens that were not sampled (tool results, observations), without discounting the gap; a reward
-counts at the sampled token where it stands. Advantages of tokens that were not sampled are zero.
+All of them skip tokens that were not sampled (tool results, observations) without discounting the gap; a reward belongs
+to the sampled token at its position. Advantages of tokens that were not sampled are zero.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from rlsdk.marks import advantage
 
 @advantage("gae", needs=("values",))
 def gae(x: CreditInputs, *, gamma: Share = 1.0, lam: Share = 1.0, whiten: bool = True) -> Credit:
-    """Generalised advantage estimation with a critic: PPO's, for rewards along the way and for long episodes.
+    """Generalised advantage estimation with a critic, as in PPO, for intermediate rewards and long episodes.
 
     Paper: GAE, arXiv:1506.02438, eq. 16; defaults as in TinyZero and verl.
-    Formula: `A_t = Σ_k (γλ)^k · (r_{t+k} + γ V_{t+k+1} - V_{t+k})`, computed as `G_t - V_t` with
-    `G_t = r_t + γ(1-λ) V_{t+1} + γλ G_{t+1}`. The critic's returns are `A + V = G`, before whitening.
-    When to use: a critic is trained: rewards come along the way, or episodes are long.
+    Formula: `A_t = Σ_k (γλ)^k · (r_{t+k} + γ V_{t+k+1} - V_{t+k})`, computed as `G_t - V_t` with `G_t = r_t + γ(1-λ)
+    V_{t+1} + γλ G_{t+1}`. The critic's returns are `A + V = G`, before whitening.
+    When to use: a critic is trained, and there are intermediate rewards or long episodes.
 
     Args:
         x: The batch.
         gamma: Discount per sampled token.
-        lam: 1 trusts the rewards alone, 0 the critic's next value.
+        lam: 1 relies on the rewards only, 0 on the critic's next value.
         whiten: Mean 0 and variance 1 over the sampled tokens of the batch.
     """
 
@@ -51,7 +51,7 @@ def gae(x: CreditInputs, *, gamma: Share = 1.0, lam: Share = 1.0, whiten: bool =
 
 @advantage("reinforce_plus_plus")
 def reinforce_plus_plus(x: CreditInputs, *, gamma: Share = 1.0) -> Credit:
-    """Discounted return, whitened over the batch: no critic and no groups; best with `kl_penalty` in the reward.
+    """Discounted return, whitened over the batch, without critic or groups; best with `kl_penalty` in the reward.
 
     Paper: REINFORCE++, arXiv:2501.03262.
     Formula: `A = whiten(G)` with `G_t = r_t + γ G_{t+1}`.
@@ -86,11 +86,11 @@ def _same_reward(run: RunFacts, _: Mapping[str, Any]) -> Iterator[tuple[str, str
 
 @advantage("remax", needs=("baseline_rewards",), check=_same_reward)
 def remax(x: CreditInputs) -> Credit:
-    """Return against the reward of the greedy answer to the same task: one sample per task is enough.
+    """Return relative to the reward of the greedy answer to the same task: one sample per task is enough.
 
     Paper: ReMax, arXiv:2310.10505, algorithm 1.
     Formula: `A_t = Σ_{k ≥ t} r_k - r(greedy answer)`; shapings do not change the latter.
-    When to use: one or two rollouts per task; the greedy answer costs one more.
+    When to use: one or two rollouts per task; the greedy answer costs one additional rollout.
     """
 
     def estimate(part: CreditInputs) -> tuple[Tensor, Tensor]:
@@ -104,15 +104,15 @@ def remax(x: CreditInputs) -> Credit:
 
 @advantage("segment_returns")
 def segment_returns(x: CreditInputs, *, gamma: Share = 1.0, whiten: bool = False) -> Credit:
-    """Return of each turn of a conversation: discounting counts turns, not tokens.
+    """Return of each turn of a conversation, discounted per turn instead of per token.
 
     A turn is a run of sampled tokens between two observations.
     Source: ROLL's agentic_reinforce.
-    Formula: `R_k = r_k + γ R_{k+1}` with the rewards `r_k` of turn `k`; every token of a turn has its `R_k`.
-    When to use: conversations with tools or an environment, whose turns earn rewards of their own.
+    Formula: `R_k = r_k + γ R_{k+1}` with the rewards `r_k` of turn `k`; every token of turn `k` gets `R_k`.
+    When to use: conversations with tools or an environment, with rewards per turn.
 
     Args:
-        x: The batch; `token_rewards` say which turn earned what.
+        x: The batch; `token_rewards` hold the rewards of each turn.
         gamma: Discount per turn.
         whiten: Mean 0 and variance 1 over the sampled tokens of the batch.
     """
@@ -131,7 +131,7 @@ def segment_returns(x: CreditInputs, *, gamma: Share = 1.0, whiten: bool = False
 
 
 def _has_teacher(run: RunFacts, _: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Refuse a run whose model would teach itself."""
+    """Refuse a run whose model would be its own teacher."""
     if not run.teacher:
         yield (
             "",
@@ -142,11 +142,11 @@ def _has_teacher(run: RunFacts, _: Mapping[str, Any]) -> Iterator[tuple[str, str
 
 @advantage("on_policy_distill", needs=("logprobs", "ref_logprobs"), reads_rewards=False, check=_has_teacher)
 def on_policy_distill(x: CreditInputs, *, coef: float = 1.0) -> Tensor:
-    """How much likelier the teacher found each token that the student sampled; no reward at all.
+    """Log-ratio of teacher to student for each token that the student sampled; no reward is used.
 
-    The teacher is the reference model, `model.reference`. The gradient is that of the sampled tokens alone: an estimate
-    of the reverse KL's, with the discount 0. GKD (arXiv:2306.13649) differentiates a divergence over the whole
-    vocabulary at each position, which this does not.
+    The teacher is the reference model, `model.reference`. Only the sampled tokens contribute to the gradient, an
+    estimate of the reverse KL's with discount 0. GKD (arXiv:2306.13649) instead differentiates a divergence over the
+    whole vocabulary at each position.
     Source: "On-Policy Distillation" (Lu et al., Thinking Machines Lab, 2025); the per-token reward is that of MiniLLM,
     arXiv:2306.08543.
     Formula: `A_t = coef · (log π_teacher - log π)`, whose mean is minus the KL.
@@ -162,26 +162,26 @@ def on_policy_distill(x: CreditInputs, *, coef: float = 1.0) -> Tensor:
 
 @advantage("optimal_token_baseline", needs=("logprobs", "probs_squared_sum"))
 def optimal_token_baseline(x: CreditInputs) -> Credit:
-    """A baseline for every position that minimises the variance of the gradient: for long answers.
+    """A baseline per position that minimises the variance of the gradient: for long answers.
 
     Paper: arXiv:2602.07078; the weights need no backward pass (its logit-gradient proxy).
     Formula: `A_t = G_t - Σ W_t·G_t / Σ W_t`, sums over the group's rollouts that have a `t`-th sampled token, with
     `G_t` the return and `W_t = Σ_{j ≤ t} (1 - 2π_j + Σ_v π_j(v)²)`.
-    When to use: long answers whose gradients are noisy; it costs one more number per token.
+    When to use: long answers with noisy gradients; it costs one more number per token.
     """
     return Credit(*in_parts(_against_token_baseline, x, together=x.groups))
 
 
 def _against_token_baseline(x: CreditInputs) -> tuple[Tensor, Tensor]:
-    """Advantages and returns of whole groups."""
+    """Return advantages and returns of whole groups."""
     sampled = SampledTokens.of(x)
     returns = sums_to_go(sampled.rewards(x), sampled.counts, 1.0)
     energy = sampled.take(x.logprobs).exp().mul_(-2).add_(1).add_(sampled.take(x.probs_squared_sum)).clamp_(min=0)
-    # Summed from the front: the same sums of the tokens in reverse order.
+    # Sums from the front are sums to go over the tokens in reverse order.
     weights = sums_to_go(energy.flip(0), sampled.counts.flip(0), 1.0).flip(0).to(returns.dtype)
     index = x.groups - x.groups.min() if len(x.groups) else x.groups
     cell, groups, outcomes = _cells(index, sampled), Groups(index), wide(x.outcomes)
-    # Counted from the group's least reward, which keeps digits, and leaves exactly nothing where rewards are equal.
+    # Subtracting the group's minimum reward keeps precision, and gives exactly zero if rewards are equal.
     above = returns - sampled.per_token(groups.min(outcomes).to(returns.dtype))
     size = int(cell.max()) + 1 if len(cell) else 0
     weight = returns.new_zeros(size).index_add_(0, cell, weights)
@@ -191,7 +191,7 @@ def _against_token_baseline(x: CreditInputs) -> tuple[Tensor, Tensor]:
 
 
 def _turn_starts(sampled: SampledTokens) -> Tensor:
-    """Bool `[s]`: True where a run of sampled tokens begins."""
+    """Return bool `[s]`, True where a run of sampled tokens begins."""
     if sampled.index is None:
         starts = torch.zeros(sampled.total, dtype=torch.bool, device=sampled.counts.device)
     else:
@@ -201,7 +201,7 @@ def _turn_starts(sampled: SampledTokens) -> Tensor:
 
 
 def _cells(groups: Tensor, sampled: SampledTokens) -> Tensor:
-    """int64 `[s]`: an index shared by the tokens at the same place of the same group's rollouts."""
+    """Return int64 `[s]`, an index shared by tokens at the same position of the same group's rollouts."""
     longest = int(sampled.counts.max()) if len(sampled.counts) else 0
     place = torch.arange(int(sampled.counts.sum()), device=groups.device)
     return place + sampled.per_token(groups * longest - (sampled.ends - sampled.counts))

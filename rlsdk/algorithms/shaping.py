@@ -33,18 +33,18 @@ PAPER_LENGTH = 20_480
 @shaping("kl_penalty", needs=("logprobs", "ref_logprobs"))
 @attrs.define(kw_only=True)
 class KLPenalty:
-    """KL to the reference, charged token by token, with a fixed or an adaptive coefficient.
+    """KL penalty to the reference per token, with a fixed or adaptive coefficient.
 
     Paper: arXiv:1909.08593, §2.2 (with the adaptive controller); defaults as in TinyZero and verl.
-    Formula: `r_t - β · KL_t` on every sampled token. With a `target`, after each batch of `n` rollouts
-    `β ·= 1 + clip(KL / target - 1, ±0.2) · n / horizon`, KL being the mean over rollouts of the mean over their tokens.
-    When to use: PPO and REINFORCE++; methods with a baseline from the group put their KL into the loss instead.
+    Formula: `r_t - β · KL_t` on every sampled token. With a `target`, after each batch of `n` rollouts `β ·= 1 +
+    clip(KL / target - 1, ±0.2) · n / horizon`, KL being the mean over rollouts of the mean over their tokens.
+    When to use: PPO and REINFORCE++; methods with a group baseline put the KL into the loss instead.
 
     Attributes:
-        coef: β, or where an adaptive one starts.
+        coef: β, or its initial value if adaptive.
         estimator: Estimator of the KL.
-        target: KL that the coefficient is steered to; null keeps it fixed.
-        horizon: Rollouts over which the coefficient moves by at most a fifth; greater is slower.
+        target: KL that the coefficient is adapted to reach; null keeps it fixed.
+        horizon: Rollouts over which the coefficient changes by at most a fifth; larger is slower.
     """
 
     coef: NonNegative = 0.001
@@ -62,7 +62,7 @@ class KLPenalty:
         self.value = self.coef
 
     def __call__(self, x: CreditInputs) -> Tensor:
-        """New rewards, `[t]`."""
+        """Return new rewards, `[t]`."""
         sampled = SampledTokens.of(x)
         divergence = ESTIMATORS[self.estimator](sampled.take(x.logprobs), sampled.take(x.ref_logprobs))
         rewards = sampled.put(sampled.rewards(x) - self.value * divergence)
@@ -74,7 +74,7 @@ class KLPenalty:
         return rewards
 
     def state(self) -> dict[str, float]:
-        """The coefficient as it stands; nothing where it is fixed."""
+        """Return the current coefficient; empty if it is fixed."""
         return {} if self.target is None else {"value": self.value}
 
     def restore(self, state: Mapping[str, float]) -> None:
@@ -86,16 +86,17 @@ class KLPenalty:
 @shaping("reward_norm", needs=("sources",))
 @attrs.define(kw_only=True)
 class RewardNorm:
-    """Rewards normalised within the group, the data source or the batch, before anything else reads them.
+    """Normalise rewards within the group, the data source or the batch, before they are used.
 
-    Source: ROLL (reward_normalization). Its asym_clip has since become an alias of mean_std; here it clamps, as named.
+    Source: ROLL (reward_normalization). ROLL's asym_clip has since become an alias of mean_std; here it clamps, as its
+    name says.
     Formula: `mean`: `r - μ`. `mean_std`: `(r - μ) / (σ + 1e-6)`, 0 where `σ ≤ 1e-6`. `asym_clip`: the same, clamped to
-    -1…3. `running`: `(r - μ) / (σ + 1e-6)` with mean and deviation of all rewards so far, this batch included.
-    When to use: several sources whose rewards differ in scale.
+    -1…3. `running`: `(r - μ) / (σ + 1e-6)` with mean and deviation of all rewards so far, including this batch.
+    When to use: several sources with rewards on different scales.
 
     Attributes:
-        by: Whose mean and standard deviation. Sources and groups have no identity across batches, so `running` is over
-            the batch.
+        by: Set that mean and standard deviation are computed over. Sources and groups have no identity across batches,
+            so `running` requires `batch`.
         method: identity, mean, mean_std, asym_clip or running.
     """
 
@@ -111,7 +112,7 @@ class RewardNorm:
             raise ValueFault(f"method 'running' needs by 'batch'; got by {self.by!r}")
 
     def __call__(self, x: CreditInputs) -> Tensor:
-        """New rewards, `[n]`."""
+        """Return new rewards, `[n]`."""
         rewards = wide(x.outcomes)
         if self.method == "identity":
             return rewards
@@ -129,7 +130,7 @@ class RewardNorm:
         return scaled.clamp(*ASYMMETRIC) if self.method == "asym_clip" else scaled
 
     def _update(self, rewards: Tensor) -> None:
-        """Chan's parallel form of Welford's update: no sum of squares that loses its digits."""
+        """Apply Chan's parallel form of Welford's update, which avoids the imprecise sum of squares."""
         new, values = len(rewards), rewards.double()
         if not new:
             return
@@ -140,7 +141,7 @@ class RewardNorm:
         self.count = total
 
     def state(self) -> dict[str, float]:
-        """Count, mean and squared deviations so far."""
+        """Return count, mean and squared deviations so far."""
         return {"count": self.count, "mean": self.mean, "squares": self.squares}
 
     def restore(self, state: Mapping[str, float]) -> None:
@@ -150,22 +151,22 @@ class RewardNorm:
 
 @shaping("reward_clip")
 def reward_clip(x: CreditInputs, *, low: float = -10.0, high: float = 10.0) -> Tensor:
-    """Rewards within bounds: keeps one outlier of a learned reward from ruling the batch.
+    """Clip rewards, so that one outlier of a reward model does not dominate the batch.
 
     Source: ROLL (reward_clip).
     Formula: `clamp(r, low, high)`.
-    When to use: rewards of a model, which have outliers.
+    When to use: reward models, which have outliers.
 
     Args:
         x: The batch.
-        low: Least reward.
-        high: Greatest reward.
+        low: Minimum reward.
+        high: Maximum reward.
     """
     return x.outcomes.clamp(low, high)
 
 
 def _can_bite(run: RunFacts, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Refuse a penalty that no response of the run can earn, and lengths that do not fit each other."""
+    """Refuse a penalty that no response of the run can incur, and inconsistent lengths."""
     limit, buffer = _span(options["max_length"], options["buffer"])
     if not 0 < buffer <= limit:
         yield "buffer", _BUFFER.format(limit=limit, buffer=buffer)
@@ -181,17 +182,17 @@ def _can_bite(run: RunFacts, options: Mapping[str, Any]) -> Iterator[tuple[str, 
 def overlong(
     x: CreditInputs, *, max_length: int | None = None, buffer: int | None = None, penalty: float = 1.0
 ) -> Tensor:
-    """A penalty that grows over the last tokens before the limit: answers learn to end in time.
+    """Penalty that grows over the last tokens before the limit, so that answers learn to end in time.
 
     Paper: soft overlong punishment, DAPO, arXiv:2503.14476, eq. 13: a limit of 20,480 tokens, a buffer of 4,096.
     Formula: `r + penalty · clamp((max_length - buffer - length) / buffer, -1, 0)`, with the tokens of the response.
-    When to use: answers that are cut off by the limit.
+    When to use: answers that are truncated by the limit.
 
     Args:
         x: The batch.
-        max_length: Longest response; the full penalty from here on. null is the run's `sampling.max_tokens`, and the
-            paper's limit where there is no run. With several turns the response holds all of them: give its length.
-        buffer: Tokens before it over which the penalty grows; null is a fifth of `max_length`, as in the paper.
+        max_length: Length from which the full penalty applies; null uses the run's `sampling.max_tokens`, or the
+            paper's limit outside of a run. With several turns, give the length of all of them together.
+        buffer: Tokens before `max_length` over which the penalty grows; null uses a fifth of it, as in the paper.
         penalty: The full penalty.
     """
     limit, span = _span(max_length, buffer)
@@ -205,24 +206,24 @@ _BUFFER = "buffer must be above 0 and at most max_length={limit:g}; got {buffer:
 
 
 def _span(max_length: int | None, buffer: int | None) -> tuple[int, float]:
-    """The limit, and the tokens before it over which the penalty grows."""
+    """Return the limit, and the tokens before it over which the penalty grows."""
     limit = PAPER_LENGTH if max_length is None else max_length
     return limit, limit / 5 if buffer is None else buffer
 
 
 @shaping("length_penalty")
 def length_penalty(x: CreditInputs, *, coef: NonNegative = 1.0, passing: float = 1.0) -> Tensor:
-    """Among the rollouts of a group, short right answers earn more and long ones less; wrong ones never gain.
+    """Within a group, short right answers earn more and long ones less; wrong answers never gain.
 
     Paper: Kimi k1.5, arXiv:2501.12599, §2.3.3.
-    Formula: `r + coef·λ` for a right answer, `r + coef·min(0, λ)` for a wrong one, with
-    `λ = 0.5 - (length - shortest) / (longest - shortest)` in the group, 0 if all have one length.
-    When to use: right answers that grow longer than they need to.
+    Formula: `r + coef·λ` for a right answer, `r + coef·min(0, λ)` for a wrong one, with `λ = 0.5 - (length - shortest)
+    / (longest - shortest)` in the group, 0 if all lengths are equal.
+    When to use: right answers that grow longer than necessary.
 
     Args:
         x: The batch.
         coef: Weight.
-        passing: Reward from which on an answer is right.
+        passing: Minimum reward of a right answer.
     """
     rewards, groups = wide(x.outcomes), Groups(x.groups)
     lengths = x.lengths.to(rewards.dtype)
@@ -234,7 +235,7 @@ def length_penalty(x: CreditInputs, *, coef: NonNegative = 1.0, passing: float =
 
 @shaping("rank_penalty", needs=("logprobs",))
 def rank_penalty(x: CreditInputs, *, coef: NonNegative = 0.25) -> Tensor:
-    """Likely answers earn less, so that rare right ones are reinforced too: against the sharpening of GRPO.
+    """Likely answers earn less, so that rare right answers are also reinforced: counteracts GRPO's sharpening.
 
     Paper: unlikeliness reward, arXiv:2506.02355.
     Formula: `r · (1 - coef · (g - rank) / g)` with `g` rollouts in the group, of which `rank` are likelier (by the sum

@@ -1,7 +1,7 @@
 """Advantages for step-wise workflows, where several rollouts are the steps of one trajectory.
 
-A group holds the trajectories of one task. `relative` means against the mean of a set, divided by its standard
-deviation if asked; a set of one, or of equal values, gives zero.
+A group holds the trajectories of one task. `relative` means minus the mean of a set and, if requested, divided by its
+standard deviation; a set of one, or of equal values, gives zero.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def step_grpo(
 ) -> Tensor:
     """GRPO for step-wise trajectories.
 
-    Source: rLLM and Trinity-RFT (step_wise_grpo) for `broadcast`; GRPO, arXiv:2402.03300, §4.1.3 (process
-    supervision) for the comparison by step.
+    Source: rLLM and Trinity-RFT (step_wise_grpo) for `broadcast`; GRPO, arXiv:2402.03300, §4.1.3 (process supervision)
+    for the comparison per step.
     Formula: `broadcast`: the reward of a trajectory's last step, relative to the other trajectories of the group, for
     all its steps. `step`: each step's reward, relative to the same step of the other trajectories.
-    When to use: agents whose steps are rollouts of their own: `broadcast` where the end is rewarded, `step` where each
-    step is.
+    When to use: agents whose steps are separate rollouts: `broadcast` if only the end is rewarded, `step` if each step
+    is.
 
     Args:
         x: The batch.
-        credit: Which of the two.
+        credit: Method, `broadcast` or `step`.
         std_normalize: Divide by `σ + 1e-6`.
         divide_by_steps: Divide by the number of steps, so that long trajectories weigh no more than short ones.
     """
@@ -52,7 +52,7 @@ def step_grpo(
 
 @advantage("gigpo", needs=("trajectories", "steps", "states"))
 def gigpo(x: CreditInputs, *, omega: NonNegative = 1.0, gamma: Share = 0.95, std_normalize: bool = False) -> Tensor:
-    """Credit for the trajectory, plus credit for what was done in a state that several trajectories passed through.
+    """Credit for the trajectory, plus credit for actions in states that several trajectories passed through.
 
     Paper: GiGPO, arXiv:2505.10978.
     Formula: `A = A_E + ω·A_S`: `A_E` the trajectory's total reward relative to the group's other trajectories, `A_S`
@@ -80,6 +80,6 @@ def gigpo(x: CreditInputs, *, omega: NonNegative = 1.0, gamma: Share = 0.95, std
 
 
 def _between(trajectories: Groups, values: Tensor, groups: Tensor, std_normalize: bool) -> Tensor:
-    """A trajectory's value relative to its group, each trajectory counted once, on all its steps."""
+    """Return a trajectory's value relative to its group, counting each trajectory once, on all its steps."""
     first = trajectories.first
     return Groups(groups[first]).centred(values[first], std_normalize=std_normalize)[trajectories.index]
