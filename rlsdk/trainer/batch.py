@@ -50,15 +50,20 @@ class StepBatch:
     def for_update(self, **labels: np.ndarray) -> StepBatch:
         """Return a copy whose arrays hold what a loss reads: old logprobs, the fields that losses may read, labels.
 
-        Tokens that experts wrote count as sampled by the policy before the update.
+        Tokens that nobody sampled count as sampled by the policy before the update; without its logprobs, by the
+        policy that is being trained.
 
         Args:
             **labels: Name -> `[n]` array.
         """
-        old, sampled = self.fields["logprobs"], self.sampled_tokens
         read = {n: v for n, v in self.fields.items() if n in UPDATE_FIELDS or n not in FORWARD}
-        behaviour = np.concatenate([self.arrays.tokens["behaviour_logprobs"][:sampled], old[sampled:]])
-        arrays = self.arrays.with_tokens(**read, old_logprobs=old, behaviour_logprobs=behaviour)
+        tokens, old = {**self.arrays.tokens, **read}, self.fields.get("logprobs")
+        if old is None:
+            del tokens["behaviour_logprobs"]
+        else:
+            sampled = tokens["policy_versions"] >= 0
+            tokens |= {"old_logprobs": old, "behaviour_logprobs": np.where(sampled, tokens["behaviour_logprobs"], old)}
+        arrays = attrs.evolve(self.arrays, tokens=tokens)
         return attrs.evolve(self, arrays=arrays.with_rollouts(**labels))
 
     @property

@@ -20,6 +20,9 @@ from rlsdk.isolation.watching import stage
 from rlsdk.trainer.learning import EQUAL
 from rlsdk.types import Group, Rollout
 
+TO_OLD = ("actor/ratio", "actor/ratio_max", "actor/kl_to_old", "actor/kl_to_behaviour")
+"""Metrics that compare the policy with what it was before the update, and with what the engine sampled from."""
+
 
 def as_numbers(metrics: Mapping[str, Any], giver: str) -> dict[str, float | None]:
     """Return metrics as plain numbers; NumPy's and tensors of one number count as such.

@@ -35,6 +35,7 @@ from rlsdk.trainer.interactive import run_async
 from rlsdk.trainer.learning import NONZERO, LearningMonitor, teaches
 from rlsdk.trainer.ledger import entries_of, final_states, used_entry, used_of
 from rlsdk.trainer.metrics import (
+    TO_OLD,
     RunTimes,
     Timer,
     as_numbers,
@@ -259,13 +260,15 @@ class Trainer:
     async def forward(self, batch: StepBatch) -> StepBatch:
         """Add the fields that the learner and plugins compute: old logprobs, values, the reference's logprobs, …."""
         plan = self.plan
-        # Nobody sampled what experts wrote: only the learner can say how likely it was.
-        recompute = plan.sampled and (batch.has_experts or plan.config.old_logprobs == "learner")
-        wanted = {"logprobs": recompute, "ref_logprobs": plan.needs_reference, "values": plan.algorithm.critic}
         read = self.credit.needs.union(*(field.needs for field in plan.fields))
+        # Nobody sampled what experts wrote: only the learner can say how likely it was.
+        learner = batch.has_experts or plan.config.old_logprobs == "learner"
+        recompute = learner if plan.sampled else "logprobs" in read
+        wanted = {"logprobs": recompute, "ref_logprobs": plan.needs_reference, "values": plan.algorithm.critic}
         fields = [name for name in FORWARD if wanted.get(name, name in read)]
         computed = await asyncio.to_thread(self.learner.forward, batch.arrays, fields)
-        batch = batch.with_fields(**{"logprobs": batch.arrays.tokens["behaviour_logprobs"], **computed})
+        engines = {"logprobs": batch.arrays.tokens["behaviour_logprobs"]} if plan.sampled else {}
+        batch = batch.with_fields(**{**engines, **computed})
         return await produce(batch, plan.fields)
 
     async def assign_credit(self, batch: StepBatch) -> StepBatch:
@@ -284,6 +287,8 @@ class Trainer:
         """Take an optimiser step for each minibatch, and return the metrics."""
         metrics = await self.optimise(batch, minibatches)
         self._updated = self._updated or metrics.get("actor/grad_norm", 0.0) > 0
+        if "old_logprobs" not in batch.arrays.tokens:  # demonstrations are compared with no earlier policy
+            metrics = {name: value for name, value in metrics.items() if name not in TO_OLD}
         metrics |= {f"schedule/{name}": each.at(self.version) for name, each in self.plan.schedules.items()}
         if self.plan.sampled:
             tokens, count = batch.arrays.tokens, batch.sampled_tokens

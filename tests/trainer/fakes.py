@@ -81,7 +81,8 @@ class ScriptedRollouts:
         records = []
         for _ in range(self.plan.config.batch_size):
             number, self.position = self.position, self.position + 1
-            record = self.ledger.issue(SOURCE, Task(id=number, prompt=f"{number}=", source=SOURCE), number)
+            task = Task(id=number, prompt=f"{number}=", source=SOURCE, metadata={"demonstration": "1+2"})
+            record = self.ledger.issue(SOURCE, task, number)
             self.ledger.move(record, TaskStatus.RUNNING)
             group = await self.generator.group(record.task, self.context, self.plan.config.group_size, str(number))
             scores = [Score(self.reward(number, i)) for i in range(len(group))]

@@ -168,6 +168,18 @@ def test_what_experts_wrote_stands_behind_and_gets_no_credit() -> None:
     assert pack([], [Group(TASK, [rollout(1, [True])], [Score(0.0)])]) is None
 
 
+def test_what_nobody_sampled_is_compared_with_the_policy_before_the_update_or_with_none() -> None:
+    written = attrs.evolve(rollout(1, [True, True]), policy_versions=[-1, -1, -1])
+    packed = pack([Group(TASK, [written, rollout(1, [True, True])], [Score(0.0)] * 2)])
+    assert packed is not None
+    old = np.array([-5, -6, -7, -8], np.float32)
+    tokens = packed.with_fields(logprobs=old).for_update().arrays.tokens
+    assert tokens["old_logprobs"].tolist() == old.tolist()
+    assert tokens["behaviour_logprobs"].tolist() == pytest.approx([-5, -6, -0.1, -0.2])
+    unknown = packed.for_update().arrays.tokens
+    assert not {"old_logprobs", "behaviour_logprobs"} & unknown.keys()
+
+
 def test_shaping_and_advantage_are_told_the_time() -> None:
     @rlsdk.shaping("early")
     def early(x: rlsdk.CreditInputs) -> torch.Tensor:

@@ -24,7 +24,7 @@ from rlsdk.trainer import Callback, Trainer
 from rlsdk.trainer.batch import StepBatch
 from rlsdk.trainer.callbacks import LeavingNodes, standard_callbacks
 from rlsdk.trainer.interactive import ThreadedRollouts
-from tests.trainer.fakes import SOURCE, FakeLearner, ScriptedRollouts, make_plan
+from tests.trainer.fakes import MODEL, SOURCE, FakeLearner, ScriptedRollouts, make_plan
 
 
 class Noting(Callback):
@@ -74,6 +74,28 @@ def test_ten_steps_close_the_ledger_and_count_versions(tmp_path: Path) -> None:
     assert [set(v.tolist()) for v in versions] == [{step} for step in range(10)]
     assert all(m["staleness/max"] == 0 and m["groups/trained"] == 1 for m in metrics)
     assert [entry.state for entry in trainer.closed] == [TaskStatus.TRAINED] * 2
+
+
+def test_demonstrations_have_no_ratio_to_a_policy_that_sampled_them(tmp_path: Path) -> None:
+    class Measuring(FakeLearner):
+        @property
+        def _metrics(self) -> dict[str, float]:
+            return {**super()._metrics, "actor/ratio": 0.8, "actor/kl_to_old": 0.2, "actor/kl_to_behaviour": 0.2}
+
+    def trained(**changes: Any) -> tuple[dict[str, float], Measuring]:
+        trainer, learner = make_trainer(tmp_path, **changes), Measuring()
+        trainer.learner = learner
+        return asyncio.run(trainer.step()), learner
+
+    metrics, learner = trained()
+    assert metrics["actor/kl_to_old"] == 0.2
+    shown = {"use": "countdown", "size": 8, "template": "compact", "demonstrations": 1.0}
+    metrics, learner = trained(algorithm="sft", tasks={"train": shown})
+    assert metrics["actor/grad_norm"] == 1 and not {"actor/ratio", "actor/kl_to_old"} & metrics.keys()
+    assert "old_logprobs" not in learner.updates[0][0].tokens and learner.fields == [()]
+    reads = {"use": "sft", "advantage": {"use": "on_policy_distill"}}
+    metrics, learner = trained(algorithm=reads, tasks={"train": shown}, model={"path": str(MODEL), "reference": "o/o"})
+    assert learner.fields == [("logprobs", "ref_logprobs")]
 
 
 def test_a_step_takes_trains_settles_and_publishes_in_this_order(tmp_path: Path) -> None:
