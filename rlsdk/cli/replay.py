@@ -71,7 +71,7 @@ def replay(
         except yaml.YAMLError as error:
             raise ConfigError([f"--algorithm: {algorithm!r} is not YAML: {' '.join(str(error).split())}"]) from error
         dump = dump_of(recognise(read_columns(file), framework), rewards=rewards, group_size=group_size)
-        plan = replay_plan(chosen, settings, files)
+        plan = replay_plan(chosen, settings, files, width=dump.width)
         with _gradients(plan, checkpoint) as gradients:
             found = Replay(dump, plan, tolerance=tolerance, gradients=gradients).result()
     if as_json:

@@ -33,13 +33,16 @@ def replayed() -> list[Task]:
     return []
 
 
-def replay_plan(algorithm: str | Mapping[str, Any] | None, settings: Sequence[str], plugins: Sequence[str]) -> Plan:
+def replay_plan(
+    algorithm: str | Mapping[str, Any] | None, settings: Sequence[str], plugins: Sequence[str], *, width: int = 256
+) -> Plan:
     """Check the algorithm by which a batch is computed.
 
     Args:
         algorithm: Name, or a mapping as in a configuration; None: the default algorithm.
         settings: `algorithm.KEY=VALUE` texts.
         plugins: Files of plugins.
+        width: Maximum tokens of a response, for lengths that the algorithm leaves to the run.
 
     Raises:
         ConfigError: With every fault.
@@ -54,7 +57,8 @@ def replay_plan(algorithm: str | Mapping[str, Any] | None, settings: Sequence[st
         )
     config = {
         "name": "replay",
-        "model": {"path": "dumped/batch"},
+        "model": {"path": "dumped/batch", "max_length": width + 1024},
+        "sampling": {"max_tokens": max(width, 1)},
         "tasks": {"train": replayed},
         "reward": REWARD.name,
         "algorithm": algorithm or ALGORITHM.name,
@@ -211,7 +215,8 @@ def _check_fields(batch: StepBatch, plan: Plan) -> None:
 
 def _with_losses(found: ComputedBatch, plan: Plan) -> ComputedBatch:
     """Add ratios, losses and gradients."""
-    objective, recorded = Objective(plan.loss), found.recorded
+    # No dump holds entropies, and a bonus for them has no gradient with respect to the logprobs.
+    objective, recorded = Objective(attrs.evolve(plan.loss, entropy_coef=0.0)), found.recorded
     algorithm = plan.algorithm
     right = labels(found.batch, plan.needs, passing=algorithm.passing)
     arrays = found.batch.for_update(**right).arrays

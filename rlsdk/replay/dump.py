@@ -35,7 +35,7 @@ class Dump:
         rewards: float64 `[n]`, reward that the trainer's advantages began with, where it was recorded, too.
         groups: Label of each rollout's group.
         numbers: `loss` and `gradient_norm`, where they were recorded.
-        width: Tokens of the padded responses.
+        width: Longest response, with its padding.
         has_ids: True if the tokens are known.
         notes: What a reader should know.
     """
@@ -87,7 +87,7 @@ def dump_of(found: Recognised, *, rewards: Sequence[str] = (), group_size: int |
         rewards=shaped,
         groups=reader.groups(prompts, group_size),
         numbers={n: reader.number(n) for n in ("loss", "gradient_norm") if n in found.values},
-        width=max((len(each) for each in masks), default=0),
+        width=reader.width,
         has_ids=reader.has_ids,
         notes=tuple(reader.notes),
     )
@@ -98,6 +98,7 @@ class _Reader:
 
     def __init__(self, found: Recognised) -> None:
         self.found, self.notes = found, list[str]()
+        self.width = 0
         self.has_ids = "response_ids" in found.values or "sequences" in found.values
         self.count = self._count()
 
@@ -125,6 +126,7 @@ class _Reader:
         rows = self._rows("response_mask")
         if rows is None:
             rows = self._masks_without_field()
+        self.width = max(map(len, rows), default=0)
         lengths = self._lengths(rows)
         masks = tuple(row[:length] > 0 for row, length in zip(rows, lengths, strict=True))
         tools = self._rows("tool_mask")

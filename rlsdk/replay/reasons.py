@@ -22,6 +22,7 @@ from rlsdk.replay.objectives import (
     nice,
     normalisation_of,
 )
+from rlsdk.schedules import at
 
 _SHIFTED = {"advantages": "advantages", "token losses": "losses", "gradient": "gradient"}
 
@@ -219,8 +220,8 @@ class Reasons:
 
     def reweighed(self, gradient: np.ndarray, known: Normalisation) -> np.ndarray:
         """Return a gradient with respect to logprobs as another normalisation would have it."""
-        mode = self._plan.loss.aggregate
-        own = self._tokens.weights(mode if mode in MODES else "seq-mean-token-sum")
+        mode, norm = self._plan.loss.aggregate, at(self._plan.loss.norm, 0)
+        own = self._tokens.weights(mode) if mode in MODES else self._tokens.weights("seq-mean-token-sum") / norm
         other = self._tokens.without(known.mask).weights(known.mode)
         found: np.ndarray = gradient * other / np.where(own > 0, own, 1.0)
         return found

@@ -252,6 +252,8 @@ class Replay:
             notes.append("logprobs under the updated policy were not recorded: ratios are 1, as in the first update")
         if at(self.plan.loss.kl_coef, 0) and found.losses is not None and "ref_logprobs" not in recorded:
             notes.append("no reference logprobs were recorded: the KL term of the loss is left out")
+        if at(self.plan.loss.entropy_coef, 0) and found.losses is not None:
+            notes.append("no entropies are recorded: the entropy bonus of the loss is left out")
         return notes
 
 

@@ -382,6 +382,29 @@ def test_ratios_against_the_sampler_are_told(plan: Plan) -> None:
     assert "against the sampler's logprobs" in found["first_difference"]["reason"]
 
 
+def test_padding_beyond_the_longest_response_is_part_of_the_width(plan: Plan) -> None:
+    wide = {n: np.pad(v, ((0, 0), (0, 4))) if np.ndim(v) == 2 and n != "prompts" else v for n, v in verl().items()}
+    loss = losses(wide["advantages"][:, :4]).sum() / (4 * 8)
+    found = replayed(plan, {**wide, "loss": loss})
+    assert "as if padding counted" in stage(found, "loss")["reason"]
+    # Dr. GRPO divides by the greatest length of a response, which the file tells: what is null is not a run's default.
+    dump = dump_of(recognise({**wide, "loss": loss}))
+    assert dump.width == 8
+    other = ["algorithm.policy_loss.dual_clip=3"]
+    same = Replay(dump, replay_plan("dr_grpo", other, (), width=dump.width)).result()
+    slopes = np.where(MASK, SIGNS[:, None] * ADVANTAGE * RATIOS, 0.0)[MASK] / (4 * 8)
+    slopes[[1, 4]] = 0  # clipped
+    assert stage(same, "loss")["equal"]
+    assert same["gradient"]["their_norm"] == pytest.approx(np.linalg.norm(slopes), rel=1e-5)
+
+
+def test_an_entropy_bonus_is_left_out_and_said_so() -> None:
+    with_bonus = replay_plan(None, ["algorithm.kl_coef=0", "algorithm.entropy_coef=0.1"], ())
+    found = replayed(with_bonus, verl())
+    assert found["first_difference"] is None
+    assert "no entropies are recorded: the entropy bonus of the loss is left out" in found["notes"]
+
+
 def test_a_gradient_in_another_normalisation_is_told(plan: Plan) -> None:
     slope = np.where(MASK, -SIGNS[:, None] * ADVANTAGE * RATIOS, 0.0) / 12
     slope[0, 1] = slope[1, 1] = 0
