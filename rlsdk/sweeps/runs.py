@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -95,14 +96,16 @@ class SweepRun:
         return {name for line in lines for name, value in line.items() if isinstance(value, int | float)}
 
     def result(self, metric: str) -> float | None:
-        """Return a metric at the end of the run: an evaluation's last value, otherwise the mean of the last tenth."""
+        """Return a metric at the end of the run: an evaluation's last value, otherwise the mean of the last tenth.
+
+        None if the run has no such metric, or if it is not finite there: no number can be ranked with NaN.
+        """
         lines = [line for line in read_metrics(self.path) if isinstance(line.get(metric), int | float)]
         if not lines:
             return None
-        if metric.startswith("eval/"):
-            return float(lines[-1][metric])
         last = [line[metric] for line in lines if line["step"] > 0.9 * lines[-1]["step"]]
-        return float(sum(last) / len(last))
+        found = float(lines[-1][metric] if metric.startswith("eval/") else sum(last) / len(last))
+        return found if math.isfinite(found) else None
 
     def failure(self) -> str:
         """Return why the run failed, in the words of its log."""

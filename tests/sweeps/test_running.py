@@ -179,6 +179,17 @@ def test_ctrl_c_is_passed_on_and_nothing_more_is_started(config: Path, monkeypat
     assert time.monotonic() - began < 30
 
 
+def test_a_metric_that_ends_in_no_number_is_no_result(config: Path) -> None:
+    folder, runs, _ = sweep_of(config, ["learner.lr=1e-4,1e-3,1e-2"], [], seeds=1)
+    for run, value in zip(runs, [0.1, float("nan"), 0.6], strict=True):
+        finish(run, value)
+    outcomes = [RunOutcome(run, 0) for run in runs]
+    for metric in ("eval/sampled", "reward/mean"):
+        rows = rows_of(outcomes, metric)
+        assert [row.group["learner.lr"] for row in rows] == ["1e-2", "1e-4", "1e-3"]
+        assert as_json(folder, metric, rows, [])["rows"][-1]["mean"] is None
+
+
 def test_a_tournament_takes_names_mappings_and_settings() -> None:
     assert tournament.parted(["grpo", "{use: grpo, kl_coef: 0.1}", "steps=3", "learner.lr=1"]) == (
         ["grpo", "{use: grpo, kl_coef: 0.1}"],
