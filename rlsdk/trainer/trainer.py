@@ -286,7 +286,8 @@ class Trainer:
     async def update(self, batch: StepBatch, minibatches: Sequence[np.ndarray]) -> dict[str, float]:
         """Take an optimiser step for each minibatch, and return the metrics."""
         metrics = await self.optimise(batch, minibatches)
-        self._updated = self._updated or metrics.get("actor/grad_norm", 0.0) > 0
+        moved = metrics.get("actor/grad_norm", 0.0) > 0 and metrics.get("actor/lr", 1.0) > 0
+        self._updated = self._updated or moved
         if "old_logprobs" not in batch.arrays.tokens:  # demonstrations are compared with no earlier policy
             metrics = {name: value for name, value in metrics.items() if name not in TO_OLD}
         metrics |= {f"schedule/{name}": each.at(self.version) for name, each in self.plan.schedules.items()}

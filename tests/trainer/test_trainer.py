@@ -98,6 +98,14 @@ def test_demonstrations_have_no_ratio_to_a_policy_that_sampled_them(tmp_path: Pa
     assert learner.fields == [("logprobs", "ref_logprobs")]
 
 
+def test_a_learning_rate_of_zero_is_not_expected_to_change_the_engines(tmp_path: Path) -> None:
+    for rate, told in ((1e-3, " updated"), (0.0, "")):
+        trainer = make_trainer(tmp_path)
+        trainer.learner.set_learning_rate(rate)
+        asyncio.run(trainer.step())
+        assert trainer.rollouts.said[-1] == f"publish weights 1{told}"
+
+
 def test_a_step_takes_trains_settles_and_publishes_in_this_order(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     asyncio.run(trainer.step())
