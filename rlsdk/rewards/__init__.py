@@ -1,1 +1,1 @@
-"""Built-in rewards, one small module each; none of them loads a heavy library before it scores."""
+"""Built-in rewards, one small module each; heavy libraries are imported only when a reward scores."""

@@ -1,4 +1,4 @@
-"""Reward from a person's score of the same rollout."""
+"""Reward from people's scores of the same rollout."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rlsdk.types import Rollout, Score, is_reward
 @rlsdk.reward("annotation", batch=True, runs="driver")
 @attrs.frozen(kw_only=True, eq=False)
 class AnnotationReward:
-    """The score that people gave to the rollout on the page Annotate of `rlsdk view`: the mean of several people's.
+    """The score given to the rollout on the Annotate page of `rlsdk view`, averaged over people.
 
-    A rollout is known by its task's id and its whole conversation, so the same answer to the same task has the same
-    score in any run. The file is read again when it has grown: scores that are given while a run trains count from
-    then on. A rollout that nobody scored is invalid, and left out of baseline and loss, or is worth `default`.
+    A rollout is identified by its task's id and its whole conversation, so the same answer to the same task has the
+    same score in any run. The file is reread when it grows: scores given while a run trains take effect at once. A
+    rollout without a score is invalid, and excluded from baseline and loss, unless `default` is set.
 
     Attributes:
         path: A run's folder, or a file `annotations.jsonl`; it may be created later.
-        default: Value of a rollout that nobody scored; null: it has no valid score.
-        labels: Value of each label, such as `{wrong: 0, right: 1}`, where scores are labels.
-        by: Names of the people whose scores count; left out, everybody's.
+        default: Value of rollouts without a score; null makes them invalid.
+        labels: Value of each label, such as `{wrong: 0, right: 1}`, if scores are labels.
+        by: Names of the people whose scores count; by default, all.
     """
 
     path: str
@@ -49,7 +49,7 @@ class AnnotationReward:
             rollouts: Rollouts to score.
 
         Returns:
-            The people's mean score, with the metrics `annotated` (1, or 0 for the default) and `annotators` (how many).
+            The mean score, with the metrics `annotated` (1, or 0 for the default) and `annotators` (their number).
 
         Raises:
             DataError: A score is a label that `labels` does not have.
@@ -57,7 +57,7 @@ class AnnotationReward:
         known: dict[str, dict[str, Annotation]] = {}
         for each in self._file.read():
             if each.kind == "score" and (not self.by or each.by in self.by):
-                known.setdefault(each.rollouts[0].id, {})[each.by] = each  # of one person, the last one
+                known.setdefault(each.rollouts[0].id, {})[each.by] = each  # the last score of each person
         return [self._score(known.get(rollout_id(rollout), {})) for rollout in rollouts]
 
     def _score(self, given: Mapping[str, Annotation]) -> Score:

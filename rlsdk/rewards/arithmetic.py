@@ -1,7 +1,7 @@
-"""Exact values of arithmetic expressions written by a model: integers, `+ - * /` and brackets, nothing else.
+"""Exact evaluation of arithmetic expressions written by a model: only integers, `+ - * /` and brackets.
 
-The text is split into tokens by one regular expression and evaluated by the shunting-yard method on explicit stacks:
-time and memory grow with the length of the text, whatever it holds, and neither recursion nor `eval` takes part.
+The text is tokenised by one regular expression and evaluated by the shunting-yard algorithm on explicit stacks: time
+and memory are linear in the length of any text, without recursion or `eval`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 MAX_CHARACTERS = 10_000
 MAX_PENDING = 500
-"""Brackets, operators and signs that may wait for what follows them: the depth of the tree."""
+"""Maximum pending brackets, operators and signs: the depth of the tree."""
 
 Ratio = tuple[int, int]
 """Numerator and denominator; the denominator is not 0 and may be negative."""
@@ -46,15 +46,15 @@ def tokenize(text: str) -> list[str]:
 
 
 def evaluate(tokens: Sequence[str]) -> Ratio:
-    """The exact value of an expression.
+    """Evaluate an expression exactly.
 
-    The size of the numbers is the caller's to limit: their digits are read as they are.
+    The caller must limit the size of the numbers: all digits are read.
 
     Args:
         tokens: From `tokenize`.
 
     Raises:
-        NotAnExpressionError: The tokens make no expression, are nested too deeply, or divide by zero.
+        NotAnExpressionError: The tokens are not an expression, are nested too deeply, or divide by zero.
     """
     values: list[Ratio] = []
     pending: list[str] = []

@@ -1,4 +1,4 @@
-"""Reads the tests of a coding task, in the forms that data sets use, as sandbox runs and their expected results."""
+"""Convert tests of coding tasks, in the formats that data sets use, to sandbox runs and expected results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMS = (
     "each also as JSON"
 )
 _MAX_MESSAGE = 200
-"""Most characters of a message from tested code."""
+"""Maximum characters of a message from tested code."""
 
 
 class BadTestsError(ValueError):
@@ -40,8 +40,8 @@ class Cases:
     Attributes:
         runs: Sandbox runs.
         count: Number of tests.
-        judge: Computes the verdicts from the results of the runs; runs may be missing at the end.
-        imports: Python source that gives the answer the imports of the tests.
+        judge: Computes the verdicts from the results of the runs; the last runs may be missing.
+        imports: Python source that makes the tests' imports available to the answer.
     """
 
     runs: Sequence[SandboxRun]
@@ -51,7 +51,7 @@ class Cases:
 
 
 def cases_of(task: Task, tolerance: float | None) -> Cases:
-    """Read the tests of a task.
+    """Parse the tests of a task.
 
     Args:
         task: Task whose answer holds the tests.
@@ -97,7 +97,7 @@ def _list(answer: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _programs(inputs: Sequence[Any], outputs: Sequence[Any], tolerance: float | None) -> Cases:
-    """Programs that read their standard input; each test is a process of its own."""
+    """Return tests of programs that read standard input; each test is a separate process."""
     expected = [_text(each) for each in outputs]
     runs = [SandboxRun(input=_text(each).encode("utf-8", "surrogateescape")) for each in inputs]
 
@@ -115,7 +115,7 @@ def _programs(inputs: Sequence[Any], outputs: Sequence[Any], tolerance: float | 
 
 
 def _text(value: Any) -> str:
-    """Text, or a list of its lines."""
+    """Return text, given as such or as a list of lines."""
     if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(each, str) for each in value):
         return "\n".join(value)
     if not isinstance(value, str):
@@ -137,12 +137,12 @@ def _ended(ran: SandboxResult) -> str:
 
 
 def brief(text: str) -> str:
-    """The beginning of a message from tested code, without control characters."""
+    """Return the beginning of a message from tested code, without control characters."""
     return "".join(c if c.isprintable() else " " for c in text[:_MAX_MESSAGE])
 
 
 def _calls(name: Any, inputs: Sequence[Any], outputs: Sequence[Any], tolerance: float | None) -> Cases:
-    """Calls of one function, all in one process."""
+    """Return tests that call one function, all in one process."""
     if not isinstance(name, str) or not name.isidentifier():
         raise BadTestsError(f"expected the name of a function as fn_name, got {name!r}")
     steps: list[Step] = [("call", name, _arguments(each)) for each in inputs]
@@ -150,7 +150,7 @@ def _calls(name: Any, inputs: Sequence[Any], outputs: Sequence[Any], tolerance: 
     def right(value: Any, expected: Any) -> bool:
         if same_value(value, expected, tolerance, as_json=True):
             return True
-        # Data sets that come from APPS hold the results of some tasks in lists of one.
+        # Data sets derived from APPS wrap some results in one-item lists.
         return (
             isinstance(expected, list)
             and len(expected) == 1
@@ -162,7 +162,7 @@ def _calls(name: Any, inputs: Sequence[Any], outputs: Sequence[Any], tolerance: 
 
 
 def _arguments(given: Any) -> list[Any]:
-    """A list of arguments, or a text with one in JSON on each line."""
+    """Return arguments, given as a list or as text with one JSON value per line."""
     if isinstance(given, str):
         return [json.loads(line) for line in given.split("\n") if line.strip()]
     if not isinstance(given, Sequence):
@@ -171,10 +171,10 @@ def _arguments(given: Any) -> list[Any]:
 
 
 def _statements(text: str, tolerance: float | None) -> Cases:
-    """Tests written in Python: asserts, calls of functions that assert, and their helpers, all in one process.
+    """Return tests written in Python: asserts, calls of functions that assert, and helpers, all in one process.
 
-    They run in a process that the answer's code has no part in; what `assert EXPRESSION == LITERAL` compares with does
-    not enter the sandbox at all.
+    They run in a process separate from the answer's code; the literal in `assert EXPRESSION == LITERAL` never enters
+    the sandbox.
     """
     steps: list[Step] = []
     expected: dict[int, Any] = {}
@@ -196,7 +196,7 @@ def _statements(text: str, tolerance: float | None) -> Cases:
         raise BadTestsError("no statement at its top level asserts, or calls something that does")
     run = SandboxRun(steps=steps, names=_asked(tree))
     cases = _stepped(run, expected, lambda value, wanted: same_value(value, wanted, tolerance, as_json=False))
-    # The answer may rely on what the tests import; an import that fails is ignored until it is used.
+    # The answer may rely on the tests' imports; a failed import is ignored until it is used.
     found = [each for each in tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
     texts = [ast.unparse(each) for each in found if getattr(each, "module", "") != "__future__"]
     imports = "\n".join(f"try:\n    {text}\nexcept ImportError:\n    pass" for text in texts)
@@ -207,7 +207,7 @@ def _asserts(node: ast.AST, checks: Collection[str]) -> bool:
     """Return True if code asserts when it runs, itself or by calling one of the functions `checks`."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
         return False
-    if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):  # tests are a module, no program
+    if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):  # tests are a module, not a program
         return False
     if isinstance(node, ast.Assert) or (isinstance(node, ast.Call) and getattr(node.func, "id", "") in checks):
         return True
@@ -215,10 +215,10 @@ def _asserts(node: ast.AST, checks: Collection[str]) -> bool:
 
 
 def _asked(tree: ast.AST) -> list[str]:
-    """Names that the tests read and that the answer may define.
+    """Return the names that the tests read and the answer may define.
 
-    Builtins are Python's, and not what an answer made of them, unless the tests read no other name that they do not
-    bind themselves: then they test a function that has the name of a builtin.
+    Builtins are Python's, even if the answer redefines them, unless the tests read no other unbound name: then they
+    test a function named like a builtin.
     """
     nodes = list(ast.walk(tree))
     read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
@@ -251,13 +251,13 @@ def _stepped(run: SandboxRun, expected: dict[int, Any], right: Callable[[Any, An
 
 
 def _results(ran: SandboxResult) -> dict[int, dict[str, Any]]:
-    """The results of the tests' process, by step."""
+    """Return the results of the tests' process, by step."""
     found: dict[int, dict[str, Any]] = {}
     for line in ran.output.decode("utf-8", "replace").split("\n"):
         index, _, content = line.partition(" ")
         try:
             found[int(index)] = json.loads(content)
-        except (ValueError, RecursionError):  # a line that was cut off, and the empty one at the end
+        except (ValueError, RecursionError):  # a truncated line, and the empty one at the end
             continue
     return found
 
@@ -270,6 +270,6 @@ def _result(found: dict[str, Any] | None, wanted: Any, right: Callable[[Any, Any
     try:
         if right(found["value"], wanted):
             return ""
-    except (TypeError, ValueError, RecursionError):  # no result of `encode`
+    except (TypeError, ValueError, RecursionError):  # not a result of `encode`
         pass
     return f"it gave {brief(reprlib.repr(found['value']))}"

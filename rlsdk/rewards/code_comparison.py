@@ -1,4 +1,4 @@
-"""Comparison of the output of tested code with the expected one, on plain data outside the sandbox."""
+"""Comparison of tested code's output with the expected output, as plain data outside the sandbox."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LONGEST_NUMBER = 64
 
 
 def same_text(given: str, expected: str, tolerance: float | None) -> bool:
-    """Compare two outputs by the words of each line; runs of space count as one, and blank lines are ignored.
+    """Compare two outputs line by line and word by word; runs of spaces count as one, and blank lines are ignored.
 
     Args:
         given: Output of a program.
@@ -98,14 +98,14 @@ class _CodeComparison:
         return {self._key(key): value for key, value in pairs}
 
     def _key(self, value: Any) -> str:
-        """A text that equal keys share."""
+        """Return a text that is the same for equal keys."""
         if self._as_json and isinstance(value, bool | int | float | None):
             value = json.dumps(value)
         return json.dumps(_plain(value), sort_keys=True)
 
 
 def _plain(value: Any) -> Any:
-    """A value in which equal numbers (1, 1.0 and True) are written the same way."""
+    """Return a value with equal numbers (1, 1.0 and True) written the same way."""
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, float) and value.is_integer():

@@ -1,4 +1,4 @@
-"""Reward for Python code that passes the tests of its task."""
+"""Reward for Python code that passes its task's tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlsdk.rewards.countdown import last_answer
 from rlsdk.types import Rollout, Score
 
 MAX_CODE = 200_000
-"""Characters of an answer; no test asks for more."""
+"""Maximum characters of an answer."""
 
 _FENCE = re.compile(r"^[ \t]*```([^\n]*)$", re.MULTILINE)
 _PYTHON = {"python", "py", "python3"}
@@ -28,22 +28,23 @@ _PYTHON = {"python", "py", "python3"}
 class CodeTests:
     """Share of the task's tests that the model's Python code passes, run in a sandbox.
 
-    Tests are the task's answer: asserts as text (or a list of them); a list of `{input, output}`, or
-    `{inputs, outputs}`, for programs that read and print; `{fn_name, inputs, outputs}` for a function or a method of a
-    class `Solution`; each also as JSON. Outputs, results and literals are compared outside of the sandbox; other
-    asserts run in a process of their own, which calls the model's code in another and gets plain data from it. Code
-    that fails, hangs, exits or exceeds a limit fails its tests.
+    Tests are the task's answer: asserts as text (or a list of them); a list of `{input, output}`, or `{inputs,
+    outputs}`, for programs that read and print; `{fn_name, inputs, outputs}` for a function or a method of a class
+    `Solution`; each also as JSON. Outputs, results and literals are compared outside of the sandbox; other asserts run
+    in a separate process, which calls the model's code in another process and receives plain data. Code that fails,
+    hangs, exits or exceeds a limit fails its tests.
 
     Attributes:
-        where: The last block of the last message that is fenced as Python, or what the last `<answer>…</answer>` holds.
+        where: Location of the code: the last Python code fence of the last message, or the last `<answer>…</answer>`.
         all_or_nothing: 1 if all tests pass, else 0.
-        tolerance: By how much numbers may differ: absolutely below 1, relatively above; null compares exactly.
-        timeout: Seconds for all tests of a response together. A pool ends a call after `scoring.timeout` seconds, which
-            makes the score invalid: stay below that by 3 seconds at least.
-        limits: Limits on the code: `cpu` seconds; `memory`, `disk`, `file`, `output` in MiB; `processes`, `files`.
-        prelude: Python that goes before the response's, such as `from typing import *`.
-        packages: Allow the code to import the packages of this Python, such as numpy.
-        isolation: `namespaces`, or `none` where the kernel grants none: then the code can do whatever you can.
+        tolerance: Allowed difference of numbers: absolute below 1, relative above; null compares exactly.
+        timeout: Seconds for all tests of a response together. Keep it at least 3 seconds below `scoring.timeout`, after
+            which the pool ends the call and the score is invalid.
+        limits: Resource limits of the code: `cpu` seconds; `memory`, `disk`, `file`, `output` in MiB; `processes`,
+            `files`.
+        prelude: Python code inserted before the response's, such as `from typing import *`.
+        packages: Allow the code to import packages installed in this Python, such as numpy.
+        isolation: `namespaces`, or `none` if the kernel does not allow them: then the code can do whatever you can.
     """
 
     where: Literal["fence", "answer"] = "fence"
@@ -100,7 +101,7 @@ class CodeTests:
 
 
 def answered(rollout: Rollout, where: Literal["fence", "answer"]) -> str | None:
-    """The code of a response; None if there is none."""
+    """Return the code of a response; None if there is none."""
     text = rollout.text
     if where == "answer":
         held = last_answer(text)

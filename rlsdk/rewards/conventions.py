@@ -1,7 +1,7 @@
 """Calling conventions for rewards of other trainers, as a table of adapters.
 
-An adapter says by which signature a function of its convention is known, which arguments the trainer would pass for
-some rollouts, and how the result is read. `rlsdk.rewards.foreign` drives them.
+An adapter defines the signatures that identify its convention, the arguments that the trainer would pass for given
+rollouts, and how the result is read. `rlsdk.rewards.foreign` uses them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Parameters:
         names: Names of all named parameters.
         required: Names of the parameters without a default.
         others: True if it takes arbitrary further keywords.
-        marks: Names of the classes of which it is an instance.
+        marks: Names of the classes that it is an instance of.
         text: Human-readable signature.
     """
 
@@ -102,13 +102,13 @@ def _messages(messages: Sequence[Message]) -> list[dict[str, str]]:
 
 
 def prompt_of(rollout: Rollout) -> str | list[dict[str, str]]:
-    """The prompt: text, or a list of messages where the task has those."""
+    """Return the prompt: text, or a list of messages if the task has messages."""
     prompt = rollout.task.prompt
     return prompt if isinstance(prompt, str) else _messages(prompt)
 
 
 def completion_of(rollout: Rollout) -> str | list[dict[str, str]]:
-    """All messages from the policy's first on, in the prompt's form (text or list); a prefill is part of the first."""
+    """Return all messages from the policy's first on, in the prompt's form (text or list), including a prefill."""
     if isinstance(rollout.task.prompt, str):
         return rollout.response
     by_policy = [m.role == "assistant" and not m.prompt for m in rollout.messages]
@@ -125,7 +125,7 @@ def _token_ids(rollout: Rollout) -> list[int]:
 
 
 def _column(rollout: Rollout, name: str) -> Any:
-    """A column of the data, or the task's field that was read from a column of that name."""
+    """Return a column of the data, or the task's field that was read from a column of that name."""
     task = rollout.task
     fields = {"answer": task.answer, "ground_truth": task.answer, "solution": task.answer, "data_source": task.source}
     return task.metadata.get(name, fields.get(name))
@@ -143,7 +143,7 @@ def _trl(rollouts: Sequence[Rollout]) -> PreparedCall:
         "log_extra": log.extra,
         "log_metric": log.metric,
     }
-    if all(rollout.loss_mask.any() for rollout in rollouts):  # scored offline they have no tokens
+    if all(rollout.loss_mask.any() for rollout in rollouts):  # rollouts scored offline have no tokens
         named["completion_ids"] = [_token_ids(rollout) for rollout in rollouts]
     return PreparedCall(named, partial(results.per_rollout, log=log))
 
@@ -182,7 +182,7 @@ def _openrlhf(rollouts: Sequence[Rollout]) -> PreparedCall:
 
 
 def _continuation(rollout: Rollout) -> str:
-    """The response without its prefill, which the prompt's text already holds."""
+    """Return the response without its prefill, which is already in the prompt's text."""
     prompt = rollout.task.prompt
     if isinstance(prompt, str):
         return rollout.response
@@ -214,7 +214,7 @@ class Parser:
         return text
 
     def parse_answer(self, completion: str | Sequence[Mapping[str, str]]) -> str | None:
-        """The last message of the assistant; None if there is none."""
+        """Return the last assistant message; None if there is none."""
         if isinstance(completion, str):
             return self.parse(completion)
         said = [message["content"] for message in completion if message["role"] == "assistant"]

@@ -1,4 +1,4 @@
-"""Countdown: make a target from given numbers, each used exactly once."""
+"""Countdown: reach a target from given numbers, each used exactly once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlsdk.types import Rollout, Score, Task
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _RESULT = re.compile(r"([-−+]?)\s*([0-9]{1,40})")
 _MAX_RESULT = 50
-"""Most characters after `=`, far more than any target has."""
+"""Maximum characters after `=`, far more than any target has."""
 
 
 @rlsdk.reward("countdown", runs="driver", cache=True)
@@ -26,15 +26,15 @@ def countdown(
 ) -> Score:
     """Score an expression that must use each offered number exactly once and equal the target.
 
-    The last `<answer>…</answer>` of what the policy wrote counts, whatever follows it. It holds whole numbers,
-    `+ - * /` (or `− × ÷`) and brackets, and may end with `= TARGET`. The comparison is exact.
+    The last `<answer>…</answer>` that the policy wrote counts, whatever follows it. It may contain whole numbers, `+ -
+    * /` (or `− × ÷`) and brackets, and may end with `= TARGET`. The comparison is exact.
 
     Args:
         rollout: Rollout to score; its task's answer holds the target and the numbers.
-        format_score: For an answer that is wrong: other numbers, another value, no expression, division by zero.
-        score: For a right answer.
-        zero_truncated: Give 0 to a response that was cut off at a limit, whatever it holds: without it nothing teaches
-            a policy to stop after its answer.
+        format_score: Score of a wrong answer: other numbers, another value, not an expression, division by zero.
+        score: Score of a right answer.
+        zero_truncated: Score truncated responses 0, whatever they contain; otherwise nothing teaches the policy to stop
+            after its answer.
 
     Returns:
         A score with the metrics `correct` and `format` (0 or 1); its reason says why it is low.
@@ -78,7 +78,7 @@ def _nothing(reason: str) -> Score:
 
 
 def _fault(answer: str, target: Fraction | int, offered: list[str]) -> str:
-    """Why an answer is wrong; empty if it is right."""
+    """Return why an answer is wrong; empty if it is right."""
     expression, equals, result = answer.partition("=")
     result = result.strip()
     stated = _RESULT.fullmatch(result) if len(result) <= _MAX_RESULT else None
@@ -86,7 +86,7 @@ def _fault(answer: str, target: Fraction | int, offered: list[str]) -> str:
         return f"the number after '=' is not the target {target}"
     try:
         tokens = tokenize(expression)
-        # Before the evaluation: what is left to evaluate has no more, and no larger, numbers than the task.
+        # Check before evaluating, so that the expression has no more and no larger numbers than the task.
         if sorted(token for token in tokens if token not in "+-*/()") != offered:
             return f"it must use each of {', '.join(offered)} exactly once"
         numerator, denominator = evaluate(tokens)
@@ -98,7 +98,7 @@ def _fault(answer: str, target: Fraction | int, offered: list[str]) -> str:
 
 
 def _goal(task: Task) -> tuple[Fraction | int, list[str]]:
-    """The target, and the offered numbers as they are written, sorted."""
+    """Return the target, and the offered numbers as text, sorted."""
     answer = task.answer
     if not isinstance(answer, Mapping) or "target" not in answer or "numbers" not in answer:
         example = "{'target': 24, 'numbers': [3, 8]}"
@@ -115,14 +115,14 @@ def _goal(task: Task) -> tuple[Fraction | int, list[str]]:
 
 
 def _number(value: Any) -> Fraction | int | None:
-    """The exact value of a number, a numpy scalar included; None for anything else."""
+    """Return the exact value of a number or numpy scalar; None for anything else."""
     if type(value) is int:
         return value
     if isinstance(value, bool | str | bytes) or not hasattr(value, "__float__"):
         return None
     try:
         return operator.index(value) if hasattr(value, "__index__") else Fraction(float(value))
-    except (TypeError, ValueError, OverflowError):  # an array of several, NaN, infinity
+    except (TypeError, ValueError, OverflowError):  # an array of several numbers, NaN, infinity
         return None
 
 

@@ -8,10 +8,10 @@ from rlsdk.types import Rollout, Score
 
 @rlsdk.reward("environment", runs="driver", reads_given=True)
 def environment(rollout: Rollout) -> Score:
-    """The sum of the rewards given by workflow or environment, each on the token that earned it.
+    """Sum of the rewards given by workflow or environment, each on the token that earned it.
 
-    It is the default where a workflow that gives rewards is chosen and no reward is named. The metrics are the
-    rollout's; `success`, where there is one, is also whether it was `correct`. A rollout without a reward is invalid.
+    It is the default if the workflow gives rewards and no reward is named. The metrics are the rollout's; `success`, if
+    present, also becomes `correct`. A rollout without a reward is invalid.
     """
     if not rollout.rewards:
         return Score.invalid(f"neither workflow nor environment gave a reward ({rollout.status})")

@@ -1,4 +1,4 @@
-"""Runs rewards written for other trainers, unmodified."""
+"""Run rewards written for other trainers, unmodified."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ Style = Literal["auto", "trl", "verl", "verl_batch", "openrlhf", "verifiers", "r
 class Foreign:
     """A reward of TRL, veRL, OpenRLHF, verifiers, reasoning-gym or Trinity-RFT, unmodified.
 
-    The convention is recognised by the signature before a run starts. What the function raises, NaN, a list of another
-    length and None give invalid scores, never zeros. Functions may be async; classes are instantiated. A function that
-    takes many rollouts at once (TRL, veRL's batches) may compare them: it is called once with all rollouts of one task.
+    The convention is recognised from the signature before a run starts. Exceptions, NaN, None and lists of the wrong
+    length give invalid scores, never zeros. Functions may be async; classes are instantiated. A function that takes
+    many rollouts at once (TRL, veRL's batches) may compare them: it is called once with all rollouts of a task.
 
     Attributes:
-        path: `my_file.py:function` or `package.module:function`; after the colon also a class, or `object.method`.
-        style: Convention that the function follows; `auto` recognises it.
-        arguments: More arguments for each call (veRL's `reward_kwargs`); of a class, for its constructor (Trinity's
-            `reward_fn_args`).
-        batch: Rollouts of one call, where the convention takes many: `group`, all of one task, or `any`, those that
-            wait together, for functions that score each by itself.
-        none: Meaning of None: an invalid score, or zero, which adds nothing to a sum of rewards (as TRL counts it).
+        path: `my_file.py:function` or `package.module:function`; a class or `object.method` may replace the function.
+        style: Calling convention of the function; `auto` recognises it.
+        arguments: Additional arguments of each call (veRL's `reward_kwargs`) or, for a class, of its constructor
+            (Trinity's `reward_fn_args`).
+        batch: Rollouts per call, if the convention takes many: `group`, all of one task, or `any`, those waiting
+            together, for functions that score each rollout independently.
+        none: Meaning of None: an invalid score, or zero, which adds nothing to a sum of rewards (as in TRL).
     """
 
     path: str
@@ -82,7 +82,7 @@ class Foreign:
         try:
             file = inspect.getsourcefile(inspect.unwrap(call))
             text = Path(file or "").read_text(encoding="utf-8")
-        except (OSError, TypeError):  # built in, or typed into an interpreter
+        except (OSError, TypeError):  # built in, or defined in an interactive interpreter
             return {}
         return {f"foreign {self.path}": of_text(text)}
 
@@ -178,7 +178,7 @@ def _instance(found: Any, arguments: Mapping[str, Any]) -> tuple[Callable[..., A
 
 
 def _for_one_call(rollout: Rollout) -> Rollout:
-    """Return a rollout whose task's data is its own: a foreign function may change what it is given."""
+    """Return a rollout with a copy of its task's data, since a foreign function may modify it."""
     task = rollout.task
     own = attrs.evolve(task, answer=deepcopy(task.answer), metadata=deepcopy(dict(task.metadata)))
     return attrs.evolve(rollout, task=own)
@@ -198,7 +198,7 @@ def _recognise(parameters: Parameters, path: str) -> Convention:
 
 
 def _check(parameters: Parameters, convention: Convention, extra: Mapping[str, Any], path: str) -> None:
-    """Refuse options with which the function can never be called."""
+    """Refuse options that the function can never be called with."""
     refused = sorted(set(extra) - set(parameters.names)) if not parameters.others else []
     if refused:
         raise _fault("arguments", f"{path} takes {parameters.text}; it has no {', '.join(refused)}")

@@ -19,25 +19,25 @@ _NAME = re.compile(r"\w[\w.-]*")
 
 
 def _where(reward: Format) -> Literal["driver", "pool"]:
-    """Choose where the reward runs: counting tags is quick, but a pattern or schema may use its whole `timeout`."""
+    """Choose where the reward runs: counting tags is fast, but a pattern or schema may take its whole `timeout`."""
     return "driver" if reward.pattern is None and reward.json_schema is None else "pool"
 
 
 @rlsdk.reward("format", runs=_where, cache=True)
 @attrs.frozen(kw_only=True)
 class Format:
-    """1 if the response is tags in their order, each once, with nothing but space around them, or JSON; else 0.
+    """1 if the response is JSON, or just the given tags in order, each once, with white space between; else 0.
 
-    Where the prompt is text that ends with the first opening tag (`…<think>`), the response continues after that tag.
+    If the prompt is text that ends with the first opening tag (`…<think>`), the response continues after that tag.
 
     Attributes:
-        pattern: A regular expression (of the package `regex`) that must match the whole response; it takes the place of
-            the tags. Write `(?s)` at its beginning if `.` shall match line breaks.
-        tags: Names of the tags; `think` stands for `<think>…</think>`.
-        json_schema: A JSON schema, or the path of a .json file that holds one. The whole response must be JSON that
-            satisfies it; this takes the place of the tags unless `within` is given.
-        within: Name of the tag that holds the JSON, beside which the tags count as well.
-        timeout: Seconds for a match of the pattern, or a check of the schema; beyond them the score is invalid.
+        pattern: Regular expression (of the package `regex`) that must match the whole response; it replaces the tags.
+            Begin it with `(?s)` if `.` should match line breaks.
+        tags: Names of the tags; `think` means `<think>…</think>`.
+        json_schema: A JSON schema, or the path of a .json file with one. The whole response must be JSON that satisfies
+            it; this replaces the tags unless `within` is given.
+        within: Name of the tag that contains the JSON; the tags are then also checked.
+        timeout: Seconds for a match of the pattern or a check of the schema; if exceeded, the score is invalid.
     """
 
     pattern: str | None = None

@@ -23,7 +23,7 @@ _REFUSED = {
     "uniqueItems": "it takes quadratic time",
 }
 _OF_NAMES = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})
-"""Keywords that hold schemas under names of their own."""
+"""Keywords whose value maps names to schemas."""
 _OF_DATA = frozenset({"const", "enum", "default", "examples"})
 
 _until: ContextVar[float] = ContextVar("until")
@@ -83,7 +83,7 @@ def _check_keywords(schema: dict[str, Any]) -> None:
 
 
 def _keywords(schema: Any, path: str) -> Iterator[tuple[str, str, Any]]:
-    """All keywords of a schema and its subschemas, with path and value; names of properties and data are left out."""
+    """Yield all keywords of a schema and its subschemas, with path and value, except names of properties and data."""
     if isinstance(schema, list):
         for index, item in enumerate(schema):
             yield from _keywords(item, f"{path}[{index}]")
@@ -104,7 +104,8 @@ def json_fault(text: str, schema: str, timeout: float) -> str:
     Args:
         text: Text from the model.
         schema: Result of `read_schema`.
-        timeout: Limit of the check, in seconds of this thread's CPU time: what a text costs, on a busy machine too.
+        timeout: Time limit of the check, in seconds of this thread's CPU time, which does not depend on the machine's
+            load.
 
     Raises:
         TimeoutError: The check exceeded its time limit.
@@ -117,13 +118,13 @@ def json_fault(text: str, schema: str, timeout: float) -> str:
         return "its brackets are nested too deeply"
     except ValueError as error:
         return f"it is not JSON: {str(error)[:MAX_REASON]}"
-    validator = _validator(schema)  # imports its library the first time, which is not the text's fault
+    validator = _validator(schema)  # imports its library the first time, which must not count towards the time limit
     token = _until.set(time.thread_time() + timeout)
     try:
         found = next(validator.iter_errors(value), None)
     except RecursionError:
         return "its brackets are nested too deeply"
-    except ArithmeticError:  # a multiple of a number that no float holds
+    except ArithmeticError:  # a multiple of a number too large for a float
         return "it holds a number that is too large"
     finally:
         _until.reset(token)
@@ -156,14 +157,14 @@ def _shown(error: Any) -> str:
 
 @lru_cache(maxsize=64)
 def _validator(schema: str) -> Any:
-    """A validator that checks the time limit at every keyword, and resolves no reference outside the schema."""
+    """Return a validator that checks the time limit at every keyword and resolves no external reference."""
     import jsonschema
     import referencing
 
     loaded = json.loads(schema)
     plain = jsonschema.validators.validator_for(loaded, default=jsonschema.Draft202012Validator)
     timed = {keyword: _timed(check) for keyword, check in plain.VALIDATORS.items()}
-    # With an empty registry a reference to elsewhere fails, instead of being fetched.
+    # With an empty registry, external references fail instead of being fetched.
     return jsonschema.validators.extend(plain, timed)(loaded, registry=referencing.Registry())
 
 

@@ -31,29 +31,30 @@ _RESERVED = frozenset({"model", "messages", "temperature", "max_tokens", "stream
 class Judge:
     """A language model's score of a response, scaled to 0 … 1.
 
-    What it is asked is the rubric; the response goes between marks that it cannot know, and is never read as a
-    template. A judge that cannot be reached, or whose answer holds no score on the scale, gives an invalid score and
-    never a zero.
+    The rubric is the question; the response is enclosed in delimiters that it cannot predict, and is never read as a
+    template. If the judge cannot be reached, or its answer has no score on the scale, the score is invalid, never zero.
 
     Attributes:
         base_url: URL of an OpenAI-compatible endpoint without `/chat/completions`: `http://localhost:8000/v1`.
-        model: Its name there.
-        api_key_env: Name of the environment variable that holds the key; the key itself belongs into no config.
-        rubric: A text, or a file that ends with .txt or .md; `{prompt}`, `{response}` and `{reference}` stand for the
-            task's prompt, what the policy wrote and the task's answer. How the score is written is added by itself.
-        verdict: How the judge writes its score: as JSON with `score` (and `reason`), as `[[7]]`, or as its last number.
-        scale: Its least and its greatest score, which become 0 and 1.
-        where: Text that is judged: the last message, or the whole response (all turns).
-        images: Most images that are sent, the last ones of the conversation; the judge must read images then. 0: none,
-            `<image>` stands in their place.
-        temperature: Sampling temperature of the judge; null leaves it out of the request.
-        max_tokens: Most tokens of the judge's answer; null leaves it out of the request.
-        extra: Further fields of the request, such as `{reasoning_effort: low}`.
-        max_characters: Most characters of each text that is sent; the middle of a longer one is left out.
-        max_concurrency: Requests under way at a time.
-        retries: After connection errors, status 429 and 5xx, with growing waits, or those that the server asks for.
-        timeout: Seconds for a verdict with its retries, once its turn has come.
-        cache: A file that keeps verdicts: what was judged by the same judge with the same rubric is not judged again.
+        model: Name of the judge at that endpoint.
+        api_key_env: Environment variable that holds the API key, which does not belong in a config.
+        rubric: Text, or the name of a .txt or .md file; `{prompt}`, `{response}` and `{reference}` are replaced by the
+            task's prompt, the policy's response and the task's answer. Instructions on the score's format are added.
+        verdict: Format of the judge's score: JSON with `score` (and `reason`), `[[7]]`, or the last number.
+        scale: Minimum and maximum score, which become 0 and 1.
+        where: Text to judge: the last message, or the whole response (all turns).
+        images: Maximum number of images to send, the last ones of the conversation, to a judge that accepts images. 0:
+            none; `<image>` replaces them.
+        temperature: Sampling temperature of the judge; null omits it from the request.
+        max_tokens: Maximum tokens of the judge's answer; null omits it from the request.
+        extra: Additional fields of the request, such as `{reasoning_effort: low}`.
+        max_characters: Maximum characters of each text; the middle of longer texts is omitted.
+        max_concurrency: Maximum concurrent requests.
+        retries: Number of retries after connection errors, status 429 and 5xx, with exponential backoff or the server's
+            Retry-After.
+        timeout: Time limit in seconds for a verdict, including retries, excluding the wait for its turn.
+        cache: File that stores verdicts; a response already judged by the same judge with the same rubric is not judged
+            again.
     """
 
     base_url: str
@@ -143,7 +144,7 @@ class Judge:
         """Compute the cache key of everything that determines a verdict."""
         settings = (self.base_url, self.model, self._text, self.verdict, self.scale, self.temperature, self.max_tokens)
         held: list[Any] = [*settings, dict(self.extra), self.max_characters, given]
-        held += [[image.digest for image in images]] if images else []  # without any, the key of earlier versions
+        held += [[image.digest for image in images]] if images else []  # without images, the key of earlier versions
         return hashlib.sha256(json.dumps(held, sort_keys=True, default=str).encode()).hexdigest()
 
     def _score(self, found: Verdict, *, cached: bool) -> Score:
@@ -170,7 +171,7 @@ def _given(rollout: Rollout, where: Literal["message", "response"]) -> dict[str,
 
 
 class _Kept:
-    """Verdicts in a SQLite file that several runs may share."""
+    """Store of verdicts in an SQLite file that several runs may share."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path).expanduser()
@@ -191,7 +192,7 @@ class _Kept:
         return None if row is None else Verdict(*row)
 
     def put(self, key: str, found: Verdict) -> None:
-        """Keep a verdict."""
+        """Store a verdict."""
         with closing(self._connect()) as connection, connection:
             values = (key, found.score, found.reason)
             connection.execute("INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?)", values)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import httpx
 
 MAX_BODY = 2**21
-"""Bytes of an answer that are read; a verdict has some hundred."""
+"""Maximum bytes of an answer; a verdict has a few hundred."""
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _SAID = 200
@@ -29,7 +29,7 @@ class EndpointError(Exception):
     """An endpoint gave no answer; the message says why, without secrets.
 
     Attributes:
-        wait: Seconds until a retry, 0 if the endpoint did not say; None if a retry is useless.
+        wait: Seconds until a retry, 0 if the endpoint gives none; None if a retry is useless.
     """
 
     def __init__(self, message: str, wait: float | None = None) -> None:
@@ -64,10 +64,10 @@ class JudgeClient:
     _session: _LoopConnections | None = attrs.field(default=None, init=False)
 
     async def ask(self, body: Mapping[str, Any]) -> str:
-        """The text of the answer to one request.
+        """Return the text of the answer to one request.
 
         Raises:
-            EndpointError: There is none, or not in time.
+            EndpointError: There is no answer, or not in time.
         """
         async with self._opened() as session, session.slots:
             last = "there was no answer"
@@ -80,7 +80,7 @@ class JudgeClient:
                             last = str(error)
                             if error.wait is None:
                                 raise
-                            # Twice as long each time; spread, so that clients do not all come back at once.
+                            # Exponential backoff with jitter, so that clients do not all retry at once.
                             backoff = min(_FIRST_WAIT * 2.0**attempt, _LONGEST_WAIT) * random.uniform(0.5, 1.0)
                             wait = max(error.wait, backoff)
                             if asyncio.get_running_loop().time() + wait > (limit.when() or math.inf):
@@ -93,7 +93,7 @@ class JudgeClient:
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[_LoopConnections]:
-        """An HTTP client that concurrent requests share; it closes after the last of them, within its event loop."""
+        """Provide an HTTP client shared by concurrent requests, and close it after the last one, in its event loop."""
         if self._session is None:
             import httpx
 
@@ -131,7 +131,7 @@ class JudgeClient:
         return os.environ.get(self.key_variable) if self.key_variable else None
 
     def _clean(self, text: str) -> str:
-        """A server's message, shortened and without the API key, which some servers repeat."""
+        """Return a server's message, shortened and without the API key, which some servers repeat."""
         key = self._key()
         text = text.replace(key, "[key]") if key else text
         return "".join(c if c.isprintable() else " " for c in text[:_SAID])
@@ -146,7 +146,7 @@ class JudgeClient:
 
 
 def _retry_after(value: str | None) -> float:
-    """Seconds that a server asks to wait (`Retry-After`, a number or a date); 0 without that header."""
+    """Return the seconds that a server asks to wait (`Retry-After`, a number or a date); 0 without that header."""
     if value is None:
         return 0.0
     try:
@@ -168,6 +168,6 @@ def _content(text: str) -> str:
         raise EndpointError(f"its answer is not a chat completion: {text[:_SAID]!r}") from error
     if not isinstance(content, str):
         raise EndpointError(f"its answer holds no text: {text[:_SAID]!r}")
-    if cut:  # a verdict stands at the end; what looks like one before it may be a draft, or half a number
+    if cut:  # the verdict is at the end; an earlier one may be a draft, or half a number
         raise EndpointError(f"its answer was cut off at max_tokens, before its end: {content[-_SAID:]!r}")
     return content

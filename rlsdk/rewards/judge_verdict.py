@@ -21,7 +21,7 @@ _PLACE = re.compile(r"\{(prompt|response|reference)\}")
 _NUMBER = r"[-+]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})"
 _BRACKETS = re.compile(rf"\[\[\s*({_NUMBER})\s*\]\]")
 _BARE = re.compile(rf"(?<![\w.])({_NUMBER})(?:\s?(?:/|out of)\s?({_NUMBER}))?(?![\w])")
-"""A number, and what follows it in `7/10`."""
+"""A number, and the denominator in `7/10`."""
 _ASKED: dict[Form, str] = {
     "json": 'End with a JSON object: {{"reason": "one sentence", "score": NUMBER}}, NUMBER from {low:g} to {high:g}.',
     "brackets": "End with your score from {low:g} to {high:g} in double brackets, such as [[{high:g}]].",
@@ -62,10 +62,10 @@ class Verdict:
 
 
 def read_rubric(rubric: str) -> str:
-    """The rubric's text: the option itself, or the content of the file that it names.
+    """Return the rubric's text: the option itself, or the content of the file that it names.
 
     Raises:
-        ValueFault: The file cannot be read, or the text has no place for the response.
+        ValueFault: The file cannot be read, or the text has no placeholder for the response.
     """
     text = rubric
     if "\n" not in rubric and "{response}" not in rubric and rubric.endswith((".txt", ".md")):
@@ -95,9 +95,9 @@ def messages(
         rubric: Rubric with placeholders for the given texts.
         given: Texts by placeholder name.
         form: Form in which the score is requested.
-        scale: Least and greatest score.
-        limit: Maximum characters of each text; the middle of a longer one is left out.
-        images: Images after the rubric, which are material as well.
+        scale: Minimum and maximum score.
+        limit: Maximum characters of each text; the middle of longer texts is omitted.
+        images: Images after the rubric, which are also untrusted.
     """
     fence = f"material-{secrets.token_hex(8)}"
 
@@ -105,7 +105,7 @@ def messages(
         return f"<{fence}>\n{_shortened(given[place[1]], limit)}\n</{fence}>"
 
     asked = _ASKED[form].format(low=scale[0], high=scale[1])
-    content: str | list[dict[str, Any]] = _PLACE.sub(fenced, rubric)  # one pass: what is put in is not looked at again
+    content: str | list[dict[str, Any]] = _PLACE.sub(fenced, rubric)  # one pass: inserted text is not substituted again
     if images:
         pictures = [{"type": "image_url", "image_url": {"url": image.url}} for image in images]
         content = [{"type": "text", "text": f"{content}\n{_IMAGES.format(count=len(images))}"}, *pictures]
@@ -157,7 +157,7 @@ def _json(text: str) -> Verdict | None:
     """Parse the verdict from the last JSON object with a score."""
     decoder = json.JSONDecoder()
     start = len(text)
-    for _ in range(100):  # a judge's answer holds few braces; one that is made of them shall not cost more
+    for _ in range(100):  # a judge's answer has few braces; limit the cost of one that consists of them
         start = text.rfind("{", 0, start)
         if start < 0:
             return None

@@ -1,4 +1,4 @@
-"""Answers compared as text: equal to the reference, or found by a regular expression."""
+"""Text comparison of answers: equal to the reference, or matched by a regular expression."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rlsdk.types import Rollout, Score, Task
 Where = Literal["message", "response", "answer"]
 
 _SPARE = 1_000
-"""Characters by which an answer may be longer than four times its reference before it is taken for another."""
+"""Extra characters, beyond four times the reference's length, above which an answer counts as different."""
 
 _MAX_NORMALISED = 10_000
-"""Most characters that are brought to Unicode's normal form, which takes quadratic time for a hostile text."""
+"""Maximum characters to normalise to a Unicode normal form, which takes quadratic time for hostile text."""
 
 _PUNCTUATION = re.compile(
-    r"(?!(?<=[0-9])[^,](?=[0-9])|(?<!\w)-\.?[0-9]|(?<![\w.])\.[0-9])"  # not in 1.5 and 1/2, nor before -1 and .5
+    r"(?!(?<=[0-9])[^,](?=[0-9])|(?<!\w)-\.?[0-9]|(?<![\w.])\.[0-9])"  # not in 1.5 and 1/2, or before -1 and .5
     r"[^\w\s]|_"
 )
 
@@ -33,16 +33,16 @@ _PUNCTUATION = re.compile(
 def exact_match(
     rollout: Rollout, *, where: Where = "message", ignore_case: bool = False, ignore_punctuation: bool = False
 ) -> Score:
-    """1 if the text is the task's answer, else 0; runs of white space count as one space, and at the ends for nothing.
+    """1 if the text equals the task's answer, else 0; white space is collapsed, and stripped at the ends.
 
-    Texts are compared in Unicode's normal form NFC, so that it does not matter how an accent is written.
+    Texts are compared in Unicode normal form NFC, so that it does not matter how an accent is encoded.
 
     Args:
-        rollout: Rollout to score; its task's answer is text, a number, or a list of them of which one must be met.
-        where: The last message, the whole response (all turns), or what the last `<answer>…</answer>` holds.
+        rollout: Rollout to score; its task's answer is text, a number, or a list of accepted ones.
+        where: Text to compare: the last message, the whole response (all turns), or the last `<answer>…</answer>`.
         ignore_case: Treat `Paris` and `PARIS` as equal.
-        ignore_punctuation: Treat `Paris.` and `Paris` as equal: punctuation counts only within a number, such as `-1.5`
-            or `1/2` (but `1,000` is `1000`), or where a text holds nothing else.
+        ignore_punctuation: Treat `Paris.` and `Paris` as equal: punctuation matters only within a number, such as
+            `-1.5` or `1/2` (but `1,000` equals `1000`), or in text that has nothing else.
 
     Returns:
         A score with the metric `correct` (0 or 1); its reason says why it is 0.
@@ -64,16 +64,16 @@ def exact_match(
 @rlsdk.reward("regex", cache=True)
 @attrs.frozen(kw_only=True)
 class Regex:
-    """1 if a regular expression is found in the text, or if what it finds is the task's answer; else 0.
+    """1 if a regular expression matches in the text or, with `group`, if its match is the task's answer; else 0.
 
     Attributes:
-        pattern: A regular expression of the package `regex`; `(?i)` at its beginning ignores case, with `(?s)` the dot
-            matches line breaks, too.
-        where: The last message, the whole response (all turns), or what the last `<answer>…</answer>` holds.
-        whole: It must match the whole text.
-        group: Number or name of the group that must hold the task's answer, in the last match, of which empty ones
-            count only if all are; left out, a match is enough.
-        timeout: Seconds for a search; beyond them the score is invalid.
+        pattern: Regular expression of the package `regex`; begin it with `(?i)` to ignore case, with `(?s)` to let the
+            dot match line breaks.
+        where: Text to compare: the last message, the whole response (all turns), or the last `<answer>…</answer>`.
+        whole: Require a match of the whole text.
+        group: Number or name of the group that must contain the task's answer, in the last match (the last nonempty
+            one, if any); by default, a match is enough.
+        timeout: Time limit in seconds for a search; if exceeded, the score is invalid.
     """
 
     pattern: str
@@ -122,12 +122,12 @@ class Regex:
         return _judged("" if right else "what the group holds is not the reference", metric)
 
     def _last(self, text: str) -> Any:
-        """The match that counts, or None."""
+        """Return the match that counts, or None."""
         if self.whole:
             return self._compiled.fullmatch(text, timeout=self.timeout)
         if self.group is None:
             return self._compiled.search(text, timeout=self.timeout)
-        until = time.monotonic() + self.timeout  # many quick matches take time, too
+        until = time.monotonic() + self.timeout  # many fast matches also take time
         found: Any = None
         for match in self._compiled.finditer(text, timeout=self.timeout):
             if time.monotonic() > until:
@@ -138,10 +138,10 @@ class Regex:
 
 
 def compiled(pattern: str) -> Any:
-    """A compiled pattern of the package `regex`.
+    """Compile a pattern of the package `regex`.
 
     Raises:
-        ValueFault: It is none; says where.
+        ValueFault: The pattern is invalid; the message says where.
     """
     import regex
 
@@ -164,7 +164,7 @@ def references(task: Task) -> list[str]:
             f"task {task.id!r}{of}: expected its answer as text, a number or a list of them, got "
             f"{reprlib.repr(task.answer)}"
         )
-    # A column of whole numbers of which some are missing is one of floats: 42.0 stands for 42, too.
+    # An integer column with missing values is read as float, so 42.0 also means 42.
     whole = [str(int(a)) for a in answers if isinstance(a, float) and a.is_integer()]
     return [*map(str, answers), *whole]
 

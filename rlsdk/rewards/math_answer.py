@@ -1,4 +1,4 @@
-"""Final answers of mathematics problems: equal in value, not in spelling."""
+"""Reward for final answers of mathematics problems, compared by value, not by spelling."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ _BETWEEN = re.compile(r"(?<=[A-Za-z0-9])(?:\s|\\[,;:!]|~)+(?=[A-Za-z0-9])")
 def math_answer(rollout: Rollout, *, strict: bool = True, tolerance: float = 0.0) -> Score:
     r"""1 if the final answer equals the task's, as a number, an expression, a set, an interval or a matrix; else 0.
 
-    The last `\boxed{…}` of the response counts; where there is none, the last `\fbox{…}`. A percentage is its hundredth
-    and also the number before the sign: `50\%` equals 0.5 and 50. Its time is bounded by the length and the nesting of
-    the answer and by the size of what is computed; nothing is simplified, and nothing is run.
+    The last `\boxed{…}` of the response counts or, if there is none, the last `\fbox{…}`. A percentage equals its
+    hundredth and also the number before the sign: `50\%` equals 0.5 and 50. Time is bounded by limits on the answer's
+    length and nesting and on the size of computed values; nothing is simplified, and no code is run.
 
     Args:
-        rollout: Rollout to score; its task's answer is text or LaTeX, a number, or a list of them of which one must be
-            met. Of a worked solution, what is boxed counts, or what follows `####`, as in GSM8K.
-        strict: Only what is boxed is an answer. Otherwise, where there is none: what the last `<answer>…</answer>`
-            holds, what follows `####`, what "the answer is" says, or the last number.
-        tolerance: Relative difference of two values that is taken for rounding; without it 0.33 is not 1/3.
+        rollout: Rollout to score; its task's answer is text or LaTeX, a number, or a list of accepted ones. In a worked
+            solution, the boxed part counts, or the part after `####`, as in GSM8K.
+        strict: Accept only boxed answers. Otherwise, without a box, the answer is the content of the last
+            `<answer>…</answer>`, the text after `####` or "the answer is", or the last number.
+        tolerance: Relative difference of two values that is attributed to rounding; without it, 0.33 does not equal
+            1/3.
 
     Returns:
         A score with the metrics `correct` and `format` (0 or 1); its reason says why it is 0.
@@ -80,13 +81,13 @@ def _reference(answer: object) -> str | None:
     if not isinstance(answer, str) or not answer.strip():
         return None
     final = last_boxed(answer)
-    if final is None:  # files whose line breaks were lost have ####, which no formula holds, within a line
+    if final is None:  # files whose line breaks were lost have ####, which occurs in no formula, within a line
         final = answer.rpartition("####")[2]
     return final.strip() or None
 
 
 def _fault(reference: str, answer: str, tolerance: float) -> str:
-    """Why an answer is wrong; empty if it is right."""
+    """Return why an answer is wrong; empty if it is right."""
     if not answer:
         return "the answer is empty"
     if len(answer) <= len(reference) + MAX_CHARACTERS and _plain(reference) == _plain(answer):
@@ -101,14 +102,14 @@ def _fault(reference: str, answer: str, tolerance: float) -> str:
 
 
 def _plain(text: str) -> str:
-    """The text without formatting commands, for a first comparison as text."""
+    """Return the text without formatting commands, for a first comparison as text."""
     text = _BETWEEN.sub("\0", text.strip())
     text = _SHAPING.sub("", text.replace(r"\dfrac", r"\frac").replace(r"\tfrac", r"\frac"))
     return re.sub(r"(?<!\.)\.$", "", text)
 
 
 MAX_RESPONSE = 1_000_000
-"""Characters from the end of a response in which an answer is looked for."""
+"""Characters at the end of a response to search for an answer."""
 
 _MAX_PHRASE = 500
 _BRACES = {
@@ -193,7 +194,7 @@ def _phrase(text: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """The last number, fraction or percentage; None if there is none.
+    """Return the last number, fraction or percentage; None if there is none.
 
     Args:
         text: The response.

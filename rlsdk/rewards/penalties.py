@@ -1,4 +1,4 @@
-"""Penalties on how a response is written, whatever it says: they are added to a reward that judges it."""
+"""Penalties on the form of a response, to be added to a reward that judges its content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlsdk.types import Rollout, Score
 Unit = Literal["tokens", "words", "characters"]
 
 _MAX_UNITS = 200_000
-"""Units at the beginning of a response that are searched for repetitions."""
+"""Units at the beginning of a response to search for repetitions."""
 
 _MAX_NGRAM = 50
 
@@ -33,15 +33,15 @@ def _can_bite(run: RunFacts, options: Mapping[str, Any]) -> Iterator[tuple[str, 
 @rlsdk.reward("length_penalty", runs="driver", check=_can_bite)
 @attrs.frozen(kw_only=True)
 class LengthPenalty:
-    """0 for a response of at most `free` units, falling in a line to `-penalty` at `limit` and beyond.
+    """0 for a response of at most `free` units, decreasing linearly to `-penalty` at `limit` and beyond.
 
     Paper: DAPO (soft overlong punishment), arXiv:2503.14476, eq. 13, with `limit - free` for its buffer.
     Formula: `-penalty * min(1, max(0, (L - free) / (limit - free)))`.
 
     Attributes:
-        limit: Length from which the whole penalty is due.
-        free: Length up to which there is none.
-        penalty: Largest penalty.
+        limit: Length from which the full penalty applies.
+        free: Length up to which there is no penalty.
+        penalty: Maximum penalty.
         unit: Unit of length: sampled tokens, words (between white space) or characters.
     """
 
@@ -75,17 +75,17 @@ class LengthPenalty:
 @rlsdk.reward("repetition_penalty", runs="driver")
 @attrs.frozen(kw_only=True)
 class RepetitionPenalty:
-    """`-penalty` times the share of n-grams that repeat an earlier one; 0 where none does.
+    """`-penalty` times the share of n-grams that repeat an earlier one; 0 if none does.
 
-    A response shorter than one n-gram repeats nothing. Words are compared without regard to case.
+    A response shorter than one n-gram has no repetition. Words are compared case-insensitively.
     Source: the repetition penalty of open-r1 and TRL, after arXiv:2502.03373.
     Formula: `-penalty * (1 - different n-grams / all n-grams)`.
 
     Attributes:
-        ngram: Units in a row that are one n-gram.
-        penalty: Largest penalty.
-        unit: Unit of the n-grams: sampled tokens, words (between white space) or characters, which suit languages
-            that write without spaces.
+        ngram: Number of units in an n-gram.
+        penalty: Maximum penalty.
+        unit: Unit of the n-grams: sampled tokens, words (between white space) or characters, for languages written
+            without spaces.
     """
 
     ngram: int = 3
@@ -104,7 +104,7 @@ class RepetitionPenalty:
             rollout: Rollout to score.
 
         Returns:
-            From `-penalty` to 0, with the metric `repetition` (the share); invalid if n-grams are of tokens and the
+            From `-penalty` to 0, with the metric `repetition` (the share); invalid if tokens are counted and the
             rollout has none.
         """
         units = _units(rollout, self.unit)
@@ -116,7 +116,7 @@ class RepetitionPenalty:
 
 
 def _repeated(units: Sequence[object], size: int) -> float:
-    """Share of the n-grams that repeat an earlier one."""
+    """Return the share of n-grams that repeat an earlier one."""
     count = len(units) - size + 1
     if count < 1:
         return 0.0

@@ -26,7 +26,7 @@ def _plain(value: Any) -> Any:
 
 
 def number(value: Any) -> Score:
-    """A number, or a tensor of one element, as a score."""
+    """Convert a number, or a tensor of one element, to a score."""
     plain = _plain(value)
     if plain is None:
         return Score.invalid(_NOTHING)
@@ -51,7 +51,7 @@ def numbers(values: Mapping[Any, Any]) -> dict[str, float]:
 
 
 def scored(value: Any) -> Score:
-    """A number, or a mapping with `score`, whose other numbers are metrics, as veRL reads it."""
+    """Convert a number, or a mapping with `score`, whose other numbers are metrics, as veRL does."""
     if not isinstance(value, Mapping):
         return number(value)
     if "score" not in value:
@@ -60,7 +60,7 @@ def scored(value: Any) -> Score:
 
 
 def summed(value: Any) -> Score:
-    """The sum of a mapping of numbers, which are metrics, too, as Trinity-RFT reads it."""
+    """Sum a mapping of numbers, which also become metrics, as Trinity-RFT does."""
     if not isinstance(value, Mapping):
         return number(value)
     if not value:
@@ -79,7 +79,7 @@ def one(read: Callable[[Any], Score]) -> Callable[[Any, int], list[Score]]:
 
 
 def openrlhf(value: Any, count: int) -> list[Score]:
-    """The `rewards` of a mapping, whose `scores` and `extra_logs` become metrics, as OpenRLHF reads it."""
+    """Convert the `rewards` of a mapping, whose `scores` and `extra_logs` become metrics, as OpenRLHF does."""
     if not isinstance(value, Mapping):
         return per_rollout(_column(value), count)
     if "rewards" not in value:
@@ -96,7 +96,7 @@ def openrlhf(value: Any, count: int) -> list[Score]:
 
 
 def _column(value: Any) -> Any:
-    """A number, or a tensor without an axis, as a list of one."""
+    """Wrap a number, or a tensor without an axis, in a list."""
     plain = _plain(value) if getattr(value, "ndim", 0) == 0 else value
     return [plain] if isinstance(plain, Real) else value
 
@@ -130,13 +130,13 @@ class Log:
         self.means[name] = value
 
     def of(self, index: int) -> dict[str, float]:
-        """The numbers of one rollout."""
+        """Return the numbers of one rollout."""
         columns = {name: values[index] for name, values in self.columns.items() if len(values) == self.count}
         return numbers({**self.means, **columns})
 
 
 def per_rollout(value: Any, count: int, log: Log | None = None) -> list[Score]:
-    """A list with a result for each rollout; one of another length makes all of them invalid."""
+    """Convert a list with one result per rollout; if the length differs, all scores are invalid."""
     listed = _listed(value)
     if listed is None:
         return [Score.invalid(f"it returned {reprlib.repr(value)}; expected a list of {count} numbers")] * count

@@ -1,4 +1,4 @@
-"""Reward by a sequence classifier of transformers."""
+"""Reward from a transformers sequence classifier."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from rlsdk.types import Rollout, Score, is_reward
 @reward("reward_model", batch=True, runs="actor", cache=True)
 @attrs.define(kw_only=True, eq=False)
 class RewardModel:
-    """The logit of a sequence classifier for prompt and answer, in batches, in an actor of its own.
+    """The logit of a sequence classifier for prompt and answer, computed in batches in a separate actor.
 
-    It judges the conversation up to the policy's last answer: nothing after it counts, and an assistant's
-    examples in the prompt are part of the prompt. Where the policy wrote nothing, the score is invalid.
+    It judges the conversation up to the policy's last answer: nothing after it counts, and assistant messages in the
+    prompt are part of the prompt. If the policy wrote nothing, the score is invalid.
 
-    Its tokenizer and its chat template write the text; where it has no template, prompt and response are joined as
-    they are. Tokens beyond `max_length` are cut from the beginning, since the answer counts. A score whose logit is not
-    finite is invalid.
+    The model's tokenizer and chat template render the text; without a template, prompt and response are concatenated.
+    Tokens beyond `max_length` are cut from the beginning, since the answer matters. If the logit is not finite, the
+    score is invalid.
 
     Attributes:
-        path: Folder that `AutoModelForSequenceClassification` opens, or a hub id.
-        label: Index of the logit, for a model that has several.
+        path: Folder of a transformers sequence classifier, or a hub id.
+        label: Index of the logit, for models with several.
         activation: `sigmoid` maps the logit to a probability.
         dtype: Dtype of the weights.
-        device: `auto` takes CUDA where the actor has a GPU.
+        device: `auto` uses CUDA if the actor has a GPU.
         gpus: GPUs of the actor; a fraction is allowed.
-        batch_tokens: Tokens, padding included, of one forward pass.
-        max_length: Tokens of one conversation.
-        trust_remote_code: Run code that comes with the model; false unless you read that code.
-        timeout: Seconds for all conversations that come at one time.
+        batch_tokens: Maximum tokens of one forward pass, including padding.
+        max_length: Maximum tokens of a conversation.
+        trust_remote_code: Run Python code shipped with the model; keep false unless you have read that code.
+        timeout: Time limit in seconds for all conversations of one call.
     """
 
     path: str
@@ -70,7 +70,7 @@ class RewardModel:
             rollouts: Conversations.
 
         Returns:
-            A score each.
+            One score per rollout.
 
         Raises:
             DataError: The model has no logit `label`.
@@ -99,7 +99,7 @@ class RewardModel:
         )
         if self.label >= model.config.num_labels:
             raise DataError(f"{self.path} has {model.config.num_labels} logits; label {self.label} does not exist")
-        if model.config.pad_token_id is None:  # the padding's place tells the model where a text ends
+        if model.config.pad_token_id is None:  # the model finds the end of a text by the padding
             pad, end = self._tokenizer.pad_token_id, self._tokenizer.eos_token_id
             model.config.pad_token_id = end if pad is None else pad  # which may be 0
         self._model = model.to(device).eval()
@@ -130,7 +130,7 @@ class RewardModel:
 
 
 def _batches(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Batch the indices of texts of similar length, up to `most` padded tokens each; empty texts are left out."""
+    """Batch the indices of texts of similar length, up to `most` padded tokens each; empty texts are skipped."""
     batches: list[list[int]] = []
     for index in sorted((i for i, n in enumerate(lengths) if n), key=lambda i: lengths[i]):
         if batches and (len(batches[-1]) + 1) * lengths[index] <= most:

@@ -1,1 +1,1 @@
-"""Compare mathematical answers by value. Imports nothing else of rlsdk."""
+"""Compare mathematical answers by value. This package imports nothing else of rlsdk."""

@@ -1,7 +1,7 @@
 """Equality of two answers by arithmetic: exact for rational values, with 60 digits elsewhere.
 
-Expressions with variables are compared at points that depend on both texts. Nothing is simplified: simplifying what a
-model wrote may take for ever, computing it takes as long as it is.
+Expressions with variables are compared at points that depend on both texts. Nothing is simplified: simplifying a
+model's expression may take forever, while evaluating it takes time linear in its length.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlsdk.rewards.math.values import Number
 
 _POINTS = 16
 _ENOUGH = 5
-"""Points at which both have a value."""
+"""Number of points where both must have a value."""
 
 
 def equal(first: Form, second: Form, *, seed: str = "", tolerance: float = 0.0) -> bool:
@@ -27,7 +27,7 @@ def equal(first: Form, second: Form, *, seed: str = "", tolerance: float = 0.0) 
         first: First answer.
         second: Second answer.
         seed: Seed of the points at which expressions with variables are compared.
-        tolerance: Relative difference of two values that counts as rounding.
+        tolerance: Relative difference of two values that is attributed to rounding.
     """
     try:
         return _Comparison(seed, tolerance).equal(first, second)
@@ -102,7 +102,7 @@ class _Comparison:
             return True
         if a.difference is None or b.difference is None or a.sign != b.sign:
             return False
-        if not (a.difference.symbols or b.difference.symbols):  # a statement on numbers, which every multiple would be
+        if not (a.difference.symbols or b.difference.symbols):  # a statement about numbers: any two are proportional
             left, right = _at(a.difference, {}), _at(b.difference, {})
             return None not in (left, right) and values.close(left, right)
         return self._proportional(a.difference, b.difference, signed=a.sign not in {"=", "!="})
@@ -130,7 +130,7 @@ class _Comparison:
     def _values(self, a: Value, b: Value) -> bool:
         if (a.percent is None) != (b.percent is None) and a.unit is None and b.unit is None:
             return self._percentage(a, b) if a.percent is not None else self._percentage(b, a)
-        if (a.unit is None) != (b.unit is None):  # `5 m` is five metres beside a unit, and a product elsewhere
+        if (a.unit is None) != (b.unit is None):  # `5 m` is five metres if compared with a unit, else a product
             a, b = ((each.with_unit or each) if each.unit is None else each for each in (a, b))
         factors = (Fraction(1), Fraction(1))
         if a.unit is not None and b.unit is not None:
@@ -166,7 +166,7 @@ class _Comparison:
         return values.close(x, y, self.tolerance)
 
     def _points(self, names: frozenset[str]) -> Iterator[Point]:
-        """Values for the variables, of several sizes and both signs; unpredictable without both texts."""
+        """Yield values for the variables, of several magnitudes and both signs; unpredictable without both texts."""
         random = Random(self.seed)
         for index in range(_POINTS):
             largest, signs = (1, 4, 30, 4)[index % 4], ((1,), (1, -1), (1,), (-1,))[index % 4]
@@ -178,7 +178,7 @@ class _Comparison:
 
 
 def _letter(form: Words | Value) -> str:
-    """The letter if a form is a single letter; otherwise empty."""
+    """Return the letter if a form is a single letter; otherwise empty."""
     if isinstance(form, Words):
         return form.text if len(form.text) == 1 else ""
     if form.unit is not None or len(form.expression.symbols) != 1:
@@ -190,7 +190,7 @@ def _letter(form: Words | Value) -> str:
 
 
 def _at(expression: Expression, point: Point, complex_: bool = False) -> Number | None:
-    """The value at a point; None if it is undefined, or not real where only real numbers count."""
+    """Return the value at a point; None if it is undefined, or not real although only real numbers count."""
     try:
         value = expression.compute(point)
     except (values.NoValueError, OverflowError, ZeroDivisionError):

@@ -1,6 +1,6 @@
-"""Expressions: read from tokens by recursive descent, and computed at points, never simplified.
+"""Expressions: parsed from tokens by recursive descent, and evaluated at points, never simplified.
 
-What is ambiguous (`1/2x`, `2^3^4`, `f(2)`) is refused: two readers could take it for different values.
+Ambiguous notation (`1/2x`, `2^3^4`, `f(2)`) is refused: readers could understand it as different values.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from rlsdk.rewards.math.latex import Token, UnreadableError, letters_of, with_br
 from rlsdk.rewards.math.values import Number
 
 MAX_DEPTH = 25
-"""Greatest nesting of brackets, fractions, roots and powers."""
+"""Maximum nesting of brackets, fractions, roots and powers."""
 
 LOGARITHM_BASE = "the base of log"
-"""A symbol: `log` without a base is of some base, and nobody says which."""
+"""Symbol for the unknown base of `log` without a base."""
 
 Point = Mapping[str, Fraction]
 
@@ -30,7 +30,7 @@ class Expression:
     Attributes:
         symbols: Variables of the expression.
         compute: Computes the value from those of the variables; raises `NoValueError` where there is none.
-        imaginary: True if it is written with the imaginary unit.
+        imaginary: True if it contains the imaginary unit.
     """
 
     symbols: frozenset[str]
@@ -89,7 +89,7 @@ def read_expression(tokens: Sequence[Token]) -> Expression:
     """Parse all tokens as one expression.
 
     Raises:
-        UnreadableError: They are none, are ambiguous or nested too deeply.
+        UnreadableError: The tokens are not an expression, are ambiguous, or are nested too deeply.
     """
     spelt: list[Token] = []
     for token in tokens:

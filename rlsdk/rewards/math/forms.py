@@ -31,7 +31,7 @@ class Value:
 
 @attrs.frozen
 class Words:
-    """A text that is compared word for word."""
+    """Text that is compared word for word."""
 
     text: str
 
@@ -62,7 +62,7 @@ class Matrix:
 
 @attrs.frozen
 class RealSet:
-    """A union of intervals; `variable` where an inequality says for which."""
+    """A union of intervals; `variable` if it comes from an inequality."""
 
     intervals: tuple[Interval, ...]
     variable: str | None = None
@@ -97,7 +97,7 @@ Form = Value | Words | Listing | Ordered | Matrix | RealSet | Relation | Based
 
 
 def as_set(form: Form) -> RealSet | None:
-    """A form as a set of real numbers; None if it is not such a set."""
+    """Return a form as a set of real numbers; None if it is not such a set."""
     if isinstance(form, RealSet):
         return form
     if isinstance(form, Listing) and form.is_set:
@@ -119,7 +119,7 @@ def as_set(form: Form) -> RealSet | None:
 
 
 def real_value(form: Form) -> values.Number | None:
-    """The value of a form that is a real number or infinity, without a unit; None if it is not."""
+    """Return the value of a form that is a real number or infinity, without a unit; else None."""
     if not isinstance(form, Value) or form.unit is not None or form.expression.symbols:
         return None
     try:

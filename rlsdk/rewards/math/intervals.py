@@ -1,4 +1,4 @@
-"""Sets of real numbers: unions of intervals, and what inequalities of one variable say."""
+"""Sets of real numbers: unions of intervals, and solutions of inequalities in one variable."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ REALS = (Interval(-INFINITY, INFINITY, False, False),)
 
 
 def compare(a: Number, b: Number) -> int:
-    """-1, 0 or 1, as `a` is below, at or above `b`, both real."""
+    """Return -1, 0 or 1 if `a` is below, equal to or above `b`, both real."""
     if values.close(a, b):
         return 0
     if isinstance(a, float) or isinstance(b, float):
@@ -97,7 +97,7 @@ def _overlap(a: Interval, b: Interval) -> Interval:
 
 
 def complement(intervals: Sequence[Interval]) -> tuple[Interval, ...]:
-    """All other real numbers."""
+    """Return the set of all other real numbers."""
     found: tuple[Interval, ...] = REALS
     for interval in union(intervals):
         below = Interval(-INFINITY, interval.low, False, not interval.low_in)
@@ -115,7 +115,7 @@ def same(first: Sequence[Interval], second: Sequence[Interval]) -> bool:
 
 
 def half_line(sign: str, bound: Number) -> tuple[Interval, ...]:
-    """The numbers x with `x SIGN bound`, for `<`, `<=`, `>`, `>=`, `=` and `!=`."""
+    """Return the numbers x with `x SIGN bound`, for `<`, `<=`, `>`, `>=`, `=` and `!=`."""
     if sign == "=":
         return (Interval(bound, bound, True, True),)
     if sign == "!=":

@@ -1,6 +1,6 @@
-"""Answers as tokens: numbers, symbols, signs and words, read from LaTeX or from plain text in linear time.
+"""Tokenise answers into numbers, symbols, signs and words, from LaTeX or plain text, in linear time.
 
-What only shapes the look is left out, and notations of one thing become one token. Of digits only 0 to 9 are known.
+Pure formatting is dropped, and equivalent notations become the same token. Only the digits 0 to 9 are known.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import attrs
 MAX_CHARACTERS = 1_000
 MAX_TOKENS = 400
 MAX_DIGITS = 200
-"""Most digits of one number."""
+"""Maximum digits of a number."""
 
 
 class UnreadableError(ValueError):
@@ -34,7 +34,7 @@ class Token:
         text: The sign, name or words; the digits of a number.
         value: Value of a number.
         spaced: True if white space precedes it.
-        marked: Words written as text (`\text{…}`), which are never a product of letters.
+        marked: True for words written as text (`\text{…}`), which are never a product of letters.
     """
 
     kind: str
@@ -149,17 +149,17 @@ _SIGNS = {
 }
 _SYNONYMS = {"dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom"}
 _RUNS = (frozenset("abc"), frozenset("xyz"), frozenset("pqr"))
-"""Letters whose products are written in a row; other rows of three letters are words."""
+"""Letters whose products are written without spaces; other runs of three letters are words."""
 
 
 def tokenize(text: str) -> list[Token]:
-    """The tokens of an answer.
+    """Return the tokens of an answer.
 
     Args:
         text: LaTeX, or plain text.
 
     Raises:
-        UnreadableError: It is too long, or holds something that no answer has.
+        UnreadableError: The text is too long, or contains something that does not occur in answers.
     """
     if len(text) > MAX_CHARACTERS:
         raise UnreadableError(f"it has {len(text)} characters, more than {MAX_CHARACTERS}")
@@ -259,7 +259,7 @@ def _letters(text: str) -> list[Token]:
 
 
 def letters_of(word: str) -> list[Token]:
-    """The symbols of adjacent letters that may be a product; empty if they must be a word."""
+    """Return the symbols of adjacent letters that may be a product; empty if they must be a word."""
     product = len(word) == 2 and word.islower() and "o" not in word
     row = len(set(word)) == len(word) and any(set(word) <= run for run in _RUNS)
     return [Token("symbol", letter) for letter in word] if product or row else []

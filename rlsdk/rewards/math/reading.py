@@ -1,4 +1,4 @@
-"""Reads answers from text; brackets, separators and relations decide which form an answer has."""
+"""Parse answers; brackets, separators and relations determine the form of an answer."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from rlsdk.rewards.math.latex import Token, UnknownCommandError, UnreadableError
 from rlsdk.rewards.math.quantities import read_quantity
 
 _MAX_DEPTH = 6
-"""Greatest nesting of lists, sets and tuples."""
+"""Maximum nesting of lists, sets and tuples."""
 
 _RELATIONS = frozenset({"=", "!=", "<", ">", "<=", ">="})
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 _PLACES = (Fraction(1), Fraction(2), Fraction(-3), Fraction(7, 3))
-"""At which it is seen whether a function is linear."""
+"""Points for testing whether a function is linear."""
 _MATRICES = frozenset({"matrix", "pmatrix", "bmatrix", "array", "smallmatrix"})
 _BASED = re.compile(
     r"(?:\\(?:text|mathrm)\s?\{\s?([0-9A-F]+)\s?\}|([0-9A-F]+))\s?_\s?(?:\{\s?([0-9]{1,2})\s?\}|([0-9]))"
@@ -43,13 +43,13 @@ _PLAIN_WORDS = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mathit|m
 
 @lru_cache(maxsize=4096)
 def read(text: str) -> Form:
-    """Read an answer; results are cached, since the rollouts of a group share a reference and often answers.
+    """Parse an answer; results are cached, since the rollouts of a group share a reference and often answers.
 
     Args:
         text: LaTeX or plain text.
 
     Raises:
-        UnreadableError: It has no form that is known.
+        UnreadableError: The answer has no known form.
     """
     based = _BASED.fullmatch(text.strip())
     if based:
@@ -68,7 +68,7 @@ def read(text: str) -> Form:
 
 
 def wording(text: str) -> str | None:
-    """The text in lower case with single spaces if it consists of words alone; otherwise None."""
+    """Return the text in lower case with single spaces if it consists only of words; otherwise None."""
     if len(text) > 1_000:
         return None
     plain = _PLAIN_WORDS.sub(r" \1 ", text).replace("~", " ").replace("$", " ").strip()
@@ -214,7 +214,7 @@ def _both_signs(tokens: Sequence[Token], depth: int) -> Form:
 
 
 def _bracketed(tokens: Sequence[Token], depth: int) -> Form | None:
-    """A tuple, an interval, a set, a matrix or a ratio; None if it is none of these."""
+    """Parse a tuple, an interval, a set, a matrix or a ratio; None if it is none of these."""
     first, last = tokens[0], tokens[-1]
     if first.kind == "sign" and len(tokens) == 1 and first.text in {"emptyset", "reals"}:
         return RealSet(() if first.text == "emptyset" else intervals.REALS)

@@ -1,11 +1,11 @@
-r"""Reads expressions with further commands, such as `\max`, by math-verify's LaTeX parser.
+r"""Parse expressions with further commands, such as `\max`, with math-verify's LaTeX parser.
 
-It evaluates while it reads, is slow, and reads what it does not know as products of letters (`\coth x` as cot(hx)).
-Hence it is asked last, for short texts within limits and commands that it knows. What it finds is compared like
-everything else, by arithmetic.
+It evaluates while parsing, is slow, and reads unknown commands as products of letters (`\coth x` as cot(hx)). Hence it
+is used last, for short texts within limits and with known commands. Its result is compared like any other, by
+arithmetic.
 
-The limits are checked on the text alone, in linear time. Sympy computes whatever integers it reads: `9^{9^{9}}` or
-`10000000!` would hold it for hours. An answer over these limits is wrong, not invalid: no reference needs as much.
+The limits are checked on the text alone, in linear time. Sympy computes any integers it reads: `9^{9^{9}}` or
+`10000000!` would take hours. An answer over these limits is wrong, not invalid: no reference needs as much.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from rlsdk.rewards.math.values import Number
 
 MAX_CHARACTERS = 200
 MAX_NESTING = 8
-"""Greatest nesting of brackets: the grammar of LaTeX is ambiguous, and a parser tries all readings."""
+"""Maximum nesting of brackets: LaTeX's grammar is ambiguous, and a parser tries all readings."""
 MAX_BARS = 8
-"""Most bars of absolute values, each of which may open or close one."""
+"""Maximum number of absolute value bars, each of which may open or close."""
 MAX_DIGITS = 50
 """Most digits of one number."""
 MAX_EXPONENT = 1_000
 """Product of all exponents of an answer, since a power of a power multiplies them."""
 MAX_SYMBOLIC_EXPONENT = 100
-"""The same where letters occur: polynomials are compared by their terms."""
+"""The same limit with letters: polynomials are compared by their terms."""
 MAX_GROUP_EXPONENT = 20
-"""The same where letters and a power of a bracket occur: such a power is expanded."""
+"""The same limit with letters and powers of brackets, which are expanded."""
 MAX_FACTORIAL = 100
 
 _DIGITS = re.compile(r"[0-9]+")
@@ -70,13 +70,13 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {
 
 
 def read_by_algebra(text: str) -> Expression:
-    """The expression that math-verify's parser reads.
+    """Return the expression parsed by math-verify.
 
     Args:
         text: LaTeX.
 
     Raises:
-        UnreadableError: It is over the limits, or no single expression with a value.
+        UnreadableError: The text is over the limits, or is not a single expression with a value.
     """
     too_much = over_limits(text)
     word = _WORD.search(text)
@@ -93,9 +93,9 @@ def _parsed(text: str) -> Any:
     from latex2sympy2_extended.latex2sympy2 import latex2sympy
 
     try:
-        # The fraction: of a text that goes wrong somewhere, its grammar takes the part before for the whole.
+        # The fraction: if parsing fails somewhere, its grammar takes the part before for the whole.
         return latex2sympy(rf"\frac{{{text}}}{{1}}", is_real=True, convert_degrees=False, normalization_config=None)
-    except Exception as error:  # its parser and sympy raise anything
+    except Exception as error:  # its parser and sympy may raise anything
         raise UnreadableError(f"math-verify cannot read it: {type(error).__name__}") from error
 
 
@@ -124,7 +124,7 @@ def _converted(tree: Any) -> Expression:
 
 
 def over_limits(text: str) -> str:
-    """Say why a text would cost a computer algebra system too much; empty if it would not."""
+    """Return why a text would be too costly for a computer algebra system; empty if it would not."""
     if len(text) > MAX_CHARACTERS:
         return f"it has {len(text)} characters, more than {MAX_CHARACTERS}"
     if _nesting(text) > MAX_NESTING:

@@ -36,7 +36,7 @@ sticker stamp ribbon cupcake cake pie pizza banana pear peach peache plant bird 
 passenger house room mph
 """
 _NOUNS = frozenset(_COUNTED.split())
-"""Things that are counted: `8 apples` is 8."""
+"""Countable things: `8 apples` is 8."""
 
 
 _CHANGING = """

@@ -1,7 +1,7 @@
-"""Arithmetic for comparing answers: exact where it can be, with 100 digits elsewhere, and never without limits.
+"""Bounded arithmetic for comparing answers: exact where possible, otherwise with 100 digits.
 
-A value is a `Fraction`, an infinity (a `float`), or a complex number of mpmath. What would take long is refused before
-it is computed, by the sizes of its operands.
+A value is a `Fraction`, an infinity (a `float`), or a complex number of mpmath. Slow computations are refused in
+advance, based on the size of their operands.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from fractions import Fraction
 from typing import Any
 
 Number = Any
-"""`Fraction | float | mpmath.mpc`; the package has no types."""
+"""`Fraction | float | mpmath.mpc`; mpmath has no type annotations."""
 
 MAX_BITS = 20_000
-"""Most bits of a numerator or denominator."""
+"""Maximum bits of a numerator or denominator."""
 MAX_MAGNITUDE = 10_000
-"""Greatest logarithm of an inexact value."""
+"""Maximum logarithm of an inexact value."""
 DIGITS = 100
 _SAME = 60
-"""Digits to which inexact values agree: far more than anybody writes, far fewer than are computed."""
+"""Digits that inexact values must agree to: far more than people write, far fewer than are computed."""
 _NOTHING = 80
-"""Below 10 to the power of minus this a difference of inexact values is none."""
+"""Differences of inexact values below 10 to the power of minus this count as zero."""
 _SMALLEST = 60
 
 
@@ -45,7 +45,7 @@ def context() -> Any:
 
 
 def inexact(value: Number) -> Any:
-    """A value as a complex number of mpmath."""
+    """Convert a value to a complex number of mpmath."""
     if isinstance(value, Fraction):
         mp = context()
         return mp.mpc(mp.mpf(value.numerator) / value.denominator)
@@ -140,7 +140,7 @@ def _root_power(base: Fraction, exponent: Fraction) -> Number:
 
 
 def _exact_root(value: int, degree: int) -> int | None:
-    """The whole number whose power is `value`; None if there is none."""
+    """Return the whole number whose power is `value`; None if there is none."""
     if degree == 2:
         root = math.isqrt(value)
     elif degree > value.bit_length() or degree > 64:
@@ -152,7 +152,7 @@ def _exact_root(value: int, degree: int) -> int | None:
 
 
 def exponential(value: Number) -> Any:
-    """E to the power of a value."""
+    """Return e to the power of a value."""
     value = inexact(value)
     if abs(value) > MAX_MAGNITUDE:
         raise NoValueError("a power is too large")
@@ -160,7 +160,7 @@ def exponential(value: Number) -> Any:
 
 
 def logarithm(value: Number) -> Number:
-    """The natural logarithm."""
+    """Return the natural logarithm."""
     if value == 1:
         return Fraction(0)
     value = inexact(value)
@@ -170,7 +170,7 @@ def logarithm(value: Number) -> Number:
 
 
 def factorial(value: Number) -> Number:
-    """The factorial, and the gamma function's value between whole numbers."""
+    """Return the factorial, or the gamma function's value between whole numbers."""
     if isinstance(value, Fraction) and value.denominator == 1:
         if not 0 <= value <= 1_500:
             raise NoValueError("the factorial of a number below 0 or above 1500")
@@ -185,7 +185,7 @@ def factorial(value: Number) -> Number:
 
 
 def binomial(n: Number, k: Number) -> Number:
-    """The binomial coefficient."""
+    """Return the binomial coefficient."""
     whole = all(isinstance(v, Fraction) and v.denominator == 1 for v in (n, k))
     if whole:
         if not (0 <= n <= 5_000 and 0 <= k <= 5_000):
@@ -195,7 +195,7 @@ def binomial(n: Number, k: Number) -> Number:
 
 
 def absolute(value: Number) -> Number:
-    """The absolute value."""
+    """Return the absolute value."""
     return abs(value) if isinstance(value, Fraction) else context().mpc(abs(inexact(value)))
 
 
@@ -218,7 +218,7 @@ def rounded(down: bool) -> Callable[[Number], Fraction]:
 
 
 def real_part(value: Number) -> Any:
-    """A finite value as a real number; None if it is not real."""
+    """Return a finite value as a real number; None if it is not real."""
     if isinstance(value, Fraction | float):
         return value
     mp = context()
@@ -227,7 +227,7 @@ def real_part(value: Number) -> Any:
 
 
 def function(name: str) -> Callable[[Number], Number]:
-    """A function of mpmath, by its name there, on arguments of moderate size."""
+    """Return an mpmath function by name, restricted to arguments of moderate size."""
 
     def of(value: Number) -> Number:
         argument = inexact(value)
