@@ -1,1 +1,1 @@
-"""Environments: how they are run, in this process or in workers, and the built-in one, gymnasium."""
+"""Environments: running them in this process or in workers, and the built-in one, gymnasium."""

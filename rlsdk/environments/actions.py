@@ -9,21 +9,21 @@ import attrs
 from rlsdk.errors import ValueFault
 
 PATTERN = r"<answer>(.*?)</answer>"
-"""Default form of an action in an answer."""
+"""Default pattern of an action in an answer."""
 LONGEST = 100_000
-"""Maximum characters of a text that is searched: the time of a search grows with their square."""
+"""Maximum characters to search: the time of a search is quadratic in them."""
 SECONDS = 1.0
 """Time limit of a search; one that takes longer finds nothing."""
 
 
 @attrs.frozen
 class ActionPattern:
-    """Finds the action in what a model wrote.
+    """Finds the action in a model's text.
 
     Attributes:
-        pattern: A regular expression of the package `regex`; its dot also matches line breaks. The action is the group
+        pattern: Regular expression of the package `regex`; the dot also matches line breaks. The action is the group
             `action` of the first match, else its last group, else the whole match.
-        opening: A prefill: text that the environment wrote for the model, which the answer may continue.
+        opening: Prefill: text written by the environment that the model's answer continues.
     """
 
     pattern: str = PATTERN

@@ -1,4 +1,4 @@
-"""The Ray actor of an environment worker, and the messages between it and the driver: calls, and their results."""
+"""The Ray actor of an environment worker, and its messages with the driver: calls and their results."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rlsdk.isolation.process import settle
 from rlsdk.plugins import ComponentRef
 
 INTERVAL = 0.005
-"""Minimum seconds between two messages of answers, so that a thousand environments need few messages."""
+"""Minimum seconds between messages with answers, so that a thousand environments need few messages."""
 FAILURES: dict[str, type[Exception]] = {
     each.__name__: each for each in (TimeoutError, RuntimeError, TypeError, WorldLostError)
 }
-"""Exceptions with which a call may end, by name; exceptions of foreign code may not survive pickling."""
+"""Exceptions that may end a call, by name; exceptions of foreign code may not be picklable."""
 
 
 @attrs.frozen
@@ -55,7 +55,7 @@ class Close:
 
 @attrs.frozen
 class Register:
-    """Register a kind of environment under a number, which `Reset` refers to."""
+    """Register a kind of environment under a number, for use in `Reset`."""
 
     kind: int
     reference: ComponentRef
@@ -81,7 +81,7 @@ class Failed:
 
 
 Answer = tuple[int, Any]
-"""The number of an environment, and an `Observation`, a `Step`, a `Failed`, or an RlsdkError that ends the run."""
+"""Number of an environment, and an `Observation`, a `Step`, a `Failed`, or an RlsdkError that ends the run."""
 
 
 class EnvWorkerActor(RunActor):
@@ -100,14 +100,14 @@ class EnvWorkerActor(RunActor):
         settle()
 
     async def about(self) -> int:
-        """Return the id of this process; an answer shows that it is alive."""
+        """Return the id of this process; any answer shows that it is alive."""
         return os.getpid()
 
     async def take(self, serial: int, calls: Sequence[Call]) -> None:
-        """Start the calls of a message; their results come out of `answers`.
+        """Start the calls of a message; `answers` yields their results.
 
         Args:
-            serial: Number of the message, from 0. Ray may deliver messages in another order than they were sent.
+            serial: Number of the message, from 0; Ray may deliver messages out of order.
             calls: Calls, in order.
         """
         self._early[serial] = calls
@@ -150,7 +150,7 @@ class EnvWorkerActor(RunActor):
             answer = Failed(kind, str(error), self._host.stuck)
         except RlsdkError as error:
             answer = error
-        except Exception as error:  # not the environment's own: the worker is broken
+        except Exception as error:  # not the environment's error: the worker is broken
             logging.exception("a call failed")
             answer = Failed("WorldLostError", f"{type(error).__name__}: {error}", self._host.stuck)
         self._ready.append((number, answer))

@@ -1,4 +1,4 @@
-"""Environments of gymnasium, played by text: observations are written as text, actions are read from it."""
+"""Gymnasium environments played through text: observations are formatted as text, actions are parsed from it."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ _DIGITS = 40
 @rlsdk.environment("gymnasium")
 @attrs.define(kw_only=True, eq=False)
 class Gymnasium:
-    """An environment of gymnasium whose observations are written as text and whose actions are read from text.
+    """A gymnasium environment whose observations are formatted as text and whose actions are parsed from text.
 
-    Without `actions`, the environment's action space says how a text is read: a whole number for Discrete, numbers
-    separated by commas or spaces for Box, MultiDiscrete and MultiBinary, the text itself for Text. A text without a
-    valid action does not reach the environment; its reward is `format_penalty`. Metrics: the numbers of actions and of
-    valid actions since `reset`, and `return`, the sum of the environment's own rewards.
+    Without `actions`, the environment's action space determines how text is parsed: a whole number for Discrete,
+    numbers separated by commas or spaces for Box, MultiDiscrete and MultiBinary, the text itself for Text. Text without
+    a valid action does not reach the environment; its reward is `format_penalty`. Metrics: the numbers of actions and
+    of valid actions since `reset`, and `return`, the sum of the environment's own rewards.
 
     Attributes:
-        id: Id for `gymnasium.make`, such as `CartPole-v1`, or `module:Name-v0` for one that a module registers.
-        kwargs: Further arguments of `gymnasium.make`.
-        actions: Name of an action (in any case) -> the action, such as `{Left: 0, Right: 1}`.
-        action_pattern: A regular expression of the package `regex`; its first match counts. The action is the group
+        id: Id for `gymnasium.make`, such as `CartPole-v1`, or `module:Name-v0` for one registered by a module.
+        kwargs: Additional arguments of `gymnasium.make`.
+        actions: Case-insensitive name -> action, such as `{Left: 0, Right: 1}`.
+        action_pattern: Regular expression of the package `regex`; its first match counts. The action is the group
             `action`, else the last group, else the whole match.
-        instruction: Beginning of the first observation; left out, it names the environment and explains what an action
-            is and in which form to answer. Empty text for none.
-        template: Text of an observation; `{observation}` and `{actions_left}` are filled in.
-        precision: Decimals of numbers in observations.
-        max_steps: Actions in an episode, invalid ones included; null leaves it to the environment's own limit.
-        format_penalty: Reward of a text without a valid action.
+        instruction: Beginning of the first observation; by default, it names the environment and explains the actions
+            and the format of answers. Empty for none.
+        template: Text of an observation; `{observation}` and `{actions_left}` are replaced.
+        precision: Number of decimals in observations.
+        max_steps: Maximum actions in an episode, including invalid ones; null leaves the environment's own limit.
+        format_penalty: Reward of text without a valid action.
     """
 
     id: str
@@ -106,7 +106,7 @@ class Gymnasium:
             text: Text from the model.
 
         Raises:
-            ValueFault: No episode is under way: it was not started, or is over.
+            ValueFault: No episode is in progress.
         """
         if self._over:
             raise ValueFault(f"environment {self.id!r}: no episode is under way; call reset(seed) before step")
@@ -144,7 +144,7 @@ class Gymnasium:
         """Return the action of each name in `actions`, names in lower case."""
         space = self._env.action_space
         if self.actions is None:
-            described(space)  # refuses a space that cannot be read from text
+            described(space)  # raises for a space that cannot be parsed from text
             return {}
         table = {}
         for name, value in self.actions.items():

@@ -1,4 +1,4 @@
-"""The environments of one process, whose calls run concurrently; one that takes too long is abandoned.
+"""The environments of one process; their calls run concurrently, and are abandoned if they take too long.
 
 Methods of an environment run in threads, or on the event loop if they are `async`. Among environments with isolation
 `lock`, only one call runs at a time; with `process`, each environment has its own process.
@@ -25,7 +25,7 @@ from rlsdk.types import Observation, Step
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 CLOSING = 10.0
-"""Seconds that an environment may take to close."""
+"""Time limit in seconds for an environment to close."""
 _LAST_WORDS = 1.0
 """Seconds within which a cancelled coroutine must end."""
 
@@ -54,15 +54,15 @@ class Instance(Protocol):
     """An environment instance, in this process or another."""
 
     async def reset(self, seed: int, seconds: float) -> Any:
-        """Create it and start its episode; raises TimeoutError, or the environment's own exception."""
+        """Create the environment and start its episode; raises TimeoutError, or the environment's own exception."""
         ...
 
     async def step(self, text: str, seconds: float) -> Any:
-        """Pass a text to it as an action."""
+        """Pass text to the environment as an action."""
         ...
 
     async def close(self) -> None:
-        """Close it; no call follows."""
+        """Close the environment; no call follows."""
         ...
 
 
@@ -77,13 +77,14 @@ class _EnvSlot:
 
 
 class EnvHost:
-    """Hosts environments, each under a number that its owner chose."""
+    """Hosts environments, each identified by a number that the caller chooses."""
 
     def __init__(self, threads: int, plugins: Plugins | None = None) -> None:
         """Create a host; threads and processes start when they are needed.
 
         Args:
-            threads: Concurrent calls in threads; further calls wait, and their time limit starts when they begin.
+            threads: Maximum concurrent calls in threads; further calls wait, and their time limit starts when they
+                begin.
             plugins: Plugins to look components up in.
         """
         self._plugins = plugins
@@ -96,7 +97,7 @@ class EnvHost:
 
     @property
     def stuck(self) -> int:
-        """Number of calls that hang, each in a thread that was abandoned."""
+        """Number of hanging calls, each in an abandoned thread."""
         return self._threads.stuck
 
     async def reset(
@@ -105,14 +106,14 @@ class EnvHost:
         """Create an environment and start its episode.
 
         Args:
-            number: Number by which later calls name it.
+            number: Number that identifies it in later calls.
             spec: Specification; the same object for environments of the same kind.
             options: Options of this environment.
             seed: Seed of the episode.
             seconds: Time limit.
 
         Raises:
-            RlsdkError: The component is missing here, or differs.
+            RlsdkError: The component is missing in this process, or differs.
             WorldLostError: Another environment hangs and holds the lock.
             TimeoutError: The call exceeded its time limit.
             RuntimeError: The environment raised an exception.
@@ -136,7 +137,7 @@ class EnvHost:
         return await self._call(slot, f"step {slot.steps}", Step, lambda: instance.step(text, seconds))
 
     def close(self, number: int) -> None:
-        """Close an environment in the background: now, or when its running call ends."""
+        """Close an environment in the background, at once or when its running call ends."""
         slot = self._slots.pop(number, None)
         if slot is not None:
             slot.left = True
@@ -154,7 +155,7 @@ class EnvHost:
             raise TimeoutError(f"{where}: {error}") from error
         except RaisedInProcessError as error:
             raise RuntimeError(f"{where} raised {error}") from error
-        except Exception as error:  # the environment's code; its rollout fails, the run continues
+        except Exception as error:  # the environment's code failed: its rollout fails, the run continues
             raise RuntimeError(f"{where} raised {described(error)}") from error
         finally:
             slot.busy, slot.usable = False, usable
@@ -202,7 +203,7 @@ async def _closed(slot: _EnvSlot) -> None:
 
 
 class _Lock:
-    """Lets one call run at a time. A call that hangs holds the lock for ever, and all later calls fail."""
+    """Lets one call run at a time. A hanging call holds the lock forever, and all later calls fail."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -263,7 +264,7 @@ class _InProcessEnv:
 
 
 async def _limited(work: Any, seconds: float) -> Any:
-    """Await a coroutine within a time limit; on timeout it is cancelled, and abandoned if that does not end it."""
+    """Await a coroutine within a time limit; on timeout, cancel it, and abandon it if it does not end."""
     task = asyncio.ensure_future(work)
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)

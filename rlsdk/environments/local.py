@@ -1,4 +1,4 @@
-"""Environments that run in threads of this process, without Ray: in tests, and wherever no training runs."""
+"""Environments that run in threads of this process, without Ray: in tests, and outside of training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EnvBackend(Protocol):
     """Backend that runs environments."""
 
     def open(self, environment: Use, seed: int, seconds: float) -> EnvHandle:
-        """Open a handle to an environment, which its `reset` creates.
+        """Return a handle to an environment, which its `reset` creates.
 
         Args:
             environment: Environment component with its options.
@@ -61,27 +61,27 @@ class EnvSpecs:
 
 
 class EnvCalls:
-    """Numbers of a handle's environments, and its calls, one at a time.
+    """Numbers of a handle's environments, and its calls, which run one at a time.
 
-    Each `reset` makes another environment. A call that took too long, or was cancelled, may still be running: until the
-    next `reset` no other follows, which would meet it inside the environment or get its answer.
+    Each `reset` creates another environment. A call that timed out or was cancelled may still be running, so no other
+    call is allowed until the next `reset`: it could collide with the running one, or receive its answer.
 
     Attributes:
         number: Number of the current environment; None before the first `reset`.
     """
 
     def __init__(self, numbers: Iterator[int]) -> None:
-        """Begin without an environment.
+        """Start without an environment.
 
         Args:
-            numbers: Numbers that no other handle has.
+            numbers: Numbers that no other handle uses.
         """
         self._numbers = numbers
         self._running = False
         self.number: int | None = None
 
     def renew(self) -> tuple[int | None, int]:
-        """Take the number of another environment; returns the old one and the new."""
+        """Take a number for another environment; return the old and the new number."""
         old, self.number, self._running = self.number, next(self._numbers), False
         return old, self.number
 
@@ -122,7 +122,7 @@ class LocalEnvBackend:
     """Hosts environments in threads of this process."""
 
     def __init__(self, plugins: Plugins | None = None, *, threads: int = THREADS) -> None:
-        """Create the backend; nothing starts before it is needed.
+        """Create the backend; nothing is started until needed.
 
         Args:
             plugins: Plugins to look environments up in; by default, the installed ones.
@@ -153,7 +153,7 @@ class _LocalEnv:
         options = self._environment.options
         try:
             return await self._calls.call(self._host.reset(number, self._spec, options, self._seed, self._seconds))
-        except WorldLostError as error:  # a retry in another process, as with workers, is not possible here
+        except WorldLostError as error:  # unlike with workers, a retry in another process is not possible here
             raise RuntimeError(str(error)) from error
 
     async def step(self, text: str) -> Step:

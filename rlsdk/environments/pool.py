@@ -1,4 +1,4 @@
-"""A pool of environment workers: Ray actors that start when first needed and are replaced when lost."""
+"""A pool of environment workers: Ray actors that start when first needed, and are replaced if lost."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 SILENCE = 30.0
 """Default seconds without an answer after which a worker must confirm that it is alive."""
 MOST_STUCK = 16
-"""Hanging calls at which a worker gets no further environments; it ends with the last one it has."""
+"""Number of hanging calls above which a worker gets no more environments; it ends with its last one."""
 
 
 class EnvWorkerPool:
-    """Workers that each host up to `per_worker` environments; further environments wait, first come, first served.
+    """Workers that each host up to `per_worker` environments; further environments wait in FIFO order.
 
     Attributes:
-        lost: Descriptions of the workers that were lost or given up, with the reasons.
+        lost: Descriptions of workers that were lost or replaced, with reasons.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class EnvWorkerPool:
         self._workers, self._given_up = [], []
 
     async def enter(self) -> EnvWorker:
-        """Take a place in the worker with the fewest environments; wait until one is free."""
+        """Reserve a slot in the worker with the fewest environments; wait until one is free."""
         await self._places.acquire()
         while len(self._workers) < self._count:
             name = f"{self._name}-{next(self._serial)}"
@@ -92,7 +92,7 @@ class EnvWorkerPool:
         return worker
 
     def exit(self, worker: EnvWorker, number: int | None) -> None:
-        """Close an environment, if there is one, and free its place."""
+        """Close an environment, if there is one, and free its slot."""
         self._places.release()
         worker.count -= 1
         if number is not None:
@@ -164,8 +164,8 @@ def env_worker_pools(plan: Plan, *, sharing: int = 1, of: str = "") -> Iterator[
 
     Args:
         plan: Plan of the run.
-        sharing: Number of processes that divide the workers among them, each with pools of its own.
-        of: Name of this process among them, part of the workers' names; empty if there is one.
+        sharing: Number of processes that share the workers, each with its own pools.
+        of: Name of this process, included in the workers' names; empty if there is only one.
     """
 
     def create(section: EnvironmentsSection, name: str) -> EnvWorkerPool:

@@ -1,7 +1,7 @@
-"""Environments that each have their own process, which is killed when it hangs.
+"""Environments in separate processes, which are killed if they hang.
 
-`prepare` and the function it returns run in those processes, `SubprocessEnv` in the process that plays. Options arrive
-pickled, since that process is trusted. Results go back as JSON, since an environment acts on text from a model.
+`prepare` and the function it returns run in those processes, `SubprocessEnv` in the process of the rollouts. Options
+arrive pickled, since that process is trusted. Results return as JSON, since an environment acts on a model's text.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rlsdk.plugins import ComponentRef, Plugins
 from rlsdk.types import Observation, Step
 
 _CLOSING = 2.0
-"""Seconds in which a process may close its environment before it is killed."""
+"""Seconds that a process has to close its environment before it is killed."""
 
 
 def prepare(reference: ComponentRef) -> Callable[[socket.socket], None]:
-    """Import an environment, and return the main function of a fork: it serves calls until the socket is closed."""
+    """Import an environment, and return the main function of a fork, which serves calls until the socket is closed."""
     plugins = Plugins()
     component = plugins.component(reference)
 
@@ -72,7 +72,7 @@ def _answer(environment: Any, call: Mapping[str, Any], runner: asyncio.Runner) -
 
 
 def _observed(observation: Observation) -> dict[str, Any]:
-    """Return an observation as JSON values, from which `Observation` makes it again."""
+    """Convert an observation to JSON values, from which `Observation` restores it."""
     image = observation.image
     return {**attrs.asdict(observation, recurse=False), "image": None if image is None else image.url}
 
@@ -82,7 +82,7 @@ async def _awaited(result: Any) -> Any:
 
 
 class RaisedInProcessError(Exception):
-    """An exception of an environment in its own process: the name of its type, and its message."""
+    """An exception raised by an environment in its process: type name and message."""
 
 
 class SubprocessEnv:
@@ -92,7 +92,7 @@ class SubprocessEnv:
         """Create the environment; its process starts with `reset`.
 
         Args:
-            forks: Server of its kind, made with `prepare`.
+            forks: Fork server of this kind of environment, created with `prepare`.
             options: Options of this environment.
         """
         self._forks, self._options = forks, options

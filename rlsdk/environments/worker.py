@@ -1,4 +1,4 @@
-"""The driver's side of a worker: calls made in one iteration of the event loop travel as one message."""
+"""The driver's side of a worker: calls made in one iteration of the event loop are sent as one message."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from rlsdk.isolation.spans import Busy
 
 log = logging.getLogger(__name__)
 START = 120.0
-"""Seconds that a worker may take to start; it imports rlsdk and the environments, slowly where the machine is busy."""
+"""Time limit in seconds for a worker to start; importing rlsdk and environments is slow on a busy machine."""
 
 
 class EnvWorker:
     """Client of one worker actor.
 
     Attributes:
-        count: Number of environments that have a place in the worker.
-        stuck: Number of calls that hang in it, as of its last failed call.
-        gone: Why it is gone; empty while it lives.
+        count: Number of environments with a slot in the worker.
+        stuck: Number of hanging calls, as of its last failed call.
+        gone: Reason why the worker is gone; empty while it is alive.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class EnvWorker:
 
         Raises:
             WorldLostError: The worker died.
-            RlsdkError: The worker cannot create this kind of environment; this ends the run.
+            RlsdkError: The worker cannot create this kind of environment; the run ends.
             TimeoutError, RuntimeError, TypeError: The environment failed.
         """
         waiting = self._waiting[call.number] = asyncio.get_running_loop().create_future()
@@ -99,7 +99,7 @@ class EnvWorker:
         self._send(Close(number))
 
     def lose(self, why: str) -> None:
-        """Kill the worker; all calls that wait for an answer raise WorldLostError."""
+        """Kill the worker; all pending calls raise WorldLostError."""
         if self.gone:
             return
         self.gone = f"{self.name} is gone: {why}"
@@ -150,7 +150,7 @@ class EnvWorker:
                 self.lose(described(error))
 
     async def _watch(self) -> None:
-        """Give up a worker that does not start, or later does not even answer `about`: a call blocks its process."""
+        """Kill a worker that does not start, or later does not answer `about`, since a call blocks its process."""
         loop = asyncio.get_running_loop()
         if not await self._answers(START):
             return self.lose(f"it did not start within {START:g} s")
@@ -164,7 +164,7 @@ class EnvWorker:
                 )
 
     async def _answers(self, seconds: float) -> bool:
-        """Return True if it answers `about` in time, or is already gone, which `_listen` reports."""
+        """Return True if the worker answers `about` in time, or is already gone, which `_listen` reports."""
         asked = asyncio.ensure_future(self._actor.about.remote())
         done, _ = await asyncio.wait({asked}, timeout=seconds)
         if not done:

@@ -1,1 +1,1 @@
-"""Runs rewards, isolated so that one which fails, hangs or meets hostile text does not harm the run."""
+"""Run rewards in isolation, so that one that fails, hangs or meets hostile text does not harm the run."""

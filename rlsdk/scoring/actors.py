@@ -1,4 +1,4 @@
-"""Scorer of a run's rollouts; rewards that hold a model each run in their own Ray actor."""
+"""The scorer of a run; each reward that holds a model runs in its own Ray actor."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from rlsdk.types import Rollout, Score
 
 
 class RewardActor(RunActor):
-    """A reward, ready to run, in a process of its own."""
+    """Hosts a reward, ready to run, in a separate process."""
 
     def __init__(self, reference: ComponentRef, log_path: str) -> None:
         super().__init__(log_path)
         self._reward = Plugins().resolve(reference)
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        """Scores of rollouts."""
+        """Score rollouts."""
         return list(self._reward(rollouts))
 
     def ready(self) -> None:
@@ -44,9 +44,9 @@ def reward_terms(plan: Plan) -> list[RewardTerm]:
 
 @contextmanager
 def reward_actors(plan: Plan, terms: Sequence[RewardTerm]) -> Iterator[dict[str, Any]]:
-    """Start an actor for each term of a reward that runs in one; they end with the block.
+    """Start an actor for each reward term that runs in one; they end with the block.
 
-    Starts Ray if there are any and Ray is not running.
+    Starts Ray if any actor is needed and Ray is not running.
 
     Args:
         plan: Plan of the run.
@@ -98,8 +98,8 @@ def scoring(
         plan: Plan of the run.
         log_to: File for the output of rewards; by default, it is discarded.
         user_loop: Event loop for users' rewards that run in this process; by default, the running one.
-        actors: Handles that `reward_actors` gave to another process; left out, the actors are started.
-        sharing: Number of processes that divide `scoring.workers` among them, each with a scorer of its own.
+        actors: Handles that `reward_actors` returned in another process; by default, the actors are started.
+        sharing: Number of processes that share `scoring.workers`, each with its own scorer.
     """
     if not plan.rewards:
         yield None

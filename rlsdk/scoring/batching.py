@@ -1,4 +1,4 @@
-"""Batching of scoring calls over several rollouts, and a cache of their scores."""
+"""Batching of scoring calls across rollouts, and a cache of scores."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from rlsdk.scoring.outcome import as_score
 from rlsdk.types import Rollout, Score
 
 Take = Callable[[], Sequence[Rollout]]
-"""Gives what waits to be scored, once: in one call all of it, or as many as the call should have."""
+"""Returns the rollouts waiting to be scored, once per call: all of them, or as many as the call should have."""
 
 _Waiting = tuple[Rollout, "asyncio.Future[Any]"]
 
 
 class Batcher:
-    """Gathers rollouts into calls: those of one turn of the event loop, and those that arrive before a call starts."""
+    """Batches rollouts into calls: those of one event loop iteration, and those that arrive before a call starts."""
 
     def __init__(self, call: Callable[[Take], Any], most: Callable[[], int] | None = None) -> None:
         """Create a batcher.
 
         Args:
-            call: Takes rollouts when it can score them, and returns as many results, possibly awaitable.
-            most: Returns the maximum number of rollouts per call, asked before each call; by default, no limit.
+            call: Takes rollouts when it can score them, and returns one result each, possibly awaitable.
+            most: Returns the maximum number of rollouts per call, queried before each call; by default, no limit.
         """
         self._call = call
         self._most = most
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: deque[_Waiting] = deque()
-        self._begun = 0  # calls that have not asked for rollouts yet
-        self._due = False  # whether calls are begun in this turn of the event loop
-        self._running: set[asyncio.Task[None]] = set()  # the event loop itself does not keep them
+        self._begun = 0  # calls that have not requested rollouts yet
+        self._due = False  # whether calls are begun in this event loop iteration
+        self._running: set[asyncio.Task[None]] = set()  # the event loop holds only weak references
 
     def __call__(self, rollout: Rollout) -> asyncio.Future[Any]:
-        """The result for one rollout."""
+        """Return the result for one rollout."""
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # what waited for another one waits no more
+        if loop is not self._loop:  # rollouts that waited for another one wait no more
             self._loop, self._begun, self._due = loop, 0, False
             self._waiting.clear()
         future: asyncio.Future[Any] = loop.create_future()
@@ -98,7 +98,7 @@ class Batcher:
 
 
 class _BatchShare:
-    """The rollouts of one call, chosen when it first asks for them."""
+    """The rollouts of one call, selected when it first requests them."""
 
     def __init__(self, ask: Callable[[], list[_Waiting]]) -> None:
         self._ask = ask
@@ -113,7 +113,7 @@ class _BatchShare:
 
 
 ENTRIES = 100_000
-"""Scores that are kept, those used last."""
+"""Maximum number of cached scores, least recently used first out."""
 
 
 class Cache:
@@ -125,7 +125,7 @@ class Cache:
         self._kept: OrderedDict[bytes, Score] = OrderedDict()
 
     async def __call__(self, rollout: Rollout) -> Score:
-        """The score of one rollout."""
+        """Return the score of one rollout."""
         about = (rollout.task, rollout.messages, rollout.status)
         key = hashlib.blake2b(pickle.dumps(about, protocol=5), digest_size=16).digest()
         if (kept := self._kept.get(key)) is not None:

@@ -1,4 +1,4 @@
-"""Combines several rewards into one by sums, products, gates and routes; each part remains visible in metrics."""
+"""Combine several rewards by sums, products, gates and routes; each part remains visible in metrics."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from rlsdk.errors import ValueFault
 from rlsdk.types import REWARD_LIMIT, Score, is_reward
 
 Scored = tuple[RewardSpec, Score | None]
-"""A part and its score; None: a gate kept it from being scored."""
+"""A part and its score; None if a gate excluded it from scoring."""
 
 
 def combine(parts: Sequence[Scored], *, last_token: int | None = None) -> Score:
     """Combine the scores of a rollout: the weighted sum of the summands, times the factors.
 
-    A sum without summands is 1, so that factors alone make a product. The metrics are `reward/NAME`, the value of each
-    part before its range and weight, and the parts' own; one that several report is `NAME/METRIC` for each of them.
+    A sum without summands is 1, so that factors alone form a product. The metrics are `reward/NAME`, the value of each
+    part before range and weight, and the parts' own; a metric that several parts report becomes `NAME/METRIC` for each.
 
     Args:
         parts: Scored parts, in order.
-        last_token: Position of the last sampled token; needed only where some parts reward single tokens and others the
-            whole rollout, whose values belong there.
+        last_token: Position of the last sampled token; required if some parts reward single tokens and others the whole
+            rollout, whose values are placed there.
 
     Returns:
-        The score, invalid if any part is, with the name and reason of each that is.
+        The score, invalid if any part is, with the names and reasons of invalid parts.
 
     Raises:
         ValueFault: There are no parts, or `last_token` is needed and missing.
@@ -79,7 +79,7 @@ def _metrics(parts: Sequence[Scored]) -> dict[str, float]:
 def _token_rewards(
     summands: Sequence[Scored], factor: float, last_token: int | None
 ) -> tuple[tuple[int, float], ...] | None:
-    """Sum of all parts' token rewards by position; None if no part has any."""
+    """Return the sum of all parts' token rewards by position; None if no part has any."""
     if not rewards_tokens(summands):
         return None
     total: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""Converts the results of rewards into scores."""
+"""Convert results of rewards to scores."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rlsdk.types import Score
 
 
 def as_score(result: Any) -> Score:
-    """Convert a reward's result into a score; a value that is not a number gives an invalid score with that reason.
+    """Convert a reward's result to a score; a value that is not a number gives an invalid score with that reason.
 
     Args:
-        result: A `Score` or a number; a NumPy scalar or a tensor of one element is a number, too.
+        result: A `Score` or a number, including NumPy scalars and tensors of one element.
     """
     if isinstance(result, Score):
         return result
@@ -32,11 +32,11 @@ def as_score(result: Any) -> Score:
 
 
 def as_scores(result: Any, count: int) -> list[Score]:
-    """Return the result of a reward that takes lists as scores; a list of another length makes all of them invalid.
+    """Convert the result of a reward that takes lists to scores; if the length differs, all are invalid.
 
     Args:
         result: A list, tuple, array or tensor of scores or numbers.
-        count: Rollouts of the call.
+        count: Number of rollouts in the call.
     """
     listed = result.tolist() if hasattr(result, "tolist") else result
     if not isinstance(listed, Collection) or isinstance(listed, str | bytes | Mapping | Set):
@@ -57,7 +57,7 @@ def _number(result: Any) -> float:
 def imported_within(reward: Any) -> list[str]:
     """Return the packages beyond the standard library that a reward imports when it is called.
 
-    What its mark declares in `imports` is left out: a pool imports that beforehand.
+    Packages declared in `imports` of its mark are excluded: a pool imports them beforehand.
     """
     component = component_of(reward)
     if component is None:

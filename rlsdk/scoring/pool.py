@@ -1,9 +1,8 @@
 """A pool of killable scoring processes, so that no call exceeds its time limit, whatever it does.
 
-The processes are forks of one that has imported the rewards, so that a killed one is replaced in milliseconds.
-A call that takes much longer than others do no longer counts as one of the pool's workers: another process takes its
-place until its limit. While others wait, such a call keeps computing at the lowest priority, so that a
-hanging one costs little.
+The processes are forks of one that has imported the rewards, so that a killed one is replaced in milliseconds. A call
+that takes much longer than others no longer occupies one of the pool's workers: another process takes its place until
+the call's limit. While others wait, such a call continues at the lowest priority, so that a hanging one costs little.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ from rlsdk.scoring.worker import prepare
 from rlsdk.types import Rollout, Score
 
 MAX_SLOW = 64
-"""Calls that may take longer than others at one time; further ones keep their worker's place."""
+"""Maximum number of concurrent slow calls; further ones continue to occupy their worker."""
 _PATIENCE = 4.0
-"""Times as long as usual that a call may take before another process takes its place."""
+"""Multiple of the usual duration after which another process takes a call's place."""
 _LEAST_PATIENCE = 0.02
 _LEARNING = 0.1
 _FIRST_PATIENCE = 1.0
 _MOST = 64
-"""Rollouts of one call."""
+"""Maximum rollouts per call."""
 _WORTH = 0.01
-"""Seconds of work for which one message is worth its cost, about a millisecond."""
+"""Seconds of work that justify the cost of one message, about a millisecond."""
 _TOGETHER = 1.0
-"""Seconds that a call of a reward that takes lists may take, while other processes could share the work."""
+"""Maximum seconds per call of a reward that takes lists, so that other processes can share the work."""
 _UNTRIED = 8
-"""Rollouts in one call of a reward that takes lists, as long as nobody knows how long one takes."""
+"""Rollouts in one call of a reward that takes lists, until its duration is known."""
 _HEARING = 0.05
-"""Seconds beyond a limit in which a reply is read that came while the event loop was busy."""
+"""Seconds beyond a limit to read a reply that arrived while the event loop was busy."""
 
 
 class FailedError(Exception):
@@ -65,10 +64,10 @@ class TooLongError(FailedError):
 
 @attrs.define(eq=False)
 class _ScoringWorker:
-    """The driver's side of a process; belongs to no event loop."""
+    """The driver's side of a process; not bound to an event loop."""
 
     fork: Fork
-    cpu: float = 0.0  # seconds it had used when its last call ended
+    cpu: float = 0.0  # CPU seconds used at the end of its last call
     called: set[int] = attrs.field(factory=set)  # rewards
 
     def lives(self) -> bool:
@@ -82,7 +81,7 @@ class _ScoringWorker:
         return False
 
     def used(self) -> float | None:
-        """Seconds of CPU that this call used; None where the system does not tell."""
+        """CPU seconds used by this call; None if the system does not report them."""
         try:
             total = int(Path(f"/proc/{self.fork.pid}/schedstat").read_text(encoding="ascii").split()[0])
         except (OSError, ValueError, IndexError):
@@ -90,7 +89,7 @@ class _ScoringWorker:
         return total / 1e9 - self.cpu
 
     def starves(self) -> bool:
-        """Return True if the process is waiting for a free core; False where the system does not tell."""
+        """Return True if the process is waiting for a free core; False if the system does not report it."""
         try:
             return Path(f"/proc/{self.fork.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] == "R"
         except (OSError, IndexError):
@@ -98,7 +97,7 @@ class _ScoringWorker:
 
 
 class Pool:
-    """Runs calls of several rewards in worker processes; starts on first use."""
+    """Runs calls of several rewards in worker processes, which start on first use."""
 
     def __init__(
         self, rewards: Sequence[ComponentRef], *, workers: int = 0, memory: int = 2048, log_to: Path | None = None
@@ -106,7 +105,7 @@ class Pool:
         """Create a pool for the given rewards.
 
         Args:
-            rewards: Rewards, which calls name by index.
+            rewards: Rewards; calls refer to them by index.
             workers: Number of concurrently scoring processes; 0 for one per core.
             memory: MiB of address space that a process may use beyond its initial size (Linux).
             log_to: File for the output of rewards; by default, standard error.
@@ -118,9 +117,9 @@ class Pool:
         self._busy: set[_ScoringWorker] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._usual = [_FIRST_PATIENCE / _PATIENCE] * len(self._rewards)  # seconds for one rollout
-        self._heard = [0] * len(self._rewards)  # calls that were answered
+        self._heard = [0] * len(self._rewards)  # completed calls
         self.counts: Counter[str] = Counter()
-        """calls, killed (over their time), died."""
+        """`calls`, `killed` (for exceeding their time limit), `died`."""
 
     def most(self, index: int, limit: float, *, together: bool = False) -> int:
         """Return how many rollouts one call of a reward should take.
@@ -128,8 +127,7 @@ class Pool:
         Args:
             index: Index of the reward.
             limit: Time limit of a call, in wall-clock seconds.
-            together: True if the reward is faster on lists; otherwise a call takes only as many as are worth a
-                message.
+            together: True if the reward is faster on lists; otherwise a call takes only as many as justify a message.
         """
         if together and not self._heard[index]:
             return _UNTRIED
@@ -141,8 +139,8 @@ class Pool:
 
         Args:
             index: Index of the reward.
-            take: Gives the rollouts, when a process is free for them.
-            limit: Seconds of wall clock; beyond them the process is killed.
+            take: Returns the rollouts, called when a process is free for them.
+            limit: Wall-clock seconds after which the process is killed.
 
         Raises:
             FailedError: The call raised, took too long, or its process ended.
@@ -154,7 +152,8 @@ class Pool:
             rollouts = take()
             if not rollouts:
                 return []
-            # Not before there is a place: the event loop would do it for all that wait, and hear of no reply meanwhile.
+            # Only once there is a slot: otherwise the event loop would do it for all waiters, and read no reply
+            # meanwhile.
             message = pickle.dumps((index, list(rollouts)), protocol=5)
             worker = self._taken() or _ScoringWorker(await self._fork())
             self._busy.add(worker)
@@ -176,7 +175,7 @@ class Pool:
                 self.counts["calls"] += 1
                 self._busy.discard(worker)
                 reply.cancel()
-                await asyncio.wait({reply})  # until nobody reads the connection any longer
+                await asyncio.wait({reply})  # until the connection is no longer read
                 if again and reply.exception() is None:
                     self._idle.append(worker)
                 else:
@@ -184,7 +183,7 @@ class Pool:
         return _scores(found)
 
     def _taken(self) -> _ScoringWorker | None:
-        """An idle process, if there is one."""
+        """Take an idle process, if there is one."""
         while self._idle:
             worker = self._idle.pop()
             if worker.lives():
@@ -195,10 +194,10 @@ class Pool:
     async def _wait(
         self, reply: asyncio.Future[bytes], index: int, count: int, worker: _ScoringWorker, slot: _Slot, limit: float
     ) -> bool:
-        """Wait for a reply, and whether the process may serve again: not if its priority was lowered.
+        """Wait for a reply, and return whether the process may be reused: not if its priority was lowered.
 
         Raises:
-            TimeoutError: There is none within the limit.
+            TimeoutError: There is no reply within the limit.
         """
         started, usual = time.perf_counter(), self._usual[index] * count
         interval = patience = max(_PATIENCE * usual, _LEAST_PATIENCE)
@@ -211,7 +210,7 @@ class Pool:
                 interval *= 1.5
                 used = worker.used() or 0.0
                 if aside or self._slow >= MAX_SLOW or (used < 0.8 * patience and worker.starves()):
-                    continue  # what starves beside an engine would be joined by others that starve
+                    continue  # if a process starves because of an engine, another one would starve, too
                 aside = True
                 self._slow += 1
                 lowered = used >= 0.8 * patience and self._slots.locked()
@@ -249,7 +248,7 @@ class Pool:
             raise ScoringError(f"the scoring processes did not start: {error}") from error
 
     def close(self) -> None:
-        """End all processes; they start again when they are needed again."""
+        """End all processes; they restart when needed."""
         for worker in [*self._idle, *self._busy]:
             worker.fork.kill()
         self._idle.clear()
@@ -258,7 +257,7 @@ class Pool:
 
 
 class _Slot:
-    """A reserved place among the workers; it is released exactly once."""
+    """A reserved slot among the workers; it is released exactly once."""
 
     def __init__(self, slots: asyncio.Semaphore) -> None:
         self._slots = slots

@@ -1,4 +1,4 @@
-"""Scores rollouts as they finish; a reward that fails makes a score invalid, never zero."""
+"""Score rollouts as they finish; a failing reward gives an invalid score, never zero."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from rlsdk.types import Group, Rollout, Score
 
 log = logging.getLogger(__name__)
 _CAUSES = 3
-"""Most reasons that a message lists."""
+"""Maximum reasons listed in a message."""
 _GRACE = 1.0
-"""Seconds that a reward with a time limit of its own gets beyond it."""
+"""Extra seconds for a reward with its own time limit."""
 
 
 @attrs.frozen
@@ -38,9 +38,9 @@ class RewardTerm:
     """A term of the reward.
 
     Attributes:
-        rule: Its logged name, and its combination with the other terms.
+        rule: Its name in metrics, and how it is combined with the other terms.
         reward: Reward, ready to run.
-        reference: Reference by which another process finds it; without one, it runs in this process.
+        reference: Reference for finding it in another process; without one, it runs in this process.
     """
 
     rule: RewardSpec
@@ -65,7 +65,7 @@ class RewardTerm:
 
     @property
     def keeps(self) -> bool:
-        """True if its scores are cached: it allows caching, and costs more than a lookup."""
+        """True if its scores are cached: caching is allowed, and scoring costs more than a lookup."""
         component = component_of(self.reward)
         return component is not None and component.cache and self.where != "driver"
 
@@ -75,10 +75,10 @@ class _Ready:
     """A reward term that is ready to run.
 
     Attributes:
-        rule: Its name, and its combination with the other terms.
+        rule: Its name, and how it is combined with the other terms.
         run: Scores one rollout or, if it `compares`, a whole group; the result may be awaitable.
         compares: True if it takes a whole group.
-        late: True if it waits for the group: it compares, or a comparing term may prevent it from being scored.
+        late: True if it waits for the group: it compares, or a comparing term may exclude it from scoring.
     """
 
     rule: RewardSpec
@@ -93,7 +93,7 @@ class ScoringCounters:
 
     Attributes:
         rollout: The rollout.
-        scores: Index of a part -> its score; None where a gate kept it from being scored.
+        scores: Index of a part -> its score; None if a gate excluded it from scoring.
         gate: Index of the first part whose gate excludes those after it.
     """
 
@@ -109,14 +109,14 @@ class ScoringCounters:
 
 
 class Scorer:
-    """Runs the parts of a reward on each rollout, in their order.
+    """Runs the parts of a reward on each rollout, in order.
 
-    A part may be a function or an async function, and take one rollout, any list of rollouts (`batch=True`), or all
-    rollouts of one task (`batch="group"`). It runs where its mark says: in a pool of processes, in this one, or where
-    `actor` puts it.
+    A part may be a sync or async function of one rollout, any list of rollouts (`batch=True`), or all rollouts of one
+    task (`batch="group"`). Its mark determines where it runs: in a pool of processes, in this process, or through
+    `actor`.
 
-    Where no part compares the rollouts of a group, `score` gives a rollout's score as soon as the rollout is there.
-    Where one does, `begin` runs what needs the rollout alone, and `finish` the rest once its group is complete.
+    If no part compares the rollouts of a group, `score` returns a rollout's score as soon as the rollout is available.
+    Otherwise `begin` runs the parts that need only the rollout, and `finish` the others once its group is complete.
     """
 
     def __init__(
@@ -135,8 +135,8 @@ class Scorer:
             limits: Limits of calls.
             log_to: File for the output of rewards in the pool; by default, standard error.
             actor: Builds the batch call of a term marked to run in an actor; by default, it runs in this process.
-            user_loop: Event loop for rewards in this process that are not rlsdk's own; left out, they are called on the
-                running one, which they may block.
+            user_loop: Event loop for users' rewards in this process; by default, they are called on the running one,
+                which they may block.
         """
         marks = (component_of(part.reward) for part in parts)
         counts_given = any(mark is not None and mark.reads_given for mark in marks)
@@ -157,7 +157,7 @@ class Scorer:
 
     @property
     def counts(self) -> Counter[str]:
-        """Calls of the pool: `calls`, those that were `killed` over their time, and whose process `died`."""
+        """Calls of the pool: `calls`, those `killed` for exceeding their time limit, and those whose process `died`."""
         return self._pool.counts
 
     @property
@@ -166,7 +166,7 @@ class Scorer:
         return tuple(part.rule.name for part in self._parts if part.compares)
 
     def warn_of_ignored(self, rollouts: Sequence[Rollout]) -> None:
-        """Warn, once, where a workflow gave rewards that no part of the reward counts."""
+        """Warn, once, if a workflow gave rewards that no part of the reward uses."""
         if self._ignoring and any(rollout.rewards for rollout in rollouts):
             log.warning(
                 "the workflow gave a reward, which only the reward 'environment' counts, but this run's reward is %s: "
@@ -176,11 +176,11 @@ class Scorer:
             self._ignoring = ()
 
     async def score(self, rollout: Rollout) -> Score:
-        """The score of one rollout; for parts that compare, it is a group of one.
+        """Return the score of one rollout; for parts that compare, it is a group of one.
 
         Raises:
-            DataError: The task cannot be scored at all (it has no answer, or no part is for its source); it is the
-                task's fault, not the answer's.
+            DataError: The task itself cannot be scored, whatever the answer: it has no reference answer, or no part
+                applies to its source.
         """
         return (await self.finish([await self.begin(rollout)]))[0]
 
@@ -193,7 +193,7 @@ class Scorer:
         return await self.finish(await asyncio.gather(*(self.begin(rollout) for rollout in rollouts)))
 
     async def begin(self, rollout: Rollout) -> ScoringCounters:
-        """Run the parts that need not wait for the rest of the rollout's group."""
+        """Run the parts that need not wait for the rollout's group."""
         counters = ScoringCounters(rollout)
         for index, part in enumerate(self._parts):
             if not part.late and part.rule.applies(rollout.task):
@@ -202,7 +202,7 @@ class Scorer:
         return counters
 
     async def finish(self, counted: Sequence[ScoringCounters]) -> list[Score]:
-        """Run the terms that waited for the group, and combine the scores.
+        """Run the parts that waited for the group, and combine the scores.
 
         Args:
             counted: Counters of the scorable rollouts of one task, in order.
@@ -216,7 +216,7 @@ class Scorer:
         return [self._combined(counters) for counters in counted]
 
     async def _add(self, index: int, counted: Sequence[ScoringCounters]) -> list[ScoringCounters]:
-        """Return counters with the scores of one more part, which is not run on rollouts that a gate excludes."""
+        """Return counters with the scores of one more part, which skips rollouts excluded by a gate."""
         part = self._parts[index]
         due = [part.rule.applies(counters.rollout.task) for counters in counted]
         rollouts = [t.rollout for t, is_due in zip(counted, due, strict=True) if is_due and index < t.gate]
@@ -239,12 +239,12 @@ class Scorer:
             task = counters.rollout.task
             parts = "; ".join(f"{part.rule.name}: {', '.join(part.rule.sources)}" for part in self._parts)
             raise DataError(f"task {task.id!r}: no part of the reward scores its source {task.source!r} ({parts})")
-        # Where nothing was sampled, no token is trained on, and its last one is as good as any.
+        # If nothing was sampled, no token is trained on, and any position will do.
         last_token = max(counters.rollout.span[1] - 1, 0) if rewards_tokens(scored) else None
         return combine(scored, last_token=last_token)
 
     def close(self) -> None:
-        """End the processes of the pool; they start again when they are needed again."""
+        """End the processes of the pool; they restart when needed."""
         self._pool.close()
 
     def _in_pool(self, part: RewardTerm, index: int) -> Callable[[Any], Any]:
@@ -257,7 +257,7 @@ class Scorer:
                 rollouts = take()
                 if len(rollouts) == 1:
                     return [Score.invalid(_cause(error, part))]
-            # One of them raised, hung or ended the process: score each alone, so that the others get their scores.
+            # One of them raised, hung or ended the process: score each separately, so that the others get their scores.
             alone = await asyncio.gather(*(together_or_alone(partial(list, [rollout])) for rollout in rollouts))
             return [score for scores in alone for score in scores]
 
@@ -272,7 +272,7 @@ class Scorer:
         return Batcher(together_or_alone, lambda: self._pool.most(index, timeout, together=together))
 
     def _elsewhere(self, part: RewardTerm) -> Callable[[Any], Any]:
-        """Build the call of a term in this process or an actor; awaited results have a time limit."""
+        """Build the call of a part in this process or an actor; awaited results have a time limit."""
         timeout = self._timeout(part)
         call = self._actor(part) if part.where == "actor" and self._actor is not None else part.reward
         takes_lists = part.batch or call is not part.reward
@@ -305,7 +305,7 @@ class Scorer:
 
 
 def _cause(error: FailedError, part: RewardTerm) -> str:
-    """Say why a call failed, with advice if imports may have used up its time."""
+    """Return why a call failed, with advice if imports may have used up its time."""
     modules = imported_within(part.reward) if isinstance(error, TooLongError) and error.first else []
     if not modules:
         return str(error)
@@ -316,7 +316,7 @@ def _cause(error: FailedError, part: RewardTerm) -> str:
 
 
 async def _called_in(user_loop: UserLoop, reward: Callable[[Any], Any], argument: Any) -> Any:
-    """Call a reward on the event loop of users' code."""
+    """Call a reward on the event loop for user code."""
 
     async def call() -> Any:
         result = reward(argument)
@@ -326,7 +326,7 @@ async def _called_in(user_loop: UserLoop, reward: Callable[[Any], Any], argument
 
 
 async def _guarded(part: _Ready, argument: Any) -> Any:
-    """The result of a call; where it fails, an invalid score that says why."""
+    """Return the result of a call or, if it fails, an invalid score with the reason."""
     try:
         result = part.run(argument)
         return await result if inspect.isawaitable(result) else result
@@ -341,7 +341,7 @@ async def _guarded(part: _Ready, argument: Any) -> Any:
 def unscored(group: Group) -> list[str]:
     """Return why trajectories of a group could not be scored: one reason per invalid score.
 
-    The reasons do not name the group's task, so that those of several groups add up.
+    The reasons do not name the group's task, so that those of several groups can be counted together.
     """
     scores = ([group.scores[i] for i in trajectory] for trajectory in group.trajectories)
     reasons = (next((score.reason for score in each if not score.valid), None) for each in scores)
@@ -349,18 +349,18 @@ def unscored(group: Group) -> list[str]:
 
 
 def check_budget(groups: Sequence[Group], limit: float, when: int | str) -> int:
-    """Count trajectories that could not be scored; above the share `limit` the run stops.
+    """Count unscored trajectories; raise if their share exceeds `limit`.
 
     Args:
         groups: Groups of a step, or of an evaluation.
-        limit: Greatest share of trajectories with an invalid score.
-        when: Step, or another name of what was scored, such as `evaluation at step 3`.
+        limit: Maximum share of trajectories with an invalid score.
+        when: Step, or a description such as `evaluation at step 3`.
 
     Returns:
-        How many could not be scored.
+        Number of unscored trajectories.
 
     Raises:
-        ScoringError: There are more than the share `limit`; names what was scored, the tasks and the causes.
+        ScoringError: The share exceeds `limit`; the message names the step or evaluation, tasks and causes.
     """
     invalid = [(group.task, reason) for group in groups for reason in unscored(group)]
     count = sum(len(group.trajectories) for group in groups)
@@ -369,7 +369,7 @@ def check_budget(groups: Sequence[Group], limit: float, when: int | str) -> int:
     tasks: dict[str, list[str]] = {}
     for task, reason in invalid:
         tasks.setdefault(reason, []).append(repr(task.id))
-    # Each reason once, with the first task it occurred in; the most frequent reasons first.
+    # Each reason once, with the first task where it occurred; the most frequent reasons first.
     causes = []
     for reason, ids in sorted(tasks.items(), key=lambda each: -len(each[1]))[:_CAUSES]:
         more = len(set(ids)) - 1

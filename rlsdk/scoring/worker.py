@@ -1,7 +1,7 @@
-"""Code of the pool's worker processes: forks of a process that has imported the rewards, each scoring call by call.
+"""Code of the pool's worker processes: forks, with the rewards already imported, that handle one call at a time.
 
-Calls arrive pickled from the driver, which is trusted. Results go back as JSON, since the code that ran on a model's
-output is not trusted.
+Calls arrive pickled from the driver, which is trusted. Results return as JSON, since code that ran on a model's output
+is not trusted.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from rlsdk.types import Rollout, Score, Task
 
 
 def prepare(references: Sequence[ComponentRef]) -> Callable[[socket.socket], None]:
-    """Load the rewards, and return what a fork runs: score calls until the driver closes the connection."""
+    """Load the rewards, and return the main function of a fork, which scores until the driver closes the connection."""
     plugins = Plugins()
     rewards = [plugins.resolve(reference) for reference in references]
     for reward in rewards:
         component = component_of(reward)
         for module in component.imports if component else ():
             importlib.import_module(module)
-    # Modules that every call needs are imported here, too, such as numpy, which rollouts load when first created.
+    # Modules that every call needs are also imported here, such as numpy, which rollouts import when first created.
     pickle.loads(pickle.dumps(Rollout.from_text(Task(id="", prompt=""), "")))  # noqa: S301 - our own
 
     def work(connection: socket.socket) -> None:
@@ -47,7 +47,7 @@ def prepare(references: Sequence[ComponentRef]) -> Callable[[socket.socket], Non
 
 
 def _call(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """Call a reward and build the reply; with `spent`, the process must end, since it ran out of memory."""
+    """Call a reward and build the reply; `spent` means that the process ran out of memory and must end."""
     component = component_of(reward)
     try:
         if component is not None and component.batch:

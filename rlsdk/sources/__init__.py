@@ -1,1 +1,1 @@
-"""Built-in sources of tasks."""
+"""Built-in task sources."""

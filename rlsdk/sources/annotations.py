@@ -1,4 +1,4 @@
-"""Tasks from what people said about rollouts, as `rlsdk view` keeps it."""
+"""Tasks from people's annotations of rollouts, as saved by `rlsdk view`."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def annotated_tasks(
     split: Literal["train", "test"] = "train",
     held_out: Share = 0.0,
 ) -> TaskList:
-    """Tasks with the answers that people compared, corrected or scored on the page Annotate of `rlsdk view`.
+    """Tasks with answers that people compared, corrected or scored on the Annotate page of `rlsdk view`.
 
     `pairs` have `chosen` and `rejected` in their metadata, for `algorithm: {use: dpo, rollouts: demonstrations}`; pairs
-    that are the same to most people, or that as many prefer one way as the other, are left out. `edits` have the
-    corrected answer as `demonstration`, for `sft` or `mix`. `scores` have the answer as `demonstration` and whether it
-    is right as `label`, for `algorithm: {use: kto, rollouts: demonstrations}`. Of one person, the last word counts.
+    that most people consider equal, or that have as many votes either way, are skipped. `edits` have the corrected
+    answer as `demonstration`, for `sft` or `mix`. `scores` have the answer as `demonstration` and whether it is right
+    as `label`, for `algorithm: {use: kto, rollouts: demonstrations}`. The last annotation of each person counts.
 
     Args:
         path: A run's folder, a file `annotations.jsonl`, or a list of these.
-        take: Which annotations: `pairs`, `edits` or `scores`.
-        passing: Least score of a right answer, for `scores`; of several people the mean counts.
-        labels: Value of each label, such as `{wrong: 0, right: 1}`, where scores are labels.
-        by: Names of the people whose annotations are taken; left out, everybody's.
-        split: `train`, or `test` for the tasks that `held_out` keeps back.
-        held_out: Share of the tasks that belongs to `test`; all annotations of a task are in one split.
+        take: Kind of annotations: `pairs`, `edits` or `scores`.
+        passing: Minimum score of a right answer, for `scores`; the scores of several people are averaged.
+        labels: Value of each label, such as `{wrong: 0, right: 1}`, if scores are labels.
+        by: Names of the people whose annotations are used; by default, all.
+        split: `train`, or `test` for the tasks held out by `held_out`.
+        held_out: Share of tasks in `test`; all annotations of a task are in one split.
 
     Returns:
-        One task for each pair, edited answer or scored answer.
+        One task per pair, edited answer or scored answer.
 
     Raises:
-        RunError: There is no such file.
-        DataError: It holds no annotation of that kind, or a label without a value.
+        RunError: The file does not exist.
+        DataError: The file has no annotation of that kind, or a label without a value.
     """
     if labels and take != "scores":
         raise OptionError("tasks 'annotations'", [("labels", f"scores alone have labels; take is {take!r}")])
@@ -72,7 +72,7 @@ def _split(task: str, held_out: float) -> str:
 
 
 def _pairs(made: Sequence[Annotation]) -> Iterator[Task]:
-    """Yield a task for each pair of which more people preferred one answer than the other."""
+    """Yield a task for each pair with a majority for one answer."""
     said: dict[tuple[str, str], dict[str, tuple[Annotation, int]]] = {}
     for each in made:
         if each.kind != "pair":
@@ -92,12 +92,12 @@ def _pairs(made: Sequence[Annotation]) -> Iterator[Task]:
 
 
 def _edits(made: Sequence[Annotation]) -> Iterator[Task]:
-    """Yield a task for each answer that somebody corrected, with each one's last correction."""
+    """Yield a task for each corrected answer, with each person's last correction."""
     last = {(each.rollouts[0].id, each.by): each for each in made if each.kind == "edit"}
     seen = set()
     for annotation in last.values():
         [rollout] = annotation.rollouts
-        if (rollout.id, annotation.value) in seen:  # two people wrote the same
+        if (rollout.id, annotation.value) in seen:  # two people wrote the same text
             continue
         seen.add((rollout.id, annotation.value))
         shown = _corrected(rollout.answer, annotation.value)
@@ -105,7 +105,7 @@ def _edits(made: Sequence[Annotation]) -> Iterator[Task]:
 
 
 def _corrected(answer: Any, text: str) -> Any:
-    """Return an answer, or messages up to the last one that the policy wrote, with its text replaced."""
+    """Return an answer, or messages up to the policy's last one, with its text replaced."""
     if isinstance(answer, str):
         return text
     last = max(i for i, message in enumerate(answer) if message["role"] == "assistant")

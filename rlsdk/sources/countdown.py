@@ -1,4 +1,4 @@
-"""Countdown tasks: make a target from given numbers. Each is made when it is read, and has a solution."""
+"""Countdown tasks: reach a target from given numbers. Tasks are created on access, and always solvable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TEST_SHARE = 10
 """One problem in this many is a test problem."""
 Value = int | Fraction
 Drawn = tuple[Value, str]
-"""The value of an expression and its text, in which every operation but the outermost is in brackets."""
+"""Value of an expression and its text, with every operation except the outermost in brackets."""
 
 
 @rlsdk.tasks("countdown")
@@ -44,27 +44,27 @@ def countdown(
     turns: int = 1,
     feedback: str = "That is not right. Try again.",
 ) -> TaskList:
-    """Make a target from given numbers: every task has a solution, and no test problem occurs in training.
+    """Reach a target from given numbers: every task is solvable, and no test problem occurs in training.
 
-    Numbers are drawn and joined by random operations; the value is the target. A hash of the sorted numbers and the
-    target decides whether a problem is for training or for tests. So the splits are disjoint for all sizes and seeds,
-    even if the order of the numbers differs. Tasks are drawn independently: where few problems are possible, they
-    repeat within a split.
+    Numbers are drawn and combined by random operations; the result is the target. A hash of the sorted numbers and the
+    target assigns a problem to training or test. Hence the splits are disjoint for all sizes and seeds, even if the
+    order of the numbers differs. Tasks are drawn independently: if few problems are possible, they repeat within a
+    split.
 
     Args:
         split: `train`, or `test` (a tenth of all problems).
-        size: Number of tasks; left out, 327,680 to train and 1,024 to test.
-        numbers: How many numbers are given, or a range (least, most).
+        size: Number of tasks; by default, 327,680 for `train` and 1,024 for `test`.
+        numbers: How many numbers a task has, or a range (minimum, maximum).
         number_range: Smallest and largest number.
         target_range: Smallest and largest target.
-        operators: Those of `+-*/` that a solution may need.
-        natural: Make tasks from solutions whose intermediate values are whole numbers, at least 0.
+        operators: Operators, from `+-*/`, that a solution may use.
+        natural: Generate tasks from solutions whose intermediate values are whole numbers of at least 0.
         seed: Random seed of the tasks.
         template: `base` and `qwen-instruct` (text that ends within the answer, at `<think>`), `chat` (messages), or
             `compact` (`3,5,17>9:`).
-        system: System message of `chat`.
-        prefill: Beginning of the answer in `chat`; it is not trained on.
-        demonstrations: Give each task an answer to imitate, in `metadata["demonstration"]`. This share of them is
+        system: System message for `chat`.
+        prefill: Beginning of the answer for `chat`; not trained on.
+        demonstrations: Add an answer to imitate to each task, in `metadata["demonstration"]`. This share of them is
             right; the others are random expressions of the same numbers.
         turns: Maximum number of answers in a demonstration. Above 1, it is a conversation as in the workflow
             `dialogue`: a wrong answer is followed by feedback and the next answer.
@@ -74,7 +74,7 @@ def countdown(
         Tasks whose answer is `{"target": 9, "numbers": [3, 5, 17]}`.
 
     Raises:
-        OptionError: An option is wrong, or does not go with another.
+        OptionError: An option is invalid, or incompatible with another.
         DataError: No task with these options was found.
     """
     size = SIZES[split] if size is None else size
@@ -84,7 +84,7 @@ def countdown(
     faults = [*maker.faults(), *([] if size > 0 else [("size", f"expected at least 1, got {size}")])]
     if faults:
         raise OptionError("tasks 'countdown'", faults)
-    maker(0)  # impossible options fail here, not in the middle of a run
+    maker(0)  # fail now on impossible options, not in the middle of a run
     return TaskList(maker, size)
 
 
@@ -97,7 +97,7 @@ class _Problem:
 
 @attrs.frozen
 class _CountdownMaker:
-    """Makes the task at an index, with a random generator seeded by seed, split and index."""
+    """Creates the task at an index, with a random generator seeded by seed, split and index."""
 
     split: Literal["train", "test"]
     counts: tuple[int, int]
@@ -114,7 +114,7 @@ class _CountdownMaker:
     feedback: str
 
     def faults(self) -> list[tuple[str, str]]:
-        """Return what is wrong with the options, as pairs (option, reason)."""
+        """Return errors in the options, as pairs (option, reason)."""
         share = self.demonstrations
         only_chat = [name for name in ("system", "prefill") if getattr(self, name) and self.template != "chat"]
         rules = [
@@ -138,7 +138,7 @@ class _CountdownMaker:
         return [(name, f"{rule}; got {given[name]!r}") for name, rule, kept in rules if not kept]
 
     def __call__(self, index: int) -> Task:
-        """Make a task."""
+        """Create a task."""
         problem = self._problem(Random(f"{self.seed}/{self.split}/{index}"))
         return Task(
             id=f"countdown/{self.split}/{index}",
@@ -169,7 +169,7 @@ class _CountdownMaker:
     def _demonstration(self, problem: _Problem, index: int) -> dict[str, Any]:
         if self.demonstrations is None:
             return {}
-        # A generator of its own, so that the tasks are the same with and without demonstrations.
+        # A separate generator, so that the tasks are the same with and without demonstrations.
         random = Random(f"{self.seed}/{self.split}/{index}/demonstration")
         value, text = self._answer(problem, random, self.demonstrations)
         if self.turns == 1:
@@ -197,21 +197,21 @@ def is_test(numbers: tuple[int, ...], target: int) -> bool:
 
 
 def pick(random: Random, count: int) -> int:
-    """Draw an index below `count`, in a way that gives the same for a seed in every version of Python."""
+    """Draw an index below `count`, reproducibly for a seed in every version of Python."""
     return int(random.random() * count)
 
 
 def draw(random: Random, numbers: tuple[int, ...], operators: str, *, natural: bool) -> Drawn | None:
-    """Join numbers by random operations: two random ones are replaced by their result until one is left.
+    """Combine numbers by random operations: two random ones are replaced by their result until one is left.
 
     Args:
         random: Random generator.
-        numbers: Numbers, of which each is used once.
+        numbers: Numbers; each is used once.
         operators: Some of `+-*/`.
         natural: Allow only whole numbers of at least 0, also as intermediate values.
 
     Returns:
-        The value and its expression; None if two values could not be joined.
+        The value and its expression; None if two values could not be combined.
     """
     left: list[Drawn] = [(number, str(number)) for number in numbers]
     while len(left) > 1:

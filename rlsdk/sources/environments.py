@@ -1,4 +1,4 @@
-"""Tasks for environments: in every round a fixed number of groups of each kind, each group with its own seed."""
+"""Tasks for environments: a fixed number of groups of each kind per round, each group with its own seed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlsdk.types import Message, Task
 NAME = "tasks 'environments'"
 ROUNDS = {"train": 10_000, "test": 1}
 _SEEDS = 2**30
-"""Seeds of training are below this number, seeds of tests from it upwards."""
+"""Training seeds are below this number, test seeds start at it."""
 
 
 @rlsdk.tasks("environments")
@@ -26,20 +26,20 @@ _SEEDS = 2**30
 class Environments:
     """Tasks for several environments: the rollouts of a task (`group_size`) share one environment and one seed.
 
-    Every round has `groups` tasks: for each tag as many as `partition` says, spread evenly over the round. They are
-    trained in this order, so that with `batch_size` equal to `groups` each step holds exactly the partition, with new
-    seeds. Seeds of training and of tests are disjoint, and every evaluation plays the same levels.
+    Each round has `groups` tasks, divided among tags by `partition` and spread evenly over the round. Training keeps
+    this order, so that with `batch_size` equal to `groups`, each step has exactly the partition, with new seeds.
+    Training and test seeds are disjoint, and every evaluation plays the same levels.
 
-    Use the workflow `environment` without its option `environment`: it plays the one that the task names. With several
-    tags, metrics are also logged for each of them, as `source/TAG/…` and `eval/TAG/…`.
+    Use the workflow `environment` without its option `environment`, so that it plays the task's environment. With
+    several tags, metrics are also logged per tag, as `source/TAG/…` and `eval/TAG/…`.
 
     Attributes:
         environments: Tag -> environment with its options.
         groups: Number of tasks in a round.
-        tags: Tags of the environments to play; left out, all.
-        partition: Tasks of each tag in a round, in the order of the tags; left out, equal shares.
+        tags: Tags of the environments to play; by default, all.
+        partition: Number of tasks per tag in a round, in the order of the tags; by default, equal shares.
         split: `train`, or `test`.
-        rounds: Number of rounds; left out, 10,000 to train and 1 to test.
+        rounds: Number of rounds; by default, 10,000 for `train` and 1 for `test`.
         seed: Random seed of the levels.
         prompt: Text before the first observation.
         system: System message of a chat.
@@ -123,7 +123,7 @@ class Environments:
 
 @attrs.frozen(kw_only=True)
 class _EnvironmentMaker:
-    """Makes the task at an index."""
+    """Creates the task at an index."""
 
     split: str
     environments: Mapping[str, Mapping[str, object]]
@@ -132,7 +132,7 @@ class _EnvironmentMaker:
     prompt: str | tuple[Message, ...]
 
     def __call__(self, index: int) -> Task:
-        """Make a task."""
+        """Create a task."""
         tag = self.round[index % len(self.round)]
         return Task(
             id=f"{tag}/{self.split}/{index}",

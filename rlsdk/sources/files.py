@@ -23,7 +23,7 @@ from rlsdk.types import Task
 LARGE = 2**28
 """Total size of files above which reading them is costly."""
 _SHOWN = 5
-"""Bad rows that a message quotes."""
+"""Maximum bad rows quoted in a message."""
 _COLUMNS = (
     "\n  name the columns of the file that a task is made of, such as `columns: {prompt: question, answer: solution}`"
 )
@@ -53,10 +53,10 @@ def parquet(
             file system that fsspec knows.
         split: Split whose files are read from a folder.
         columns: Names of the columns, such as `{prompt: question, answer: solution}`; other columns become metadata.
-        chat: Turn prompts that are text into user messages.
-        system: System message at the beginning of every prompt; none may have one already.
-        prefill: Beginning of every answer; it is not trained on.
-        skip_bad: Maximum share of rows that may be left out because they cannot be made into tasks.
+        chat: Convert text prompts to user messages.
+        system: System message prepended to every prompt; prompts must not have one already.
+        prefill: Beginning of every answer; not trained on.
+        skip_bad: Maximum share of rows to skip because they cannot be converted to tasks.
 
     Returns:
         Tasks named by file and row, unless a column names them.
@@ -81,17 +81,17 @@ def jsonl(
     prefill: str | None = None,
     skip_bad: float = 0.0,
 ) -> TaskList:
-    """Tasks from files with one JSON object per line, compressed or not; the columns of veRL's files are recognised.
+    """Tasks from JSON lines files, compressed or not; the columns of veRL's files are recognised.
 
     Args:
         path: A file, a pattern such as `data/*.jsonl.gz`, a folder that holds `SPLIT.jsonl`, or a list of these; on any
             file system that fsspec knows.
         split: Split whose files are read from a folder.
         columns: Names of the columns, such as `{prompt: question, answer: solution}`; other columns become metadata.
-        chat: Turn prompts that are text into user messages.
-        system: System message at the beginning of every prompt; none may have one already.
-        prefill: Beginning of every answer; it is not trained on.
-        skip_bad: Maximum share of rows that may be left out because they cannot be made into tasks.
+        chat: Convert text prompts to user messages.
+        system: System message prepended to every prompt; prompts must not have one already.
+        prefill: Beginning of every answer; not trained on.
+        skip_bad: Maximum share of rows to skip because they cannot be converted to tasks.
 
     Returns:
         Tasks named by file and row, unless a column names them.
@@ -126,10 +126,10 @@ def hub(
         split: Split such as `train`, or `train[:1000]`.
         revision: Commit or tag; without one, the data may change between runs.
         columns: Names of the columns, such as `{prompt: question, answer: solution}`; other columns become metadata.
-        chat: Turn prompts that are text into user messages.
-        system: System message at the beginning of every prompt; none may have one already.
-        prefill: Beginning of every answer; it is not trained on.
-        skip_bad: Maximum share of rows that may be left out because they cannot be made into tasks.
+        chat: Convert text prompts to user messages.
+        system: System message prepended to every prompt; prompts must not have one already.
+        prefill: Beginning of every answer; not trained on.
+        skip_bad: Maximum share of rows to skip because they cannot be converted to tasks.
 
     Returns:
         Tasks named by dataset and row, unless a column names them.
@@ -148,7 +148,7 @@ def _listed(path: str | tuple[str, ...]) -> tuple[str, ...]:
 
 @attrs.frozen(eq=False)
 class _Rows:
-    """Makes the task of a good row."""
+    """Creates the task of a valid row."""
 
     tables: tuple[Table, ...]
     names: tuple[str, ...]
@@ -162,7 +162,7 @@ class _Rows:
 
 
 def _tasks(tables: Sequence[Table], columns: Columns, wording: Wording, skip_bad: float) -> TaskList:
-    """Read every row once, so that a bad one is found now and not in the middle of a run."""
+    """Read every row once, so that bad rows are found now and not in the middle of a run."""
     if not 0 <= skip_bad <= 1:
         raise OptionError("tasks", [("skip_bad", f"expected a share from 0 to 1, got {skip_bad}")])
     reader, names = RowReader(columns=columns, wording=wording), _names(tables)
@@ -178,7 +178,7 @@ def _tasks(tables: Sequence[Table], columns: Columns, wording: Wording, skip_bad
                 if isinstance(row, BadRowError):
                     raise row
                 task = reader.task(row, f"{names[number]}:{index}", names[number])
-                if columns.id:  # ids made from file and row cannot collide
+                if columns.id:  # ids derived from file and row cannot collide
                     if task.id in seen:
                         raise BadRowError(f"its id {task.id!r} is taken by {seen[task.id]}")
                     seen[task.id] = table.label(index)
@@ -191,7 +191,7 @@ def _tasks(tables: Sequence[Table], columns: Columns, wording: Wording, skip_bad
                     unanswered[number, index] = task.source
                 else:
                     answered.add(task.source)
-    # A source without any answers may have a reward that reads none; one that has them only in part is a mistake.
+    # A source without any answers may have a reward that reads none; one with only some answers is a mistake.
     lacking = {place: source for place, source in unanswered.items() if source in answered}
     bad += [
         f"{tables[number].label(index)}: it has no answer, unlike other rows of {source!r}"
@@ -203,14 +203,14 @@ def _tasks(tables: Sequence[Table], columns: Columns, wording: Wording, skip_bad
 
 
 def _names(tables: Sequence[Table]) -> tuple[str, ...]:
-    """Return a short name for each table, all different, which does not depend on the folder of the data."""
+    """Return a unique short name for each table, independent of the data's folder."""
     stems = [PurePosixPath(table.name).name.partition(".")[0] for table in tables]
     count = Counter(stems)
     return tuple(stem if count[stem] == 1 else f"{stem}-{number}" for number, stem in enumerate(stems))
 
 
 def _judge(good: int, bad: Sequence[str], skip_bad: float, names: Sequence[str], remedy: str) -> None:
-    """Raise if too many rows are bad, or none is good; otherwise log how many are left out."""
+    """Raise if too many rows are bad, or none is valid; otherwise log how many are skipped."""
     if len(bad) > skip_bad * (good + len(bad)):
         more = f"\n  … and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
         raise DataError(

@@ -18,23 +18,23 @@ ROLES = get_args(Role)
 
 
 class BadRowError(Exception):
-    """A row that cannot be made into a task; the message says why."""
+    """A row cannot be converted to a task; the message says why."""
 
 
 class NoColumnError(BadRowError):
-    """A row without a column from which a field of its task is read."""
+    """A row lacks a column that a field of its task is read from."""
 
 
 @attrs.frozen(kw_only=True)
 class Columns:
-    """Names of the columns that tasks are made from; `a.b` is the field b of the column a.
+    """Names of the columns that tasks are created from; `a.b` is the field b of the column a.
 
     Attributes:
-        prompt: Column of prompts, text or lists of messages; left out, `prompt`.
-        answer: Column of answers; left out, `reward_model.ground_truth` as in veRL's files, or `answer`, if present.
-        source: Column of the data source's name; left out, `data_source` if present, or else the name of the file.
-        demonstration: Column of an expert's answers, text or lists of messages; left out, `demonstration` if present.
-        id: Column of ids; left out, tasks are named by file and row.
+        prompt: Column of prompts, text or lists of messages; by default, `prompt`.
+        answer: Column of answers; by default, `reward_model.ground_truth` as in veRL's files, or `answer`, if present.
+        source: Column of the data source's name; by default, `data_source` if present, else the file name.
+        demonstration: Column of expert answers, text or lists of messages; by default, `demonstration` if present.
+        id: Column of ids; by default, tasks are named by file and row.
     """
 
     prompt: str | None = None
@@ -46,10 +46,10 @@ class Columns:
 
 @attrs.frozen(kw_only=True)
 class Wording:
-    """Form of prompts.
+    """Format of prompts.
 
     Attributes:
-        chat: Turn text into a user message.
+        chat: Convert text to a user message.
         system: System message at the beginning of every prompt.
         prefill: Beginning of every answer; not trained on.
     """
@@ -59,7 +59,7 @@ class Wording:
     prefill: str | None = None
 
     def put(self, given: str | tuple[Message, ...]) -> str | tuple[Message, ...]:
-        """Return a prompt in this form."""
+        """Return a prompt in this format."""
         if isinstance(given, str):
             if not (self.chat or self.system or self.prefill):
                 return given
@@ -75,19 +75,19 @@ class Wording:
 
 @attrs.frozen(kw_only=True)
 class RowReader:
-    """Makes tasks from rows; veRL's columns are recognised in each row."""
+    """Converts rows to tasks; veRL's columns are recognised in each row."""
 
     columns: Columns
     wording: Wording
 
     def needed(self, present: Sequence[str]) -> list[str]:
-        """Return those of the present columns that the fields of a task are read from; the others are metadata."""
+        """Return the present columns that fields of a task are read from; the others are metadata."""
         mapped = [name for name in attrs.astuple(self.columns) if name]
         known = {"prompt", "answer", "reward_model", "data_source", "demonstration", "extra_info"}
         return [name for name in present if name in known or any(name in {m, m.split(".")[0]} for m in mapped)]
 
     def task(self, row: Mapping[str, Any], name: str, source: str) -> Task:
-        """Make a task.
+        """Create a task.
 
         Args:
             row: Column -> value.
@@ -95,7 +95,7 @@ class RowReader:
             source: Name of the source if no column gives one.
 
         Raises:
-            BadRowError: The row cannot be made into a task.
+            BadRowError: The row cannot be converted to a task.
         """
         c, present = self.columns, {name: name for name in row}
         verl = "reward_model.ground_truth" if isinstance(row.get("reward_model"), Mapping) else None
@@ -130,7 +130,7 @@ def _value(row: Mapping[str, Any], place: str) -> Any:
             if not isinstance(value, Mapping) or part not in value:
                 raise NoColumnError(f"there is no column {place!r}; there are: {', '.join(map(str, row)) or 'none'}")
             value = value[part]
-    if value is None or (isinstance(value, float) and math.isnan(value)):  # pandas writes what is missing as NaN
+    if value is None or (isinstance(value, float) and math.isnan(value)):  # pandas represents missing values as NaN
         raise BadRowError(f"{place} is empty")
     return value
 

@@ -11,7 +11,7 @@ from rlsdk.errors import OptionError
 from rlsdk.types import Message, Task
 
 _TEST = 1_000_000_000
-"""Seeds of training are below this number, seeds of tests from it upwards."""
+"""Training seeds are below this number, test seeds start at it."""
 
 
 @rlsdk.tasks("seeds")
@@ -24,14 +24,14 @@ def seeds(
     system: str | None = None,
     form: Literal["chat", "text"] = "chat",
 ) -> TaskList:
-    """One task per seed, all with the same prompt, to which an environment adds its first observation.
+    """One task per seed, all with the same prompt, followed by the environment's first observation.
 
-    The seed is `seed` of a task's metadata. Seeds of training and of tests are disjoint.
+    The seed is `seed` in a task's metadata. Training and test seeds are disjoint.
 
     Args:
         split: `train`, or `test`.
         size: Number of tasks.
-        start: First seed; that of tests is a billion higher.
+        start: First seed; test seeds are a billion higher.
         prompt: Text before the first observation.
         system: System message of a chat.
         form: Messages for a chat template, or text for a model without one.

@@ -1,4 +1,4 @@
-"""Data files and hub datasets as tables of rows; paths are those that fsspec understands."""
+"""Data files and hub datasets as tables of rows; paths may be fsspec URLs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Table(Protocol):
         """Return a row with all columns; raises BadRowError if it cannot be read."""
 
     def scan(self, needed: Any) -> Iterator[Row | BadRowError]:
-        """Yield each row, or why it cannot be read; `needed` picks from the columns those that must be filled in."""
+        """Yield each row, or why it cannot be read; `needed` selects the columns that must be present."""
 
     def label(self, index: int) -> str:
         """Return file and row, for messages."""
@@ -52,7 +52,7 @@ class Columnar:
         return found
 
     def scan(self, needed: Any) -> Iterator[Row | BadRowError]:
-        """Yield all rows; columns that are not needed are None, so that images, say, are not decoded."""
+        """Yield all rows; columns that are not needed are None, so that images, for example, are not decoded."""
         columns = needed(self.data.column_names)
         blank = dict.fromkeys(self.data.column_names)
         if not columns:
@@ -71,7 +71,7 @@ class Columnar:
 class JsonLines:
     """A file with one JSON object per line; lines are numbered from 1, and blank ones are skipped.
 
-    It is read here and not by `datasets`, which rejects a whole file for a single broken line.
+    It is read here instead of by `datasets`, which rejects a whole file for a single broken line.
     """
 
     name: str
@@ -108,13 +108,13 @@ def find(paths: Sequence[str], split: str, suffix: str) -> list[str]:
     """List the data files that paths refer to.
 
     Args:
-        paths: Files, patterns with `*`, or folders, of which the files `SPLIT.SUFFIX` and `SPLIT-….SUFFIX` are
-            taken; on any file system that fsspec knows.
+        paths: Files, patterns with `*`, or folders with files `SPLIT.SUFFIX` or `SPLIT-….SUFFIX`; on any fsspec file
+            system.
         split: Split to select in folders.
         suffix: File suffix to select in folders.
 
     Raises:
-        DataError: There is no such file.
+        DataError: The file does not exist.
     """
     from fsspec.core import url_to_fs
 
@@ -187,11 +187,11 @@ def read_jsonl(path: str) -> JsonLines:
 
 
 def read_hub(name: str, config: str | None, split: str, revision: str | None) -> Columnar:
-    """Read a dataset of the Hugging Face hub, of a folder laid out like one, or of one that `save_to_disk` wrote.
+    """Read a dataset from the Hugging Face hub, a folder with the same layout, or one written by `save_to_disk`.
 
     Raises:
-        DataError: A folder of `save_to_disk` holds one split, which has no name.
-        UnreachableDataError: It cannot be read.
+        DataError: A folder written by `save_to_disk` has a single split without a name.
+        UnreachableDataError: The dataset cannot be read.
     """
     import datasets
 

@@ -1,4 +1,4 @@
-"""Prompt templates of Countdown tasks, and expert answers in the same form."""
+"""Prompt templates of Countdown tasks, and expert answers in the same format."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _QWEN = (
 def prompt(
     template: Template, numbers: Sequence[int], target: int, system: str | None = None, prefill: str | None = None
 ) -> str | tuple[Message, ...]:
-    """Write the prompt of a task: text, or messages if the template is `chat`.
+    """Return the prompt of a task: text, or messages if the template is `chat`.
 
     Args:
         template: Form of the prompt.
@@ -51,7 +51,7 @@ def prompt(
 
 
 def demonstration(template: Template, expression: str, value: int | Fraction, prefill: str | None = None) -> str:
-    """Write the continuation of the prompt that answers with an expression.
+    """Return the continuation of a prompt that answers with an expression.
 
     Args:
         template: Form of the prompt.

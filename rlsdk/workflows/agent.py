@@ -1,4 +1,4 @@
-"""Agents written with any framework, which call the policy through an OpenAI-compatible API."""
+"""Agents in any framework that call the policy through an OpenAI-compatible API."""
 
 from __future__ import annotations
 
@@ -32,29 +32,30 @@ class RefusedError(Exception):
 @rlsdk.workflow("agent")
 @attrs.frozen(kw_only=True)
 class Agent:
-    """Runs a function that calls the policy through an OpenAI-compatible endpoint, and trains on what was sampled.
+    """Runs a function that calls the policy through an OpenAI-compatible endpoint; the sampled tokens are trained on.
 
-    The function takes `(task, base_url, api_key)`. It is async, or sync and then runs in a thread. It may return
+    The function takes `(task, base_url, api_key)`. It may be async; a sync function runs in a thread. It may return
 
     * nothing;
     * a number, the rollout's reward (for the reward `environment`);
-    * a text, the answer that rewards read in place of the policy's last one;
+    * text, the answer that rewards read in place of the policy's last one;
     * a mapping with `reward`, `answer`, and further numbers, which become metrics.
 
     If it raises, the rollout has failed; if the endpoint refused its last request, the message states why. After a
     request that was refused for lack of room or turns, the rollout is truncated instead.
 
-    The endpoint can be reached from this machine only, and ends with the rollout. Each conversation of the agent is a
-    rollout of one trajectory. The last one is scored, and all get its score. Metrics: `calls` and `conversations`.
+    The endpoint is reachable only from this machine, and closes when the rollout ends. Each conversation of the agent
+    becomes one rollout of the trajectory. The last one is scored, and all get its score. Metrics: `calls` and
+    `conversations`.
 
     Attributes:
         agent: The function, as `my_agent.py:solve` or `package.module:function`.
         parser: Syntax of tool calls: the name of a `tool_parser`, or your own `my_file.py:function`, which turns the
             text of an answer into a list of (name, arguments) pairs; if it raises a ValueError, the policy is shown the
-            message. Left out, the syntax of the model's chat template (`model.tool_parser`).
+            message. By default, the syntax of the model's chat template (`model.tool_parser`).
         max_turns: Maximum number of answers to the agent.
-        max_tokens: Maximum tokens of an answer; left out, the run's setting. The agent may ask for less.
-        timeout: Seconds after which the rollout ends as truncated; left out, there is no limit.
+        max_tokens: Maximum tokens of an answer; by default, the run's setting. The agent may request fewer.
+        timeout: Seconds after which the rollout is truncated; by default, no limit.
         threads: Maximum number of sync agents that run at once.
     """
 
@@ -92,7 +93,7 @@ class Agent:
 
     @property
     def runs_user_code(self) -> bool:
-        """True for an async agent, and for a parser of the user's; a sync agent runs in a thread."""
+        """True for an async agent, and for the user's own parser; a sync agent runs in a thread."""
         return inspect.iscoroutinefunction(self._agent) or is_users(self.parser)
 
     async def run(self, task: Task, chat: Chat) -> Sequence[Rollout]:
@@ -128,12 +129,12 @@ class Agent:
 async def attended(
     chat: Chat, work: Callable[[Served], Awaitable[Any]], *, name: str, **how: Any
 ) -> tuple[Rollout, ...]:
-    """Run an agent and return its rollouts; the basis of plugins for agent libraries.
+    """Run an agent and return its rollouts; plugins for agent libraries use this.
 
     Args:
         chat: Chat of the rollout.
-        work: Runs the agent against the served endpoint; returns what a function of the workflow `agent` may return,
-            and raises `LateError` when a limit is reached.
+        work: Runs the agent against the served endpoint; returns the same as a function of the workflow `agent`, and
+            raises `LateError` when a limit is reached.
         name: Name of the agent, for messages.
         **how: Options of `chat.serve`.
     """
@@ -147,7 +148,7 @@ async def attended(
         except Exception as error:  # noqa: BLE001 - raised again, unless a limit was its cause
             _raise_unless_cut(error, served)
     if result is not _LATE:
-        try:  # only now: an answer whose stream the agent has left is recorded at the end of the block
+        try:  # only now: an answer whose stream the agent abandoned is recorded at the end of the block
             changes = _read(result, served, name)
         except Exception as error:  # noqa: BLE001 - as above
             _raise_unless_cut(error, served)
@@ -158,7 +159,7 @@ _LATE = object()
 
 
 def _raise_unless_cut(error: Exception, served: Served) -> None:
-    """Raise the exception of an agent, or why its last request was refused; nothing if tokens or turns ran out."""
+    """Raise an agent's exception, or the reason for its refused last request; do nothing if tokens or turns ran out."""
     if served.cut:
         return
     if served.refusal:

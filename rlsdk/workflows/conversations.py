@@ -1,4 +1,4 @@
-"""Workflows of plain conversations, without tools or an environment: one answer, several, or several in turn."""
+"""Workflows of plain conversations, without tools or environment: one answer, several samples, several turns."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ async def single_turn(task: Task, chat: Chat) -> Rollout:
 @rlsdk.workflow("best_of")
 @attrs.frozen(kw_only=True)
 class BestOf:
-    """Samples several answers, scores each with the run's reward, and returns the best one as the rollout.
+    """Samples several answers, scores each with the run's reward, and uses the best one as the rollout.
 
     Only the best answer is trained on. Metrics: the rewards `best`, `mean` and `first` of the answers that could be
     scored.
 
     Attributes:
         samples: Number of answers in a rollout.
-        max_tokens: Maximum tokens of an answer; left out, the run's setting.
+        max_tokens: Maximum tokens of an answer; by default, the run's setting.
     """
 
     samples: int = 4
@@ -51,7 +51,7 @@ class BestOf:
 
         scores = await asyncio.gather(*map(score, branches))
         for branch in branches:
-            if branch.status == "aborted":  # stopped from outside; the best of the others is not the best of all
+            if branch.status == "aborted":  # stopped from outside; the best of the others may not be the best of all
                 return branch.finish()
         values = [score.value for score in scores if score.valid]
         metrics = {"best": max(values), "mean": sum(values) / len(values), "first": values[0]} if values else {}
@@ -62,17 +62,17 @@ class BestOf:
 @rlsdk.workflow("dialogue")
 @attrs.frozen(kw_only=True)
 class Dialogue:
-    """Answers a wrong answer with feedback, until one is right; the last answer counts.
+    """Replies to wrong answers with feedback until one is right; the last answer counts.
 
-    The run's reward scores each answer. An answer is right if the reward's metric `correct` says so or, without that
+    The run's reward scores each answer. An answer is right according to the reward's metric `correct` or, without that
     metric, if its value reaches `enough`. Metrics: `right_at_first` and `right`.
 
     Attributes:
         turns: Maximum number of answers.
         feedback: Message after a wrong answer; `{reason}` is replaced by the reward's reason.
-        enough: Least value of a right answer.
-        max_tokens: Maximum tokens of an answer; left out, the run's setting.
-        timeout: Seconds after which the rollout ends as truncated; left out, there is no limit.
+        enough: Minimum value of a right answer.
+        max_tokens: Maximum tokens of an answer; by default, the run's setting.
+        timeout: Seconds after which the rollout is truncated; by default, no limit.
     """
 
     turns: int = 3
@@ -103,16 +103,16 @@ class Dialogue:
 @rlsdk.workflow("self_refine")
 @attrs.frozen(kw_only=True)
 class SelfRefine:
-    """Asks for an answer, for a critique of it, and for a better answer; the last answer counts.
+    """Asks for an answer, a critique of it, and a better answer; the last answer counts.
 
-    Paper: Self-Refine, arXiv:2303.17651. Everything that the policy writes is trained on, critique included.
+    Paper: Self-Refine, arXiv:2303.17651. Everything that the policy writes is trained on, including the critique.
 
     Attributes:
         rounds: Number of critiques, each followed by a new answer.
-        critique: Message that asks for the critique; empty to ask for the new answer at once.
+        critique: Message that asks for the critique; empty to ask for the new answer directly.
         refine: Message that asks for the new answer.
-        max_tokens: Maximum tokens of a message; left out, the run's setting.
-        timeout: Seconds after which the rollout ends as truncated; left out, there is no limit.
+        max_tokens: Maximum tokens of a message; by default, the run's setting.
+        timeout: Seconds after which the rollout is truncated; by default, no limit.
     """
 
     rounds: int = 1

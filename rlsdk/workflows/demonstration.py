@@ -16,11 +16,11 @@ from rlsdk.types import Message, Role, Rollout, Task
 
 @rlsdk.workflow("demonstration")
 async def demonstration(task: Task, chat: Chat) -> Rollout:
-    """Take the answers from `demonstration` in the task's metadata, instead of sampling the policy.
+    """Take the answers from `demonstration` in the task's metadata instead of sampling the policy.
 
     A demonstration is the text of one answer, or the list of messages that follow the prompt. Messages `{"role":
-    "assistant", "content": "..."}` are answers, which are trained on. Messages of other roles come between answers, as
-    in a workflow with several turns, tools or an environment.
+    "assistant", "content": "..."}` are answers, which are trained on. Messages of other roles may come between answers,
+    as in a workflow with several turns, tools or an environment.
     """
     _write(chat, _messages(task, "demonstration"))
     return chat.finish()
@@ -28,10 +28,10 @@ async def demonstration(task: Task, chat: Chat) -> Rollout:
 
 @rlsdk.workflow("chosen_rejected")
 async def chosen_rejected(task: Task, chat: Chat) -> list[Rollout]:
-    """Take the two answers `chosen` and `rejected` from the task's metadata: a pair, of which the first one is better.
+    """Take the answers `chosen` and `rejected` from the task's metadata, as a pair whose first answer is better.
 
-    It is the default of `algorithm: {use: dpo, rollouts: demonstrations}`. Each answer is a text or a list of messages,
-    as in the workflow `demonstration`. The rewards are 1 and 0; they only rank.
+    It is the default of `algorithm: {use: dpo, rollouts: demonstrations}`. Each answer is text or a list of messages,
+    as in the workflow `demonstration`. The rewards are 1 and 0; only their order matters.
     """
     answers = [(_messages(task, "chosen"), 1.0), (_messages(task, "rejected"), 0.0)]
     found = []

@@ -23,18 +23,17 @@ NAME = "workflow 'environment'"
 class EnvironmentWorkflow:
     """Plays an episode in any environment: observations are messages to the policy, and its answers are actions.
 
-    The first observation follows the task's prompt, unless it equals the prompt. The seed is `seed` of the task's
-    metadata, or made from the task's id, so that all rollouts of a group start in the same state. Each reward is placed
-    on the last token of its answer. If a call of the environment takes too long, it is abandoned and its rollout fails;
-    others continue.
+    The first observation follows the task's prompt, unless it equals the prompt. The seed is `seed` in the task's
+    metadata, or derived from the task's id, so that all rollouts of a group start in the same state. Each reward is
+    placed on the last token of its answer. If a call of the environment takes too long, it is abandoned and its rollout
+    fails; others continue.
 
     Attributes:
-        environment: The environment with its options; left out, `environment` of each task's metadata.
-        max_turns: Number of actions after which the rollout ends as truncated.
-        max_tokens: Maximum tokens of an answer; left out, the run's setting.
+        environment: The environment with its options; by default, `environment` in each task's metadata.
+        max_turns: Number of actions after which the rollout is truncated.
+        max_tokens: Maximum tokens of an answer; by default, the run's setting.
         step_timeout: Time limit of one call of the environment, in seconds.
-        timeout: Seconds after the first observation at which the rollout ends as truncated; left out, there is no
-            limit.
+        timeout: Seconds after the first observation after which the rollout is truncated; by default, no limit.
     """
 
     environment: Use | None = None
@@ -95,7 +94,7 @@ def environment_of(task: Task) -> Use:
     """Return the environment that a task names.
 
     Raises:
-        DataError: It names none.
+        DataError: The task names no environment.
     """
     given = task.metadata.get("environment")
     if given is None:

@@ -20,7 +20,7 @@ _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(
 
 
 class WrongCallError(ValueError):
-    """Wrong arguments of a call; the message is shown to the policy."""
+    """A call has wrong arguments; the message is shown to the policy."""
 
 
 @attrs.frozen
@@ -44,14 +44,14 @@ class Tool:
         """Create a tool from a function.
 
         Raises:
-            ValueFault: A parameter has no type, has one that JSON cannot express, or is not named.
+            ValueFault: A parameter is untyped, has a type that JSON cannot express, or cannot be passed by name.
         """
         name = getattr(function, "__name__", type(function).__name__)
         doc = inspect.getdoc(function) or ""
         notes = documented(doc)
         try:
             hints = typing.get_type_hints(function)
-        except Exception as error:  # an annotation is code, and may raise anything
+        except Exception as error:  # an annotation is code that may raise anything
             raise ValueFault(f"tool {name!r}: its annotations cannot be read: {error}") from error
         found = []
         for p in inspect.signature(function).parameters.values():
@@ -60,7 +60,7 @@ class Tool:
             default = MISSING if p.default is p.empty else p.default
             found.append(Option(p.name, hints[p.name], default, notes.get(p.name, "")))
         tool = cls(name, function, " ".join(doc.split("\n\n")[0].split()), tuple(found))
-        _ = tool.schema  # refuses types that it cannot express
+        _ = tool.schema  # raises on types that it cannot express
         return tool
 
     @property
@@ -97,7 +97,7 @@ class Tool:
 
 
 def named(tool: str, names: Sequence[str], call: Call) -> dict[str, Any]:
-    """Convert all arguments of a call to named ones.
+    """Convert all arguments of a call to named arguments.
 
     Args:
         tool: Name of the tool.
@@ -116,7 +116,7 @@ def named(tool: str, names: Sequence[str], call: Call) -> dict[str, Any]:
 
 
 def as_text(result: Any, limit: int) -> str:
-    """Format a tool's result for the policy, truncated: text as it is, anything else as JSON where possible."""
+    """Format a tool's result for the policy, truncated: text unchanged, anything else as JSON if possible."""
     try:
         text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
     except (TypeError, ValueError):

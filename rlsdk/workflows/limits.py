@@ -1,4 +1,4 @@
-"""Limits of a conversation: the model's context length, and time."""
+"""Limits of a conversation: context length and time."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class CutOff:
 
 @asynccontextmanager
 async def limited(seconds: float | None) -> AsyncIterator[CutOff]:
-    """Leave the block once the conversation fills the model's context length, or takes longer than `seconds`.
+    """Exit the block once the conversation fills the model's context length, or takes longer than `seconds`.
 
     Args:
         seconds: Time limit of the block; None for no limit.
 
     Yields:
-        Record that tells, after the block, whether a limit was reached.
+        Record that states, after the block, whether a limit was reached.
     """
     limit = CutOff()
     try:

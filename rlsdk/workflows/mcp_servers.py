@@ -1,4 +1,4 @@
-"""Tools of MCP servers (modelcontextprotocol.io), which run as a process of this run or at an address."""
+"""Tools of MCP servers (modelcontextprotocol.io), started by this run or available at a URL."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 SECONDS_TO_START = 60.0
 """Time limit for the start of a server and the list of its tools."""
 CONNECTION_CLOSED = -32000
-"""MCP's error code for a connection that ended before or during a call."""
+"""MCP's error code for a connection that closed before or during a call."""
 _SHOWN = 500
 """Maximum characters of a server's output that an error message quotes."""
 
@@ -34,11 +34,11 @@ class Server:
     """An MCP server: a command to start for this run, or the address of a running server.
 
     Attributes:
-        command: Program that communicates over its standard input and output.
+        command: Program that communicates through standard input and output.
         args: Arguments of the program.
         env: Environment variables of the program, in addition to the usual ones (PATH, HOME).
         url: Address of a streamable HTTP server.
-        only: Names of the offered tools; null for all.
+        only: Names of the tools to offer; null for all.
     """
 
     command: str | None = None
@@ -51,7 +51,7 @@ class Server:
         """Check the settings of the server, without starting it.
 
         Raises:
-            ValueFault: There is no command or address, or both; or the program or the package mcp is not installed.
+            ValueFault: Not exactly one of command and URL is given, or the program or the package mcp is not installed.
         """
         if (self.command is None) == (self.url is None):
             raise ValueFault("expected either `command` (with `args`), or `url`")
@@ -105,14 +105,14 @@ class Connection:
             server: The server.
         """
         self._name, self._server = name, server
-        # One session per event loop, since a session belongs to the loop that it was created on.
+        # One session per event loop, since a session is bound to the loop that created it.
         self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _McpSession] = weakref.WeakKeyDictionary()
 
     async def tools(self) -> list[McpTool]:
         """Return the tools that the server offers.
 
         Raises:
-            EnvironmentFault: The server does not start, or does not answer.
+            EnvironmentFault: The server does not start or respond.
             ValueFault: The server lacks a tool named in `only`.
         """
         _, listed = await self._live_session().ready_once()
@@ -177,7 +177,7 @@ class _McpSession:
 
     async def ready_once(self) -> tuple[Any, list[Any]]:
         """Return the client and the tools that the server listed, once it has started."""
-        # Several rollouts wait for the same start, which the cancellation of one must not cancel.
+        # Several rollouts wait for the same start; cancelling one must not cancel it.
         return await asyncio.shield(self._ready)
 
     def end(self) -> None:
@@ -240,7 +240,7 @@ class _McpSession:
 
 @asynccontextmanager
 async def _noticed(transport: Any, ended: Callable[[], None]) -> AsyncIterator[tuple[Any, Any]]:
-    """Pass messages of a transport on, and call `ended` when its process is gone."""
+    """Forward a transport's messages, and call `ended` when its process has exited."""
     import anyio
 
     async with transport as (incoming, outgoing), anyio.create_task_group() as group:

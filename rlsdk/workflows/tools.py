@@ -1,4 +1,4 @@
-"""Function calling: the policy calls Python functions or tools of MCP servers, and reads their results."""
+"""Function calling: the policy calls Python functions or MCP tools, and reads their results."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ class Tools:
     """Lets the policy call functions until it answers without a call.
 
     Tools are typed Python functions, sync or async; their descriptions for the policy come from signatures and
-    docstrings. A call that cannot be read, has wrong arguments, raises or takes too long is answered with the error,
-    and the rollout continues. Sync functions run in threads of the run's own process, so they must not execute code
-    that the policy wrote. Tools of MCP servers can be offered as well; a server that ends is started again by the next
-    call, and only calls that were running are answered with an error. Metrics: `calls` and `failed_calls`.
+    docstrings. If a call cannot be parsed, has wrong arguments, raises or takes too long, its result is the error, and
+    the rollout continues. Sync functions run in threads of the run's own process, so they must not execute code written
+    by the policy. Tools of MCP servers can also be offered; a server that exits is restarted by the next call, and only
+    the calls in progress get an error. Metrics: `calls` and `failed_calls`.
 
     Attributes:
         tools: Functions, each as `my_file.py:function` or `package.module:function`; may be empty if there are servers.
-        servers: Name -> MCP server: `{command: …, args: […], env: {…}}` for one to start here, or `{url: …}`; with
-            `only: [name, …]`, only some of its tools are offered.
+        servers: Name -> MCP server: `{command: …, args: […], env: {…}}` to start one here, or `{url: …}`; `only: [name,
+            …]` offers only some of its tools.
         parser: Syntax of tool calls: the name of a `tool_parser`, or your own `my_file.py:function`, which turns the
             text of an answer into a list of (name, arguments) pairs; if it raises a ValueError, the policy is shown the
-            message. Left out, the syntax of the model's chat template (`model.tool_parser`).
+            message. By default, the syntax of the model's chat template (`model.tool_parser`).
         describe: Describe the tools in a message if the chat template does not.
-        max_turns: Number of answers after which the rollout ends as truncated.
-        max_calls: Maximum number of calls in one answer; further ones are answered with an error.
+        max_turns: Number of answers after which the rollout is truncated.
+        max_calls: Maximum number of calls in one answer; further calls get an error.
         call_timeout: Time limit of one call, in seconds.
         max_result: Maximum characters of one result; the rest is cut off.
-        max_tokens: Maximum tokens of an answer; left out, the run's setting.
-        timeout: Seconds after which the rollout ends as truncated; left out, there is no limit.
+        max_tokens: Maximum tokens of an answer; by default, the run's setting.
+        timeout: Seconds after which the rollout is truncated; by default, no limit.
         threads: Maximum number of sync calls that run at once.
     """
 
@@ -98,7 +98,7 @@ class Tools:
 
     @property
     def runs_user_code(self) -> bool:
-        """True with async tools, and with a parser of the user's; sync tools run in threads."""
+        """True with async tools, and with the user's own parser; sync tools run in threads."""
         is_async = any(inspect.iscoroutinefunction(tool.function) for tool in self._tools.values())
         return is_async or is_users(self.parser)
 
