@@ -43,6 +43,21 @@ def group_faults(size: int, advantage: Any, filters: Iterable[Any]) -> list[str]
     return found
 
 
+def critic_faults(advantage: Any) -> list[str]:
+    """Refuse a critic that would have nothing to learn, since the advantage gives no returns.
+
+    Args:
+        advantage: Advantage function, ready to run.
+    """
+    found = _tried(advantage, 2)
+    if found is None or hasattr(found, "returns"):
+        return []
+    return [
+        f"algorithm.critic: a critic learns the returns that an advantage gives, and {_name(advantage)} gives none; "
+        "set it false, or use an advantage with returns, such as 'gae'"
+    ]
+
+
 def _least(size: int, works: Callable[[int], bool]) -> int | None:
     """Return the smallest larger size that works; None if `size` works, or none does."""
     return None if works(size) else next((k for k in range(size + 1, GROUPS + 1) if works(k)), None)
@@ -50,14 +65,22 @@ def _least(size: int, works: Callable[[int], bool]) -> int | None:
 
 def _teaches(advantage: Any, size: int) -> bool:
     """Return whether any rollout of a trial batch gets an advantage; True if this cannot be tried."""
-    component = component_of(advantage)
-    if component is None or component.is_async:
-        return True
     try:
-        result = advantage(_batch(size).only(component.needs))
-        return bool(getattr(result, "advantages", result).abs().max() > 0)
+        result = _tried(advantage, size)
+        return result is None or bool(getattr(result, "advantages", result).abs().max() > 0)
     except Exception:  # noqa: BLE001 - `rlsdk check` and the run report a part that is wrong
         return True
+
+
+def _tried(advantage: Any, size: int) -> Any:
+    """Return what an advantage gives for a trial batch with groups of this size; None if this cannot be tried."""
+    component = component_of(advantage)
+    if component is None or component.is_async:
+        return None
+    try:
+        return advantage(_batch(size).only(component.needs))
+    except Exception:  # noqa: BLE001 - as above
+        return None
 
 
 def _keeps(part: Any, size: int) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlsdk.config import Plan
+from rlsdk.config.parts import NORMED
 from rlsdk.contracts import (
     ApartRole,
     ExaminesModel,
@@ -83,6 +84,18 @@ def idle_notes(plan: Plan) -> Iterator[tuple[str, str]]:
         "model.reference": (not reference and config.model.reference is not None, no_reference),
         "reference.ranks": (not reference and config.reference.ranks > 0, no_reference),
         "reference.learner": (not reference and config.reference.learner is not None, no_reference),
+    }
+    chosen, loss = plan.tree.get("algorithm"), plan.loss
+    parts = chosen if isinstance(chosen, Mapping) else {}
+    marked = "preferred" in plan.needs and "pairs" not in plan.needs
+    unread = {
+        "value_clip": (not critic, no_critic),
+        "kl": (loss.kl is None, "nothing reads it: algorithm.kl_coef is 0"),
+        "norm": (loss.aggregate != NORMED, f"nothing reads it: algorithm.aggregate is {loss.aggregate}"),
+        "passing": (not marked, "nothing reads it: the policy loss does not learn from right and wrong answers"),
+    }
+    given |= {
+        f"algorithm.{name}": (idle and parts.get(name) is not None, text) for name, (idle, text) in unread.items()
     }
     learner, options = plan.plugins.resolve(plan.learner), plan.learner.options
     if isinstance(learner, LearnerOptions):

@@ -36,6 +36,12 @@ def test_what_learns_from_single_rollouts_is_accepted(algorithm: str) -> None:
     assert faults(f"algorithm={algorithm}") == ()
 
 
+def test_a_critic_needs_an_advantage_that_gives_returns() -> None:
+    (fault,) = faults("group_size=4", "algorithm={use: grpo, critic: true}")
+    assert fault.startswith("algorithm.critic: a critic learns the returns that an advantage gives, and 'grpo' gives")
+    assert faults("group_size=4", "algorithm={use: grpo, critic: true, advantage: reinforce_plus_plus}") == ()
+
+
 @pytest.mark.parametrize("name", ["nonzero_variance", "min_std", "pass_rate", "best_worst"])
 def test_a_filter_that_drops_every_group_of_one_is_refused(name: str) -> None:
     (fault,) = faults(f"algorithm={{use: reinforce_plus_plus, filters: [{name}]}}")

@@ -126,6 +126,12 @@ def test_settings_that_change_nothing_are_noted(model: Path, tmp_path: Path) -> 
     assert noted("algorithm=dapo", "reference.ranks=1", "learner.lr=0", "learner.final_ratio=0.5") == [
         "reference.ranks", "learner.final_ratio", "learner.lr",
     ]  # fmt: skip
+    unread = ("algorithm.value_clip=0.2", "algorithm.kl_coef=0", "algorithm.kl=k3", "algorithm.norm=9")
+    assert noted("algorithm=grpo", *unread, "algorithm.passing=0.5") == [
+        "algorithm.value_clip", "algorithm.kl", "algorithm.norm", "algorithm.passing",
+    ]  # fmt: skip
+    assert noted("algorithm=ppo", "algorithm.value_clip=0.2", "algorithm.kl_coef=0.1", "algorithm.kl=k3") == []
+    assert noted("algorithm=dr_grpo", "algorithm.norm=9") == noted("algorithm=kto", "algorithm.passing=0.5") == []
     assert noted("algorithm=grpo", "reference.ranks=1", "learner.final_ratio=0.5", "learner.schedule=cosine") == []
 
 
