@@ -15,14 +15,13 @@ from tests.chat_templates import TemplateResult, shipped, tried
 PAGE = ROOT / "docs" / "templates.md"
 HEAD = """# Chat templates
 
-`python tools/chat_templates.py` puts the [properties of `rlsdk check model`](howto/model.md) to each chat template in
-TRL's wheel, beside its training variants, and writes this page; a test compares both. A template is tried with a
-tokenizer of bytes that has every control token which the template names; a model of your own is checked with its own
-tokenizer.
+`python tools/chat_templates.py` tests the [properties of `rlsdk check model`](howto/model.md) on each chat template in
+TRL's wheel, except its training variants, and writes this page; a test compares both. Templates are tried with a byte
+tokenizer that has every control token named in the template; `rlsdk check model` uses a model's own tokenizer.
 
-✓ holds; n/a: the template has no such thing; ✗ fails. *Thought dropped* means that such a turn
-[begins another rollout](howto/workflow.md#how-tokens-are-recorded) of the trajectory, *kept, after a call* that results
-are shown after calls alone, and *refused* is the template's own refusal.
+✓ holds; n/a: not supported by the template; ✗ fails. *Thought dropped* means that such a turn [begins another
+rollout](howto/workflow.md#how-tokens-are-recorded) of the trajectory, *kept, after a call* that results are shown only
+after calls, and *refused* that the template itself refuses them.
 """
 
 

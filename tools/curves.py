@@ -57,11 +57,10 @@ SETTINGS: dict[str, list[str]] = {"decoupled_ppo": ["old_logprobs=learner"]}
 HEAD = f"""# Curves
 
 `make curves` trains the quickstart's task ({STEPS} steps of 64 tasks in place of 150 of 32, a learning rate of 4e-4,
-all else as in `examples/quickstart.yaml`) with many of the named algorithms, one seed each, and writes this
-page. Batches, learning rate and schedule are those that suit GRPO, and terms on the KL to the reference are off, as in
-the quickstart:
-**the table shows that each algorithm learns, not which one is best**. Accuracies are those of 1,000 held-out tasks;
-the standard error of one is at most 1.6 points, and blind chance is 27 % ([what the figures mean](quickstart.md)).
+all else as in `examples/quickstart.yaml`) with many of the named algorithms, one seed each, and writes this page.
+Batches, learning rate and schedule are tuned for GRPO, and KL terms are off, as in the quickstart: **the table shows
+that each algorithm learns, not which one is best**. Accuracy is measured on 1,000 held-out tasks; its standard error is
+at most 1.6 points, and chance level is 27 % ([what the figures mean](quickstart.md)).
 
 """
 

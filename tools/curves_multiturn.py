@@ -27,50 +27,50 @@ PICTURE = ROOT / "docs" / "assets" / "curves_multiturn.png"
 HEAD = """# Curves of several turns
 
 `make curves` trains the three examples below with GRPO, three seeds each, and writes this page's table and picture.
-Before you quote its figures: **each model had been taught its task before**, then taught to show it seldom, as the
-quickstart's ([what that means](quickstart.md)). The curves show that rollouts of several turns train, and bring out
-what is there.
+Before you quote its figures: **each model was first trained on its task**, then trained to show the skill rarely, like
+the quickstart's ([what that means](quickstart.md)). The curves show that multi-turn training works, and brings out a
+latent skill.
 
-*Sampled* is one rollout for each held-out task at temperature 1, *greedy* takes the likeliest token each time. A
-rollout counts if it ends well, however many turns it took.
+*Sampled* is one rollout per held-out task at temperature 1, *greedy* takes the most likely token each time. A rollout
+counts if it ends well, however many turns it took.
 
 ## FrozenLake
 
 `examples/frozen_lake_nano.yaml`: 4 × 4 cells, not slippery; start, goal and holes are drawn for each level. The model
-(0.12 million parameters) sees the grid, answers with one of four moves, sees the grid again, eight moves at most; the
-reward is 1 at the goal. Evaluation is on 200 levels; a hash of the level decides whether it is for training or for
-tests, so the warm start has seen none of them. The standard error of one figure is at most 3.5 points. Moves at
-random reach the goal in 19 % of these levels (counted, once for each).
+(0.12 million parameters) sees the grid, answers with one of four moves, sees the grid again, for at most eight moves;
+the reward is 1 at the goal. Evaluation uses 200 levels; a hash of the level assigns it to training or test, so the warm
+start has seen none of them. The standard error of a figure is at most 3.5 points. Random moves reach the goal in 19 %
+of these levels (counted, once per level).
 
 The warm start (`make warm-start TASK=frozen_lake`) is 1,000 steps of supervised fine-tuning, 64 episodes each, on an
-expert's shortest ways, then 150 steps on episodes of which four moves in five are random. Such episodes reach the
-goal in 35 % of the levels for tests. Before this dilution the model reached it in 91 %, sampled (`258fce2`,
-2026-11-22): the training brings most of a latent skill back, and finds nothing new.
+expert's shortest paths, then 150 steps on episodes in which four of five moves are random. Such episodes reach the goal
+in 35 % of the test levels. Before this dilution the model reached it in 91 %, sampled (`258fce2`, 2026-11-22): training
+brings back most of a latent skill, and finds nothing new.
 
 ## Calculator
 
 `examples/calculator_nano.yaml`: the exact value of `(17*3)-4=`. The model (0.40 million parameters) may write
-`>(17*3)-4`, which calls a calculator through the workflow `tools`, reads its result and answers
-`<answer>47</answer>`; only the right number has a reward. Evaluation is on 500 problems over numbers that no problem
-of the training has. A guess between 0 and 500 is right once in 500.
+`>(17*3)-4`, which calls a calculator through the workflow `tools`, reads its result and answers `<answer>47</answer>`;
+only the right number is rewarded. Evaluation uses 500 problems with numbers that do not occur in training. A guess
+between 0 and 500 is right once in 500.
 
-The warm start (`make warm-start TASK=calculator`) is 600 steps of supervised fine-tuning on conversations that call
-and answer, then 100 steps in which four conversations in five guess a number without a call.
+The warm start (`make warm-start TASK=calculator`) is 600 steps of supervised fine-tuning on conversations that call and
+answer, then 100 steps in which four of five conversations guess a number without a call.
 
 ## Dialogue
 
-`examples/dialogue_nano.yaml`: the quickstart's Countdown. A wrong answer is told to be wrong, and the model may
-answer once more; the last answer has the reward. Evaluation is on 500 held-out problems. *First answer right* is the
-share that needs no second one. A random expression is right in 27 % of the problems, and one of two in 47 %.
+`examples/dialogue_nano.yaml`: the quickstart's Countdown. After a wrong answer, the model is told so and may answer
+once more; the last answer is rewarded. Evaluation uses 500 held-out problems. *First answer right* is the share that
+needs no second answer. A random expression is right in 27 % of the problems, and one of two in 47 %.
 
-The warm start (`make warm-start TASK=dialogue`) is the quickstart's model, with 120 steps of supervised fine-tuning
-on dialogues in which each answer is made right with chance 12 % and random else: it adds the form of a dialogue, no
+The warm start (`make warm-start TASK=dialogue`) is the quickstart's model, with 120 steps of supervised fine-tuning on
+dialogues in which each answer is right with probability 12 % and random otherwise: it adds the dialogue format, but no
 skill.
 
 ## Figures
 
-Two cores, no GPU, other programs running beside. The seed is that of the training; all runs of an example start from
-one model.
+Two cores, no GPU, other programs running. The seed is the training seed; all runs of an example start from the same
+model.
 """
 """What had been taught before, and what chance does."""
 

@@ -23,17 +23,17 @@ PAGE = ROOT / "docs" / "curves_routing.md"
 PICTURE = ROOT / "docs" / "assets" / "curves_routing.png"
 HEAD = """# Curves of a mixture of experts
 
-`make curves` trains `examples/countdown_moe.yaml` (GRPO, eight experts in each of two layers,
-bfloat16, `engine=transformers`, one seed) with truncated importance sampling (`correction: tis`), and with [routing
-replay](models.md#mixtures-of-experts) (`correction: routing_replay`, which truncates in the same way), and writes
-this page. Its model (`make warm-start TASK=moe`) has seen demonstrations for a minute: it knows the form of an
-answer, `<answer>…</answer>` with each number once, though not always, and the skill hardly.
+`make curves` trains `examples/countdown_moe.yaml` (GRPO, eight experts in each of two layers, bfloat16,
+`engine=transformers`, one seed) with truncated importance sampling (`correction: tis`), and with [routing
+replay](models.md#mixtures-of-experts) (`correction: routing_replay`, which truncates in the same way), and writes this
+page. Its model (`make warm-start TASK=moe`) was trained on demonstrations for a minute: it mostly knows the answer
+format, `<answer>…</answer>` with each number once, but has hardly any skill.
 
-*Right* is the share of right answers to 200 held-out tasks, sampled at temperature 1, after so many steps; the standard
-error of one is at most 2.8 points. *Reward* is the mean over the rollouts of a step: half a point for an answer of the
-right form, a point for a right one. *Gap* is the estimator k3 of KL(engine ‖ learner) over the trained tokens of a
-step, in nats, with the learner's logprobs before the update: its mean and its greatest value over all steps. It is what
-the arithmetic of engine and learner makes of the same weights. *Unknown* is the share of tokens whose experts the
+*Right* is the share of correct answers on 200 held-out tasks, sampled at temperature 1, after the given number of
+steps; its standard error is at most 2.8 points. *Reward* is the mean over the rollouts of a step: half a point for an
+answer in the right format, a point for a correct one. *Gap* is the k3 estimate of KL(engine ‖ learner) over the trained
+tokens of a step, in nats, with the learner's logprobs before the update: mean and maximum over all steps. It shows the
+numerical difference between engine and learner for the same weights. *Unknown* is the share of tokens whose experts the
 engine did not report.
 
 """

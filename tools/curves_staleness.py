@@ -25,15 +25,15 @@ HEAD = f"""# Curves by staleness
 `make curves` trains the quickstart's task with GRPO ({STEPS} steps of 64 tasks, a learning rate of 4e-4, one seed)
 while rollouts run ahead of the learner by `rollout.max_staleness` syncs, without an importance correction and with
 truncated importance sampling (`correction: tis`), and writes this page. In all runs the learner computes the old
-logprobs itself (`old_logprobs: learner`), so that without a correction nothing in the loss knows that the rollouts were
-sampled by older weights. All else is as in `examples/quickstart.yaml`; the schedule suits synchronous training.
+logprobs itself (`old_logprobs: learner`), so that without a correction the loss ignores that the rollouts were sampled
+by older weights. Everything else is as in `examples/quickstart.yaml`; the schedule is tuned for synchronous training.
 
-Accuracies are those of 1,000 held-out tasks, sampled at temperature 1; the standard error of one is at most 1.6 points,
-and blind chance is 27 % ([what the figures mean](quickstart.md)). *Staleness* is the mean over all trained tokens, in
-steps; *wasted* is the share of the sampled tokens that were never trained: too old, or of groups without differences,
-of which there are more the more answers are right.
+Accuracy is measured on 1,000 held-out tasks, sampled at temperature 1; its standard error is at most 1.6 points, and
+chance level is 27 % ([what the figures mean](quickstart.md)). *Staleness* is the mean over all trained tokens, in
+steps; *wasted* is the share of sampled tokens that were never trained on, because they were too stale or from groups
+with equal rewards, which become more frequent as more answers are right.
 
-Four batches ahead, the plain loss learns later and TIS makes up for it; one batch ahead is too little to tell.
+Four batches ahead, the plain loss learns more slowly, and TIS makes up for it; one batch ahead is too little to tell.
 
 """
 

@@ -25,19 +25,19 @@ FOLDER = ROOT / "runs" / "faults"
 HEAD = """# Faults on purpose
 
 `make faults` starts a small training (`examples/models/countdown-nano`, engine `transformers`, learner `deepspeed`, an
-environment, a reward in a process of its own, a tracker), waits for a certain moment, causes a real failure, and checks
+environment, a reward in a separate process, a tracker), waits for a certain moment, causes a real failure, and checks
 what follows:
 
-* **continued**: the run takes its next steps in the same processes, except for those that were replaced;
-* **resumed**: the driver's process is gone, or something that it needs is damaged, and `--resume` takes the next steps;
+* **continued**: the run takes its next steps in the same processes, except for replaced ones;
+* **resumed**: the driver is gone, or something that it needs is damaged, and `--resume` takes the next steps;
 * **stopped**: the run ends with status 1, the console names the culprit, and `--resume` takes the next steps.
 
 In every case, nothing hangs for more than four minutes, and no process is left when a run has ended. Each step is in
-`metrics.jsonl` once, the ledger in the summary adds up, no task in `rollouts.db` is trained twice, and every step has
-its groups there. A fault that belongs to no single process (a full disk) is listed under *driver*.
+`metrics.jsonl` once, the ledger in the summary adds up, and in `rollouts.db` no task is trained twice and every step
+has its groups. A fault that is not in a single process (a full disk) is listed under *driver*.
 
-`make test-slow` repeats three cells that are *as expected* here, a different choice each day; `RLSDK_FAULTS=CELL,CELL`
-chooses them by name.
+`make test-slow` repeats three cells that are *as expected* here, different ones each day; `RLSDK_FAULTS=CELL,CELL`
+selects cells by name.
 """
 
 

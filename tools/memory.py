@@ -44,11 +44,11 @@ SECONDS = 1.0
 """Seconds between two samples."""
 HEAD = """# Memory over many steps
 
-`make memory` trains the small model (`examples/models/countdown-nano`) in environments, with rollouts up to two
-batches ahead and a checkpoint every hundred steps. Once a second it samples the memory that belongs to each process
-alone (USS). The first 30 % of the steps are a warm-up and do not count. The rest is averaged in twelve blocks, and a
-line is fitted to their means: *slope* is how much the process grows with each step, with a confidence interval of
-95 %. A process *grows* if the whole interval lies above 1 KiB per step, which is 1 GiB in a million steps.
+`make memory` trains the small model (`examples/models/countdown-nano`) in environments, with rollouts up to two batches
+ahead and a checkpoint every hundred steps. Once a second it samples each process's private memory (USS). The first 30 %
+of the steps are a warm-up and are ignored. The rest is averaged in twelve blocks, and a line is fitted to their means:
+*slope* is the growth per step, with a 95 % confidence interval. A process *grows* if the whole interval lies above 1
+KiB per step, which is 1 GiB in a million steps.
 """
 NEXT = "## What grows"
 

@@ -86,17 +86,16 @@ CONFIG = {
 HEAD = """# Soak: killed at random moments
 
 `make soak` trains the small model (`examples/models/countdown-nano`) with two engines, one environment worker and two
-learner ranks, with rollouts up to two batches ahead, and sends a signal to one of these processes at a random moment,
-again and again. An engine or a worker that dies is replaced, and the run continues. If a learner rank or the driver
-dies, the run ends and is resumed from its last checkpoint. On SIGTERM the driver saves its step and ends. SIGSTOP is
-followed by SIGCONT up to five seconds later, and the run continues. The store of rollouts has no process of its own: it
-dies with the driver.
+learner ranks, with rollouts up to two batches ahead, and repeatedly sends a signal to one of these processes at a
+random moment. An engine or worker that dies is replaced, and the run continues. If a learner rank or the driver dies,
+the run ends and is resumed from its last checkpoint. On SIGTERM the driver saves its step and exits. SIGSTOP is
+followed by SIGCONT up to five seconds later, and the run continues. The rollout store has no separate process: it dies
+with the driver.
 
 After each signal the soak checks that the run continues or can be resumed, that no process is left behind, that each
-task which was drawn has ended or is still being worked on, and that in the history of the surviving checkpoint the
-learner was given each task in exactly one step (according to a record that a plugin of the soak keeps). *Seconds lost*
-is the time from the signal until the run was one step further than before; for a resumed run this includes its start
-and the steps since the checkpoint.
+drawn task has ended or is still in progress, and that in the history of the surviving checkpoint the learner got each
+task in exactly one step (as recorded by a plugin of the soak). *Seconds lost* is the time from the signal until the run
+was one step further than before; for a resumed run this includes its start and the steps since the checkpoint.
 """
 
 

@@ -34,20 +34,20 @@ ALGORITHMS = (
 """All named algorithms but `opd`, which needs a teacher."""
 HEAD = """# Tournament
 
-`make tournament` trains with every named algorithm on the tasks of the suite `nano`, each with the algorithm's own
-defaults and all else alike (`examples/suites/nano`: a few steps of a small model on two CPU cores), and writes this
-page. Compare your own with them:
+`make tournament` trains every named algorithm on the tasks of the suite `nano`, with the algorithm's own defaults and
+everything else equal (`examples/suites/nano`: a few steps of a small model on two CPU cores), and writes this page. To
+compare your own algorithm:
 
 ```sh
 rlsdk tournament grpo mylab/msoft --seeds 3
 ```
 
-A score is the accuracy on 250 held-out tasks after the training, four answers each at temperature 1. The ranking is by
-the interquartile mean over tasks and seeds, with a 95 % confidence interval by a bootstrap that draws seeds within each
-task ([arXiv:2108.13264](https://arxiv.org/abs/2108.13264)). **A few steps at one learning rate show how fast an
-algorithm begins to learn, not which one is best in the end.** `mix` and `sft` are shown right answers, which no other
-sees: `sft` imitates these alone, and is evaluated by each task's workflow (`eval.workflow`). `opd` needs a teacher,
-which the suite does not have.
+A score is the accuracy on 250 held-out tasks after training, with four answers each at temperature 1. Algorithms are
+ranked by the interquartile mean over tasks and seeds, with a 95 % confidence interval by a bootstrap that draws seeds
+within each task ([arXiv:2108.13264](https://arxiv.org/abs/2108.13264)). **A few steps at one learning rate show how
+fast an algorithm begins to learn, not which one is best in the end.** Unlike the others, `mix` and `sft` are shown
+right answers: `sft` only imitates these, and is evaluated with each task's workflow (`eval.workflow`). `opd` needs a
+teacher, which the suite does not have.
 
 """
 

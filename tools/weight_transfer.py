@@ -225,16 +225,16 @@ def page(rows: list[Row], layers: int, size: int) -> str:
 `python tools/weight_transfer.py` measures a sync on this CPU, by each
 [weight transfer](howto/cluster.md#weight-transfer): a model of Qwen2.5-0.5B's shape ({layers} layers, bfloat16,
 {size / MIB:,.0f} MiB, {largest / MIB:,.0f} MiB of them the embeddings), random weights, no forward pass, one learner
-rank and one or two engines in processes of their own on {cores} cores. *memcpy* is the time in which the learner's
-process copies as many bytes, measured in the same run.
+rank and one or two engines in separate processes on {cores} cores. *memcpy* is the time the learner's process takes to
+copy as many bytes, measured in the same run.
 
 | transfer | engines | seconds | × memcpy | learner, MiB above its weights | engine, MiB above its weights |
 | --- | ---: | ---: | ---: | ---: | ---: |
 {chr(10).join(map(str, rows))}
 
 Commit `{git("rev-parse", "--short", "HEAD")}`, {when}; load of the machine {os.getloadavg()[0]:.1f}. Medians of {TIMES}
-syncs; memory is the greatest of all of them, code and buffers of the transfer included, and Ray's shared memory where a
-process maps it.
+syncs; memory is the maximum over all of them, including code and buffers of the transfer, and Ray's shared memory where
+a process maps it.
 """
 
 
