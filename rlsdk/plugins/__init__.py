@@ -1,4 +1,4 @@
-"""Plugins: discovered from package metadata, imported when named, resolved to one component per name.
+"""Plugins: discovered from package metadata, imported when named, with one component per name.
 
 A distribution declares an entry point in the group `rlsdk.v1`; its name is the prefix of its components
 (`mylab/exact`). A bare name means `core/NAME`. A single file is a plugin named by its stem.

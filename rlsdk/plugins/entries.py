@@ -1,4 +1,4 @@
-"""Plugins as package metadata tells them; nothing of them is imported."""
+"""Plugins as declared in package metadata, without importing them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlsdk.options import nearest
 
 GROUP = "rlsdk.v1"
 CORE = "core"
-"""Name of the plugin that holds rlsdk's own components."""
+"""Name of the plugin with rlsdk's built-in components."""
 CORE_MODULE = "rlsdk.builtins"
 
 
@@ -27,7 +27,7 @@ class PluginEntry:
         module: Dotted name of the module, or the path of a single file.
         distribution: The distribution that declares it; empty for a single file.
         version: Version of that distribution.
-        broken: Reason why it cannot be used; empty if nothing is known to be wrong.
+        broken: Reason why it cannot be used; empty if no problem is known.
         file: True if `module` is a path.
     """
 
@@ -45,17 +45,18 @@ class PluginEntry:
 
 
 def discover() -> dict[str, tuple[PluginEntry, ...]]:
-    """Every plugin that package metadata declares, by name, `core` first.
+    """Return the plugins that package metadata declares, by name, `core` first.
 
     Returns:
-        Name -> all that claim it. A foreign `core` is there too, broken, under a name that no config can write.
+        Name -> all entries that claim it. A foreign `core` is included as broken, under a name that configurations
+        cannot use.
     """
     found: dict[str, list[PluginEntry]] = {CORE: [PluginEntry(CORE, CORE_MODULE, "rlsdk", version())]}
     seen: set[tuple[str, str]] = set()
     for point in declared(GROUP):
         distribution, release = (point.dist.name, point.dist.version) if point.dist else ("", "")
         if (point.name, distribution) in seen or (point.name == CORE and point.value == CORE_MODULE):
-            continue  # an egg-info beside a dist-info, or rlsdk itself
+            continue  # both an egg-info and a dist-info, or rlsdk itself
         seen.add((point.name, distribution))
         key, broken = point.name, ""
         if point.name == CORE:
@@ -67,19 +68,19 @@ def discover() -> dict[str, tuple[PluginEntry, ...]]:
 
 
 def declared(group: str) -> tuple[importlib.metadata.EntryPoint, ...]:
-    """Entry points of a group, by name and distribution, whatever the order of the search path."""
+    """Return the entry points of a group, sorted by name and distribution, independent of the search path's order."""
     return _declared(group, tuple((path, _changed(path)) for path in sys.path))
 
 
 @lru_cache(maxsize=8)
 def _declared(group: str, searched: tuple[tuple[str, int], ...]) -> tuple[importlib.metadata.EntryPoint, ...]:
-    """Read the metadata of all installed packages, hundreds of files; again only when a package comes or goes."""
+    """Read the metadata of all installed packages, hundreds of files; cached until a package is added or removed."""
     points = importlib.metadata.entry_points(group=group)
     return tuple(sorted(points, key=lambda p: (p.name, p.dist.name if p.dist else "")))
 
 
 def _changed(folder: str) -> int:
-    """Return when an entry was last added to a folder of the search path, or removed from it; 0 if there is none."""
+    """Return when an entry of a search path folder was last added or removed; 0 if the folder does not exist."""
     try:
         return os.stat(folder or ".").st_mtime_ns
     except OSError:
@@ -87,11 +88,11 @@ def _changed(folder: str) -> int:
 
 
 def misspelt_module(entry: PluginEntry) -> str:
-    """Return advice for an entry point that names a module which its distribution does not hold."""
+    """Return advice for an entry point whose module is missing from its distribution."""
     files = importlib.metadata.files(entry.distribution) or ()
     held = {path.parts[0].removesuffix(".py") for path in files if path.suffix == ".py"}
     near = nearest(entry.module, held)
-    # of an editable install, nothing is known to be held
+    # the contents of an editable install are unknown
     listing = f", and {entry.distribution} holds: {', '.join(sorted(held))}." if held else "."
     hint = f"; did you mean {near!r}?" if near else listing
     return (
@@ -101,7 +102,7 @@ def misspelt_module(entry: PluginEntry) -> str:
 
 
 def version() -> str:
-    """The version of rlsdk that is installed."""
+    """Return the installed version of rlsdk."""
     try:
         return importlib.metadata.version("rlsdk")
     except importlib.metadata.PackageNotFoundError:
@@ -109,5 +110,5 @@ def version() -> str:
 
 
 def short_name(name: Any) -> str:
-    """Return a component's name as configurations write it: one of rlsdk's own without `core/`."""
+    """Return a component's name as written in configurations: built-in ones without `core/`."""
     return str(name).removeprefix(f"{CORE}/")

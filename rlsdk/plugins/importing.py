@@ -1,4 +1,4 @@
-"""Finds the function that a config names by file or module."""
+"""Find functions that a configuration names by file or module."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def find(path: str) -> Any:
     """Import the object at a path such as `my_file.py:fn`, `package.module:fn` or `my_file.py:object.method`.
 
     Args:
-        path: A file relative to the working folder, or an importable module; after the colon, a name in it.
+        path: File relative to the working folder, or importable module; after the colon, a name in it.
 
     Raises:
-        ValueFault: It cannot be found or imported; the message has the cause.
+        ValueFault: The object cannot be found or imported; the message has the cause.
     """
     place, colon, name = path.rpartition(":")
     if not colon or not place or not name:
@@ -36,7 +36,7 @@ def find(path: str) -> Any:
 
 
 def unreadable(path: str | Path, error: OSError | UnicodeDecodeError) -> str:
-    """A sentence for a Python file that cannot be read, with the file of the nearest name beside it."""
+    """Return a sentence about an unreadable Python file, with the nearest file name in its folder."""
     path = Path(path)
     cause = error.strerror if isinstance(error, OSError) else error
     where = "" if path.is_absolute() else f" (working folder: {Path.cwd().name}/)"
@@ -73,7 +73,7 @@ def _from_file(place: str) -> ModuleType:
 
 @lru_cache(maxsize=64)
 def _module(file: Path, digest: str) -> ModuleType:
-    """A file as a module of its own, run once for each content; modules that stand beside it can be imported."""
+    """Load a file as a separate module, executed once per content; modules in the same folder can be imported."""
     name = f"_rlsdk_foreign_{file.stem}_{hashlib.sha256(f'{file}{digest}'.encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:

@@ -1,4 +1,4 @@
-"""Functions for scripts: list the installed components, and load one of them."""
+"""Functions for scripts: list installed components, and load one."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def _default() -> Plugins:
 
 
 def find_plugins_again() -> None:
-    """Have `rlsdk.load` and `rlsdk.names` look for installed plugins again, after a test installed or removed some."""
+    """Make `rlsdk.load` and `rlsdk.names` rediscover installed plugins, after a test installed or removed some."""
     _default.cache_clear()
 
 
 def load(kind: Kind, name: Any, /, **options: Any) -> Any:
     """Load a component by name, or a marked object, check its options, and instantiate it.
 
-    A component that loads another while it is instantiated finds it among the plugins of its run, files included.
+    A component that loads another during instantiation finds it among the plugins of its run, including files.
 
     Args:
         kind: Kind of component, such as "reward", "advantage", "policy_loss".
@@ -46,12 +46,12 @@ def load(kind: Kind, name: Any, /, **options: Any) -> Any:
 
 
 def faults_of(kind: Kind, use: Use, path: str) -> list[Fault]:
-    """Find the faults of a component that an option names.
+    """Find the faults of a component named by an option.
 
     Args:
         kind: Kind of the component.
         use: The component and its options, as written.
-        path: Path of the option, the prefix of each fault.
+        path: Path of the option, which prefixes each fault.
     """
     try:
         made = load(kind, use.name, **use.options)
@@ -65,7 +65,7 @@ def faults_of(kind: Kind, use: Use, path: str) -> list[Fault]:
 
 
 def names(kind: Kind) -> list[str]:
-    """Names of all installed components of a kind, those of plugins with their prefix; broken plugins are left out."""
+    """Return the names of all installed components of a kind, with plugin prefixes; broken plugins are skipped."""
     check_kind(kind)
     plugins = _default()
     found = plugins.names(kind)
@@ -74,6 +74,6 @@ def names(kind: Kind) -> list[str]:
             continue
         try:
             found += [f"{plugin}/{name}" for name in plugins.names(kind, plugin)]
-        except PluginError:  # `rlsdk plugins` says what is broken; a name of it cannot be loaded
+        except PluginError:  # `rlsdk plugins` reports broken plugins; their components cannot be loaded
             continue
     return found

@@ -1,4 +1,4 @@
-"""Imports plugins when they are named, collects the components that they mark, and resolves names to components."""
+"""Import plugins when they are named, collect their marked components, and resolve names to components."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PRESENT: ContextVar[Plugins | None] = ContextVar("present", default=None)
 
 
 class Plugins(pluggy.PluginManager):
-    """Collects what the decorators marked, and the hooks, of the plugins that a run names."""
+    """Collects marked components and hooks of the plugins that a run names."""
 
     def __init__(self, files: Iterable[str | Path] = ()) -> None:
         super().__init__(hookspecs.PROJECT)
@@ -55,11 +55,11 @@ class Plugins(pluggy.PluginManager):
             self.add_file(file)
 
     def add_file(self, path: str | Path, source: str | None = None) -> str:
-        """Make a single file a plugin, named by its stem, or an `__init__.py` by its folder.
+        """Add a single file as a plugin, named by its stem or, for an `__init__.py`, by its folder.
 
         Args:
             path: The file.
-            source: Its text, where a worker got it with the run; left out, it is read.
+            source: Text of the file, if a worker received it with the run; by default, the file is read.
 
         Returns:
             The plugin's name.
@@ -86,7 +86,7 @@ class Plugins(pluggy.PluginManager):
 
     @property
     def files(self) -> list[str]:
-        """Paths of the single-file plugins, as they were given."""
+        """Paths of the single-file plugins, as given."""
         return [path for path, _ in self._files.values()]
 
     @property
@@ -96,17 +96,17 @@ class Plugins(pluggy.PluginManager):
 
     @property
     def active(self) -> tuple[str, ...]:
-        """Names of the plugins that were activated."""
+        """Names of the activated plugins."""
         return tuple(sorted(self._components))
 
     def activate(self, name: str) -> str:
-        """Import a plugin, a name or a file's path, and register its hooks and components.
+        """Import a plugin, given by name or file path, and register its hooks and components.
 
         Returns:
             The plugin's name.
 
         Raises:
-            PluginError: It is unknown, claimed twice, or fails to import (with the cause).
+            PluginError: The plugin is unknown, claimed twice, or fails to import (with the cause).
         """
         if name.endswith(".py"):
             name = self.add_file(name)
@@ -116,21 +116,21 @@ class Plugins(pluggy.PluginManager):
         return name
 
     def names(self, kind: Kind, plugin: str = CORE) -> list[str]:
-        """Names of a plugin's components of one kind, sorted."""
+        """Return the sorted names of a plugin's components of one kind."""
         return sorted(n for k, n in self.components(plugin, kind) if k == kind)
 
     def components(self, plugin: str, kind: Kind | None = None) -> dict[tuple[Kind, str], Component]:
-        """A plugin's components, of one kind or of all; imports what it must."""
+        """Return a plugin's components, of one kind or of all, importing modules as needed."""
         plugin = self.activate(plugin)
         for each in [kind] if kind else KINDS:
             self._once(plugin, each, partial(self._import_kind, plugin, each))
         return {k: c for k, c in self._components[plugin].items() if kind in (None, k[0])}
 
     def find(self, kind: Kind, name: str) -> tuple[PluginEntry, Component]:
-        """The component `plugin/name`; a bare name is one of `core`.
+        """Return the component `plugin/name`; a bare name refers to `core`.
 
         Raises:
-            UnknownComponentError: No such kind, plugin or component; suggests the nearest.
+            UnknownComponentError: No such kind, plugin or component; the message suggests the nearest.
             PluginError: The plugin is broken.
         """
         check_kind(kind)
@@ -153,7 +153,7 @@ class Plugins(pluggy.PluginManager):
         return self._entry(plugin), found[kind, bare]
 
     def reference(self, kind: Kind, name: Any, options: Mapping[str, Any] | None = None) -> ComponentRef:
-        """Make the reference by which a worker resolves the same component; `name` may be a marked object."""
+        """Create a reference for workers to resolve the same component; `name` may be a marked object."""
         check_kind(kind)
         options = dict(options or {})
         component = None if isinstance(name, str) else component_of(name)
@@ -185,7 +185,7 @@ class Plugins(pluggy.PluginManager):
         return with_own_parts(self, plugin, made, given=reference.options)
 
     def component(self, reference: ComponentRef) -> Component:
-        """The component that a reference names, on a driver or a worker.
+        """Return the component that a reference names, on a driver or a worker.
 
         Raises:
             FingerprintError: This process has other code than the driver that made the reference.
@@ -210,7 +210,7 @@ class Plugins(pluggy.PluginManager):
         return component
 
     def bind(self, component: Component, options: Mapping[str, Any]) -> Any:
-        """Instantiate a component; others that it loads meanwhile are looked up among these plugins.
+        """Instantiate a component; components that it loads meanwhile are looked up among these plugins.
 
         Raises:
             OptionError: The options do not fit.
@@ -222,27 +222,27 @@ class Plugins(pluggy.PluginManager):
             _PRESENT.reset(token)
 
     def fingerprint(self, plugin: str) -> Fingerprint:
-        """Distribution, version and source hash of a plugin."""
+        """Return distribution, version and source hash of a plugin."""
         entry = self._entry(plugin)
         if entry.file:
             return fingerprints.of_text(self._files[plugin][1])
         return fingerprints.of_package(entry.distribution, entry.version, entry.module.partition(".")[0])
 
     def used(self) -> dict[str, Fingerprint]:
-        """Every plugin that was activated, and every object given in place of a name, with its fingerprint."""
+        """Return all activated plugins, and all objects given in place of names, with their fingerprints."""
         plugins = {name: self.fingerprint(name) for name in sorted(self._components)}
         kept = {name: fingerprints.of_text(text) for name, text in self.kept_sources().items()}
         objects = {name: mark for name, (obj, mark) in sorted(self._objects.items()) if not self.kept_name(obj)}
         return plugins | kept | objects
 
     def offers(self, plugin: str, component: Component) -> bool:
-        """Return whether an imported plugin offers this very component."""
+        """Return whether an imported plugin offers this exact component."""
         if plugin not in self._components:
             return False
         return self.components(plugin, component.kind).get((component.kind, component.name)) is component
 
     def kept_name(self, obj: Any) -> str | None:
-        """Name of the plugin that a marked object's source is kept as; None if it is a plugin's, or has no source."""
+        """Return the plugin name for saving a marked object's source; None if it is a plugin's, or has no source."""
         top = package(str(obj.__module__))
         if top == FILE_PACKAGE or top.startswith(f"{FILE_PACKAGE}."):
             return None
@@ -252,7 +252,7 @@ class Plugins(pluggy.PluginManager):
         return f"{name}_code" if name in self.entries else name
 
     def kept_sources(self) -> dict[str, str]:
-        """Name -> text of the plugins that hold the sources of the objects given in place of names."""
+        """Return name -> text of the plugins with the sources of objects given in place of names."""
         found: dict[str, list[Any]] = {}
         for obj, _ in self._objects.values():
             if name := self.kept_name(obj):
@@ -260,15 +260,15 @@ class Plugins(pluggy.PluginManager):
         return {name: source_of(objects) for name, objects in sorted(found.items())}
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
-        """Called by pluggy for every attribute of a plugin: collects marks in the same pass."""
+        """Collect marks; pluggy calls this for every attribute of a plugin."""
         if isinstance(plugin, types.ModuleType):
             self._collect(plugin, name)
-            if not inspect.isroutine(vars(plugin).get(name)):  # pluggy would find the same, ten times slower
+            if not inspect.isroutine(vars(plugin).get(name)):  # pluggy would find the same, but ten times slower
                 return None
         return super().parse_hookimpl_opts(plugin, name)
 
     def _unknown_component(self, kind: Kind, name: str, offers: Iterable[str], plugin: str) -> str:
-        """A sentence for a wrong name; one that another plugin of the run offers is suggested with its prefix."""
+        """Return a sentence about an unknown name, suggesting another plugin's component with its prefix."""
         text = _unknown(kind, name, offers, plugin)
         others = [each for each, found in self._components.items() if each != plugin and (kind, name) in found]
         if others:
@@ -295,7 +295,7 @@ class Plugins(pluggy.PluginManager):
         return claims[0]
 
     def _once(self, plugin: str, kind: str, load: Callable[[], None]) -> None:
-        """Call `load`; repeat an earlier failure with its own message, not with one that follows from it."""
+        """Call `load`; if it failed before, raise the original error again, not one caused by it."""
         if failed := self._failed.get((plugin, kind)):
             raise failed
         try:
@@ -321,7 +321,7 @@ class Plugins(pluggy.PluginManager):
             raise
 
     def _import_kind(self, plugin: str, kind: Kind) -> None:
-        """Import the modules that the plugin's table `MODULES` keeps for `kind`, once."""
+        """Import the modules that the plugin's table `MODULES` lists for `kind`, once."""
         for name in self._tables[plugin].pop(kind, ()):
             try:
                 module = importlib.import_module(name)
@@ -364,7 +364,7 @@ class Plugins(pluggy.PluginManager):
         found = getattr(module, attribute, None)
         owned = own_mark(found)
         if owned is None or package(str(getattr(found, "__module__", ""))) != package(module.__name__):
-            return  # nothing marked, or what another package marked
+            return  # not marked, or marked by another package
         plugin = self._owners[module.__name__]
         if owned.obj is not found:
             raise PluginError(
@@ -380,7 +380,7 @@ class Plugins(pluggy.PluginManager):
 
 
 def present() -> Plugins | None:
-    """Plugins that are instantiating a component right now; what it loads meanwhile is looked up among them."""
+    """Return the plugins that are currently instantiating a component; its own loads are looked up among them."""
     return _PRESENT.get()
 
 
@@ -388,7 +388,7 @@ def check_kind(kind: str) -> None:
     """Refuse an unknown kind.
 
     Raises:
-        UnknownComponentError: There is no such kind; the message names the nearest.
+        UnknownComponentError: The kind does not exist; the message names the nearest.
     """
     if kind not in KINDS:
         raise UnknownComponentError(_unknown("kind", str(kind), KINDS, "rlsdk"))
@@ -397,6 +397,6 @@ def check_kind(kind: str) -> None:
 def _unknown(what: str, name: str, known: Iterable[str], where: str) -> str:
     offers = sorted(known)
     prefix, slash, bare = name.rpartition("/")
-    near = nearest(bare, offers) if len(offers) > 1 else None  # one offer is its own suggestion
+    near = nearest(bare, offers) if len(offers) > 1 else None  # a single offer needs no suggestion
     hint = f"; did you mean {prefix + slash + near!r}?" if near else ""
     return f"unknown {what} {name!r}; {where} offers: {', '.join(offers) or 'none'}{hint}"

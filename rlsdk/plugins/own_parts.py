@@ -1,4 +1,4 @@
-"""Completes the names of an algorithm's parts: components of its own plugin come before built-in ones."""
+"""Resolve names of an algorithm's parts: components of its own plugin take precedence over built-in ones."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 def with_own_parts(plugins: Plugins, plugin: str, algorithm: Any, *, given: Container[str] = ()) -> Any:
-    """Return the algorithm with the full names of those parts that its own plugin offers.
+    """Return the algorithm with full names for the parts that its own plugin offers.
 
-    A bare name, or a marked object of the plugin, becomes `plugin/name`; all other parts stay as they are.
+    A bare name, or a marked object of the plugin, becomes `plugin/name`; all other parts are unchanged.
 
     Args:
         plugins: The plugins of the run.
-        plugin: The algorithm's plugin; empty for an algorithm that was handed over as an object.
+        plugin: The algorithm's plugin; empty for an algorithm passed as an object.
         algorithm: An instance of the algorithm's class.
-        given: Fields that a config gave: there a bare name is a built-in component's.
+        given: Fields set by the configuration, where a bare name refers to a built-in component.
 
     Raises:
         PluginError: The plugin cannot be imported.

@@ -1,7 +1,7 @@
-"""The source of marked objects of a script or notebook: their definitions and whatever these refer to.
+"""The source of marked objects in a script or notebook: their definitions and everything that these refer to.
 
-A run that was started with an object in place of a name keeps this text, as a plugin file. It holds definitions only:
-what a script does beside them, such as starting a training, is not done again when the file is imported.
+A run started with an object in place of a name saves this text as a plugin file. It contains definitions only: other
+actions of the script, such as starting a training, are not repeated when the file is imported.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 import attrs
 
 NOTEBOOK = "notebook"
-"""Name of the plugin that the cells of a notebook become."""
+"""Name of the plugin made from a notebook's cells."""
 _CELLS = "In"
-"""Variable in which IPython keeps the cells that were run."""
+"""IPython's variable with the executed cells."""
 
 
 @attrs.frozen
 class _Statement:
-    """A statement at the top of a module or cell, with the names that it binds and those that it reads."""
+    """A top-level statement of a module or cell, with the names that it binds and reads."""
 
     text: str
     binds: frozenset[str]
@@ -33,7 +33,7 @@ class _Statement:
 
 
 def plugin_name(obj: Any) -> str | None:
-    """Return the name of the plugin that the source of an object is kept as; None if it cannot be kept.
+    """Return the plugin name for saving an object's source; None if it cannot be saved.
 
     Args:
         obj: A marked function or class.
@@ -48,10 +48,10 @@ def plugin_name(obj: Any) -> str | None:
 
 
 def source_of(objects: Sequence[Any]) -> str:
-    """Return the definitions of objects of one module or notebook, in their order, as the text of a plugin.
+    """Return the definitions of objects of one module or notebook, in order, as the text of a plugin.
 
     Args:
-        objects: Marked functions and classes that `plugin_name` gave the same name.
+        objects: Marked functions and classes with the same `plugin_name`.
     """
     first = objects[0]
     statements = list(_statements(_texts(first) or (), first.__module__))
@@ -63,7 +63,7 @@ def source_of(objects: Sequence[Any]) -> str:
 
 
 def _texts(obj: Any) -> list[str] | None:
-    """Return the source of a module, or the cells of a notebook; None for code typed into an interpreter."""
+    """Return the source of a module, or the cells of a notebook; None for code from an interactive interpreter."""
     module = sys.modules[obj.__module__]
     cells = vars(module).get(_CELLS)
     if isinstance(cells, list):
@@ -121,7 +121,7 @@ def _is_main_guard(node: ast.stmt) -> bool:
 
 
 def _latest(statements: Sequence[_Statement]) -> list[_Statement]:
-    """Drop what a later cell binds again; what was run twice without a change stays in its first place."""
+    """Drop statements rebound by a later cell; one that was rerun unchanged keeps its first position."""
     last = {name: i for i, each in enumerate(statements) for name in each.binds}
     kept = [each for i, each in enumerate(statements) if each.always or i in last.values()]
     texts = {each.text for each in kept}
@@ -129,7 +129,7 @@ def _latest(statements: Sequence[_Statement]) -> list[_Statement]:
 
 
 def _reachable(statements: Sequence[_Statement], names: Collection[str]) -> list[_Statement]:
-    """Return the statements that bind some names, and those that bind what these read, and so on."""
+    """Return the statements that bind the given names and, transitively, the names that these statements read."""
     wanted, chosen = set(names), set[int]()
     while found := {i for i, each in enumerate(statements) if i not in chosen and each.binds & wanted}:
         chosen |= found

@@ -1,6 +1,6 @@
 """Checks of a plan that need its data, its model or this machine, made before anything starts.
 
-`rlsdk explain` shows the findings; `rlsdk train` refuses to start while there are any.
+`rlsdk explain` shows the findings; `rlsdk train` refuses to start if there are faults or warnings.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from rlsdk.rollout.stream import opened
 from rlsdk.types import Message, Task
 
 PROMPTS = 64
-"""Number of prompts of each source that are rendered, spread over all of its tasks."""
+"""Number of prompts per source to render, spread over all its tasks."""
 ENGINES_PER_CORE = 2
-"""Maximum number of engines, or of learner ranks, for each CPU core."""
+"""Maximum number of engines, or of learner ranks, per CPU core."""
 
 
 @attrs.frozen
 class PlanFinding:
-    """A problem with a plan, and the path of the setting that it concerns."""
+    """A problem of a plan, and the path of the affected setting."""
 
     path: str
     message: str
@@ -69,10 +69,10 @@ class Readiness:
 
     Attributes:
         faults: Problems on any machine.
-        warnings: Problems of this machine, which others may not have.
-        notes: Findings that are harmless, but may surprise whoever reads the plan.
-        tasks: Tasks of each source in `tasks.train`; empty where they were not read.
-        disk: Disk space that the run needs; None if the program has no learner.
+        warnings: Problems of this machine only.
+        notes: Harmless findings that may surprise the user.
+        tasks: Tasks of each source in `tasks.train`; empty if not read.
+        disk: Required disk space; None if the program has no learner.
         built: The model without its weights; None, and the reason, if it cannot be built.
     """
 
@@ -84,11 +84,11 @@ class Readiness:
     built: tuple[Any, str] = (None, "")
 
     def require(self) -> Readiness:
-        """Return this result if nothing keeps a run from starting here.
+        """Return this result if the run can start here.
 
         Raises:
             ConfigError: There are faults.
-            EnvironmentFault: There are warnings only.
+            EnvironmentFault: There are only warnings.
         """
         if self.faults:
             raise ConfigError(map(str, self.faults))
@@ -101,8 +101,8 @@ def machine(plan: Plan, *, trains: bool = True, devices: bool = True) -> list[Pl
 
     Args:
         plan: Checked plan.
-        trains: True for a program that has a learner, which writes checkpoints, and trackers.
-        devices: False leaves out its GPUs and cores: the plan is for other machines.
+        trains: True for a program with a learner, which writes checkpoints, and with trackers.
+        devices: Check GPUs and cores; false if the plan is for other machines.
     """
     found = [PlanFinding("placement.device", text) for text in preflight.torch_companions()]
     found += _devices(plan, trains=trains) if devices else []
@@ -110,7 +110,7 @@ def machine(plan: Plan, *, trains: bool = True, devices: bool = True) -> list[Pl
 
 
 def space(plan: Plan, disk: DiskEstimate) -> list[PlanFinding]:
-    """Compare the disk space that a run needs with the free space where its folder is, or will be."""
+    """Compare the disk space that a run needs with the free space at its folder's location."""
     return [PlanFinding("out", text) for text in preflight.free_space(plan.folder, disk.needed)]
 
 
@@ -137,7 +137,7 @@ def _devices(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
 
 
 def gpu_faults(plan: Plan, nodes: Sequence[GPUNode], *, trains: bool = True) -> list[str]:
-    """Say why the actors of a plan cannot be placed on the GPUs of some nodes; nothing if they can."""
+    """Return why the actors of a plan cannot be placed on the GPUs of given nodes; empty if they can."""
     place, faults = plan.config.placement, []
     engine = plan.plugins.resolve(plan.engine)
     if plan.needs_engine and isinstance(engine, SpansGPUs) and engine.gpus != place.gpus_per_engine:
@@ -162,7 +162,7 @@ def _models(plan: Plan) -> Iterator[PlanFinding]:
 
 
 def _requirements(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
-    """Check for the packages and programs that components need with the given options."""
+    """Check for packages and programs that components need with the given options."""
     used: list[tuple[str, ComponentRef]] = [("engine", plan.engine)] if plan.needs_engine else []
     if trains:
         used += [("learner", plan.learner), *((f"{role}.learner", own) for role, own in plan.apart.items())]
@@ -177,14 +177,14 @@ def _requirements(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
 
 
 def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bool = True) -> Readiness:
-    """Check a plan's data, tokenizer and machine; nothing is started.
+    """Check a plan's data, tokenizer and machine, without starting anything.
 
     Args:
         plan: Checked plan.
         trains: True for a program that has a learner.
-        starts: True if a run follows. Otherwise slow checks are left out: large files are not read, and nothing is
+        starts: True if a run follows. Otherwise slow checks are skipped: large files are not read, and nothing is
             downloaded.
-        devices: False leaves out the GPUs and cores of this machine: the plan is for other machines.
+        devices: Check this machine's GPUs and cores; false if the plan is for other machines.
     """
     found = _PlanChecks(plan, starts)
     found.warnings += machine(plan, trains=trains, devices=devices)
@@ -228,7 +228,7 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
 
 
 def training_faults(plan: Plan) -> Sequence[str]:
-    """Say why nothing can be trained on what the engine of a plan samples; nothing if it can."""
+    """Return why the samples of a plan's engine cannot be trained on; empty if they can."""
     engine = plan.plugins.resolve(plan.engine)
     return engine.training_faults() if isinstance(engine, OnlySamples) else []
 
@@ -243,13 +243,13 @@ class _PlanChecks:
     warnings: list[PlanFinding] = attrs.field(factory=list)
     notes: list[PlanFinding] = attrs.field(factory=list)
     sources: set[str] = attrs.field(factory=set)
-    """Sources of the tasks that were tried."""
+    """Sources of the tried tasks."""
 
     def codec(self) -> ChatTokenizer | None:
         """Open the tokenizer and check that answers can end; None if it cannot be opened."""
         plan, model = self.plan, self.plan.model
         if any(found.path in ("model.path", "model.tokenizer") for found in self.warnings):
-            return None  # the model is not on this machine, which is reported already
+            return None  # the model is not on this machine, which is already reported
         name = model.tokenizer or model.path
         try:
             tokenizer = open_tokenizer(model)
@@ -305,7 +305,7 @@ class _PlanChecks:
         return None
 
     def _prompts(self, path: str, tasks: Sequence[Task], count: int, codec: ChatTokenizer) -> None:
-        """Render prompts as a run does: each must contain the text of its task, and some must be short enough."""
+        """Render prompts as a run does: each must contain its task's text, and some must be short enough."""
         config, prompts, trained = self.plan.config, [], path.startswith("tasks.train")
         workflow = self.plan.workflow if trained else self.plan.eval_workflow
         asks = self.plan.plugins.component(workflow).one_answer
@@ -319,7 +319,7 @@ class _PlanChecks:
         if not asks and any(not isinstance(task.prompt, str) for task in tasks):
             self._several_rollouts(codec)
         lengths = [len(ids) for ids in prompts]
-        # No prompt of an evaluation is dropped.
+        # Evaluations drop no prompts.
         limit, setting = longest_prompt(config) if trained else (config.model.max_length - 1, "model.max_length")
         if not lengths or max(lengths) <= limit:
             return
@@ -336,7 +336,7 @@ class _PlanChecks:
             self.faults.append(PlanFinding(setting, f"{text}; give at least {least}, or drop them"))
 
     def _unscored(self, path: str, tasks: Sequence[Task]) -> None:
-        """Refuse tasks of a source that no part of the reward is for; a workflow of many turns may name another."""
+        """Report tasks whose source no part of the reward applies to; a multi-turn workflow may name another source."""
         plan, trained = self.plan, path.startswith("tasks.train")
         workflow = plan.plugins.component(plan.workflow if trained else plan.eval_workflow)
         rules = [part.rule for part in plan.rewards]
@@ -349,7 +349,7 @@ class _PlanChecks:
             self.faults.append(PlanFinding("reward", text))
 
     def unmet_sources(self) -> None:
-        """Say which parts of the reward are for sources that no task has which was tried."""
+        """Report parts of the reward for sources that none of the tried tasks has."""
         rewards = self.plan.rewards
         for i, part in enumerate(rewards):
             if part.rule.sources and self.sources.isdisjoint(part.rule.sources):
@@ -360,7 +360,7 @@ class _PlanChecks:
                 self.notes.append(PlanFinding(f"reward[{i}].sources" if len(rewards) > 1 else "reward.sources", text))
 
     def _answers_as_prefills(self, path: str, source: TaskSource, tasks: Sequence[Task]) -> None:
-        """Say that prompts end with an answer where no prefill was asked for, as those of data for imitation do."""
+        """Note prompts that end with an answer although no prefill was requested, as in data for imitation."""
         last = [task.prompt[-1] for task in tasks if not isinstance(task.prompt, str) and task.prompt]
         if source.reference.options.get("prefill") or not any(message.role == "assistant" for message in last):
             return
@@ -375,11 +375,11 @@ class _PlanChecks:
     def _unknown_tokens(
         self, path: str, tasks: Sequence[Task], prompts: Sequence[np.ndarray], codec: ChatTokenizer
     ) -> None:
-        """Refuse prompts of which the tokenizer knows less than half, all of them."""
+        """Report a fault if the tokenizer can encode less than half of the characters of every prompt."""
         tokenizer = codec.tokenizer
         unknown = tokenizer.unk_token_id
         if unknown in (None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id):
-            return  # GPT-2's is its token for the end, and stands for no text
+            return  # GPT-2's unknown token is its end-of-text token, which stands for no text
         if prompts and all(len(ids) and (ids == unknown).mean() > 0.5 for ids in prompts):
             text = (
                 f"the tokenizer {codec.name!r} has no token for most of what the prompts say: task {tasks[0].id!r} "
@@ -388,12 +388,12 @@ class _PlanChecks:
             self.faults.append(PlanFinding(path, text))
 
     def _several_rollouts(self, codec: ChatTokenizer) -> None:
-        """Say, once, that conversations of several turns become several rollouts, where thoughts are dropped."""
+        """Note, once, that multi-turn conversations become several rollouts if thoughts are dropped."""
         talk = (Message("user", "Q"), Message("assistant", "A"), Message("user", "Q"))
         try:
             anew = codec.bridge_tokens(talk, 1, plain=False) is None
         except ConfigError:
-            return  # a run says it of the conversation that has such a turn
+            return  # a run logs it for the conversation that has such a turn
         text = (
             "drops the thoughts of earlier answers: a conversation in which the user speaks again trains as several "
             "rollouts of one trajectory, each after the prompt that is rendered for its turn (model.keep_history: true "
@@ -405,11 +405,11 @@ class _PlanChecks:
 
 
 def no_tasks(tasks: Any, *, empty: bool) -> str:
-    """Say why something is not a list of tasks; empty if it is.
+    """Return why a value is not a list of tasks; empty if it is.
 
     Args:
-        tasks: What a source returned.
-        empty: True if there may be none.
+        tasks: Return value of a source.
+        empty: True if the list may be empty.
     """
     if not isinstance(tasks, Sized) or isinstance(tasks, Mapping):
         return f"returned {type(tasks).__name__}; expected a list of rlsdk.Task"
@@ -420,13 +420,13 @@ def no_tasks(tasks: Any, *, empty: bool) -> str:
 
 
 def unreadable(task: Task, codec: ChatTokenizer, ids: np.ndarray, *, asks: bool) -> str:
-    """Say why a policy cannot read a task's prompt; empty if it can.
+    """Return why a policy cannot read a task's prompt; empty if it can.
 
     Args:
         task: The task.
         codec: Tokenizer that renders it.
         ids: Tokens of the rendered prompt.
-        asks: True if the workflow adds nothing to the prompt, which then must not be empty.
+        asks: True if the workflow adds nothing to the prompt, which must then not be empty.
     """
     chat = None if isinstance(task.prompt, str) else task.prompt
     texts = [str(task.prompt)] if chat is None else [_said(m) for m in chat if m.role != "assistant"]

@@ -1,4 +1,4 @@
-"""Demonstrations of tasks, taken before anything starts as a run takes them: a task without one is found at once."""
+"""Check demonstrations before anything starts, by reading them as a run does."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rlsdk.types import Task
 
 
 def check_demonstrations(plan: Plan, tasks: Sequence[Task], codec: ChatTokenizer) -> None:
-    """Take the demonstrations of some tasks; nothing happens where an algorithm only samples.
+    """Read the demonstrations of some tasks; do nothing if the algorithm only samples.
 
-    A workflow that is not rlsdk's own may do anything, and is left to the run.
+    A user's workflow may do anything, and is left to the run.
 
     Args:
         plan: The plan.
@@ -27,12 +27,12 @@ def check_demonstrations(plan: Plan, tasks: Sequence[Task], codec: ChatTokenizer
         codec: Tokenizer of its model.
 
     Raises:
-        RlsdkError: The first task that has none, or an unusable one, or no label where a loss reads one.
+        RlsdkError: A task has no demonstration, an unusable one, or no label although the loss reads it.
     """
     kind = plan.algorithm.rollouts
     if kind == "sampled":
         return
-    # Beside samples, demonstrations come from one workflow; without any, from that of the plan, such as one of pairs.
+    # Mixed with samples, demonstrations come from one workflow; alone, from the plan's, such as the one for pairs.
     mixed = kind == "mixed"
     if "preferred" in plan.needs and "pairs" not in plan.needs and (mixed or not plan.rewards):
         for task in tasks:
@@ -41,7 +41,7 @@ def check_demonstrations(plan: Plan, tasks: Sequence[Task], codec: ChatTokenizer
     if runs_user_code(workflow):
         return
     context = RolloutContext(codec=codec, client=None, sampling=Sampling(), max_length=plan.config.model.max_length)
-    with ThreadPoolExecutor(1) as pool:  # in a notebook, an event loop runs in this thread already
+    with ThreadPoolExecutor(1) as pool:  # in a notebook, an event loop is already running in this thread
         pool.submit(run_to_end, _take(RolloutGenerator(workflow, None, None), tasks, context)).result()
 
 

@@ -1,4 +1,4 @@
-"""Result of one check of a machine, as `rlsdk doctor` shows it."""
+"""Result of a machine check, as shown by `rlsdk doctor`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Diagnosis:
 
     Attributes:
         name: Name of the check.
-        status: `ok`; `warn`: something works badly or not at all; `fail`: no training can run.
+        status: `ok`; `warn`: something works badly or not at all; `fail`: training cannot run.
         found: Result of the check.
         remedy: Advice on what to do; empty if nothing is wrong.
     """
@@ -26,7 +26,7 @@ class Diagnosis:
     remedy: str = ""
 
     def describe(self) -> dict[str, str | bool]:
-        """Return it as JSON."""
+        """Return the result as JSON values."""
         return {
             "name": self.name,
             "ok": self.status != "fail",

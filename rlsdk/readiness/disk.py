@@ -1,4 +1,4 @@
-"""Estimate, before a run starts, of the disk space it needs; made from the model's config, not from its files."""
+"""Estimate the disk space of a run before it starts, from the model's config, not from its files."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rlsdk.conversion import without_weights
 from rlsdk.storage.location import is_url
 
 BYTES_PER_PARAMETER = 16
-"""Size of a learner's checkpoint, if it does not state it: weights, master weights and two moments in float32."""
+"""Default size of a learner's checkpoint: weights, master weights and two moments in float32."""
 ROLLOUT_BYTES, PROMPT_TOKEN_BYTES, RESPONSE_TOKEN_BYTES = 400, 7, 15
-"""Stored bytes of a rollout, and of each prompt and response token: text, and compressed ids and logprobs."""
+"""Stored bytes per rollout, prompt token and response token: text, and compressed ids and logprobs."""
 USUAL_LENGTH = 0.5
 """Expected length of a prompt or response, as a share of the maximum."""
 HELD_FOR_UPLOADS = 2
-"""Number of checkpoints kept longer because they are uploaded, or wait for it."""
+"""Number of checkpoints kept longer because they are being uploaded, or waiting for it."""
 LOG_BYTES_PER_STEP, LOG_BYTES_PER_ACTOR = 16 * 2**10, 2**20
 
 
@@ -56,12 +56,12 @@ class DiskEstimate:
 
     @property
     def total(self) -> int:
-        """Size of the run's folder when it is largest."""
+        """Peak size of the run's folder."""
         return self.checkpoint * self.checkpoints + self.export * self.exports + self.rollouts + self.logs
 
     @property
     def needed(self) -> int:
-        """Free bytes required beside the present content of the folder."""
+        """Free bytes required in addition to the folder's present content."""
         return max(0, self.total - self.present)
 
 
@@ -72,9 +72,9 @@ def estimate(
 
     Args:
         plan: Checked plan.
-        tasks: Tasks of all sources together, for a run whose length is given in epochs; None if they were not counted.
+        tasks: Total tasks of all sources, for a run whose length is given in epochs; None if not counted.
         download: Download the config of a model that is not in this machine's cache.
-        built: Result of `skeleton`, if it was called before.
+        built: Result of `skeleton`, if already available.
     """
     config, unknown = plan.config, []
     model, cause = skeleton(plan, download=download) if built is None else built
@@ -103,7 +103,7 @@ def estimate(
         checkpoints=count,
         export=export or 0,
         exports={"last": 1, "every": count, "never": 0}[config.checkpoint.export],
-        rollouts=_rollouts(plan, steps or 0) * (2 if uploaded else 1),  # also a copy for the upload
+        rollouts=_rollouts(plan, steps or 0) * (2 if uploaded else 1),  # plus a copy for the upload
         logs=(steps or 0) * LOG_BYTES_PER_STEP
         + (config.placement.engines + config.placement.learners) * LOG_BYTES_PER_ACTOR,
         present=sum(f.stat().st_size for f in plan.folder.rglob("*") if f.is_file()) if plan.folder.is_dir() else 0,
@@ -129,7 +129,7 @@ def skeleton(plan: Plan, *, download: bool) -> tuple[Any, str]:
 
 
 def _rollouts(plan: Plan, steps: int) -> int:
-    """Return the bytes of a whole run's rollouts that are stored in its folder."""
+    """Return the bytes of rollouts that a whole run stores in its folder."""
     config = plan.config
     every = config.save_rollouts
     if not every or config.rollout.storage.url is not None:

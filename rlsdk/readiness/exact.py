@@ -1,4 +1,4 @@
-"""Checks of a plan with `model.exact`: everything that would make engine and learner compute in different ways."""
+"""Checks of a plan with `model.exact`: everything that would make engine and learner compute differently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlsdk.plugins import CORE, ComponentRef
 
 
 def exact_faults(plan: Plan, net: Any | None) -> Iterator[tuple[str, str]]:
-    """Say why a plan's logprobs would not be exact, as pairs (path of the setting, reason); none without `model.exact`.
+    """Yield reasons why a plan with `model.exact` would not be exact, as (path of the setting, reason).
 
     Args:
         plan: Checked plan.

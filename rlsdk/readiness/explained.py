@@ -1,4 +1,4 @@
-"""A plan in words: what it runs, and how its batches are divided."""
+"""Describe a plan: what it runs, and how its batches are divided."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ NEVER_RUN = (
 
 
 def finding_of(fault: str) -> PlanFinding:
-    """Split a fault of a configuration into its path, if its text begins with one, and its message."""
+    """Split a configuration fault into its path, if its text begins with one, and its message."""
     parts = re.fullmatch(r"([\w.\[\]-]+): (.*)", fault, re.DOTALL)
     return PlanFinding(*parts.groups()) if parts else PlanFinding("", fault)
 
 
 def describe(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Describe the run that a plan stands for: section -> name -> text, flag or list of texts."""
+    """Describe the run of a plan: section -> name -> text, flag or list of texts."""
     config = plan.config
     updates = config.minibatches * config.passes
     rollouts = f"{config.group_size} rollouts" if plan.sampled else "their demonstrations"
@@ -74,7 +74,7 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
 
 
 def _around(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Describe what happens around the steps: sampling, evaluation, checkpoints, trackers."""
+    """Describe the parts around the steps: sampling, evaluation, checkpoints, trackers."""
     config, evaluation, saved = plan.config, plan.config.eval, plan.config.checkpoint
     times = [
         *(["before the first step"] if evaluation.before else []),
@@ -172,7 +172,7 @@ def _part(rule: RewardSpec, reference: ComponentRef) -> str:
 
 
 def batch(plan: Plan) -> dict[str, str]:
-    """Describe how the tasks of a step become optimiser steps: name -> sentence."""
+    """Describe how the tasks of a step are divided into optimiser steps: name -> sentence."""
     config, place = plan.config, plan.config.placement
     each = config.group_size if plan.sampled else 1
     rollouts = config.batch_size * each

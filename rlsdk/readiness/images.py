@@ -1,4 +1,4 @@
-"""Checks of a plan whose tasks or environments show pictures: the model, the engine and the workflow must see them."""
+"""Checks of a plan whose tasks or environments show images: model, engine and workflow must support them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlsdk.vision import Vision, sees
 
 
 def image_faults(plan: Plan, net: Any | None, tasks: Sequence[Task]) -> Iterator[tuple[str, str]]:
-    """Say why the pictures that a plan shows cannot be seen, as (path of the setting, reason).
+    """Yield reasons why a plan's images are not supported, as (path of the setting, reason).
 
     Args:
         plan: Checked plan.
@@ -43,7 +43,7 @@ def image_faults(plan: Plan, net: Any | None, tasks: Sequence[Task]) -> Iterator
 
 
 def _who_shows(plan: Plan, tasks: Sequence[Task]) -> Iterator[tuple[str, bool]]:
-    """Yield the tasks and environments that show images, in words, and True where the conversation begins as text."""
+    """Yield the tasks and environments that show images, in words, and True if the conversation begins as text."""
     references = [plan.workflow, *([plan.eval_workflow] if plan.eval_workflow != plan.workflow else [])]
     workflows = [plan.plugins.resolve(each) for each in references]
     for task in tasks:
@@ -60,10 +60,10 @@ def _environment_that_shows(plan: Plan, workflow: PlaysEpisodes, task: Task) -> 
     try:
         use, _ = workflow.episode(task)
         reference = plan.plugins.reference("environment", use.name, use.options)
-        # Made only if it can tell: some are costly.
+        # Created only if it declares images: some are costly.
         if not hasattr(plan.plugins.component(reference).obj, "shows_images"):
             return ""
         environment = plan.plugins.resolve(reference)
     except RlsdkError:
-        return ""  # said elsewhere
+        return ""  # reported elsewhere
     return use.name if isinstance(environment, ShowsImages) and environment.shows_images else ""

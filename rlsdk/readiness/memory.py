@@ -1,4 +1,4 @@
-"""Estimate, before a run starts, of the memory of its processes: on each GPU, and on the machine."""
+"""Estimate the memory of a run's processes before it starts: on each GPU, and on the machine."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from rlsdk.errors import EnvironmentFault
 from rlsdk.learners.starting import roles, roles_apart
 
 DRIVER_BYTES = 600 * 2**20
-"""Main memory of the driver and of Ray's own processes."""
+"""Host memory of the driver and of Ray's own processes."""
 COPIES = 2
-"""Copies of the weights in Ray's object store: those that engines have, and the next ones."""
+"""Copies of the weights in Ray's object store: those loaded by engines, and the next ones."""
 
 
 @attrs.frozen(kw_only=True)
@@ -33,8 +33,8 @@ class MemoryRow:
     Attributes:
         role: Purpose, such as `learner weights`.
         bytes: Size.
-        of: Memory of the device or machine that it is taken from; None if unknown.
-        where: That device: `GPU`, or `engine GPU` and `learner GPU` if they are different ones, or `host`.
+        of: Total memory of the device or machine; None if unknown.
+        where: Device: `GPU`, or `engine GPU` and `learner GPU` if they differ, or `host`.
         processes: Number of such processes on it.
     """
 
@@ -47,12 +47,12 @@ class MemoryRow:
 
 @attrs.frozen(kw_only=True)
 class MemoryEstimate:
-    """Memory that a run needs at once.
+    """Memory that a run needs at the same time.
 
     Attributes:
-        rows: One row for each purpose of a process.
+        rows: One row per process and purpose.
         unknown: Sentences about what could not be estimated.
-        remedies: Options of the learner that would lower it.
+        remedies: Learner options that would reduce memory.
     """
 
     rows: tuple[MemoryRow, ...] = ()
@@ -61,19 +61,19 @@ class MemoryEstimate:
 
     @property
     def places(self) -> list[str]:
-        """Devices of the rows, in their order."""
+        """Devices of the rows, in order."""
         return list(dict.fromkeys(row.where for row in self.rows))
 
     def total(self, where: str) -> int:
-        """Return the bytes that are needed on a device."""
+        """Return the bytes needed on a device."""
         return sum(row.bytes * row.processes for row in self.rows if row.where == where)
 
     def capacity(self, where: str) -> int | None:
-        """Return the memory of a device; None if it is not known."""
+        """Return the memory of a device; None if unknown."""
         return next((row.of for row in self.rows if row.where == where), None)
 
     def shortages(self) -> Iterator[str]:
-        """Say what does not fit, and what to lower."""
+        """Yield what does not fit, and what to reduce."""
         size = preflight.size_text
         for where in self.places:
             has, needs = self.capacity(where), self.total(where)
@@ -93,13 +93,13 @@ class MemoryEstimate:
 def estimate_memory(
     plan: Plan, built: tuple[Any, str], *, nodes: Sequence[GPUNode] | None = None, gpu_bytes: int | None = None
 ) -> MemoryEstimate:
-    """Estimate the memory of a plan; computes nothing.
+    """Estimate the memory of a plan, without running anything.
 
     Args:
         plan: Checked plan.
-        built: The model without its weights, and why there is none; see `rlsdk.readiness.disk.skeleton`.
-        nodes: Nodes with GPUs on which it would run; None for this machine.
-        gpu_bytes: Memory of a GPU; None for that of this machine's.
+        built: The model without its weights, or why it is missing; see `rlsdk.readiness.disk.skeleton`.
+        nodes: GPU nodes to run on; None for this machine.
+        gpu_bytes: Memory of a GPU; None to use that of this machine's GPUs.
     """
     if find_spec("torch") is None or find_spec("transformers") is None:
         return MemoryEstimate(unknown=("memory is not estimated: that needs torch; pip install 'rlsdk[cpu]'",))
@@ -125,10 +125,10 @@ class _Estimate:
         plan: Checked plan.
         cuda: True if the actors run on GPUs.
         nodes: Number of machines.
-        placed: GPUs of the actors on them, of none if there are too few.
+        placed: GPUs assigned to actors; empty if there are too few.
         gpu_bytes: Memory of a GPU; None if unknown.
         host_bytes: Memory of a machine; None if unknown.
-        remedies: Options of the learner that would lower its memory.
+        remedies: Learner options that would reduce its memory.
     """
 
     plan: Plan
@@ -178,7 +178,7 @@ class _Estimate:
             self._apart(role, section.ranks)
 
     def _apart(self, role: ApartRole, ranks: int) -> None:
-        """Add the rows of a model that has processes of its own."""
+        """Add the rows of a model with dedicated processes."""
         learner = self.plan.plugins.resolve(self.plan.apart[role])
         if not isinstance(learner, EstimatesUpdates):
             self.unknown.append(f"the learner {self.plan.apart[role].name!r} does not tell how much memory it needs")
@@ -202,7 +202,7 @@ class _Estimate:
         self.add(uses, "GPU" if place.colocate else "engine GPU", place.engines, self.placed.engines)
 
     def add(self, uses: Sequence[MemoryUse], device: str, count: int, places: Sequence[GPUPlace] = ()) -> None:
-        """Add what each of `count` processes uses; of main memory, for as many as are on the fullest machine."""
+        """Add the memory of each of `count` processes; host memory is counted for the fullest machine."""
         here = max(Counter(place.node for place in places).values(), default=ceil(count / self.nodes))
         for use in uses:
             if not use.bytes:
@@ -214,7 +214,7 @@ class _Estimate:
                 self.rows.append(row)
 
     def _shape(self, ranks: int, parts: int) -> UpdateShape:
-        """Return the rollouts that one of some ranks reads of a batch in so many parts, each of the greatest length."""
+        """Return one rank's share of a batch split into `parts`, with rollouts of maximum length."""
         config = self.plan.config
         prompt, longest = config.max_prompt_tokens, config.max_prompt_tokens + config.sampling.max_tokens
         if not self.plan.plugins.component(self.plan.workflow).one_answer:

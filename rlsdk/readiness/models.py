@@ -1,4 +1,4 @@
-"""Checks of a plan's models, and of the ranks that hold them, made before anything starts."""
+"""Checks of a plan's models and their ranks, made before anything starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlsdk.learners.base import TransformersLearner
 from rlsdk.learners.options import NO_FLOAT16, LearnerOptions
 
 _LISTED = 4
-"""Maximum number of tensors of each sort that a message names."""
+"""Maximum number of tensors of each category named in a message."""
 
 
 def model_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str, str]]:
@@ -47,7 +47,7 @@ def model_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str, s
 
 
 def _length_faults(plan: Plan, net: Any) -> Iterator[tuple[str, str]]:
-    """Say that the engine of a plan refuses to start for sequences longer than its model was made for."""
+    """Report sequences longer than the model supports, if the plan's engine refuses to start for them."""
     if not plan.needs_engine:
         return
     engine, given = plan.plugins.resolve(plan.engine), plan.model.max_length
@@ -60,7 +60,7 @@ def _length_faults(plan: Plan, net: Any) -> Iterator[tuple[str, str]]:
 
 
 def length_notes(plan: Plan, net: Any) -> Iterator[tuple[str, str]]:
-    """Say that sequences may be longer than a plan's model was made for, unless that is a fault."""
+    """Note sequences that may be longer than the plan's model supports, unless that is a fault."""
     longest = positions(net.config.get_text_config())
     if plan.model.max_length > longest and not any(_length_faults(plan, net)):
         yield (
@@ -71,7 +71,7 @@ def length_notes(plan: Plan, net: Any) -> Iterator[tuple[str, str]]:
 
 
 def idle_notes(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Say which settings of models and learners are given and change nothing in a plan."""
+    """Note settings of models and learners that have no effect in a plan."""
     config, critic, reference = plan.config, plan.algorithm.critic, plan.needs_reference
     no_critic, no_reference = (
         "nothing reads it: the algorithm has no critic",
@@ -110,7 +110,7 @@ def idle_notes(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _routing_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str, str]]:
-    """Say why the engine's choices of experts cannot be replayed by the learner."""
+    """Yield reasons why the learner cannot replay the engine's choices of experts."""
     other = "or take another correction, such as icepop"
     assert plan.loss.correction is not None
     what = f"correction {plan.loss.correction.name!r} replays the experts that the engine chose"
@@ -147,7 +147,7 @@ def _in_words(plan: Plan, net: Any, found: Differences) -> str:
 
 
 def rank_faults(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Say, by setting, why ranks cannot share rollouts, or hold the models that they should."""
+    """Yield, by setting, reasons why ranks cannot share rollouts, or hold their models."""
     groups = [("placement.learners", plan.learner, plan.config.placement.learners)]
     groups += [(f"{role}.ranks", own, getattr(plan.config, role).ranks) for role, own in plan.apart.items()]
     for path, reference, ranks in groups:
@@ -170,7 +170,7 @@ def rank_faults(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _vocabulary_faults(plan: Plan, role: str, model: Model) -> Iterator[tuple[str, str]]:
-    """Say why a model cannot read what the policy writes; nothing where it is not on this machine."""
+    """Yield reasons why a model cannot read the policy's text; nothing if the model is not on this machine."""
     if model.path == plan.model.path:
         return
     from rlsdk.learners.model import read_config
@@ -178,7 +178,7 @@ def _vocabulary_faults(plan: Plan, role: str, model: Model) -> Iterator[tuple[st
     try:
         config = read_config(model, local_files_only=True)
         tokens = len(open_tokenizer(plan.model))
-    except (OSError, ValueError):  # the other checks report it
+    except (OSError, ValueError):  # other checks report it
         return
     known = int(config.get_text_config().vocab_size)
     if known < tokens:
@@ -190,7 +190,7 @@ def _vocabulary_faults(plan: Plan, role: str, model: Model) -> Iterator[tuple[st
 
 
 def _backbone_faults(plan: Plan, role: ApartRole, model: Model) -> Iterator[tuple[str, str]]:
-    """Say why a model other than the policy's cannot run on the learner's rows; nothing where it is not here."""
+    """Yield reasons why a critic or reference cannot run on the learner's rows; nothing if it is not available."""
     reference = plan.apart.get(role, plan.learner)
     learner = plan.plugins.resolve(reference)
     if model.path == plan.model.path or not isinstance(learner, LearnerOptions):
@@ -199,7 +199,7 @@ def _backbone_faults(plan: Plan, role: ApartRole, model: Model) -> Iterator[tupl
 
     try:
         net = without_weights(model, local_files_only=True)
-    except (OSError, ValueError):  # the other checks report it
+    except (OSError, ValueError):  # other checks report it
         return
     faults = backbone_faults(net, learner.attention, learner.rows, without_mask=learner.packs_without_mask)
     yield from ((f"model.{role}", f"{reference.name!r}: {fault}") for fault in faults)

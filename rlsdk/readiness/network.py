@@ -1,4 +1,4 @@
-"""Checks of the network for `rlsdk doctor`: ports, the hub, logins, the address of a cluster; each takes seconds."""
+"""Network checks for `rlsdk doctor`: ports, the hub, logins, the address of a cluster; each takes seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECONDS = 2.0
 """Time limit of a connection, and of a name lookup."""
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 RAY_CLUSTER = Path("/tmp/ray/ray_current_cluster")
-"""File to which Ray writes the address of the cluster that was started on this machine."""
+"""File where Ray writes the address of the cluster started on this machine."""
 
 
 def loopback() -> Diagnosis:
@@ -64,7 +64,7 @@ def ray_address() -> Diagnosis:
 
 
 def hub() -> Diagnosis:
-    """Check that models can be downloaded from the hub or its mirror (HF_ENDPOINT), perhaps through a proxy."""
+    """Check that models can be downloaded from the hub or its mirror (HF_ENDPOINT), if need be through a proxy."""
     if preflight.hub_is_offline():
         found = "HF_HUB_OFFLINE is set: only models in the cache are found"
         return Diagnosis(name="hub", status="warn", found=found, remedy="unset HF_HUB_OFFLINE to download models")
@@ -81,7 +81,7 @@ def hub() -> Diagnosis:
 
 
 def logins() -> list[Diagnosis]:
-    """Look for logins of services; they are neither tried nor shown."""
+    """Look for logins to services, without trying or showing them."""
     home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
     token = Path(os.environ.get("HF_TOKEN_PATH") or home / "token").expanduser()
     hugging_face = bool(os.environ.get("HF_TOKEN")) or token.is_file()
@@ -101,7 +101,7 @@ def _login(service: str, there: bool, remedy: str) -> Diagnosis:
 
 
 def _in_time(address: str) -> str:
-    """Say why an address accepts no connections; the time limit includes the name lookup."""
+    """Return why an address accepts no connections; the time limit includes the name lookup."""
     answers: list[str] = []
     thread = threading.Thread(target=lambda: answers.append(unreachable(address, SECONDS)), daemon=True)
     thread.start()

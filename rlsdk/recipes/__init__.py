@@ -1,11 +1,11 @@
-"""Recipes: trainings with everything that they need, and what came out of them when they were run.
+"""Recipes: complete trainings, with their measured results.
 
-Each recipe is a folder beside this file:
+Each recipe is a folder next to this file:
 
-* `recipe.yaml`: what it is about, its stages, the accuracy that is expected (`catalogue.Recipe`);
-* `config.yaml`, and a configuration for each stage before it;
-* `README.md`: what is taught, what is found, how to read the figures;
-* `curve.json` and `transcript.txt`: what was measured, and samples of it, written by `tools/recipes.py`; a recipe that
-  was never run has neither;
-* Python files: plugins that its configurations name.
+* `recipe.yaml`: description, stages, expected accuracy (`catalogue.Recipe`);
+* `config.yaml`, and one configuration for each earlier stage;
+* `README.md`: what is taught, what is found, how to read the numbers;
+* `curve.json` and `transcript.txt`: measurements and samples, written by `tools/recipes.py`; missing if the recipe was
+never run;
+* Python files: plugins named by its configurations.
 """

@@ -24,8 +24,8 @@ class Stage:
     Attributes:
         name: Name of its run folder.
         config: Configuration file in the recipe's folder.
-        start: Stage whose model it trains; `new` for the random weights that the recipe's `new_model` makes, null for
-            the model that the configuration names.
+        start: Stage whose model it trains; `new` for the random weights of the recipe's `new_model`, null for the model
+            named by the configuration.
         reference: Stage whose model is its reference model.
     """
 
@@ -41,10 +41,10 @@ class Expected:
 
     Attributes:
         metric: Key of the lines of metrics.jsonl.
-        band: Least and greatest value of it that are expected.
-        start: Value before the last stage that others reported, for a recipe that was never run here.
-        end: Value after it that they reported.
-        source: Who reported them, or why no more is known.
+        band: Minimum and maximum expected value.
+        start: Value before the last stage as reported elsewhere, for a recipe that was never run here.
+        end: Value after the last stage as reported elsewhere.
+        source: Source of these values, or why they are unknown.
     """
 
     metric: str = "eval/sampled"
@@ -56,7 +56,7 @@ class Expected:
 
 @attrs.frozen(kw_only=True)
 class RecipeRun:
-    """A run of the recipe, as `curve.json` holds it.
+    """A run of the recipe, read from `curve.json`.
 
     Attributes:
         commit: Commit of rlsdk.
@@ -75,20 +75,20 @@ class RecipeRun:
 
 @attrs.frozen(kw_only=True)
 class Recipe:
-    """A recipe, as `recipe.yaml` holds it.
+    """A recipe, read from `recipe.yaml`.
 
     Attributes:
-        title: What it shows, in a line.
+        title: One-line summary.
         task: What the model does.
         algorithm: How it learns.
-        hardware: What it needs, as a person reads it.
-        stages: Trainings, in their order.
+        hardware: Required hardware, in words.
+        stages: Trainings, in order.
         expected: Accuracy after the last stage.
-        finds: What the last stage finds that no demonstration held; null if it brings out what had been taught.
-        new_model: Options of `rlsdk model new nano`; null if the recipe starts from a model of a name or a folder.
+        finds: What the last stage discovers beyond the demonstrations; null if it only reinforces what was taught.
+        new_model: Options of `rlsdk model new nano`; null if the recipe starts from an existing model.
         needs: Plugin -> how to install it.
         measured: `never run`, unless there is a `curve.json`.
-        folder: Its folder, which no file says.
+        folder: Folder of the recipe, not read from the file.
     """
 
     title: str
@@ -109,7 +109,7 @@ class Recipe:
         return self.folder.name
 
     def measurement(self) -> RecipeRun | None:
-        """Return what was measured; None if the recipe was never run."""
+        """Return the measured run; None if the recipe was never run."""
         file = self.folder / "curve.json"
         if not file.is_file():
             return None
@@ -132,8 +132,8 @@ def read(name: str) -> Recipe:
         name: Name of its folder.
 
     Raises:
-        ValueFault: There is no such recipe.
-        DataError: Its `recipe.yaml` is wrong.
+        ValueFault: The recipe does not exist.
+        DataError: Its `recipe.yaml` is invalid.
     """
     known = names()
     if name not in known:

@@ -1,4 +1,4 @@
-"""Run the stages of a recipe by `rlsdk model new nano` and `rlsdk train`, and compare the end with what is expected."""
+"""Run the stages of a recipe with `rlsdk model new nano` and `rlsdk train`, and check the final accuracy."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rlsdk.recipes.catalogue import Expected, Recipe, Stage
 
 QUICK_STEPS = 2
 QUICK = (f"steps={QUICK_STEPS}", "batch_size=4", "eval.limit=8", "eval.every=0", "eval.samples=1", "checkpoint.every=0")
-"""Settings of `--quick`, for each stage: that everything starts and trains, and no more."""
+"""Settings of `--quick` for each stage: just enough to see that everything starts and trains."""
 RECORD = "recipe.json"
 
 
 class StageError(RlsdkError):
-    """A stage of a recipe failed; its status is that of the command."""
+    """A stage of a recipe failed; `status` is the exit status of its command."""
 
     def __init__(self, message: str, status: int) -> None:
         self.status = status
@@ -40,9 +40,9 @@ class RecipeStep:
     """One command of a recipe.
 
     Attributes:
-        title: What it does, in a word or two.
+        title: Short description.
         arguments: Arguments of `rlsdk`.
-        result: File or folder that is there when it has ended.
+        result: File or folder that exists once the command has finished.
     """
 
     title: str
@@ -54,13 +54,13 @@ class RecipeStep:
 
 
 def commands(recipe: Recipe, out: Path, settings: Sequence[str] = (), *, quick: bool = False) -> list[RecipeStep]:
-    """Return the commands of a recipe in their order.
+    """Return the commands of a recipe, in order.
 
     Args:
         recipe: The recipe.
-        out: Folder of its runs and of the model that it makes.
+        out: Folder of its runs and of the new model.
         settings: `KEY=VALUE` settings of the last stage.
-        quick: Take a few steps only.
+        quick: Run only a few steps.
     """
     steps = []
     if recipe.new_model is not None:
@@ -85,7 +85,7 @@ def _flag(key: str, value: Any) -> tuple[str, ...]:
 
 
 def _model(recipe: Recipe, origin: str, out: Path, *, quick: bool) -> Path:
-    """Return the folder of the model that a stage leaves, or of the new one."""
+    """Return the folder of the model that a stage produces, or of the new one."""
     if origin == "new":
         return out / "model"
     stage = next(stage for stage in recipe.stages if stage.name == origin)
@@ -94,7 +94,7 @@ def _model(recipe: Recipe, origin: str, out: Path, *, quick: bool) -> Path:
 
 
 def config(recipe: Recipe, stage: Stage) -> dict[str, Any]:
-    """Return the configuration of a stage as its file says it."""
+    """Return the configuration of a stage, as in its file."""
     found: dict[str, Any] = yaml.safe_load(recipe.text(stage.config))
     return found
 
@@ -108,18 +108,18 @@ def run(
     overwrite: bool,
     quick: bool = False,
 ) -> None:
-    """Run the commands of a recipe that have not ended yet; a training that was interrupted is resumed.
+    """Run the unfinished commands of a recipe; an interrupted training is resumed.
 
     Args:
         recipe: The recipe.
         out: Folder of its runs.
         steps: Its commands.
-        tell: Gets a line before each command.
-        overwrite: Begin from scratch.
-        quick: A training that took all its steps has done its work, even if it learned nothing.
+        tell: Called with a line before each command.
+        overwrite: Start from scratch.
+        quick: Count a training that ran all its steps as finished, even if it learned nothing.
 
     Raises:
-        ValueFault: The folder holds stages of other settings, or of another version of the recipe.
+        ValueFault: The folder contains stages with other settings, or of another version of the recipe.
         StageError: A command failed.
     """
     changed = overwrite
@@ -138,22 +138,22 @@ def run(
         more = () if step.title == "model" else (how,)
         tell(f"{head}{step}")
         command = [sys.executable, "-m", "rlsdk.cli", *step.arguments, *more]
-        status = subprocess.run(command, check=False, stdout=2).returncode  # standard output is the result's alone
+        status = subprocess.run(command, check=False, stdout=2).returncode  # standard output is reserved for the result
         if status and not (quick and _took_its_steps(step)):
             again = f"`rlsdk recipe run {recipe.name}` with the same settings continues from there"
             raise StageError(f"recipe {recipe.name}: {step.title} ended with status {status}; {again}", status)
-        changed = True  # whatever is built on it is older
+        changed = True  # later stages were built on an older one
 
 
 def _took_its_steps(step: RecipeStep) -> bool:
-    """Return True if a training of `--quick` came to its end."""
+    """Return True if a training with `--quick` ran to its end."""
     if step.title == "model" or not step.result.is_file():
         return False
     return bool(json.loads(step.result.read_text(encoding="utf-8"))["steps"] == QUICK_STEPS)
 
 
 def ended(step: RecipeStep) -> bool:
-    """Return True if a command has done its work."""
+    """Return True if a command has finished its work."""
     if not step.result.is_file():
         return False
     return step.title == "model" or json.loads(step.result.read_text(encoding="utf-8"))["status"] == "finished"
@@ -171,7 +171,7 @@ def _check_record(out: Path, record: dict[str, Any]) -> None:
 
 
 def _digest(recipe: Recipe) -> str:
-    """Hash what trains: configurations and plugins."""
+    """Hash everything that affects training: configurations and plugins."""
     files = sorted(path for path in recipe.folder.iterdir() if path.suffix in (".yaml", ".py"))
     whole = hashlib.sha256()
     for path in files:

@@ -1,1 +1,1 @@
-"""Built-in renderers: conversations as tokens, and answers as messages."""
+"""Built-in renderers: turn conversations into tokens, and answers into messages."""

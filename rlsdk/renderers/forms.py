@@ -1,4 +1,4 @@
-"""Forms of messages that chat templates want: names of thoughts, and what some of them demand of calls."""
+"""Message formats that chat templates expect: names of thoughts, and requirements on tool calls."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rlsdk.types import Image, Message
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """Return a message in the form of OpenAI's API, its thought under all names that templates have for it."""
+    """Return a message in OpenAI's format, with its thought under all names that templates use."""
     thought = dict.fromkeys(THOUGHT_KEYS, message.reasoning) if message.reasoning else {}
-    if message.images:  # a template writes a mark, and needs no bytes
+    if message.images:  # a template writes a placeholder, and needs no bytes
         parts = [{"type": "image"} if isinstance(p, Image) else {"type": "text", "text": p} for p in message.content]
         message = attrs.evolve(message, content=message.text)
         return {**message.as_json(), "content": parts} | thought
@@ -28,7 +28,7 @@ def images_of(messages: Sequence[Message]) -> list[Image]:
 
 
 def with_thought_or_text(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message whose text is part of its thought: gpt-oss refuses both beside a call."""
+    """Return a message with its text moved into its thought: gpt-oss refuses both together with a call."""
     thought = message.get(THOUGHT_KEYS[0])
     if not message.get("tool_calls") or not thought or not message["content"]:
         return dict(message)
@@ -36,7 +36,7 @@ def with_thought_or_text(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_written_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with the arguments of its calls as JSON text, which DeepSeek's templates demand."""
+    """Return a message with its calls' arguments as JSON text, which DeepSeek's templates require."""
     if not message.get("tool_calls"):
         return dict(message)
     calls = []

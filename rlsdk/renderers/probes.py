@@ -1,4 +1,4 @@
-"""Messages with which a renderer is probed, and what such a probe finds."""
+"""Messages for probing a renderer, and the results of probes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rlsdk.types import Message
 QUESTION = Message("user", "Q")
 THOUGHT, TEXT = "rlsdkthought", "rlsdkanswer"
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
-"""Names that templates have for the thought of a message."""
+"""Names that templates use for the thought of a message."""
 ANSWERS: tuple[Mapping[str, str], ...] = (
     {"content": TEXT, **dict.fromkeys(THOUGHT_KEYS, THOUGHT)},
     {"content": f"<think>\n{THOUGHT}\n</think>\n\n{TEXT}"},
 )
-"""An answer with a thought: in a field of its own, under the names that templates use, and within the text."""
+"""An answer with a thought: in a separate field, under the names that templates use, and within the text."""
 
 RESULT = "rlsdkresult"
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "rlsdk_lookup", "arguments": {}}}
@@ -26,7 +26,7 @@ RESULTS: Mapping[str, tuple[Any, ...]] = {
     "always": (QUESTION, {"role": "assistant", "content": TEXT}, _RESULT),
     "after calls": (QUESTION, {"role": "assistant", "content": "", "tool_calls": [_CALL]}, _RESULT),
 }
-"""A tool's result after an answer that calls nothing, and after a call."""
+"""A tool's result after an answer without a call, and after a call."""
 
 
 @attrs.frozen
@@ -44,11 +44,11 @@ class Between:
 
 @attrs.frozen
 class Rewrite:
-    """Text of an answer, from the beginning of its conversation, that a template alters once messages follow it.
+    """An answer that a template alters once messages follow it, with the conversation before it.
 
     Attributes:
-        written_whole: The text as it was written.
-        found_whole: The text as it becomes.
+        written_whole: Text as originally rendered.
+        found_whole: Text as rendered later.
     """
 
     written_whole: str
@@ -56,17 +56,17 @@ class Rewrite:
 
     @property
     def written(self) -> str:
-        """The text as it was written, around the first difference."""
+        """Text as originally rendered, around the first difference."""
         return self.written_whole[self._at : self._at + 50]
 
     @property
     def found(self) -> str:
-        """The text as it becomes, around the first difference."""
+        """Text as rendered later, around the first difference."""
         return self.found_whole[self._at : self._at + 50]
 
     @property
     def drops_thought(self) -> bool:
-        """True if nothing but the thought, and marks around it, is left out."""
+        """True if only the thought and its delimiters are dropped."""
         if THOUGHT in self.found_whole or not self.found_whole.endswith(TEXT):
             return False
         rest = iter(self.written_whole)

@@ -1,4 +1,4 @@
-"""The default renderer: the chat template that comes with a tokenizer."""
+"""The default renderer: the tokenizer's chat template."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _QUESTION_TEXT = "rlsdkquestion"
 @renderer("template")
 @attrs.define(kw_only=True, slots=False, eq=False)
 class TemplateRenderer(TextRenderer):
-    """The chat template of the tokenizer.
+    """Renders conversations with the tokenizer's chat template.
 
-    Thoughts are recognised by the marks that the template itself puts around them, gpt-oss's channels among them.
+    Thoughts are recognised by the delimiters that the template writes around them, including gpt-oss's channels.
 
     Attributes:
         variables: Variables of the template, such as `{enable_thinking: false}` for Qwen3.
@@ -42,7 +42,7 @@ class TemplateRenderer(TextRenderer):
 
     @property
     def title(self) -> str:
-        """The template, for messages."""
+        """Description of the template, for messages."""
         return f"the chat template of {self.codec.name!r}"
 
     def render_text(
@@ -62,7 +62,7 @@ class TemplateRenderer(TextRenderer):
 
     @cached_property
     def _wants_parts(self) -> bool:
-        """True for templates of models that see: text is lost unless it stands in a list of parts."""
+        """True for templates of vision models that drop text unless it is in a list of parts."""
         shown = []
         for content in (_QUESTION_TEXT, [{"type": "text", "text": _QUESTION_TEXT}]):
             try:

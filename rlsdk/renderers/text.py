@@ -1,4 +1,4 @@
-"""A renderer that is written as text: the base of the one that uses a tokenizer's chat template."""
+"""Base of renderers that write conversations as text, such as the one that uses the tokenizer's chat template."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from rlsdk.types import Message
 
 _log = logging.getLogger(__name__)
 _CALL_ENDS = ("<|call|>", "<|eom_id|>", "<|tool_response>")
-"""Control tokens with which gpt-oss, Llama 3 and Gemma 4 end an answer that calls a tool."""
+"""Control tokens that end an answer with a tool call in gpt-oss, Llama 3 and Gemma 4."""
 
 
 class TextRenderer:
-    """Renderer whose conversations are written as text; a subclass defines `render_text`."""
+    """Renderer that writes conversations as text; a subclass defines `render_text`."""
 
     codec: TextCodec
     keep_history: bool
 
     def open(self, codec: TextCodec, *, keep_history: bool = False) -> None:
-        """Take the tokenizer."""
+        """Set the tokenizer."""
         self.codec, self.keep_history = codec, keep_history
         self._keeps: dict[tuple[str, ...], bool] = {}
 
@@ -57,7 +57,7 @@ class TextRenderer:
         """Write a conversation.
 
         Args:
-            messages: Messages in the form of OpenAI's API; a thought also as `reasoning_content` and `thinking`.
+            messages: Messages in OpenAI's format, with thoughts also as `reasoning_content` and `thinking`.
             tools: JSON schemas of functions that the policy may call.
             add_generation_prompt: Open the next answer.
             continue_final_message: Leave the last message, the assistant's, open.
@@ -71,7 +71,7 @@ class TextRenderer:
 
     @property
     def title(self) -> str:
-        """The renderer in words, for messages."""
+        """Description of the renderer, for messages."""
         return f"the renderer of {self.codec.name!r}"
 
     def prompt_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> np.ndarray:
@@ -84,7 +84,7 @@ class TextRenderer:
 
     @cached_property
     def stop_tokens(self) -> tuple[int, ...]:
-        """Ids of the tokens that end an answer: the end of text, and the control token that is written after one."""
+        """Ids of the tokens that end an answer: the end of text, and the control token written after an answer."""
         found = [] if self.codec.end is None else [self.codec.end]
         names = [name for name in _CALL_ENDS if name in self.codec.controls]
         if self.usable and (closing := self._closing_token()):
@@ -93,7 +93,7 @@ class TextRenderer:
         return tuple(dict.fromkeys(found))
 
     def _closing_token(self) -> str:
-        """Return the control token that is written right after an answer; empty if there is none."""
+        """Return the control token written directly after an answer; empty if there is none."""
         try:
             inside, _, closing = self.render_closed([QUESTION, self._answer()]).rpartition(TEXT)
             opened = self.render([QUESTION])
@@ -101,11 +101,11 @@ class TextRenderer:
             return ""
         starting = (name for name in self.codec.controls if closing.lstrip().startswith(name))
         name = max(starting, key=len, default="")
-        # What also stands within an answer, between thought and text, does not end it
+        # A token that also occurs within an answer, between thought and text, does not end it
         return "" if name and name in inside[alike(inside, opened) :] else name
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Write a conversation with the next answer opened; a last message of the assistant is left open.
+        """Write a conversation with the next answer opened, or the last message left open if it is the assistant's.
 
         Raises:
             ConfigError: The conversation is refused.
@@ -116,10 +116,10 @@ class TextRenderer:
     def render_closed(
         self, messages: Sequence[Message | Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
-        """Write a conversation that is over: its last message is closed, and no answer opened.
+        """Write a finished conversation: its last message is closed, and no answer is opened.
 
         Args:
-            messages: The conversation; a mapping is passed on as it is.
+            messages: The conversation; mappings are passed on unchanged.
             tools: JSON schemas of functions that the policy may call.
 
         Raises:
@@ -153,7 +153,7 @@ class TextRenderer:
         return self.render([QUESTION], tools) != self.render([QUESTION])
 
     def write_calls(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-        """Write an answer that makes calls, without what stands before and after it; empty if it shows none."""
+        """Write an answer that makes calls, without the text around it; empty if calls are not rendered."""
         made = [
             {"id": f"call{i:05}", "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
             for i, (name, arguments) in enumerate(calls)
@@ -176,7 +176,7 @@ class TextRenderer:
         ended: np.ndarray,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> np.ndarray | None:
-        """Return the tokens between the last answer and the next; None where earlier thoughts are dropped."""
+        """Return the tokens between the last answer and the next; None if earlier thoughts are dropped."""
         written = self.between(messages, new, tools)
         if written is None:
             return None
@@ -185,15 +185,15 @@ class TextRenderer:
         for count in range(min(len(closing), len(ended)), 0, -1):
             if np.array_equal(ids[:count], ended[len(ended) - count :]):
                 return ids[count:]
-        # GLM's answers end with the header of whoever speaks next: `<|user|>`, `<|observation|>`.
+        # GLM's answers end with the header of the next speaker: `<|user|>`, `<|observation|>`.
         if np.array_equal(ids[:1], ended[-1:]) and self.codec.shown(ids[:1]) in self.codec.controls:
             return ids[1:]
         return ids
 
     def between(self, messages: Sequence[Message], new: int, tools: Sequence[Mapping[str, Any]] = ()) -> Between | None:
-        """Return the text between the last answer and the next; None where earlier thoughts are dropped because of it.
+        """Return the text between the last answer and the next; None if earlier thoughts are dropped because of it.
 
-        A marker takes the place of the last answer, so that the policy's own text has no influence.
+        A marker replaces the last answer, so that the policy's own text has no influence.
 
         Args:
             messages: The conversation.
@@ -227,7 +227,7 @@ class TextRenderer:
 
     @cached_property
     def results_shown(self) -> str:
-        """When results of tools are written: "always", only "after calls" (Gemma 4), or "never" (Phi-3)."""
+        """When tool results are rendered: "always", only "after calls" (Gemma 4), or "never" (Phi-3)."""
         for when, messages in RESULTS.items():
             with suppress(ConfigError):
                 if RESULT in self.render_closed(messages):
@@ -237,7 +237,7 @@ class TextRenderer:
     def _after_calls(
         self, before: Sequence[Message], behind: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> Between | None:
-        """Return the text after an answer that calls the tools whose results follow; None if its thought is dropped."""
+        """Return the text after an answer that made the calls whose results follow; None if its thought is dropped."""
         if self.results_shown == "never":
             raise ConfigError(
                 [
@@ -269,10 +269,10 @@ class TextRenderer:
         return Between(closed[at : alike(closed, text)], text[at:])
 
     def keeps_answers(self, roles: tuple[str, ...]) -> bool:
-        """Return True if an answer stays as it is once messages of these roles follow; False if its thought is dropped.
+        """Return True if an answer is unchanged when messages of these roles follow; False if its thought is dropped.
 
         Raises:
-            ConfigError: The answer is rewritten otherwise.
+            ConfigError: The answer is changed in another way.
         """
         if self.keep_history:
             return True
@@ -299,11 +299,11 @@ class TextRenderer:
         return self._keeps[roles]
 
     def rewrite(self, roles: Sequence[str]) -> Rewrite | None:
-        """Compare an answer as the policy writes it with the same answer once messages of these roles follow.
+        """Compare an answer as the policy writes it with the same answer when messages of these roles follow.
 
-        What the policy writes begins where the generation prompt ends. If that prompt opens a thought, the answer
-        continues it; if it closes one, too, the answer has none. The template itself writes the answer, since each
-        model has its own form of thoughts.
+        The policy's text begins where the generation prompt ends. If that prompt opens a thought, the answer continues
+        it; if it also closes it, the answer has none. The template itself writes the answer, since each model has its
+        own format of thoughts.
 
         Returns:
             The first difference; None if there is none.
@@ -314,14 +314,14 @@ class TextRenderer:
         opened, answer = self.render([QUESTION]), self._answer()
         written = self._up_to_answer([answer])
         if not written.startswith(opened):
-            # Thoughts that the template does not write at all, or writes otherwise than the prompt opened them
+            # Thoughts that the template does not write at all, or writes differently from how the prompt opened them
             begun = next((each for each in ("<think>\n", "<think>") if opened.endswith(each)), "")
             written = opened + f"<think>\n{THOUGHT}\n</think>\n\n{TEXT}".removeprefix(begun)
         found = self._up_to_answer([answer, *({"role": role, "content": "R"} for role in roles)])
         return None if found == written else Rewrite(written, found)
 
     def _answer(self) -> dict[str, str]:
-        """Return the message of an answer in the form that the template understands, with a thought if it can."""
+        """Return an answer's message in the format that the template understands, with a thought if supported."""
         if "</think>" in self.render([QUESTION])[-20:]:
             return {"role": "assistant", "content": TEXT}
         for answer in ANSWERS:
@@ -330,14 +330,14 @@ class TextRenderer:
         return {"role": "assistant", **ANSWERS[1]}
 
     def _up_to_answer(self, following: Sequence[Mapping[str, Any]]) -> str:
-        """Render a question and what follows it, up to the end of the first answer's text."""
+        """Render a question and the following messages, up to the end of the first answer's text."""
         text = self._render([QUESTION, *following], add_generation_prompt=False)
         begin, text_of_answer, _ = text.partition(TEXT)
         return begin + text_of_answer
 
     @cached_property
     def _opening(self) -> str:
-        """Text that opens an answer; empty where conversations cannot be rendered."""
+        """Return the text that opens an answer; empty if conversations cannot be rendered."""
         if not self.usable:
             return ""
         opened = self.render([QUESTION])
@@ -345,7 +345,7 @@ class TextRenderer:
 
     @cached_property
     def thought_marks(self) -> tuple[str, str]:
-        """Marks around a thought."""
+        """Delimiters of a thought."""
         if not self.usable:
             return THINK
         try:
@@ -362,9 +362,9 @@ class TextRenderer:
         parser: ToolParser | None = None,
         done: bool = True,
     ) -> ParsedAnswer:
-        """Read an answer: the thought between the template's marks, tool calls by the parser, the rest as content."""
+        """Parse an answer: the thought by the template's delimiters, tool calls by the parser, the rest as content."""
         end = len(token_ids)
-        while end and int(token_ids[end - 1]) in self.stop_tokens:  # those that end a call are read by parsers
+        while end and int(token_ids[end - 1]) in self.stop_tokens:  # tokens that end a call are left for parsers
             end -= 1
         ids, marks = token_ids[:end], self.thought_marks
         text, begins = prefill + self.codec.shown(ids), () if parser is None else tuple(parser.begins)
@@ -379,7 +379,7 @@ class TextRenderer:
         if parser is not None and (calls or not done):
             content = before_mark(content, begins).rstrip() if begins else ""
         if any(name in content for name in self._special_names):
-            # Where nothing was taken out, as the tokenizer writes it without special tokens.
+            # If nothing was removed, as the tokenizer decodes it without special tokens.
             content = prefill + self.codec.decode([ids])[0] if done and content == whole else content
             names = sorted(self._special_names, key=len, reverse=True)
             content = re.sub("|".join(map(re.escape, names)), "", content)

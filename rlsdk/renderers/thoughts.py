@@ -1,4 +1,4 @@
-"""Marks of thoughts in answers: how a model opens and closes them, and how an answer is split at them."""
+"""Delimiters of thoughts in answers: finding them, and splitting answers at them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HARMONY = re.compile(
 
 
 def marks_around(written: str, thought: str) -> tuple[str, str]:
-    """Return the marks around a thought in the text of an answer; `<think>` and its end where none are recognised."""
+    """Return the delimiters of a thought in an answer's text; `<think>` and its end if none are recognised."""
     before, found, after = written.partition(thought)
     if "<|channel|>analysis" in before[-60:]:
         return CHANNELS
@@ -33,7 +33,7 @@ class SplitAnswer:
 
     Attributes:
         reasoning: Thought; empty if there is none.
-        rest: Text after it, calls of tools included.
+        rest: Text after it, including tool calls.
     """
 
     reasoning: str
@@ -41,12 +41,12 @@ class SplitAnswer:
 
 
 def split(text: str, marks: tuple[str, str], *, opened: bool) -> SplitAnswer:
-    """Split an answer into its thought and the rest.
+    """Split an answer into thought and rest.
 
     Args:
-        text: Answer with its special tokens written out.
-        marks: Marks of thoughts.
-        opened: The prompt has opened the thought already.
+        text: Answer with special tokens as text.
+        marks: Delimiters of thoughts.
+        opened: True if the prompt already opened the thought.
     """
     if marks == CHANNELS:
         return _split_channels(text)
@@ -73,7 +73,7 @@ def _split_channels(text: str) -> SplitAnswer:
 
 
 def before_mark(text: str, marks: Sequence[str]) -> str:
-    """Return a text up to where one of the marks is, or may begin at its end."""
+    """Return text up to the first of the marks, or up to where one may begin at the end of the text."""
     found = len(text)
     for mark in marks:
         at = text.find(mark)

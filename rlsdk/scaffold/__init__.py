@@ -1,1 +1,1 @@
-"""`rlsdk new`: writes the files of a new plugin from templates."""
+"""`rlsdk new`: write the files of a new plugin from templates."""

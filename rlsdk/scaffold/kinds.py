@@ -1,4 +1,4 @@
-"""Parts of a new plugin's files that depend on the kind of its component: imports of tests, settings that use it."""
+"""Parts of a new plugin's files that depend on its component's kind: imports of tests, settings that use it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ACTOR_TESTS = "from rlsdk.contracts import ActorSpec\nfrom rlsdk.testing import 
 
 @attrs.frozen(kw_only=True)
 class NewKind:
-    """Differences of one kind.
+    """Kind-specific parts of a new plugin.
 
     Attributes:
-        words: Name of the kind in text.
-        is_class: True if the component is a class, whose name is in CapWords.
-        usage: Lines of a configuration that use the component `$name/$name`, by section.
-        imports: Distributions that its code imports besides rlsdk.
+        words: Name of the kind in prose.
+        is_class: True if the component is a class, named in CapWords.
+        usage: Configuration lines, by section, that use the component `$name/$name`.
+        imports: Distributions, besides rlsdk, that its code imports.
         tests: Import lines of its tests.
         max_tokens: `sampling.max_tokens` of its configuration.
         max_length: `model.max_length` of its configuration.
@@ -70,7 +70,7 @@ TEMPLATES: Mapping[Kind, NewKind] = {
         words="algorithm",
         is_class=True,
         usage={"algorithm": "algorithm: $name/$name"},
-        imports=("torch",),  # its parts compute with it
+        imports=("torch",),  # its parts use torch
         tests="from rlsdk.testing import check_component",
     ),
     "filter": NewKind(words="filter", usage=_part("filters: [$name/$name]")),

@@ -24,10 +24,10 @@ FILES = {
     ".gitignore": "gitignore",
     ".github/workflows/tests.yml": "ci.yml",
 }
-"""File of a package -> its template."""
+"""File of the package -> its template."""
 REQUIREMENTS = {"attrs": "attrs>=24.2", "torch": "torch>=2.9"}
 INSTALL_TORCH = "      - run: pip install torch --index-url https://download.pytorch.org/whl/cpu\n"
-"""The step of the CI file that has the small build of torch before pip takes the large one."""
+"""CI step that installs the small build of torch before pip would choose the large one."""
 
 
 def plugin_name(given: str) -> str:
@@ -37,7 +37,7 @@ def plugin_name(given: str) -> str:
         given: Name as typed: `-` becomes `_`, and a prefix `rlsdk-` is removed.
 
     Raises:
-        ValueFault: The name is not possible, or is taken.
+        ValueFault: The name is invalid or taken.
     """
     name = re.sub(r"^rlsdk[-_]", "", given).replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]|[a-z]", name) or keyword.iskeyword(name):
@@ -50,7 +50,7 @@ def plugin_name(given: str) -> str:
         origin = claims[0].origin
         raise ValueFault(f"a plugin {name!r} is already installed ({origin}); choose another name, or uninstall it")
     spec = importlib.util.find_spec(name)
-    is_module = spec is not None and spec.origin is not None  # None: a folder without code, as in the working folder
+    is_module = spec is not None and spec.origin is not None  # None: a folder without code, perhaps the user's
     if name in RESERVED or name in sys.stdlib_module_names or is_module:
         raise ValueFault(f"{name!r} is the name of a Python module, which the plugin would hide; choose another name")
     return name
@@ -88,7 +88,7 @@ def write(files: Mapping[str, str], folder: Path) -> None:
     """Write files below a folder.
 
     Raises:
-        ValueFault: One of them exists already; nothing is written.
+        ValueFault: A file already exists; nothing is written.
     """
     taken = [str(folder / path) for path in files if (folder / path).exists()]
     if taken:
@@ -116,7 +116,7 @@ def _values(kind: Kind, name: str) -> dict[str, str]:
     whole = {"engine": "engine: {}", "learner": "learner: {}", "model": "model: {{path: model{}}}"}
     written = [whole.get(key, "{}").format(text) for key, text in usage.items()]
     release = re.match(r"(?!0\+)(\d+)\.(\d+)", version())
-    # What a plugin relies on is kept within a minor version.
+    # The public interface is stable within a minor version.
     requirement = f"rlsdk>={release[0]},<{release[1]}.{int(release[2]) + 1}" if release else "rlsdk"
     requirements = [requirement, *(REQUIREMENTS[each] for each in new.imports)]
     return {

@@ -1,6 +1,6 @@
-"""Tool calls in text: what parsers of them share, and the choice of one.
+"""Tool calls in text: shared code of tool parsers, and the choice of one.
 
-Model output is data: it is parsed within limits and never executed.
+Model output is treated as data: parsed within limits and never executed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from rlsdk.tool_calls.calls import MAX_CHARACTERS, Call, Malformed, ToolParser
 __all__ = ["MAX_CHARACTERS", "Call", "Dialect", "Malformed", "ToolParser", "is_users"]
 
 Parse = Callable[[str], list[Call | Malformed]]
-"""Text of an answer -> the calls in it; none: it is the final answer."""
+"""Text of an answer -> its calls; none if it is the final answer."""
 Write = Callable[[Sequence[tuple[str, Mapping[str, Any]]]], str]
-"""(name, arguments) pairs -> the text of an answer that calls these."""
+"""(name, arguments) pairs -> text of an answer that makes these calls."""
 
 
 def _as_objects(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
@@ -30,13 +30,13 @@ def _as_objects(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 
 @attrs.frozen
 class Dialect:
-    """A syntax of tool calls, as a `tool_parser` or a function of the user's gives it.
+    """A syntax of tool calls, from a `tool_parser` component or a user's function.
 
     Attributes:
         parse: Parses the calls in the text of an answer.
         how: Instructions for a policy whose chat template does not explain the syntax; empty if unknown.
-        write: Formats calls as text; left out, one JSON object per line.
-        begins: Texts with which a first call begins, as in `ToolParser`.
+        write: Formats calls as text; by default, one JSON object per line.
+        begins: Texts that a first call may begin with, as in `ToolParser`.
     """
 
     parse: Parse
@@ -46,7 +46,7 @@ class Dialect:
 
     @property
     def instructions(self) -> str:
-        """Instructions for the policy; equal to `how`, under the name that `ToolParser` has for it."""
+        """Instructions for the policy; the same as `how`, under the name used by `ToolParser`."""
         return self.how
 
     @classmethod
@@ -60,7 +60,7 @@ class Dialect:
 
         Args:
             name: Value of the option.
-            component: Component that has the option.
+            component: Component with the option.
 
         Raises:
             OptionError: The parser does not exist.
@@ -83,7 +83,7 @@ class Dialect:
 
 
 def is_users(parser: str | None) -> bool:
-    """Return True if an option `parser` names code of a user: a function in a file, or a plugin's parser."""
+    """Return True if an option `parser` names user code: a function in a file, or a plugin's parser."""
     return parser is not None and (":" in parser or "/" in parser)
 
 

@@ -1,4 +1,4 @@
-"""Calls that were found in an answer, and what all parsers share."""
+"""Calls found in an answer, and code shared by all parsers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import attrs
 
 MAX_CHARACTERS = 65_536
-"""Most characters of an answer in which calls are looked for; a longer one is refused."""
+"""Maximum characters of an answer that may contain calls; a longer one is refused."""
 
 MAX_DEPTH = 100
-"""Greatest nesting of a call's arguments."""
+"""Maximum nesting of a call's arguments."""
 
 
 @attrs.frozen
@@ -25,8 +25,8 @@ class Call:
     Attributes:
         name: Name of the tool.
         arguments: Arguments by name.
-        positional: Arguments without a name, where the syntax has them.
-        texts: Arguments as they were written, where the syntax has no quotes: a tool that wants the text "2" gets it.
+        positional: Arguments without a name, if the syntax has them.
+        texts: Arguments as written, if the syntax has no quotes, so that a tool that expects the text "2" gets it.
     """
 
     name: str
@@ -35,12 +35,12 @@ class Call:
     texts: Mapping[str, str] = attrs.field(factory=dict, eq=False, repr=False)
 
     def as_wanted(self, parameters: Mapping[str, Any]) -> Call:
-        """Return the call with the text that was written for each argument that is to be text.
+        """Return the call with arguments as written where the tool expects text.
 
         Args:
             parameters: JSON schema of the tool's parameters.
         """
-        wanted = parameters.get("properties") if isinstance(parameters, Mapping) else None  # a client's may be anything
+        wanted = parameters.get("properties") if isinstance(parameters, Mapping) else None  # a client may send anything
         properties: Mapping[str, Any] = wanted if isinstance(wanted, Mapping) else {}
         texts = {
             name: text
@@ -51,7 +51,7 @@ class Call:
 
 
 def _is_text(schema: Any, text: str, value: Any) -> bool:
-    """Return True if a schema wants the text that was written, rather than the value that it reads as."""
+    """Return True if a schema expects the text as written rather than its parsed value."""
     if not isinstance(schema, Mapping):
         return False
     if isinstance(schema.get("enum"), list):
@@ -72,36 +72,36 @@ class Malformed:
 
 
 class ToolParser(Protocol):
-    """A syntax of tool calls: how a family of models writes them."""
+    """Interface of a syntax of tool calls, as written by a family of models."""
 
     @property
     def instructions(self) -> str:
-        """Sentence that tells a policy how to write a call, where its chat template does not."""
+        """Sentence that tells a policy how to write a call, if its chat template does not."""
         ...
 
     @property
     def begins(self) -> tuple[str, ...]:
-        """Texts with which the first call begins; what stands before is the answer's content. Empty: calls alone."""
+        """Texts that the first call may begin with; text before it is content. Empty: answers consist of calls only."""
         ...
 
     def parse(self, text: str) -> list[Call | Malformed]:
-        """Read the calls in an answer; it may be cut off or hostile, and never makes this raise.
+        """Parse the calls in an answer; never raises, even on truncated or hostile text.
 
         Args:
-            text: Answer after its thoughts and without its end token; other special tokens are written out.
+            text: Answer after its thoughts, without its end token; other special tokens appear as text.
 
         Returns:
-            The calls in their order, an attempt that cannot be read as `Malformed`; empty for a final answer.
+            The calls in order; an attempt that cannot be parsed is `Malformed`; empty for a final answer.
         """
         ...
 
     def write(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-        """Write (name, arguments) pairs as an answer that `parse` reads."""
+        """Write (name, arguments) pairs as an answer that `parse` can read."""
         ...
 
 
 def read_json(text: str) -> Any:
-    """Parse JSON; what is not JSON gives `Malformed`."""
+    """Parse JSON; return `Malformed` if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -109,14 +109,14 @@ def read_json(text: str) -> Any:
 
 
 def read_call(read: Any) -> Call | Malformed:
-    """Take a parsed object `{"name": …, "arguments": {…}}`, or one with `parameters`, as a call."""
+    """Convert a parsed object `{"name": …, "arguments": {…}}`, or one with `parameters`, to a call."""
     if not isinstance(read, dict) or not isinstance(read.get("name"), str):
         return Malformed('expected {"name": NAME, "arguments": {…}}')
     return read_arguments(read["name"], read.get("arguments", read.get("parameters", {})))
 
 
 def read_arguments(name: str, arguments: Any) -> Call | Malformed:
-    """Take a name and parsed arguments as a call."""
+    """Convert a name and parsed arguments to a call."""
     if isinstance(arguments, Malformed):
         return arguments
     if not isinstance(arguments, dict):
@@ -125,7 +125,7 @@ def read_arguments(name: str, arguments: Any) -> Call | Malformed:
 
 
 def read_value(text: str) -> Any:
-    """Read an argument that is written as bare text: JSON, or a Python literal like it, else the text itself."""
+    """Parse an argument written as bare text: JSON or a similar Python literal, else the text itself."""
     for parse in (json.loads, ast.literal_eval):
         try:
             value = parse(text)
@@ -137,10 +137,10 @@ def read_value(text: str) -> Any:
 
 
 def with_json_arguments(call: Call | Malformed) -> Call | Malformed:
-    """Return a call if its arguments are JSON values, as templates, clients and the store of rollouts write them.
+    """Return a call if its arguments are JSON values, as required by templates, clients and the rollout store.
 
-    Python literals may be sets, bytes, or mappings with numbers as keys; and JSON may be nested so deeply that nothing
-    can write it again.
+    Python literals may be sets, bytes, or mappings with numeric keys, and JSON may be too deeply nested to be written
+    again.
     """
     if isinstance(call, Malformed):
         return call
@@ -149,7 +149,7 @@ def with_json_arguments(call: Call | Malformed) -> Call | Malformed:
 
 
 def _not_json(value: Any, depth: int) -> str:
-    """Say why a value is not JSON; empty if it is."""
+    """Return why a value is not JSON; empty if it is."""
     if depth > MAX_DEPTH:
         return f"its arguments are nested deeper than {MAX_DEPTH}"
     if value is None or isinstance(value, bool | int | float | str):
@@ -163,12 +163,12 @@ def _not_json(value: Any, depth: int) -> str:
 
 
 def too_long(text: str) -> Malformed:
-    """Return the refusal of an answer that is too long to parse."""
+    """Return the error for an answer that is too long to parse."""
     return Malformed(f"the answer has {len(text)} characters; at most {MAX_CHARACTERS} are read")
 
 
 def blocks(text: str, begin: str, end: str, read: Callable[[str], Call | Malformed]) -> list[Call | Malformed]:
-    """Read each block between two markers, after the thoughts."""
+    """Parse each block between two markers, after the thoughts."""
     text = text.rpartition("</think>")[2]
     if begin not in text:
         return []
@@ -182,7 +182,7 @@ def blocks(text: str, begin: str, end: str, read: Callable[[str], Call | Malform
 
 
 def read_object_after(name: str, text: str) -> Call | Malformed:
-    """Read the first JSON object in a text as the arguments of a call."""
+    """Parse the first JSON object in a text as the arguments of a call."""
     at = text.find("{")
     if at < 0:
         return Malformed(f"{name}: expected a JSON object of arguments")
@@ -199,7 +199,7 @@ def as_json(value: Any) -> str:
 
 
 def call_id(answer: int, index: int) -> str:
-    """Return the id of a call in a conversation: nine letters and digits, as Mistral's templates demand.
+    """Return the id of a call in a conversation: nine letters and digits, as Mistral's templates require.
 
     Args:
         answer: Number of the answer in its conversation.

@@ -1,1 +1,1 @@
-"""Built-in parsers of tool calls: how families of models write them."""
+"""Built-in tool parsers, one per syntax that model families use."""

@@ -1,4 +1,4 @@
-"""Tool calls of Gemma 4: nested arguments in a syntax of their own."""
+"""Tool calls of Gemma 4: nested arguments in a custom syntax."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _DEPTH = 64
 
 @tool_parser("gemma")
 class Gemma:
-    """Calls as `<|tool_call>call:NAME{KEY:VALUE,…}<tool_call|>`, text between `<|"|>`: Gemma 4."""
+    """Calls written `<|tool_call>call:NAME{KEY:VALUE,…}<tool_call|>`, with text between `<|"|>`: Gemma 4."""
 
     begins = ("<|tool_call>",)
     instructions = 'To call one, answer <|tool_call>call:NAME{KEY:VALUE,…}<tool_call|>, text between <|"|>.'
 
     def parse(self, text: str) -> list[Call | Malformed]:
-        """Read calls between Gemma's own tokens."""
+        """Parse calls between Gemma's own tokens."""
         return blocks(text, "<|tool_call>", "<tool_call|>", _read)
 
     def write(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-        """Write one call after the other."""
+        """Write calls one after another."""
         return "".join(f"<|tool_call>call:{name}{_written(dict(arguments))}<tool_call|>" for name, arguments in calls)
 
 
@@ -50,14 +50,14 @@ def _read(body: str) -> Call | Malformed:
 
 @attrs.define
 class _Reader:
-    """Reads one value after the other."""
+    """Reads values one after another."""
 
     text: str
     at: int
     depth: int = 0
 
     def value(self) -> Any:
-        """Read a value at `at` and go past it; `ValueError` where there is none."""
+        """Read a value at `at` and advance past it; `ValueError` if there is none."""
         if self.text.startswith(_QUOTE, self.at):
             end = self.text.find(_QUOTE, begin := self.at + len(_QUOTE))
             if end < 0:
@@ -68,14 +68,14 @@ class _Reader:
         if opening in ("{", "["):
             return dict(self._items(True)) if opening == "{" else self._items(False)
         found = _BARE.match(self.text, self.at)
-        assert found is not None  # it matches nothing, too
+        assert found is not None  # it also matches empty text
         self.at = found.end()
         if not (word := found[0].strip()):
             raise ValueError(f"expected a value before {self.text[self.at : self.at + 20]!r}")
         return _WORDS[word] if word in _WORDS else read_value(word)
 
     def _items(self, named: bool) -> list[Any]:
-        """Read the values between two brackets, each with its key if they are named."""
+        """Read the values between two brackets, with keys if they are named."""
         closing = "}" if named else "]"
         found: list[Any] = []
         self.at, self.depth = self.at + 1, self.depth + 1
@@ -99,7 +99,7 @@ class _Reader:
         return key
 
     def _passed(self, mark: str) -> bool:
-        """Go past a mark if it is what follows."""
+        """Advance past a marker if it follows."""
         if not self.text.startswith(mark, self.at):
             return False
         self.at += len(mark)

@@ -1,4 +1,4 @@
-"""Forms of tool calls that many models share: JSON in tags, bare JSON, Python calls."""
+"""Tool call syntaxes shared by many models: JSON in tags, bare JSON, Python calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _objects(calls: Pairs) -> list[str]:
 
 @tool_parser("hermes")
 class Hermes:
-    """Calls as `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, one or several: Qwen2.5, Qwen3, Hermes."""
+    """Calls written `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, one or more: Qwen2.5, Qwen3, Hermes."""
 
     begins = ("<tool_call>",)
     instructions = (
@@ -38,7 +38,7 @@ class Hermes:
     )
 
     def parse(self, text: str) -> list[Call | Malformed]:
-        """Read calls in tags."""
+        """Parse calls in tags."""
         return blocks(text, "<tool_call>", "</tool_call>", _read_object)
 
     def write(self, calls: Pairs) -> str:
@@ -53,7 +53,7 @@ def _read_object(body: str) -> Call | Malformed:
 
 @tool_parser("json")
 class Json:
-    """An object `{"name": …, "arguments": {…}}` is the answer, or a list of such; a fence around it is left out."""
+    """The answer is an object `{"name": …, "arguments": {…}}`, or a list of them; a surrounding fence is ignored."""
 
     begins = ()
     instructions = (
@@ -61,7 +61,7 @@ class Json:
     )
 
     def parse(self, text: str) -> list[Call | Malformed]:
-        """Read an answer that is JSON."""
+        """Parse an answer that is JSON."""
         text = text.rpartition("</think>")[2].strip()
         fenced = re.fullmatch(r"```(?:json)?\s*\n(.*?)\n?```", text, re.DOTALL)
         text = (fenced[1] if fenced else text).strip()
@@ -82,13 +82,13 @@ class Json:
 
 @tool_parser("pythonic")
 class Pythonic:
-    """A call is the answer, `add(a=1, b=2)`, or a list of calls; arguments are literals: LFM2, Llama 4."""
+    """The answer is a call, `add(a=1, b=2)`, or a list of calls, with literal arguments: LFM2, Llama 4."""
 
     begins = ()
     instructions = "To call one, answer with nothing but NAME(argument=value, …), or with a list of such calls."
 
     def parse(self, text: str) -> list[Call | Malformed]:
-        """Read an answer that is a Python expression, without evaluating it."""
+        """Parse an answer that is a Python expression, without evaluating it."""
         text = re.sub(r"<\|tool_call_(?:start|end)\|>", "", text.rpartition("</think>")[2]).strip()
         if not re.match(r"\[?\s*[A-Za-z_]\w*\(", text):
             return []
@@ -96,7 +96,7 @@ class Pythonic:
             return [too_long(text)]
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # what the model wrote may be odd Python
+                warnings.simplefilter("ignore")  # the model's text may be odd Python
                 tree = ast.parse(text, mode="eval").body
             nodes = tree.elts if isinstance(tree, ast.List) else [tree]
             return [_python_call(node) for node in nodes]

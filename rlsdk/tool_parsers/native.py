@@ -1,7 +1,7 @@
-"""Parsers for the tool calls of single families of models. They accept hostile and cut-off text, and never raise.
+"""Tool parsers of individual model families. They accept hostile and truncated text, and never raise.
 
-Special tokens may be missing in the text of a prompt or of another server, so each form is read with and without those
-that mark it.
+Special tokens may be missing in a prompt's text or another server's, so each syntax is parsed with and without its
+markers.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _MISTRAL_CALL = re.compile(r"([\w.\-]{1,128})(?:\[CALL_ID\]\w{1,64})?(?:\[ARGS\]
 
 @tool_parser("qwen3_coder")
 class Qwen3Coder:
-    """Calls as `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`.
+    """Calls written `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`.
 
-    Qwen3-Coder, Qwen3.5 and Nemotron 3 write these. A value is bare text: JSON or a Python literal if it is one.
+    Used by Qwen3-Coder, Qwen3.5 and Nemotron 3. Values are bare text, parsed as JSON or a Python literal if possible.
     """
 
     begins = ("<tool_call>",)
@@ -75,9 +75,9 @@ def _read_qwen3_coder(body: str) -> Call | Malformed:
 
 @tool_parser("glm")
 class Glm:
-    """Calls as `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`: GLM 4.5 and later.
+    """Calls written `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`: GLM 4.5 and later.
 
-    A value is bare text: JSON or a Python literal if it is one.
+    Values are bare text, parsed as JSON or a Python literal if possible.
     """
 
     begins = ("<tool_call>",)
@@ -123,7 +123,7 @@ class Harmony:
     instructions = "To call one, write to=functions.NAME and a JSON object of arguments."
 
     def parse(self, text: str) -> list[Call | Malformed]:
-        """Read the messages that are addressed to functions."""
+        """Parse the messages addressed to functions."""
         found = list(_HARMONY.finditer(text))
         if not found:
             return []
@@ -133,7 +133,7 @@ class Harmony:
         return [read_object_after(match[1], text[match.end() : end]) for match, end in zip(found, ends, strict=True)]
 
     def write(self, calls: Pairs) -> str:
-        """Write each call as a message of its own."""
+        """Write each call as a separate message."""
         return "<|start|>assistant".join(
             f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{as_json(arguments)}<|call|>"
             for name, arguments in calls
@@ -142,17 +142,17 @@ class Harmony:
 
 @tool_parser("deepseek")
 class DeepSeek:
-    """Calls of DeepSeek: `function<｜tool▁sep｜>NAME` and a fence of JSON, or, from V3.1, `NAME<｜tool▁sep｜>{…}`."""
+    """Calls of DeepSeek: `function<｜tool▁sep｜>NAME` and a JSON fence or, since V3.1, `NAME<｜tool▁sep｜>{…}`."""
 
     begins = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
     instructions = "To call one, answer <｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>."
 
     def parse(self, text: str) -> list[Call | Malformed]:
-        """Read calls between DeepSeek's own tokens."""
+        """Parse calls between DeepSeek's own tokens."""
         return blocks(text, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", _read_deepseek)
 
     def write(self, calls: Pairs) -> str:
-        """Write calls in the form of V3.1."""
+        """Write calls in the syntax of V3.1."""
         written = "".join(
             f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{as_json(arguments)}<｜tool▁call▁end｜>"
             for name, arguments in calls
@@ -170,13 +170,13 @@ def _read_deepseek(body: str) -> Call | Malformed:
 
 @tool_parser("mistral")
 class Mistral:
-    """Calls as `[TOOL_CALLS][{"name": …, "arguments": {…}}]`, or as `[TOOL_CALLS]NAME[ARGS]{…}`."""
+    """Calls written `[TOOL_CALLS][{"name": …, "arguments": {…}}]` or `[TOOL_CALLS]NAME[ARGS]{…}`."""
 
     begins = ("[TOOL_CALLS]",)
     instructions = 'To call one, answer [TOOL_CALLS][{"name": NAME, "arguments": {…}}].'
 
     def parse(self, text: str) -> list[Call | Malformed]:
-        """Read the calls behind their marker, or a list of objects where the marker was lost."""
+        """Parse the calls after their marker, or a list of objects if the marker is missing."""
         _, marked, body = text.partition("[TOOL_CALLS]")
         body = body.strip() if marked else text.strip()
         if not marked and not re.match(r"\[\s*\{\s*\"name\"", body):
@@ -203,13 +203,13 @@ class Mistral:
 
 @tool_parser("llama3")
 class Llama3:
-    """Calls as `{"name": …, "parameters": {…}}`, several with `;` between them, after `<|python_tag|>` or nothing."""
+    """Calls written `{"name": …, "parameters": {…}}`, separated by `;`, optionally after `<|python_tag|>`."""
 
     begins = ()
     instructions = 'To call one, answer with nothing but {"name": NAME, "parameters": {…}}.'
 
     def parse(self, text: str) -> list[Call | Malformed]:
-        """Read an answer that consists of objects."""
+        """Parse an answer that consists of objects."""
         text = text.strip().removeprefix("<|python_tag|>").strip()
         if not re.match(r"\{\s*\"(?:name|type)\"", text):
             return []
@@ -226,7 +226,7 @@ class Llama3:
         return calls
 
     def write(self, calls: Pairs) -> str:
-        """Write one object a call."""
+        """Write one object per call."""
         return "; ".join(as_json({"name": name, "parameters": dict(arguments)}) for name, arguments in calls)
 
 
