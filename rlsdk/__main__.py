@@ -1,4 +1,4 @@
-"""`python -m rlsdk`, for environments whose scripts are not on the path."""
+"""Entry point of `python -m rlsdk`, for environments whose scripts are not on the path."""
 
 from __future__ import annotations
 

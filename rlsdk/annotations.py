@@ -1,4 +1,4 @@
-"""Annotations of rollouts by people: pairs, scores and corrections, in `annotations.jsonl` of a run's folder."""
+"""Human annotations of rollouts: pairs, scores and corrections, stored in `annotations.jsonl` of a run's folder."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ log = logging.getLogger(__name__)
 ANNOTATIONS = "annotations.jsonl"
 Kind = Literal["pair", "score", "edit", "skip", "undo"]
 ASKED: tuple[Kind, ...] = ("pair", "score", "edit")
-"""Kinds of questions that a person is asked."""
+"""Kinds of questions for annotators."""
 PREFERENCES = ("first", "second", "same")
-"""Values of a pair: which of its two rollouts is better."""
+"""Values of a pair annotation: which rollout is better."""
 _LONGEST_LABEL = 200
 
 
 @attrs.frozen(kw_only=True)
 class AnnotatedRollout:
-    """A rollout that a person was shown.
+    """A rollout shown to an annotator.
 
     Attributes:
-        id: Hash of its task's id and its conversation, the same wherever the rollout is; see `rollout_id`.
+        id: Hash of task id and conversation, equal wherever the rollout is stored; see `rollout_id`.
         number: Number of its group in the run's store.
         index: Position in the group.
-        answer: What followed the prompt: a text, or messages as JSON where there is more than one answer.
+        answer: Text after the prompt, or messages as JSON if there are several answers.
     """
 
     id: str
@@ -55,17 +55,17 @@ def _rollouts(value: Iterable[AnnotatedRollout]) -> tuple[AnnotatedRollout, ...]
 
 @attrs.frozen(kw_only=True)
 class Annotation:
-    """A person's judgement of a rollout, or of two.
+    """A person's judgement of one or two rollouts.
 
     Attributes:
-        kind: `pair`, `score` or `edit`; `skip` for a question that was left open, `undo` for an annotation taken back.
-        value: Of a pair `first`, `second` or `same`; of a score a number or a label; of an edit the corrected last
-            answer; of a skip the kind of question; of an undo the id of the annotation.
+        kind: `pair`, `score` or `edit`; `skip` for a skipped question, `undo` for an undone annotation.
+        value: For a pair `first`, `second` or `same`; for a score a number or a label; for an edit the corrected last
+            answer; for a skip the kind of question; for an undo the id of the annotation.
         by: Name of the person.
-        rollouts: Two rollouts of a pair, else one; none of an undo.
-        task: Their task as JSON: `id`, `prompt`, `answer`, `metadata`, `source`.
+        rollouts: Two rollouts for a pair, none for an undo, otherwise one.
+        task: Task as JSON: `id`, `prompt`, `answer`, `metadata`, `source`.
         id: Id of the annotation.
-        time: When it was made, in seconds since 1970.
+        time: Creation time in seconds since 1970.
     """
 
     kind: Kind
@@ -89,13 +89,13 @@ class Annotation:
 
     @property
     def prefill(self) -> str:
-        """Beginning of the answers that the prompt gave."""
+        """Prefill: the beginning of the answers, as given by the prompt."""
         prompt = self.task.get("prompt")
         last = prompt[-1] if isinstance(prompt, list | tuple) and prompt else {}
         return str(last.get("content") or "") if last.get("role") == "assistant" else ""
 
     def response(self, i: int) -> str:
-        """Return all that the policy wrote in one of the rollouts, as `Rollout.response` does."""
+        """Return the policy's text in one of the rollouts, like `Rollout.response`."""
         answer = self.rollouts[i].answer
         texts = [answer] if isinstance(answer, str) else [str(m["content"]) for m in answer if m["role"] == "assistant"]
         return self.prefill + "\n".join(texts)
@@ -107,15 +107,14 @@ class Annotation:
             labels: Value of each label.
 
         Raises:
-            DataError: It is a label without a value.
+            DataError: The value is a label that `labels` lacks.
         """
         if not isinstance(self.value, str):
             return float(self.value)
         if self.value not in labels:
             raise DataError(
-                f"{self.by} scored a rollout of task {self.task.get('id')!r} {self.value!r}, and nothing says what "
-                f"that is worth; give it a value in `labels`, such as {{{self.value}: 1}}; they have: "
-                f"{', '.join(labels) or 'none'}"
+                f"{self.by} scored a rollout of task {self.task.get('id')!r} {self.value!r}, a label without a value; "
+                f"add it to `labels`, such as {{{self.value}: 1}}; known labels: {', '.join(labels) or 'none'}"
             )
         return float(labels[self.value])
 
@@ -125,10 +124,10 @@ class Annotation:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Annotation:
-        """Read an annotation; keys that a later version of rlsdk added are ignored.
+        """Parse an annotation; keys added by later versions of rlsdk are ignored.
 
         Raises:
-            ValueFault: It is none.
+            ValueFault: The value is not an annotation.
         """
         try:
             given = {field.name: value[field.name] for field in attrs.fields(cls)}
@@ -140,7 +139,7 @@ class Annotation:
 
 
 def _value_fault(kind: str, value: Any) -> str:
-    """Say what a value should have been; empty if it is right."""
+    """Describe the expected value; empty if the value is valid."""
     if kind == "pair":
         return "" if value in PREFERENCES else "first, second or same"
     if kind == "score":
@@ -153,13 +152,13 @@ def _value_fault(kind: str, value: Any) -> str:
 
 
 def rollout_id(rollout: Rollout) -> str:
-    """Return a hash of the task's id and the conversation, by which a rollout is known in any run, store or process."""
+    """Return a hash of task id and conversation that identifies a rollout in any run, store or process."""
     said = [rollout.task.id, [[message.role, message.text] for message in rollout.messages]]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:24]
 
 
 def annotated(rollout: Rollout, number: int, index: int) -> AnnotatedRollout:
-    """Return a rollout as annotations keep it.
+    """Return a rollout in the form that annotations store.
 
     Args:
         rollout: The rollout.
@@ -173,9 +172,9 @@ def annotated(rollout: Rollout, number: int, index: int) -> AnnotatedRollout:
 
 
 def task_json(rollout: Rollout) -> dict[str, Any]:
-    """Return the task of a rollout as JSON; its prompt is what the policy saw before it first answered.
+    """Return the task of a rollout as JSON; its prompt is the policy's input before the first answer.
 
-    Answers and metadata that JSON cannot hold are left out.
+    Answers and metadata that cannot be written as JSON are omitted.
     """
     task, (prompt, _) = rollout.task, _parts(rollout)
     is_text = isinstance(task.prompt, str) and [(m.role, m.text) for m in prompt] == [("user", task.prompt)]
@@ -210,13 +209,13 @@ def _plain(value: Any) -> Any:
 
 
 class AnnotationFile:
-    """The annotations of a run: lines are only ever appended, and an annotation that is taken back stays in the file.
+    """The annotations of a run, an append-only file: undone annotations stay in it.
 
     Several threads may use it, and several programs may append to one file.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Name the file; it is created with the first annotation.
+        """Set the path of the file, which is created with the first annotation.
 
         Args:
             folder: Run folder, or a file of annotations.
@@ -230,9 +229,9 @@ class AnnotationFile:
         self._position = 0
 
     def read(self) -> tuple[Annotation, ...]:
-        """Return the annotations that stand, in the order in which they were made; only new lines are read.
+        """Return the annotations that were not undone, in the order they were made; only new lines are read.
 
-        A line that is not whole, as a crash may leave it, is left out.
+        An incomplete line, as a crash may leave, is skipped.
 
         Raises:
             RunError: The file cannot be read.
@@ -242,7 +241,7 @@ class AnnotationFile:
             return tuple(self._standing.values())
 
     def append(self, annotation: Annotation) -> None:
-        """Add an annotation; once this returns, it is on the disk.
+        """Add an annotation; it is on disk when this returns.
 
         Raises:
             RunError: The file cannot be written.
@@ -251,7 +250,7 @@ class AnnotationFile:
             self._append(annotation)
 
     def undo(self, by: str) -> Annotation | None:
-        """Take back the last annotation of a person that stands, or the last question that was skipped.
+        """Undo a person's last annotation or skipped question that was not undone yet.
 
         Returns:
             The annotation; None if there is none.
@@ -273,7 +272,7 @@ class AnnotationFile:
             with self.path.open("ab+", buffering=0) as file:
                 if file.seek(0, os.SEEK_END):
                     file.seek(-1, os.SEEK_END)
-                    if file.read(1) != b"\n":  # the line before was cut off: a new one begins after it
+                    if file.read(1) != b"\n":  # the previous line was cut off: start a new one
                         line = b"\n" + line
                 if file.write(line) != len(line):
                     raise OSError("the disk is full")
@@ -311,11 +310,11 @@ def _lines(content: bytes, path: Path) -> Iterator[Annotation]:
         try:
             yield Annotation.from_json(json.loads(line))
         except (ValueError, RecursionError, AttributeError, TypeError) as error:
-            log.warning("%s: a line is left out, since it is not an annotation (%s): %.60r", path, error, line)
+            log.warning("%s: skipped a line that is not an annotation (%s): %.60r", path, error, line)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the name of a new file survive a crash of the machine, where the system can do that."""
+    """Make a new file's directory entry survive a crash, if the system supports it."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -325,21 +324,21 @@ def _sync_folder(folder: Path) -> None:
 
 
 def read_annotations(paths: Sequence[str]) -> list[Annotation]:
-    """Return the annotations of runs that stand.
+    """Return the annotations of runs, without undone ones.
 
     Args:
         paths: Run folders, or files of annotations.
 
     Raises:
-        RunError: One of them holds none.
+        RunError: A path has no annotations.
     """
     found: list[Annotation] = []
     for path in paths:
         file = AnnotationFile(Path(path).expanduser())
         if not file.path.is_file():
             raise RunError(
-                f"{file.path}: there are no annotations; expected a run's folder, or its {ANNOTATIONS}. `rlsdk view` "
-                "asks for annotations on its page Annotate"
+                f"{file.path}: there are no annotations; expected a run's folder, or its {ANNOTATIONS}. Annotate "
+                "rollouts on the Annotate page of `rlsdk view`"
             )
         found += file.read()
     return found

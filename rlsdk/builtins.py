@@ -1,4 +1,4 @@
-"""The plugin `core`: which modules hold the built-in components of each kind, imported when that kind is asked for."""
+"""The plugin `core`: the modules of the built-in components of each kind, imported when the kind is first used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calling conventions of components, and the checks made when one is marked: arguments, options, fields read."""
+"""Calling conventions of components, and the checks of arguments, options and fields when one is marked."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "workflow": ("task", "chat"),
     "diagnosis": ("history",),
 }
-"""Kind -> positional arguments that rlsdk gives a function; instances of classes get them in `__call__` or `run`."""
+"""Kind -> positional arguments that rlsdk passes to a function, or to `__call__` or `run` of a class's instance."""
 _LIST = re.compile(r"(?:\w+\.)*(?:list|List|tuple|Tuple|Sequence|Iterable)\b")
 
 
 def fault_of(kind: str, obj: Any, *, lists: bool) -> str:
-    """Describe why options cannot be set, or a list cannot be passed; empty if all is well.
+    """Describe why options cannot be set, or a list cannot be passed; empty if there is no fault.
 
     Args:
         kind: Kind of the component.
         obj: A function, or a class whose `__init__` takes the options.
-        lists: True if a reward is called with lists.
+        lists: True for a reward called with lists.
     """
     if hidden := _hidden_options(kind, obj):
         names = ", ".join(option.name for option in hidden)
@@ -49,7 +49,7 @@ def fault_of(kind: str, obj: Any, *, lists: bool) -> str:
 
 
 def known_fields(kind: str, name: str, needs: Iterable[Any]) -> tuple[str, ...]:
-    """Return `needs` as a tuple of names of fields that the kind may read.
+    """Return `needs` as a tuple of field names that the kind may read.
 
     Args:
         kind: Kind of the component.
@@ -78,16 +78,16 @@ def known_fields(kind: str, name: str, needs: Iterable[Any]) -> tuple[str, ...]:
 
 
 def new_field(name: str, needs: Iterable[str]) -> tuple[str, ...]:
-    """Return what the producer of a new field reads.
+    """Return the fields that the producer of a new field reads.
 
     Raises:
-        PluginError: The name is taken or cannot be used, or its producer reads what is not there before the update.
+        PluginError: The name is taken or invalid, or its producer reads a field that does not exist before the update.
     """
     head = f"@rlsdk.field({name!r})"
     if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
         raise PluginError(f"{head}: the name must be an identifier without leading underscore, such as 'surprise'")
     if any(field.name == name for field in fields.FIELDS):
-        raise PluginError(f"{head}: the core has a field of this name; choose another")
+        raise PluginError(f"{head}: the core already has a field of this name; choose another")
     for field in needs:
         if field not in fields.FORWARD:
             raise PluginError(f"{head}: {unknown('field', str(field), fields.FORWARD)}")
@@ -95,9 +95,9 @@ def new_field(name: str, needs: Iterable[str]) -> tuple[str, ...]:
 
 
 def _hidden_options(kind: str, obj: Any) -> list[inspect.Parameter]:
-    """Positional parameters that rlsdk does not pass itself; a leading underscore, or no default, exempts one.
+    """Return positional parameters that rlsdk does not pass; a leading underscore or a missing default exempts one.
 
-    One without a default is not an option: it is an argument that a kind would have to pass. Some kinds pass none.
+    A parameter without a default is not an option but an argument that the kind must pass. Some kinds pass none.
     """
     if inspect.isclass(obj):
         function, given = obj.__init__, 1
@@ -113,7 +113,7 @@ def _hidden_options(kind: str, obj: Any) -> list[inspect.Parameter]:
 
 
 def _takes_list(function: Any) -> bool:
-    """Return whether the first parameter is declared a list, or is called `rollouts`."""
+    """Return whether the first parameter is annotated as a list or named `rollouts`."""
     if not inspect.isfunction(function) or not (positional := _positional(function)):
         return False
     first = positional[0]
@@ -122,7 +122,7 @@ def _takes_list(function: Any) -> bool:
 
 
 def _with_keywords(function: Any, options: Sequence[inspect.Parameter]) -> str:
-    """The signature with these parameters after a `*`, as its author should write it."""
+    """Return the signature with these parameters after a `*`, as its author should write it."""
     names = {option.name for option in options}
     shown = [p.replace(annotation=p.empty) for p in inspect.signature(function).parameters.values()]
     before = [str(p) for p in shown if p.name not in names and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

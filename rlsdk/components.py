@@ -1,4 +1,4 @@
-"""Components: functions and classes that carry a mark, with their options, and how a config chooses among them."""
+"""Components: marked functions and classes with options, and how a config selects them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rlsdk.schedules import Schedule, Scheduled, number_of, schedules_in
 Where = Literal["pool", "driver", "actor"]
 WHERE: tuple[Where, ...] = get_args(Where)
 Batch = bool | Literal["group"]
-"""Argument of a reward: one rollout (False), any list of rollouts (True), or all rollouts of one task."""
+"""Argument of a reward: one rollout (False), any list of rollouts (True), or all rollouts of a task."""
 SamplerRatio = Literal["old", "policy"]
-"""A ratio of probabilities to the policy that sampled: that of `old_logprobs`, or that of `logprobs`."""
+"""Probability ratio to the sampling policy: of `old_logprobs`, or of `logprobs`."""
 Check = Callable[[Any, Mapping[str, Any]], Iterable[tuple[str, str]]]
-"""`(run: RunFacts, options)` to faults: the option that cannot take effect in that run, and why."""
+"""`(run: RunFacts, options)` -> faults: options that cannot take effect in that run, and why."""
 CostlyToRead = Callable[[Mapping[str, Any]], bool]
-"""`(options)` of a task source to True if reading it downloads something, or takes long."""
+"""`(options)` of a task source -> True if reading it downloads something or takes long."""
 Isolation = Literal["thread", "lock", "process"]
 ISOLATIONS: tuple[Isolation, ...] = get_args(Isolation)
 T = TypeVar("T", bound=Callable[..., Any])
@@ -38,28 +38,28 @@ class Component:
 
     Attributes:
         kind: Kind of component, such as `reward`.
-        name: Its name within its plugin.
+        name: Name within its plugin.
         obj: The function or class.
-        needs: Optional fields of its inputs that it reads, by name.
-        fields: Fields among them that plugins declare.
+        needs: Names of the optional input fields that it reads.
+        fields: Those of them that plugins declare.
         batch: Argument of a reward: one rollout (False), any list of rollouts (True), or a whole group.
-        runs: Process of a reward: a pool of processes that can be killed, the driver, or an actor of its own;
-            or a function that decides from the reward and its options.
+        runs: Process of a reward: a pool of processes that can be killed, the driver, or its own actor; or a function
+            that decides from the reward and its options.
         cache: True if a reward gives equal rollouts equal scores, so that only one of them is scored.
-        imports: Modules that a reward imports when it first scores, and a pool beforehand, once for all its processes.
-        reads_given: True for a reward that counts what workflows and environments gave (`rollout.rewards`).
+        imports: Modules that a reward imports when it first scores; a pool imports them once for all its processes.
+        reads_given: True for a reward that uses rewards from workflows and environments (`rollout.rewards`).
         whole_batch: True for a policy loss that reads `x.whole`.
         aggregates: Aggregations that a policy loss is defined for; empty: all.
-        corrects: Ratio to the sampler by which a policy loss weighs tokens itself.
+        corrects: Ratio to the sampler by which a policy loss itself weights tokens.
         masks: True for a correction whose weights are 0 or 1: it drops tokens but never reweights them.
-        replays_routing: True for a correction with which the learner's actor uses the experts that the engine chose.
-        reads_rewards: True if an advantage, filter or buffer reads rewards; a run without such a reader needs none.
-        lengths: Options that are lengths of a response; null means the run's `sampling.max_tokens`.
+        replays_routing: True for a correction that makes the learner's actor use the experts that the engine chose.
+        reads_rewards: True if an advantage, filter or buffer reads rewards; a run without such a component needs none.
+        lengths: Options that are response lengths; null means the run's `sampling.max_tokens`.
         check: Function that reports options that cannot take effect in a run.
         rewards: True for a workflow that assigns rewards itself.
-        one_answer: True for a workflow whose rollouts are the prompt and one answer, of at most `sampling.max_tokens`.
-        costly: Function that tells whether reading a task source with some options is costly; None: it never is.
-        isolation: How calls of an environment are isolated from those of others.
+        one_answer: True for a workflow whose rollouts are a prompt and one answer of at most `sampling.max_tokens`.
+        costly: Function that tells whether reading a task source with given options is costly; None: it never is.
+        isolation: How calls of an environment are isolated from other environments' calls.
     """
 
     kind: Kind
@@ -95,27 +95,27 @@ class Component:
 
     @property
     def is_async(self) -> bool:
-        """True for an async function, and for a class whose instances are called with one."""
+        """True for an async function, or a class with an async call method."""
         return inspect.iscoroutinefunction(self.obj.__call__ if inspect.isclass(self.obj) else self.obj)
 
     @property
     def help(self) -> str:
-        """The docstring, without indentation."""
+        """The dedented docstring."""
         return inspect.getdoc(self.obj) or ""
 
     @property
     def summary(self) -> str:
-        """The first paragraph of the docstring on one line."""
+        """The first paragraph of the docstring as one line."""
         return " ".join(self.help.split("\n\n")[0].split())
 
     def bind(self, given: Mapping[str, Any] | None = None) -> Any:
         """Check options and instantiate the component: a `Bound` function, or an instance of the class.
 
-        If options are schedules, return a `Scheduled`, which instantiates the component for each training step; an
-        algorithm, which runs nothing itself, only takes numbers.
+        If options are schedules, return a `Scheduled`, which instantiates the component for each training step. An
+        algorithm runs nothing itself and takes only numbers.
 
         Raises:
-            OptionError: An option is unknown, missing or of the wrong type; all faults at once.
+            OptionError: An option is unknown, missing or of the wrong type; lists all faults.
         """
         given = given or {}
         if self.kind != "algorithm" and (schedules := self.schedules(given)):
@@ -131,10 +131,10 @@ class Component:
         return Bound(self, values)
 
     def schedules(self, given: Mapping[str, Any]) -> dict[str, Schedule]:
-        """The schedules that stand in place of float options.
+        """Return the schedules given for float options.
 
         Raises:
-            OptionError: A schedule is wrong; with all faults, those of other options, too.
+            OptionError: A schedule is invalid; lists all faults, including those of other options.
         """
         found, faults = schedules_in(self.options, given)
         if faults:
@@ -147,7 +147,7 @@ class Component:
 
 @attrs.frozen(eq=False)
 class Bound:
-    """A component's function with its options; called with the arguments of its kind."""
+    """A component's function bound to its options; called with the arguments of its kind."""
 
     component: Component
     options: Mapping[str, Any]
@@ -163,13 +163,13 @@ class Bound:
 
 @attrs.frozen(init=False)
 class Use:
-    """A choice of a component in a config: `grpo`, `{use: mylab/soft_clip, temperature: 0.3}`, or a marked object.
+    """Selection of a component in a config: `grpo`, `{use: mylab/soft_clip, temperature: 0.3}`, or a marked object.
 
     In Python: `Use("mylab/soft_clip", temperature=0.3)`, or `Use("mylab/soft_clip", {"temperature": 0.3})`.
 
     Attributes:
         name: `name`, `plugin/name`, or a marked object.
-        options: Everything beside `use`.
+        options: All keys except `use`.
     """
 
     TYPE_NAME: ClassVar[str] = "component"
@@ -202,7 +202,7 @@ CONVERTER.register_structure_hook(Use, _structure_use)
 
 
 def component_of(obj: Any) -> Component | None:
-    """The component that `obj` is, was bound from or is an instance of; None for anything else.
+    """Return the component that `obj` is, was bound from, or is an instance of; None for anything else.
 
     Inherited marks do not count.
     """
@@ -214,7 +214,7 @@ def component_of(obj: Any) -> Component | None:
 
 
 def own_mark(obj: Any) -> Component | None:
-    """The component in the object's own mark; an inherited mark does not count."""
+    """Return the component in the object's own mark; inherited marks do not count."""
     mark = getattr(obj, "__dict__", {}).get(_MARK)
     return mark if isinstance(mark, Component) else None
 
@@ -228,7 +228,7 @@ def mark(kind: Kind, name: str, **extra: Any) -> Callable[[T], T]:
         **extra: Further attributes of the `Component`.
 
     Raises:
-        PluginError: The name, the fields that it needs, or what is marked, cannot be used.
+        PluginError: The name, the needed fields, or the marked object is invalid.
     """
     if not isinstance(name, str) or not name:
         raise PluginError(f"@rlsdk.{kind} takes a name, @rlsdk.{kind}('my_{kind}'); got {name!r}")
@@ -257,7 +257,7 @@ def mark(kind: Kind, name: str, **extra: Any) -> Callable[[T], T]:
 
 
 def brief(value: Any) -> str:
-    """A default as a person reads it: `ppo(clip_low=0.2)`, `none`, `0.04`."""
+    """Return a default in readable form: `ppo(clip_low=0.2)`, `none`, `0.04`."""
     if isinstance(value, Use):
         component = component_of(value.name)
         name = component.name if component else str(value.name)

@@ -1,8 +1,8 @@
-"""Names and shapes of a model's tensors in its checkpoint, which differ from those in memory.
+"""Convert tensors between a model's checkpoint and memory, where names and shapes differ.
 
-In memory, transformers fuses the experts of a layer into one tensor, and has its own names for some models' heads and
-prefixes. Engines read checkpoints, so weights travel as `save_pretrained` would write them, and a receiver that holds a
-model of transformers converts them as `from_pretrained` does.
+In memory, transformers fuses a layer's experts into one tensor, and renames some models' heads and prefixes. Engines
+read checkpoints, so weights are sent as `save_pretrained` would write them, and a receiver with a transformers model
+converts them like `from_pretrained`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"\.\d+\.")
 
 
 def by_layer(names: Iterable[str]) -> list[set[str]]:
-    """Split names into those of each layer, and those that belong to none: what is converted together."""
+    """Split names into groups that are converted together: one per layer, and one for the rest."""
     groups: dict[str, set[str]] = {}
     for name in names:
         number = _NUMBER.search(name)
@@ -34,21 +34,21 @@ def by_layer(names: Iterable[str]) -> list[set[str]]:
 
 
 def aliases(model: Any) -> set[str]:
-    """Names in a model's `state_dict` that a checkpoint leaves out, since they are tied to another tensor."""
+    """Return names in a model's `state_dict` that a checkpoint omits, since they are tied to another tensor."""
     held = model.state_dict(keep_vars=True)
     tied: Mapping[str, str] = model.all_tied_weights_keys
     return {name for name, source in tied.items() if name in held and held[name] is held.get(source)}
 
 
 def to_checkpoint(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert tensors to what `save_pretrained` writes.
+    """Convert tensors to the form that `save_pretrained` writes.
 
     Args:
-        model: The transformers model, for its conversions; its own tensors are not read.
+        model: The transformers model that defines the conversions; its tensors are not read.
         tensors: Whole layers of its `state_dict`, tied tensors once.
 
     Returns:
-        Views of the tensors, or copies, by the names of the checkpoint.
+        Views or copies of the tensors, by checkpoint name.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -57,11 +57,11 @@ def to_checkpoint(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def from_checkpoint(model: Any, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Convert a checkpoint's tensors to those of a model's `state_dict`, one at a time.
+    """Convert a checkpoint's tensors to a model's `state_dict` entries, one at a time.
 
     Args:
-        model: The transformers model, for its names and conversions; it is not changed.
-        tensors: All tensors of the checkpoint. Those that the model does not know keep their names.
+        model: The transformers model that defines names and conversions; it is not changed.
+        tensors: All tensors of the checkpoint. Tensors unknown to the model keep their names.
     """
     conversions = getattr(model, "_weight_conversions", None)
     if conversions is None:
@@ -72,7 +72,7 @@ def from_checkpoint(model: Any, tensors: Mapping[str, Tensor]) -> Iterator[tuple
 
 
 def _convert(model: Any, tensors: Mapping[str, Tensor], conversions: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
-    """Rename and fuse as transformers' loader does (transformers.core_model_loading)."""
+    """Rename and fuse like transformers' loader (transformers.core_model_loading)."""
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
     known = model.state_dict()
@@ -94,14 +94,14 @@ def _convert(model: Any, tensors: Mapping[str, Tensor], conversions: Sequence[An
 
 
 def shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    """Names and shapes that `save_pretrained` would write for a model, which may lie on torch's meta device."""
+    """Return the names and shapes that `save_pretrained` would write for a model, which may be on the meta device."""
     left_out = aliases(model)
     tensors = {name: tensor.to("meta") for name, tensor in model.state_dict().items() if name not in left_out}
     return {name: tuple(tensor.shape) for name, tensor in to_checkpoint(model, tensors).items()}
 
 
 def read_header(path: str) -> dict[str, tuple[int, ...]] | None:
-    """Read names and shapes of the tensors in a model's safetensors files; None if there are none on this machine."""
+    """Read tensor names and shapes from a model's safetensors files; None if there are none on this machine."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
     from safetensors import safe_open
@@ -118,7 +118,7 @@ def read_header(path: str) -> dict[str, tuple[int, ...]] | None:
 
 
 def without_weights(model: Model, **options: Any) -> Any:
-    """Build a causal language model from its config on torch's meta device, in the dtype that it is computed in.
+    """Build a causal language model from its config on torch's meta device, in its compute dtype.
 
     Args:
         model: Folder or hub id.
@@ -135,7 +135,7 @@ def without_weights(model: Model, **options: Any) -> Any:
 
 
 def policy_class(config: Any) -> Any:
-    """Return the class of transformers that loads a policy of this config: a causal language model, or one that sees.
+    """Return the transformers class that loads a policy of this config: a causal or a vision-language model.
 
     Args:
         config: Config of the model.
@@ -143,14 +143,14 @@ def policy_class(config: Any) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     known = AutoModelForCausalLM._model_mapping
-    # Models with code of their own are registered nowhere.
+    # Models with custom code are not registered.
     if type(config) in known or config.model_type not in TYPES:
         return AutoModelForCausalLM
     return AutoModelForImageTextToText
 
 
 def adopt_names(net: Any, names: Iterable[str]) -> None:
-    """Have a model convert names as one that was loaded from files with these names does.
+    """Make a model convert names as if it had been loaded from files with these names.
 
     Args:
         net: A model without weights, changed in place.
@@ -164,12 +164,12 @@ def adopt_names(net: Any, names: Iterable[str]) -> None:
     converters = [each for each in conversions if isinstance(each, WeightConverter)]
     for name in sorted(names, key=dot_natural_key):
         rename_source_key(name, renamings, converters)
-    # What transformers notes when it loads a model: some prefixes are written only if they were read.
+    # Transformers records this when it loads a model: it writes some prefixes only if it read them.
     net._weight_conversions = [each for each in conversions if each.was_used()]
 
 
 def trained_shapes(model: Model) -> dict[str, tuple[int, ...]] | None:
-    """Names and shapes of what a learner sends that loads this model; None if no safetensors files are here."""
+    """Return names and shapes that a learner of this model sends; None without safetensors files on this machine."""
     header = read_header(model.path)
     if header is None:
         return None
@@ -180,12 +180,12 @@ def trained_shapes(model: Model) -> dict[str, tuple[int, ...]] | None:
 
 @attrs.frozen
 class Differences:
-    """Tensors by which a model, as it would be saved, and its files differ.
+    """Differences between a model's files and the model as it would be saved.
 
     Attributes:
-        missing: Names that the files lack.
-        extra: Names that the model lacks.
-        misshapen: Name, shape in the files and shape in the model, as text.
+        missing: Names missing from the files.
+        extra: Names missing from the model.
+        misshapen: Name, shape in the files, and shape in the model, as text.
     """
 
     missing: tuple[str, ...]
@@ -197,11 +197,11 @@ class Differences:
 
 
 def compare(net: Any, header: Mapping[str, tuple[int, ...]]) -> Differences:
-    """Compare a model without weights with its files, by what transformers would write for it.
+    """Compare a model without weights with its files, based on what transformers would write for it.
 
-    No difference: tensors that transformers leaves out on purpose, such as layers for multi-token prediction, a missing
-    or superfluous prefix of the backbone, and a tied tensor that the files hold twice. What the towers of other
-    modalities hold, of which the model is the text part, is not compared.
+    Not counted as differences: tensors that transformers omits on purpose, such as layers for multi-token prediction,
+    a missing or superfluous backbone prefix, and a tied tensor stored twice. If the model is the text part of a
+    multimodal one, the towers of other modalities are not compared.
 
     Args:
         net: The model; its conversions are set to those of the files.

@@ -1,4 +1,4 @@
-"""Names that were given up: they work until a stated version, and say what replaces them."""
+"""Deprecated names: they work until a stated version, and warn with their replacement."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Deprecation:
-    """A name that still works.
+    """A deprecated name that still works.
 
     Attributes:
-        old: Name that was given up.
+        old: Deprecated name.
         new: Replacement.
-        since: Version in which the replacement came.
-        until: Version that no longer knows the old name.
+        since: Version that introduced the replacement.
+        until: Version that removes the old name.
     """
 
     old: str
@@ -32,19 +32,19 @@ class Deprecation:
         )
 
     def warn(self, stacklevel: int = 2) -> None:
-        """Warn whoever uses the old name; pytest shows the warning with the place of use."""
+        """Warn about a use of the old name; pytest shows the warning with its location."""
         warnings.warn(str(self), DeprecationWarning, stacklevel=stacklevel + 1)
 
 
 NAMES: dict[str, Deprecation] = {}
-"""Address of a public name that was given up, such as `rlsdk.kit.NAME`, and what replaces it."""
+"""Deprecated public name with its module, such as `rlsdk.kit.NAME`, -> its replacement."""
 
 
 def replacement(module: str, name: str, stacklevel: int = 2) -> Any:
-    """Return what a module's old name stands for, with a warning.
+    """Return the object for a module's deprecated name, with a warning.
 
     Raises:
-        AttributeError: The name was never public there, or its time is over.
+        AttributeError: The name was never public there, or has been removed.
     """
     found = NAMES.get(f"{module}.{name}")
     if found is None:

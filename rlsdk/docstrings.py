@@ -1,4 +1,4 @@
-"""The parts of a component's docstring: explanations of its options, its paper and formula."""
+"""Parse component docstrings: explanations of options, paper and formula."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 import textwrap
 
 LABELS = ("Paper", "Source", "Formula", "When to use")
-"""Words that begin a line of a component's docstring; `Source` is an origin without a paper."""
+"""Labels at the beginning of docstring lines; `Source` is an origin without a paper."""
 
 
 def documented(doc: str) -> dict[str, str]:
-    """Names explained under `Args:`, `Options:` or `Attributes:` of a docstring -> their explanation on one line."""
+    """Return names in the `Args:`, `Options:` or `Attributes:` section -> their explanation as one line."""
     found: dict[str, str] = {}
     doc = inspect.cleandoc(doc)
     for section in re.finditer(r"^(?:Args|Options|Attributes):\n((?:[ \t]+.*\n?|\n)*)", doc, re.MULTILINE):
@@ -22,7 +22,7 @@ def documented(doc: str) -> dict[str, str]:
 
 
 def labelled(doc: str) -> dict[str, str]:
-    """Split a docstring: the text after each of `LABELS`, and under "" that between its summary and them."""
+    """Split a docstring: the text after each of `LABELS`, and under "" the text between summary and labels."""
     head = re.split(r"^(?:Args|Options|Attributes|Returns|Raises):\n", inspect.cleandoc(doc), maxsplit=1, flags=re.M)[0]
     found: dict[str, list[str]] = {}
     label = ""

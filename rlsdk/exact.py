@@ -1,9 +1,9 @@
-"""Logprobs that engine and learner compute bit for bit alike: `model.exact`, on a CPU in float32.
+"""Bitwise identical logprobs in engine and learner: `model.exact`, on a CPU in float32.
 
-A float32 product is summed in an order that depends on its shape: on how many rows are read at once, on padding, on the
-length of a cache, on the end of a conversation that continues. So each sequence is read alone, padded on the right to
-`model.max_length`: all passes have one shape, and causal attention keeps what stands on the right out of every result
-that is used. Both sides read the same tokens through the same backbone and the same head, in the same chunks.
+The summation order of a float32 product depends on its shape: on batch size, padding, the length of the cache, and
+where a continued conversation ends. So each sequence is processed alone, padded on the right to `model.max_length`: all
+passes have the same shape, and causal attention keeps the padding out of every result that is used. Both sides run the
+same tokens through the same backbone and head, in the same chunks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def padded_sequence(token_ids: np.ndarray, width: int) -> tuple[Tensor, Tensor]:
-    """Lay out a sequence for a pass of the one shape that exact logprobs have.
+    """Pad a sequence to the one shape that all exact passes have.
 
     Args:
         token_ids: int64 `[k]`, at most `width`.
@@ -34,7 +34,7 @@ def padded_sequence(token_ids: np.ndarray, width: int) -> tuple[Tensor, Tensor]:
 
 
 def sequence_logprobs(net: Any, token_ids: np.ndarray, width: int, temperature: float) -> np.ndarray:
-    """Compute the logprobs of a sequence as the learner computes them.
+    """Compute the logprobs of a sequence exactly as the learner does.
 
     Args:
         net: A causal language model of transformers.
@@ -43,7 +43,7 @@ def sequence_logprobs(net: Any, token_ids: np.ndarray, width: int, temperature: 
         temperature: Divisor of the logits; above 0.
 
     Returns:
-        float32 `[k - 1]`, in nats, of each token given those before it.
+        float32 `[k - 1]`, in nats: logprob of each token given the tokens before it.
     """
     import torch
 
@@ -59,7 +59,7 @@ def sequence_logprobs(net: Any, token_ids: np.ndarray, width: int, temperature: 
 
 
 def expert_count(config: Any) -> int:
-    """Return the number of experts that a layer chooses from; 0 for a model that is not a mixture of experts.
+    """Return the number of experts per layer; 0 if the model is not a mixture of experts.
 
     Args:
         config: Configuration of the text model.
@@ -69,14 +69,14 @@ def expert_count(config: Any) -> int:
 
 
 def architecture_fault(config: Any) -> str | None:
-    """Say why a model has no exact logprobs; None if it has them.
+    """Explain why exact logprobs are impossible for a model; None if they are possible.
 
     Args:
         config: Configuration of the text model.
     """
     if expert_count(config):
         return (
-            f"model type {config.model_type!r} has experts, each of which reads as many tokens at once as chose it: "
+            f"model type {config.model_type!r} has experts, and each processes the tokens routed to it together: "
             "the shape of its products depends on the other tokens of a conversation"
         )
     return None

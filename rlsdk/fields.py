@@ -1,7 +1,7 @@
-"""The fields of a batch: who computes each, along which axis, and which components may read it.
+"""The fields of a batch: the producer of each, its axis, and the components that may read it.
 
-`needs=` of a mark is checked against this table, without importing torch. `CreditInputs` and `LossInputs` hold the
-same fields, and derive from it which of them are always there; a test keeps both equal.
+`needs=` of a mark is checked against this table, without importing torch. `CreditInputs` and `LossInputs` have the
+same fields, and derive from the table which of them are always set; a test keeps them in sync.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import attrs
 Inputs = Literal["credit", "loss"]
 """`CreditInputs` and `LossInputs`."""
 Axis = Literal["token", "rollout", "batch", "clock", "context"]
-"""A clock is one number for the whole batch that says how far the training is; the context is all tokens of a rollout,
-its prompt among them, as a model reads them."""
+"""A clock is one number for the whole batch that measures training progress; the context is all tokens of a rollout,
+including its prompt, as read by a model."""
 Access = Literal["always", "on request"]
 Model = Literal["actor", "reference", "critic"]
 
@@ -28,7 +28,7 @@ READS: Mapping[str, Inputs] = {
     "policy_loss": "loss",
     "correction": "loss",
 }
-"""Kind of component -> the inputs that it is called with; the others read no batch."""
+"""Kind of component -> the inputs it is called with; other kinds read no batch."""
 
 
 @attrs.frozen(kw_only=True)
@@ -37,17 +37,17 @@ class Field:
 
     Attributes:
         name: Name in the inputs.
-        axis: One value per token, per rollout, or one for the whole batch, such as a clock. Fields of the context are
-            read by the learner's model alone.
-        producer: The part of a training step that computes it.
+        axis: One value per token, per rollout, or for the whole batch, such as a clock. Only the learner's model reads
+            fields of the context.
+        producer: Part of the training step that computes the field.
         credit: Access of shapings and advantages; None if they cannot read it.
         loss: Access of policy losses and corrections; None if they cannot read it.
-        model: Model whose gradient-free forward pass computes it before the update; None for other producers.
-        output: Name of the field among the outputs of that model.
-        by_update: True if the update recomputes it with a gradient, so that losses do not get the earlier values.
+        model: Model whose gradient-free forward pass computes the field before the update; None for other producers.
+        output: Name of the field among that model's outputs.
+        by_update: True if the update recomputes the field with a gradient, so that losses do not get earlier values.
         needs: Fields that its own producer reads.
-        produce: Function of a plugin that computes it, `(batch: StepBatch) -> array [t]`; None for a field of the core.
-        sample: Least and greatest value in the batches on which components that read it are checked.
+        produce: Plugin function that computes the field, `(batch: StepBatch) -> array [t]`; None for core fields.
+        sample: Minimum and maximum in the sample batches used to check components that read the field.
     """
 
     name: str
@@ -68,7 +68,7 @@ def _field(name: str, axis: Axis, producer: str, **access: Access) -> Field:
 
 
 def _learned(name: str, model: Model, output: str = "", *, by_update: bool = False, **access: Access) -> Field:
-    """A field per token that a model of the learner computes before the update."""
+    """Return a per-token field that a model of the learner computes before the update."""
     passed = {"model": model, "output": output or name, "by_update": by_update}
     return Field(name=name, axis="token", producer="learner", **passed, **access)  # type: ignore[arg-type]
 
@@ -111,15 +111,15 @@ FIELDS: tuple[Field, ...] = (
 FORWARD: Mapping[str, Field] = {field.name: field for field in FIELDS if field.model is not None}
 """Fields computed by the learner's gradient-free forward passes."""
 UPDATE_FIELDS: tuple[str, ...] = tuple(n for n, field in FORWARD.items() if field.loss and not field.by_update)
-"""Fields of `FORWARD` whose values from before the update a loss may read."""
+"""Fields of `FORWARD` whose pre-update values a loss may read."""
 
 
 def names(inputs: Inputs, *, access: Access | None = None, axis: Axis | None = None) -> tuple[str, ...]:
-    """Names of the fields that `inputs` have, in the order of the table.
+    """Return the field names of `inputs`, in table order.
 
     Args:
         inputs: `credit` or `loss`.
-        access: Only fields that components get in this way; None for all.
+        access: Only fields with this access; None for all.
         axis: Only fields of this axis; None for all.
     """
     return tuple(
@@ -130,13 +130,13 @@ def names(inputs: Inputs, *, access: Access | None = None, axis: Axis | None = N
 
 
 def readers(name: str) -> tuple[str, ...]:
-    """The kinds of components that may read a field; none for an unknown name."""
+    """Return the kinds of components that may read a field; empty for an unknown name."""
     held = [field for field in FIELDS if field.name == name]
     inputs = {"credit": any(field.credit for field in held), "loss": any(field.loss for field in held)}
     return tuple(kind for kind, read in READS.items() if inputs[read])
 
 
 def declared_by(value: Any) -> Field | None:
-    """Return the field that a plugin's function declares by `rlsdk.field`; None for anything else."""
+    """Return the field that a plugin function declares with `rlsdk.field`; None for anything else."""
     found = getattr(value, "__dict__", {}).get(MARK)
     return found if isinstance(found, Field) else None

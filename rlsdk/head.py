@@ -1,6 +1,6 @@
-"""Logprobs and entropy of target tokens from hidden states, in chunks: no `[tokens, vocabulary]` tensor ever exists.
+"""Compute logprobs and entropy of target tokens in chunks, without ever holding a `[tokens, vocabulary]` tensor.
 
-The backward pass computes each chunk of logits again, so that two buffers of one chunk are all that either pass needs.
+The backward pass recomputes each chunk of logits, so that either pass needs only two buffers of one chunk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 CHUNK_ELEMENTS = 2**25
-"""Logits in one chunk: 128 MiB in float32. Fewer rows would re-read the weight's gradient more often than is good."""
+"""Logits in one chunk: 128 MiB in float32. Smaller chunks would re-read the weight's gradient too often."""
 
 EntropyMode = Literal["none", "value", "gradient"]
 _CHUNKS: ContextVar[int | None] = ContextVar("_CHUNKS", default=None)
@@ -22,7 +22,7 @@ _CHUNKS: ContextVar[int | None] = ContextVar("_CHUNKS", default=None)
 
 @contextmanager
 def few_chunks(count: int = 2) -> Iterator[None]:
-    """Compute only the first chunks, for the memory of a pass: all chunks use the buffers of the first."""
+    """Compute only the first chunks, to measure a pass's memory: all chunks share the buffers of the first."""
     token = _CHUNKS.set(count)
     try:
         yield
@@ -53,8 +53,8 @@ def token_logprobs(
         entropy: Entropy mode: not computed, computed, or computed with a gradient.
         squares: Compute the sum of squared probabilities (never with a gradient).
         chunk: Rows per chunk; by default, as many as `CHUNK_ELEMENTS` allows.
-        exact: Compute logits, and their gradient, in float32 from narrower states and weights; holds a float32 copy of
-            the weight until the backward pass. Without, products of narrow types are rounded to their type.
+        exact: Compute logits and their gradient in float32 from narrower states and weights; holds a float32 copy of
+            the weight until the backward pass. Otherwise, products of narrow types are rounded to that type.
 
     Returns:
         Logprobs, entropy and sum of squared probabilities, `[t]` each, in nats, float32 (float64 for float64 inputs);
@@ -71,7 +71,7 @@ def token_logprobs(
 
 
 def _even_chunk(count: int, most: int) -> int:
-    """Rows of a chunk when `count` rows are split evenly: a last chunk of one row would be summed by another kernel."""
+    """Return the rows per chunk for an even split: a last chunk of one row would be summed by another kernel."""
     return max(1, -(-count // max(1, -(-count // most))))
 
 
@@ -80,12 +80,12 @@ def _at_least_float32(values: Tensor) -> Tensor:
 
 
 class Head(nn.Module):
-    """Output head whose forward returns token logprobs instead of logits; ZeRO-3 gathers its weight for the call.
+    """Output head that returns token logprobs instead of logits; ZeRO-3 gathers its weight for the call.
 
     Attributes:
-        weight: `[V, d]`; the very parameter of the input embeddings where they are tied.
+        weight: `[V, d]`; the same parameter as the input embeddings if they are tied.
         bias: `[V]` or None.
-        exact: Compute logits in float32, whatever the weight's type.
+        exact: Compute logits in float32, regardless of the weight's dtype.
     """
 
     weight: nn.Parameter
@@ -187,7 +187,7 @@ class _Chunked(torch.autograd.Function):
 
 
 class _Logits:
-    """Logits of a few rows in a buffer used again and again: fresh pages cost more than the arithmetic on them."""
+    """Logits of a few rows in a reused buffer: allocating fresh pages costs more than the arithmetic."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, temperature: float, rows: int) -> None:
         wide = weight.dtype if weight.dtype == torch.float64 else torch.float32
@@ -198,7 +198,7 @@ class _Logits:
         logits = self.buffer[: len(hidden)]
         if self._weight.dtype == self.buffer.dtype:
             torch.mm(hidden, self._weight.t(), out=logits)
-        else:  # the product of narrow types is summed in float32 inside and rounded once
+        else:  # a product of narrow types is summed in float32 internally and rounded once
             logits.copy_(torch.mm(hidden, self._weight.t()))
         if self._bias is not None:
             logits.add_(self._bias)
@@ -231,7 +231,7 @@ def _to_logit_gradient(
 
 
 def _add_product(total: Tensor, gradient: Tensor, hidden: Tensor) -> None:
-    """`total` `[V, d]` += `gradient`ᵀ `[V, r]` · `hidden` `[r, d]`, summed in `total`'s type."""
+    """`total` `[V, d]` += `gradient`ᵀ `[V, r]` · `hidden` `[r, d]`, summed in `total`'s dtype."""
     if gradient.dtype == total.dtype:
         total.addmm_(gradient.t(), hidden)
     else:
@@ -239,7 +239,7 @@ def _add_product(total: Tensor, gradient: Tensor, hidden: Tensor) -> None:
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:
-    """Row-wise products `[r, V]` · `[r, V]` -> `[r]`, without a third buffer."""
+    """Row-wise dot products `[r, V]` · `[r, V]` -> `[r]`, without a third buffer."""
     return torch.bmm(left[:, None], right[:, :, None]).view(-1)
 
 

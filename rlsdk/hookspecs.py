@@ -1,4 +1,4 @@
-"""The hooks that observe a run. They are broadcast to every active plugin and change nothing."""
+"""Hooks that observe a run. They are broadcast to all active plugins and cannot change the run."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
 PROJECT = "rlsdk"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
-"""Mark a function of a plugin as an implementation of the hook of its name; it may take any subset of the arguments."""
+"""Mark a plugin function as an implementation of the hook it is named after; it may take any subset of arguments."""
 
 
 @hookspec
 def rlsdk_run_start(config: Mapping[str, Any], folder: Path) -> None:
-    """A run starts: its resolved configuration and its folder."""
+    """Called when a run starts, with its resolved configuration and its folder."""
 
 
 @hookspec
 def rlsdk_rollout_done(rollout: Rollout, score: Score, step: int) -> None:
-    """A rollout was scored for trainer step `step`."""
+    """Called when a rollout was scored for trainer step `step`."""
 
 
 @hookspec
 def rlsdk_step_end(step: int, metrics: Mapping[str, float]) -> None:
-    """Trainer step `step` ended with these metrics."""
+    """Called when trainer step `step` ended, with its metrics."""
 
 
 @hookspec
 def rlsdk_checkpoint_saved(step: int, folder: Path) -> None:
-    """A checkpoint stands complete in `folder`."""
+    """Called when a checkpoint is complete in `folder`."""
 
 
 @hookspec
 def rlsdk_run_end(status: str, summary: Mapping[str, Any]) -> None:
-    """The run ended: `finished`, `interrupted` or `failed`."""
+    """Called when the run ended: `finished`, `interrupted` or `failed`."""

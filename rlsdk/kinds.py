@@ -1,4 +1,4 @@
-"""The kinds of components, and the parts that an algorithm consists of."""
+"""The kinds of components, and the parts of an algorithm."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Kind = Literal[
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SUPPLIED: Mapping[str, tuple[str, ...]] = {"buffer": ("step", "uses"), "stop": ("available", "target")}
-"""Kind -> keywords that rlsdk gives at each call: no options."""
+"""Kind -> keyword arguments that rlsdk passes in each call; these are not options."""
 PARTS: Mapping[str, Kind] = {
     "advantage": "advantage",
     "policy_loss": "policy_loss",

@@ -1,4 +1,4 @@
-"""Helpers for writing plugins, in addition to the marks and values of `rlsdk` itself.
+"""Helpers for plugin authors, in addition to the marks and values of `rlsdk`.
 
 * Policy losses and corrections: `log_ratio`, `bounded`, `credit`, `trained`, `masked_mean`, `mix`, `per_fits`,
   `Metrics`.
@@ -9,12 +9,12 @@
 * Environments: `ActionPattern`, `PATTERN`.
 * Options: `structure`, `nearest`.
 * Learners: `TransformersLearner`, the base of learners that shard transformers models across ranks, and
-`TrainedModule`, a model in training; `LearningRate`, `PhaseTimer`, `RankMemory`, `count_parameters`; sequence
-parallelism: `SharedRows`, `SequenceGroup`, `sequence_faults`; files of tensors and plain values: `read_state`,
-`write_state`.
+  `TrainedModule`, a model in training; `LearningRate`, `PhaseTimer`, `RankMemory`, `count_parameters`; sequence
+  parallelism: `SharedRows`, `SequenceGroup`, `sequence_faults`; files of tensors and plain values: `read_state`,
+  `write_state`.
 * Marks: `Component`, and `component_of`, which returns that of a marked function or class.
 
-Each name is imported on first use, so that a light plugin stays light.
+Names are imported on first use, so that a light plugin stays light.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Limits of numeric options, written into their types.
+"""Limits of numeric options, part of their type annotations.
 
     def soft_clip(x, *, temperature: Annotated[float, rlsdk.above(0)] = 0.3): ...
 
-A value outside is a fault of the config, found before anything starts; `rlsdk plugins` shows the limits with the type.
-Numbers must be finite, except where a limit names infinity: `Annotated[float, rlsdk.at_most(math.inf)]`.
+A value outside the limits is a config fault, reported before anything starts; `rlsdk plugins` shows the limits with the
+type. Numbers must be finite, unless a limit names infinity: `Annotated[float, rlsdk.at_most(math.inf)]`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COMPARE: Mapping[Sign, Callable[[float, float], bool]] = {
 
 @attrs.frozen
 class Limit:
-    """One side of a range; stands in `Annotated[float, …]`."""
+    """One side of a range, for use in `Annotated[float, …]`."""
 
     sign: Sign
     number: float
@@ -47,22 +47,22 @@ class Limit:
 
 
 def at_least(number: float) -> Limit:
-    """Limit an option to numbers from `number` on: `Annotated[float, rlsdk.at_least(0)]`."""
+    """Limit an option to numbers >= `number`: `Annotated[float, rlsdk.at_least(0)]`."""
     return Limit(">=", number)
 
 
 def above(number: float) -> Limit:
-    """Limit an option to numbers greater than `number`."""
+    """Limit an option to numbers > `number`."""
     return Limit(">", number)
 
 
 def at_most(number: float) -> Limit:
-    """Limit an option to numbers up to `number`; beside `at_least` it makes a range."""
+    """Limit an option to numbers <= `number`; together with `at_least`, it makes a range."""
     return Limit("<=", number)
 
 
 def below(number: float) -> Limit:
-    """Limit an option to numbers less than `number`."""
+    """Limit an option to numbers < `number`."""
     return Limit("<", number)
 
 
@@ -70,9 +70,9 @@ NonNegative = Annotated[float, at_least(0)]
 Positive = Annotated[float, above(0)]
 Share = Annotated[float, at_least(0), at_most(1)]
 Count = Annotated[int, at_least(1)]
-"""A whole number of things, at least one."""
+"""An integer of at least one."""
 
 
 def written(kind: str, limits: tuple[Limit, ...]) -> str:
-    """A type with its limits as a person writes them: `float >= 0 and <= 1`."""
+    """Return a type with its limits in readable form: `float >= 0 and <= 1`."""
     return " ".join([kind, " and ".join(f"{limit.sign} {limit.number:g}" for limit in limits)]).rstrip()

@@ -1,4 +1,4 @@
-"""Messages of a conversation, and the base of frozen values."""
+"""Messages of a conversation, and the base class of frozen values."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from rlsdk.errors import ValueFault
 
 Role = Literal["system", "user", "assistant", "tool"]
 IMAGE = "<image>"
-"""Stands for an image in a message's text."""
+"""Placeholder for an image in a message's text."""
 _SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"GIF8": "gif"}
-"""First bytes of a file -> its type."""
+"""First bytes of a file -> its media type."""
 
 
 def frozen_mapping(value: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return a read-only copy of a mapping; None is an empty one."""
+    """Return a read-only copy of a mapping; None becomes an empty one."""
     return value if isinstance(value, MappingProxyType) else MappingProxyType(dict(value or {}))
 
 
 def frozen_numbers(value: Mapping[str, Any] | None) -> Mapping[str, float]:
-    """Return a read-only copy of a mapping whose values are Python's own numbers; None is an empty one.
+    """Return a read-only copy of a mapping with its values as Python numbers; None becomes an empty one.
 
     Raises:
         ValueFault: A value is not a number.
@@ -42,14 +42,14 @@ def frozen_numbers(value: Mapping[str, Any] | None) -> Mapping[str, float]:
 
 
 def number(value: Any, what: str) -> float:
-    """Return a number as Python's own.
+    """Return a number as a Python number.
 
     Args:
-        value: A number, NumPy's, or a tensor of one element.
-        what: How the error calls it.
+        value: A Python or NumPy number, or a tensor with one element.
+        what: Name of the value in the error message.
 
     Raises:
-        ValueFault: It is something else, such as text.
+        ValueFault: The value is something else, such as text.
     """
     if type(value) in (float, int, bool):
         plain: float = value
@@ -57,13 +57,13 @@ def number(value: Any, what: str) -> float:
     try:
         if isinstance(value, str | bytes):
             raise TypeError
-        return float(value)  # a NumPy scalar or a tensor of one element, which no JSON holds
+        return float(value)  # a NumPy scalar or a tensor with one element, which JSON cannot hold
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise ValueFault(f"{what} is {reprlib.repr(value)}; expected a number") from None
 
 
 class Frozen:
-    """Pickling for classes with read-only mappings (which do not pickle) and arrays (whose flag a pickle forgets)."""
+    """Pickling for classes with read-only mappings (not picklable) and arrays (whose read-only flag pickling drops)."""
 
     def __getstate__(self) -> dict[str, Any]:
         values = self.__dict__.items()
@@ -81,7 +81,7 @@ class Frozen:
 
 @cache
 def _converted(cls: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the fields that have a converter: those that are read-only mappings, and all others."""
+    """Return the names of fields with a converter: read-only mappings, and all others."""
     fields = {field.name: field.converter for field in attrs.fields(cls) if field.converter is not None}
     mappings = {name for name, converter in fields.items() if converter in (frozen_mapping, frozen_numbers)}
     return tuple(mappings), tuple(fields.keys() - mappings)
@@ -89,11 +89,11 @@ def _converted(cls: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @attrs.frozen(slots=False, getstate_setstate=False)
 class ToolCall(Frozen):
-    """A call of a tool in a message of the assistant.
+    """A tool call in an assistant message.
 
     Attributes:
         name: Name of the tool.
-        arguments: Its arguments by name, read-only.
+        arguments: Arguments by name, read-only.
         id: Id by which the result refers to the call; empty if none was given.
     """
 
@@ -103,7 +103,7 @@ class ToolCall(Frozen):
 
 
 def _encoded(value: Any) -> bytes:
-    """Return the bytes of an image file: those given, those of a data URL, or a PNG of a picture in memory."""
+    """Return image file bytes: those given, those in a data URL, or a PNG made from a picture in memory."""
     if isinstance(value, Image):
         return value.data
     if isinstance(value, bytes):
@@ -125,8 +125,8 @@ def _from_data_url(value: str) -> bytes:
         except binascii.Error as error:
             raise ValueFault(f"image: the base64 of {value[:40]!r}… cannot be read: {error}") from None
     raise ValueFault(
-        f"image: {value[:80]!r} is not a data URL (data:image/png;base64,…); read files and addresses where tasks "
-        "are made"
+        f"image: {value[:80]!r} is not a data URL (data:image/png;base64,…); load files and web addresses when tasks "
+        "are created"
     )
 
 
@@ -137,7 +137,7 @@ def _picture(value: Any) -> Any:
     if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] != 3:
         given = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
         raise ValueFault(
-            f"image: {given} given; expected the bytes of an image file, a data URL, a picture of PIL, or uint8 "
+            f"image: {given} given; expected the bytes of an image file, a data URL, a PIL image, or uint8 "
             "[height, width, 3]"
         )
     return Pillow.fromarray(value)
@@ -156,7 +156,7 @@ def _file_type(data: bytes) -> str | None:
 class Image:
     """An image in a message: the bytes of its file.
 
-    Made from such bytes, a data URL, a picture of PIL, or an array, uint8 `[height, width, 3]`; the last two become a
+    Created from such bytes, a data URL, a PIL image, or an array, uint8 `[height, width, 3]`; the last two become a
     PNG. Images with equal bytes are equal.
 
     Attributes:
@@ -170,7 +170,7 @@ class Image:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of the bytes, the same in every process."""
+        """Hash of the bytes, equal in all processes."""
         return hashlib.blake2b(self.data, digest_size=16).hexdigest()
 
     @property
@@ -179,7 +179,7 @@ class Image:
         return f"data:image/{_file_type(self.data)};base64,{base64.b64encode(self.data).decode()}"
 
     def open(self) -> Any:
-        """Return the picture as PIL's, in RGB."""
+        """Return the picture as a PIL image in RGB."""
         from PIL import Image as Pillow
 
         return Pillow.open(io.BytesIO(self.data)).convert("RGB")
@@ -192,14 +192,14 @@ Content = str | tuple[Part, ...]
 
 
 def content_of(value: str | Sequence[Any]) -> Content:
-    """Read a message's content: text, or parts as OpenAI writes them.
+    """Parse a message's content: text, or parts in OpenAI's format.
 
     Args:
         value: Text, or a sequence of texts, images, `{"type": "text", "text": …}`, `{"type": "image", "image": …}` and
-            `{"type": "image_url", "image_url": {"url": …}}`, with what `Image` takes.
+            `{"type": "image_url", "image_url": {"url": …}}`, with anything that `Image` accepts.
 
     Raises:
-        ValueFault: It is something else, or a part is none of these.
+        ValueFault: The value or a part is something else.
     """
     if isinstance(value, str):
         return value
@@ -231,7 +231,7 @@ def parts_of(content: Content) -> tuple[Part, ...]:
 
 
 def joined(first: Content, separator: str, second: Content) -> Content:
-    """Return what two messages say as one, with the separator between them unless one is empty."""
+    """Join the contents of two messages, with the separator between them unless one is empty."""
     if not first or not second:
         return first or second
     if isinstance(first, str) and isinstance(second, str):
@@ -261,18 +261,18 @@ def _read_tool_call(value: Mapping[str, Any]) -> ToolCall:
 class Message:
     """One message of a conversation.
 
-    Of an answer that the policy wrote, `content` is the text as it was sampled, thoughts and calls included;
-    `reasoning` and `tool_calls` are what was read in it. Of any other message they stand beside the content.
+    For an answer of the policy, `content` is the text as sampled, including thoughts and tool calls; `reasoning` and
+    `tool_calls` are parsed from it. For other messages, they are separate from the content.
 
     Attributes:
         role: system, user, assistant or tool.
-        content: The text or, of a message with images, a tuple of texts and `Image`s; OpenAI's form is read, too.
-        name: Name of the tool whose result it is.
-        tool_calls: Calls of tools that the assistant made.
-        tool_call_id: Id of the call whose result it is.
+        content: Text or, for a message with images, a tuple of texts and `Image`s; OpenAI's format is accepted, too.
+        name: Name of the tool, for a tool result.
+        tool_calls: Tool calls made by the assistant.
+        tool_call_id: Id of the tool call, for a tool result.
         reasoning: Thought of the assistant before its answer.
-        prompt: Set on messages of the assistant: True for one that was given (a few-shot answer, an earlier turn of the
-            data), False for one that the policy wrote. None is settled by `Rollout`. Equality does not depend on it.
+        prompt: For assistant messages: True if the message was given (a few-shot answer, an earlier turn of the data),
+            False if the policy wrote it. `Rollout` replaces None. Ignored by equality.
     """
 
     role: Role
@@ -284,25 +284,25 @@ class Message:
     prompt: bool | None = attrs.field(default=None, eq=False, kw_only=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the values alone: of what a rollout takes to another process, messages cost most."""
+        """Pickle only the values: messages are the most expensive part of sending a rollout to another process."""
         return _restored, _VALUES(self)
 
     @property
     def text(self) -> str:
-        """The content as text, with `<image>` in the place of each image."""
+        """The content as text, with `<image>` in place of each image."""
         if isinstance(self.content, str):
             return self.content
         return "".join(IMAGE if isinstance(part, Image) else part for part in parts_of(self.content))
 
     @property
     def images(self) -> tuple[Image, ...]:
-        """Images of the content, in their order."""
+        """Images of the content, in order."""
         if isinstance(self.content, str):
             return ()
         return tuple(part for part in parts_of(self.content) if isinstance(part, Image))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the message in the form of OpenAI's API, as JSON values; what is empty is left out."""
+        """Return the message in OpenAI's format as JSON values, without empty fields."""
         calls = [
             {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": dict(c.arguments)}}
             for c in self.tool_calls
@@ -320,10 +320,10 @@ class Message:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Message:
-        """Read a message in the form of OpenAI's API; arguments of calls may be an object or its JSON.
+        """Parse a message in OpenAI's format; arguments of calls may be an object or its JSON.
 
         Raises:
-            ValueFault: The arguments of a call are neither, or a part of the content is unknown.
+            ValueFault: The arguments of a call are neither, or a content part is unknown.
         """
         return cls(
             value["role"],
@@ -350,7 +350,7 @@ def _restored(
     reasoning: str,
     prompt: bool | None,
 ) -> Message:
-    """Return a message of values that are converted already; a driver restores thousands in a second."""
+    """Build a message from values that are already converted; a driver restores thousands per second."""
     message = _NEW(Message)
     _ROLE(message, role)
     _CONTENT(message, content)

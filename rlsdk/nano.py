@@ -1,11 +1,11 @@
-"""A small model for machines without an accelerator: config, tokenizer and random weights.
+"""Create a small model for machines without an accelerator: config, tokenizer and random weights.
 
 Llama-shaped (Mixtral-shaped with experts), two layers of width 128. Numbers from 0 to `largest` are one token each,
-and so are `<answer>` and `</answer>`: a model of this size learns Countdown in minutes when it need not learn to
-spell (docs/quickstart.md says what that means).
+and so are `<answer>` and `</answer>`: a model of this size learns Countdown in minutes if it need not learn to spell
+(see docs/quickstart.md).
 
-The config says `model_type: llama`: in a folder of type qwen2 transformers replaces the pre-tokenizer of a custom
-tokenizer without a word, which splits the numbers.
+The config says `model_type: llama`: for type qwen2, transformers silently replaces the pre-tokenizer of a custom
+tokenizer, which then splits the numbers.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ UNKNOWN = "<unk>"
 
 
 def vocabulary(largest: int, letters: bool = False) -> dict[str, int]:
-    """Token -> id: special tokens, numbers, symbols, and maybe the letters a to z."""
+    """Return token -> id: special tokens, numbers, symbols, and optionally the letters a to z."""
     tokens = [PAD, END, UNKNOWN, *(str(n) for n in range(largest + 1)), *SYMBOLS, *(ascii_lowercase if letters else ())]
     return {token: index for index, token in enumerate(tokens)}
 
 
 def make_tokenizer(largest: int, letters: bool = False) -> Any:
-    """A tokenizer that reads numbers, symbols and maybe letters as one token each; anything else is `<unk>`."""
+    """Return a tokenizer with one token per number, symbol and optionally letter; anything else is `<unk>`."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -58,20 +58,20 @@ def create(
     initializer_range: float = 0.05,
     experts: int = 0,
 ) -> int:
-    """Write a model folder that transformers, vLLM and DeepSpeed open.
+    """Write a model folder that transformers, vLLM and DeepSpeed can load.
 
     Args:
         folder: Target folder; created if it does not exist.
         seed: Random seed of the weights.
-        layers: Transformer layers.
-        hidden: Width.
-        heads: Attention heads.
+        layers: Number of transformer layers.
+        hidden: Hidden size.
+        heads: Number of attention heads.
         intermediate: Width of the feed-forward layers.
-        largest: Largest number that is a single token; all from 0 on are.
-        letters: Give each of the letters a to z a token; without it they are `<unk>`.
+        largest: Largest number that is a single token; numbers start at 0.
+        letters: Give each letter a to z a token; otherwise letters are `<unk>`.
         initializer_range: Standard deviation of the weights.
-        experts: Feed-forward experts of each layer, of which a token chooses two; 0 makes a dense model. A model with
-            experts is Mixtral-shaped.
+        experts: Number of experts per layer, two of them active per token; 0 for a dense model. A model with experts is
+            Mixtral-shaped.
 
     Returns:
         The number of parameters.

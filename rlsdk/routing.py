@@ -1,7 +1,7 @@
-"""Routers of mixtures of experts: logits in float32, records of the experts that they choose, and choices to replay.
+"""Routers of mixtures of experts: compute logits in float32, and record or replay the chosen experts.
 
-A router's own code runs; only its linear layer and its last `topk` are intercepted. So the weights of the experts are
-computed by the model's own rule, whatever it is, and gradients flow through them.
+The router's own code runs; only its linear layer and its last `topk` are intercepted. So the model's own rule computes
+the expert weights, and gradients flow through them.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 UNKNOWN = -1
-"""Stands in place of an expert where nobody knows which was chosen."""
+"""Placeholder for an unknown expert."""
 _LAYER = re.compile(r"\.(\d+)\.")
 _TOPK = (torch.topk, torch.Tensor.topk)
 
 
 class Routers:
-    """The routers of a model, changed in place.
+    """The routers of a model, modified in place.
 
     Attributes:
-        layers: Number of columns of routing: layers of the model, those without experts among them.
-        chosen: Number of experts that a token chooses.
+        layers: Number of layers in routing records: all layers of the model, including those without experts.
+        chosen: Number of experts per token.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Have a model's routers compute their logits in float32.
+        """Make a model's routers compute their logits in float32.
 
         Args:
-            model: A transformers model; one without routers stays as it is.
+            model: A transformers model; one without routers is left unchanged.
         """
         self._routers = routers_of(model)
         self._forced: Tensor | None = None
@@ -46,20 +46,20 @@ class Routers:
         return len(self._routers)
 
     def force(self, routing: Tensor | None) -> None:
-        """Set the experts that tokens choose, in all passes from here on; recomputed passes of a backward among them.
+        """Set the experts that tokens use in all later passes, including recomputation in a backward pass.
 
         Args:
-            routing: Integers `[tokens, layers, k]`, of the tokens of a pass in their order; `UNKNOWN` leaves a choice
-                to the router. None leaves all to it.
+            routing: Integers `[tokens, layers, k]` for the tokens of a pass, in order; `UNKNOWN` leaves a choice to
+                the router. None leaves all choices to it.
         """
         self._forced = routing
 
     def record(self) -> None:
-        """Record the experts that the next passes choose, of each layer those of the latest pass."""
+        """Record the experts chosen in the next passes; each layer keeps those of its latest pass."""
         self._recorded = {}
 
     def take(self) -> Tensor:
-        """Return what was recorded, int16 `[tokens, layers, k]`, and record no longer.
+        """Stop recording, and return the recorded experts, int16 `[tokens, layers, k]`.
 
         Layers without experts hold `UNKNOWN`.
         """
@@ -85,10 +85,10 @@ class Routers:
 
 
 class _Router(TorchFunctionMode):
-    """Linear layers in float32, and a choice of `k` among all experts that may be given.
+    """Run linear layers in float32, and optionally replace the choice of `k` experts.
 
     Attributes:
-        experts: The choice, integers `[tokens, k]`; None before it was made.
+        experts: Chosen experts, integers `[tokens, k]`; None before the choice.
     """
 
     def __init__(self, count: int, k: int, forced: Tensor | None) -> None:
@@ -104,7 +104,7 @@ class _Router(TorchFunctionMode):
         found = func(*args, **kwargs)
         if func not in _TOPK or args[0].shape[-1] != self._count or found[1].shape[-1] != self._k:
             return found
-        # DeepSeek's routers choose groups of experts first; the choice of `k` among all experts comes last.
+        # DeepSeek's routers choose groups of experts first; the choice of `k` experts comes last.
         chosen = found[1]
         if self._forced is None:
             self.experts = chosen
@@ -115,7 +115,7 @@ class _Router(TorchFunctionMode):
 
 
 def routers_of(model: nn.Module) -> dict[int, Any]:
-    """Find the routers of a model of transformers, by the index of their layer."""
+    """Find the routers of a transformers model, by layer index."""
     found = {}
     for name, module in model.named_modules():
         layer = _LAYER.search(name)
@@ -129,15 +129,15 @@ def routers_of(model: nn.Module) -> dict[int, Any]:
 
 
 def replay_fault(model: Any) -> str:
-    """Say why the experts that a model's tokens choose can be neither recorded nor replayed; empty if they can.
+    """Explain why a model's expert choices cannot be recorded and replayed; empty if they can.
 
     Args:
-        model: A transformers model, which may have no weights. It stays as it is.
+        model: A transformers model, possibly without weights. It is not changed.
     """
     kind = type(model).__name__
     routers = routers_of(model)
     if not routers:
-        return f"a {kind} has no routers of experts that transformers' own code for it names so"
+        return f"a {kind} has no expert routers that transformers' code for it names as such"
     for layer, router in routers.items():
         mode = _Router(router.num_experts, router.top_k, None)
         states = torch.empty(1, model.config.get_text_config().hidden_size, dtype=model.dtype, device="meta")

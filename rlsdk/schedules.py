@@ -1,7 +1,7 @@
-"""Schedules: numbers that change over the training, in place of any float option of what learns.
+"""Schedules: numbers that change over the training, in place of any float option of a part that learns.
 
-`clip_high: {from: 0.4, to: 0.2, over: 100}` is 0.4 at the first training step, 0.2 from the 101st on, and in between on
-a straight line. A schedule depends on the training step alone, so that a resumed run continues where it stopped.
+`clip_high: {from: 0.4, to: 0.2, over: 100}` is 0.4 at the first training step, 0.2 from the 101st on, and linear in
+between. A schedule depends only on the training step, so that a resumed run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Schedule:
 
     Attributes:
         start: Value at the first training step; `from` in a configuration.
-        to: Value after `over` training steps, and from then on.
-        over: Training steps that the change takes.
-        shape: linear, or cosine: half a wave, slow at both ends.
+        to: Value after `over` training steps and later.
+        over: Number of training steps for the change.
+        shape: linear, or cosine: half a cosine wave, slow at both ends.
     """
 
     start: float
@@ -40,7 +40,7 @@ class Schedule:
     shape: Shape = "linear"
 
     def at(self, train_step: int) -> float:
-        """The value after this number of training steps."""
+        """Return the value after this number of training steps."""
         share = min(train_step / self.over, 1.0)
         if self.shape == "cosine":
             share = (1 - math.cos(math.pi * share)) / 2
@@ -52,12 +52,12 @@ class Schedule:
 
 
 def at(value: Any, train_step: int) -> Any:
-    """Return a `Schedule`, or a component with scheduled options, at a training step; other values unchanged."""
+    """Evaluate a `Schedule`, or a component with scheduled options, at a training step; other values are unchanged."""
     return value.at(train_step) if isinstance(value, Schedule | Scheduled) else value
 
 
 def number_of(kind: Any) -> Any:
-    """The float in a type of options, with its limits, for which a schedule may stand; None if there is none."""
+    """Return the float in an option's type, with its limits, that a schedule may replace; None if there is none."""
     arms = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     plain = [get_args(arm)[0] if get_origin(arm) is Annotated else arm for arm in arms]
     if not set(plain) <= {float, int, type(None)}:
@@ -66,7 +66,7 @@ def number_of(kind: Any) -> Any:
 
 
 def schedules_in(options: Iterable[Option], given: Mapping[str, Any]) -> tuple[dict[str, Schedule], list[Fault]]:
-    """The schedules among the values given for options, and what is wrong with any of them."""
+    """Return the schedules among the given option values, and their faults."""
     numbers = {option.name: number_of(option.type) for option in options if option.schedule}
     found: dict[str, Schedule] = {}
     faults: list[Fault] = []
@@ -89,29 +89,29 @@ def schedules_in(options: Iterable[Option], given: Mapping[str, Any]) -> tuple[d
 
 
 def with_greatest(options: Mapping[str, Any], schedules: Mapping[str, Schedule]) -> dict[str, Any]:
-    """The options with the greatest value of each schedule in its place: whether something ever takes effect."""
+    """Return the options with each schedule replaced by its maximum, to check whether an option ever takes effect."""
     return {**options, **{name: max(each.start, each.to) for name, each in schedules.items()}}
 
 
 class Scheduled:
-    """A component with scheduled options: made again for each training step, with what it remembers.
+    """A component with scheduled options, recreated for each training step with its state preserved.
 
-    It reads the training step from the inputs that it is called with. Its other attributes, among them `state` and
-    `restore`, are those of the component as last made.
+    It reads the training step from its inputs. Other attributes, such as `state` and `restore`, are those of the most
+    recently created component.
     """
 
     def __init__(
         self, component: Component, make: Callable[[Mapping[str, float]], Any], schedules: Mapping[str, Schedule]
     ) -> None:
-        """Make the component for the first training step.
+        """Create the component for the first training step.
 
         Args:
             component: The component.
-            make: Instantiates the component with given values of the scheduled options.
+            make: Function that creates the component from values of the scheduled options.
             schedules: Option name -> schedule.
 
         Raises:
-            OptionError: The component does not take one of the values, or remembers one.
+            OptionError: The component rejects one of the values, or a scheduled option sets its initial state.
         """
         self.component = component
         self.schedules = dict(schedules)
@@ -124,12 +124,12 @@ class Scheduled:
             raise OptionError(f"{component.kind} {component.name!r}", [(name, cause) for name in remembered])
 
     def _remembers(self, name: str) -> bool:
-        """Return whether the scheduled option changes the memory that the component starts with."""
+        """Return whether the scheduled option changes the component's initial state."""
         last = self._make({n: each.to if n == name else each.start for n, each in self.schedules.items()})
         return hasattr(last, "state") and last.state() != self._made.state()
 
     def at(self, train_step: int) -> Any:
-        """The component as it is at a training step, ready to run."""
+        """Return the component for a training step, ready to run."""
         if train_step != self._train_step:
             made = self._values_at(train_step)
             if hasattr(made, "restore"):
@@ -141,14 +141,14 @@ class Scheduled:
         return self._make({name: each.at(train_step) for name, each in self.schedules.items()})
 
     def __call__(self, x: Any, **supplied: Any) -> Any:
-        """Call the component as it is at the training step of `x`.
+        """Call the component for the training step of `x`.
 
         Raises:
-            PluginError: `x` does not say which training step it is (a KL estimator gets plain tensors).
+            PluginError: `x` has no training step (a KL estimator gets plain tensors).
         """
         if not hasattr(x, "train_step"):
             what = f"{self.component.kind} {self.component.name!r}"
-            raise PluginError(f"{what} has scheduled options; say for which training step: .at(train_step)(…)")
+            raise PluginError(f"{what} has scheduled options; give the training step: .at(train_step)(…)")
         return self.at(x.train_step)(x, **supplied)
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Seeds that depend on names, the same in every process."""
+"""Derive seeds from names, equal in all processes."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from typing import Any
 
 
 def derive(*parts: Any) -> int:
-    """31 bits that depend on every part."""
+    """Return a 31-bit seed that depends on all parts."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "big") >> 1

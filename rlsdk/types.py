@@ -1,6 +1,6 @@
-"""Values that pass between the stages of a training: frozen, checked where they are made.
+"""Values passed between the stages of a training: frozen, and checked when created.
 
-Importing this module loads attrs only; numpy is loaded when the first rollout is made.
+Importing this module loads only attrs; numpy is loaded when the first rollout is created.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Task(Frozen):
     """One problem to solve.
 
     Attributes:
-        id: Unique within its source; the same in every run with the same seed.
-        prompt: Text, or a tuple of `Message`; a last message of the assistant is a prefill (not trained on).
-        answer: Reference answer that a reward compares with, in whatever form that reward expects.
-        metadata: Anything else, read-only.
+        id: Unique id within its source, equal in all runs with the same seed.
+        prompt: Text, or a tuple of `Message`; a final assistant message is a prefill (not trained on).
+        answer: Reference answer, in the form expected by the reward.
+        metadata: Additional data, read-only.
         source: Name of the data source.
     """
 
@@ -96,11 +96,11 @@ def _messages(value: Iterable[Message]) -> tuple[Message, ...]:
 
 
 def _attributed(messages: tuple[Message, ...], prompt: str | tuple[Message, ...]) -> tuple[Message, ...]:
-    """Settle which messages of the assistant belong to the prompt.
+    """Decide which assistant messages belong to the prompt.
 
-    A message that does not say so itself belongs to it if the task's prompt has the same message after the same one,
-    and the policy has not written before. The order of the prompt counts, but parts of it may be missing (a history
-    that was trimmed) or have changed (a system message that tools were added to).
+    An unmarked message belongs to it if the task's prompt has the same message after the same predecessor, and no
+    message of the policy precedes it. The order of the prompt matters, but parts of it may be missing (a trimmed
+    history) or changed (a system message with tools added).
     """
     if all(m.role != "assistant" or m.prompt is not None for m in messages):
         return messages
@@ -128,27 +128,27 @@ def _status(_: Any, __: Any, value: str) -> None:
 
 @attrs.frozen(slots=False, getstate_setstate=False, eq=False, repr=False)
 class Rollout(Frozen):
-    """A policy's attempt at a task: the conversation, and every token with its origin.
+    """A policy's attempt at a task: the conversation, and all tokens with their origins.
 
-    All per-token fields have one length `T`: prompt, sampled tokens, tool results and observations in their order.
+    All per-token fields have length `T`: prompt, sampled tokens, tool results and observations, in order.
 
     Attributes:
         task: The task.
-        messages: The whole conversation, prompt included. `Message.prompt` says which messages of the assistant are the
-            prompt's; where it is None, those are that the task's prompt has in the same place.
+        messages: The whole conversation, including the prompt. `Message.prompt` says which assistant messages belong to
+            the prompt; where it is None, those do that the task's prompt has in the same place.
         token_ids: int64 `[T]`.
         loss_mask: bool `[T]`; True exactly where the policy sampled the token.
-        logprobs: float32 `[T]`, in nats, of the distribution that was sampled from; 0 where nothing was sampled.
-        policy_versions: int64 `[T]`; version of the weights that sampled the token, -1 where nothing was sampled.
-        routed_experts: int16 `[T, layers, k]`; experts that the token chose in the engine, -1 where that is unknown and
-            in layers without experts. None unless the run replays them.
-        status: finished, truncated (a limit was reached), aborted (stopped from outside) or failed.
+        logprobs: float32 `[T]`, in nats, under the sampling distribution; 0 if the token was not sampled.
+        policy_versions: int64 `[T]`; version of the weights that sampled the token, -1 if it was not sampled.
+        routed_experts: int16 `[T, layers, k]`; experts chosen for the token in the engine, -1 if unknown and in layers
+            without experts. None unless the run replays them.
+        status: finished, truncated (hit a limit), aborted (stopped from outside) or failed.
         metrics: Numbers to log.
-        rewards: (token position, value) pairs given by the workflow or the environment.
-        trajectory: Shared by the rollouts of one step-wise trajectory.
+        rewards: (token position, value) pairs assigned by the workflow or the environment.
+        trajectory: Label shared by the rollouts of one step-wise trajectory.
         step: Position within the trajectory.
-        state: Key of the environment state; equal states have equal keys. Empty: unknown, and equal to no other.
-        image_positions: int64 `[k]`, ascending positions of the tokens that stand for the images of the messages.
+        state: Key of the environment state; equal states have equal keys. Empty: unknown, never equal to another.
+        image_positions: int64 `[k]`, ascending positions of the tokens that represent the messages' images.
     """
 
     task: Task
@@ -195,22 +195,22 @@ class Rollout(Frozen):
 
     @property
     def answers(self) -> tuple[Message, ...]:
-        """Messages that the policy wrote, in their order; a prefill that it continued is part of its message."""
+        """Messages written by the policy, in order; a prefill that it continued is part of its message."""
         return tuple(m for m in self.messages if m.role == "assistant" and not m.prompt)
 
     @property
     def text(self) -> str:
-        """Text of the last message that the policy wrote; empty if there is none."""
+        """Text of the last message written by the policy; empty if there is none."""
         return next((m.text for m in reversed(self.answers)), "")
 
     @property
     def response(self) -> str:
-        """All that the policy wrote, over all turns, joined by line breaks; nothing of the prompt but a prefill."""
+        """Text written by the policy in all turns, joined by line breaks; of the prompt, only a prefill is included."""
         return "\n".join(m.text for m in self.answers)
 
     @property
     def images(self) -> tuple[Image, ...]:
-        """Images of all messages, in their order; those of a last message that got no answer have no tokens."""
+        """Images of all messages, in order; those of a final message without an answer have no tokens."""
         return tuple(image for message in self.messages for image in message.images)
 
     @property
@@ -226,8 +226,7 @@ class Rollout(Frozen):
 
         Args:
             task: The task that was answered.
-            text: Text that the policy is taken to have written. A prefill of the task is put before it, unless the text
-                begins with it already.
+            text: Text of the policy. The task's prefill is prepended unless the text already begins with it.
             status: How the generation ended.
         """
         prompt = (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
@@ -244,11 +243,11 @@ def _float(value: Any) -> float:
 
 
 REWARD_LIMIT = 1e18
-"""Greatest absolute reward: its square, and sums of such squares, are numbers in float32 as well."""
+"""Maximum absolute reward: its square, and sums of such squares, are finite in float32."""
 
 
 def is_reward(value: float) -> bool:
-    """Say whether a number can be a reward: finite, and within ±1e18."""
+    """Return whether a number can be a reward: finite, and within ±1e18."""
     return abs(value) <= REWARD_LIMIT
 
 
@@ -257,12 +256,12 @@ class Score(Frozen):
     """Result of scoring a rollout.
 
     Attributes:
-        value: The reward; where valid, a number within ±1e18.
-        valid: False: the scorer failed. Such a rollout is left out of the baseline and of the loss; it is never a zero.
-        metrics: Numbers to log (the parts of a sum among them).
-        reason: Why it is invalid, or low.
-        token_rewards: (token position, value) pairs whose sum is `value`, or None: all of it on the last sampled token.
-        shared: True for a rollout that was not scored itself: the score is that of the last one of its trajectory.
+        value: The reward; if valid, a number within ±1e18.
+        valid: False if the scorer failed. Such a rollout is excluded from baseline and loss; it never counts as zero.
+        metrics: Numbers to log, including the parts of a sum.
+        reason: Reason for an invalid or low score.
+        token_rewards: (token position, value) pairs with sum `value`; None puts all of it on the last sampled token.
+        shared: True for a rollout without a score of its own: it has that of the last one of its trajectory.
     """
 
     value: float = attrs.field(converter=_float)
@@ -284,7 +283,7 @@ class Score(Frozen):
 
     @classmethod
     def invalid(cls, reason: str) -> Score:
-        """The score of a rollout that could not be scored."""
+        """Return the score of a rollout that could not be scored."""
         return cls(0.0, valid=False, reason=reason)
 
 
@@ -298,15 +297,15 @@ def _scores(value: Iterable[Score]) -> tuple[Score, ...]:
 
 @attrs.frozen(eq=False)
 class Group:
-    """The rollouts of one task that share a baseline, with their scores, in the same order.
+    """The rollouts of one task that share a baseline, and their scores in the same order.
 
     Attributes:
-        task: The task that was drawn. A workflow may hand back rollouts of a changed copy of it.
+        task: The task that was drawn. A workflow may return rollouts of a changed copy of it.
         rollouts: The rollouts.
         scores: The score of each rollout.
-        uid: The ledger's key, equal on every copy of the group: by `attrs.evolve`, in another process, from the store.
-            A run names its groups by the numbers of their task records, so that a resumed run gives the same names; a
-            group built by hand has a random one.
+        uid: Key in the ledger, equal for all copies of the group: by `attrs.evolve`, in another process, or from the
+            store. A run derives it from the number of the task record, so that a resumed run gives the same uids; a
+            group built by hand gets a random one.
     """
 
     task: Task
@@ -324,7 +323,7 @@ class Group:
 
     @cached_property
     def trajectories(self) -> tuple[tuple[int, ...], ...]:
-        """Positions of the rollouts of each trajectory, by step; a rollout without a label is one by itself."""
+        """Positions of the rollouts of each trajectory, by step; a rollout without a label is its own trajectory."""
         found: dict[str, list[int]] = {}
         for i, rollout in enumerate(self.rollouts):
             found.setdefault(rollout.trajectory or f"\0{i}", []).append(i)
@@ -332,12 +331,12 @@ class Group:
 
     @cached_property
     def scored_trajectories(self) -> tuple[tuple[int, ...], ...]:
-        """Those of `trajectories` whose scores are all valid; of the others nobody knows what they are worth."""
+        """Trajectories whose scores are all valid; the value of the others is unknown."""
         return tuple(each for each in self.trajectories if all(self.scores[i].valid for i in each))
 
     @cached_property
     def oldest_version(self) -> int | None:
-        """The least version of weights that sampled a trained token; None if none was sampled, as in demonstrations."""
+        """Oldest version of weights that sampled a trained token; None if none was sampled, as in demonstrations."""
         import numpy as np
 
         if not self.rollouts:
@@ -367,8 +366,8 @@ class Observation:
 
     Attributes:
         text: Text for the policy.
-        state: Key that equal states share.
-        image: Picture for the policy, in any form that `Image` takes.
+        state: Key of the state; equal states have equal keys.
+        image: Picture for the policy, in any form that `Image` accepts.
     """
 
     text: str = attrs.field(validator=_text)
@@ -377,7 +376,7 @@ class Observation:
 
     @property
     def content(self) -> Content:
-        """Content of the message to the policy: the picture, if there is one, before the text."""
+        """Content of the message to the policy: the text, preceded by the picture if there is one."""
         if self.image is None:
             return self.text
         return (self.image, self.text) if self.text else (self.image,)

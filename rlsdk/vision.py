@@ -1,7 +1,7 @@
-"""Images of a model: the tokens that stand for them, and what its language model reads in their place.
+"""Images as model input: the tokens that represent them, and the embeddings that replace these tokens.
 
-A token stands for a part of an image because of where it is, not because of its id: a policy may sample the id itself,
-which is then text, as in the engine so in the learner.
+A token represents part of an image because of its position, not its id: a policy may sample the id itself, which is
+then text, in the engine as in the learner.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TYPES = ("qwen2_5_vl", "gemma3")
-"""Model types (`model_type` of config.json) whose images are read."""
+"""Supported model types (`model_type` in config.json)."""
 _BLANK = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAIAAAD9b0jDAAAAGUlEQVR42u3BMQEAAADCoPVPbQdvoAAAeA0JTAABY3ZqfQAAAABJRU5ErkJggg=="
 )
-"""A PNG of black, 28 pixels wide and high."""
+"""A black PNG of 28 × 28 pixels."""
 _KEPT = 256
-"""Images whose pixels are kept, since a learner reads each several times in a step."""
+"""Number of images whose pixels are cached, since a learner reads each several times per step."""
 
 
 def sees(net: Any) -> bool:
-    """Return True for a model of transformers that reads images, which may have no weights."""
+    """Return True for a transformers model that reads images; it may have no weights."""
     return net.config.model_type in TYPES and hasattr(net.base_model, "get_image_features")
 
 
 def layout_faults(net: Any, options: Mapping[str, bool]) -> list[str]:
-    """Say which options a model that sees cannot be run with; none for any other model.
+    """Report options that a vision-language model does not support; empty for any other model.
 
     Args:
-        net: The model, which may have no weights.
+        net: The model, possibly without weights.
         options: Reason with its remedy -> True if the option is set.
     """
     if not sees(net):
@@ -52,7 +52,7 @@ def layout_faults(net: Any, options: Mapping[str, bool]) -> list[str]:
 
 @attrs.define(eq=False)
 class Vision:
-    """Images as one model reads them; its files are opened when the first image comes.
+    """Image processing of one model; its files are opened on the first image.
 
     Attributes:
         model: The model.
@@ -80,7 +80,7 @@ class Vision:
         from transformers import AutoImageProcessor
 
         try:
-            # By PIL, which every machine has; torchvision rounds otherwise.
+            # Use PIL, which is always installed; torchvision rounds differently.
             found = AutoImageProcessor.from_pretrained(self.model.path, backend="pil")
         except (OSError, ValueError, ImportError) as error:
             raise ConfigError(
@@ -88,13 +88,13 @@ class Vision:
             ) from error
         if getattr(found, "do_pan_and_scan", False):
             raise ConfigError(
-                [f"{self.model.path!r}: do_pan_and_scan cuts images into several, which is not supported; set it false"]
+                [f"{self.model.path!r}: do_pan_and_scan splits images, which is not supported; set it to false"]
             )
         return found
 
     @property
     def usable(self) -> bool:
-        """True if the model's images can be read: its type is known, and its folder has an image processor."""
+        """True if the model can read images: its type is supported, and its folder has an image processor."""
         try:
             self.check()
         except ConfigError:
@@ -102,7 +102,7 @@ class Vision:
         return True
 
     def check(self) -> None:
-        """Open what images need.
+        """Open the files needed for images.
 
         Raises:
             ConfigError: The model's type is unknown, or its image processor cannot be opened.
@@ -110,22 +110,22 @@ class Vision:
         _ = self._config, self._processor
 
     def save(self, folder: Path) -> None:
-        """Write the settings of the image processor into an export."""
+        """Write the image processor's settings into an export."""
         self._processor.save_pretrained(folder)
 
     @property
     def token(self) -> int:
-        """Id of the token that stands for a part of an image."""
+        """Id of the token that represents part of an image."""
         return int(self._config.image_token_id)
 
     def mark(self, tokenizer: Any) -> str:
-        """Return the text that a chat template writes in the place of an image."""
+        """Return the text that a chat template writes in place of an image."""
         config = self._config
         token = config.boi_token_index if config.model_type == "gemma3" else self.token
         return str(tokenizer.convert_ids_to_tokens(token))
 
     def expansion(self, image: Image, tokenizer: Any) -> str:
-        """Return the text of the tokens that stand for an image, as the processor of transformers writes it."""
+        """Return the text of the tokens that represent an image, as written by the transformers processor."""
         config = self._config
         tokens = str(tokenizer.convert_ids_to_tokens(self.token)) * self.count(image)
         if config.model_type != "gemma3":
@@ -134,14 +134,14 @@ class Vision:
         return f"\n\n{begin}{tokens}{end}\n\n"
 
     def count(self, image: Image) -> int:
-        """Return the number of tokens that stand for an image."""
+        """Return the number of tokens that represent an image."""
         if self._config.model_type == "gemma3":
             return int(self._config.mm_tokens_per_image)
         patches = int(self.pixels(image)["image_grid_thw"].prod())
         return patches // int(self._config.vision_config.spatial_merge_size) ** 2
 
     def pixels(self, image: Image) -> dict[str, Tensor]:
-        """Return what the vision tower reads of an image: `pixel_values` and, of Qwen2.5-VL, `image_grid_thw`."""
+        """Return the vision tower's inputs for an image: `pixel_values` and, for Qwen2.5-VL, `image_grid_thw`."""
         found = self._pixels.get(image.digest)
         if found is None:
             read = self._processor([image.open()], return_tensors="pt")
@@ -152,10 +152,10 @@ class Vision:
         return found
 
     def within(self, images: Sequence[Image], tokens: int) -> tuple[Image, ...]:
-        """Return the first images, as many as so many tokens stand for.
+        """Return the first images, as many as the given number of tokens represents.
 
         Raises:
-            ValueFault: The tokens end within an image, or stand for more than there are.
+            ValueFault: The tokens end within an image, or represent more images than there are.
         """
         left, taken = tokens, 0
         while left > 0 and taken < len(images):
@@ -163,7 +163,7 @@ class Vision:
             taken += 1
         if left:
             counts = [self.count(image) for image in images]
-            raise ValueFault(f"{tokens} tokens stand for images, but {len(images)} images have {counts} tokens")
+            raise ValueFault(f"{tokens} tokens represent images, but {len(images)} images have {counts} tokens")
         return tuple(images[:taken])
 
     def inputs(
@@ -174,17 +174,17 @@ class Vision:
         images: Sequence[Sequence[Image]],
         attention_mask: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Return the arguments for tokens and images of a forward pass, in place of `input_ids` and `position_ids`.
+        """Return forward arguments for tokens and images, in place of `input_ids` and `position_ids`.
 
-        The vision tower runs in each pass, on a blank image where there is none: ranks that share a model by ZeRO must
-        take the same steps.
+        The vision tower runs in every pass, on a blank image if there is none: ranks that share a model with ZeRO must
+        execute the same operations.
 
         Args:
-            net: The model of transformers, with its head or without.
+            net: The transformers model, with or without its head.
             input_ids: int64 `[rows, width]`.
-            image_mask: bool `[rows, width]`, True for tokens that stand for images; None: for none.
-            images: Images of each row; those beyond its tokens are left out.
-            attention_mask: `[rows, width]`, False for padding; None: there is none on the left.
+            image_mask: bool `[rows, width]`, True for tokens that represent images; None if there are none.
+            images: Images of each row; those beyond its tokens are ignored.
+            attention_mask: `[rows, width]`, False for padding; None if there is no left padding.
         """
         import torch
 
@@ -197,7 +197,7 @@ class Vision:
         features = features.to(embedded.dtype)
         embedded = embedded.masked_scatter(mask[..., None], features) if seen else embedded + 0 * features.sum()
         if net.config.model_type == "gemma3":
-            # Tokens of one image attend to each other, whichever comes first.
+            # Tokens of one image attend to each other in both directions.
             return {"inputs_embeds": embedded, "token_type_ids": mask.long()}
         positions, _ = backbone.get_rope_index(
             input_ids,
@@ -208,7 +208,7 @@ class Vision:
         return {"inputs_embeds": embedded, "position_ids": positions}
 
     def _features(self, backbone: Any, images: Sequence[Image]) -> tuple[Tensor, Tensor | None]:
-        """Return `[tokens, d]` features of images, and their grids `[images, 3]` where the tower wants them."""
+        """Return `[tokens, d]` features of images, and their grids `[images, 3]` if the tower needs them."""
         import torch
 
         weight = backbone.get_input_embeddings().weight
@@ -222,11 +222,11 @@ class Vision:
 
 
 def offsets(given: Mapping[str, torch.Tensor], lengths: torch.Tensor) -> torch.Tensor:
-    """Return what is added to the index of a row's next token to get its position, int64 `[rows]`.
+    """Return the offset from a row's next token index to its position, int64 `[rows]`.
 
     Args:
         given: Result of `Vision.inputs`.
-        lengths: Tokens of each row, int64.
+        lengths: Number of tokens of each row, int64.
     """
     if "position_ids" not in given:
         return lengths * 0

@@ -1,6 +1,6 @@
-"""Transport of weights from the learner to the engines: torch to numpy, which Ray shares uncopied, and back.
+"""Convert weights between torch and numpy for the transfer from learner to engines; Ray shares numpy without copies.
 
-numpy has no bfloat16: such a tensor travels as uint16 of the same bits, and `Weights.dtypes` says what it was.
+numpy has no bfloat16: such a tensor is sent as uint16 with the same bits, and `Weights.dtypes` records its dtype.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
     "unpack",
 ]
 TIED_HEAD = "lm_head.weight"
-"""The output head as transformers names it; tied to the input embeddings, it is one tensor under two names."""
+"""Transformers' name of the output head; if it is tied to the input embeddings, one tensor has two names."""
 
 
 def to_weights(
@@ -36,19 +36,19 @@ def to_weights(
     dtype: DType | None = None,
     copy: bool = True,
 ) -> Weights:
-    """Pack tensors as numpy arrays.
+    """Convert tensors to numpy arrays.
 
     Args:
-        version: Trainer steps done when these weights are published.
-        named_tensors: name -> tensor of any shape, on any device; bfloat16 or a type that numpy has.
-        dtype: Dtype of floating-point arrays in the result; if omitted, each tensor keeps its own.
-        copy: True if the arrays must own their memory; otherwise those of CPU tensors change with the model.
+        version: Number of trainer steps done when these weights are published.
+        named_tensors: name -> tensor of any shape, on any device; bfloat16 or a dtype that numpy has.
+        dtype: Dtype of floating-point arrays in the result; by default, each tensor keeps its own.
+        copy: True if the arrays must own their memory; otherwise, arrays of CPU tensors change with the model.
 
     Returns:
-        The weights. Names that share one tensor (tied embeddings) share one array, which Ray then sends once.
+        The weights. Names that share a tensor (tied embeddings) share an array, which Ray then sends once.
 
     Raises:
-        ValueFault: A name comes twice.
+        ValueFault: A name occurs twice.
     """
     arrays: dict[str, np.ndarray] = {}
     dtypes: dict[str, str] = {}
@@ -66,7 +66,7 @@ def to_weights(
 
 
 def from_weights(weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors, on the CPU, over the arrays' own memory: read them or copy them, never write to them."""
+    """Yield the tensors, on the CPU, sharing the arrays' memory: read or copy them, never write to them."""
     for name, array in weights.tensors.items():
         yield name, unpack(array, weights.dtypes[name])
 
@@ -75,8 +75,8 @@ def joined(parts: Iterable[Weights | None], *, copy: bool = False) -> Weights | 
     """Join parts of the weights of one version; None if there are none.
 
     Args:
-        parts: Parts; those that are None are passed over. One alone is returned as it is, unless it is to be copied.
-        copy: True if the arrays of a part change once the next one is asked for.
+        parts: Parts; None is skipped. A single part is returned as is, unless `copy` is set.
+        copy: True if the arrays of a part change when the next one is requested.
     """
     found: Weights | None = None
     for part in parts:
@@ -91,7 +91,7 @@ def joined(parts: Iterable[Weights | None], *, copy: bool = False) -> Weights | 
 
 
 def checksums(weights: Weights) -> dict[str, str]:
-    """CRC-32 of each tensor's bytes, by name, as eight hex digits: what a canary prints as sent and as received."""
+    """Return the CRC-32 of each tensor's bytes, by name, as eight hex digits; a canary prints them for both sides."""
     import numpy as np
 
     return {
@@ -101,7 +101,7 @@ def checksums(weights: Weights) -> dict[str, str]:
 
 
 def pack(tensor: torch.Tensor, *, dtype: DType | None = None, copy: bool = True) -> np.ndarray:
-    """One tensor as a contiguous array of its shape; bfloat16 as uint16 of the same bits."""
+    """Return a tensor as a contiguous array of its shape; bfloat16 becomes uint16 with the same bits."""
     import torch
 
     values = tensor.detach()
@@ -115,19 +115,19 @@ def pack(tensor: torch.Tensor, *, dtype: DType | None = None, copy: bool = True)
 
 
 def unpack(array: np.ndarray, dtype: str) -> torch.Tensor:
-    """The tensor of an array that `pack` made, over the array's memory: never write to it. `dtype` is torch's name."""
+    """Return the tensor of a packed array, sharing its memory: never write to it. `dtype` is torch's name."""
     import numpy as np
     import torch
 
     if not array.flags.writeable:
-        # torch warns of memory that it cannot write, which is what Ray gives; an array made over its address is quiet.
+        # torch warns about read-only memory, which Ray provides; an array created from its address avoids the warning.
         array = np.asarray(_Address(array))
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
 
 
 class _Address:
-    """An array's memory, declared writable; holds the array, so that the memory lives as long as what is made of it."""
+    """An array's memory, declared writable; holds the array, so that the memory outlives every array made from it."""
 
     def __init__(self, array: np.ndarray) -> None:
         interface = dict(array.__array_interface__)

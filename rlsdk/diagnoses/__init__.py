@@ -1,1 +1,1 @@
-"""Diagnoses: pure functions that look at the history of a run's metrics and say what is wrong, and what to do."""
+"""Diagnoses: pure functions of a run's metric history that report what is wrong and what to do about it."""

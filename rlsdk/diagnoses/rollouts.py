@@ -1,4 +1,4 @@
-"""Diagnoses of the rollouts: missing scores, groups without a signal, lengths, repetition, and sources of tasks."""
+"""Diagnoses of the rollouts: missing scores, groups without signal, lengths, repetition, and task sources."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from rlsdk.limits import Count
 
 @rlsdk.diagnosis("no_score")
 def no_score(history: History, *, window: Count = 5, rollouts: float = 1.0) -> Finding | None:
-    """The reward fails on some answers: they have no score, and teach nothing.
+    """The reward fails on some answers: they have no score, and the model learns nothing from them.
 
-    Reads `rollouts/invalid`. A reward that raises for answers of one kind hides it from the training; the setting
-    `max_invalid` ends a run only where most answers have no score.
+    Reads `rollouts/invalid`. A reward that raises for one kind of answer hides that kind from training; `max_invalid`
+    ends a run only if most answers have no score.
 
     Args:
         history: Metrics so far.
-        window: Steps that are averaged.
-        rollouts: Number of such rollouts a step from which it is a finding.
+        window: Number of steps to average over.
+        rollouts: Threshold for the number of such rollouts per step.
     """
     invalid = history["rollouts/invalid"]
     if not history.current(invalid, window) or (now := invalid.last(window).mean) < rollouts:
         return None
     return Finding(
-        f"{now:.3g} rollouts a step have no score, since the reward failed on them (limit {rollouts:g})",
-        "read the reason that each of them gives (`rlsdk rollouts RUN --where 'not valid'`) and mend the reward",
+        f"{now:.3g} rollouts per step have no score because the reward failed (limit {rollouts:g})",
+        "read the reason stored with each (`rlsdk rollouts RUN --where 'not valid'`) and fix the reward",
         metric=invalid.name,
     )
 
 
 @rlsdk.diagnosis("cut_off")
 def cut_off(history: History, *, window: Count = 5, share: float = 0.3) -> Finding | None:
-    """Many answers end at the limit of tokens, and have done so from the start: what is cut off cannot be right.
+    """Many answers have hit the token limit from the start: a truncated answer cannot be right.
 
-    Reads `rollouts/truncated`. Where the share has doubled, answers have grown: see `length_explosion`.
+    Reads `rollouts/truncated`. If the share has doubled, answers have grown: see `length_explosion`.
 
     Args:
         history: Metrics so far.
-        window: Steps that are averaged.
-        share: Share of truncated rollouts from which it is a finding.
+        window: Number of steps to average over.
+        share: Threshold for the share of truncated rollouts.
     """
     cut = history["rollouts/truncated"]
     if not history.current(cut, 2 * window):
@@ -47,60 +47,60 @@ def cut_off(history: History, *, window: Count = 5, share: float = 0.3) -> Findi
     if now < share or now >= 2 * before:
         return None
     return Finding(
-        f"{now:.0%} of the answers end at the limit of tokens, as {before:.0%} did at first (limit {share:.0%})",
-        "raise sampling.max_tokens, or pay for shorter answers (the shaping `overlong`)",
+        f"{now:.0%} of the answers hit the token limit, and {before:.0%} did at the start (limit {share:.0%})",
+        "raise sampling.max_tokens, or reward shorter answers (the shaping `overlong`)",
         metric=cut.name,
     )
 
 
 @rlsdk.diagnosis("dead_groups")
 def dead_groups(history: History, *, window: Count = 10, share: float = 0.7) -> Finding | None:
-    """Most groups teach nothing, since all rollouts of the task earn the same.
+    """Most groups carry no learning signal, since all their rollouts have the same reward.
 
-    Reads `raw/groups_dead` (all groups that were sampled, with `rollout.dynamic_sampling`) or `groups/dead`. In DAPO's
-    runs the share of solved groups alone passes a half (arXiv:2503.14476, figure 3b), which is why it samples more.
+    Reads `raw/groups_dead` (all sampled groups, with `rollout.dynamic_sampling`) or `groups/dead`. In DAPO's runs,
+    solved groups alone exceed one half (arXiv:2503.14476, figure 3b), which is why DAPO samples more.
 
     Args:
         history: Metrics so far.
-        window: Steps that are averaged.
-        share: Share of the groups from which it is a finding.
+        window: Number of steps to average over.
+        share: Threshold for the share of such groups.
     """
     dead = history.first_of("raw/groups_dead", "groups/dead")
     if not history.current(dead, window) or (now := dead.last(window).mean) < share:
         return None
-    message = f"in {now:.0%} of the groups all rollouts earn the same (limit {share:.0%})"
+    message = f"in {now:.0%} of the groups, all rollouts have the same reward (limit {share:.0%})"
     return Finding(message, _advice_on_dead_groups(history, window), metric=dead.name)
 
 
 def _advice_on_dead_groups(history: History, window: int) -> str:
     accuracy, cut = history["accuracy/mean"], history["rollouts/truncated"].last(window).mean
     if accuracy.last(window).mean > 0.5:
-        return "the tasks are too easy: train on harder ones, or have rollout.dynamic_sampling=true find those left"
+        return "the tasks are too easy: train on harder ones, or set rollout.dynamic_sampling=true to find the rest"
     if len(accuracy) and (best := accuracy.values.max()) >= 0.1 and accuracy.last(3).mean < best / 4:
         return (
-            f"the model has lost what it could do (its accuracy was {best:.0%} at best): lower learner.lr, and begin "
-            "again from an earlier checkpoint"
+            f"the model has got worse (its best accuracy was {best:.0%}): lower learner.lr, and restart from an "
+            "earlier checkpoint"
         )
     if cut > 0.5:
-        return f"{cut:.0%} of the answers are cut off before they are complete: raise sampling.max_tokens"
-    return "the tasks are too hard: begin with easier ones, raise group_size, or reward parts of a solution"
+        return f"{cut:.0%} of the answers are truncated: raise sampling.max_tokens"
+    return "the tasks are too hard: start with easier ones, raise group_size, or reward partial solutions"
 
 
 @rlsdk.diagnosis("length_explosion")
 def length_explosion(
     history: History, *, window: Count = 5, growth: float = 1.5, truncated: float = 0.3
 ) -> Finding | None:
-    """Answers get longer without getting better, or are cut off.
+    """Answers get longer without getting better, or are truncated.
 
-    Reads `rollouts/length`, `rollouts/truncated` and `reward/mean`, and compares the last steps with those before them
-    (four windows earlier). Longer answers that earn more are what reasoning looks like; a mean over tokens of a rollout
-    makes wrong answers long for no gain (Dr. GRPO, arXiv:2503.20783, section 3.1).
+    Reads `rollouts/length`, `rollouts/truncated` and `reward/mean`, and compares the last steps with the window four
+    windows earlier. Longer answers with a higher reward are what reasoning looks like; averaging the loss over the
+    tokens of each rollout makes wrong answers long for no gain (Dr. GRPO, arXiv:2503.20783, section 3.1).
 
     Args:
         history: Metrics so far.
-        window: Steps that are averaged.
-        growth: Factor of the length from which it is a finding, if the reward has not risen.
-        truncated: Share of truncated rollouts from which it is a finding, if it has doubled.
+        window: Number of steps to average over.
+        growth: Threshold for the growth factor of the length, if the reward has not risen.
+        truncated: Threshold for the share of truncated rollouts, if it has doubled.
     """
     length, cut, reward = (history[n] for n in ("rollouts/length", "rollouts/truncated", "reward/mean"))
     if not history.current(length, 5 * window):
@@ -119,7 +119,7 @@ def length_explosion(
         return None
     return Finding(
         what,
-        "read some of the long ones (`rlsdk rollouts RUN --order-by 'tokens desc'`); average over all tokens "
+        "read some long rollouts (`rlsdk rollouts RUN --order-by 'tokens desc'`); average over all tokens "
         "(algorithm.aggregate=token-mean), add the shaping `overlong`, or raise sampling.max_tokens",
         metric=metric,
     )
@@ -127,15 +127,15 @@ def length_explosion(
 
 @rlsdk.diagnosis("repeated_phrases")
 def repeated_phrases(history: History, *, window: Count = 5, share: float = 0.3) -> Finding | None:
-    """Rollouts repeat themselves: the model goes round in circles.
+    """Rollouts repeat themselves: the model loops.
 
-    Reads `rollouts/repetition`, the mean share of the eight-token phrases of a rollout that it has said before. A few
-    percent are normal in mathematics, where terms are written again.
+    Reads `rollouts/repetition`, the mean share of a rollout's eight-token phrases that occurred earlier in it. A few
+    percent are normal in mathematics, where terms recur.
 
     Args:
         history: Metrics so far.
-        window: Steps that are averaged.
-        share: Share of repeated phrases from which it is a finding, if it has doubled since the first steps.
+        window: Number of steps to average over.
+        share: Threshold for the share of repeated phrases, if it has doubled since the first steps.
     """
     repeated = history["rollouts/repetition"]
     if not history.current(repeated, window):
@@ -144,7 +144,7 @@ def repeated_phrases(history: History, *, window: Count = 5, share: float = 0.3)
     if now < share or (len(repeated) >= 2 * window and now < 2 * before):
         return None
     return Finding(
-        f"{now:.0%} of what rollouts say, in phrases of eight tokens, they have said before (limit {share:.0%})",
+        f"{now:.0%} of the eight-token phrases in rollouts are repetitions (limit {share:.0%})",
         "read some (`rlsdk rollouts RUN --order-by 'tokens desc'`); lower learner.lr or go back to a checkpoint, end "
         "rollouts earlier (sampling.stop), or add a penalty to the reward",
         metric=repeated.name,
@@ -153,13 +153,13 @@ def repeated_phrases(history: History, *, window: Count = 5, share: float = 0.3)
 
 @rlsdk.diagnosis("starving_source")
 def starving_source(history: History, *, window: Count = 10, share: float = 0.05) -> Finding | None:
-    """A source of tasks is hardly trained on any more: it is not sampled, or its groups are filtered or expire.
+    """A task source has almost dropped out of training: it is not sampled, or its groups are filtered or expire.
 
-    Reads `source/NAME/share`, the share of each source in the trained groups of a step.
+    Reads `source/NAME/share`, the share of each source in a step's trained groups.
 
     Args:
         history: Metrics so far.
-        window: Steps that are averaged.
+        window: Number of steps to average over.
         share: Share of the trained groups below which a source starves, if it is below a quarter of its largest
             share over as many steps.
     """
@@ -172,9 +172,9 @@ def starving_source(history: History, *, window: Count = 10, share: float = 0.05
         best = max(sum(counts[i : i + window]) / window for i in range(len(counts) - window))
         if now < share and now < best / 4:
             return Finding(
-                f"source {name!r} gave {now:.1%} of the groups that were trained in the last {window} steps; at its "
-                f"best it gave {best:.1%}",
-                "look at what becomes of its groups (`rlsdk rollouts RUN --where \"source = '" + name + "'\"`): all "
+                f"source {name!r} provided {now:.1%} of the trained groups in the last {window} steps, down from at "
+                f"most {best:.1%}",
+                "look at what happens to its groups (`rlsdk rollouts RUN --where \"source = '" + name + "'\"`): all "
                 "right or all wrong ones are filtered, slow ones expire; change its tasks, its weight or "
                 "rollout.max_staleness",
                 metric=series.name,
@@ -186,13 +186,13 @@ def starving_source(history: History, *, window: Count = 10, share: float = 0.05
 def unsolved_source(
     history: History, *, window: Count = 10, unsolved: float = 0.05, solved: float = 0.25
 ) -> Finding | None:
-    """A source of tasks is never solved beside one that is: its expected answers or its reward may be broken.
+    """A task source is never solved while another one is: its expected answers or its reward may be broken.
 
     Reads `source/NAME/accuracy/mean`.
 
     Args:
         history: Metrics so far.
-        window: Steps with answers of the source that are averaged.
+        window: Number of steps with answers for the source to average over.
         unsolved: Accuracy below which a source counts as never solved.
         solved: Accuracy that another source must have.
     """
@@ -207,8 +207,8 @@ def unsolved_source(
         return None
     return Finding(
         f"{accuracy[worst]:.0%} of the answers for source {worst!r} are right, and {accuracy[best]:.0%} for {best!r}",
-        f"compare some (`rlsdk rollouts RUN --where \"source = '{worst}'\"`) with the answers that its tasks expect: "
-        "if right ones count as wrong, its data or its reward is broken; else its tasks are too hard",
+        f"compare some (`rlsdk rollouts RUN --where \"source = '{worst}'\"`) with the expected answers of its tasks: "
+        "if right answers count as wrong, its data or its reward is broken; otherwise its tasks are too hard",
         metric=f"source/{worst}/accuracy/mean",
     )
 

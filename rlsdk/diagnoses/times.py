@@ -1,4 +1,4 @@
-"""Diagnoses of engines and learners: which of them waits for the other, and engines that are lost."""
+"""Diagnoses of engines and learners: which one waits for the other, and lost engines."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from rlsdk.contracts import Finding, History
 from rlsdk.limits import Count
 
 LEARNER = ("time/logprobs", "time/credit", "time/update", "time/sync")
-"""Phases in which engines have nothing to do where rollouts do not run ahead."""
+"""Phases in which engines are idle unless rollouts run ahead."""
 
 
 @rlsdk.diagnosis("idle_engines")
 def idle_engines(
     history: History, *, window: Count = 10, share: float = 0.5, least_seconds: float = 1.0
 ) -> Finding | None:
-    """Engines do nothing for half of a step, though the learner does not keep them from it.
+    """Engines are idle for half of a step, and the learner is not the reason.
 
-    Reads `time/engines_idle` less the learner's share of the step: what is left is waiting for rewards, environments,
-    tools, or for the last long answer.
+    Reads `time/engines_idle` minus the learner's share of the step: the rest is waiting for rewards, environments,
+    tools, or the last long answer.
 
     Args:
         history: Metrics so far.
-        window: Steps that are averaged.
-        share: Share of the step, beside the learner's, from which it is a finding.
-        least_seconds: Steps that are shorter are not looked at: a call costs milliseconds.
+        window: Number of steps to average over.
+        share: Threshold for the idle share of the step, not counting the learner's.
+        least_seconds: Minimum step time; shorter steps are ignored, since a call alone costs milliseconds.
     """
     idle = history["time/engines_idle"]
     if not history.current(idle, window) or _seconds(history, window) < least_seconds:
@@ -36,9 +36,10 @@ def idle_engines(
     if left < share:
         return None
     return Finding(
-        f"engines are idle for {now:.0%} of a step, {left:.0%} of it not because of the learner",
-        "more rollouts at once (batch_size, the engine's max_num_seqs), more environments.workers or scoring.workers, "
-        "rollout.oversample with a stop rule against the last long answers, or rollout.max_staleness=1 to run ahead",
+        f"engines are idle for {now:.0%} of a step, {left:.0%} for reasons other than the learner",
+        "run more rollouts at once (batch_size, the engine's max_num_seqs), more environments.workers or "
+        "scoring.workers; use rollout.oversample with a stop rule against the last long answers, or "
+        "rollout.max_staleness=1 to run ahead",
         "info",
         idle.name,
     )
@@ -48,15 +49,15 @@ def idle_engines(
 def learner_bound(
     history: History, *, window: Count = 10, share: float = 0.7, least_seconds: float = 1.0
 ) -> Finding | None:
-    """The learner sets the pace: more engines would not make the run faster.
+    """The learner is the bottleneck: more engines would not make the run faster.
 
-    Reads the learner's phases in `time/…`; where rollouts run ahead, `time/wait_for_rollouts` as well.
+    Reads the learner's phases in `time/…`; if rollouts run ahead, `time/wait_for_rollouts` as well.
 
     Args:
         history: Metrics so far.
-        window: Steps that are averaged.
-        share: Share of the step that the learner takes from which it is a finding.
-        least_seconds: Steps that are shorter are not looked at.
+        window: Number of steps to average over.
+        share: Threshold for the learner's share of the step.
+        least_seconds: Minimum step time; shorter steps are ignored.
     """
     update = history["time/update"]
     if not history.current(update, window) or _seconds(history, window) < least_seconds:
@@ -66,8 +67,8 @@ def learner_bound(
         return None
     return Finding(
         f"the learner takes {now:.0%} of a step (limit {share:.0%})",
-        "give devices to it (placement.learners) rather than to engines, raise learner.micro_batch_tokens, drop what "
-        "it recomputes (old_logprobs=rollout, kl_coef=0), or make fewer updates a batch",
+        "give it more devices (placement.learners) and engines fewer, raise learner.micro_batch_tokens, avoid "
+        "recomputation (old_logprobs=rollout, kl_coef=0), or make fewer updates per batch",
         "info",
         update.name,
     )
@@ -75,13 +76,13 @@ def learner_bound(
 
 @rlsdk.diagnosis("engine_lost")
 def engine_lost(history: History, *, window: Count = 3) -> Finding | None:
-    """An engine has ended and has not come back: those that are left do its work.
+    """An engine has died and has not been restarted: the others do its work.
 
-    Reads `engines/alive`. An engine that dies is started again, as long as it does not die too often.
+    Reads `engines/alive`. A dead engine is restarted unless it dies too often.
 
     Args:
         history: Metrics so far.
-        window: Steps for which it must be missing: a new start takes a while.
+        window: Number of steps it must be missing: a restart takes a while.
     """
     alive = history["engines/alive"]
     if not history.current(alive, window + 1):
@@ -91,7 +92,7 @@ def engine_lost(history: History, *, window: Count = 3) -> Finding | None:
         return None
     return Finding(
         f"{most - now:.0f} of {most:.0f} engines have not run for {window} steps",
-        "see its log in the run's folder (logs/) for how it ended; if memory ran out, give each engine less",
+        "see its log in the run's folder (logs/) for the cause; if it ran out of memory, reduce what each engine uses",
         metric=alive.name,
     )
 

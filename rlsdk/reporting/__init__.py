@@ -1,1 +1,1 @@
-"""Reports of runs that have ended, and comparisons of several: pages without scripts, and tables."""
+"""Reports of finished runs and comparisons between runs, as tables and HTML pages without scripts."""

@@ -1,4 +1,4 @@
-"""Line charts as SVG: no script, colours from the page's style, readable in print."""
+"""SVG line charts without scripts, with colours from the page's style, readable in print."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLOURS = 6
 
 
 def chart(title: str, curves: Mapping[str, Series], bands: Mapping[str, tuple[Series, Series]] | None = None) -> str:
-    """Return a chart of some metrics over the steps; empty if none has two values.
+    """Return a chart of metrics over the steps; empty if none of them has two values.
 
     Args:
         title: Title above the chart.

@@ -1,4 +1,4 @@
-"""Comparison of runs: which settings differ, what each group of seeds reached, and which is better on which task."""
+"""Comparison of runs: differing settings, results per seed group, and the winner on each task."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rlsdk.reporting.page import page, table
 from rlsdk.reporting.reading import FinishedRun
 
 METRICS = ("reward/mean", "accuracy/mean", "eval/sampled", "eval/greedy", "rollouts/length", "time/step")
-"""Metrics that are compared, where a run has them."""
+"""Metrics to compare, if a run has them."""
 BY_SEED = ("name", "out", "seed", "mirror")
-"""Settings that differ between runs of one group."""
+"""Settings that may differ within one group."""
 LAST = 10
-"""Number of the last values of a training metric that are averaged; of an evaluation, the last one."""
+"""Number of last values of a training metric to average; of an evaluation metric, the last one counts."""
 
 
 @attrs.frozen(eq=False)
@@ -29,7 +29,7 @@ class SeedGroup:
     """Runs that differ only in their seed.
 
     Attributes:
-        label: Name in tables: that of its first run.
+        label: Name in tables, taken from its first run.
         runs: The runs.
     """
 
@@ -49,7 +49,7 @@ class SeedGroup:
         return {"mean": mean, "low": mean - half, "high": mean + half, "seeds": count}
 
     def curve(self, metric: str) -> tuple[Series, tuple[Series, Series] | None]:
-        """Return the mean over the seeds at the steps that all have; of several seeds, least and greatest, too."""
+        """Return the mean over seeds at the steps they share, and minimum and maximum if there are several seeds."""
         series = [run.history[metric] for run in self.runs if len(run.history[metric])]
         if not series:
             return Series(), None
@@ -75,7 +75,7 @@ def grouped(runs: Sequence[FinishedRun]) -> list[SeedGroup]:
 
 
 def differences(groups: Sequence[SeedGroup]) -> dict[str, dict[str, Any]]:
-    """Return the settings that differ between groups: path -> label -> value; None where a file does not set it."""
+    """Return the settings that differ between groups: path -> label -> value; None if a file does not set it."""
     settings = {group.label: group.runs[0].settings for group in groups}
     paths = sorted({path for each in settings.values() for path in each} - set(BY_SEED))
     found = {path: {label: each.get(path) for label, each in settings.items()} for path in paths}
@@ -114,7 +114,7 @@ def _tasks(groups: Sequence[SeedGroup]) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def _winner(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the group of the greatest mean, and whether its interval lies above all others."""
+    """Return the group with the highest mean, and whether its interval lies above all others."""
     best = max(found, key=lambda label: found[label]["mean"])
     low = found[best]["low"]
     others = [each["high"] for label, each in found.items() if label != best]
@@ -123,7 +123,7 @@ def _winner(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def comparison_page(runs: Sequence[FinishedRun]) -> str:
-    """Return a comparison as one page of HTML."""
+    """Return a comparison as an HTML page."""
     found, groups = comparison(runs), grouped(runs)
     charts = []
     for metric in METRICS:
@@ -143,7 +143,7 @@ def comparison_page(runs: Sequence[FinishedRun]) -> str:
     )
 
 
-INTERVALS = "Means over the seeds with 95 % confidence intervals (Student's t); without one, there is a single seed."
+INTERVALS = "Means over seeds with 95 % confidence intervals (Student's t); no interval means a single seed."
 
 
 def difference_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""The spans of a run for OpenTelemetry: sent once, from the run's folder, to a collector."""
+"""Export a run's spans to an OpenTelemetry collector, once, from the run's folder."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rlsdk.reporting.trace import STEPS
 from rlsdk.runlog.spans import Span
 
 _AT_ONCE = 512
-"""Spans of one request."""
+"""Number of spans per request."""
 
 
 def export_spans(spans: Sequence[Span], name: str, exporter: Any) -> int:
-    """Send the spans of a run, as one trace: those within a step are below it, all others below the run.
+    """Send the spans of a run as one trace: spans within a step become its children, all others the run's.
 
     Args:
-        spans: Spans in the order of their beginnings, with those of the steps; see `reporting.trace.all_spans`.
+        spans: Spans in order of start time, including the steps'; see `reporting.trace.all_spans`.
         name: Name of the run.
         exporter: Exporter of OpenTelemetry's SDK.
 
@@ -26,19 +26,19 @@ def export_spans(spans: Sequence[Span], name: str, exporter: Any) -> int:
         Number of spans sent.
 
     Raises:
-        RunError: The exporter refuses.
+        RunError: The exporter rejects spans.
     """
     from opentelemetry.sdk.trace.export import SpanExportResult
 
     made = _built(spans, name)
     for first in range(0, len(made), _AT_ONCE):
         if exporter.export(made[first : first + _AT_ONCE]) is not SpanExportResult.SUCCESS:
-            raise RunError(f"the collector took {first} of {len(made)} spans and refused others; its log may say why")
+            raise RunError(f"the collector accepted {first} of {len(made)} spans and rejected others; see its log")
     return len(made)
 
 
 def _built(spans: Sequence[Span], name: str) -> Sequence[Any]:
-    """Return the spans as the SDK's, the run's own as the last one."""
+    """Return the spans as SDK objects, with the run's own span last."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -72,13 +72,13 @@ def _nano(seconds: float) -> int:
 
 
 def otlp_exporter(url: str) -> Any:
-    """Return an exporter to a collector.
+    """Return an exporter for a collector.
 
     Args:
-        url: Its address; without a path, `/v1/traces` is added.
+        url: Address of the collector; without a path, `/v1/traces` is added.
 
     Raises:
-        EnvironmentFault: The extra `otel` is not installed, or the address is none.
+        EnvironmentFault: The extra `otel` is not installed, or the address is not valid.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:

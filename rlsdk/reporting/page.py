@@ -1,4 +1,4 @@
-"""Pages: one file of HTML without scripts or links to the network; everything that is put into them is escaped."""
+"""Self-contained HTML pages without scripts or network links; all content is escaped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STYLE += "".join(f"polyline.c{i}{{stroke:var(--c{i})}} .band.c{i}{{fill:var(--c{
 
 
 def page(title: str, sections: Iterable[tuple[str, str]]) -> str:
-    """Return a page of sections, each a heading and its HTML; empty ones are left out."""
+    """Return a page of sections, each a heading and its HTML; empty sections are omitted."""
     body = "".join(
         f"<section><h2>{escape(heading)}</h2>{content}</section>" for heading, content in sections if content
     )
@@ -40,7 +40,7 @@ def page(title: str, sections: Iterable[tuple[str, str]]) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a table of plain values; empty without rows."""
+    """Return a table of plain values; empty if there are no rows."""
     lines = ["".join(f"<td>{escape(str(value))}</td>" for value in row) for row in rows]
     if not lines:
         return ""
@@ -49,5 +49,5 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def text_block(text: str) -> str:
-    """Return a block of text as it is; empty for none."""
+    """Return text as a preformatted block; empty for an empty text."""
     return f"<pre>{escape(text)}</pre>" if text else ""

@@ -1,4 +1,4 @@
-"""A run as reports read it: its configuration, metrics, summary and findings, as far as its folder holds them."""
+"""Read a run for reports: whatever its folder has of configuration, metrics, summary and findings."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from rlsdk.runlog.folder import MARKER, why_no_run
 from rlsdk.runlog.metrics import METRICS, read_metrics
 
 HELD_OUT = ("eval/sampled", "eval/greedy")
-"""Held-out accuracies, the steadier first."""
+"""Held-out accuracies, less noisy first."""
 
 
 @attrs.frozen(eq=False)
 class FinishedRun:
-    """Contents of a run folder, as reports read them.
+    """Contents of a run folder, as used by reports.
 
     Attributes:
-        folder: Its folder.
+        folder: Folder of the run.
         config_text: Text of its `config.yaml`.
-        config: Content of that file.
-        summary: Content of its `summary.json`; empty while it trains.
-        history: Its metrics.
-        alerts: What diagnoses found while it trained.
+        config: Parsed content of that file.
+        summary: Content of its `summary.json`; empty while the run trains.
+        history: Metrics of the run.
+        alerts: Findings of diagnoses during training.
     """
 
     folder: Path
@@ -48,7 +48,7 @@ class FinishedRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings of the configuration by their dotted paths."""
+        """Settings of the configuration by dotted path."""
         return dict(leaves(dict(self.config))) if self.config else {}
 
 
@@ -56,7 +56,7 @@ def read_run(folder: Path) -> FinishedRun:
     """Read the folder of a run.
 
     Raises:
-        ConfigError: It is not a run's folder.
+        ConfigError: The folder is not a run's.
     """
     if not any((folder / name).is_file() for name in (METRICS, MARKER)):
         raise ConfigError([f"RUN: {why_no_run(folder, METRICS)}"])

@@ -1,4 +1,4 @@
-"""The report of one run: what ran, what it learned, where the time went, what went wrong, and how to repeat it."""
+"""Report of one run: what ran, what it learned, where the time went, what went wrong, and how to reproduce it."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def write_report(folder: Path) -> Path:
 
 
 def try_report(folder: Path) -> None:
-    """Write the report at the end of a run; a failure is logged, and nothing more."""
+    """Write the report at the end of a run; only log a failure."""
     try:
         write_report(folder)
     except Exception as error:  # noqa: BLE001 - whatever it is: the training has ended well
-        log.warning("%s is not written: %s", folder / REPORT, described(error))
+        log.warning("%s was not written: %s", folder / REPORT, described(error))
 
 
 def write_pictures(folder: Path, into: Path) -> list[Path]:
-    """Draw the curves of a report as PNG files, one a chart, and return their paths.
+    """Draw the curves of a report as PNG files, one per chart, and return their paths.
 
     Args:
         folder: Folder of the run.
-        into: Folder for the files; made if there is none.
+        into: Folder for the files; created if missing.
 
     Raises:
         ConfigError: It is not a run's folder.
@@ -75,10 +75,10 @@ def write_pictures(folder: Path, into: Path) -> list[Path]:
 
 
 def _draw(path: Path, title: str, curves: Mapping[str, Series]) -> bool:
-    """Draw metrics over the steps into a file; False if none has two values.
+    """Draw metrics over the steps into a file; return False if none of them has two values.
 
     Args:
-        path: File to write; it is whole or not there.
+        path: File to write, atomically.
         title: Title above the chart.
         curves: Label -> values.
 
@@ -108,7 +108,7 @@ def _draw(path: Path, title: str, curves: Mapping[str, Series]) -> bool:
 
 
 def report_page(run: FinishedRun) -> str:
-    """Return the report of a run as one page of HTML."""
+    """Return the report of a run as an HTML page."""
     versions = [(name, found) for name in PACKAGES if (found := version(name))]
     again = f"rlsdk train {run.folder / 'config.yaml'} name={run.name}-again\nrlsdk compare {run.folder} …"
     return page(
@@ -118,16 +118,16 @@ def report_page(run: FinishedRun) -> str:
             ("Warnings and findings", _findings(run)),
             ("What it learned", "".join(chart(title, curves) for title, curves in _curves(run))),
             ("Where the time went", _times(run)),
-            ("Rollouts, first and last", _samples(run)),
+            ("First and last rollouts", _samples(run)),
             ("What ran", table(("package", "version"), versions) + text_block(run.config_text)),
-            ("How to repeat it", text_block(again)),
+            ("How to reproduce it", text_block(again)),
         ],
     )
 
 
 def _result(run: FinishedRun) -> str:
     summary = run.summary
-    rows: list[tuple[str, Any]] = [("status", summary.get("status", "not ended")), ("steps", run.history.step)]
+    rows: list[tuple[str, Any]] = [("status", summary.get("status", "not finished")), ("steps", run.history.step)]
     if summary.get("error"):
         rows.append(("error", summary["error"]))
     for label, key in (("held-out before", "accuracy_before"), ("held-out after", "accuracy_after")):
@@ -162,11 +162,11 @@ def _times(run: FinishedRun) -> str:
     seconds = run.summary.get("seconds") or {}
     whole = seconds.get("whole") or 0
     rows = [(name, f"{value:.1f}", f"{value / whole:.0%}" if whole else "") for name, value in seconds.items()]
-    return table(("phase", "seconds", "share of the whole"), rows)
+    return table(("phase", "seconds", "share of total"), rows)
 
 
 def _samples(run: FinishedRun) -> str:
-    """Return a few stored rollouts of the first and of the last steps."""
+    """Return a few stored rollouts from the first and the last steps."""
     from rlsdk.runlog.query import query
     from rlsdk.runlog.store import Address
 

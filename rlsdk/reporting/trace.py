@@ -1,4 +1,4 @@
-"""The trace of a run, which https://ui.perfetto.dev and chrome://tracing open: a lane for each of its processes."""
+"""Trace of a run for https://ui.perfetto.dev and chrome://tracing, with one lane per process."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from typing import Any
 from rlsdk.runlog.spans import Span
 
 PHASES = ("produce", "logprobs", "credit", "update", "sync")
-"""Phases of a step in their order, as `time/…` names them."""
+"""Phases of a step in order, named as in `time/…`."""
 COUNTERS = ("rollouts/tokens", "rollouts/length", "time/tokens_per_second", "engines/alive", "reward/mean")
-"""Metrics that are drawn as counters."""
+"""Metrics drawn as counters."""
 STEPS, DRIVER = "steps", "driver"
 _ORDER = (STEPS, DRIVER, "engine", "learner", "")
-"""Beginnings of the names of lanes, in the order in which they are drawn."""
+"""Prefixes of lane names, in drawing order."""
 
 
 def chrome_trace(lines: Iterable[Mapping[str, Any]], name: str, spans: Sequence[Span] = ()) -> dict[str, Any]:
-    """Return the trace of a run: a lane for the steps, and one each for the driver and every actor.
+    """Return the trace of a run: one lane for the steps, one for the driver, and one per actor.
 
-    Where a run has recorded spans, all times are those of the clock. Engines and workers are busy while they have
-    requests, learner ranks from a call until their answer; counters have the requests and tokens of an engine.
-    Without spans, as in runs of an earlier rlsdk, steps follow each other without a gap, and their phases are those of
-    the driver.
+    If the run recorded spans, all times are wall-clock times. Engines and workers count as busy while they have
+    requests, learner ranks from a call until its answer; counters show an engine's requests and tokens.
+    Without spans, as in runs of an earlier rlsdk, steps follow each other without gaps and show the driver's phases.
 
     Args:
         lines: Lines of its `metrics.jsonl`.
@@ -50,21 +49,21 @@ def chrome_trace(lines: Iterable[Mapping[str, Any]], name: str, spans: Sequence[
 
 
 def all_spans(lines: Iterable[Mapping[str, Any]], spans: Sequence[Span] = ()) -> list[Span]:
-    """Return the spans of a run with one for each step, in the order of their beginnings; see `chrome_trace`."""
+    """Return the spans of a run plus one per step, in order of start time; see `chrome_trace`."""
     found = [*spans, *_steps_of(lines, spans)] if spans else _phases(lines)
     return sorted(found, key=lambda each: (each.begin, -each.end, each.actor != STEPS))
 
 
 def _place(actor: str) -> tuple[int, list[Any]]:
-    """Sort lanes by kind of actor and by number."""
+    """Return a sort key for lanes: kind of actor, then number."""
     kind = next(i for i, begin in enumerate(_ORDER) if actor.startswith(begin))
     return kind, [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", actor)]
 
 
 def _steps_of(lines: Iterable[Mapping[str, Any]], spans: Sequence[Span]) -> list[Span]:
-    """Return a span for each step: from the driver's `take`, with which a step begins, as long as `time/step` says.
+    """Return a span per step: it starts with the driver's `take` and lasts `time/step`.
 
-    Of a step that was done twice, by a resumed run, `metrics.jsonl` has the second: steps are found from the end on.
+    If a resumed run repeated a step, `metrics.jsonl` has the second one, so steps are matched from the end.
     """
     begins = [each.begin for each in spans if each.actor == DRIVER and each.name == "take"]
     rows = [line for line in lines if line.get("time/step")]
@@ -78,7 +77,7 @@ def _step(line: Mapping[str, Any], begin: float) -> Span:
 
 
 def _phases(lines: Iterable[Mapping[str, Any]]) -> list[Span]:
-    """Return the spans of steps and of their phases, one after the other: all that the metrics of a run say."""
+    """Return the spans of steps and their phases, one after another, from the metrics alone."""
     found, now = [], 0.0
     for line in lines:
         if not line.get("time/step"):
@@ -99,7 +98,7 @@ def _said(what: str, name: str, lane: int = 0) -> dict[str, Any]:
 
 
 def _counters(each: Span, begun: float) -> list[dict[str, Any]]:
-    """Return counter events: of a step its metrics; of a busy actor its requests, and its tokens a second."""
+    """Return counter events: the metrics of a step, or the requests and tokens per second of a busy actor."""
     if each.actor == STEPS:
         return [_counter(name, each.begin - begun, value) for name, value in each.counts.items()]
     begin, end, counts = each.begin - begun, each.end - begun, each.counts

@@ -1,1 +1,1 @@
-"""A local web page over run folders: curves, times, actors and rollouts, also while the runs train."""
+"""Local web page for run folders: curves, times, actors and rollouts, live while the runs train."""

@@ -1,4 +1,4 @@
-"""Routes of the page Annotate: the queue, an annotation, and taking the last one back."""
+"""Routes of the Annotate page: get the queue, add an annotation, undo the last one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 async def queue(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Answer with the next questions of a queue."""
+    """Return the next questions of a queue."""
     run, asked = service.run(request), annotating.Question.of(request.query)
     cursor = read_cursor(request.query.get("cursor", ""))
 
@@ -30,7 +30,7 @@ async def queue(service: ViewerService, request: web.Request) -> web.StreamRespo
 
 
 async def who(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Answer with the name of the user whose viewer this is, and whether the run can be annotated here."""
+    """Return the name of the viewer's user, and whether the run can be annotated here."""
     annotating.writable(service.run(request))
     try:
         name = getpass.getuser()
@@ -40,14 +40,14 @@ async def who(service: ViewerService, request: web.Request) -> web.StreamRespons
 
 
 async def annotate(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Keep an annotation; answers with its id once it is on the disk."""
+    """Store an annotation; return its id once it is on disk."""
     run, given = service.run(request), await _content(request)
     made = await asyncio.to_thread(annotating.annotate, run, given)
     return service.reply({"id": made.id})
 
 
 async def undo(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Take back a person's last annotation; answers with its question, or null where there is none."""
+    """Undo a person's last annotation; return its question, or null if there is none."""
     file, given = annotating.writable(service.run(request)), await _content(request)
     last = await asyncio.to_thread(file.undo, annotating.name_of(given.get("by")))
     if last is None:
@@ -57,7 +57,7 @@ async def undo(service: ViewerService, request: web.Request) -> web.StreamRespon
 
 
 async def _content(request: web.Request) -> dict[str, Any]:
-    """Return the JSON object of a request; other types of content, which a foreign form could send, are refused."""
+    """Return the JSON object of a request; reject other content types, which a form on another site could send."""
     if request.content_type != "application/json":
         raise ValueFault(f"the content is {request.content_type!r:.60}; expected application/json")
     try:
@@ -65,7 +65,7 @@ async def _content(request: web.Request) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueFault("the content is not JSON") from error
     if not isinstance(found, dict):
-        raise ValueFault("the content is JSON, but no object")
+        raise ValueFault("the content is JSON, but not an object")
     return found
 
 

@@ -1,4 +1,4 @@
-"""The queue of what a person is asked next: rollouts of a run that meet a filter and that this person has not seen."""
+"""Queue of questions for a person: rollouts of a run that match a filter and that this person has not judged."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from rlsdk.viewer.walks import walk_of
 Asked = Literal["pair", "score", "edit"]
 Row = Mapping[str, Any]
 MOST = 12
-"""Questions that are sent at once."""
+"""Maximum number of questions per reply."""
 SECONDS = 0.3
-"""Time after which the search for further questions ends; the cursor continues it."""
+"""Time limit in seconds of a search for more questions; the cursor continues it."""
 _MOST_NAME = 80
 
 
 @attrs.frozen(kw_only=True)
 class Question:
-    """A kind of question to one person, and the rollouts that it is about.
+    """A kind of question for one person, and the rollouts it is about.
 
     Attributes:
         kind: `pair`, `score` or `edit`.
         by: Name of the person.
         filter: Conditions on the rollouts.
-        disagree: Only groups whose rewards differ and, of these, only pairs with different rewards.
+        disagree: Select only groups whose rewards differ and, within these, only pairs with different rewards.
     """
 
     kind: Asked
@@ -47,17 +47,17 @@ class Question:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Question:
-        """Read the parameters of an address.
+        """Read the parameters of a URL.
 
         Raises:
-            ValueFault: One of them is wrong.
+            ValueFault: A parameter is invalid.
         """
         kind = given.get("ask") or "pair"
         if kind not in ASKED:
             raise ValueFault(f"ask is {kind[:60]!r}; expected one of {', '.join(ASKED)}")
         wanted = Filter.of(given)
         if wanted.order not in ("newest", "oldest"):
-            raise ValueFault(f"order is {wanted.order!r}; a queue goes from the newest or from the oldest on")
+            raise ValueFault(f"order is {wanted.order!r}; expected newest or oldest")
         return cls(kind=kind, by=name_of(given.get("by")), filter=wanted, disagree=given.get("disagree") == "1")  # type: ignore[arg-type]
 
 
@@ -65,12 +65,10 @@ def name_of(given: Any) -> str:
     """Return the name of a person.
 
     Raises:
-        ValueFault: It is empty, too long, or no text.
+        ValueFault: The name is empty, too long, or not text.
     """
     if not isinstance(given, str) or not given.strip() or len(given) > _MOST_NAME:
-        raise ValueFault(
-            f"by: a name of 1 to {_MOST_NAME} characters says whose annotations these are; got {given!r:.90}"
-        )
+        raise ValueFault(f"by: expected the annotator's name, 1 to {_MOST_NAME} characters; got {given!r:.90}")
     return given.strip()
 
 
@@ -82,13 +80,13 @@ def queue(
     Args:
         browser: Stored rollouts of the run.
         made: Annotations of the run.
-        asked: What the person is asked.
-        cursor: `next` of the questions before; None from the beginning.
+        asked: The question and its filter.
+        cursor: `next` of the previous questions; None to start at the beginning.
 
     Returns:
-        `items`, each a list of places (number of the group, position in it); `next`; `done`, true if no others follow;
-        `left`, questions that were found from the cursor on; `counted`, true if these are all; `made`, how many the
-        person has answered.
+        `items`, each a list of places (number of the group, position in it); `next`; `done`, true if there are no more;
+        `left`, number of questions found after the cursor; `counted`, true if these are all; `made`, number of
+        questions that the person has answered.
     """
     seen, ends = _Seen.by(made, asked.by, asked.kind), time.monotonic() + SECONDS
     items: list[list[tuple[int, int]]] = []
@@ -124,7 +122,7 @@ def _groups(
                 yield rows, _position(rows[-1], keys)
                 rows = []
             rows.append(row)
-        if not page["rows"] and not done:  # a rare condition: whoever reads may end the search here
+        if not page["rows"] and not done:  # a condition that few rows meet: the caller may stop here
             yield rows, _position(rows[-1], keys) if rows else cursor
             rows = []
     if rows:
@@ -139,16 +137,16 @@ def _position(row: Row, keys: int) -> list[Any]:
 
 @attrs.frozen
 class _Seen:
-    """Rollouts that a person has judged: their places, each with the beginning of what the policy wrote there.
+    """Rollouts that a person has judged: their places, each with the beginning of the policy's text.
 
-    A resumed run may fill a place again, with another rollout, which has not been seen.
+    A resumed run may put another rollout, which has not been seen, in the same place.
     """
 
     answers: Mapping[tuple[int, int], frozenset[str]]
 
     @classmethod
     def by(cls, made: Sequence[Annotation], by: str, kind: str) -> _Seen:
-        """Collect what a person judged or skipped, by questions of one kind."""
+        """Collect the rollouts that a person judged or skipped in questions of one kind."""
         found: dict[tuple[int, int], set[str]] = {}
         for each in made:
             if each.by == by and kind in (each.kind, each.value if each.kind == "skip" else ""):
@@ -157,7 +155,7 @@ class _Seen:
         return cls({place: frozenset(texts) for place, texts in found.items()})
 
     def holds(self, row: Row) -> bool:
-        """Return True if the rollout of a row was judged."""
+        """Return True if the row's rollout was judged."""
         return _excerpt(row["response"]) in self.answers.get((row["number"], row["rollout"]), ())
 
 
@@ -180,7 +178,7 @@ def _places(rows: Sequence[Row], asked: Question, seen: _Seen) -> Iterator[list[
         if (pair[0]["response"], pair[0]["tokens"]) != (pair[1]["response"], pair[1]["tokens"])
         and not (asked.disagree and pair[0]["reward"] == pair[1]["reward"])
     ]
-    if different:  # any pair, but the same one each time; which side a rollout stands on says nothing of its reward
+    if different:  # any pair, but always the same one; the side a rollout is shown on does not depend on its reward
         first, second = min(different, key=_shuffled)
         places = [(row["number"], row["rollout"]) for row in (first, second)]
         yield places if _shuffled((second, first)) % 2 else places[::-1]
@@ -192,14 +190,14 @@ def _shuffled(pair: Sequence[Row]) -> int:
 
 
 def annotate(run: RunFolder, given: Any) -> Annotation:
-    """Keep what a person said about rollouts of a run.
+    """Store a person's annotation of rollouts of a run.
 
     Args:
         run: The run.
         given: `kind`, `value`, `by`, and `places`, each with the number of a group and a position in it.
 
     Raises:
-        ValueFault: Something of it is wrong, or there is no such rollout.
+        ValueFault: A value is invalid, or there is no such rollout.
         RunError: The file cannot be written.
     """
     file = writable(run)
@@ -224,13 +222,13 @@ def annotate(run: RunFolder, given: Any) -> Annotation:
         task=task_json(rollouts[0]),
     )
     if annotation.kind == "undo":
-        raise ValueFault("kind: undo has an address of its own")
+        raise ValueFault("kind: undo has its own address")
     file.append(annotation)
     return annotation
 
 
 def writable(run: RunFolder) -> AnnotationFile:
-    """Return the annotations of a run that may be annotated here.
+    """Return the annotation file of a run that can be annotated here.
 
     Raises:
         RunError: The page shows a copy of the run.

@@ -1,4 +1,4 @@
-"""A stored group as JSON for the page: conversations by turns, scores with their parts, tokens with their numbers."""
+"""A stored group as JSON for the page: conversations by turn, scores by part, and tokens with their numbers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rlsdk.viewer.files import read_yaml
 
 log = logging.getLogger(__name__)
 MOST_TEXT = 200_000
-"""Characters of a message that are sent; a longer one is cut, and says so."""
+"""Maximum number of characters of a message; longer ones are cut and marked."""
 MOST_TOKENS = 40_000
-"""Tokens of a rollout that are sent."""
+"""Maximum number of tokens of a rollout."""
 _UNFINISHED = "\ufffd"
 
 
@@ -66,7 +66,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     content = message["content"]
     if isinstance(content, str):
         message["content"] = _cut(content)
-    else:  # parts: a picture cut in two would be none
+    else:  # parts: an image must not be cut
         message["content"] = [part if part.get("type") == "image" else _plain(part) for part in content]
     return message | ({"cut": len(content)} if isinstance(content, str) and len(content) > MOST_TEXT else {})
 
@@ -80,7 +80,7 @@ def _finite(metrics: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _plain(value: Any, depth: int = 8) -> Any:
-    """Return a value as JSON can hold it; whatever else, and what is nested too deeply, as its text."""
+    """Return a value as JSON can hold it; other types, and values nested too deeply, become text."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -95,9 +95,9 @@ def _plain(value: Any, depth: int = 8) -> Any:
 
 
 def tokens_json(row: Mapping[str, Any], i: int, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the tokens of a rollout, each with its text and numbers; a column that was not stored is absent.
+    """Return the tokens of a rollout with their texts and numbers; columns that were not stored are absent.
 
-    `ratio` is that of the learner's probability before the update to the engine's.
+    `ratio` is the learner's probability before the update divided by the engine's.
 
     Args:
         row: Row of the group, with its payload.
@@ -135,7 +135,7 @@ def _numbers(values: np.ndarray, mask: np.ndarray) -> list[float | None]:
 
 @attrs.define
 class Vocabulary:
-    """Texts of a model's tokens, read from a `tokenizer.json`; without one, tokens are shown by their ids."""
+    """Texts of a model's tokens, read from its `tokenizer.json`; without one, tokens are shown as ids."""
 
     _tokenizer: Any = None
 
@@ -146,7 +146,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, folder: Path) -> Vocabulary:
-        """Return the vocabulary of a run's model: that of an export, of the model's folder, or of the local cache."""
+        """Return the vocabulary of a run's model, from an export, the model's folder, or the local cache."""
         for path in _candidates(folder):
             file = path if path.is_file() else path / "tokenizer.json"
             if file.is_file():
@@ -159,7 +159,7 @@ class Vocabulary:
         return cls()
 
     def texts(self, ids: Sequence[int]) -> list[str]:
-        """Return the text of each token; where several make up one character, the last of them has it."""
+        """Return the text of each token; if several make up one character, the last one gets it."""
         if self._tokenizer is None:
             return [f"⟨{number}⟩" for number in ids]
         found, waiting = [], []
@@ -186,7 +186,7 @@ def _candidates(folder: Path) -> list[Path]:
 
 
 def _cached(name: str) -> list[Path]:
-    """Return the tokenizer of a hub's model that was downloaded before; nothing is downloaded."""
+    """Return the cached tokenizer of a hub model; nothing is downloaded."""
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         return []
     try:

@@ -1,4 +1,4 @@
-"""Routes of the pages of curves and of times."""
+"""Routes of the Curves and Times pages."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _MOST_NAMES = 400
 
 
 async def names(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Answer with the names of the metrics of some runs."""
+    """Return the metric names of the chosen runs."""
     runs = service.chosen(request)
     return service.reply({"names": sorted({name for run in runs for name in run.metrics.names})})
 
 
 async def curves(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Answer with curves: run -> metric -> steps and values."""
+    """Return curves: run -> metric -> steps and values."""
     runs, wanted = service.chosen(request), request.query.get("names", "").split(",")[:_MOST_NAMES]
     found = await asyncio.to_thread(lambda: {run.id: run.metrics.points(wanted) for run in runs})
     return service.reply(found)
 
 
 async def findings(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Answer with what stands out in some runs."""
+    """Return the findings of the chosen runs."""
     runs = service.chosen(request)
     return service.reply(await asyncio.to_thread(lambda: {run.id: run.standing() for run in runs}))
 
 
 async def ledger(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Answer with what became of the tasks of a run."""
+    """Return what became of the tasks of a run."""
     return service.reply(service.run(request).ledger())
 
 

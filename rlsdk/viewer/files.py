@@ -1,4 +1,4 @@
-"""Files of a run folder in small pieces: the end of a log, JSON lines, JSON and YAML of a limited size."""
+"""Read small pieces of a run folder's files: log tails, JSON lines, and JSON and YAML of limited size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 2**18
-"""Bytes of a log that are sent at once."""
+"""Maximum number of bytes of a log per reply."""
 _JSON_BYTES = 2**24
 
 
@@ -33,7 +33,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def json_lines(path: Path, most: int) -> list[dict[str, Any]]:
-    """Return the last objects in a file of JSON lines; lines that are not whole are left out.
+    """Return the last objects in a JSON lines file; incomplete lines are skipped.
 
     Args:
         path: The file; it may be missing.
@@ -56,7 +56,7 @@ def tail(path: Path, most: int = MOST_BYTES, after: int | None = None) -> dict[s
     Args:
         path: The file; a missing one is empty.
         most: Maximum number of bytes.
-        after: Position that the reader already has; only what follows is returned.
+        after: Position up to which the reader has the file; only later text is returned.
     """
     try:
         size = path.stat().st_size
@@ -68,7 +68,7 @@ def tail(path: Path, most: int = MOST_BYTES, after: int | None = None) -> dict[s
             content = file.read(most)
     except OSError:
         return {"text": "", "start": 0, "end": 0, "size": 0}
-    if after is None and start:  # begin with a whole line
+    if after is None and start:  # start at a whole line
         cut = content.find(b"\n") + 1
         start, content = start + cut, content[cut:]
     return {

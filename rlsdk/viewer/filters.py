@@ -1,4 +1,4 @@
-"""Conditions by which stored rollouts are listed."""
+"""Filters for lists of stored rollouts."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from rlsdk.errors import ValueFault
 Order = Literal["newest", "oldest", "lowest", "highest", "longest", "shortest"]
 ORDERS: tuple[Order, ...] = ("newest", "oldest", "lowest", "highest", "longest", "shortest")
 _TEXT = 300
-"""Maximum length of a text to search for."""
+"""Maximum length of a search text."""
 
 
 @attrs.frozen(kw_only=True)
 class Filter:
-    """Conditions on rollouts; those left out always hold.
+    """Conditions on rollouts; omitted ones always hold.
 
     Attributes:
-        kind: Rollouts of the training, or of evaluations.
+        kind: Training rollouts or evaluation rollouts.
         source: Name of the task source.
         task: Id of the task.
         state: State of the group, such as `trained`.
         status: Status of the rollout, such as `truncated`.
-        step_from: Least step.
-        step_to: Greatest step.
-        reward_from: Least reward.
-        reward_to: Greatest reward.
-        invalid: True for rollouts without a valid score alone.
-        text: Text in prompt or response, in any case of letters.
+        step_from: Minimum step.
+        step_to: Maximum step.
+        reward_from: Minimum reward.
+        reward_to: Maximum reward.
+        invalid: True to list only rollouts without a valid score.
+        text: Text in prompt or response, ignoring case.
         order: Order of the list.
     """
 
@@ -49,10 +49,10 @@ class Filter:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Filter:
-        """Read the parameters of an address.
+        """Read the parameters of a URL.
 
         Raises:
-            ValueFault: One of them is wrong.
+            ValueFault: A parameter is invalid.
         """
         read: dict[str, Any] = {name: given[name] for name in ("source", "task", "state", "status") if given.get(name)}
         for names, kind in ((("step_from", "step_to"), int), (("reward_from", "reward_to"), float)):

@@ -1,4 +1,4 @@
-"""The metrics of a run as columns: `metrics.jsonl` is read once, and then only what was appended to it."""
+"""Metrics of a run as columns: `metrics.jsonl` is read once, then only what is appended to it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from rlsdk.contracts import History, Series
 from rlsdk.runlog.metrics import METRICS
 
 POINTS = 2000
-"""Maximum number of points of a curve that is sent; a longer one is thinned out."""
+"""Maximum number of points per curve; longer curves are thinned out."""
 _CHUNK = 2**20
 _KEPT = 4096
-"""Bytes at the end of what was read that must still stand there."""
+"""Number of bytes before the read position that must be unchanged."""
 _GAP = math.nan
 
 
 class MetricTable:
-    """Steps and values of every metric in a file that grows.
+    """Steps and values of every metric in a growing file.
 
     Attributes:
-        generation: Counts how often the file was cut back, as a resumed run does; earlier rows are then void.
+        generation: Number of times the file was truncated, as a resumed run does; earlier rows are then invalid.
         steps: Step of each row.
-        times: Time at which the file was last seen to grow.
+        times: Time at which the file last grew.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -44,7 +44,7 @@ class MetricTable:
         self._offset, self._rest, self._seen = 0, b"", b""
 
     def refresh(self) -> None:
-        """Read what was appended since the last call."""
+        """Read data appended since the last call."""
         with self._lock:
             try:
                 state = os.stat(self._path)
@@ -64,7 +64,7 @@ class MetricTable:
                     self._take(chunk)
 
     def _as_it_was(self) -> bool:
-        """Return True if what was read last is still there: a run that starts over, or is resumed, rewrites it."""
+        """Return True if the data read last is unchanged; a run that starts over or is resumed rewrites it."""
         with self._path.open("rb") as file:
             file.seek(self._offset - len(self._seen))
             return file.read(len(self._seen)) == self._seen
@@ -102,17 +102,17 @@ class MetricTable:
             return next((value for value in reversed(column) if math.isfinite(value)), None)
 
     def history(self) -> History:
-        """Return all metrics as diagnoses read them."""
+        """Return all metrics as a history for diagnoses."""
         with self._lock:
             curves = {name: self._curve(name, len(self.steps)) for name in self._columns}
             return History({name: Series(*curve, name) for name, curve in curves.items()}, max(self.steps, default=0))
 
     def points(self, names: Iterable[str], most: int = POINTS) -> dict[str, tuple[list[int], list[float]]]:
-        """Return steps and values of metrics, without gaps; of a long curve, means of neighbouring points.
+        """Return steps and values of metrics, without gaps; neighbouring points of long curves are averaged.
 
         Args:
-            names: Metrics; unknown ones are left out.
-            most: Maximum number of points of each.
+            names: Metric names; unknown ones are skipped.
+            most: Maximum number of points per metric.
         """
         with self._lock:
             return {name: self._curve(name, most) for name in names if name in self._columns}

@@ -1,4 +1,4 @@
-"""Pages of the viewer, and what a page is made of: an entry of the navigation, a script, and routes of the server."""
+"""Pages of the viewer; each consists of a navigation entry, a script, and server routes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Handler = Callable[["ViewerService", "web.Request"], Awaitable["web.StreamRespon
 
 @attrs.frozen(kw_only=True)
 class Page:
-    """A page.
+    """A page of the viewer.
 
     Attributes:
-        name: Name in addresses, `#/NAME`.
+        name: Name in URLs, `#/NAME`.
         title: Title in the navigation.
-        script: File below `static/` that exports `mount(element, context)`; static/app.js says what a context has.
-        routes: (method, path below `/api/`, handler) of its requests. What changes anything is a POST, whose origin the
-            server checks.
-        studio: True for a page that writes files or starts processes: it is there with `rlsdk view --studio` alone, and
-            also without any run.
+        script: File below `static/` that exports `mount(element, context)`; static/app.js documents the context.
+        routes: (method, path below `/api/`, handler) of its requests. Requests with side effects must be POST; the
+            server checks their origin.
+        studio: True for a page that writes files or starts processes: it exists only with `rlsdk view --studio`, and
+            is shown even if there is no run.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Routes of the pages of processes, logs and settings."""
+"""Routes of the Processes, Logs and Settings pages."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 async def processes(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Answer with the processes of a run."""
+    """Return the processes of a run."""
     return service.reply(await asyncio.to_thread(service.run(request).processes))
 
 
 async def log(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Answer with the end of a log."""
+    """Return the end of a log."""
     after = service.integer(request, "after")
     return service.reply(await asyncio.to_thread(service.run(request).log, request.match_info["log"], after))
 
 
 async def settings(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Answer with the settings and the summary of a run."""
+    """Return the settings and the summary of a run."""
     run = service.run(request)
     return service.reply({"config": run.config, "summary": run.summary})
 

@@ -1,4 +1,4 @@
-"""A run at a URL, fetched again and again: what its machine uploads after each checkpoint."""
+"""A run at a URL, fetched periodically: the files that its machine uploads after each checkpoint."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rlsdk.storage.remote import RemoteFolder
 from rlsdk.viewer.runs import RunFolder
 
 FETCH_SECONDS = 30.0
-"""Seconds between two looks at the URL."""
+"""Seconds between fetches."""
 
 
 class RemoteRun:
-    """A copy of the files of a run at a URL, without its checkpoints; used as a context manager."""
+    """Local copy of the files of a run at a URL, without its checkpoints; a context manager."""
 
     def __init__(self, url: str) -> None:
         """Fetch the run.
 
         Raises:
-            RunError: There is none, or it cannot be reached.
+            RunError: There is no run, or the URL cannot be reached.
         """
         self._url = url
         self._remote = RemoteFolder(url)
@@ -49,9 +49,9 @@ class RemoteRun:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def run(self) -> RunFolder:
-        """Return the run as it was when it was last fetched; now and then, it is fetched again."""
+        """Return the run as last fetched; fetch it again if the copy is too old."""
         if time.monotonic() - self._fetched > FETCH_SECONDS:
-            with suppress(RlsdkError):  # a network that fails: what is here stays
+            with suppress(RlsdkError):  # if the network fails, keep the current copy
                 self._fetch()
         assert self._run is not None
         return self._run
@@ -61,7 +61,7 @@ class RemoteRun:
         with reached(self._remote):
             there: dict[int, Any] = copies.copies(self._remote)
             if not there:
-                raise RunError(f"{self._url} has no complete checkpoint yet; its files are there once it has one")
+                raise RunError(f"{self._url} has no complete checkpoint yet; its files appear with the first one")
             newest = there[max(there)]
             if self._run is not None and str(newest) == self._upload:
                 return

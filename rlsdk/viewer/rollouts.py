@@ -1,4 +1,4 @@
-"""Pages of stored rollouts: each is a few statements that walk an index, so that a million rollouts browse at once."""
+"""Pages of stored rollouts: each takes a few index-walking queries, so browsing a million rollouts is instant."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from rlsdk.viewer.walks import Walk, few_rows, further, matching, next_rows, wal
 Key = tuple[Any, ...]
 
 PAGE = 60
-"""Rollouts on a page."""
+"""Rollouts per page."""
 WINDOW, TEXT_WINDOW = 20_000, 4_000
-"""Rows that one statement passes over at most while it looks for those that meet further conditions; fewer where it
-must read their texts."""
+"""Maximum number of rows that one statement scans for those that meet further conditions; fewer if it must read
+their texts."""
 FIRST_WINDOW, GROWTH = 4, 16
-"""Rows that the first of these statements passes over for each row of a page, and the factor by which each further
-statement passes over more."""
+"""Rows that the first of these statements scans per row of a page, and the factor by which the scan grows with each
+further statement."""
 FEW = 3_000
-"""Maximum number of rows that meet a condition for all of them to be read and sorted instead."""
+"""If at most this many rows meet a condition, all are read and sorted instead."""
 SECONDS = 0.4
-"""Time after which a page is returned as far as it got; its cursor continues."""
+"""Time limit in seconds of a page, which is then returned incomplete; its cursor continues."""
 LONGEST = 60.0
-"""Time after which the database ends a statement."""
+"""Time limit in seconds of a statement, enforced by the database."""
 EXCERPT = 280
-"""Characters of texts in a list."""
+"""Maximum number of characters of a text in a list."""
 
 
 class Browser:
-    """Queries of one run's store, each on a connection of its own: no rollouts are kept in memory between them."""
+    """Queries on one run's store, each on its own connection; no rollouts are kept in memory between queries."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -46,11 +46,11 @@ class Browser:
 
     @property
     def address(self) -> Address | None:
-        """Address of the store; None while the run has stored nothing."""
+        """Address of the store; None until the run has stored something."""
         return Address.of(self._folder)
 
     def upgrade(self) -> list[str]:
-        """Create the indices that the store of an earlier rlsdk lacks, if it can be written; returns their names."""
+        """Create indices missing from the store of an earlier rlsdk, if it is writable; return their names."""
         address = self.address
         if address is None:
             return []
@@ -58,7 +58,7 @@ class Browser:
         try:
             with engine.begin() as connection:
                 return create_indices(connection)
-        except (sa.exc.DBAPIError, sa.exc.NoSuchTableError):  # read-only, or a run that is just creating its store
+        except (sa.exc.DBAPIError, sa.exc.NoSuchTableError):  # read-only, or the run is just creating its store
             return []
         finally:
             engine.dispose()
@@ -67,7 +67,7 @@ class Browser:
     def _connected(self) -> Iterator[tuple[sa.Connection, str]]:
         address = self.address
         if address is None:
-            raise ValueFault("this run has stored no rollouts yet; save_rollouts sets after how many steps it does")
+            raise ValueFault("this run has stored no rollouts yet; save_rollouts sets how often it stores them")
         kept = self._reader
         if kept is None or kept[0] != address:
             self._reader = kept = (address, reader(address, LONGEST))
@@ -79,14 +79,14 @@ class Browser:
             raise RunError(f"the rollouts in {address.url} cannot be read: {said}") from error
 
     def page(self, wanted: Filter, cursor: Sequence[Any] | None = None, *, limit: int = PAGE) -> dict[str, Any]:
-        """Return rollouts that meet a filter: `rows`, `next` (cursor of the next page), `done` and `at_step`.
+        """Return rollouts that match a filter: `rows`, `next` (cursor of the next page), `done` and `at_step`.
 
-        Where conditions are rarely met, a page may hold few rows, or none, and yet not be the last: the walk ended
-        after `SECONDS` at the step `at_step`, and `next` continues it.
+        If few rows match, a page may hold few rows or none and yet not be the last: the walk stopped after `SECONDS`
+        at step `at_step`, and `next` continues it.
 
         Args:
             wanted: The filter.
-            cursor: `next` of the page before; None for the first page.
+            cursor: `next` of the previous page; None for the first page.
             limit: Maximum number of rows.
         """
         with self._connected() as (connection, run):
@@ -100,7 +100,7 @@ class Browser:
         return {"rows": rows, "next": None if after is None else list(after), "done": after is None, "at_step": step}
 
     def facets(self) -> dict[str, Any]:
-        """Return what one can filter by: sources, states, and the greatest step."""
+        """Return values to filter by: sources, states, and the last step."""
         with self._connected() as (connection, run):
             steps = connection.execute(sa.select(sa.func.max(GROUPS.c.step)).where(GROUPS.c.run == run)).scalar()
             return {
@@ -110,14 +110,14 @@ class Browser:
             }
 
     def group(self, number: int) -> Mapping[str, Any] | None:
-        """Return the row of a group with its payload; None if there is none."""
+        """Return the row of a group with its payload; None if it does not exist."""
         with self._connected() as (connection, run):
             same = (GROUPS.c.number == number) & (GROUPS.c.run == run)
             row = connection.execute(sa.select(GROUPS).where(same)).mappings().first()
         return None if row is None else dict(row)
 
     def held_out(self, task: str = "", state: str = EVALUATED[0], *, most: int = 400) -> list[dict[str, Any]]:
-        """Return the answers to a held-out task, one row for each evaluation; without a task, tasks to choose from.
+        """Return the answers to a held-out task, one row per evaluation; without a task, the tasks to choose from.
 
         Args:
             task: Id of the task.
@@ -142,7 +142,7 @@ class Browser:
 def _listed(
     connection: sa.Connection, run: str, wanted: Filter, cursor: Sequence[Any] | None, limit: int
 ) -> tuple[list[Key], Key | None]:
-    """Return the keys of a page, and the key after which the next one begins; None if there is no further one."""
+    """Return the keys of a page, and the key after which the next page begins; None for the last page."""
     walk, ends = walk_of(wanted), time.monotonic() + SECONDS
     rest = further(wanted, walk.names)
     widest = TEXT_WINDOW if wanted.text else WINDOW
@@ -169,7 +169,7 @@ def _listed(
 
 
 def _few(connection: sa.Connection, run: str, wanted: Filter, walk: Walk, after: Key) -> list[Key] | None:
-    """Return the keys of all rows after a key, if one of the conditions holds for few rows of the store."""
+    """Return the keys of all rows after a key, if one of the conditions holds for only a few rows of the store."""
     for rows, rest in few_rows(wanted, walk, run, FEW + 1):
         count = connection.execute(sa.select(sa.func.count()).select_from(rows.subquery())).scalar()
         if count is not None and count <= FEW:
@@ -179,13 +179,13 @@ def _few(connection: sa.Connection, run: str, wanted: Filter, walk: Walk, after:
 
 
 def _sorted(rows: sa.CursorResult[Any], walk: Walk) -> list[Key]:
-    """Return keys in the order of a walk, which no database promises to keep in a statement around it."""
+    """Return keys in the order of a walk; databases do not guarantee that an outer statement keeps it."""
     keys = [tuple(row) for row in rows]
     return sorted((key for key in keys if None not in key), reverse=walk.descending)
 
 
 def _shown(connection: sa.Connection, run: str, keys: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-    """Return what a list shows of rollouts, in the order of their keys."""
+    """Return list entries for rollouts, in the order of their keys."""
     if not keys:
         return []
     same = (GROUPS.c.run == ROLLOUTS.c.run) & (GROUPS.c.number == ROLLOUTS.c.number)
@@ -195,7 +195,7 @@ def _shown(connection: sa.Connection, run: str, keys: Sequence[Sequence[int]]) -
     columns += [sa.func.substr(ROLLOUTS.c[name], 1, EXCERPT).label(name) for name in ("prompt", "response")]
     found = sa.select(*columns).select_from(ROLLOUTS.join(GROUPS, same)).where(ROLLOUTS.c.run == run)
     pairs = [(int(number), int(rollout)) for number, rollout in keys]
-    # SQLite finds no index for pairs alone.
+    # SQLite uses no index for pairs alone.
     for column, values in zip((ROLLOUTS.c.number, ROLLOUTS.c.rollout), zip(*pairs, strict=True), strict=True):
         found = found.where(column.in_(sorted(set(values))))
     found = found.where(sa.tuple_(ROLLOUTS.c.number, ROLLOUTS.c.rollout).in_(pairs))
@@ -204,7 +204,7 @@ def _shown(connection: sa.Connection, run: str, keys: Sequence[Sequence[int]]) -
 
 
 def _distinct(connection: sa.Connection, column: sa.Column[Any], most: int = 200) -> list[str]:
-    """Return the distinct values of an indexed column, with one look-up in the index for each."""
+    """Return the distinct values of an indexed column, with one index look-up per value."""
     found: list[str] = []
     while len(found) < most:
         least = sa.select(sa.func.min(column))

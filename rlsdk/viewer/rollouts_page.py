@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 async def page(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Answer with a page of rollouts."""
+    """Return a page of rollouts."""
     run, wanted = service.run(request), Filter.of(request.query)
     return service.reply(
         await asyncio.to_thread(run.browser.page, wanted, read_cursor(request.query.get("cursor", "")))
@@ -26,10 +26,10 @@ async def page(service: ViewerService, request: web.Request) -> web.StreamRespon
 
 
 def read_cursor(text: str) -> list[Any] | None:
-    """Read the cursor of an address; None if it is empty.
+    """Parse the cursor of a URL; None if it is empty.
 
     Raises:
-        ValueFault: It is not a cursor.
+        ValueFault: The text is not a cursor.
     """
     if not text:
         return None
@@ -38,23 +38,23 @@ def read_cursor(text: str) -> list[Any] | None:
     except ValueError:
         found = None
     if not isinstance(found, list) or not 2 <= len(found) <= 3 or any(type(v) not in (int, float) for v in found):
-        raise ValueFault(f"cursor is {text[:60]!r}; expected `next` of the page before")
+        raise ValueFault(f"cursor is {text[:60]!r}; expected `next` of the previous page")
     return found
 
 
 async def facets(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Answer with what one can filter by."""
+    """Return the values to filter by."""
     return service.reply(await asyncio.to_thread(service.run(request).browser.facets))
 
 
 async def group(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Answer with a group: its rollouts side by side."""
+    """Return a group with all its rollouts."""
     row = await _row(service, request)
     return service.reply(await asyncio.to_thread(group_json, row))
 
 
 async def tokens(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Answer with the tokens of a rollout."""
+    """Return the tokens of a rollout."""
     run, row = service.run(request), await _row(service, request)
     index = int(request.match_info["rollout"])
     try:
@@ -73,7 +73,7 @@ async def _row(service: ViewerService, request: web.Request) -> Any:
 
 
 async def held_out(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Answer with the held-out tasks of the last evaluation or, with a task, with its answers in each evaluation."""
+    """Return the held-out tasks of the last evaluation or, given a task, its answers in each evaluation."""
     browser, task = service.run(request).browser, request.query.get("task", "")
     state = "eval sampled" if request.query.get("sampled") == "1" else "eval greedy"
     return service.reply({"rows": await asyncio.to_thread(browser.held_out, task, state)})

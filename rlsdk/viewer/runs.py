@@ -1,4 +1,4 @@
-"""Runs that the page shows: what their folders say about settings, state, tasks, processes and alerts."""
+"""Runs shown by the viewer: settings, state, tasks, processes and alerts, read from their folders."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from rlsdk.viewer.metrics import MetricTable
 from rlsdk.viewer.rollouts import Browser
 
 SEED_KEYS = ("name", "seed", "out")
-"""Settings in which runs may differ and yet be repetitions of one experiment."""
+"""Settings that may differ between repetitions of one experiment."""
 QUIET_SECONDS = 120.0
-"""Seconds without a step after which a run that has not ended counts as quiet, if its steps are much shorter."""
+"""Seconds without a step after which an unfinished run counts as quiet, if its steps are much shorter."""
 _HEADLINES = ("reward/mean", "accuracy/mean", "eval/greedy", "eval/sampled", "time/step", "time/tokens_per_second")
 
 
 class RunFolder:
-    """One run; files are read again when they change.
+    """One run; files are re-read when they change.
 
     Attributes:
-        id: Short name of the run in addresses.
-        path: Its folder.
+        id: Short name of the run in URLs.
+        path: Folder of the run.
     """
 
     def __init__(self, path: Path, shown: str = "") -> None:
@@ -56,7 +56,7 @@ class RunFolder:
         return Vocabulary.of(self.path)
 
     def _file(self, name: str, read: Any) -> Any:
-        """Read a file of the folder, unless it is as it was when it was last read."""
+        """Read a file of the folder, unless it is unchanged since it was last read."""
         path = self.path / name
         try:
             changed = path.stat().st_mtime
@@ -74,18 +74,18 @@ class RunFolder:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Summary of a run that has ended; empty before."""
+        """Summary of a finished run; empty before."""
         found = self._file("summary.json", read_json)
         return found if isinstance(found, dict) else {}
 
     @property
     def alerts(self) -> list[Alert]:
-        """Alerts that the run's rules have raised, the last ones last."""
+        """Alerts raised by the run's rules, oldest first."""
         lines = self._file(ALERTS, lambda path: json_lines(path, 500)) or []
         return [alert for line in lines if (alert := alert_from(line)) is not None]
 
     def standing(self) -> list[dict[str, Any]]:
-        """Return what stands out in the run, by its alerts and by what the built-in diagnoses say of its last step."""
+        """Return the findings about a run: its alerts, and results of the built-in diagnoses at its last step."""
         self.metrics.refresh()
         alerts, kept = self.alerts, self._standing
         key = (self.metrics.generation, len(self.metrics.steps), len(alerts))
@@ -97,12 +97,12 @@ class RunFolder:
 
     @property
     def experiment(self) -> str:
-        """Same for runs whose settings differ in name, place and seed alone."""
+        """Key that is equal for runs whose settings differ only in name, folder and seed."""
         settings = {key: value for key, value in self.config.items() if key not in SEED_KEYS}
         return hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest()[:10]
 
     def state(self) -> dict[str, Any]:
-        """Return what the page's header says about the run."""
+        """Return the run's data for the page header."""
         self.metrics.refresh()
         config, steps = self.config, self.metrics.steps
         status, said = self._status()
@@ -125,7 +125,7 @@ class RunFolder:
         }
 
     def _status(self) -> tuple[str, str]:
-        """Return the state of the run in a word, and a sentence where something is wrong."""
+        """Return the state of the run in one word, and a sentence if something is wrong."""
         engines = self._file(STATUS, read_json) or {}
         summary = self.summary
         ended = str(engines.get("ended") or summary.get("status") or "")
@@ -134,7 +134,7 @@ class RunFolder:
         known = actors.read(self.path)
         driver = known.process("driver") if known else None
         if driver is not None and driver.is_gone:
-            return "killed", f"its process {driver.pid} on {driver.host} is gone, and it has not said how it ended"
+            return "killed", f"its process {driver.pid} on {driver.host} is gone and left no exit status"
         silent = next((each for each in known.actors if each.silent), None) if known else None
         said = f"{silent.name} {silent.silent}, for {_span(silent.silent_for)}. Its log may say why" if silent else ""
         if not self.metrics.changed:
@@ -148,7 +148,7 @@ class RunFolder:
         return "running", said
 
     def ledger(self) -> dict[str, Any]:
-        """Return what became of the tasks of each source by step, and the totals of a run that has ended."""
+        """Return what became of the tasks of each source by step, and the totals of a finished run."""
         return {"tasks": self.summary.get("tasks") or {}, "steps": read_ledger(self.path)}
 
     def processes(self) -> dict[str, Any]:
@@ -166,11 +166,11 @@ class RunFolder:
         }
 
     def log(self, name: str, after: int | None) -> dict[str, Any]:
-        """Return the end of a log file.
+        """Return the tail of a log file.
 
         Args:
-            name: Its name without `.log`.
-            after: Position up to which the reader has it.
+            name: File name without `.log`.
+            after: Position up to which the reader has the file.
 
         Raises:
             ValueFault: There is no such log.
@@ -188,17 +188,17 @@ def _span(seconds: float) -> str:
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a folder is that of a run."""
+    """Return whether a folder is a run's."""
     return any((path / name).is_file() for name in (MARKER, METRICS, "config.yaml", "summary.json"))
 
 
 def find_runs(given: Sequence[Path], most: int = 200, *, required: bool = True) -> list[Path]:
-    """Return the folders of runs: those given, and those directly below given folders that are none themselves.
+    """Return run folders: those given, and those directly below given folders that are not runs themselves.
 
     Args:
         given: Folders.
-        most: Maximum number of runs; the newest stay.
-        required: False passes over folders that do not exist, or hold no run yet.
+        most: Maximum number of runs; the newest are kept.
+        required: If False, skip folders that do not exist or hold no run yet.
 
     Raises:
         RunError: A folder does not exist, or holds no run.
@@ -216,7 +216,7 @@ def find_runs(given: Sequence[Path], most: int = 200, *, required: bool = True) 
         if not below and required:
             raise RunError(
                 f"{path} is not a run's folder and holds none; expected a folder with a config.yaml or metrics.jsonl, "
-                "as `rlsdk train` makes one"
+                "as `rlsdk train` creates it"
             )
         found += below
     unique = list({path.resolve(): path for path in found}.values())
@@ -228,7 +228,7 @@ def _changed(path: Path) -> float:
 
 
 def finite(value: Any) -> Any:
-    """Replace numbers that JSON lacks by null, in a nest of lists and mappings."""
+    """Replace non-finite numbers by null in nested lists and mappings."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The viewer's server: which requests it takes, which headers it sends, and how its pages find runs."""
+"""The viewer's server: which requests it accepts, which headers it sends, and how its pages find runs."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 STATIC = Path(__file__).parent / "static"
 COOKIE = "rlsdk_token"
 LOOK_SECONDS = 5.0
-"""Seconds between two searches for new runs in the given folders."""
+"""Seconds between searches for new runs in the given folders."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Content security policy: scripts and styles come from this server alone, and nothing that a model wrote runs."""
+"""Content security policy: scripts and styles come only from this server; text written by a model never runs."""
 HEADERS = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -53,7 +53,7 @@ class ViewerService:
     """Runs, pages and routes of the viewer.
 
     Attributes:
-        token: Secret that requests must carry; empty where only this machine can reach the server.
+        token: Secret that requests must carry; empty if only this machine can reach the server.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class ViewerService:
         Args:
             given: Folders or URLs of runs, or folders of such folders.
             token: Secret that requests must carry; empty for none.
-            shown: Pages; by default, all.
-            studio: Writes configurations and starts runs; None for a viewer that changes nothing.
+            shown: Pages to show; by default, all.
+            studio: Studio, which writes configurations and starts runs; None for a read-only viewer.
 
         Raises:
-            RunError: One of them does not exist, or holds no run.
+            RunError: A folder does not exist or holds no run.
         """
         self.token = token
         self.studio = studio
@@ -87,13 +87,13 @@ class ViewerService:
         self.look()
 
     def close(self) -> None:
-        """Delete the copies of remote runs; runs that the studio started go on."""
+        """Delete the copies of remote runs; runs started by the studio continue."""
         self._ends.close()
         if self.studio is not None:
             self.studio.checker.close()
 
     def look(self) -> None:
-        """Search for runs, and fetch remote ones again."""
+        """Search for runs, and refresh remote ones."""
         known = {run.path: run for run in self._runs.values()}
         own = [] if self.studio is None else [Path(each.folder) for each in self.studio.trainings.listed()]
         paths = find_runs([*own, *self._folders], required=self.studio is None)
@@ -107,7 +107,7 @@ class ViewerService:
 
     @property
     def runs(self) -> list[RunFolder]:
-        """All runs, those that changed last first."""
+        """All runs, most recently changed first."""
         if time.monotonic() - self._looked > LOOK_SECONDS:
             self._looked = time.monotonic()
             try:
@@ -116,24 +116,24 @@ class ViewerService:
                 log.debug("the runs are shown as they were: %s", error)
         return list(self._runs.values())
 
-    # What handlers of pages call
+    # Called by page handlers
 
     def run(self, request: web.Request) -> RunFolder:
-        """Return the run that an address names."""
+        """Return the run named by a URL."""
         from aiohttp import web
 
         found = self._runs.get(request.match_info["run"])
         if found is None:
-            raise web.HTTPNotFound(text="there is no such run; it was deleted, or the viewer was started with others")
+            raise web.HTTPNotFound(text="there is no such run; it was deleted, or the viewer shows other folders")
         return found
 
     def chosen(self, request: web.Request) -> list[RunFolder]:
-        """Return the runs that a query names, `runs=ID,ID`."""
+        """Return the runs named by a query, `runs=ID,ID`."""
         wanted = request.query.get("runs", "").split(",")
         return [self._runs[each] for each in wanted if each in self._runs]
 
     def integer(self, request: web.Request, name: str) -> int | None:
-        """Return a whole number of a query; None if it is missing."""
+        """Return an integer parameter of a query; None if it is missing."""
         from aiohttp import web
 
         text = request.query.get(name)
@@ -143,15 +143,15 @@ class ViewerService:
             raise web.HTTPBadRequest(text=f"{name} is {str(text)[:60]!r}; expected a whole number") from error
 
     def reply(self, content: Any) -> web.Response:
-        """Return JSON; numbers that JSON lacks are null, and half surrogates stay escaped."""
+        """Return JSON; non-finite numbers become null, and lone surrogates stay escaped."""
         from aiohttp import web
 
         return web.Response(text=json.dumps(finite(content), separators=(",", ":")), content_type="application/json")
 
-    # The server
+    # Server
 
     def application(self) -> web.Application:
-        """Build the server."""
+        """Build the web application."""
         from aiohttp import web
 
         app = web.Application(middlewares=[self._guard], client_max_size=2**22)
@@ -166,7 +166,7 @@ class ViewerService:
     async def _index(self, request: web.Request) -> web.StreamResponse:
         from aiohttp import web
 
-        if self.token and request.query.get("token"):  # from the address into a cookie, out of history and referrers
+        if self.token and request.query.get("token"):  # move it from the URL to a cookie, out of history and referrers
             response = web.Response(status=303, headers={"Location": "/"})
             response.set_cookie(self._cookie, self.token, httponly=True, samesite="Strict", path="/")
             return response
@@ -201,7 +201,7 @@ class ViewerService:
                 if isinstance(error, ConnectionError):
                     raise
                 log.exception("%s failed", request.path)
-                response = self.reply({"error": f"{type(error).__name__} in the viewer; its terminal says more"})
+                response = self.reply({"error": f"{type(error).__name__} in the viewer; see its terminal"})
                 response.set_status(500)
             response.headers.update(HEADERS)
             return response
@@ -209,27 +209,27 @@ class ViewerService:
         return guard
 
     def _admit(self, request: web.Request) -> None:
-        """Refuse requests without the token, for another host's name, or from another site's page.
+        """Reject requests without the token, for another host name, or from another site's page.
 
         Raises:
-            HTTPForbidden: The request is refused.
+            HTTPForbidden: The request is rejected.
         """
         from aiohttp import web
 
         host = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
         if not self.token and host not in _LOOPBACK:
-            raise web.HTTPForbidden(text=f"this server answers as 127.0.0.1 or localhost, not as {host[:100]!r}")
+            raise web.HTTPForbidden(text=f"this server is reached as 127.0.0.1 or localhost, not as {host[:100]!r}")
         if self.token and not self._has_token(request):
-            raise web.HTTPForbidden(text="open the address with its token, as `rlsdk view` printed it")
+            raise web.HTTPForbidden(text="open the address including its token, as printed by `rlsdk view`")
         origin = request.headers.get("Origin")
         if request.method not in ("GET", "HEAD") and (
             origin is None or urlsplit(origin).netloc != request.headers.get("Host")
         ):
-            raise web.HTTPForbidden(text="changes are made from the viewer's own page alone")
+            raise web.HTTPForbidden(text="changes are accepted only from the viewer's own page")
 
     @property
     def _cookie(self) -> str:
-        """Name of the cookie: browsers send cookies to all ports of a host, so each server has a name of its own."""
+        """Name of the cookie, unique to this server, since browsers send cookies to all ports of a host."""
         return f"{COOKIE}_{hashlib.sha256(self.token.encode()).hexdigest()[:8]}"
 
     def _has_token(self, request: web.Request) -> bool:
@@ -239,7 +239,7 @@ class ViewerService:
 
 
 def _fetched(url: str) -> RemoteRun:
-    from rlsdk.viewer.remote import RemoteRun  # what reads remote folders takes a second to import
+    from rlsdk.viewer.remote import RemoteRun  # takes a second to import
 
     return RemoteRun(url)
 
@@ -260,13 +260,13 @@ async def serve(
 
     Args:
         service: The viewer.
-        host: Address to listen at.
+        host: Address to listen on.
         port: Port; 0 for a free one.
-        ready: Called with the address once the server answers.
-        ended: Ends the server.
+        ready: Called with the URL once the server accepts requests.
+        ended: Event that stops the server.
 
     Raises:
-        EnvironmentFault: The port is taken, or not allowed.
+        EnvironmentFault: The port is in use or not permitted.
     """
     from aiohttp import web
 
@@ -290,10 +290,10 @@ async def serve(
 
 
 def secret() -> str:
-    """Return a fresh token."""
+    """Return a new token."""
     return secrets.token_urlsafe(24)
 
 
 def new_token(host: str) -> str:
-    """Return a fresh token for a server that other machines can reach; empty for one at a loopback address."""
+    """Return a new token for a server that other machines can reach; empty for a loopback address."""
     return "" if host in _LOOPBACK else secret()

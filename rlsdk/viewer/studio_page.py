@@ -1,4 +1,4 @@
-"""Routes of the studio; they exist with `rlsdk view --studio` alone."""
+"""Routes of the studio, available only with `rlsdk view --studio`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 def _studio(service: ViewerService) -> Studio:
-    assert service.studio is not None, "pages of the studio are shown with it alone"
+    assert service.studio is not None, "studio pages exist only with the studio"
     return service.studio
 
 
 async def _sent(request: web.Request, **kinds: type) -> dict[str, Any]:
-    """Return the named values of a request in JSON; each that is missing is empty.
+    """Return the named values of a JSON request; missing ones are empty.
 
     Raises:
-        HTTPBadRequest: It is not JSON, or a value has another type.
+        HTTPBadRequest: The request is not JSON, or a value has the wrong type.
     """
     from aiohttp import web
 
@@ -40,7 +40,7 @@ async def _sent(request: web.Request, **kinds: type) -> dict[str, Any]:
 
 
 async def form(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Answer with the keys of a configuration and the options of all components, some files' among them."""
+    """Return the configuration keys and the options of all components, including those of given files."""
     sent = await _sent(request, files=list)
     return service.reply(await _studio(service).checker.form([str(each) for each in sent["files"]]))
 
@@ -53,13 +53,13 @@ async def check(service: ViewerService, request: web.Request) -> web.StreamRespo
 
 
 async def files(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Answer with the configuration files below the folder."""
+    """Return the configuration files below the folder."""
     studio = _studio(service)
     return service.reply({"folder": studio.root.name, "files": await asyncio.to_thread(studio.files.names)})
 
 
 async def file(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Answer with the text of a file."""
+    """Return the text of a file."""
     name = request.query.get("name", "")
     text, version = _studio(service).files.read(name)
     return service.reply({"file": name, "text": text, "version": version})
@@ -72,7 +72,7 @@ async def save(service: ViewerService, request: web.Request) -> web.StreamRespon
 
 
 async def start(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Check a configuration and start, or resume, its run."""
+    """Check a configuration, and start or resume its run."""
     sent = await _sent(request, text=str, file=str, version=str, resume=bool)
     found = await _studio(service).start(sent["text"], sent["file"], sent["version"], resume=sent["resume"])
     return service.reply(found)
@@ -85,13 +85,13 @@ async def resume(service: ViewerService, request: web.Request) -> web.StreamResp
 
 
 async def stop(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Ask a run to save and end."""
+    """Ask a run to save and stop."""
     sent = await _sent(request, name=str)
     return service.reply({"stops": _studio(service).trainings.stop(sent["name"]).stops})
 
 
 async def runs(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Answer with the runs that were started here, the newest first."""
+    """Return the runs that were started here, newest first."""
     return service.reply({"runs": await asyncio.to_thread(_runs, service)})
 
 

@@ -1,4 +1,4 @@
-"""Statements that list stored rollouts: each walks an index in the order of the list, and sorts nothing."""
+"""SQL statements that list stored rollouts; each walks an index in list order, without sorting."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import sqlalchemy as sa
 from rlsdk.runlog.tables import GROUPS, ROLLOUTS, evaluated_numbers
 from rlsdk.viewer.filters import Filter
 
-# The plus keeps SQLite from using an index on the number, which it would prefer to that of an order or a range.
-# `_EVALUATED` is the condition of the indices of evaluations, word for word. Typed as booleans, SQLAlchemy would
-# compare the conditions with 1, and no index would do.
+# The plus keeps SQLite from using the index on the number, which it would prefer to one on an order or a range.
+# `_EVALUATED` repeats the condition of the evaluation indices word for word. If these were typed as booleans,
+# SQLAlchemy would compare them with 1, and no index would match.
 _TRAINED: sa.ColumnElement[bool] = sa.literal_column("(+rlsdk_rollouts.number) >= 0")
 _EVALUATED: sa.ColumnElement[bool] = sa.literal_column("(+rlsdk_rollouts.number) < 0")
 _BY_NUMBER = {"train": frozenset({"kind"}), "eval": frozenset({"kind", "step_from", "step_to"})}
-"""Fields of a filter that a condition on the number decides: numbers of evaluations follow from the step."""
+"""Filter fields decided by a condition on the number: numbers of evaluations follow from the step."""
 
 
 @attrs.frozen(kw_only=True)
 class Walk:
-    """The index that a list walks: the order of its rows, and the conditions that the statement decides.
+    """The index walked by a list: the order of its rows, and the conditions that the statement decides.
 
     Attributes:
-        order: Columns of the order, the first ones first.
-        descending: True for the greatest first.
-        decided: Conditions that bound the walk, or are decided by what the index holds.
-        table: Table whose index is walked.
-        names: Fields of the filter that are decided.
+        order: Columns to order by.
+        descending: True for descending order.
+        decided: Conditions that bound the walk, or that the index columns decide.
+        table: Table of the index.
+        names: Filter fields that are decided.
     """
 
     order: tuple[sa.ColumnElement[Any], ...]
@@ -40,11 +40,11 @@ class Walk:
 
 
 def walk_of(wanted: Filter) -> Walk:
-    """Choose the index for a filter: that of its order or, by number, that of its most selective condition."""
+    """Choose the index for a filter: that of its order or, by number, of its most selective condition."""
     rollout = ROLLOUTS.c.rollout
     if wanted.order in ("lowest", "highest", "longest", "shortest"):
         return _by_value(wanted)
-    # Numbers of evaluations fall with the step, those of trained groups rise.
+    # Numbers of evaluations decrease with the step, those of trained groups increase.
     down = (wanted.order == "newest") == (wanted.kind == "train")
     numbers = _BY_NUMBER[wanted.kind]
     rare = wanted.invalid or wanted.status not in ("", "finished")
@@ -88,7 +88,7 @@ def _within(column: sa.ColumnElement[Any], least: float | None, greatest: float 
 
 
 def _numbered(number: sa.ColumnElement[int], wanted: Filter) -> tuple[sa.ColumnElement[bool], ...]:
-    """Return the conditions on a number, which decide the fields `_BY_NUMBER`."""
+    """Return the conditions on the number, which decide the fields `_BY_NUMBER`."""
     if wanted.kind == "train":
         return (number >= 0,)
     numbers = evaluated_numbers(wanted.step_from, wanted.step_to)
@@ -104,15 +104,15 @@ def further(wanted: Filter, names: frozenset[str]) -> dict[str, Any]:
 def next_rows(
     walk: Walk, run: str, cursor: Sequence[Any] | None, window: int, *, offset: int = 0, also: Iterable[str] = ()
 ) -> sa.Select[Any]:
-    """Return a statement for the next rows of a walk: keys of the order, ending with group number and rollout.
+    """Return a statement for the next rows of a walk: order keys, ending with group number and rollout.
 
     Args:
         walk: The index.
         run: Id of the run.
-        cursor: Key after which the rows begin; None for the first ones.
+        cursor: Key after which to continue; None to start at the beginning.
         window: Maximum number of rows.
-        offset: Rows to pass over.
-        also: Names of conditions that are still to be checked.
+        offset: Number of rows to skip.
+        also: Names of conditions still to be checked.
     """
     read = _read(walk, run, also, walk.table).where(*walk.decided)
     if cursor:
@@ -122,23 +122,23 @@ def next_rows(
 
 
 def _read(walk: Walk, run: str, also: Iterable[str], first: sa.Table) -> sa.Select[Any]:
-    """Return a statement for the keys of all rows: it reads one table first, and looks up the other one if needed."""
+    """Return a statement for the keys of all rows that reads one table first and joins the other one if needed."""
     columns = [column.label(f"k{i}") for i, column in enumerate(walk.order)]
-    # Columns that are read without need would take SQLite from the index to the row.
+    # Any unneeded column would make SQLite leave the index to read the row.
     needed = {"status": "status", "reward_from": "reward", "reward_to": "reward", "invalid": "reward"}
     columns += [ROLLOUTS.c[name].label(name) for name in sorted({needed[name] for name in also if name in needed})]
     if GROUPS in (walk.table, first):
         other = ROLLOUTS if first is GROUPS else GROUPS
-        # SQLite does not know how many rows meet a condition, and may read the whole of the other table first. The plus
-        # takes away the index by which it would look up this one for each of those rows.
+        # SQLite does not know how many rows meet a condition and may read the whole other table first. The plus hides
+        # the index that it would use to look up this table for each of those rows.
         same = (other.c.number == sa.literal_column(f"(+{first.name}.number)")) & (other.c.run == first.c.run)
         return sa.select(*columns).select_from(first.join(other, same)).where(first.c.run == run)
-    # A file holds one run, and there a condition on it would mislead SQLite's planner.
+    # An SQLite file holds one run; a condition on the run would mislead the query planner.
     return sa.select(*columns).select_from(ROLLOUTS).where(ROLLOUTS.c.run == run if run else sa.true())
 
 
 def _beyond(walk: Walk, cursor: Sequence[Any]) -> sa.ColumnElement[bool]:
-    if walk.table is GROUPS:  # the group's columns and the rollout's are in two tables: only the former bound an index
+    if walk.table is GROUPS:  # group and rollout columns are in two tables: only the former bound an index
         *groups, rollout = walk.order
         *group, i = cursor
         left, right = sa.tuple_(*groups), sa.tuple_(*(sa.literal(value) for value in group))
@@ -151,13 +151,13 @@ def _beyond(walk: Walk, cursor: Sequence[Any]) -> sa.ColumnElement[bool]:
 
 
 def few_rows(wanted: Filter, walk: Walk, run: str, limit: int) -> Iterator[tuple[sa.Select[Any], dict[str, Any]]]:
-    """Yield statements that find rows by a condition other than the walk's, in no order, with what is left to check.
+    """Yield unordered statements that find rows by a condition other than the walk's, and what is left to check.
 
-    Where such a condition holds for few rows, reading all of them is faster than to walk until they are found.
+    If such a condition holds for few rows, reading all of them is faster than walking until they are found.
 
     Args:
         wanted: The filter.
-        walk: Its walk, whose order gives the keys.
+        walk: Walk of the filter, whose order defines the keys.
         run: Id of the run.
         limit: Maximum number of rows.
     """
@@ -168,7 +168,7 @@ def few_rows(wanted: Filter, walk: Walk, run: str, limit: int) -> Iterator[tuple
 
 
 def _conditions(wanted: Filter) -> Iterator[tuple[frozenset[str], sa.Table, Sequence[sa.ColumnElement[bool]]]]:
-    """Yield the conditions that one index decides, the kind included: their fields, the index's table, and they."""
+    """Yield sets of conditions that one index decides, kind included: fields, the index's table, and conditions."""
     by_number = _BY_NUMBER[wanted.kind]
     for table, names in ((GROUPS, ("task", "source", "state")), (ROLLOUTS, ("status",))):
         for name in names:
@@ -185,7 +185,7 @@ def _conditions(wanted: Filter) -> Iterator[tuple[frozenset[str], sa.Table, Sequ
 
 
 def matching(inner: sa.Select[Any], walk: Walk, rest: Mapping[str, Any], run: str) -> sa.Select[Any]:
-    """Return a statement for the keys of those rows that meet the further conditions, in no order."""
+    """Return an unordered statement for the keys of rows that meet the further conditions."""
     k = inner.subquery("k")
     keys = [k.c[f"k{i}"] for i in range(len(walk.order))]
     number, rollout = keys[-2:]
@@ -203,7 +203,7 @@ def matching(inner: sa.Select[Any], walk: Walk, rest: Mapping[str, Any], run: st
         "step_to": lambda value: GROUPS.c.step <= value,
     }
     found = sa.select(*keys).where(*(of_row[name](value) for name, value in rest.items() if name in of_row))
-    # As conditions, not as joins, which SQLite might begin at the other table.
+    # As conditions instead of joins, which SQLite might start from the other table.
     if groups := [of_group[name](value) for name, value in rest.items() if name in of_group]:
         same = (GROUPS.c.number == number) & (GROUPS.c.run == run)
         found = found.where(sa.select(GROUPS.c.number).where(same, *groups).exists())

@@ -227,7 +227,7 @@ def test_commands_that_read_models_meet_the_torchvision_trap(site, tmp_path):
     for name in sorted(READS_MODELS):
         ran = run(name, "--help")
         assert ran.exit_code == 1, name
-        assert "importing a model of transformers fails" in ran.stderr
+        assert "importing a transformers model fails" in ran.stderr
         assert "pip uninstall -y torchvision" in ran.stderr
     assert run("plugins").exit_code == 0
     assert run("--help").exit_code == 0

@@ -148,8 +148,8 @@ def test_updates_that_go_far_are_no_gap_where_the_canary_sees_none() -> None:
     [
         (0.9, 0.0, "the tasks are too easy"),
         (0.0, 0.0, "the tasks are too hard"),
-        (0.0, 1.0, "100% of the answers are cut off before they are complete: raise sampling.max_tokens"),
-        (lambda s: 0.4 if s < 20 else 0.0, 1.0, "the model has lost what it could do (its accuracy was 40% at best)"),
+        (0.0, 1.0, "100% of the answers are truncated: raise sampling.max_tokens"),
+        (lambda s: 0.4 if s < 20 else 0.0, 1.0, "the model has got worse (its best accuracy was 40%)"),
     ],
 )
 def test_the_advice_on_dead_groups_is_on_their_cause(accuracy: Any, cut: float, advice: str) -> None:

@@ -76,7 +76,7 @@ def test_a_report_is_one_page_without_scripts_and_what_a_model_wrote_is_escaped(
 
 
 def test_a_run_that_trains_still_has_a_report(tmp_path: Path) -> None:
-    assert "not ended" in report_page(read_run(make_run(tmp_path, "young")))
+    assert "not finished" in report_page(read_run(make_run(tmp_path, "young")))
 
 
 def test_a_report_that_cannot_be_written_is_a_line_in_the_log(
@@ -88,7 +88,7 @@ def test_a_report_that_cannot_be_written_is_a_line_in_the_log(
     monkeypatch.setattr(reporting, "report_page", full)
     with caplog.at_level(logging.WARNING):
         try_report(make_run(tmp_path, "mine"))
-    assert "report.html is not written: OSError: [Errno 28] No space left on device" in caplog.text
+    assert "report.html was not written: OSError: [Errno 28] No space left on device" in caplog.text
 
 
 def test_the_curves_are_drawn_as_pictures_beside_the_report_or_elsewhere(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_labels_need_a_value_and_people_can_be_chosen(tmp_path: Path) -> None:
     assert rlsdk.load("reward", "annotation", path=str(tmp_path), labels=labels)([answer("5")])[0].value == 0.5
     only: Any = rlsdk.load("reward", "annotation", path=str(tmp_path), labels=labels, by=["ann"])
     assert only([answer("5")])[0].value == 1.0
-    with pytest.raises(DataError, match=r"give it a value in `labels`, such as \{right: 1\}"):
+    with pytest.raises(DataError, match=r"add it to `labels`, such as \{right: 1\}"):
         rlsdk.load("reward", "annotation", path=str(tmp_path))([answer("5")])
     with pytest.raises(RlsdkError, match="default and labels must be finite"):
         rlsdk.load("reward", "annotation", path=str(tmp_path), default=1e19)

@@ -84,7 +84,7 @@ def test_scores_are_demonstrations_with_a_label(tmp_path: Path) -> None:
     right, wrong = taken(path, "scores", passing=2.5, labels={"bad": 0.0})
     assert (right.metadata["demonstration"], right.metadata["label"]) == ("5", True)
     assert (wrong.metadata["demonstration"], wrong.metadata["label"]) == ("6", False)
-    with pytest.raises(DataError, match=r"ann scored a rollout of task 't' 'bad', and nothing says what that is worth"):
+    with pytest.raises(DataError, match=r"ann scored a rollout of task 't' 'bad', a label without a value"):
         taken(path, "scores")
     with pytest.raises(OptionError, match="scores alone have labels"):
         taken(path, "edits", labels={"bad": 0.0})

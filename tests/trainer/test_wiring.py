@@ -58,7 +58,7 @@ def test_no_training_starts_on_a_disk_that_is_too_small(
 ) -> None:
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    with pytest.raises(EnvironmentFault, match=r"out: .* has 1000 bytes free, and .* are needed"):
+    with pytest.raises(EnvironmentFault, match=r"out: .* has 1000 bytes free, but .* are needed"):
         start(plan("placement.ray=auto"))
 
 
@@ -91,7 +91,7 @@ def test_too_few_open_files_are_said_before_ray_hangs_over_them(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 128))
     said = [each.message for each in examine(plan(), starts=False).warnings]
-    assert any("may have 128 open files, and Ray needs at least 1024" in message for message in said)
+    assert any("may have 128 open files, but Ray needs at least 1024" in message for message in said)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 4096))
     assert not examine(plan(), starts=False).warnings
 

@@ -124,10 +124,10 @@ def test_a_rollout_that_took_the_place_of_another_is_asked_about_again(
         ({"kind": "score", "value": 1, "by": "ann", "places": [[1, 9]]}, "group 1 has 3 rollouts"),
         ({"kind": "score", "value": 1, "by": "ann", "places": [[77, 0]]}, "there is no group 77"),
         ({"kind": "score", "value": 1, "by": "ann", "places": [[1, -1]]}, "expected the number of a group"),
-        ({"kind": "score", "value": 1, "by": " ", "places": [[1, 0]]}, "a name of 1 to 80 characters"),
+        ({"kind": "score", "value": 1, "by": " ", "places": [[1, 0]]}, "annotator's name, 1 to 80 characters"),
         ({"kind": "score", "value": [1], "by": "ann", "places": [[1, 0]]}, "a finite number or a label"),
         ({"kind": "delete", "value": 1, "by": "ann", "places": [[1, 0]]}, "kind is 'delete'"),
-        ([1], "no object"),
+        ([1], "not an object"),
     ],
 )
 def test_a_wrong_annotation_is_refused_and_nothing_is_kept(

@@ -72,7 +72,7 @@ def test_the_browser_of_rollouts_is_used_with_keys(page: Browser) -> None:
     page.keys("t")
     page.see(".token-detail", "advantage")
     page.click(".choice button", "Ratio")
-    page.see(".token-view .hint", "Red, below 1")
+    page.see(".token-view .hint", "Red: below 1")
     page.keys("g")
     assert len(page.wait(lambda: page.all(".columns .column"), "no columns")) == 3
     page.keys("/")
@@ -105,7 +105,7 @@ def test_a_search_goes_on_from_pages_on_which_nothing_was_found(
         browser.run("const pane = document.querySelector('.list-pane'); pane.scrollTop = pane.scrollHeight")
         browser.see(".list-foot", "24 shown")
         browser.open(f"{address}#/rollouts?text=nowhere")
-        browser.see(".detail", "No rollout meets these conditions")
+        browser.see(".detail", "No rollout matches these filters")
         assert browser.errors() == []
 
 
@@ -130,7 +130,7 @@ def test_after_the_last_rollout_the_list_says_that_these_were_all(browser: Brows
 
         browser.wait(scrolled, "the list has no end")
         browser.click(".list-foot button", "1,500 shown; continue from here")
-        browser.see(".detail", "No further rollout meets these conditions, after the 1,500 before.")
+        browser.see(".detail", "No more rollouts match these filters, after the previous 1,500.")
         assert browser.errors() == []
 
 
@@ -141,7 +141,7 @@ def test_what_was_not_found_is_sought_again_as_the_run_goes_on_and_typing_is_not
     with served(run) as address:
         browser.size(1280, 900)
         browser.open(f"{address}#/rollouts?text=needle")
-        browser.see(".detail", "No rollout meets these conditions")
+        browser.see(".detail", "No rollout matches these filters")
         field = "document.querySelector('input[name=step_from]')"
         browser.run(f"{field}.focus()")
         fill(run, [trained(900, "needle", "hay")])
@@ -308,9 +308,9 @@ def format_alone(folder: Path) -> None:
 
 
 FAULTS = {
-    dead_groups: ("Dead groups", "In 97% of the groups all rollouts earn the same"),
+    dead_groups: ("Dead groups", "In 97% of the groups, all rollouts have the same reward"),
     length_explosion: ("Lengths grow", "Rollouts have grown from 195 to 427 tokens, and the reward from 0.3 to 0.3"),
-    starving_source: ("A source starves", "Source 'code' gave 0.0% of the groups"),
+    starving_source: ("A source starves", "Source 'code' provided 0.0% of the"),
     hung_engine: ("engine 1", "uses neither CPU nor a disk and does not answer"),
     format_alone: (
         "Format learned, task not",
@@ -342,8 +342,8 @@ def test_alerts_have_plain_titles_stand_by_cause_and_link_to_what_shows_them(bro
     run = write(tmp_path / "told", [{"step": i, **metrics_of(i)} for i in range(1, STEPS)])
     told = [
         Alert(20, "mylab/slow_sync", "info", "syncs take 50% of a step", "raise rollout.sync_interval"),
-        Alert(24, "repeated_phrases", "warning", "40% of what rollouts say, they have said before", "read some"),
-        Alert(31, "clip_share", "warning", "the clip takes 40% away", "lower learner.lr"),
+        Alert(24, "repeated_phrases", "warning", "40% of the phrases in rollouts are repetitions", "read some"),
+        Alert(31, "clip_share", "warning", "clipping removes the gradient of 40%", "lower learner.lr"),
     ]
     append_alerts(run, told)
     with served(run) as address:

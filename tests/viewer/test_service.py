@@ -142,7 +142,7 @@ def test_a_loopback_server_answers_under_its_own_name_alone(service: ViewerServi
     status, _, content = ask(service, "/api/state", headers={"Host": "evil.example"})
     assert (status, "not as 'evil.example'" in content["error"]) == (403, True)
     status, _, content = ask(service, "/api/state", method="POST", headers={"Origin": "http://evil.example"})
-    assert (status, content["error"]) == (403, "changes are made from the viewer's own page alone")
+    assert (status, content["error"]) == (403, "changes are accepted only from the viewer's own page")
 
 
 def test_with_a_token_nothing_is_answered_without_it(run: Path, ask: Ask) -> None:

@@ -291,7 +291,7 @@ def test_files_are_those_below_the_folder_and_no_others(tmp_path: Path) -> None:
 def test_a_file_that_was_changed_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
     files = ConfigFiles(tmp_path)
     version = files.save("a.yaml", "name: a\n", "")
-    with pytest.raises(ValueFault, match="is there already"):
+    with pytest.raises(ValueFault, match="exists already"):
         files.save("a.yaml", "name: b\n", "")
     version = files.save("a.yaml", "name: c\n", version)
     (tmp_path / "a.yaml").write_text("name: theirs\n")
@@ -316,7 +316,7 @@ def test_requests_of_other_pages_are_refused(service: ViewerService, ask: Ask, p
         {"Origin": "http://127.0.0.1:1"},
     ):
         status, _, content = ask(service, f"/api/studio/{path}", method="POST", headers=headers)
-        assert (status, content["error"]) == (403, "changes are made from the viewer's own page alone")
+        assert (status, content["error"]) == (403, "changes are accepted only from the viewer's own page")
     assert post(service, path, {}, Host="evil.example")[0] == 403
     assert post(service, path, {}, **{"Content-Type": "text/plain"})[0] == 400
     assert post(service, path, [])[0] == 400
@@ -347,7 +347,7 @@ def test_names_and_paths_lead_nowhere_else(service: ViewerService, tmp_path: Pat
 def test_a_folder_that_holds_a_run_is_not_started_over(studio: Studio, tmp_path: Path) -> None:
     (tmp_path / "runs/nano").mkdir(parents=True)
     (tmp_path / "runs/nano/config.yaml").write_text(BASE)
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already holds a run"):
         asyncio.run(studio.start(BASE, "", "", resume=False))
 
 
@@ -368,14 +368,14 @@ def test_a_training_is_stopped_as_by_ctrl_c_and_outlives_the_server(
     try:
         wait_for(lambda: "begins train a.yaml" in trainings.output("one"))
         assert os.getsid(started.process.pid) == started.process.pid  # not that of the server, which Ctrl-C ends
-        with pytest.raises(ValueFault, match="runs already"):
+        with pytest.raises(ValueFault, match="is already running"):
             trainings.start("one", started.folder, Path("a.yaml"))
         later = Trainings(tmp_path)  # another server finds it again
         assert later.runs(later.listed()[0])
         assert later.stop("one").stops == 1
         wait_for(lambda: not trainings.runs(started))
         assert (trainings.listed()[0].code, "saved" in trainings.output("one")) == (130, True)
-        with pytest.raises(ValueFault, match="does not run"):
+        with pytest.raises(ValueFault, match="is not running"):
             later.stop("one")
         again = trainings.start("one", started.folder, Path("a.yaml"), resume=True)
         wait_for(lambda: "train a.yaml --resume" in trainings.output("one").rpartition("begins")[2])
@@ -392,7 +392,7 @@ def test_another_process_with_a_noted_number_is_not_signalled(tmp_path: Path) ->
     process = {"pid": os.getpid(), "started": time.time() - 86400, "host": "here", "machine": "here"}
     note = {"name": "old", "folder": "runs/old", "file": "a.yaml", "begun": 1.0, "process": process}
     (trainings.notes / "old.json").write_text(json.dumps(note))
-    with pytest.raises(ValueFault, match="does not run"):
+    with pytest.raises(ValueFault, match="is not running"):
         trainings.stop("old")
 
 

@@ -1,4 +1,4 @@
-// The page Annotate: a queue of rollouts that a person compares, scores or corrects, with one key for each judgement.
+// The Annotate page: a queue of rollouts to compare, score or correct, with one key per judgement.
 
 import { get, post } from "/static/api.js"
 import { append, choice, debounce, empty, h, replace, said, visible } from "/static/dom.js"
@@ -46,11 +46,11 @@ export function mount(element, first) {
     begin()
   }
 
-  // What is asked, by whom, of which rollouts
+  // Kind of question, person, and filter of the rollouts
 
   function drawBar() {
     const slow = debounce(300, begin)
-    // From the first letter on, no answer is kept under the name before.
+    // After the first keystroke, no answer is stored under the previous name.
     const rename = (value) => {
       by = value.trim()
       remember(by)
@@ -95,7 +95,7 @@ export function mount(element, first) {
     replace(question, h("p", { class: "loading" }, "Reading …"))
     replace(verdict)
     if (!by) {
-      replace(question, empty("Who are you?", "Write your name above: annotations are kept under it."))
+      replace(question, empty("Who are you?", "Enter your name above; annotations are stored under it."))
       return
     }
     await more()
@@ -137,7 +137,7 @@ export function mount(element, first) {
     group = null
     if (!buffer.length) {
       replace(verdict)
-      replace(question, empty("Nothing left to annotate", made ? "You have seen all rollouts that meet these conditions. New ones of a run that trains appear here by themselves." : "No rollout meets these conditions."))
+      replace(question, empty("Nothing left to annotate", made ? "You have seen all rollouts that match these filters. New ones appear here while the run trains." : "No rollout matches these filters."))
       return
     }
     try {
@@ -173,7 +173,7 @@ export function mount(element, first) {
     return [button("A is better", "1", () => answer("first")), button("B is better", "2", () => answer("second")), button("They are the same", "3", () => answer("same"))]
   }
 
-  // The buttons of a score: labels, or the whole numbers of a short range; else there is a field.
+  // Buttons for scores: labels, or the integers of a short range; otherwise a field.
   function scale() {
     const labels = (given().labels ?? "").split(",").map((text) => text.trim()).filter(Boolean)
     if (labels.length) return labels.slice(0, MOST_BUTTONS)
@@ -192,7 +192,7 @@ export function mount(element, first) {
       const value = Number(field.value)
       if (event.key !== "Enter" || field.value === "") return
       if (value >= low && value <= high) answer(value)
-      else say(`A score from ${low} to ${high} is expected, not ${value}.`)
+      else say(`Expected a score from ${low} to ${high}, not ${value}.`)
     } })
     return [h("label", {}, `Score from ${low} to ${high} `, field, h("kbd", {}, "Enter"))]
   }
@@ -200,7 +200,7 @@ export function mount(element, first) {
   function forEdit([rollout]) {
     const last = rollout.messages.filter((message) => message.role === "assistant" && !message.prompt).at(-1)
     const written = typeof last?.content === "string" && !last.cut ? last.content : null
-    if (written === null) return [h("p", { class: "hint" }, "This answer cannot be corrected here: it is too long, or no text.")]
+    if (written === null) return [h("p", { class: "hint" }, "This answer cannot be corrected here: it is too long, or not text.")]
     const field = h("textarea", { id: "edit-field", rows: 6, "aria-label": "Corrected answer", value: written, onkeydown: (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); answer(field.value) }
     } })
@@ -233,7 +233,7 @@ export function mount(element, first) {
 
   const skip = () => answer(asked(), "skip")
 
-  // An answer that is given before its question is shown is dropped; an undo waits for its turn.
+  // An answer given before its question is shown is dropped; an undo waits for its turn.
   let turn = Promise.resolve()
   const undo = () => { turn = turn.then(takeBack) }
 
@@ -246,7 +246,7 @@ export function mount(element, first) {
       const found = await post(`${address()}/undo`, { by })
       if (mine !== order) return
       if (!found.item) {
-        say("There is nothing to take back.")
+        say("There is nothing to undo.")
         return
       }
       if (found.ask !== asked()) {
@@ -315,7 +315,7 @@ export function mount(element, first) {
     try {
       facets = await get(`rollouts/${context.run.id}/facets`)
       drawFilters()
-    } catch { /* the queue says why there is nothing */ }
+    } catch { /* the queue shows the reason */ }
   }
   start()
 
@@ -339,8 +339,8 @@ export function mount(element, first) {
       ...digits,
       "ArrowLeft": ["A is better, or a lower score", () => arrow(-1)], "ArrowRight": ["B is better, or a higher score", () => arrow(1)],
       "ArrowDown": ["they are the same", () => asked() === "pair" && answer("same")],
-      "Enter": ["keep the score that the arrows chose", enter],
-      "e": ["write a correction; Ctrl+Enter keeps it", () => document.getElementById("edit-field")?.focus()],
+      "Enter": ["save the score chosen with the arrows", enter],
+      "e": ["write a correction; Ctrl+Enter saves it", () => document.getElementById("edit-field")?.focus()],
       "s": ["skip", skip], "z": ["undo", undo], "r": ["show or hide rewards and the reference answer", reveal],
     },
   }
@@ -351,5 +351,5 @@ function remembered() {
 }
 
 function remember(name) {
-  try { localStorage.setItem(NAME, name) } catch { /* a browser that keeps nothing */ }
+  try { localStorage.setItem(NAME, name) } catch { /* the browser stores nothing */ }
 }

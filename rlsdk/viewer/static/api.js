@@ -1,4 +1,4 @@
-// Requests to the server: JSON, with the server's own words in errors.
+// JSON requests to the server; errors carry the server's message.
 
 export class ApiError extends Error {}
 

@@ -1,9 +1,9 @@
-// The frame around the pages: runs, navigation, keys, and the clock that has a page look again while its run trains.
+// The frame around the pages: runs, navigation, keys, and the timer that refreshes a page while its run trains.
 //
-// A page is a module that exports `mount(element, context)` and returns an object whose methods may be: `refresh(context)`,
+// A page is a module that exports `mount(element, context)`, which returns an object with optional members: `refresh(context)`,
 // called when a run has made progress; `keys`, a mapping of keys to [help, action]; `unmount()`.
-// A context has: `runs`, all runs; `chosen`, those that are shown; `run`, the first of them; `parameters`, those of the
-// address; `go(parameters)`, which changes them. A page that is `alone` is shown without any run, too.
+// A context has: `runs`, all runs; `chosen`, those shown; `run`, the first of them; `parameters`, those of the URL;
+// `go(parameters)`, which changes them. A page that is `alone` is shown even without a run.
 
 import { get } from "/static/api.js"
 import { color, dark } from "/static/colors.js"
@@ -129,7 +129,7 @@ async function show() {
   if (!found) return
   const now = context()
   if (!now.run && !found.alone) {
-    replace(main, empty("No runs yet", "Start a training; its run appears here by itself."))
+    replace(main, empty("No runs yet", "Start a training; its run will appear here."))
     return
   }
   if (state.page === found.name && state.mounted?.navigate?.(now)) return
@@ -155,7 +155,7 @@ async function look() {
     state.pages = found.pages
     say("")
   } catch (error) {
-    say(error.name === "TypeError" ? "The server does not answer. If it was ended, start `rlsdk view` again; the page goes on by itself." : error.message)
+    say(error.name === "TypeError" ? "The server does not answer. If it was stopped, start `rlsdk view` again; the page reconnects by itself." : error.message)
     return
   }
   const key = JSON.stringify(state.runs.map((run) => [run.id, run.rows, run.generation, run.status, run.alerts, run.stored]))

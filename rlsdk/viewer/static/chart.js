@@ -1,4 +1,4 @@
-// A chart of lines over training steps, with bands, areas, and the values under the pointer below its title.
+// A line chart over training steps, with bands, areas, and the values at the pointer below its title.
 
 import uPlot from "/static/vendor/uPlot.esm.js"
 import { faded, mixed, variable } from "/static/colors.js"
@@ -6,7 +6,7 @@ import { h, number, replace } from "/static/dom.js"
 
 const together = uPlot.sync("steps")
 
-// Exponential moving average that begins at the first value, without its bias.
+// Exponential moving average with bias correction.
 export function smoothed(values, strength) {
   if (!strength) return values
   let sum = 0
@@ -19,7 +19,7 @@ export function smoothed(values, strength) {
   })
 }
 
-// Mean, least and greatest value at each step, over runs that repeat one experiment.
+// Mean, minimum and maximum at each step, over runs that repeat one experiment.
 export function band(curves) {
   const at = new Map()
   for (const [steps, values] of curves) {
@@ -35,7 +35,7 @@ export function band(curves) {
   }
 }
 
-// Columns over the union of all steps, as uPlot reads them.
+// Columns over the union of all steps, in uPlot's format.
 function aligned(curves) {
   const steps = [...new Set(curves.flatMap((curve) => curve.x))].sort((a, b) => a - b)
   const place = new Map(steps.map((step, i) => [step, i]))
@@ -47,7 +47,7 @@ function aligned(curves) {
 }
 
 export class Chart {
-  // `title` and `hint` are plain text; `open` is called when the title is chosen.
+  // `title` and `hint` are plain text; `open` is called when the title is clicked.
   constructor({ title, hint = "", height = 170, open = undefined, format = number }) {
     this.format = format
     this.height = height
@@ -165,7 +165,7 @@ function valueAt(curve, step) {
   return found
 }
 
-// Ends of the y axis: with room, and not torn apart by noise around a constant.
+// Range of the y axis: with margins, and not blown up by noise around a constant.
 function reach(_, low, high) {
   if (low === null || high === null || (low === 0 && high === 0)) return [0, 1]
   const size = Math.max(Math.abs(low), Math.abs(high))

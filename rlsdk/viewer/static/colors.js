@@ -1,4 +1,4 @@
-// Colours of runs and of values, for light and dark pages.
+// Colours of runs and values, for light and dark pages.
 
 const LIGHT = ["#4457c9", "#d9730d", "#0f8a6b", "#c0397b", "#8a5cd1", "#a58300", "#2a8fbf", "#b3483c"]
 const DARK = ["#8c9cff", "#f0a35e", "#4cc9a4", "#f07fb4", "#b99aef", "#d8bb4a", "#6cc3ea", "#ec8b80"]
@@ -14,7 +14,7 @@ export function faded(hex, share) {
   return `${hex}${Math.round(share * 255).toString(16).padStart(2, "0")}`
 }
 
-// A colour laid over another, opaque: areas that lie on each other keep theirs.
+// A colour laid over another, made opaque, so that overlapping areas keep their colours.
 export function mixed(hex, ground, share) {
   const parts = (value) => [1, 3, 5].map((at) => parseInt(value.slice(at, at + 2), 16))
   const over = parts(hex)
@@ -25,7 +25,7 @@ export function variable(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim()
 }
 
-// Background of a value between two ends: `low` and `high` are hues, and the middle is the page.
+// Background of a value between two ends: `low` and `high` are hues, the middle is the page's colour.
 export function between(share, { diverging = false } = {}) {
   const s = Math.min(Math.max(share, 0), 1)
   const light = dark.matches ? 45 : 60

@@ -1,4 +1,4 @@
-// Curves: small charts by question, several runs in one, repetitions as bands, and any other metric below.
+// The Curves page: small charts grouped by question, several runs in each, repetitions as bands, other metrics below.
 
 import { get } from "/static/api.js"
 import { color } from "/static/colors.js"
@@ -10,38 +10,38 @@ const percent = (value) => `${number(value * 100, 3)} %`
 
 const SECTIONS = [
   ["Does it learn?", [
-    { title: "Reward", names: ["reward/mean"], hint: "Should rise. Flat at the bottom: tasks too hard; flat at the top: too easy; flat between: the reward does not tell answers apart." },
+    { title: "Reward", names: ["reward/mean"], hint: "Should rise. Flat at the bottom: tasks are too hard; flat at the top: too easy; flat in between: the reward does not tell answers apart." },
     { title: "Held-out accuracy", names: ["eval/greedy", "eval/sampled"], labels: ["greedy", "sampled"], format: percent, hint: "The measure that counts. If it falls while the reward rises, the policy games the reward." },
-    { title: "Training accuracy", names: ["accuracy/mean"], format: percent, hint: "Share of right answers in the rollouts that are trained on." },
-    { title: "Parts of the reward", match: /^reward\/(?!mean$|std$)/, strip: "reward/", hint: "If one part, such as the form, rises alone, the policy learns that part alone." },
+    { title: "Training accuracy", names: ["accuracy/mean"], format: percent, hint: "Share of right answers in the trained rollouts." },
+    { title: "Parts of the reward", match: /^reward\/(?!mean$|std$)/, strip: "reward/", hint: "If only one part rises, such as the format, the policy learns only that part." },
   ]],
   ["Do the rollouts teach?", [
-    { title: "Groups that teach", names: ["groups/trained"], format: percent, hint: "A group whose rollouts all earn the same is dead: it has no better and no worse. Healthy: above 30 %." },
-    { title: "Spread of rewards", names: ["reward/std"], hint: "Near 0, there is nothing to learn from." },
-    { title: "Length of answers", names: ["rollouts/length"], hint: "Tokens. A rise without more reward is an explosion of length." },
-    { title: "Repetition", names: ["rollouts/repetition"], format: percent, hint: "Share of phrases that the answer has said before. Healthy: below 10 %." },
-    { title: "Cut off", names: ["rollouts/truncated"], format: percent, hint: "Share of answers that ended at the limit. Healthy: a few per cent." },
-    { title: "Without a score", names: ["rollouts/invalid"], hint: "Rollouts whose reward failed: they are left out, and count for nothing. Healthy: none." },
-    { title: "Entropy", names: ["actor/entropy", "rollouts/entropy"], labels: ["of the policy", "of what was sampled"], hint: "How undecided the policy is. A slow fall is learning; a fall to nearly 0 is collapse." },
+    { title: "Groups that teach", names: ["groups/trained"], format: percent, hint: "A group whose rollouts all have the same reward is dead: it has no better and no worse. Healthy: above 30 %." },
+    { title: "Spread of rewards", names: ["reward/std"], hint: "Near 0, there is nothing to learn." },
+    { title: "Length of answers", names: ["rollouts/length"], hint: "Tokens. Growth without more reward is length explosion." },
+    { title: "Repetition", names: ["rollouts/repetition"], format: percent, hint: "Share of phrases that occurred earlier in the answer. Healthy: below 10 %." },
+    { title: "Cut off", names: ["rollouts/truncated"], format: percent, hint: "Share of answers that hit the token limit. Healthy: a few percent." },
+    { title: "Without a score", names: ["rollouts/invalid"], hint: "Rollouts whose reward failed; they are left out of the training. Healthy: none." },
+    { title: "Entropy", names: ["actor/entropy", "rollouts/entropy"], labels: ["of the policy", "of what was sampled"], hint: "How uncertain the policy is. A slow fall is learning; a fall to nearly 0 is collapse." },
   ]],
   ["Is the update sound?", [
     { title: "KL to the policy before", names: ["actor/kl_to_old", "actor/kl_to_behaviour"], labels: ["before the step", "sampler"], hint: "How far a step moves the policy. Healthy: below 0.1, and steady." },
-    { title: "KL to the reference", names: ["actor/ref_kl"], hint: "How far it has moved from the model that it began with." },
+    { title: "KL to the reference", names: ["actor/ref_kl"], hint: "How far the policy has moved from its initial model." },
     { title: "Clipped tokens", names: ["actor/clip_share"], format: percent, hint: "Healthy: below 20 %." },
-    { title: "Norm of the gradient", names: ["actor/grad_norm"], hint: "Spikes, or a steady rise, come before a collapse." },
-    { title: "Engine and learner", names: ["canary/gap", "actor/gap"], labels: ["after a sync", "in a batch"], hint: "Greatest difference of their logprobs for the same tokens. A jump means that they no longer hold the same model." },
+    { title: "Norm of the gradient", names: ["actor/grad_norm"], hint: "Spikes or a steady rise precede a collapse." },
+    { title: "Engine and learner", names: ["canary/gap", "actor/gap"], labels: ["after a sync", "in a batch"], hint: "Maximum difference of their logprobs for the same tokens. A jump means that their weights differ." },
   ]],
   ["By source", [
-    { title: "Accuracy by source", match: /^source\/.+\/accuracy\/mean$/, strip: /^source\/|\/accuracy\/mean$/g, format: percent, hint: "A source that stays behind may need more weight, or easier tasks." },
-    { title: "Tokens by source", match: /^source\/.+\/rollouts\/tokens$/, strip: /^source\/|\/rollouts\/tokens$/g, key: "sources", hint: "A line that ends or sinks to 0 is a source that starves." },
+    { title: "Accuracy by source", match: /^source\/.+\/accuracy\/mean$/, strip: /^source\/|\/accuracy\/mean$/g, format: percent, hint: "A source that lags may need more weight or easier tasks." },
+    { title: "Tokens by source", match: /^source\/.+\/rollouts\/tokens$/, strip: /^source\/|\/rollouts\/tokens$/g, key: "sources", hint: "A line that ends or falls to 0 is a starving source." },
   ]],
   ["How fresh, how fast?", [
-    { title: "Staleness", names: ["staleness/max", "staleness/mean"], labels: ["oldest", "mean"], hint: "Steps between the weights that wrote a token and those that learn from it. 0: in step." },
-    { title: "Shares of ages", match: /^staleness\/share_/, strip: "staleness/share_", format: percent, hint: "Share of the trained tokens of each age, in steps." },
+    { title: "Staleness", names: ["staleness/max", "staleness/mean"], labels: ["oldest", "mean"], hint: "Steps between the weights that sampled a token and those that train on it. 0: in step." },
+    { title: "Shares of ages", match: /^staleness\/share_/, strip: "staleness/share_", format: percent, hint: "Share of trained tokens by age, in steps." },
     { title: "Tokens a second", names: ["time/tokens_per_second"], hint: "While engines sample." },
-    { title: "Idle engines", names: ["time/engines_idle"], format: percent, hint: "Share of a step in which engines have nothing to do." },
+    { title: "Idle engines", names: ["time/engines_idle"], format: percent, hint: "Share of a step in which engines are idle." },
     { title: "Engines", names: ["engines/alive"], hint: "Engines that take requests. A step down is a loss." },
-    { title: "Seconds a step", names: ["time/step"], hint: "The page of times says where they go." },
+    { title: "Seconds a step", names: ["time/step"], hint: "The Times page shows where they go." },
   ]],
 ]
 
@@ -122,7 +122,7 @@ export function mount(element, first) {
       h("p", { class: "leads" }, leads(each).map(([words, open]) => h("button", { class: "link", onclick: open }, visible(words))))))))
   }
 
-  // Where the page shows a finding: answers, the curve, the setting that is the likely cause.
+  // Links from a finding: answers, the curve, the setting that is the likely cause.
   function leads({ rollouts, page, setting, ...finding }) {
     if (context.chosen.length > 1) return []
     const drawn = charts.find(({ chart, wanted }) => shows(chart, wanted, finding))
@@ -149,7 +149,7 @@ export function mount(element, first) {
     }))
     const wanted = more ? names.filter((name) => more.split(/[\s,]+/).some((word) => name.includes(word))).slice(0, 24) : []
     replace(others, more
-      ? wanted.length ? wanted.map((name) => make({ title: name }, [name])) : h("p", { class: "hint" }, `No metric has ${more} in its name.`)
+      ? wanted.length ? wanted.map((name) => make({ title: name }, [name])) : h("p", { class: "hint" }, `No metric name contains ${more}.`)
       : names.map((name) => h("button", { class: "tag", onclick: () => { search.value = more = name; context.go({ metrics: name }, { quietly: true }); refresh() } }, visible(name))))
   }
 
@@ -206,7 +206,7 @@ function label_of(chart, name, n) {
 
 const COUNTS = [["trained", "trained on"], ["filtered", "left out by a filter"], ["failed", "without a score"], ["available", "ready"], ["scheduled", "being sampled"], ["waiting", "to be started"]]
 
-// What became of the tasks, by source.
+// What became of the tasks, per source.
 function tasks(element, counts) {
   const last = counts?.steps.at(-1)
   const rows = last ? Object.entries(last.sources) : []
@@ -218,7 +218,7 @@ function tasks(element, counts) {
   }
   const greatest = Math.max(...rows.map(([, row]) => COUNTS.reduce((sum, [name]) => sum + (row[name] ?? 0), 0)), 1)
   replace(element, h("h2", {}, "What became of the tasks"),
-    h("p", { class: "hint" }, "Groups of each source so far. A source with a short bar starves; one that is mostly left out teaches little."),
+    h("p", { class: "hint" }, "Groups of each source so far. A source with a short bar starves; one that is mostly filtered out teaches little."),
     h("div", { class: "table-box" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "Source"), h("th", {}), COUNTS.map(([, title]) => h("th", { class: "figure" }, title)))),
       h("tbody", {}, rows.map(([source, row]) => h("tr", {}, h("th", {}, visible(source)),
         h("td", { class: "bars" }, h("div", { class: "stack" }, COUNTS.map(([name]) => h("i", { class: `part ${name}`, title: name, style: { width: `${100 * (row[name] ?? 0) / greatest}%` } })))),

@@ -1,4 +1,4 @@
-// Building blocks of the pages. Text becomes text nodes, never markup: what a model wrote can change nothing here.
+// Building blocks of the pages. Text becomes text nodes, never markup, so text written by a model is harmless.
 
 export function h(tag, props, ...children) {
   const element = document.createElement(tag)
@@ -27,7 +27,7 @@ export function replace(element, ...children) {
   return element
 }
 
-// Characters that act instead of being seen: controls of terminals, of the direction of writing, and unpaired surrogates.
+// Invisible characters with an effect: terminal and text-direction controls, and unpaired surrogates.
 const ACTING = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|\p{Cs}/gu
 
 function visibleCharacter(character) {
@@ -42,14 +42,14 @@ export function visible(text) {
   return String(text ?? "").replace(ACTING, visibleCharacter)
 }
 
-// Text of a model: its acting characters are shown, and its direction of writing ends with it.
+// Text of a model: control characters are made visible, and its text direction ends with it.
 export function said(text, props = {}) {
   return h("span", { ...props, class: `said ${props.class ?? ""}`, dir: "auto" }, visible(text))
 }
 
 const LONG = 6000
 
-// A long text, folded: a megabyte would hold up the page.
+// A long text, folded, since a megabyte would block the page.
 export function longText(text, props = {}) {
   const whole = String(text ?? "")
   if (whole.length <= LONG) return said(whole, props)
@@ -82,7 +82,7 @@ export function bytes(count) {
   return `${number(count / 1024 ** power, 3)} ${units[power]}`
 }
 
-// A row of buttons of which one is chosen.
+// A row of buttons, one of them selected.
 export function choice(label, options, chosen, change) {
   const group = h("div", { class: "choice", role: "radiogroup", "aria-label": label })
   for (const [value, text] of options) {

@@ -1,12 +1,12 @@
-// How the page shows what rlsdk's diagnoses found: a title, and where to look next.
+// How the page shows findings of rlsdk's diagnoses: a title, and where to look next.
 
 const NEWEST = ["Read the newest answers", {}]
 const LONGEST = ["Read the longest answers", { order: "longest" }]
-const BEST_PAID = ["Read the best-paid answers", { order: "highest" }]
+const BEST_PAID = ["Read the answers with the highest reward", { order: "highest" }]
 
-// The built-in diagnoses, causes before what follows from them. `chart`: what shows it, if that is not the finding's own metric;
-// `rollouts`: words and filters of a link to answers that show it; `setting`: the one that is the likely cause; `page`:
-// another page that shows it.
+// The built-in diagnoses, causes before consequences. `chart`: the chart that shows it, if not that of the finding's metric;
+// `rollouts`: text and filters of a link to answers that show it; `setting`: the likely cause; `page`: another page
+// that shows it.
 const KINDS = {
   no_score: { title: "Answers without a score", rollouts: ["Read why they have no score", { invalid: "1" }] },
   engine_lost: { title: "An engine is missing", page: ["Open the processes and their logs", "processes"] },
@@ -26,13 +26,13 @@ const KINDS = {
   learner_bound: { title: "The learner is the bottleneck", chart: "time/step", page: ["Open the times of a step", "time"] },
 }
 
-// Names of metrics keep their small letter.
+// Metric names stay in lower case.
 function sentence(text) {
   const begun = /^[a-z_]+\//.test(text) ? text : text.slice(0, 1).toUpperCase() + text.slice(1)
   return text && !/[.!?]$/.test(text) ? `${begun}.` : begun
 }
 
-// Add to each finding what the page needs to show it; what costs time alone comes last.
+// Add what the page needs to each finding; findings that only cost time come last.
 export function described(standing) {
   const order = Object.keys(KINDS)
   const place = ({ name, level }) => (level === "info" ? order.length : 0) + (order.indexOf(name) + 1 || order.length)

@@ -1,4 +1,4 @@
-// One held-out task through the training: its answer in each evaluation.
+// One held-out task over the training: its answer in each evaluation.
 
 import { get } from "/static/api.js"
 import { between } from "/static/colors.js"
@@ -31,7 +31,7 @@ export function mount(element, first) {
       box.classList.toggle("nothing", !tasks.length)
       if (!tasks.length) {
         replace(list)
-        replace(detail, empty("No evaluation is stored", "Evaluations are kept with the rollouts of a run (save_rollouts), from the first evaluation on (eval.every)."))
+        replace(detail, empty("No evaluation is stored", "Evaluations are stored with a run's rollouts (save_rollouts), from the first evaluation on (eval.every)."))
         return
       }
       drawTasks()
@@ -73,7 +73,7 @@ export function mount(element, first) {
     replace(detail, h("header", { class: "detail-head" },
       h("button", { class: "button back", onclick: () => box.classList.remove("opened") }, "‹ Tasks"),
       h("h2", {}, said(task)),
-      h("p", { class: "item-about" }, `evaluation after step ${row.step}, ${at + 1} of ${history.length}`, at ? changed ? " · changed since the one before" : " · as in the one before" : ""),
+      h("p", { class: "item-about" }, `evaluation after step ${row.step}, ${at + 1} of ${history.length}`, at ? changed ? " · changed since the previous one" : " · same as in the previous one" : ""),
       h("div", { class: "timeline", role: "group", "aria-label": "Evaluations" }, history.map((each, i) => h("button", {
         class: `moment ${i === at ? "on" : ""} ${each.valid ? "" : "none"}`, title: `step ${each.step}: ${each.valid ? number(each.reward) : "no score"}`, onclick: () => { at = i; show() },
         style: each.valid ? { "background-color": between(each.reward, { diverging: true }) } : {},
@@ -94,8 +94,8 @@ export function mount(element, first) {
     navigate: (now) => { const same = now.run.id === context.run.id; context = now; if (!same) { history = []; load() } return true },
     unmount: () => { order++ },
     keys: {
-      "ArrowRight": ["next evaluation", () => move(1)], "ArrowLeft": ["evaluation before", () => move(-1)],
-      "j": ["next task", () => other(1)], "k": ["task before", () => other(-1)], "/": ["find a task", () => search.focus()],
+      "ArrowRight": ["next evaluation", () => move(1)], "ArrowLeft": ["previous evaluation", () => move(-1)],
+      "j": ["next task", () => other(1)], "k": ["previous task", () => other(-1)], "/": ["find a task", () => search.focus()],
     },
   }
 }

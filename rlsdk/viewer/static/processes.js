@@ -1,4 +1,4 @@
-// Processes of a run: their state and memory, and the end of each one's log.
+// Processes of a run: state, memory, and the end of each log.
 
 import { get } from "/static/api.js"
 import { append, bytes, h, number, replace, said, span, visible } from "/static/dom.js"
@@ -41,10 +41,10 @@ export function mount(element, first) {
         engines ? h("span", {}, h("b", {}, `${engines.alive.length} of ${engines.wanted}`), " engines take requests", engines.lost ? `, ${engines.lost} lost so far` : "") : null,
         found.stage && !over ? h("span", {}, "the run is ", h("b", {}, visible(found.stage))) : null,
         found.written === null ? null : h("span", {}, `seen ${span(found.written)} ago`)),
-      stale ? h("p", { class: "trouble" }, `Nobody has looked at the processes for ${span(found.written)}: the training's own process hangs, or its machine is away.`) : null,
-      over ? h("p", { class: "hint" }, `The run has ended (${visible(context.run.status)}); these are its processes as they were last seen.`) : null,
+      stale ? h("p", { class: "trouble" }, `The processes have not been checked for ${span(found.written)}: the training's driver hangs, or its machine is unreachable.`) : null,
+      over ? h("p", { class: "hint" }, `The run has ended (${visible(context.run.status)}); these are its processes as last seen.`) : null,
       found.actors.length ? h("div", { class: "table-box" }, h("table", {}, h("thead", {}, h("tr", {}, ["Process", "State", "Memory", "", "Where"].map((each) => h("th", {}, each)))),
-        h("tbody", {}, found.actors.map((each) => row(each, most, over))))) : h("p", { class: "hint" }, "This run wrote no list of its processes: an earlier rlsdk trained it, or its watchdog is off."))
+        h("tbody", {}, found.actors.map((each) => row(each, most, over))))) : h("p", { class: "hint" }, "This run has no list of its processes: it was trained by an earlier rlsdk, or its watchdog is off."))
   }
 
   function row(actor, most, over) {
@@ -74,7 +74,7 @@ export function mount(element, first) {
     const atEnd = text.scrollTop + text.clientHeight >= text.scrollHeight - 40
     if (end === null || part.start !== end) replace(text)
     if (part.text) append(text, [lines(part.text)])
-    if (!text.textContent) replace(text, h("span", { class: "hint" }, "Nothing was written yet."))
+    if (!text.textContent) replace(text, h("span", { class: "hint" }, "Nothing has been written yet."))
     while (text.textContent.length > MOST && text.childElementCount > 1) text.firstElementChild.remove()
     const began = end === null
     end = part.end
@@ -102,7 +102,7 @@ export function mount(element, first) {
   }
 }
 
-// Lines of a log; warnings and errors stand out, and codes of colour are taken out.
+// Lines of a log; warnings and errors are highlighted, and colour codes removed.
 function lines(written) {
   const plain = written.replace(/\u001b\[[0-9;]*m/g, "")
   return h("span", {}, plain.split(/(?<=\n)/).map((line) => h("span", { class: /\b(ERROR|CRITICAL|Traceback)\b/.test(line) ? "line bad" : /\bWARNING\b/.test(line) ? "line warn" : "line" }, said(line))))

@@ -1,4 +1,4 @@
-// The rollout browser: a list that loads as one scrolls, filters, and one rollout or its whole group beside it.
+// The rollout browser: filters, a list that loads while scrolling, and one rollout or its whole group next to it.
 
 import { get } from "/static/api.js"
 import { between } from "/static/colors.js"
@@ -112,7 +112,7 @@ export function mount(element, first) {
       done = page.done
       append(list, page.rows.map((row, i) => item(row, rows.length - page.rows.length + i)))
       foots(page)
-      // The server may have to stop before it has found any: the search goes on by itself.
+      // The server may stop before it has found any rollout: the search continues automatically.
       more = !done && (rows.length < 20 || !page.rows.length)
       if (at < 0 && rows.length) select(found(context.parameters.at), { quietly: true })
       box.classList.toggle("nothing", !rows.length && done)
@@ -135,8 +135,8 @@ export function mount(element, first) {
     return Math.max(i, 0)
   }
 
-  const none = () => passed ? empty("These were all", `No further rollout meets these conditions, after the ${passed.toLocaleString("en")} before.`)
-    : empty("No rollout meets these conditions", "Remove one of them above.")
+  const none = () => passed ? empty("End of the list", `No more rollouts match these filters, after the previous ${passed.toLocaleString("en")}.`)
+    : empty("No rollout matches these filters", "Remove one of them above.")
 
   function foots(page) {
     const shown = rows.length.toLocaleString("en")
@@ -145,7 +145,7 @@ export function mount(element, first) {
     else replace(foot, page.at_step === null ? `${shown} shown` : `${shown} shown, searched to step ${page.at_step}`)
   }
 
-  // A list without end would fill the browser: the next rollouts replace those before.
+  // An endless list would exhaust the browser: the next rollouts replace the previous ones.
   function further() {
     const cursor = next
     passed += rows.length
@@ -229,7 +229,7 @@ export function mount(element, first) {
       rollout.valid ? null : h("p", { class: "trouble" }, h("b", {}, "No score: "), said(rollout.reason || "the scorer gave no reason")))
   }
 
-  // Another rollout of the group, wherever it is in the list.
+  // Show another rollout of the group, wherever it is in the list.
   function jump(n) {
     const i = rows.findIndex((row) => row.number === group.number && row.rollout === n)
     if (i >= 0) select(i)
@@ -278,7 +278,7 @@ export function mount(element, first) {
     try {
       facets = await get(`rollouts/${context.run.id}/facets`)
       drawFilters()
-    } catch { /* the list says why there is nothing */ }
+    } catch { /* the list shows the reason */ }
   }
   begin()
 
@@ -291,7 +291,7 @@ export function mount(element, first) {
         if (rows.length) fresh.hidden = step === context.run.step && fresh.hidden
         else if (done && step !== context.run.step) {
           if (!facets.sources) begin()
-          else load(true)  // the filters stay: a person may be typing there
+          else load(true)  // leave the filters alone: the user may be typing
         }
       }
       context = { ...now, parameters: { ...now.parameters } }
@@ -306,10 +306,10 @@ export function mount(element, first) {
     },
     unmount: () => { order++; detailOrder++ },
     keys: {
-      "j": ["next rollout", () => move(1)], "k": ["rollout before", () => move(-1)],
-      "t": ["tokens, or the conversation", () => toggle("tokens")], "g": ["the group side by side, or the conversation", () => toggle("group")],
+      "j": ["next rollout", () => move(1)], "k": ["previous rollout", () => move(-1)],
+      "t": ["show tokens or the conversation", () => toggle("tokens")], "g": ["show the group side by side or the conversation", () => toggle("group")],
       "]": ["next rollout of the group", () => group && jump((rows[at].rollout + 1) % group.rollouts.length)],
-      "[": ["rollout before, of the group", () => group && jump((rows[at].rollout + group.rollouts.length - 1) % group.rollouts.length)],
+      "[": ["previous rollout of the group", () => group && jump((rows[at].rollout + group.rollouts.length - 1) % group.rollouts.length)],
       "/": ["search in texts", () => document.getElementById("text-search").focus()],
       "Enter": ["open it (on a phone)", () => box.classList.add("opened")],
       "u": ["back to the list (on a phone)", () => box.classList.remove("opened")],
@@ -317,7 +317,7 @@ export function mount(element, first) {
   }
 }
 
-// What was there before the policy wrote anything.
+// The prompt, before the policy wrote anything.
 export function opening(messages) {
   const first = messages.findIndex((message) => message.role === "assistant" && !message.prompt)
   return messages.slice(0, first < 0 ? messages.length : first)

@@ -1,4 +1,4 @@
-// Settings of runs: one run's own, or where several differ; and how a run ended.
+// Settings of one run, or the differences between several; and how a run ended.
 
 import { get } from "/static/api.js"
 import { append, h, replace, said, visible } from "/static/dom.js"

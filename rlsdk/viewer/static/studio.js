@@ -1,6 +1,6 @@
-// The studio: a configuration as a form and as YAML, checked as one types, and the runs that it starts.
+// The studio: a configuration as a form and as YAML, checked while typing, and the runs started from it.
 //
-// The text is what counts. The form tells the server its edits; the server returns the text with them, and what is wrong.
+// The text is authoritative. The form sends edits to the server, which returns the edited text and its faults.
 
 import { get, post } from "/static/api.js"
 import { append, debounce, h, number, replace, said, visible } from "/static/dom.js"
@@ -43,7 +43,7 @@ export function mount(element, first) {
 
   function keep() {
     sessionStorage.setItem(KEPT, JSON.stringify(draft))
-    unsaved.textContent = draft.file ? (draft.text === draft.saved && draft.version ? "saved" : "not saved") : "no file: a copy is kept with the run"
+    unsaved.textContent = draft.file ? (draft.text === draft.saved && draft.version ? "saved" : "not saved") : "no file; a copy is kept with the run"
   }
 
   function say(text) {
@@ -80,7 +80,7 @@ export function mount(element, first) {
     wrote(text)
   }
 
-  // One check at a time; what is edited meanwhile is checked next.
+  // One check at a time; edits made meanwhile are checked next.
   async function check() {
     if (asked) { again = true; return }
     asked = true
@@ -142,7 +142,7 @@ export function mount(element, first) {
     const file = draft.file ? "Saves the file, and" : "Keeps a copy of the configuration, and"
     replace(verdict, faults.length ? [h("p", {}, h("b", {}, faults.length === 1 ? "1 problem" : `${faults.length} problems`)), h("ol", { class: "problems" }, places.map(([place, each]) => h("li", {},
       h("button", { class: "link problem", onclick: () => fields.reveal(place) }, visible(each.path || "YAML")), " ", said(each.message))))]
-      : h("p", { class: "hint" }, reply.exists ? `${reply.folder} holds a run. Resume continues it; for another run, change its name.` : `Nothing is wrong. ${file} trains in ${reply.folder}.`),
+      : h("p", { class: "hint" }, reply.exists ? `${reply.folder} holds a run. Resume continues it; to start another run, change the name.` : `No problems. ${file} trains in ${reply.folder}.`),
     form?.broken.map((each) => h("p", { class: "trouble" }, visible(each))))
     replace(explained, Object.entries(reply.plan ?? {}).map(([section, content]) => h("details", { class: "fold", open: ["batch", "memory", "disk"].includes(section) },
       h("summary", {}, h("b", {}, section)), h("dl", {}, Object.entries(content).map(([what, value]) => [h("dt", {}, visible(what)), h("dd", {}, said(Array.isArray(value) ? value.join("; ") || "none" : String(value)))])))))

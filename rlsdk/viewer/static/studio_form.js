@@ -1,4 +1,4 @@
-// The studio's form: folds of keys with type, default and help. It shows a tree of values, and tells of each edit.
+// The studio's form: foldable sections of keys with type, default and help. It shows a tree of values and reports edits.
 
 import { h, replace, visible } from "/static/dom.js"
 
@@ -6,7 +6,7 @@ const NUMBER = /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i
 
 export const key = (path) => path.join(".")
 
-// A member of a value in its short or long form: a name stands for a component, an item for a list of one.
+// A member of a value in short or long form: a name stands for a component, an item for a list of one.
 export function member(value, name) {
   if (typeof name === "number") return items(value)[name]
   if (typeof value === "string") return name === "use" ? value : undefined
@@ -17,7 +17,7 @@ export const items = (value) => Array.isArray(value) ? value : value === undefin
 
 export const at = (tree, path) => path.reduce(member, tree)
 
-// A copy of a tree with a value put, or removed (undefined), at a path.
+// A copy of a tree with the value at a path set, or removed if undefined.
 export function put(tree, [name, ...rest], value) {
   if (name === undefined) return value
   if (typeof name === "number") {
@@ -48,7 +48,7 @@ function flow(value) {
 const named = (value) => typeof value === "string" ? value : value?.use
 
 export class Form {
-  // `edit(path, change)` is told of edits: a change has `value`, `yaml` (text of a value), or neither, to remove the key.
+  // `edit(path, change)` is called for each edit: a change has `value`, `yaml` (text of a value), or neither, to remove the key.
   constructor(element, edit) {
     this.element = element
     this.edit = edit
@@ -74,12 +74,12 @@ export class Form {
     const plain = form.fields.filter((field) => !["section", "component", "components"].includes(field.widget))
     const others = form.fields.filter((field) => !plain.includes(field))
     replace(this.element,
-      this.fold([], "Run", "Name, length, sizes of batches", () => plain.map((field) => this.field(field, [field.name])), plain.map((field) => [field.name])),
+      this.fold([], "Run", "Name, length, batch sizes", () => plain.map((field) => this.field(field, [field.name])), plain.map((field) => [field.name])),
       others.map((field) => this.field(field, [field.name])))
     if (focus) this.element.querySelector(`[data-key="${CSS.escape(focus)}"]`)?.focus()
   }
 
-  // Which components are chosen, and how many stand in lists: what the controls depend on.
+  // The chosen components and the lengths of lists, on which the controls depend.
   shape(field, value) {
     if (field.widget === "section") return [Boolean(value), field.fields.map((each) => this.shape(each, member(value, each.name)))]
     if (field.widget === "components") return [value === undefined, items(value).map((each) => this.shape({ ...field, widget: "component" }, each))]
@@ -176,7 +176,7 @@ export class Form {
     return select
   }
 
-  // A component: its name, and the options that the component of that name has.
+  // A component: its name, and the options of the component with that name.
   component(field, path, own, remove = null) {
     const value = at(this.tree, path)
     const usual = named(own)
@@ -188,7 +188,7 @@ export class Form {
     if (![...select.options].some((each) => each.value === now)) select.append(h("option", { value: now }, visible(now)))
     select.value = now
     const listed = field.widget === "components"
-    const summary = known[chosen]?.summary ?? (chosen ? "Of no installed plugin; the check says whether it is found." : "")
+    const summary = known[chosen]?.summary ?? (chosen ? "Not in an installed plugin; the check reports whether it is found." : "")
     const use = { name: listed ? field.kind : "use", type: field.kind, help: summary, required: listed }
     const mine = chosen === usual && own && typeof own === "object" ? own : {}
     return h("div", { class: "component" },
@@ -218,7 +218,7 @@ export class Form {
     else this.edit(path, { value: { use: text, ...this.kept(field, path, text) } })
   }
 
-  // What stands beside a component's options stays when another is chosen, and so do options that both have.
+  // When another component is chosen, keys next to the options stay, and so do options that both have.
   kept(field, path, name) {
     const value = at(this.tree, path)
     if (!value || typeof value !== "object") return {}
@@ -241,7 +241,7 @@ export class Form {
     ]
   }
 
-  // Shows sentences beside the keys that they are about: a Map of keys to lists.
+  // Shows messages next to their keys: a Map of keys to lists.
   fault(found) {
     for (const [name, box] of this.boxes) {
       const said = found.get(name) ?? []
@@ -252,7 +252,7 @@ export class Form {
     for (const fold of this.element.querySelectorAll("details.fold")) fold.classList.toggle("bad", Boolean(fold.querySelector(".fault:not([hidden])")))
   }
 
-  // The key of the form at which a fault's path is shown: itself, or the nearest above it.
+  // The form key at which a fault is shown: that of its path, or the nearest one above.
   place(path) {
     const parts = path.replace(/\[(\d+)\]/g, ".$1").split(".").filter(Boolean)
     for (let count = parts.length; count; count--) {
@@ -274,7 +274,7 @@ export class Form {
     control.focus?.()
   }
 
-  // Shows only the keys that have these words in name or help.
+  // Shows only keys whose name or help contains these words.
   find(text) {
     const words = text.toLowerCase().split(/\s+/).filter(Boolean)
     for (const row of this.element.querySelectorAll(".key")) row.hidden = !words.every((word) => row.dataset.words.includes(word))

@@ -1,4 +1,4 @@
-// Time of a step as a stacked area, and how it divides over the last steps.
+// Time per step as a stacked area, and its breakdown over the last steps.
 
 import { get } from "/static/api.js"
 import { Chart } from "/static/chart.js"
@@ -6,11 +6,11 @@ import { color } from "/static/colors.js"
 import { append, choice, h, replace, span, visible } from "/static/dom.js"
 
 const PARTS = {
-  "time/produce": ["sampling and scoring", "Engines write answers, environments and rewards answer. If this is most of a step, add engines, or let rollouts run ahead."],
-  "time/wait_for_rollouts": ["waiting for rollouts", "Rollouts run ahead, and yet the learner waits: add engines, or lower the batch size."],
-  "time/update": ["updating the weights", "Forward and backward passes. If this is most of a step, the learner is the bottleneck."],
-  "time/logprobs": ["logprobs before the update", "old_logprobs: rollout saves it where engine and learner agree."],
-  "time/credit": ["filters and advantages", "Rarely more than a per cent; a slow shaping or a model in it shows here."],
+  "time/produce": ["sampling and scoring", "Engines sample, environments and rewards respond. If this dominates a step, add engines, or let rollouts run ahead."],
+  "time/wait_for_rollouts": ["waiting for rollouts", "Rollouts run ahead, but the learner still waits: add engines, or lower the batch size."],
+  "time/update": ["updating the weights", "Forward and backward passes. If this dominates a step, the learner is the bottleneck."],
+  "time/logprobs": ["logprobs before the update", "old_logprobs: rollout avoids it if engine and learner agree."],
+  "time/credit": ["filters and advantages", "Rarely more than one percent; a slow shaping, or one with a model, shows here."],
   "time/sync": ["sending the weights", "Once every rollout.sync_interval steps."],
 }
 const REST = "rest"
@@ -52,7 +52,7 @@ export function mount(element, first) {
   function drawRun({ plot, parts, curves }) {
     const whole = curves["time/step"]
     if (!whole) {
-      replace(parts, h("p", { class: "hint" }, "No step is done yet."))
+      replace(parts, h("p", { class: "hint" }, "No step is finished yet."))
       return
     }
     const [steps, total] = whole
@@ -94,5 +94,5 @@ function mean(values) {
 function idle(curves) {
   const values = curves["time/engines_idle"]?.[1]
   if (!values?.length) return null
-  return h("p", { class: "figures" }, h("span", {}, h("b", {}, `${Math.round(100 * mean(values.slice(-20)))} %`), " of that time, engines had nothing to do"))
+  return h("p", { class: "figures" }, h("span", {}, h("b", {}, `${Math.round(100 * mean(values.slice(-20)))} %`), " of that time, engines were idle"))
 }

@@ -1,16 +1,16 @@
-// Tokens of a rollout, coloured by one of their numbers; all numbers of the one under the pointer are shown.
+// Tokens of a rollout, coloured by one of their numbers; hovering over a token shows all its numbers.
 
 import { get } from "/static/api.js"
 import { between, color } from "/static/colors.js"
 import { choice, h, number, replace, visible } from "/static/dom.js"
 
 const VIEWS = {
-  mask: ["Mask", "Coloured: sampled by the policy and trained on. Plain: prompt, tools, environment."],
-  logprob: ["Logprob", "How sure the policy was when it sampled: dark, surprising; light, expected."],
-  ratio: ["Ratio", "Probability under the learner over that under the engine, before the update. Red, below 1; green, above."],
-  advantage: ["Advantage", "What the update does to the token: green, made likelier; red, made less likely; plain, nothing."],
-  entropy: ["Entropy", "How undecided the policy was before the token: dark, undecided."],
-  version: ["Policy version", "Weights that sampled the token: one colour for each."],
+  mask: ["Mask", "Coloured: sampled by the policy and trained on. Not coloured: prompt, tools, environment."],
+  logprob: ["Logprob", "How certain the policy was when it sampled the token. Dark: surprising; light: expected."],
+  ratio: ["Ratio", "Learner probability divided by engine probability, before the update. Red: below 1; green: above 1."],
+  advantage: ["Advantage", "What the update does to the token. Green: more likely; red: less likely; not coloured: no change."],
+  entropy: ["Entropy", "How uncertain the policy was before the token. Dark: uncertain."],
+  version: ["Policy version", "Weights that sampled the token, one colour per version."],
 }
 const NAMES = { logprob: "logprob, engine", learner_logprob: "logprob, learner", ratio: "ratio", advantage: "advantage", entropy: "entropy" }
 let last = "logprob"
@@ -62,9 +62,9 @@ export async function tokens(run, group, index) {
   const start = views.includes(last) ? last : "logprob"
   const result = h("div", { class: "token-view" },
     choice("Colour by", views.map((name) => [name, VIEWS[name][0]]), start, paint), legend,
-    found.known ? null : h("p", { class: "hint" }, "The model's tokenizer was not found, so tokens are shown by their ids."),
+    found.known ? null : h("p", { class: "hint" }, "The model's tokenizer was not found, so tokens are shown as ids."),
     text, detail,
-    found.left_out ? h("p", { class: "hint" }, `${number(found.left_out)} more tokens are left out.`) : null,
+    found.left_out ? h("p", { class: "hint" }, `${number(found.left_out)} more tokens are not shown.`) : null,
     missing.length ? h("p", { class: "hint" }, `Not stored for this rollout: ${missing.map((name) => VIEWS[name][0].toLowerCase()).join(", ")}. ${why(missing)}`) : null)
   paint(start)
   if (spans.length) point(pointed = Math.max(found.mask.indexOf(1), 0))
@@ -72,9 +72,9 @@ export async function tokens(run, group, index) {
 }
 
 function why(missing) {
-  if (missing.includes("advantage")) return "Advantages are there for groups that were trained on."
-  if (missing.includes("ratio")) return "With old_logprobs: rollout the learner takes those of the engine; entropy is there if the algorithm reads it."
-  return "It is there if the algorithm reads it."
+  if (missing.includes("advantage")) return "Advantages are stored only for trained groups."
+  if (missing.includes("ratio")) return "With old_logprobs: rollout the learner uses the engine's logprobs; entropy is stored if the algorithm reads it."
+  return "It is stored if the algorithm reads it."
 }
 
 function shown(text) {
@@ -97,7 +97,7 @@ function colours(view, found) {
   return values.map((value) => value === null ? "transparent" : between(share(value), { diverging }))
 }
 
-// Share from 0 to 1 of a value; of those that go both ways, the middle is that which changes nothing.
+// Position of a value from 0 to 1; for signed values, the middle is the neutral value.
 function scale(view, values) {
   if (view === "advantage") {
     const most = Math.max(...values.map(Math.abs), 1e-9)

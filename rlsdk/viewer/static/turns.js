@@ -1,4 +1,4 @@
-// A conversation by turns: who speaks, what was thought, which tools were called, what they and the environment answered.
+// A conversation by turn: speaker, thoughts, tool calls, and the responses of tools and environment.
 
 import { h, longText, said, visible } from "/static/dom.js"
 
@@ -22,7 +22,7 @@ function turn(message, policy, world) {
     h("div", { class: "what" },
       message.reasoning ? h("details", { class: "thought" }, h("summary", {}, "Thought"), longText(message.reasoning)) : null,
       content(message.content),
-      message.cut ? h("p", { class: "hint" }, `The message has ${message.cut.toLocaleString("en")} characters; the first ones are shown.`) : null,
+      message.cut ? h("p", { class: "hint" }, `The message has ${message.cut.toLocaleString("en")} characters; only the first are shown.`) : null,
       (message.tool_calls ?? []).map(call)))
 }
 
@@ -36,7 +36,7 @@ function content(value) {
   })
 }
 
-// The source of a picture that a message carries itself; nothing is loaded from elsewhere.
+// The source of an image embedded in a message; nothing is loaded from elsewhere.
 function picture(part) {
   const found = part?.image_url?.url ?? part?.image_url ?? part?.image ?? part?.url
   return typeof found === "string" && PICTURE.test(found) ? found : null

@@ -1,1 +1,1 @@
-"""The studio: configurations written in a form, checked as one types, and the runs that they start."""
+"""The studio: edit configurations in a form, check them while typing, and start runs."""

@@ -1,4 +1,4 @@
-"""Checks of configurations, each in a process of its own: it imports the plugins as they are now, and can be killed."""
+"""Check configurations, each in its own process, which imports the current plugins and can be killed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rlsdk.isolation.fork_server import Fork, ForkServer, ForkServerError, Work
 from rlsdk.isolation.framing import receive, send
 
 SECONDS = 120.0
-"""Time limit of a check."""
-_ENDED = "the check's process ended; the terminal of `rlsdk view` says more"
+"""Time limit of a check in seconds."""
+_ENDED = "the check's process died; see the terminal of `rlsdk view`"
 
 
 class Checker:
-    """Answers for the form: what it consists of, and what is wrong with a configuration.
+    """Describe the form, and check configurations.
 
-    The server itself imports neither torch nor plugins. A second process does, and forks for each question.
+    The server itself imports neither torch nor plugins. A second process does, and forks for each request.
     """
 
     def __init__(self) -> None:
@@ -35,18 +35,18 @@ class Checker:
         self._turn = asyncio.Lock()
 
     async def form(self, files: list[str]) -> dict[str, Any]:
-        """Describe the form with the components of installed plugins and of these files."""
+        """Describe the form, with the components of installed plugins and of these files."""
         return await self._ask({"form": files})
 
     async def check(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Apply edits to a configuration and check it.
 
         Args:
-            request: `text`; `edits` of the form; `file`, beside which paths are looked for, or null.
+            request: `text`; `edits` from the form; `file`, to which paths are relative, or null.
 
         Returns:
-            `text` and `tree` after the edits; `faults` and `warnings`; if nothing is wrong, `plan`, `name` and `folder`
-            of the run, and whether it `exists`.
+            `text` and `tree` after the edits; `faults` and `warnings`; if there are no faults, `plan`, `name` and
+            `folder` of the run, and whether it `exists`.
         """
         return await self._ask({"check": dict(request)})
 
@@ -56,7 +56,7 @@ class Checker:
         self._forks.close()
 
     async def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Ask the process that answered before or, where a plugin has changed since, a new one."""
+        """Ask the previous process or, if a plugin has changed since, a new one."""
         async with self._turn:
             used = self._fork is not None
             try:
@@ -84,10 +84,10 @@ class Checker:
             raise EnvironmentFault(str(error)) from error
         except TimeoutError as error:
             raise EnvironmentFault(
-                f"the check took longer than {SECONDS:.0f} s and was ended; does a plugin, or the model's place, hang?"
+                f"the check took longer than {SECONDS:.0f} s and was killed; does a plugin or a file system hang?"
             ) from error
         finally:
-            if not whole:  # also where the page was closed meanwhile
+            if not whole:  # also if the page was closed meanwhile
                 self._drop()
 
     def _drop(self) -> None:
@@ -97,20 +97,20 @@ class Checker:
 
 
 def prepare(_: Any) -> Work:
-    """Import what all checks need, before the first fork."""
+    """Import the modules that all checks need, before the first fork."""
     from rlsdk.plugins import CORE, Plugins
     from rlsdk.readiness import explained  # noqa: F401
     from rlsdk.viewer.studio import edits, form  # noqa: F401
 
     Plugins().components(CORE)
-    with contextlib.suppress(ImportError, RlsdkError):  # a check says what is missing
+    with contextlib.suppress(ImportError, RlsdkError):  # a check reports what is missing
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: F401 - takes most of the time
     return _serve
 
 
 def _serve(connection: socket.socket) -> None:
-    """Answer questions until a plugin's file has changed."""
-    sys.stdout = sys.stderr  # libraries greet
+    """Answer requests until a plugin's file has changed."""
+    sys.stdout = sys.stderr  # libraries print banners
     seen: dict[str, float] = {}
     while True:
         question = json.loads(receive(connection))
@@ -125,7 +125,7 @@ def _serve(connection: socket.socket) -> None:
 
 
 def _sources() -> set[str]:
-    """Return the files of imported modules that their users may edit: those outside Python's own folders."""
+    """Return the files of imported modules that users may edit: those outside Python's own folders."""
     own = (sys.prefix, sys.base_prefix)
     files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
     return {file for file in files if file.endswith(".py") and not file.startswith(own)}
@@ -145,7 +145,7 @@ def _form(files: list[str]) -> dict[str, Any]:
 
 
 def checked(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer a check: see `Checker.check`."""
+    """Run a check: see `Checker.check`."""
     from rlsdk.viewer.studio.edits import edited, pruned, read_text, write_text
     from rlsdk.viewer.studio.form import form_of
 
@@ -170,7 +170,7 @@ def _plugins(tree: Mapping[str, Any]) -> list[str]:
 
 
 def _set_elsewhere(tree: Mapping[str, Any]) -> set[str]:
-    """Return the keys for which the algorithm of a configuration has defaults of its own."""
+    """Return the keys whose defaults the configuration's algorithm sets."""
     from rlsdk.config.defaults import ALGORITHM
     from rlsdk.config.renamed import current_path
     from rlsdk.plugins import Plugins
@@ -182,13 +182,13 @@ def _set_elsewhere(tree: Mapping[str, Any]) -> set[str]:
         for each in _plugins(tree):
             plugins.activate(each)
         algorithm = plugins.resolve(plugins.reference("algorithm", name or ALGORITHM.name))
-    except RlsdkError:  # a wrong name, or required options: the check says so
+    except RlsdkError:  # a wrong name or missing options, which the check reports
         return set()
     return set(map(current_path, algorithm.defaults))
 
 
 def _examined(tree: dict[str, Any], file: str | None) -> dict[str, Any]:
-    """Check a configuration as `rlsdk explain --full` does."""
+    """Check a configuration like `rlsdk explain --full`."""
     from rlsdk.config import check
     from rlsdk.config.paths import found_beside
     from rlsdk.errors import ConfigError

@@ -1,7 +1,6 @@
-"""Configurations as text: read for the form, and written again with what was changed in it.
+"""Configuration texts: parse them for the form, and write them back with edits applied.
 
-The form never sends a whole configuration: it sends the text and the edits, so that numbers keep the digits in which
-they were written.
+The form never sends a whole configuration, only the text and the edits, so that numbers keep the digits as written.
 """
 
 from __future__ import annotations
@@ -22,29 +21,29 @@ from rlsdk.readiness.checks import PlanFinding
 
 Tree = dict[str, Any]
 WIDTH = 110
-"""Columns of a line of YAML, as far as its values can be divided."""
+"""Maximum line width of the YAML, where values can be wrapped."""
 _LISTS = (*LISTS, *(f"algorithm.{part}" for part in PART_LISTS))
 _DROPPED = object()
 
 
 def read_text(text: str) -> tuple[Tree | None, list[PlanFinding]]:
-    """Read a configuration with its short forms spelt out and its interpolations as they are; None with a fault."""
+    """Parse a configuration, expanding short forms but not interpolations; None if it has a fault."""
     try:
         loaded = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False) if text.strip() else {}
     except yaml.YAMLError as error:
         return None, [PlanFinding("", f"this is not valid YAML: {' '.join(str(error).split())}")]
-    except (OmegaConfBaseException, OSError) as error:  # OSError: a number or a text alone
+    except (OmegaConfBaseException, OSError) as error:  # OSError: a bare number or text
         return None, [
-            PlanFinding("", f"this is not a configuration: {str(error).splitlines()[0]}; expected keys: values")
+            PlanFinding("", f"this is not a configuration: {str(error).splitlines()[0]}; expected `key: value` lines")
         ]
     if not isinstance(loaded, dict):
-        return None, [PlanFinding("", f"this is a {type(loaded).__name__}; expected keys with values at the top")]
+        return None, [PlanFinding("", f"this is a {type(loaded).__name__}; expected a mapping at the top level")]
     tree = normalise(current({str(key): value for key, value in loaded.items()}))
     return tree, []
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes texts that OmegaConf would read as numbers, such as `1e-3`, which YAML 1.1 takes for a text."""
+    """Quote texts that OmegaConf would read as numbers, such as `1e-3`, which is text in YAML 1.1."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
         try:
@@ -58,7 +57,7 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def write_text(tree: Tree) -> str:
-    """Write a configuration: short forms where nothing is lost by them, small mappings on one line."""
+    """Write a configuration, with short forms where they lose nothing, and small mappings on one line."""
     short = _shortened(tree, "")
     if not short:
         return ""
@@ -66,11 +65,12 @@ def write_text(tree: Tree) -> str:
 
 
 def edited(tree: Tree, edits: Sequence[Mapping[str, Any]]) -> tuple[Tree, list[PlanFinding]]:
-    """Return a configuration with edits of the form, and the faults of those that cannot be read.
+    """Apply the form's edits to a configuration; return it and the faults of edits that cannot be read.
 
     Args:
-        tree: The configuration, its short forms spelt out.
-        edits: Each has `path`, a list of keys and indices, and `value`, `yaml` (its text), or neither: to be removed.
+        tree: The configuration, with short forms expanded.
+        edits: Each has `path`, a list of keys and indices, and `value`, `yaml` (its text), or neither: then the key
+            is removed.
     """
     faults = []
     for edit in edits:
@@ -83,12 +83,12 @@ def edited(tree: Tree, edits: Sequence[Mapping[str, Any]]) -> tuple[Tree, list[P
 
 
 def dotted(path: Sequence[str | int]) -> str:
-    """Write a path as faults name it: `reward[0].weight`."""
+    """Format a path as in faults: `reward[0].weight`."""
     return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in path).lstrip(".")
 
 
 def _value(edit: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return the value of an edit, and a fault if it cannot be read; it is then the text itself."""
+    """Return the value of an edit and, if it cannot be read, the text itself and a fault."""
     if "yaml" not in edit and "value" not in edit:
         return _DROPPED, ""
     value = edit.get("value")
@@ -105,7 +105,7 @@ def _value(edit: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def _put(node: Any, path: Sequence[str | int], value: Any, where: str) -> Any:
-    """Return a copy of a part of a configuration in which a value is put, or removed, below it."""
+    """Return a copy of part of a configuration with a value set or removed below it."""
     if not path:
         return value
     key, *rest = path
@@ -127,7 +127,7 @@ def _put(node: Any, path: Sequence[str | int], value: Any, where: str) -> Any:
 
 
 def _shortened(value: Any, where: str) -> Any:
-    """Write a component without options as its name, a list of one as its item, and a model as its path."""
+    """Shorten a component without options to its name, a list of one to its item, and a model to its path."""
     if isinstance(value, Mapping):
         below = {key: _shortened(each, f"{where}.{key}".lstrip(".")) for key, each in value.items()}
         if list(below) == ["use"] and isinstance(below["use"], str):
@@ -140,12 +140,12 @@ def _shortened(value: Any, where: str) -> Any:
 
 
 def pruned(tree: Tree, form: Mapping[str, Any], kept: Sequence[str] = ()) -> Tree:
-    """Return a configuration without the values that are defaults.
+    """Return a configuration without values that equal their defaults.
 
     Args:
-        tree: The configuration, its short forms spelt out.
+        tree: The configuration, with short forms expanded.
         form: The form, which knows the defaults.
-        kept: Paths that stay: an algorithm has other defaults for them.
+        kept: Paths to keep, since the algorithm sets other defaults for them.
     """
     components = form["components"]
 
@@ -181,7 +181,7 @@ def pruned(tree: Tree, form: Mapping[str, Any], kept: Sequence[str] = ()) -> Tre
         described = components.get(kind, {}).get(name) if isinstance(name, str) else None
         if described is None:
             return value
-        # An algorithm's own options of a part stay in force while the part is the algorithm's own.
+        # An algorithm's options for a part apply as long as the part is the algorithm's own.
         mine = {key: each for key, each in own.items() if key != "use"} if name == own.get("use") else {}
         return fields([*beside, *described["fields"]], value, where, mine)
 
@@ -189,7 +189,7 @@ def pruned(tree: Tree, form: Mapping[str, Any], kept: Sequence[str] = ()) -> Tre
 
 
 def _is_default(field: Mapping[str, Any], value: Any) -> bool:
-    """Return whether a value says nothing: it is the default, or an empty section that is there anyway."""
+    """Return whether a value is redundant: the default, or an empty section that exists anyway."""
     default = field["default"]
     if field["widget"] == "section":
         return value == {} and not field["nullable"] and not field["required"]

@@ -1,4 +1,4 @@
-"""Configuration files below the folder that the viewer was started in: listed, opened and saved, and no others."""
+"""List, open and save configuration files, only below the folder in which the viewer was started."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlsdk.runlog.folder import MARKER
 
 SUFFIXES = (".yaml", ".yml")
 MOST_BYTES = 2**20
-"""Size of a configuration file."""
+"""Maximum size of a configuration file in bytes."""
 MOST_FILES = 500
-"""Files that are listed."""
+"""Maximum number of files to list."""
 DEPTH = 6
-"""Folders below each other that are searched."""
+"""Maximum depth of folders to search."""
 _SKIPPED = ("node_modules", "site-packages", "__pycache__")
 
 
@@ -29,7 +29,7 @@ class ConfigFiles:
         self.root = root.resolve()
 
     def names(self) -> list[str]:
-        """Return the paths of the files, relative to the folder: not those of run folders, nor hidden ones."""
+        """Return the paths of the files, relative to the folder, without run folders and hidden files."""
         found: list[str] = []
         for path in self._walk():
             found.append(path)
@@ -50,13 +50,13 @@ class ConfigFiles:
             )
 
     def path(self, name: str) -> Path:
-        """Return the file of a name.
+        """Return the path of a file by its name.
 
         Args:
             name: Path relative to the folder.
 
         Raises:
-            ValueFault: It is not the path of a YAML file below the folder.
+            ValueFault: The name is not that of a YAML file below the folder.
         """
         path = Path(name)
         wrong = (
@@ -69,20 +69,20 @@ class ConfigFiles:
         if wrong:
             raise ValueFault(
                 f"{name[:200]!r} is not a file of the studio; expected a path below {self.root.name}/ that ends in "
-                ".yaml, such as 'configs/first.yaml', with no hidden folder in it"
+                ".yaml, such as 'configs/first.yaml', without hidden folders"
             )
         found = self.root / path
         if not found.resolve().is_relative_to(self.root):  # by a symbolic link
-            raise ValueFault(f"{name!r} leads out of the folder {self.root.name}/, in which `rlsdk view` was started")
+            raise ValueFault(f"{name!r} leads out of the folder {self.root.name}/ in which `rlsdk view` was started")
         if any((parent / MARKER).exists() for parent in found.parents if parent.is_relative_to(self.root)):
-            raise ValueFault(f"{name!r} is in the folder of a run, which keeps its own record; choose another place")
+            raise ValueFault(f"{name!r} is in a run's folder, which rlsdk manages itself; choose another folder")
         return found
 
     def read(self, name: str) -> tuple[str, str]:
-        """Return the text of a file and its version, which tells whether it changes.
+        """Return the text of a file, and its version to detect later changes.
 
         Raises:
-            ValueFault: There is no such file, or it is too large or no text.
+            ValueFault: There is no such file, or it is too large or not text.
         """
         path = self.path(name)
         try:
@@ -93,25 +93,25 @@ class ConfigFiles:
         except OSError as error:
             raise ValueFault(f"{name} cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise ValueFault(f"{name} is not text in UTF-8") from error
+            raise ValueFault(f"{name} is not UTF-8 text") from error
 
     def save(self, name: str, text: str, version: str) -> str:
-        """Write a file at once or not at all, and return its version.
+        """Write a file atomically, and return its version.
 
         Args:
             name: Path relative to the folder.
-            text: Its text.
-            version: Version that was opened; empty for a new file.
+            text: New content.
+            version: Version of the file when it was opened; empty for a new file.
 
         Raises:
-            ValueFault: It is not a path below the folder, the file was changed meanwhile, or it cannot be written.
+            ValueFault: The path is not below the folder, or the file was changed meanwhile or cannot be written.
         """
         path, content = self.path(name), text.encode()
         if len(content) > MOST_BYTES:
             raise ValueFault(f"the text has more than {MOST_BYTES >> 20} MiB; that is not a configuration")
         before = _version(path.read_bytes()) if path.is_file() else ""
         if before != version and before != _version(content):
-            what = "was changed meanwhile; open it again" if version else "is there already; open it"
+            what = "was changed meanwhile; open it again" if version else "exists already; open it"
             raise ValueFault(f"{name} {what}, or choose another name")
         beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
@@ -119,7 +119,7 @@ class ConfigFiles:
             os.replace(beside, path)
         except OSError as error:
             beside.unlink(missing_ok=True)
-            raise ValueFault(f"{name} cannot be written: {error.strerror}; is its folder there?") from error
+            raise ValueFault(f"{name} cannot be written: {error.strerror}; does its folder exist?") from error
         return _version(content)
 
 

@@ -1,4 +1,4 @@
-"""The form: every key of a configuration and every option of the installed components, as plain values."""
+"""Describe the form: every configuration key and every option of the installed components, as plain values."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def form_of(files: Iterable[str] = ()) -> Plain:
     """Describe the form.
 
     Args:
-        files: Plugins to offer besides the installed ones: files, as `plugins` names them.
+        files: Plugin files to offer in addition to installed plugins, as listed in `plugins`.
 
     Returns:
-        `fields`, the keys of a configuration; `components`, kind -> name -> its summary, plugin and fields; `broken`,
-        sentences about plugins that cannot be imported.
+        `fields`, the configuration keys; `components`, kind -> name -> summary, plugin and fields; `broken`, messages
+        about plugins that cannot be imported.
     """
     plugins = Plugins()
     components: dict[Kind, dict[str, Plain]] = {kind: {} for kind in KINDS}
@@ -41,9 +41,9 @@ def form_of(files: Iterable[str] = ()) -> Plain:
         for key in sorted(found):
             component = found[key]
             shown = component.name if plugin == CORE else f"{plugin}/{component.name}"
-            # Below the path `algorithm`, the keys of an algorithm are known to be components.
+            # Below the path `algorithm`, an algorithm's keys are known to be components.
             options = of_component(component, "algorithm" if component.kind == "algorithm" else "-")
-            # An option that is itself a group of options is written as YAML on one line.
+            # An option that is a group of options is written as YAML on one line.
             fields = [_field(attrs.evolve(option, section=None)) for option in options]
             told: Plain = {"plugin": plugin, "summary": component.summary, "fields": fields}
             components[component.kind][shown] = told
@@ -51,7 +51,7 @@ def form_of(files: Iterable[str] = ()) -> Plain:
 
 
 def _nested(keys: Sequence[ConfigKey]) -> list[Plain]:
-    """Put the keys of sections, and those beside the components of a list, into their parents' `fields`."""
+    """Move keys of sections, and keys next to the components of a list, into their parents' `fields`."""
     found = {key.path: _field(key) for key in keys}
     for path, field in found.items():
         parent = path.rpartition(".")[0]
@@ -61,7 +61,7 @@ def _nested(keys: Sequence[ConfigKey]) -> list[Plain]:
 
 
 def _field(key: ConfigKey) -> Plain:
-    """Describe a key: its name, type, default and help, and the widget with which a person sets it."""
+    """Describe a key: name, type, default, help, and the widget that sets it."""
     name, arms = key.path.rpartition(".")[2], _arms(key.type)
     kind = key.kind or next((kind for kind in KINDS if kind == name and Use in arms), None)
     widget = _widget(key, name, kind, arms)
@@ -89,7 +89,7 @@ def _widget(key: ConfigKey, name: str, kind: Kind | None, arms: Sequence[Any]) -
 
 
 def _arms(kind: Any) -> list[Any]:
-    """Return the types of a union without their limits; of any other type, the type alone."""
+    """Return the types of a union without their limits; for any other type, the type itself."""
     kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     if get_origin(kind) is Literal or not get_args(kind) or get_origin(kind) in (list, tuple):
         return [kind]
@@ -98,13 +98,13 @@ def _arms(kind: Any) -> list[Any]:
 
 
 def _only(arms: Sequence[Any]) -> Any:
-    """Return the type of which values are, besides null; None where there are several."""
+    """Return the only type of the values besides null; None if there are several."""
     found = [arm for arm in arms if arm is not type(None)]
     return found[0] if len(found) == 1 else None
 
 
 def plain_value(value: Any) -> Any:
-    """Return a default as a configuration writes it."""
+    """Return a default as written in a configuration."""
     if isinstance(value, Use):
         return {"use": plain_value(value.name), **{name: plain_value(each) for name, each in value.options.items()}}
     if attrs.has(type(value)):

@@ -1,4 +1,4 @@
-"""Trainings that the studio starts: processes with sessions of their own, which go on without the viewer."""
+"""Trainings started by the studio: processes with their own sessions, which outlive the viewer."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from rlsdk.isolation.vitals import Identity, identify, look
 from rlsdk.viewer.files import read_json, tail
 
 FOLDER = Path(".rlsdk", "studio")
-"""Where the studio keeps notes on the trainings that it started, below the folder that the viewer was started in."""
+"""Record of the trainings started by the studio, below the folder in which the viewer was started."""
 LOG_BYTES = 4000
-"""Bytes from the end of a training's output that are shown."""
+"""Number of bytes to show from the end of a training's output."""
 
 
 @attrs.frozen(kw_only=True)
 class Started:
-    """A training that the studio started.
+    """A training started by the studio.
 
     Attributes:
         name: Name of the run.
-        folder: Its folder.
-        file: Its configuration.
-        begun: Time at which it was last started.
-        process: Its process.
-        stops: How often it was asked to stop.
-        code: Exit status; None while it runs, or where another server started it.
+        folder: Folder of the run.
+        file: Configuration file.
+        begun: Time of the last start.
+        process: Process of the training.
+        stops: Number of stop requests.
+        code: Exit status; None while it runs, or if another server started it.
     """
 
     name: str
@@ -58,16 +58,16 @@ class Trainings:
 
         Args:
             name: Checked name of the run.
-            folder: Its folder.
-            file: Its configuration.
+            folder: Folder of the run.
+            file: Configuration file.
             resume: Continue from the newest checkpoint.
 
         Raises:
-            ValueFault: It runs already.
+            ValueFault: The training is already running.
         """
         if (known := self._known(name)) and self.runs(known):
             raise ValueFault(
-                f"{name} runs already, as process {known.process.pid}; stop it first, or choose another name"
+                f"{name} is already running as process {known.process.pid}; stop it first, or choose another name"
             )
         self._make_notes()
         arguments = ["train", str(file), *(["--resume"] if resume else [])]
@@ -88,24 +88,24 @@ class Trainings:
         return started
 
     def stop(self, name: str) -> Started:
-        """Ask a training to save and to end, as Ctrl-C does; asked again, it ends at once.
+        """Ask a training to save and stop, like Ctrl-C; a second request stops it at once.
 
         Raises:
-            ValueFault: The studio did not start it, or it has ended.
+            ValueFault: The studio did not start the training, or it has ended.
         """
         known = self.known(name)
         if not self.runs(known):
-            raise ValueFault(f"{name} does not run: it has ended")
+            raise ValueFault(f"{name} is not running: it has ended")
         os.kill(known.process.pid, signal.SIGINT)
         known = attrs.evolve(known, stops=known.stops + 1)
         self._write(known)
         return known
 
     def known(self, name: str) -> Started:
-        """Return the training of a name.
+        """Return a training by name.
 
         Raises:
-            ValueFault: The studio of this folder did not start it.
+            ValueFault: The studio of this folder did not start the training.
         """
         found = self._known(name)
         if found is None:
@@ -113,24 +113,24 @@ class Trainings:
         return found
 
     def runs(self, started: Started) -> bool:
-        """Return whether the process of a training is there."""
+        """Return whether a training's process exists."""
         child = self._children.get(started.name)
         if child is not None and child.pid == started.process.pid:
             return child.poll() is None
         return look([started.process], measured=False)[0].state not in ("gone", "zombie")
 
     def listed(self) -> list[Started]:
-        """Return all trainings, the newest first, with the exit status of those that have ended."""
+        """Return all trainings, newest first, with the exit status of those that have ended."""
         names = [path.stem for path in self.notes.glob("*.json")]
         found = [known for name in names if (known := self._known(name)) is not None]
         return sorted((self._ended(known) for known in found), key=lambda each: -each.begun)
 
     def output(self, name: str) -> str:
-        """Return the end of what a training printed."""
+        """Return the end of a training's output."""
         return str(tail(self._note(name, "log"), LOG_BYTES)["text"])
 
     def copy(self, name: str, text: str) -> Path:
-        """Keep the configuration of a run that was started without a file of its own, and return its path."""
+        """Save the configuration of a run started without a file, and return its path."""
         self._make_notes()
         path = self._note(name, "yaml")
         path.write_text(text, encoding="utf-8")
@@ -164,5 +164,5 @@ class Trainings:
         found = read_json(self._note(name, "json"))
         try:
             return Started(**{**found, "process": Identity(**found["process"])}) if found else None
-        except (TypeError, KeyError):  # of another version
+        except (TypeError, KeyError):  # written by another version
             return None

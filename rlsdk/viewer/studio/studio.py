@@ -1,4 +1,4 @@
-"""Parts of the studio: a checker, files and trainings."""
+"""The studio: a checker, files and trainings."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rlsdk.viewer.studio.processes import Started, Trainings
 
 
 class Studio:
-    """Writes configurations and starts runs in one folder.
+    """Write configurations and start runs in one folder.
 
     Attributes:
-        root: Folder that the viewer was started in: runs have it as their working folder, and files are below it.
+        root: Folder in which the viewer was started: the working folder of runs, above all files.
         checker: Checks configurations.
         files: Configuration files.
-        trainings: Runs that were started here.
+        trainings: Runs started here.
     """
 
     def __init__(self, root: Path) -> None:
@@ -28,27 +28,27 @@ class Studio:
         self.trainings = Trainings(self.root)
 
     async def start(self, text: str, file: str, version: str, *, resume: bool) -> dict[str, Any]:
-        """Check a configuration, save it, and start its run.
+        """Check a configuration, save it, and start a run.
 
         Args:
             text: The configuration.
-            file: Its file below the folder; empty if it has none, and the studio keeps a copy.
-            version: Version of the file that was opened.
-            resume: Continue the run that its folder holds.
+            file: Its file below the folder; empty if it has none, in which case the studio keeps a copy.
+            version: Version of the file when it was opened.
+            resume: Continue the run in its folder.
 
         Returns:
             `name` of the run, `file` and its new `version`.
 
         Raises:
-            ConfigError: The configuration has faults, or its folder holds a run already.
-            ValueFault: The file cannot be saved, or the run runs already.
+            ConfigError: The configuration has faults, or its folder already holds a run.
+            ValueFault: The file cannot be saved, or the run is already running.
         """
         found = await self.checker.check({"text": text, "file": file and str(self.files.path(file))})
         if faults := [*found["faults"], *found["warnings"]]:
             raise ConfigError(f"{each['path']}: {each['message']}".removeprefix(": ") for each in faults)
         name, folder = found["name"], found["folder"]
         if found["exists"] and not resume:
-            raise ConfigError([f"name: {folder} holds a run already; resume it, or give another name"])
+            raise ConfigError([f"name: {folder} already holds a run; resume it, or choose another name"])
         if file:
             version = self.files.save(file, text, version)
         path = Path(file) if file else self.trainings.copy(name, text).relative_to(self.root)
@@ -56,10 +56,10 @@ class Studio:
         return {"name": name, "file": file, "version": version}
 
     def resume(self, name: str) -> Started:
-        """Continue a run that was started here with its configuration as it is now.
+        """Continue a run that was started here, with its current configuration.
 
         Raises:
-            ValueFault: It was not started here, or runs.
+            ValueFault: The run was not started here, or is running.
         """
         known = self.trainings.known(name)
         return self.trainings.start(name, known.folder, Path(known.file), resume=True)
