@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import attrs
 
 from rlsdk.contracts import ActorSpec
+
+_PATIENCE = 60.0
+"""Seconds to wait for rank 0 to listen, before torch tries and reports the failure."""
 
 
 @attrs.frozen
@@ -38,6 +44,8 @@ class Ranks:
 
         if not dist.is_initialized():
             backend = "nccl" if device == "cuda" else "gloo"
+            if rank > 0:
+                await_listener(master)
             # A single rank meets nobody: a store of its own needs no port.
             alone = {"store": dist.HashStore()} if world == 1 else {"init_method": f"tcp://{master}"}  # type: ignore[attr-defined]
             dist.init_process_group(backend, rank=rank, world_size=world, **alone)
@@ -63,6 +71,16 @@ class Ranks:
         held: list[Any] = [None] * self.world
         dist.all_gather_object(held, value)
         return held
+
+
+def await_listener(address: str) -> None:
+    """Wait until host:port accepts connections: torch, refused once, tries again only after half a second."""
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
+        with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=1):
+            return
+        time.sleep(0.01)
 
 
 def environment(place: ActorSpec, *, compiled: bool) -> Mapping[str, str]:

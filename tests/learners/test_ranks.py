@@ -1,0 +1,32 @@
+"""Ranks meet as soon as rank 0 listens."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+
+from rlsdk.learners import ranks
+
+
+def test_a_rank_waits_until_rank_0_listens() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        waiting = threading.Thread(target=ranks.await_listener, args=(address,))
+        waiting.start()
+        time.sleep(0.1)
+        assert waiting.is_alive()
+        server.listen()
+        server.accept()[0].close()
+        waiting.join(10)
+        assert not waiting.is_alive()
+
+
+def test_a_rank_leaves_it_to_torch_to_report_that_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "_PATIENCE", 0.05)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        ranks.await_listener(f"127.0.0.1:{server.getsockname()[1]}")
