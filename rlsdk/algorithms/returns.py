@@ -185,9 +185,12 @@ def _against_token_baseline(x: CreditInputs) -> tuple[Tensor, Tensor]:
     above = returns - sampled.per_token(groups.min(outcomes).to(returns.dtype))
     size = int(cell.max()) + 1 if len(cell) else 0
     weight = returns.new_zeros(size).index_add_(0, cell, weights)
-    mean = returns.new_zeros(size).index_add_(0, cell, weights * above).div_(torch.where(weight > 0, weight, 1))
-    several = sampled.per_token(groups.members() > 1)
-    return sampled.put(torch.where(several, above.sub_(mean.index_select(0, cell)), 0)), sampled.put(returns)
+    mean = returns.new_zeros(size).index_add_(0, cell, weights.mul_(above)).div_(torch.where(weight > 0, weight, 1))
+    above.sub_(mean.index_select(0, cell))
+    alone = groups.members() < 2
+    if alone.any():
+        above.masked_fill_(sampled.per_token(alone), 0)
+    return sampled.put(above), sampled.put(returns)
 
 
 def _turn_starts(sampled: SampledTokens) -> Tensor:
