@@ -1,4 +1,4 @@
-"""What docs/howto/own_loop.md shows works; the way of a task in docs/design.md is that of a run."""
+"""What docs/howto/own_loop.md shows works; the path of a task in docs/design.md is the one that a run takes."""
 
 from __future__ import annotations
 
