@@ -1,4 +1,4 @@
-"""The trainer: one direction, from tasks to new weights, on Ray."""
+"""The trainer, which runs the training loop on Ray, from tasks to new weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a run, created and started from its plan."""
+"""Create and start the parts of a run from its plan."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def steps_of(plan: Plan, tasks: Sequence[Sequence[Task]] | None = None) -> int:
 
     Args:
         plan: The plan.
-        tasks: Tasks of its sources; left out, they are opened if their number matters.
+        tasks: Tasks of its sources; by default, they are opened if their number matters.
     """
     if plan.config.steps is not None:
         return plan.config.steps
@@ -65,9 +65,9 @@ class Parts:
     """Rollouts and learner of a trainer.
 
     Attributes:
-        rollouts: Source of rollouts, ready.
-        learner: Learner, started.
-        steps: Steps of the run.
+        rollouts: Started source of rollouts.
+        learner: Started learner.
+        steps: Number of steps of the run.
     """
 
     rollouts: Rollouts
@@ -76,14 +76,14 @@ class Parts:
 
 
 def examined(plan: Plan, *, trains: bool = True) -> tuple[Sequence[Sequence[Task]], Rehearsal]:
-    """Check for everything that would keep a run from starting; returns its tasks and what its log says first.
+    """Check everything that can be checked before the start; return the tasks and the rehearsal's notes.
 
     Args:
         plan: Checked plan.
         trains: True for a program that has a learner.
 
     Raises:
-        RlsdkError: Something would; nothing was started.
+        RlsdkError: A check failed; nothing was started.
     """
     exchanged_adapter(plan)  # an adapter that the engine cannot serve is an error before anything starts
     ready = examine(plan, trains=trains).require()
@@ -101,15 +101,15 @@ def started(
     python: Mapping[str, str] | None = None,
     by_hand: bool = False,
 ) -> Iterator[Parts]:
-    """Start engines, learner, scorer and environments in this program; they end with the block.
+    """Context manager: start engines, learner, scorer and environments in this program.
 
     Args:
         plan: Plan of the run.
-        gpus: Number of Ray's GPUs.
-        tasks: Tasks of each source to train on.
+        gpus: Number of GPUs in the Ray cluster.
+        tasks: Tasks of each training source.
         observers: Observers of every rollout.
-        python: What starts the processes of each role in place of Python, see `template`.
-        by_hand: True if the rollouts are asked from several event loops, one after the other.
+        python: Command that starts the processes of each role in place of Python; see `template`.
+        by_hand: True if several event loops call the rollouts, one after the other.
     """
     steps, adapter = steps_of(plan, tasks), exchanged_adapter(plan)
     found = attrs.evolve(layout(plan, os.cpu_count() or 1, gpus), python=python or {})
@@ -117,7 +117,7 @@ def started(
         place, logs = plan.config.placement, plan.folder / "logs"
         wanted = f"engines: {place.engines if plan.needs_engine else 0}, learner ranks: {place.learners}"
         log.info("waiting for the model to load (%s; they write to %s)", wanted, logs)
-        with stage("the start"):  # engines and learner start side by side
+        with stage("the start"):  # engines and learner start in parallel
             starting = start_engines(plan, found, adapter) if plan.needs_engine else []
             learner = start_learner(plan, found, adapter, steps)
             engines = started_engines(plan, starting)
@@ -138,13 +138,13 @@ def started(
 def explorer_on(
     plan: Plan, engines: Sequence[Any], found: Layout, tasks: Sequence[Sequence[Task]], observers: Observers
 ) -> Iterator[Explorer]:
-    """Create the explorer of a plan, with rollout workers, scorer and environments, which end with the block.
+    """Context manager: create the explorer of a plan, with rollout workers, scorer and environments.
 
     Args:
         plan: Plan of the run.
         engines: Handles of engine actors that are ready.
         found: Resources of each actor.
-        tasks: Tasks of each source to train on.
+        tasks: Tasks of each training source.
         observers: Observers of every rollout.
     """
     config, codec, hook = plan.config, ChatTokenizer.of(plan), "rlsdk_rollout_done"
@@ -170,8 +170,8 @@ def explorer_on(
 
 
 def _engines(plan: Plan, actors: Sequence[Any], layout: Layout, routes: EngineRoutes | None) -> EngineGroup:
-    """Group the engines, and say how those that die are replaced."""
-    # On a GPU that both share, engines sleep while the learner works; on the CPU an idle engine takes nothing.
+    """Create the engine group, with the policy for replacing dead engines."""
+    # On a shared GPU, engines sleep while the learner works; on the CPU an idle engine costs nothing.
     shared = layout.device == "cuda" and plan.config.placement.colocate
     if shared and plan.config.rollout.runs_ahead:
         fault = "rollout: rollouts cannot run ahead of a learner on their own device; set placement.colocate=false"
@@ -190,7 +190,7 @@ def _streams(plan: Plan, tasks: Sequence[Sequence[Task]], codec: ChatTokenizer) 
     streams = []
     limit, setting = longest_prompt(config)
     for i, (source, some) in enumerate(zip(plan.tasks_train, tasks, strict=True)):
-        seed = derive(config.seed, source.name) if i else config.seed  # sources of one size differ in their order
+        seed = derive(config.seed, source.name) if i else config.seed  # sources of equal size get different orders
         stream = TaskStream(some, seed, lambda t: len(codec.prompt(t)[1]), limit, config.long_prompts, setting=setting)
         streams.append(Source(source.name, source.weight, stream))
     return TaskStreams(streams)
@@ -198,6 +198,6 @@ def _streams(plan: Plan, tasks: Sequence[Sequence[Task]], codec: ChatTokenizer) 
 
 def _canary_tokens(codec: ChatTokenizer, tasks: Sequence[Task], count: int) -> np.ndarray:
     ids = [codec.prompt(tasks[i])[1] for i in range(min(len(tasks), count))]
-    # Tasks of environments may have an empty prompt: any other text serves as well.
+    # Environment tasks may have an empty prompt; any other text works as well.
     found: np.ndarray = np.concatenate([*ids, codec.encode("+".join(map(str, range(max(count, 2)))))])
     return found[: max(count, 2)]

@@ -1,4 +1,4 @@
-"""From groups to packed arrays: the batch that the learner computes on, and the inputs of credit assignment."""
+"""Pack groups into the arrays that the learner computes on, and build the inputs of credit assignment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlsdk.types import Group, Rollout, Score
 
 @attrs.frozen(eq=False)
 class StepBatch:
-    """Valid rollouts of a training step, packed.
+    """Packed valid rollouts of a training step.
 
     Attributes:
         arrays: Packed arrays, as the learner reads them.
@@ -29,9 +29,9 @@ class StepBatch:
         scores: Scores of the rollouts.
         groups: int64 `[n]`, dense index of each rollout's group.
         uids: `uid` of each rollout's group.
-        sampled: Number of rollouts that the policy sampled; those of experts follow, each a group of its own.
-        baselines: float32 `[n]`, reward of the greedy answer to the task; None where nobody reads it.
-        fields: Name -> `[t]` array of the fields that the learner and producers computed; see `rlsdk.fields`.
+        sampled: Number of rollouts that the policy sampled; expert rollouts follow, each in its own group.
+        baselines: float32 `[n]`, reward of the greedy answer to the task; None if no component reads it.
+        fields: Field name -> `[t]` array that the learner or a producer computed; see `rlsdk.fields`.
     """
 
     arrays: TrainBatch
@@ -48,9 +48,9 @@ class StepBatch:
         return attrs.evolve(self, fields={**self.fields, **fields})
 
     def for_update(self, **labels: np.ndarray) -> StepBatch:
-        """Return a copy whose arrays hold what a loss reads: old logprobs, the fields that losses may read, labels.
+        """Return a copy whose arrays hold everything that a loss may read: old logprobs, update fields, labels.
 
-        Tokens that nobody sampled count as sampled by the policy before the update; without its logprobs, by the
+        The behaviour logprobs of tokens that were not sampled are the old logprobs or, without these, those of the
         policy that is being trained.
 
         Args:
@@ -68,16 +68,16 @@ class StepBatch:
 
     @property
     def has_experts(self) -> bool:
-        """True if experts wrote some of the rollouts."""
+        """True if the batch contains expert rollouts."""
         return self.sampled < len(self.rollouts)
 
     @property
     def sampled_tokens(self) -> int:
-        """Number of response tokens of the rollouts that the policy sampled."""
+        """Number of response tokens in the rollouts that the policy sampled."""
         return int(self.arrays.responses[: self.sampled].sum())
 
     def without_experts(self) -> StepBatch:
-        """Return the rollouts that the policy sampled: those that credit is assigned to."""
+        """Return only the rollouts that the policy sampled, which are the ones that get credit."""
         count, tokens = self.sampled, self.sampled_tokens
         return attrs.evolve(
             self,
@@ -94,19 +94,19 @@ class StepBatch:
 def pack(
     groups: Sequence[Group], experts: Sequence[Group] = (), baselines: Mapping[str, float] | None = None
 ) -> StepBatch | None:
-    """Pack the valid rollouts that sampled anything behind their first token; None if there are none.
+    """Pack the valid rollouts with a sampled token after their first token; None if there are none.
 
-    Invalid rollouts, and the others of their trajectories, end here: they reach neither a baseline nor a loss.
+    Invalid rollouts, and the other rollouts of their trajectories, are dropped: no baseline or loss sees them.
 
     Args:
         groups: Groups that the policy sampled.
-        experts: Groups that experts wrote.
-        baselines: `uid` of a group -> reward of the greedy answer to its task; a group without one stays out.
+        experts: Groups of expert demonstrations.
+        baselines: `uid` of a group -> reward of the greedy answer to its task; groups without one are dropped.
     """
     if baselines is not None:
         groups = [group for group in groups if group.uid in baselines]
     every = [*groups, *experts]
-    # No state predicts the first token of a rollout; without a prompt, it is what the others follow.
+    # No hidden state predicts the first token; in a rollout without a prompt, it only conditions the others.
     kept = [
         (g, rollout, score)
         for g, group in enumerate(every)
@@ -144,17 +144,17 @@ def pack(
 
 
 def scored(group: Group) -> list[tuple[Rollout, Score]]:
-    """Return the rollouts, with their scores, of a group's trajectories that were scored throughout.
+    """Return the rollouts and scores of the trajectories in a group whose steps all have valid scores.
 
-    Where the score of one step failed, nobody knows what its trajectory is worth: the others say less, or something
-    else, since the last step may be the one that is rewarded.
+    If one step could not be scored, the value of the whole trajectory is unknown: the failed step may be the one that
+    is rewarded.
     """
     whole = sorted(i for trajectory in group.scored_trajectories for i in trajectory)
     return [(group.rollouts[i], group.scores[i]) for i in whole]
 
 
 def _routing(rollouts: Sequence[Rollout]) -> dict[str, np.ndarray]:
-    """Field `routed_experts`, int16 `[T, layers, k]`, where any rollout has it; -1 in the others."""
+    """Field `routed_experts`, int16 `[T, layers, k]`, if any rollout has it; -1 for rollouts without it."""
     shape = next((r.routed_experts.shape[1:] for r in rollouts if r.routed_experts is not None), None)
     if shape is None:
         return {}
@@ -166,7 +166,7 @@ def _routing(rollouts: Sequence[Rollout]) -> dict[str, np.ndarray]:
 
 
 def _image_mask(rollouts: Sequence[Rollout]) -> dict[str, np.ndarray]:
-    """Field `image_mask`, bool `[T]`, where any rollout has tokens that stand for images."""
+    """Field `image_mask`, bool `[T]`, if any rollout has image tokens."""
     if not any(len(r.image_positions) for r in rollouts):
         return {}
     masks = [np.zeros(len(r.token_ids), bool) for r in rollouts]
@@ -176,10 +176,10 @@ def _image_mask(rollouts: Sequence[Rollout]) -> dict[str, np.ndarray]:
 
 
 def routing_metrics(batch: TrainBatch) -> dict[str, float]:
-    """Return the share of the tokens that the model reads whose experts are unknown; none without this field.
+    """Return the share of input tokens whose routed experts are unknown; empty without this field.
 
     Args:
-        batch: Rollouts of a step. The last token of a response is not read.
+        batch: Rollouts of a step. The model does not read the last token of a response.
     """
     routing = batch.context.get("routed_experts")
     if routing is None:
@@ -190,7 +190,7 @@ def routing_metrics(batch: TrainBatch) -> dict[str, float]:
 
 
 def spans(mask: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each response's start and length in its rollout, from the first sampled token to the last.
+    """Return the start and length of each response in its rollout, from the first sampled token to the last.
 
     Args:
         mask: bool `[T]`, True where sampled; at least one per rollout.
@@ -214,13 +214,13 @@ def _inside(lengths: np.ndarray, starts: np.ndarray, responses: np.ndarray) -> n
 def credit_inputs(
     batch: StepBatch, needs: frozenset[str], *, train_step: int = 0, train_steps: int = 1
 ) -> CreditInputs:
-    """Return the inputs of shaping and advantage: the basics, and of the optional fields those in `needs`.
+    """Return the inputs of shaping and advantage: the required fields, and the optional ones in `needs`.
 
     Args:
         batch: Rollouts of a step.
-        needs: Fields that the parts declared.
-        train_step: Training steps done.
-        train_steps: Training steps of the run.
+        needs: Fields that the components declared.
+        train_step: Number of completed training steps.
+        train_steps: Number of training steps of the run.
     """
     found = {k: torch.from_numpy(np.array(v)) for k, v in batch.fields.items() if k in needs}
     optional: dict[str, Any] = {name: value for name, value in found.items() if name in FORWARD}
@@ -258,7 +258,7 @@ def credit_inputs(
 
 
 def _own(labels: Iterable[str]) -> list[str]:
-    """Give each rollout without a label one of its own: it shares its trajectory, or its state, with no other."""
+    """Give each unlabelled rollout a unique label, so that it shares a trajectory or state with no other."""
     return [label or f"\0{i}" for i, label in enumerate(labels)]
 
 
@@ -267,7 +267,7 @@ def _dense(labels: Sequence[str]) -> torch.Tensor:
 
 
 def _token_rewards(batch: StepBatch) -> torch.Tensor | None:
-    """Token rewards, float `[t]`, where any score gives them; the others' sit on their last sampled token."""
+    """Token rewards, float `[t]`, if any score has them; other scores are placed on the last sampled token."""
     if all(s.token_rewards is None for s in batch.scores):
         return None
     arrays = batch.arrays
@@ -288,10 +288,10 @@ def _token_rewards(batch: StepBatch) -> torch.Tensor | None:
 
 
 async def produce(batch: StepBatch, fields: Sequence[Field]) -> StepBatch:
-    """Add the fields that plugins declare, each from its producer; one that is not async runs in a thread.
+    """Add the fields that plugins declare by calling their producers; synchronous producers run in a thread.
 
     Raises:
-        RunError: A producer raised, or gave no array of one finite number per response token.
+        RunError: A producer raised, or did not return one finite number per response token.
     """
     for field in fields:
         assert field.produce is not None
@@ -322,7 +322,7 @@ async def produce(batch: StepBatch, fields: Sequence[Field]) -> StepBatch:
 
 
 def _read_only(batch: StepBatch) -> StepBatch:
-    """Return the batch with arrays that cannot be written to: credit and learner read the same memory."""
+    """Return the batch with read-only arrays, since credit and learner share the memory."""
 
     def locked(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -340,20 +340,20 @@ def _read_only(batch: StepBatch) -> StepBatch:
 def labels(
     batch: StepBatch, needs: frozenset[str], *, passing: float = 1.0, rewarded: bool = True
 ) -> dict[str, np.ndarray]:
-    """Return the labels that losses on preferences and on experts' answers read, `[n]` each: those in `needs`.
+    """Return the labels in `needs` that preference losses and imitation losses read, `[n]` each.
 
-    `pairs` is the group; `expert` is True for an expert's answer. `preferred` is the better one of each pair where a
-    loss reads `pairs`; else it marks each answer by itself as right or wrong.
+    `pairs` is the group; `expert` is True for an expert's answer. If a loss reads `pairs`, `preferred` is True for the
+    better one of each pair. Otherwise it is True for each right answer.
 
     Args:
         batch: Rollouts of a step.
-        needs: Fields that the parts declared.
-        passing: Least reward of a right answer.
+        needs: Fields that the components declared.
+        passing: Minimum reward of a right answer.
         rewarded: True if the run has a reward.
 
     Raises:
         RunError: A group is not a pair, or its two rewards are equal.
-        DataError: Nothing says whether a demonstration is right.
+        DataError: A demonstration has no label that says whether it is right.
     """
     found: dict[str, np.ndarray] = {}
     if "pairs" in needs:
@@ -366,7 +366,7 @@ def labels(
 
 
 def _better(batch: StepBatch) -> np.ndarray:
-    """Bool `[n]`: True for the rollout of each pair with the greater reward."""
+    """Bool `[n]`: True for the rollout with the greater reward in each pair."""
     rewards, size = np.array([s.value for s in batch.scores]), np.bincount(batch.groups)
     least = np.full(len(size), np.inf)
     np.minimum.at(least, batch.groups, rewards)
@@ -383,11 +383,11 @@ def _better(batch: StepBatch) -> np.ndarray:
 
 
 def _right(batch: StepBatch, passing: float, rewarded: bool) -> np.ndarray:
-    """Bool `[n]`: True for a rollout that is right by its reward or, for a demonstration, by its task's label."""
+    """Bool `[n]`: True for a right rollout, judged by its reward or, for a demonstration, by its task's label."""
     right = np.array([score.value >= passing for score in batch.scores])
     for i, rollout in enumerate(batch.rollouts):
         if (rollout.policy_versions[rollout.loss_mask] >= 0).any():
-            continue  # sampled: a label of its task is not about this answer
+            continue  # sampled: the task's label does not apply to this answer
         labelled = isinstance(rollout.task.metadata.get("label"), bool)
         if labelled or i >= batch.sampled or not rewarded:
             right[i] = label_of(rollout.task)
@@ -397,14 +397,14 @@ def _right(batch: StepBatch, passing: float, rewarded: bool) -> np.ndarray:
 def minibatches(
     batch: StepBatch, count: int, passes: int, seed: Sequence[int], *, whole_groups: bool = False
 ) -> list[np.ndarray]:
-    """Return the rollout indices of each optimiser step: groups are shuffled and split in each pass.
+    """Return the rollout indices of each optimiser step; each pass shuffles the groups and splits them.
 
     Args:
         batch: Rollouts of a step.
-        count: Parts of each pass, of similar size; `whole_groups` may leave fewer.
+        count: Number of parts of similar size in each pass; `whole_groups` may yield fewer.
         passes: Number of passes over the rollouts.
         seed: Seed of the order.
-        whole_groups: True if a group must stay in one part (pairs).
+        whole_groups: True to keep each group in one part (pairs).
     """
     generator = np.random.default_rng(list(seed))
     found: list[np.ndarray] = []

@@ -1,9 +1,9 @@
-"""Callbacks of a training: everything that happens around a step.
+"""Callbacks around the training step: storage, evaluation, diagnoses, logging and checkpoints.
 
-The order is that of `standard_callbacks`: engines are scaled, the step runs, its rollouts are stored, the policy is
-evaluated, your own callbacks act, diagnoses look at the metrics, everything is logged, and a checkpoint is saved. So a
-metric that a callback adds is diagnosed and logged, and a change that it makes is in the checkpoint. At the end of a
-training callbacks end in the reverse order.
+`standard_callbacks` defines their order. Engines are scaled, the step runs, its rollouts are stored, the policy is
+evaluated, your own callbacks run, diagnoses read the metrics, everything is logged, and a checkpoint is saved. A metric
+that your callback adds is therefore diagnosed and logged, and a change that it makes is in the checkpoint. When
+training ends, callbacks end in reverse order.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 Metrics = dict[str, float | None]
 FAILED_CLOSE_SECONDS = 5.0
-"""Seconds that the trackers of a failed run get to close."""
+"""Timeout in seconds for the trackers of a failed run to close."""
 
 
 _WHEN = ("on_", "before_", "after_")
-"""Beginnings of the names of a callback's methods."""
+"""Prefixes of callback method names."""
 
 
 class Callback:
-    """Base of callbacks; every method may be left out. An error in one ends the run."""
+    """Base class of callbacks. Every method is optional; an exception in one ends the run."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse a method that would never be called, or could not be awaited."""
+        """Reject a method that would never be called or cannot be awaited."""
         super().__init_subclass__(**kwargs)
         hooks = [name for name in vars(Callback) if name.startswith(_WHEN)]
         for name, value in vars(cls).items():
@@ -68,38 +68,38 @@ class Callback:
                 raise TypeError(f"{cls.__name__}: {unknown('method of callbacks', name, hooks)}")
 
     async def on_start(self, trainer: Trainer) -> None:
-        """Act before the first weights are published; a resumed trainer is restored by then."""
+        """Run before the first weights are published; a resumed trainer is already restored."""
 
     async def before_training(self, trainer: Trainer, metrics: Metrics) -> None:
-        """Act before the first step, with the first weights in the engines; metrics that are added are logged."""
+        """Run before the first step, once the engines have the first weights; metrics added here are logged."""
 
     async def before_step(self, trainer: Trainer) -> None:
-        """Act before a step."""
+        """Run before a step."""
 
     async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
-        """Act after a step; metrics may be added. `trainer.version` counts this step by now."""
+        """Run after a step; may add metrics. `trainer.version` already counts this step."""
 
     async def before_save(self, trainer: Trainer, kept: Sequence[Entry]) -> None:
-        """Act before a checkpoint is written, which refers to the groups `kept`."""
+        """Run before a checkpoint is written; it refers to the groups `kept`."""
 
     async def after_save(self, trainer: Trainer, folder: Path) -> None:
-        """Act after a checkpoint was written."""
+        """Run after a checkpoint is written."""
 
     async def on_end(self, trainer: Trainer, *, failed: bool) -> None:
-        """Act at the end of a training; `failed` if an error ended it."""
+        """Run when training ends; `failed` is True if an error ended it."""
 
     async def on_summary(self, trainer: Trainer, summary: dict[str, Any]) -> None:
-        """Add to the summary of a training that did not fail by an error."""
+        """Add to the summary; not called if an error ended the training."""
 
 
 class Scaling(Callback):
-    """Scale to the number of engines that `rlsdk engines` requests, and write down the current state."""
+    """Scale to the number of engines that `rlsdk engines` requests, and record the current state."""
 
     def __init__(self) -> None:
         self._last: EngineScaling | None = None
 
     async def before_step(self, trainer: Trainer) -> None:
-        """Request the desired number of engines, and write down the current state."""
+        """Request the desired number of engines, and record the current state."""
         folder = trainer.plan.folder
         if not trainer.plan.needs_engine:
             return
@@ -114,7 +114,7 @@ class Scaling(Callback):
 
 
 class RolloutStorage(Callback):
-    """Store the groups of every `save_rollouts` steps, and those that a checkpoint refers to."""
+    """Store the groups of every `save_rollouts`-th step, and those that a checkpoint refers to."""
 
     def __init__(self, store: RolloutStore) -> None:
         self._store = store
@@ -122,7 +122,7 @@ class RolloutStorage(Callback):
 
     @property
     def writer(self) -> RolloutWriter:
-        """The thread that writes, started on first use."""
+        """Writer thread, started on first use."""
         if self._writer is None:
             self._writer = RolloutWriter(self._store)
         return self._writer
@@ -143,12 +143,12 @@ class RolloutStorage(Callback):
         await self.writer.submit(lambda store: store.put(entries))
 
     async def before_save(self, trainer: Trainer, kept: Sequence[Entry]) -> None:
-        """Store the groups that the checkpoint refers to: they are there before it is."""
+        """Store the groups that the checkpoint refers to before it is written."""
         await self.writer.submit(lambda store: store.put(kept))
         await self.writer.flush()
 
     async def after_save(self, trainer: Trainer, folder: Path) -> None:
-        """Drop the groups that only checkpoints referred to which are gone."""
+        """Drop groups that only deleted checkpoints referred to."""
         every, oldest = trainer.plan.config.save_rollouts, trainer.checkpoints.oldest()
         await self.writer.submit(lambda store: store.forget(oldest, every))
 
@@ -160,7 +160,7 @@ class RolloutStorage(Callback):
 
 
 def _store_step(entries: Sequence[Entry], store: RolloutStore, *, step: int, every: int) -> None:
-    """Store a step's groups; between the steps whose groups are stored, update the status of stored ones."""
+    """Store a step's groups every `every` steps; on other steps, only update the status of stored groups."""
     fresh = [entry for entry in entries if entry.step == step]
     if step % every == 0:
         store.put(fresh)
@@ -168,17 +168,17 @@ def _store_step(entries: Sequence[Entry], store: RolloutStore, *, step: int, eve
 
 
 class Evaluating(Callback):
-    """Evaluate before training, every `eval.every` steps and after the last one, as the configuration says.
+    """Evaluate before training, every `eval.every` steps and after the last step, as configured.
 
-    With `rollout.sync_interval` above 1, an evaluation waits for the next sync: between two, the engines have the
-    weights of an earlier step.
+    With `rollout.sync_interval` above 1, an evaluation waits for the next sync, since the engines have older weights
+    until then.
     """
 
     def __init__(self, console: Console, storage: RolloutStorage | None = None) -> None:
         self._console, self._storage = console, storage
 
     async def before_training(self, trainer: Trainer, metrics: Metrics) -> None:
-        """Evaluate the model that the training starts from."""
+        """Evaluate the initial model."""
         if trainer.plan.config.eval.before and trainer.rollouts.eval_tasks and trainer.version == 0:
             metrics |= await self._evaluate(trainer, "before")
 
@@ -187,12 +187,12 @@ class Evaluating(Callback):
         section, interval = trainer.plan.config.eval, trainer.plan.config.rollout.sync_interval
         due = section.every and trainer.version % section.every < interval and trainer.sync_due
         if trainer.rollouts.eval_tasks and (due or (trainer.ended and section.after)):
-            if not trainer.sync_due:  # the run ends early, between two syncs
+            if not trainer.sync_due:  # the run ends early, between syncs
                 await trainer.publish()
             try:
                 metrics |= await self._evaluate(trainer, "after")
             except ScoringError:
-                # What was trained is kept, whatever became of the held-out tasks.
+                # Keep the training even if the evaluation failed.
                 folder = await trainer.save_async(last=trainer.ended)
                 log.warning("the evaluation failed; the training up to step %d is saved in %s", trainer.version, folder)
                 raise
@@ -209,7 +209,7 @@ class Evaluating(Callback):
 
 
 class Logging(Callback):
-    """Log metrics to `metrics.jsonl`, to the trackers, to plugins that observe, and to a person."""
+    """Log metrics to `metrics.jsonl`, the trackers, observing plugins and the console."""
 
     def __init__(self, observers: Observers, console: Console) -> None:
         self._observers, self._console = observers, console
@@ -243,7 +243,7 @@ class Logging(Callback):
         self._observers.tell("rlsdk_step_end", step=trainer.version, metrics=available)
 
     async def after_save(self, trainer: Trainer, folder: Path) -> None:
-        """Tell plugins of a checkpoint."""
+        """Notify plugins of a checkpoint."""
         self._observers.tell("rlsdk_checkpoint_saved", step=trainer.version, folder=folder)
 
     async def on_end(self, trainer: Trainer, *, failed: bool) -> None:
@@ -255,41 +255,41 @@ class Logging(Callback):
         self._fates = await asyncio.to_thread(self._observers.close_trackers, seconds)
 
     async def on_summary(self, trainer: Trainer, summary: dict[str, Any]) -> None:
-        """Add the fate of each tracker."""
+        """Add the final status of each tracker."""
         summary["trackers"] = self._fates
 
     def _log(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Log metrics; those that are not available are null in `metrics.jsonl`, and no tracker gets them."""
+        """Log metrics; unavailable ones are null in `metrics.jsonl` and are not sent to trackers."""
         self._metrics.log(step, metrics)
         self._observers.log(step, _available(metrics))
 
 
 class Saving(Callback):
-    """Save a checkpoint every `checkpoint.every` steps, after the last one, and when somebody asks for it.
+    """Save a checkpoint every `checkpoint.every` steps, after the last step, and on request.
 
-    With `rollout.sync_interval` above 1, a checkpoint waits for the next sync, except for the last one.
+    With `rollout.sync_interval` above 1, every checkpoint but the last waits for the next sync.
     """
 
     async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
-        """Save if this step, or one since the previous sync, is due."""
+        """Save if a checkpoint is due at this step or was due since the previous sync."""
         every, interval = trainer.plan.config.checkpoint.every, trainer.plan.config.rollout.sync_interval
         last = trainer.ended or trainer.interrupted
         due = trainer.save_requested or (every and trainer.version % every < interval)
-        # Between two syncs the engines have older weights than the learner, which no checkpoint holds.
+        # Between syncs the engines have older weights than the learner, and checkpoints do not hold them.
         if last or (due and trainer.sync_due):
             await trainer.save_async(last=last)
             if trainer.interrupted and not last and trainer.plan.config.checkpoint.export == "last":
-                await trainer.save_async(last=True)  # the interruption came while it was saved without an export
+                await trainer.save_async(last=True)  # interrupted while it was saved without an export
 
 
 class LeavingNodes(Callback):
     """End the run after its step, with a checkpoint, if the node of a learner rank or of this program is drained."""
 
     def __init__(self, learner: DividedLearnerGroup) -> None:
-        """Create a callback that watches the nodes of a learner.
+        """Create a callback that watches the learner's nodes.
 
         Args:
-            learner: Learner, started.
+            learner: Started learner.
         """
         self._learner = learner
         self._places: dict[str, list[str]] = {}
@@ -297,7 +297,7 @@ class LeavingNodes(Callback):
         self._reason = ""
 
     async def on_start(self, trainer: Trainer) -> None:
-        """Ask where everything is, as long as the ranks have nothing else to do, and begin to watch."""
+        """Look up the node of each rank while the ranks are idle, and start watching."""
         import ray
 
         self._places = {ray.get_runtime_context().get_node_id(): ["this program"]}
@@ -306,7 +306,7 @@ class LeavingNodes(Callback):
         self._watch = asyncio.get_running_loop().create_task(watch_nodes(partial(self.leave, trainer)))
 
     async def leave(self, trainer: Trainer, nodes: Sequence[DrainingNode]) -> None:
-        """End the run if it cannot continue without one of these nodes.
+        """End the run if it depends on one of these nodes.
 
         Args:
             trainer: Trainer of the run.
@@ -323,7 +323,7 @@ class LeavingNodes(Callback):
         trainer.interrupt()
 
     async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
-        """Save before an export is written, which may take longer than the node is there."""
+        """Save before the export is written, since the node may leave before the export is complete."""
         if self._reason and trainer.plan.config.checkpoint.export == "last":
             await trainer.save_async()
 
@@ -347,11 +347,11 @@ def standard_callbacks(
     """Return the callbacks of a run, in their order.
 
     Args:
-        console: Console for a person.
-        observers: Trackers and plugins that observe.
-        store: Store of rollouts; None if they are not kept.
-        own: Callbacks of the user: after evaluation, before logging and saving.
-        before_saving: Callbacks that run when everything is logged, before a checkpoint is saved.
+        console: Console for progress.
+        observers: Trackers and observing plugins.
+        store: Rollout store; None if rollouts are not kept.
+        own: The user's callbacks, which run after evaluation and before logging and saving.
+        before_saving: Callbacks that run after logging and before a checkpoint is saved.
     """
     from rlsdk.trainer.diagnosing import Diagnosing
 
@@ -363,10 +363,10 @@ def standard_callbacks(
 
 
 def checked_callbacks(given: Iterable[Callback]) -> list[Callback]:
-    """Return the callbacks of a user as a list.
+    """Return the user's callbacks as a list.
 
     Raises:
-        TypeError: Something else was given, such as a class.
+        TypeError: An item is not a callback instance, such as a class.
     """
     if isinstance(given, Callback):
         raise TypeError(f"callbacks: expected a list, got one callback; write callbacks=[{type(given).__name__}(…)]")
@@ -380,7 +380,7 @@ def checked_callbacks(given: Iterable[Callback]) -> list[Callback]:
 
 
 def named_trackers(resolve: Callable[[ComponentRef], Any], trackers: Sequence[ComponentRef]) -> dict[str, Any]:
-    """Return the trackers by their names in the summary; of two with one name, the second has a number."""
+    """Return the trackers by name for the summary; a repeated name gets a number."""
     found: dict[str, Any] = {}
     for reference in trackers:
         name = short_name(reference.name)
@@ -401,12 +401,12 @@ class ShowSamples(Callback):
 
         Args:
             console: Console to print to.
-            count: Number of rollouts per step, each from another group, spread evenly over the batch.
+            count: Number of rollouts per step, each from a different group, spread evenly over the batch.
         """
         self._console, self._count = console, count
 
     async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
-        """Print rollouts of the groups that ended in this step."""
+        """Print rollouts of the groups that this step settled."""
         entries = [entry for entry in trainer.closed if entry.step == trainer.version and entry.group.rollouts]
         for line in sample_lines(entries, self._count):
             self._console.print(line, no_wrap=True, overflow="ellipsis", crop=True)

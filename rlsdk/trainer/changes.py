@@ -1,4 +1,4 @@
-"""Settings in which a run that is resumed differs from its configuration when it was started."""
+"""Compare the settings of a resumed run with those it was started with."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlsdk.errors import ConfigError, RlsdkError
 from rlsdk.plugins import ComponentRef, short_name
 
 KEPT = "config.yaml"
-"""File of a run's folder with its configuration."""
+"""File in a run's folder that holds its configuration."""
 HARMLESS = (
     "name",
     "out",
@@ -51,7 +51,7 @@ HARMLESS = (
     "eval.environments",
     "watchdog",
 )
-"""Settings, or sections, that leave the training itself unchanged: a resumed run may change them without asking."""
+"""Settings and sections that do not affect the training; a resumed run may change them freely."""
 _PLAIN = (
     "name",
     "out",
@@ -63,7 +63,7 @@ _PLAIN = (
     "placement",
     "checkpoint",
 )
-"""Settings, or sections, whose text does not name code."""
+"""Settings and sections whose values do not name code."""
 
 
 @attrs.frozen
@@ -76,7 +76,7 @@ class Difference:
 
     @property
     def harmless(self) -> bool:
-        """True if the run stays the same training."""
+        """True if the setting does not affect the training."""
         return any(self.path == known or self.path.startswith((f"{known}.", f"{known}[")) for known in HARMLESS)
 
     def __str__(self) -> str:
@@ -84,10 +84,10 @@ class Difference:
 
 
 def differences(plan: Plan) -> list[Difference]:
-    """Compare a plan with the configuration that its folder keeps, setting by setting, defaults included.
+    """Compare a plan with the configuration in its folder, setting by setting, defaults included.
 
-    Defaults are filled in by checking the stored configuration, which imports the code it names. Where that might run
-    code that the plan does not name, the text is compared.
+    Checking the stored configuration fills in its defaults, but imports the code that it names. If that might run code
+    that the plan does not name, the raw values are compared instead.
     """
     kept = yaml.safe_load((plan.folder / KEPT).read_text(encoding="utf-8")) or {}
     if not isinstance(kept, dict):
@@ -98,7 +98,7 @@ def differences(plan: Plan) -> list[Difference]:
         tree.pop("plugins", None)  # they only observe; their code is compared with the checkpoint's
     then, now = dict(leaves(normalise(kept))), dict(leaves(given))
     if names_only(kept, given, _PLAIN):
-        # What is gone, or a marked object, cannot be checked: then what is written is compared.
+        # Removed components and decorated objects cannot be checked; the raw values are compared then.
         with contextlib.suppress(RlsdkError):
             then, now = settings_of(check(kept, (), files)), settings_of(plan)
     old, new = {path: _shown(v) for path, v in then.items()}, {path: _shown(v) for path, v in now.items()}
@@ -112,16 +112,16 @@ def differences(plan: Plan) -> list[Difference]:
 
 
 def _own_code(plan: Plan) -> list[Path]:
-    """Return the files of a run's folder that hold the sources of objects which the plan was given.
+    """Return the files in a run's folder with the sources of objects that were passed to the plan.
 
-    A file counts only with the very text of the plan's objects, so that nothing else in the folder is executed.
+    A file counts only if its text equals the object's source, so that nothing else in the folder is executed.
     """
     given = {plan.folder / CODE / f"{name}.py": text for name, text in plan.plugins.kept_sources().items()}
     return [file for file, text in given.items() if file.is_file() and file.read_text(encoding="utf-8") == text]
 
 
 def _shown(value: Any) -> str:
-    """Write a value as a person would; an object without its address, which differs in every process."""
+    """Format a value for a message; omits the address of an object, which differs in every process."""
     if isinstance(value, str):
         return re.sub(r" at 0x[0-9a-f]+", "", value) or "''"
     if isinstance(value, bool) or value is None:
@@ -130,7 +130,7 @@ def _shown(value: Any) -> str:
 
 
 def settings_of(plan: Plan) -> dict[str, Any]:
-    """Every setting of a plan by its path; what a configuration leaves out has its default."""
+    """Return every setting of a plan by its path, defaults included."""
 
     def of(reference: ComponentRef | None) -> dict[str, Any] | None:
         if reference is None:
@@ -161,7 +161,7 @@ def settings_of(plan: Plan) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert to plain values; classes of options become mappings."""
+    """Convert to plain values; option classes become mappings."""
     if attrs.has(type(value)):
         return _plain(attrs.asdict(value))
     if isinstance(value, Mapping):
@@ -170,7 +170,7 @@ def _plain(value: Any) -> Any:
 
 
 def _alone(value: Any) -> Any:
-    """Write a list of one component without its index."""
+    """Replace a list of one component by the component, so that its path has no index."""
     if isinstance(value, Mapping):
         return {k: _alone(v) for k, v in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Shaping and advantage: from packed rollouts to the fields that a loss reads."""
+"""Run shaping and advantage on packed rollouts, to produce the fields that a loss reads."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ log = logging.getLogger(__name__)
 
 
 class CreditAssigner:
-    """Applies the chain of shapings, then the advantage, each seeing only what it declared; any may be `async`."""
+    """Apply the shapings, then the advantage; each may be `async` and sees only the fields that it declared."""
 
     def __init__(
         self, shaping: Sequence[Any], advantage: Any, *, whiten: bool = False, clip: float | Schedule | None = None
     ) -> None:
-        """Create the chain.
+        """Create the assigner.
 
         Args:
-            shaping: Shapings, ready to run, in order of application.
-            advantage: Advantage, ready to run.
+            shaping: Resolved shapings, in order of application.
+            advantage: Resolved advantage.
             whiten: Normalize to mean 0 and variance 1 over the sampled tokens, after the advantage.
             clip: Maximum absolute advantage, after whitening.
         """
@@ -48,7 +48,7 @@ class CreditAssigner:
 
     @classmethod
     def of(cls, plan: Plan) -> CreditAssigner:
-        """Create the chain of a plan."""
+        """Create the assigner of a plan."""
         resolve, algorithm = plan.plugins.resolve, plan.algorithm
         return cls(
             [resolve(reference) for reference in plan.shaping],
@@ -58,10 +58,10 @@ class CreditAssigner:
         )
 
     async def assign_aside(self, batch: StepBatch, **clock: int) -> StepBatch:
-        """Run `assign` in a thread, so that a slow component does not block the event loop.
+        """Run `assign` in a thread, so that slow components do not block the event loop.
 
-        Components that are `async` are awaited on the event loop that is running: what they keep open between steps,
-        such as a client's connections, belongs to one loop.
+        `async` components are awaited on the running event loop, since whatever they keep open between steps, such as a
+        client's connections, belongs to one loop.
         """
         loop = asyncio.get_running_loop()
 
@@ -78,13 +78,13 @@ class CreditAssigner:
         train_steps: int = 1,
         settle: Callable[[Awaitable[Any]], Any] = run_to_end,
     ) -> StepBatch:
-        """Add `advantages` to the arrays and, where a critic learns, `returns`; both are 0 for what experts wrote.
+        """Add `advantages` and, with a critic, `returns` to the arrays; both are 0 for expert rollouts.
 
         Args:
-            batch: Rollouts of a step, with the fields that the parts read.
-            train_step: Training steps done.
-            train_steps: Training steps of the run.
-            settle: Gives the result of an `async` component.
+            batch: Rollouts of a step, with the fields that the components read.
+            train_step: Number of completed training steps.
+            train_steps: Number of training steps of the run.
+            settle: Returns the result of an awaitable from an `async` component.
         """
 
         def run(part: Any, x: CreditInputs) -> Any:
@@ -110,22 +110,22 @@ class CreditAssigner:
         return attrs.evolve(batch, arrays=batch.arrays.with_tokens(**padded))
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the components that have memory, as plain JSON, by position in the chain and name."""
+        """Return the state of stateful components as plain JSON, by position in the chain and name."""
         parts = enumerate(self._parts())
         return {f"{i} {_name(part)}": memory.state() for i, part in parts if (memory := memory_of(part))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the memory of the components; in a chain that has changed, they are found by their names."""
+        """Restore the state of the components; if the chain has changed, they are matched by name."""
         left = dict(state)
         for i, part in enumerate(self._parts()):
             memory, name = memory_of(part), _name(part)
             if memory is None:
                 continue
             moved = [key for key in left if key.partition(" ")[2] == name]
-            # Earlier versions wrote the position alone.
+            # Earlier versions wrote only the position.
             key = next((key for key in (f"{i} {name}", *moved, str(i)) if key in left), None)
             if key is None:
-                log.warning("%s is not in the checkpoint: its memory begins at its start", name)
+                log.warning("%s is not in the checkpoint; it starts without state", name)
             else:
                 memory.restore(left.pop(key))
 
@@ -145,7 +145,7 @@ def _name(part: Any) -> str:
 
 @contextmanager
 def _named(part: Any) -> Iterator[None]:
-    """Name the component in an error that it raises."""
+    """Add the component's name to an error that it raises."""
     try:
         yield
     except RlsdkError:
@@ -155,7 +155,7 @@ def _named(part: Any) -> Iterator[None]:
 
 
 def _checked(result: Any, x: CreditInputs, part: Any) -> Tensor:
-    """Return a component's result: a tensor of one value per rollout or per token, all finite."""
+    """Validate and return a component's result: a finite tensor with one value per rollout or per token."""
     name = _name(part)
     if not isinstance(result, Tensor) or result.dim() != 1 or len(result) not in (len(x.rewards), len(x.loss_mask)):
         given = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
@@ -165,7 +165,7 @@ def _checked(result: Any, x: CreditInputs, part: Any) -> Tensor:
     finite = result.float().isfinite()  # as the learner reads it
     if not bool(finite.all()):
         raise RunError(f"{name} returned {int((~finite).sum())} values that are not finite in float32")
-    # What reads it next divides, discounts and takes means, which whole numbers would round.
+    # Later steps divide, discount and average, which would round integers.
     return result if result.is_floating_point() else result.float()
 
 
@@ -176,12 +176,11 @@ def _numpy(values: Tensor) -> np.ndarray:
 def apply_filters(groups: Sequence[Group], filters: Sequence[Callable[[Group], bool | Group]]) -> list[Group]:
     """Return the groups, or parts of groups, that all filters let through.
 
-    A filter sees only valid rollouts, of trajectories without an invalid one: the others tell nothing about their
-    group. The groups returned have the
-    `uid` of the groups given, even where a filter built a new one by hand.
+    Filters see only trajectories whose rollouts are all valid. The returned groups keep the `uid` of the input groups,
+    even if a filter builds a new group.
 
     Raises:
-        RunError: A filter raised, or gave neither a bool nor a group: None, where it forgot to return.
+        RunError: A filter raised, or returned neither a bool nor a group, such as None.
     """
     kept = []
     for group in groups:

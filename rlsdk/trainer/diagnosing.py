@@ -1,4 +1,4 @@
-"""Diagnoses of a training while it runs: after each step, in a thread, so that they neither end nor delay it."""
+"""Run the diagnoses after each training step, in a thread, so that they can neither end nor delay the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.
 
 
 class Diagnosing(Callback):
-    """Ask the diagnoses after each step; what they find goes to the log, to `alerts.jsonl` and to the summary."""
+    """Run the diagnoses after each step; findings go to the log, `alerts.jsonl` and the summary."""
 
     def __init__(self) -> None:
         self._history = History()
@@ -33,7 +33,7 @@ class Diagnosing(Callback):
         self._diagnoses: Diagnoses
 
     async def on_start(self, trainer: Trainer) -> None:
-        """Begin the file of alerts; a resumed run continues the history that its metrics hold."""
+        """Create the alerts file; a resumed run rebuilds its history from its metrics."""
         plan = trainer.plan
         self._diagnoses = Diagnoses({short_name(each.name): plan.plugins.resolve(each) for each in plan.diagnoses})
         if trainer.version:
@@ -43,18 +43,18 @@ class Diagnosing(Callback):
         self._thread.submit("beginning", partial(begin_alerts, plan.folder, trainer.version))
 
     async def before_training(self, trainer: Trainer, metrics: Metrics) -> None:
-        """Note the evaluation before the first step."""
+        """Record the evaluation before the first step."""
         self._history = self._history.then(trainer.version, metrics)
 
     async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
-        """Ask the diagnoses, without waiting for them."""
+        """Start the diagnoses without waiting for them."""
         self._history = self._history.then(trainer.version, metrics)
         if self._thread is not None:
             look = partial(self._look, trainer.plan.folder, self._history)
             self._thread.submit(f"diagnoses of step {trainer.version}", look)
 
     async def on_end(self, trainer: Trainer, *, failed: bool) -> None:
-        """Wait for the last ones."""
+        """Wait for the last diagnoses."""
         thread, self._thread = self._thread, None
         if thread is not None:
             fate = await asyncio.to_thread(thread.close, FAILED_CLOSE_SECONDS if failed else CLOSE_SECONDS)
@@ -62,7 +62,7 @@ class Diagnosing(Callback):
                 log.warning("diagnoses: %s", fate)
 
     async def on_summary(self, trainer: Trainer, summary: dict[str, Any]) -> None:
-        """Add what was found to the warnings."""
+        """Add the findings to the warnings."""
         summary["warnings"] += [str(alert) for alert in self._found if alert.level != "info"]
 
     def _look(self, folder: Path, history: History) -> None:

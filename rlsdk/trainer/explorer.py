@@ -1,6 +1,6 @@
-"""The rollouts of a run: sources of tasks, engines, evaluation, and what makes the groups.
+"""The sampling side of a run: task sources, engines, evaluation, and the scheduler that produces groups.
 
-It exchanges plain values with the trainer: in one program they are handed over, between two they travel.
+It exchanges plain values with the trainer, so the same code runs in one program or in two.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from rlsdk.workers.orders import MOST_REASONS, GroupMaker, GroupOrder, made_in_o
 
 
 class Explorer:
-    """Samples the batches of a run with the weights that it receives.
+    """Sample the batches of a run with the weights that the learner publishes.
 
     Attributes:
         engines: All engines.
@@ -63,15 +63,15 @@ class Explorer:
         streams: TaskStreams,
         canary: Canary,
     ) -> None:
-        """Create an explorer; nothing runs before the first `take`.
+        """Create an explorer; no task starts before the first `take`.
 
         Args:
             plan: Checked configuration.
             engines: All engines.
-            maker: Makes the groups, in this process or in rollout workers.
-            sampling: Sampling parameters of the training.
-            streams: Sources of tasks.
-            canary: Compares engines with the learner.
+            maker: Produces groups, in this process or in rollout workers.
+            sampling: Sampling parameters for training.
+            streams: Task sources.
+            canary: Comparison of engines and learner.
         """
         config, resolve = plan.config, plan.plugins.resolve
         self._plan, self._maker, self._sampling = plan, maker, sampling
@@ -108,7 +108,7 @@ class Explorer:
 
     @property
     def canary_ids(self) -> np.ndarray:
-        """int64 `[k]`: the fixed tokens whose logprobs are compared after every sync."""
+        """Fixed tokens whose logprobs are compared after every sync, int64 `[k]`."""
         return self._canary.token_ids
 
     @property
@@ -117,7 +117,7 @@ class Explorer:
         return self.production.failure
 
     def _wanted(self, group: Group) -> bool:
-        """Return True if the trainer gets a group: always, unless tasks are to replace those that filters drop."""
+        """Return True if the trainer gets this group; with dynamic sampling, filtered groups are replaced instead."""
         if not self._plan.config.rollout.dynamic_sampling:
             return True
         self._made.append(group)
@@ -127,12 +127,12 @@ class Explorer:
         try:
             self._refills.note(kept=kept)
         except RunError:
-            check_budget(self._dropped, self._plan.config.max_invalid, self._done + 1)  # that is why, if it raises
+            check_budget(self._dropped, self._plan.config.max_invalid, self._done + 1)  # a likelier cause
             raise
         return kept
 
     async def tasks(self, places: Mapping[int, tuple[str, int]]) -> dict[int, Task]:
-        """Return tasks that were drawn before, except those of removed sources.
+        """Return previously drawn tasks, except those of removed sources.
 
         Args:
             places: Record number -> source and position of its task.
@@ -146,7 +146,7 @@ class Explorer:
         Args:
             version: Number of steps done.
             state: State of a snapshot.
-            groups: Record number -> its group, where stored; tasks of other records are sampled again.
+            groups: Record number -> stored group; tasks of records without one are sampled again.
 
         Returns:
             Number of groups restored, and number of tasks that are sampled again.
@@ -160,7 +160,7 @@ class Explorer:
         return len(available), again
 
     async def take(self, version: int) -> TakenBatch:
-        """Wait for the batch of a step, and return it; see `RolloutScheduler.take`.
+        """Wait for the batch of a step and return it; see `RolloutScheduler.take`.
 
         Args:
             version: Number of steps done.
@@ -170,7 +170,7 @@ class Explorer:
             self._watch = asyncio.get_running_loop().create_task(watch_nodes(self._leave))
         limits = self._limits
         starts_now = limits.ahead < limits.interval and version % limits.interval == 0  # all that is requested
-        # Ahead, too, a resumed run and what follows an evaluation must not draw the same random numbers again.
+        # When running ahead, too, a resumed run or a task after an evaluation must not repeat random numbers.
         if starts_now or self._reseeds:
             await self.engines.reseed(self._plan.config.seed, version + 1)
             self._reseeds = False
@@ -179,7 +179,7 @@ class Explorer:
         made, self._made = self._made, []
         dropped, self._dropped = self._dropped, []
         taken = [record.group for record in records if record.group is not None]
-        # The trainer never sees groups that were replaced; scores that failed must not hide among them.
+        # The trainer never sees replaced groups, so failed scores among them are counted here.
         check_budget([*taken, *dropped], self._plan.config.max_invalid, version + 1)
         metrics = {
             "tasks/dropped": float(self._streams.dropped),
@@ -194,17 +194,17 @@ class Explorer:
         return TakenBatch(records=tuple(records), greedy=greedy, experts=tuple(experts), metrics=metrics)
 
     def settle(self, taken: TakenBatch, states: Sequence[TaskStatus]) -> None:
-        """Set the final status of a batch that was taken, whose step is done."""
+        """Set the final status of the records in a batch whose step is done."""
         self.production.settle(taken.records, states)
         self._done += 1
 
     async def publish(self, learner: WeightSender, version: int, *, updated: bool) -> float:
-        """Publish new weights to the engines, and compare both; returns the canary's gap in nats.
+        """Publish new weights to the engines, compare both, and return the canary's gap in nats.
 
         Args:
-            learner: Learner that has the weights.
+            learner: Learner that holds the weights.
             version: Number of steps done.
-            updated: True if the weights must have changed since the last publication.
+            updated: True if the weights are expected to differ from the last publication.
 
         Raises:
             CanaryError: Engine and learner disagree.
@@ -214,15 +214,15 @@ class Explorer:
             return await self.engines.publish(learner, version, self._canary, updated=updated)
 
     async def sleep(self) -> None:
-        """Free the device for the learner, if both share it."""
+        """Put the engines to sleep if they share their devices with the learner."""
         if self.engines.shared:
             await self.engines.sleep()
 
     async def evaluate(self) -> Evaluation:
-        """Evaluate the weights that the engines have.
+        """Evaluate the engines' current weights.
 
         Raises:
-            ScoringError: More than the share `max_invalid` of the answers could not be scored.
+            ScoringError: The share of answers that could not be scored exceeds `max_invalid`.
         """
         section = self._plan.config.eval
 
@@ -237,7 +237,7 @@ class Explorer:
         return figures(answers, section.samples, scored=bool(self._plan.rewards))
 
     async def snapshot(self) -> RolloutSnapshot:
-        """Return the state for a checkpoint; nothing changes while it is taken."""
+        """Return the state for a checkpoint, as a consistent snapshot."""
         return RolloutSnapshot(self.state(), tuple(self.production.available()))
 
     def state(self) -> dict[str, Any]:
@@ -254,16 +254,16 @@ class Explorer:
         return RolloutCounters(clock, self._ledger.wasted + self._maker.counters().wasted)
 
     async def scale(self, engines: int | None) -> EngineStatus:
-        """Scale to the requested number of engines, as far as there is room, without waiting for it."""
+        """Start scaling to the requested number of engines, as far as resources allow, without waiting."""
         refused = "" if engines is None else self.engines.resize(engines)
         return EngineStatus(len(self.engines), self.engines.alive, len(self.engines.lost), refused)
 
     def sources(self) -> dict[str, TaskCounts]:
-        """Return the counts of each source of tasks."""
+        """Return the task counts of each source."""
         return {name: self._ledger.counts(name) for name in self._streams.names}
 
     async def pause(self) -> RolloutSummary:
-        """End running tasks; the next `take` starts them again."""
+        """Stop running tasks; the next `take` starts them again."""
         self._stop_watch()
         await self.production.pause(self._plan.config.rollout.pause_timeout)
         found, failures = self._maker.counters(), self._maker.failures
@@ -276,7 +276,7 @@ class Explorer:
         return RolloutSummary(self.sources(), environments, self.engines.report(), rollout_workers=workers)
 
     async def close(self) -> None:
-        """End running tasks, and the engines that replaced others."""
+        """Stop running tasks, and end replacement engines."""
         self._stop_watch()
         try:
             await self.production.pause(self._plan.config.rollout.pause_timeout)
@@ -284,7 +284,7 @@ class Explorer:
             self.engines.close()
 
     async def _leave(self, nodes: Sequence[DrainingNode]) -> None:
-        """Begin to move engines and rollout workers away from nodes that are to leave the cluster."""
+        """Start moving engines and rollout workers off draining nodes."""
         await asyncio.gather(self.engines.leave(nodes), self._maker.leave(nodes))
 
     def _stop_watch(self) -> None:
@@ -293,7 +293,7 @@ class Explorer:
             self._watch = None
 
     async def _make(self, record: TaskRecord) -> Group:
-        """Sample and score the group of a task and, where needed, the greedy answer for its baseline."""
+        """Sample and score the group of a task and, if needed, the greedy answer for its baseline."""
         order = GroupOrder(
             task=record.task,
             key=f"task {record.number}.{record.attempts}",

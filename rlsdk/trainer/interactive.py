@@ -1,7 +1,7 @@
-"""Trainers that are called by hand: rollouts whose event loop runs in a thread of its own.
+"""Support for trainers that are called by hand: rollouts whose event loop runs in its own thread.
 
-A script calls `asyncio.run(trainer.step())` again and again, each time with another event loop; a notebook has one that
-runs already. Engines' clients and running tasks belong to one event loop, so they get a thread that keeps it.
+A script may call `asyncio.run(trainer.step())` repeatedly, each time with a new event loop; a notebook already runs
+one. Engine clients and running tasks belong to one event loop, so a thread keeps that loop alive.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end; where an event loop runs already, as in a notebook, in a thread."""
+    """Run a coroutine to completion; in a thread if an event loop is already running, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -40,7 +40,7 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
 
 
 class ThreadedRollouts:
-    """Rollouts that may be called from any event loop: their own loop runs in a thread."""
+    """Proxy that lets any event loop call rollouts, which run on their own loop in a thread."""
 
     def __init__(self, rollouts: Rollouts) -> None:
         self._rollouts = rollouts

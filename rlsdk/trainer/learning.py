@@ -1,4 +1,4 @@
-"""Learning monitor: counts the steps that taught nothing; too many in a row end the run."""
+"""Learning monitor: count the steps that taught nothing; too many in a row end the run."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from rlsdk.trainer.batch import StepBatch
 
 NONZERO = "advantages/nonzero"
-"""Metric: share of the tokens that the policy sampled whose advantage is not 0."""
+"""Metric: share of sampled tokens with a nonzero advantage."""
 EQUAL = 1e-9
-"""Standard deviation up to which rewards count as equal: a mean is rounded."""
+"""Standard deviation up to which rewards count as equal, since means are rounded."""
 
 
 @attrs.define
 class LearningMonitor:
-    """Counts the steps that taught something, and those in a row that did not.
+    """Count the steps that taught something, and consecutive steps that did not.
 
     A step teaches nothing if no rollout reached the learner, all advantages were zero, or every update was skipped.
 
     Attributes:
-        limit: Steps in a row without anything to learn that end the run; None for no limit.
-        taught: Steps that taught something, since the run began.
-        empty: Steps in a row, up to the last one, that taught nothing.
+        limit: Number of consecutive steps that taught nothing after which the run ends; None for no limit.
+        taught: Number of steps that taught something since the run began.
+        empty: Number of latest consecutive steps that taught nothing.
         solved: True if the last step was empty because every rollout was right.
-        why: Why the last step taught nothing; empty if it did.
-        stuck: True once a step of this process reaches the limit. A resumed run trains a step first, since the cause
-            may have been repaired.
+        why: Reason why the last step taught nothing; empty if it taught something.
+        stuck: True once a step of this process reaches the limit. A resumed run trains one step first, since the cause
+            may have been fixed.
     """
 
     limit: int | None
@@ -46,7 +46,7 @@ class LearningMonitor:
 
         Args:
             metrics: Metrics of the step.
-            taught: True if there was anything to learn from.
+            taught: True if the step taught something.
         """
         self.taught += taught
         self.empty = 0 if taught else self.empty + 1
@@ -55,9 +55,9 @@ class LearningMonitor:
         self.stuck = self.limit is not None and self.empty >= self.limit
 
     def fault(self, done: int) -> str:
-        """Say why a run that ended after `done` steps has failed; empty if it has not.
+        """Return why a run that ended after `done` steps has failed; empty if it has not.
 
-        A model that solves all its tasks after it has learned something has not failed.
+        A model that has learned something and now solves all its tasks has not failed.
         """
         if done and not self.taught:
             return f"nothing was learned in any of the {done} steps of this run: {self.why or 'see the log'}"
@@ -66,7 +66,7 @@ class LearningMonitor:
         return ""
 
     def warning(self) -> str:
-        """Say why a run ended early without a failure; empty if it did not end early."""
+        """Return why a run ended early without failing; empty if it did not end early."""
         return f"ended early, with nothing left to learn in the last {self._ending()}: {self.why}" if self.stuck else ""
 
     def _ending(self) -> str:
@@ -82,22 +82,22 @@ class LearningMonitor:
 
 
 def teaches(batch: StepBatch, metrics: Mapping[str, float]) -> bool:
-    """Return True if the learner had anything to learn from a step's rollouts.
+    """Return True if a step's rollouts taught the learner anything.
 
     Args:
-        batch: Rollouts that the learner got.
+        batch: Rollouts that the learner trained on.
         metrics: Metrics of its updates.
     """
     if metrics.get("actor/skipped_updates") and "actor/grad_norm" not in metrics:
         return False
-    if metrics.get("actor/grad_norm") == 0:  # whatever the advantages are, the weights stay as they were
+    if metrics.get("actor/grad_norm") == 0:  # the weights did not change, whatever the advantages are
         return False
-    imitates = batch.has_experts  # what experts wrote teaches without an advantage
+    imitates = batch.has_experts  # expert rollouts teach without an advantage
     return imitates or metrics.get(NONZERO, 1.0) > 0
 
 
 def reason(metrics: Mapping[str, float]) -> str:
-    """Say why a step taught nothing, and what to do.
+    """Return why a step taught nothing, and what to do about it.
 
     Args:
         metrics: Metrics of the step.
@@ -130,11 +130,11 @@ def reason(metrics: Mapping[str, float]) -> str:
 
 @attrs.define
 class Refills:
-    """Counts groups in a row that filters left out while others were to take their place.
+    """Count consecutive groups that filters dropped and that others had to replace.
 
     Attributes:
-        limit: Groups after which the run ends, since no batch may ever get full; None for no limit.
-        dropped: Groups in a row.
+        limit: Number of consecutive dropped groups after which the run ends; None for no limit.
+        dropped: Number of consecutive dropped groups.
     """
 
     limit: int | None

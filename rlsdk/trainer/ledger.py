@@ -1,4 +1,4 @@
-"""Final status of a step's groups, and the entries kept of them: for a person, a checkpoint, or another training."""
+"""Final status of a step's groups, and their store entries for viewers, checkpoints and replay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def final_states(records: Sequence[TaskRecord], batch: StepBatch | None) -> list[TaskStatus]:
-    """Return the final status of each group of a batch: trained, if a rollout of it reached the learner."""
+    """Return the final status of each group in a batch; it is trained if one of its rollouts reached the learner."""
     trained = set() if batch is None else set(batch.uids[: batch.sampled])
 
     def end(record: TaskRecord) -> TaskStatus:
@@ -33,7 +33,7 @@ def final_states(records: Sequence[TaskRecord], batch: StepBatch | None) -> list
 def used_of(
     records: Sequence[TaskRecord], ends: Sequence[TaskStatus], step: int, baselines: Mapping[int, float]
 ) -> list[ReplayedGroup]:
-    """Return the groups of a batch that were trained on in a step, for the first time."""
+    """Return the groups of a batch that a step trained on for the first time."""
     return [
         ReplayedGroup(
             number=t.number,
@@ -51,13 +51,13 @@ def used_of(
 def entries_of(
     records: Sequence[TaskRecord], ends: Sequence[TaskStatus], step: int, batch: StepBatch | None = None
 ) -> list[Entry]:
-    """Return store entries for the groups of a batch that a step has settled.
+    """Return the store entries of a batch's groups after a step has settled them.
 
     Args:
         records: Records of the tasks, each with its group.
-        ends: Final status of each.
+        ends: Final status of each record.
         step: Step that settled them.
-        batch: Rollouts that were trained on, with what the learner computed; None if there were none.
+        batch: Rollouts that were trained on, with the learner's fields; None if there were none.
     """
     learned = {} if batch is None else learned_tokens(batch)
     return [
@@ -76,13 +76,13 @@ def entries_of(
 
 
 LEARNED = ("learner_logprobs", "advantages", "entropy")
-"""Per-token arrays that are stored of a trained group: logprobs and entropy of the learner before its update."""
+"""Per-token arrays stored with a trained group; logprobs and entropy are the learner's before the update."""
 
 
 def learned_tokens(batch: StepBatch) -> dict[int, dict[str, np.ndarray]]:
-    """Return what the learner computed for each rollout of a step: `id` of the rollout -> name -> float32 `[T]`.
+    """Return the learner's per-token arrays for each rollout of a step: `id` of the rollout -> name -> float32 `[T]`.
 
-    Logprobs are left out where the learner took those of the engine for its own.
+    Logprobs are left out if the learner used the engine's instead of computing its own.
     """
     tokens, offset = batch.arrays.tokens, 0
     old, given = tokens.get("old_logprobs"), tokens.get("behaviour_logprobs")
@@ -107,13 +107,13 @@ def _learned_of(group: Group, learned: Mapping[int, Mapping[str, np.ndarray]]) -
 
 
 def used_entry(used: ReplayedGroup, kept_at: int | None = None) -> Entry:
-    """Return the store entry of a group that may be trained on again; `kept_at`: for the checkpoint of that step."""
+    """Return the store entry of a replayable group; `kept_at` is the step of the checkpoint that refers to it."""
     fields = {name: getattr(used, name) for name in ("number", "source", "step", "uses", "group")}
     return Entry(state=TaskStatus.TRAINED, kept_at=kept_at, **fields)
 
 
 def waiting_entry(record: TaskRecord, kept_at: int) -> Entry:
-    """Return the store entry of a group that is ready for the trainer, for the checkpoint of a step."""
+    """Return the store entry of a group that waits for the trainer, for the checkpoint of step `kept_at`."""
     assert record.group is not None
     return Entry(
         number=record.number,

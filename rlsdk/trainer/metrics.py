@@ -1,4 +1,4 @@
-"""Metrics of a training step: its rollouts and rewards, how stale its tokens are, where its time went."""
+"""Metrics of a training step: rollouts, rewards, staleness, time and memory."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ TO_OLD = ("actor/ratio", "actor/ratio_max", "actor/kl_to_old", "actor/kl_to_beha
 
 
 def as_numbers(metrics: Mapping[str, Any], giver: str) -> dict[str, float | None]:
-    """Return metrics as plain numbers; NumPy's and tensors of one number count as such.
+    """Return metrics as plain numbers; NumPy scalars and one-element tensors are converted.
 
     Args:
-        metrics: Name -> number, or None where it is not available.
-        giver: Who gave them, for the error.
+        metrics: Name -> number, or None if unavailable.
+        giver: Origin of the metrics, for the error message.
 
     Raises:
-        RunError: A metric is no number.
+        RunError: A metric is not a number.
     """
     found: dict[str, float | None] = {}
     for name, value in metrics.items():
@@ -45,7 +45,7 @@ def as_numbers(metrics: Mapping[str, Any], giver: str) -> dict[str, float | None
 
 
 def _number(value: Any) -> Any:
-    if isinstance(value, str | bytes):  # float() would read it
+    if isinstance(value, str | bytes):  # float() would parse it
         raise TypeError
     return value.item() if hasattr(value, "item") else value
 
@@ -54,8 +54,8 @@ class Timer:
     """Seconds per named phase of a step.
 
     Attributes:
-        seconds: Name of a phase -> seconds so far.
-        started: Time at which the timer was made.
+        seconds: Phase name -> seconds so far.
+        started: Time at which the timer was created.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -75,19 +75,19 @@ class Timer:
 
     @property
     def wall(self) -> float:
-        """Seconds since the timer was made."""
+        """Seconds since the timer was created."""
         return self._now() - self.started
 
 
 @attrs.define
 class RunTimes:
-    """Seconds and tokens of a run in this process, for its summary.
+    """Seconds and tokens of a run in this process, for the run summary.
 
     Attributes:
-        seconds: Seconds outside steps: `start`, `evaluation`, `checkpoints`, and in the end `whole`.
-        phases: Seconds of each phase of the steps.
-        tokens: Tokens that were sampled.
-        generating: Seconds in which engines sampled.
+        seconds: Seconds outside steps: `start`, `evaluation`, `checkpoints` and, at the end, `whole`.
+        phases: Seconds of each step phase.
+        tokens: Number of sampled tokens.
+        generating: Seconds during which engines sampled.
     """
 
     seconds: dict[str, float] = attrs.field(factory=dict)
@@ -106,14 +106,14 @@ class RunTimes:
     def add_step(
         self, timer: Timer, wall: float, spent: Mapping[str, float], *, generated: float, sampled: float, ahead: bool
     ) -> dict[str, float]:
-        """Add the times of a step, and return them as metrics.
+        """Add the times of a step and return them as metrics.
 
         Args:
             timer: Phases of the step.
             wall: Seconds of the step.
-            spent: Seconds inside the engines and the learner, tokens and decode steps, in this step.
+            spent: Seconds inside engines and learner, tokens and decode steps of this step.
             generated: Seconds inside the engines while the learner worked.
-            sampled: Tokens of the step's batch, for engines that count none.
+            sampled: Tokens in the step's batch, for engines that do not count tokens.
             ahead: True if rollouts run ahead of training.
         """
         tokens = spent["tokens"] or sampled
@@ -122,17 +122,17 @@ class RunTimes:
         for name, seconds in phases.items():
             if f"time/{name}" in metrics:
                 self.phases[name] = self.phases.get(name, 0.0) + seconds
-        generating = wall if ahead else phases["produce"]  # ahead, engines generate all the time
+        generating = wall if ahead else phases["produce"]  # when running ahead, engines generate all the time
         self.tokens += int(tokens)
         self.generating += generating
         return {**metrics, "time/tokens_per_second": tokens / max(generating, 1e-9)}
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return lengths and statuses of a step's rollouts, and the means of their workflows' metrics."""
+    """Return length and status metrics of a step's rollouts, and the means of their workflow metrics."""
     rollouts = [r for g in groups for r in g.rollouts]
     lengths = np.array([np.count_nonzero(r.loss_mask) for r in rollouts])
-    some = rollouts[:: -(-len(rollouts) // 64)]  # as many, spread evenly, as a costly metric reads
+    some = rollouts[:: -(-len(rollouts) // 64)]  # an evenly spread sample, since the metric is costly
     return {
         **measured(groups),
         "rollouts/tokens": float(lengths.sum()),
@@ -144,11 +144,11 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def repetition(token_ids: np.ndarray, size: int = 8) -> float:
-    """Return the share of the phrases of `size` tokens that occurred earlier in the same rollout; 0 if it is shorter.
+    """Return the share of n-grams that occurred earlier in the same rollout; 0 for a rollout of up to `size` tokens.
 
     Args:
         token_ids: int64 `[t]`, sampled tokens.
-        size: Tokens of a phrase.
+        size: Tokens per n-gram.
     """
     if len(token_ids) <= size:
         return 0.0
@@ -157,9 +157,9 @@ def repetition(token_ids: np.ndarray, size: int = 8) -> float:
 
 
 def sampled_entropy(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the mean of `-logprob` over the sampled tokens: an unbiased estimate of the entropy, which costs nothing.
+    """Return the mean of `-logprob` over the sampled tokens, a free and unbiased estimate of the entropy.
 
-    Empty for demonstrations, which nobody sampled.
+    Empty for demonstrations, which were not sampled.
     """
     found = [r.logprobs[r.loss_mask & (r.policy_versions >= 0)] for r in rollouts]
     tokens = sum(map(len, found))
@@ -167,7 +167,7 @@ def sampled_entropy(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def reward_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]:
-    """Return means over the scored trajectories of a step: reward, its terms, accuracy; nothing for demonstrations."""
+    """Return means over a step's scored trajectories: reward, its terms, accuracy; empty for demonstrations."""
     valid = scored_trajectories(groups) if scored else []
     if not valid:
         return {}
@@ -183,7 +183,7 @@ def reward_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]
 
 
 def dead_share(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the share of the groups in which all scored trajectories earned the same; nothing for groups of one."""
+    """Return the share of groups whose scored trajectories all got equal rewards; empty for groups of one."""
     values = [[fmean([s.value for s in scores]) for scores in scored_trajectories([group])] for group in groups]
     several = [each for each in values if len(each) > 1]
     return {"groups/dead": float(np.mean([max(v) - min(v) < EQUAL for v in several]))} if several else {}
@@ -197,7 +197,7 @@ def raw_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def source_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]:
-    """Return workflow metrics, rewards and accuracy of each source, if there are several: `source/NAME/…`."""
+    """Return workflow metrics, rewards and accuracy per source, if there are several: `source/NAME/…`."""
     return {
         f"source/{source}/{name}": value
         for source, (own,) in by_source(groups).items()
@@ -206,21 +206,21 @@ def source_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]
 
 
 def source_shares(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the share of each source in the groups of a step that were trained: `source/NAME/share`.
+    """Return the share of each source in a step's trained groups: `source/NAME/share`.
 
-    A step with groups of one source alone gives that one, too; a source that is not in it has no value.
+    A step with a single source reports it, too; a source without a group in the step has no value.
     """
     counts = Counter(group.task.source for group in groups)
     return {f"source/{source}/share": count / counts.total() for source, count in counts.items() if source}
 
 
 def staleness_metrics(versions: np.ndarray, step: int, *, spread: bool) -> dict[str, float]:
-    """Return the age in steps of the weights that sampled the trained tokens.
+    """Return the staleness in steps of the trained tokens.
 
     Args:
         versions: int64 `[k]`, weight versions of the trained tokens, at least one.
         step: Number of steps done.
-        spread: Also the mean, and the share of tokens of each age, `staleness/share_N`.
+        spread: True to add the mean and the share of tokens per staleness, `staleness/share_N`.
     """
     ages, counts = np.unique(step - versions, return_counts=True)
     metrics = {"staleness/max": float(ages.max())}
@@ -233,15 +233,15 @@ def staleness_metrics(versions: np.ndarray, step: int, *, spread: bool) -> dict[
 
 
 def gap_metrics(learner: np.ndarray, engine: np.ndarray, current: np.ndarray, segments: np.ndarray) -> dict[str, float]:
-    """Return how far the logprobs of learner and engine are apart under the same weights; empty for no such tokens.
+    """Return the gap between learner and engine logprobs under the same weights; empty if no token qualifies.
 
-    `actor/gap` is the greatest difference of a token; `actor/gap_generation` that of a whole generation, as a mean.
+    `actor/gap` is the maximum difference per token; `actor/gap_generation` the mean difference per whole rollout.
 
     Args:
-        learner: float32 `[t]`, nats.
-        engine: float32 `[t]`, nats.
-        current: bool `[t]`, True where a trained token was sampled by the weights that the learner holds.
-        segments: int64 `[t]`, rollout of each token.
+        learner: Learner logprobs, float32 `[t]`, in nats.
+        engine: Engine logprobs, float32 `[t]`, in nats.
+        current: bool `[t]`, True for trained tokens that were sampled with the learner's current weights.
+        segments: Rollout index of each token, int64 `[t]`.
     """
     if not current.any():
         return {}
@@ -253,14 +253,14 @@ def gap_metrics(learner: np.ndarray, engine: np.ndarray, current: np.ndarray, se
 def decode_rates(
     seconds: float, steps: float, running: float, running_squared: float, running_seconds: float
 ) -> dict[str, float]:
-    """Fit the seconds of a decode step, fixed and per running continuation, by least squares; empty if all are alike.
+    """Fit the seconds of a decode step, fixed and per running sequence, by least squares; empty if all loads are equal.
 
     Args:
         seconds: Total seconds of all decode steps.
         steps: Number of decode steps.
-        running: Running continuations, summed over the steps.
-        running_squared: Squares of the running continuations, summed over the steps.
-        running_seconds: Products of running continuations and seconds, summed over the steps.
+        running: Running sequences, summed over the steps.
+        running_squared: Squared number of running sequences, summed over the steps.
+        running_seconds: Running sequences times seconds, summed over the steps.
     """
     spread = running_squared - running**2 / max(steps, 1)
     if steps < 2 or spread <= 1e-6 * running_squared:
@@ -278,9 +278,9 @@ def time_metrics(
     """Return the time metrics of a step.
 
     Args:
-        phases: Seconds of each phase; `take`, the wait for rollouts, is part of `produce`, and `learn` overlaps others.
+        phases: Seconds of each phase; `produce` includes `take`, the wait for rollouts, and `learn` overlaps others.
         wall: Seconds of the step.
-        spent: Seconds inside the engines and the learner, tokens and decode steps, in this step.
+        spent: Seconds inside engines and learner, tokens and decode steps of this step.
         generated: Seconds inside the engines while the learner worked.
         ahead: True if rollouts run ahead of training.
     """
@@ -306,12 +306,12 @@ def time_metrics(
 
 
 def memory_metrics(*, driver: int, engine: Mapping[str, float], learner: Mapping[str, float]) -> dict[str, float]:
-    """Return the greatest memory of each kind of process since it was started, in GiB.
+    """Return the peak memory of each kind of process since its start, in GiB.
 
     Args:
-        driver: Main memory of this process, in bytes.
-        engine: What engines count, with `host_bytes` of the largest one.
-        learner: What ranks count, with `host_bytes` and, on GPUs, `gpu_bytes` and `gpu_held_bytes` of the largest one.
+        driver: Peak host memory of this process, in bytes.
+        engine: Engine counters, with `host_bytes` of the largest engine.
+        learner: Rank counters, with `host_bytes` and, on GPUs, `gpu_bytes` and `gpu_held_bytes` of the largest rank.
     """
     found = {
         "memory/driver": driver,
@@ -324,6 +324,6 @@ def memory_metrics(*, driver: int, engine: Mapping[str, float], learner: Mapping
 
 
 def skipped_updates(metrics: Mapping[str, float]) -> dict[str, int]:
-    """Updates of a step, by role, skipped because their gradient was not finite; roles with none are absent."""
+    """Return the number of updates per role that were skipped for a non-finite gradient; others are absent."""
     counts = {role: int(metrics.get(f"{role}/skipped_updates", 0)) for role in ("actor", "critic")}
     return {role: count for role, count in counts.items() if count}

@@ -1,4 +1,4 @@
-"""A run that is open, from its folder to its report: log, Ray, store of rollouts, and a clean end whatever happens."""
+"""An open run: folder, log, Ray, rollout store and report, with a clean end whatever happens."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ log = logging.getLogger(__name__)
 
 @attrs.define
 class RunRecord:
-    """A run that is open: its folder, its log and, in the end, its report.
+    """An open run: its folder, its log and, at the end, its report.
 
     Attributes:
         plan: Checked configuration.
-        console: Console for a person.
+        console: Console for progress.
         checkpoints: Checkpoints of the run's folder.
-        observers: Trackers and plugins that observe.
-        mirror: Upload of the folder, where the run's own is remote.
-        store: Store of rollouts; None if they are not kept.
-        gpus: Number of Ray's GPUs.
+        observers: Trackers and observing plugins.
+        mirror: Upload of the folder, if the run has a remote one.
+        store: Rollout store; None if rollouts are not kept.
+        gpus: Number of GPUs in the Ray cluster.
         resume_from: Step of the checkpoint to continue from; None for a new run.
         opened: Time at which the run was opened.
-        by_hand: True if the trainer outlives its training, so that the report does not wait for its end.
+        by_hand: True if the trainer may outlive its training; the report is then written when training ends.
         summary: Summary of the training, once it has ended.
-        samples: Answers of the evaluations, for a person.
+        samples: Sample answers of the evaluations, for the report.
         reported: True once the report is written.
     """
 
@@ -71,11 +71,11 @@ class RunRecord:
     reported: bool = False
 
     def finish(self, summary: dict[str, Any], samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-        """Take the summary of the training; it is reported when everything has ended or, by hand, at once.
+        """Take the summary of the training. It is reported when everything has ended or, if `by_hand`, at once.
 
         Args:
             summary: Summary of the training.
-            samples: Answers of the evaluations, for a person.
+            samples: Sample answers of the evaluations, for the report.
         """
         self.summary, self.samples = summary, samples
         if self.by_hand:
@@ -89,7 +89,7 @@ class RunRecord:
         """
         plan, summary = self.plan, self.summary
         self.reported = True
-        if not summary:  # steps by hand alone: nobody trained to the end
+        if not summary:  # only single steps by hand: no training has ended
             self.end("finished", {})
             return
         summary["seconds"]["whole"] = time.perf_counter() - self.opened
@@ -133,15 +133,15 @@ def open_run(
     console: Console | None,
     rehearsed: Rehearsal | None = None,
 ) -> Iterator[RunRecord]:
-    """Open a run for a training in one program, or for the trainer of two: folder, log, store of rollouts, Ray.
+    """Open a run for one-program training, or for the trainer of two programs: folder, log, rollout store, Ray.
 
     Args:
         plan: Checked configuration.
-        resume: Continue from the newest whole checkpoint, or from that of a step.
-        overwrite: Delete what an earlier run left in the folder.
-        allow_changes: Resume although settings differ that change the meaning of the run.
-        console: Console for a person; None: standard error.
-        rehearsed: Trial of the reward, for the log.
+        resume: Continue from the newest intact checkpoint, or from the one of a step.
+        overwrite: Delete an earlier run in the same folder.
+        allow_changes: Resume even if settings have changed that affect the training.
+        console: Console for progress; None: standard error.
+        rehearsed: Result of the reward rehearsal, for the log.
     """
     console = console or log_console()
     opened = time.perf_counter()
@@ -186,7 +186,7 @@ def open_run(
 
 
 def _explained(error: BaseException, checkpoints: Checkpoints) -> BaseException:
-    """Turn an operating-system error that a person can remedy into one that says what is kept and what to do."""
+    """Turn an operating-system error with a known remedy into one that says what is kept and what to do."""
     if not isinstance(error, OSError) or error.errno not in REMEDIES:
         return error
     what = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
@@ -200,8 +200,8 @@ def _kept(checkpoints: Checkpoints) -> str:
 
 
 def _end_failed(record: RunRecord, error: BaseException, cause: BaseException) -> None:
-    """Write the summary and the report of a run that an exception ended; whatever goes wrong here is only logged."""
-    log.debug("the run failed: %s", cause, exc_info=error)  # whoever called is told by the error itself
+    """Write the summary and report of a run that an exception ended; errors here are only logged."""
+    log.debug("the run failed: %s", cause, exc_info=error)  # the caller gets the error itself
     if record.reported:
         return
     plan, whole = record.plan, time.perf_counter() - record.opened
@@ -210,7 +210,7 @@ def _end_failed(record: RunRecord, error: BaseException, cause: BaseException) -
         write_summary(plan.folder, {**_failure(plan, said), "seconds": {"whole": whole}})
         try_report(plan.folder)
     except BaseException as fault:  # noqa: BLE001 - a full disk, or Ctrl-C: the run's own error is about to be raised
-        log.warning("the failed run is not reported: %s", described(fault))
+        log.warning("the report of the failed run cannot be written: %s", described(fault))
     record.end("failed", {"error": str(cause)})
 
 
@@ -220,7 +220,7 @@ def _failure(plan: Plan, error: str) -> dict[str, Any]:
 
 @contextmanager
 def kept_rollouts(plan: Plan) -> Iterator[RolloutStore | None]:
-    """Open the store of a plan's rollouts, None if they are not kept; closed with the block."""
+    """Context manager: open a plan's rollout store, or give None if rollouts are not kept."""
     if not plan.config.save_rollouts:
         yield None
         return

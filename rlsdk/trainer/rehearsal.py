@@ -1,7 +1,7 @@
-"""A rehearsal of the reward before anything starts: made-up answers to real tasks are scored.
+"""Reward rehearsal: score made-up answers to real tasks before anything starts.
 
-A reward that raises on everything, or returns no number, is found in a second, not after engines were started and a
-batch was sampled. An answer that is merely wrong is fine.
+It finds a reward that always raises, or returns something other than a number, within a second, before engines start
+and sample a batch. An answer that is merely wrong is fine.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from rlsdk.types import Rollout, Task
 
 log = logging.getLogger(__name__)
 _LOOKED_AT = 16
-"""Number of tasks of a source that are searched for one whose prompt is short enough for the run."""
+"""Number of tasks per source that are searched for one whose prompt fits the run's limit."""
 
 
 @attrs.frozen
 class Rehearsal:
-    """Result of a rehearsal that does not keep the run from starting.
+    """Result of a rehearsal that lets the run start.
 
     Attributes:
-        notes: Why the reward, or a part of it, was not tried; of `examined`, also the notes of the checks.
-        warnings: Terms that failed, although they may work in the run: its workflow makes other rollouts than these, or
+        notes: Why the reward, or a term of it, was not tried; `examined` adds the notes of other checks.
+        warnings: Terms that failed here but may work in the run, because its workflow makes other rollouts or
             `max_invalid` is 1.
     """
 
@@ -54,16 +54,16 @@ class Rehearsal:
 
 
 async def rehearse(plan: Plan, tasks: Sequence[Sequence[Task]]) -> Rehearsal:
-    """Have each term of the reward score made-up answers to one task of each source that it is for.
+    """Have each reward term score made-up answers to one task of each source that it applies to.
 
-    Rewards are created for the rehearsal alone, so that one with a memory starts the run without a trace of it.
+    The rehearsal creates its own reward instances, so stateful rewards start the run with fresh state.
 
     Args:
         plan: The plan.
-        tasks: Tasks of each source to train on.
+        tasks: Tasks of each training source.
 
     Raises:
-        ConfigError: A part could score none of the answers to a task; names the part, the task and the cause.
+        ConfigError: A term could score none of the answers to a task; names the term, the task and the cause.
         DataError: A task cannot be scored at all.
     """
     if not (plan.sampled and plan.rewards and plan.config.scoring.trial):
@@ -92,7 +92,7 @@ async def rehearse(plan: Plan, tasks: Sequence[Sequence[Task]]) -> Rehearsal:
 
 
 def answers(task: Task) -> tuple[str, ...]:
-    """Make up answers to a task: one that says nothing, and its reference answer in the forms that rewards look for."""
+    """Return made-up answers to a task: an empty one, and the reference answer in the formats that rewards expect."""
     given = str(task.answer) if isinstance(task.answer, str | int | float) else "1"
     return (
         "I do not know.",
@@ -104,7 +104,7 @@ def answers(task: Task) -> tuple[str, ...]:
 
 
 def _kept_from(part: RewardTerm) -> str:
-    """Return why a term cannot be tried in this program; empty if it can."""
+    """Return why a term cannot be tried in this process; empty if it can."""
     if part.where == "actor":
         return "it runs in an actor of its own"
     component = component_of(part.reward)
@@ -114,7 +114,7 @@ def _kept_from(part: RewardTerm) -> str:
 
 
 async def _answered(plan: Plan, sources: Sequence[Sequence[Task]]) -> list[tuple[Rollout, ...]]:
-    """Return single-turn rollouts of one task of each source, by the run's own tokenizer."""
+    """Return single-turn rollouts of one task per source, tokenized by the run's tokenizer."""
     codec, workflow = ChatTokenizer.of(plan), load("workflow", defaults.WORKFLOW.name)
     found = []
     for tasks in sources:
@@ -134,7 +134,7 @@ def _next(texts: Iterator[str], _: str) -> str:
 
 
 async def _fault(plan: Plan, part: RewardTerm, rollouts: Sequence[Rollout]) -> list[str]:
-    """Return a fault if a term can score none of the rollouts, or scores each by what stands beside it."""
+    """Return a fault if a term can score none of the rollouts, or if a score depends on the rest of its batch."""
     scorer = Scorer([attrs.evolve(part, rule=RewardSpec(part.rule.name))], plan.config.scoring)
     try:
         scores = await scorer.score_group(rollouts)
@@ -155,7 +155,7 @@ def _may_be_split(part: RewardTerm) -> bool:
 
 
 async def _compares(part: RewardTerm, scorer: Scorer, rollouts: Sequence[Rollout]) -> list[str]:
-    """Return a fault if rollouts have other scores together than one by one, though each is repeatable."""
+    """Return a fault if batched scores differ from single ones although both are repeatable."""
 
     async def together() -> list[float]:
         return [score.value for score in await scorer.score_group(rollouts)]

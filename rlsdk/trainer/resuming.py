@@ -1,4 +1,4 @@
-"""The folder of a run: created for a new one, compared with the configuration when a run is resumed."""
+"""Create the folder of a new run, or compare it with the configuration when a run is resumed."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from rlsdk.runlog.store import DATABASE, damage_of, set_aside
 from rlsdk.trainer.changes import KEPT, Difference, differences
 
 COMPILED = "cache"
-"""Folder of a run with programs that its actors compiled, which a resumed run must not reuse."""
+"""Folder of programs that a run's actors compiled; a resumed run must not reuse them."""
 _FILE = re.compile(r"^# plugin (\S+): file (.+), source (\w+)$", re.MULTILINE)
 
 
 @attrs.frozen
 class Prepared:
-    """A run's folder that is ready.
+    """A run folder that is ready for use.
 
     Attributes:
         step: Step to resume from; None for a new run.
-        notices: Lines for the run's log: what differs from before, and how that was handled.
+        notices: Log lines on what has changed since the last start and how it was handled.
     """
 
     step: int | None
@@ -42,15 +42,15 @@ class Prepared:
 
 
 def check_resumed(config: Source, overrides: Sequence[str], files: Sequence[str | Path]) -> Plan:
-    """Check the configuration of a run to be resumed; a plugin file that the run had and that is missing is named.
+    """Check the configuration of a run to resume; errors name plugin files that the run had and the command lacks.
 
     Args:
         config: A YAML file, an `rlsdk.Config` or a mapping.
-        overrides: `key=value` texts.
-        files: Files of plugins.
+        overrides: Settings as `key=value` strings.
+        files: Plugin files.
 
     Raises:
-        ConfigError: With every fault; first the missing plugin files, which may explain the others.
+        ConfigError: Lists every fault; missing plugin files come first, since they may explain the others.
     """
     try:
         return check(config, overrides, files)
@@ -78,19 +78,19 @@ def _left_out(file: str) -> str:
 def prepare_folder(
     plan: Plan, checkpoints: Checkpoints, *, resume: bool | int, overwrite: bool, allow_changes: bool
 ) -> Prepared:
-    """Create a run's folder, or find the checkpoint from which it is resumed.
+    """Create a run's folder, or find the checkpoint to resume from.
 
     Args:
         plan: The plan.
         checkpoints: Checkpoints in the folder.
-        resume: Continue from the newest whole checkpoint, or from that of this step; newer ones are set aside.
-        overwrite: Delete what is there.
-        allow_changes: Resume although settings differ that change the meaning of the run.
+        resume: Continue from the newest intact checkpoint, or from the one of this step; newer ones are set aside.
+        overwrite: Delete an earlier run in the same folder.
+        allow_changes: Resume even if settings have changed that affect the training.
 
     Raises:
-        ConfigError: The folder holds a run already, or the run to be resumed was another training.
+        ConfigError: The folder already holds a run, or the run to resume had other settings.
         PluginError: The code of a plugin differs from the checkpoint's.
-        CheckpointError: No checkpoint can be resumed from although there are some, or not the requested one.
+        CheckpointError: The requested checkpoint, or every checkpoint, is unusable.
     """
     folder, resumes = plan.folder, resume is not False
     if overwrite and not resumes:
@@ -137,8 +137,8 @@ def _keep_config(plan: Plan, *, changed: bool, new: bool, step: int) -> list[str
 
     Args:
         plan: The plan.
-        changed: The folder's configuration is another one, which is kept beside the new one.
-        new: The folder has no configuration.
+        changed: True if the folder has another configuration, which is kept alongside the new one.
+        new: True if the folder has no configuration.
         step: Step from which the run continues.
     """
     folder, notices = plan.folder, []
@@ -154,7 +154,7 @@ def _keep_config(plan: Plan, *, changed: bool, new: bool, step: int) -> list[str
     if changed or new:
         partial = folder / f".{KEPT}.partial"
         partial.write_text(_kept_text(plan, kept), encoding="utf-8")
-        partial.replace(folder / KEPT)  # a run that is killed here has one of the two, and whole
+        partial.replace(folder / KEPT)  # atomic: a run killed here has one of the two files intact
     notices += [
         f"the source of {each} cannot be kept, since it is not defined at the top of a file or a notebook's cell: "
         "rlsdk eval, rlsdk explain and --resume on the command line will not find it"
@@ -164,7 +164,7 @@ def _keep_config(plan: Plan, *, changed: bool, new: bool, step: int) -> list[str
 
 
 def _chosen(checkpoints: Checkpoints, resume: bool | int) -> tuple[int | None, dict[int, str]]:
-    """Return the step to resume from, and the newer ones with the fault of each; empty if it is only newer."""
+    """Return the step to resume from, and newer steps mapped to their faults; an intact one has an empty fault."""
     if isinstance(resume, bool):
         return checkpoints.newest_whole()
     checkpoints.require(resume)
@@ -172,7 +172,7 @@ def _chosen(checkpoints: Checkpoints, resume: bool | int) -> tuple[int | None, d
 
 
 def _remove_compiled(folder: Path) -> None:
-    """Delete compiled programs, so that actors do not run those of a folder that may be somebody else's."""
+    """Delete compiled programs, so that actors run none from a folder that may come from another user."""
     compiled = folder / COMPILED
     if compiled.is_symlink():
         compiled.unlink()
@@ -181,7 +181,7 @@ def _remove_compiled(folder: Path) -> None:
 
 
 def _run_code(plan: Plan) -> list[str]:
-    """Return lines that name the files of code that this run executes, as command and configuration give them."""
+    """Return log lines that name the code files that this run executes, from the command and the configuration."""
     files = {Path(file).stem: file for file in plan.plugins.files}
     return [
         f"this run executes {f'the plugin file {files[name]}' if name in files else name}, source {mark['source'][:16]}"
@@ -191,7 +191,7 @@ def _run_code(plan: Plan) -> list[str]:
 
 
 def _unreadable(plan: Plan) -> list[str]:
-    """Set a damaged database of rollouts aside; returns log lines about it and about garbled lines of metrics."""
+    """Set a damaged rollout database aside; return log lines on it and on garbled lines of metrics."""
     notices = [f"{fault}; the line is skipped" for fault in garbled_lines(plan.folder / METRICS)]
     if plan.config.save_rollouts and plan.config.rollout.storage.url is None:
         file = plan.folder / DATABASE
@@ -228,7 +228,7 @@ def _kept_text(plan: Plan, kept: KeptConfig) -> str:
 
 
 def _same_code(plan: Plan, then: Mapping[str, Any], *, allow_changes: bool) -> list[str]:
-    """Refuse code that differs from the checkpoint's; returns log lines where it may differ."""
+    """Reject code that differs from the checkpoint's; return log lines on allowed differences."""
     now, files = plan.code, kept_files(plan.folder)
     wrong, notices = [], []
     for name in sorted({*then, *now} - {CORE}):

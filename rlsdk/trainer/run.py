@@ -1,4 +1,4 @@
-"""Train by a configuration or a plan: in one program or, on one Ray cluster, in two that sample and train."""
+"""Train from a configuration or a plan, in one program or in two on a Ray cluster: one samples, one trains."""
 
 from __future__ import annotations
 
@@ -58,22 +58,22 @@ def train(
     """Train a model.
 
     Args:
-        config: A YAML file, an `rlsdk.Config`, or a mapping; marked objects may stand in place of names.
-        *overrides: `key=value` texts.
-        plugins: Files of plugins.
-        resume: Continue from the run's newest whole checkpoint (from the beginning, if there is none), or, given a
-            number, from that of this step; newer ones are kept under another name.
-        overwrite: Delete what an earlier run left in the folder.
-        allow_changes: Resume although settings differ that change the meaning of the run.
-        show: Rollouts to print after each step.
-        console: Console for progress; left out, standard error.
+        config: A YAML file, an `rlsdk.Config`, or a mapping; decorated objects may replace component names.
+        *overrides: Settings as `key=value` strings.
+        plugins: Plugin files.
+        resume: Continue from the newest intact checkpoint (from the beginning if there is none) or, given a number,
+            from the checkpoint of that step; newer ones are kept under another name.
+        overwrite: Delete an earlier run in the same folder.
+        allow_changes: Resume even if settings have changed that affect the training.
+        show: Number of rollouts to print after each step.
+        console: Console for progress; default: standard error.
 
     Returns:
         The summary, as in `summary.json`; `status` is "finished" or "interrupted".
 
     Raises:
         ConfigError: The configuration is wrong; nothing was started.
-        RlsdkError: The run failed; the message names the culprit.
+        RlsdkError: The run failed; the message names the cause.
     """
     plan = (check if resume is False else check_resumed)(config, overrides, plugins)
     return run(plan, resume=resume, overwrite=overwrite, allow_changes=allow_changes, show=show, console=console)
@@ -89,7 +89,7 @@ def run(
     console: Console | None = None,
     begun: Template | None = None,
 ) -> dict[str, Any]:
-    """Train by a checked plan; see `train`. `begun` is a template that was started before the plan was known."""
+    """Train from a checked plan; see `train`. `begun` is a template that was started before the plan was known."""
     how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
     with template(plan, begun) as python:
         tasks, rehearsed = examined(plan)
@@ -109,11 +109,11 @@ def train_apart(
     allow_changes: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Train by a checked plan on rollouts of an explorer in another program; see `rlsdk.train`.
+    """Train from a checked plan on rollouts that an explorer samples in another program; see `rlsdk.train`.
 
     Raises:
         ConfigError: The configuration names no Ray cluster.
-        RlsdkError: The run failed, or there was no explorer in time.
+        RlsdkError: The run failed, or no explorer connected in time.
     """
     require_cluster(plan)
     exchanged_adapter(plan)
@@ -130,20 +130,20 @@ def explore(
     plugins: Sequence[str | Path] = (),
     console: Console | None = None,
 ) -> str:
-    """Sample rollouts for a trainer in another program, until its run ends.
+    """Sample rollouts for a trainer in another program until its run ends.
 
     Args:
-        config: A YAML file, an `rlsdk.Config` or a mapping; the trainer's is the same.
-        *overrides: `key=value` texts.
-        plugins: Files of plugins.
-        console: Console for the log; left out, standard error.
+        config: A YAML file, an `rlsdk.Config` or a mapping, equal to the trainer's.
+        *overrides: Settings as `key=value` strings.
+        plugins: Plugin files.
+        console: Console for the log; default: standard error.
 
     Returns:
         How the run ended: "finished" or "interrupted".
 
     Raises:
         ConfigError: The configuration is wrong, names no Ray cluster, or differs from the trainer's.
-        RlsdkError: The run failed, or there was no trainer in time.
+        RlsdkError: The run failed, or no trainer connected in time.
     """
     plan = check(config, overrides, plugins)
     require_cluster(plan)
@@ -185,7 +185,7 @@ async def _train(record: RunRecord, found: Layout) -> None:
 
 
 async def _explorer(plan: Plan, setup: ExplorerSetup) -> str:
-    """Run an explorer's actor until its run ends; its log is shown here."""
+    """Run an explorer actor until its run ends, and show its log."""
     explorer = spawn_named(plan, "explorer", ExplorerActor, PeerInfo.of(plan), setup, watched_as="explorer")
     shown = asyncio.ensure_future(_show_log(explorer))
     try:
@@ -206,7 +206,7 @@ async def _explorer(plan: Plan, setup: ExplorerSetup) -> str:
 
 
 async def _show_log(explorer: Any) -> None:
-    """Write the records of an explorer's log to this program's, up to its end."""
+    """Copy an explorer's log records to this program's log until the explorer ends."""
     try:
         while True:
             for record in await explorer.next_records.remote():

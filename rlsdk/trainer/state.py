@@ -1,4 +1,4 @@
-"""The state of a trainer in a checkpoint: written, and continued from."""
+"""Write the state of a trainer to a checkpoint, and restore it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 
 async def snapshot(trainer: Trainer) -> tuple[dict[str, Any], list[Entry]]:
-    """Return the state of a run as plain JSON, and the groups that a checkpoint of it refers to.
+    """Return the state of a run as plain JSON, and the groups that its checkpoint refers to.
 
-    These are the groups that wait for the trainer, and those that may be trained again.
+    These are the groups that wait for the trainer, and those that may be trained on again.
     """
     found = await trainer.rollouts.snapshot()
     state = {
@@ -39,11 +39,11 @@ async def snapshot(trainer: Trainer) -> tuple[dict[str, Any], list[Entry]]:
 
 
 def write_checkpoint(trainer: Trainer, state: dict[str, Any], *, last: bool) -> Path:
-    """Write a checkpoint, with the learner's files and, where the configuration asks for it, an export.
+    """Write a checkpoint with the learner's files and, if configured, an export.
 
     Args:
         trainer: Trainer of the run.
-        state: State of a snapshot.
+        state: State from `snapshot`.
         last: True for the last checkpoint of the run.
     """
     wanted = trainer.plan.config.checkpoint.export
@@ -57,12 +57,12 @@ def write_checkpoint(trainer: Trainer, state: dict[str, Any], *, last: bool) -> 
 
 
 async def restore(trainer: Trainer, step: int, store: RolloutStore | None) -> None:
-    """Restore a trainer, its rollouts, its learner and the store from a checkpoint.
+    """Restore a trainer, its rollouts, learner and rollout store from a checkpoint.
 
     Args:
         trainer: Trainer that has not trained yet.
         step: Step of the checkpoint.
-        store: Store of rollouts, which has the groups that the checkpoint refers to; None if they are not kept.
+        store: Rollout store with the groups that the checkpoint refers to; None if rollouts are not kept.
     """
     state = trainer.checkpoints.read(step)
     replay, kept = state.get("replay", ()), state["production"].get("kept", ())
@@ -76,7 +76,7 @@ async def restore(trainer: Trainer, step: int, store: RolloutStore | None) -> No
         used = {u["number"]: ("trained", u["step"], u["uses"]) for u in replay}
         places = {n: (source, position) for source, position, n in kept} | trainer.replay.places(replay)
         tasks = await trainer.rollouts.tasks(places)
-        # Rows of steps after the checkpoint go first: their numbers are given again.
+        # Delete the rows of later steps first, since their record numbers are reused.
         await asyncio.to_thread(rewind, store, step, {**waiting, **used})
         groups = await asyncio.to_thread(store.recall, tasks, step)
     back, again = await trainer.rollouts.restore(step, state, {n: groups[n] for *_, n in kept if n in groups})
@@ -96,12 +96,12 @@ async def restore(trainer: Trainer, step: int, store: RolloutStore | None) -> No
 
 
 def rewind(store: RolloutStore, step: int, kept: Mapping[int, tuple[str, int | None, int]]) -> None:
-    """Bring a store back to the checkpoint of a step, in one transaction; 0: to nothing.
+    """Rewind a store to the checkpoint of a step, in one transaction; step 0 empties it.
 
     Args:
-        store: Store of rollouts.
+        store: Rollout store.
         step: Step of the checkpoint.
-        kept: Number of a record -> state, step and uses of its group at the checkpoint.
+        kept: Record number -> status, step and uses of its group at the checkpoint.
     """
     with store.transaction():
         store.rewind(step, kept)

@@ -1,4 +1,4 @@
-"""The summary of a run, and the counts in it that checkpoints keep."""
+"""The run summary, and its counters that checkpoints store."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 LONGEST = 240
-"""Maximum characters of a reason."""
+"""Maximum length of a reason in characters."""
 MOST_REASONS = 100
-"""Number of reasons that a checkpoint keeps apart; the rest is one, `OTHER`."""
+"""Number of distinct reasons that a checkpoint stores; the rest are summed under `OTHER`."""
 OTHER = "other reasons"
 
 
 @attrs.define
 class RunCounters:
-    """Counts over all resumes of a run.
+    """Counters over all resumes of a run.
 
     Attributes:
         scored: Number of trajectories passed to the reward.
-        unscored: Those that it could not score, by reason.
-        reused: Rollouts that were trained on again.
-        skipped_updates: Updates without a finite gradient, by role.
+        unscored: Number of trajectories that it could not score, by reason.
+        reused: Number of rollouts that were trained on again.
+        skipped_updates: Number of updates without a finite gradient, by role.
     """
 
     scored: int = 0
@@ -51,7 +51,7 @@ class RunCounters:
         self.unscored.update(reason[:LONGEST] for group in groups for reason in unscored(group))
 
     def state(self) -> dict[str, Any]:
-        """Return the counts as plain JSON, of bounded size."""
+        """Return the counters as plain JSON of bounded size."""
         often = dict(self.unscored.most_common(MOST_REASONS))
         rest = self.unscored.total() - sum(often.values())
         reasons = {**often, OTHER: often.get(OTHER, 0) + rest} if rest else often
@@ -59,14 +59,14 @@ class RunCounters:
         return {**counts, "unscored": reasons}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state()`; counts missing in a checkpoint of an earlier version begin at zero."""
+        """Restore from `state()`; counters that an earlier version's checkpoint lacks start at zero."""
         self.scored, self.reused = state.get("scored", 0), state.get("reused", 0)
         self.unscored = Counter(state.get("unscored", {}))
         self.skipped_updates = Counter(state.get("skipped_updates", {}))
 
 
 def summarise(trainer: Trainer, rollouts: RolloutSummary) -> dict[str, Any]:
-    """Return the summary of a run that has ended, without the additions of its callbacks.
+    """Return the summary of an ended run, before its callbacks add to it.
 
     Args:
         trainer: Trainer of the run.
@@ -107,8 +107,8 @@ def summarise(trainer: Trainer, rollouts: RolloutSummary) -> dict[str, Any]:
 def task_counts(sources: Mapping[str, TaskCounts]) -> dict[str, int]:
     """Count the tasks of a run by their final status.
 
-    `trained`, `filtered`, `failed` and `returned` add up to `issued`. `expired` counts groups that were too old to be
-    trained; their tasks were made again, or count as filtered.
+    `trained`, `filtered`, `failed` and `returned` add up to `issued`. `expired` counts groups that became too old to
+    train on; their tasks were sampled again or count as filtered.
     """
     ends = {name: sum(getattr(c, name) for c in sources.values()) for name in ("trained", "filtered", "failed")}
     left = sum(c.available + c.scheduled + c.waiting for c in sources.values())
@@ -117,7 +117,7 @@ def task_counts(sources: Mapping[str, TaskCounts]) -> dict[str, int]:
 
 
 def accuracy_at(folder: Path, step: int) -> dict[str, float | None] | None:
-    """Return the evaluation metrics of a step, from `metrics.jsonl`; None if there were none."""
+    """Return the evaluation metrics of a step from `metrics.jsonl`; None if it has none."""
     lines = [line for line in read_metrics(folder) if line["step"] == step and "eval/greedy" in line]
     if not lines:
         return None
@@ -127,7 +127,7 @@ def accuracy_at(folder: Path, step: int) -> dict[str, float | None] | None:
 
 
 def log_background_failure(failure: BaseException | None) -> None:
-    """Log a failure in the background, unless it is the one that ended the run."""
+    """Log a background failure, unless it is the one that ended the run."""
     if failure is not None and failure is not sys.exception():
         cause = first_error(failure)
         log.error("a task failed after the last batch was taken: %s: %s", type(cause).__name__, cause, exc_info=failure)

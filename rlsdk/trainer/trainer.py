@@ -1,4 +1,4 @@
-"""One training step after the other: the class behind every run, which anybody may subclass or call by hand."""
+"""The training loop. `Trainer` is the class behind every run; subclass it, or call its methods by hand."""
 
 from __future__ import annotations
 
@@ -66,25 +66,25 @@ NOTICE = "interrupted: the run will finish and save this step, then end; interru
 class Trainer:
     """Train a policy.
 
-    `step` is one training step, and nothing else: a line for each stage. `train` runs the remaining steps, with the
-    callbacks around each; `evaluate` and `save` do so once. Every stage is a method, so that a subclass changes one and
-    keeps the others.
+    `step` runs one training step, with one line per stage and no callbacks. `train` runs the remaining steps with the
+    callbacks around each; `evaluate` and `save` evaluate and save once. Every stage is a method, so a subclass can
+    change one and keep the others.
 
     Attributes:
         plan: Checked configuration.
         rollouts: Source of rollouts.
         learner: All ranks of the learner.
         steps: Steps of the whole run.
-        version: Steps done; the engines' weights bear the version at which they were published.
+        version: Number of completed steps; each publication tags the engines' weights with it.
         callbacks: Called in this order around each step; see `rlsdk.trainer.callbacks`.
-        replay: Groups that were trained and may be trained again.
-        credit: Shaping and advantage.
-        timer: Seconds of the phases of the step that runs, or of the last one.
-        closed: Entries of the last step's groups in the store of rollouts, each with its final state.
-        interrupted: True once somebody asked the run to end after its step.
-        resources: Everything that ends when the trainer is closed.
-        record: Run that this trainer belongs to: its folder, log and report; None for a trainer without.
-        save_requested: True if somebody asked for a checkpoint that is not written yet.
+        replay: Groups that were trained on and may be trained on again.
+        credit: Chain of shapings and the advantage estimator.
+        timer: Seconds spent in each phase of the current step, or of the last one.
+        closed: Rollout store entries of the last step's groups, each with its final status.
+        interrupted: True once the run was asked to end after the current step.
+        resources: Everything that `close` shuts down.
+        record: Folder, log and report of the run; None if the trainer was created without a run.
+        save_requested: True while a requested checkpoint is not written yet.
     """
 
     def __init__(
@@ -99,15 +99,15 @@ class Trainer:
         resume_from: int | None = None,
         callbacks: Iterable[Callback] = (),
     ) -> None:
-        """Create a trainer on rollouts and a learner that are ready; `from_config` starts both.
+        """Create a trainer from running rollouts and a running learner; `from_config` starts both for you.
 
         Args:
             plan: Checked configuration.
             rollouts: Source of rollouts.
-            learner: Learner, started.
-            steps: Steps of the run; left out, as the plan says.
-            checkpoints: Folder of checkpoints; left out, that of the plan's run.
-            store: Rollouts on disk; None if they are not kept.
+            learner: Started learner.
+            steps: Number of steps of the run; default: the plan's.
+            checkpoints: Checkpoint folder; default: the one in the plan's run folder.
+            store: Rollout store on disk; None to keep no rollouts.
             resume_from: Step of the checkpoint to continue from; None for a new run.
             callbacks: Called in this order around each step.
         """
@@ -151,24 +151,24 @@ class Trainer:
         callbacks: Iterable[Callback] = (),
         console: Console | None = None,
     ) -> Self:
-        """Start Ray, engines and learner for a configuration, and return a trainer that is ready for its first step.
+        """Start Ray, engines and learner for a configuration, and return a trainer ready for its first step.
 
         Close it with `close`, or use it as a context manager.
 
         Args:
-            config: A YAML file, an `rlsdk.Config`, or a mapping; marked objects may stand in place of names.
-            *overrides: Settings as `key=value` texts.
-            plugins: Files of plugins.
-            resume: Continue from the run's newest whole checkpoint or, given a number, from that of this step.
-            overwrite: Delete what an earlier run left in the folder.
-            allow_changes: Resume although settings differ that change the meaning of the run.
-            callbacks: Callbacks of your own; they run after evaluation and before logging and saving.
-            console: Console for progress; left out, standard error.
+            config: A YAML file, an `rlsdk.Config`, or a mapping; decorated objects may replace component names.
+            *overrides: Settings as `key=value` strings.
+            plugins: Plugin files.
+            resume: Continue from the newest intact checkpoint or, given a number, from the checkpoint of that step.
+            overwrite: Delete an earlier run in the same folder.
+            allow_changes: Resume even if settings have changed that affect the training.
+            callbacks: Your own callbacks; they run after evaluation and before logging and saving.
+            console: Console for progress; default: standard error.
 
         Raises:
             ConfigError: The configuration is wrong; nothing was started.
-            RlsdkError: Something did not start.
-            TypeError: A callback is no `Callback`.
+            RlsdkError: A part of the run did not start.
+            TypeError: A callback is not a `Callback`.
         """
         callbacks = checked_callbacks(callbacks)
         plan = (check if resume is False else check_resumed)(config, overrides, plugins)
@@ -188,12 +188,12 @@ class Trainer:
 
     @classmethod
     def of_run(cls, record: RunRecord, parts: Parts, callbacks: Iterable[Callback] = ()) -> Self:
-        """Create the trainer of a run that is open.
+        """Create the trainer of an open run.
 
         Args:
-            record: Run that it belongs to.
-            parts: Rollouts and learner, started.
-            callbacks: Callbacks of the user.
+            record: The open run.
+            parts: Started rollouts and learner.
+            callbacks: The user's callbacks.
         """
         leaving = [LeavingNodes(parts.learner)]
         trainer = cls(
@@ -212,7 +212,7 @@ class Trainer:
         return trainer
 
     async def step(self) -> dict[str, float]:
-        """Train one step, without callbacks: each line is a stage of docs/design.md; returns the step's metrics."""
+        """Run one training step without callbacks, and return its metrics; each line is a stage of docs/design.md."""
         timer = await self.start_timer()
         with timer("take"):
             taken = await self.rollouts.take(self.version)
@@ -247,8 +247,8 @@ class Trainer:
 
         Args:
             groups: Groups that the filters let through.
-            taken: Batch as it was taken, for demonstrations and greedy answers.
-            reused: Groups of earlier steps that are trained again.
+            taken: Batch from the rollouts, which holds demonstrations and greedy answers.
+            reused: Groups of earlier steps that are trained on again.
         """
         baselines = None
         if "baseline_rewards" in self.plan.needs:
@@ -258,10 +258,10 @@ class Trainer:
         return pack(groups, taken.experts, baselines)
 
     async def forward(self, batch: StepBatch) -> StepBatch:
-        """Add the fields that the learner and plugins compute: old logprobs, values, the reference's logprobs, …."""
+        """Add the fields that the learner and plugins compute: old logprobs, values, reference logprobs, …."""
         plan = self.plan
         read = self.credit.needs.union(*(field.needs for field in plan.fields))
-        # Nobody sampled what experts wrote: only the learner can say how likely it was.
+        # Expert rollouts were not sampled, so only the learner can compute their logprobs.
         learner = batch.has_experts or plan.config.old_logprobs == "learner"
         recompute = learner if plan.sampled else "logprobs" in read
         wanted = {"logprobs": recompute, "ref_logprobs": plan.needs_reference, "values": plan.algorithm.critic}
@@ -272,14 +272,14 @@ class Trainer:
         return await produce(batch, plan.fields)
 
     async def assign_credit(self, batch: StepBatch) -> StepBatch:
-        """Run the shapings and the advantage, and add what the loss reads."""
+        """Run the shapings and the advantage, and add the fields that the loss reads."""
         batch = await self.credit.assign_aside(batch, train_step=self.version, train_steps=self.steps)
         plan = self.plan
         right = labels(batch, plan.needs, passing=plan.algorithm.passing, rewarded=bool(plan.rewards))
         return batch.for_update(**right)
 
     def minibatches(self, batch: StepBatch) -> list[np.ndarray]:
-        """Return the rollouts (int64) of each optimiser step."""
+        """Return the rollout indices (int64) of each optimiser step."""
         config, seed = self.plan.config, [self.plan.config.seed, self.version]
         return minibatches(batch, config.minibatches, config.passes, seed, whole_groups="pairs" in self.plan.needs)
 
@@ -306,7 +306,7 @@ class Trainer:
         return metrics
 
     async def optimise(self, batch: StepBatch, minibatches: Sequence[np.ndarray]) -> dict[str, float]:
-        """Have the learner take the optimiser steps of `update`, and return their metrics.
+        """Run the optimiser steps of `update` on the learner, and return their metrics.
 
         A subclass may call the learner's `forward_backward` and `optimizer_step` itself.
         """
@@ -320,12 +320,12 @@ class Trainer:
         batch: StepBatch | None,
         metrics: Mapping[str, float],
     ) -> dict[str, float]:
-        """Settle what became of every task of a step, by the `uid` of its group: trained, filtered or failed.
+        """Record each task of a step as trained, filtered or failed, by the `uid` of its group.
 
         Args:
-            taken: Batch as it was taken.
+            taken: Batch from the rollouts.
             groups: Groups that the filters let through.
-            reused: Groups of earlier steps that were trained again.
+            reused: Groups of earlier steps that were trained on again.
             batch: Rollouts that were trained on; None if there were none.
             metrics: Metrics of the update.
 
@@ -333,7 +333,7 @@ class Trainer:
             Metrics of the trained rollouts.
         """
         again = {used.group.uid for used in reused}
-        # Not all that the filters let through: a group without a sampled token, or a baseline, cannot be trained on.
+        # Filters may pass groups that cannot be trained on: those without a sampled token or a baseline.
         uids = () if batch is None else batch.uids[: batch.sampled]
         groups = [group for group in groups if group.uid in uids]
         rollouts_reused = sum(uid in again for uid in uids)
@@ -354,11 +354,11 @@ class Trainer:
 
     @property
     def sync_due(self) -> bool:
-        """True if the weights must be published now: every `rollout.sync_interval` steps, and after the last one."""
+        """True if the weights are due for a sync: every `rollout.sync_interval` steps, and after the last step."""
         return self.version % self.plan.config.rollout.sync_interval == 0 or self.version == self.steps
 
     async def publish(self) -> float:
-        """Send the learner's weights to the engines, and compare both; returns the greatest gap in nats."""
+        """Send the learner's weights to the engines, compare both, and return the largest logprob gap in nats."""
         gap = await self.rollouts.publish(self.learner, self.version, updated=self._updated)
         self._updated, self._synced = False, True
         return gap
@@ -367,7 +367,7 @@ class Trainer:
         """Return the metrics of a step's groups.
 
         Raises:
-            ScoringError: More than the share `max_invalid` of the rollouts could not be scored.
+            ScoringError: The share of rollouts that could not be scored exceeds `max_invalid`.
         """
         groups, scored = taken.groups, self.plan.scored
         self.counters.note(groups)
@@ -381,7 +381,7 @@ class Trainer:
         }
 
     async def start_timer(self) -> Timer:
-        """Start the timer of a step, for engines and learner, too."""
+        """Start the timer of a step, and note the counters of engines and learner."""
         self._before = await self._clocks()
         self.timer, self._generated = Timer(), 0.0
         return self.timer
@@ -401,7 +401,7 @@ class Trainer:
 
     @asynccontextmanager
     async def learning(self) -> AsyncIterator[None]:
-        """Time the learner and, where rollouts run ahead, the engines meanwhile."""
+        """Time the learner and, if rollouts run ahead of training, the engines in the meantime."""
         began = await self._generating()
         with self.timer("learn"):
             yield
@@ -411,18 +411,18 @@ class Trainer:
         return (await self.rollouts.counters()).clock["engines"] if self.runs_ahead else 0.0
 
     async def _clocks(self) -> tuple[Mapping[str, float], RolloutCounters]:
-        """Return what the learner and the rollouts have counted so far; of several actors, the slowest."""
+        """Return the counters of learner and rollouts so far; of several actors, those of the slowest."""
         return await asyncio.gather(asyncio.to_thread(self.learner.clock), self.rollouts.counters())
 
     @property
     def ended(self) -> bool:
-        """True after the last step, or after as many steps in a row without anything to learn as the plan allows."""
+        """True after the last step, or after `max_empty_steps` consecutive steps that taught nothing."""
         return self.version >= self.steps or self.monitor.stuck
 
     def train(self) -> dict[str, Any]:
-        """Train the remaining steps, or until somebody interrupts, and return the summary.
+        """Train the remaining steps, or until interrupted, and return the summary.
 
-        Works in a script and, where an event loop runs already, in a notebook.
+        Also works where an event loop is already running, as in a notebook.
         """
         summary = run_async(self.train_async())
         if self.record is not None:
@@ -430,7 +430,7 @@ class Trainer:
         return summary
 
     async def train_async(self) -> dict[str, Any]:
-        """Train as `train` does, in the event loop that runs."""
+        """Train as `train` does, in the running event loop."""
         await self.restore()
         async with AsyncExitStack() as ends:
             for callback in self.callbacks:
@@ -448,7 +448,7 @@ class Trainer:
         return summary
 
     async def prepare(self) -> None:
-        """Continue from the checkpoint, if any, and publish the first weights; done once, by `train` if nobody did."""
+        """Restore the checkpoint, if any, and publish the first weights; `train` calls this if you have not."""
         await self.restore()
         if not self._synced:
             await self.publish()
@@ -470,23 +470,23 @@ class Trainer:
                 metrics |= as_numbers(metrics, f"callback {type(callback).__name__}")
 
     def evaluate(self) -> Evaluation:
-        """Evaluate the weights that the engines have on the held-out tasks."""
+        """Evaluate the engines' current weights on the held-out tasks."""
         return run_async(self.evaluate_async())
 
     async def evaluate_async(self) -> Evaluation:
-        """Evaluate as `evaluate` does, in the event loop that runs."""
+        """Evaluate as `evaluate` does, in the running event loop."""
         with self.times("evaluation"):
             return await self.rollouts.evaluate()
 
     def save(self) -> Path:
-        """Write a checkpoint of the steps done; returns its folder."""
+        """Write a checkpoint and return its folder."""
         return run_async(self.save_async())
 
     async def save_async(self, *, last: bool = False) -> Path:
-        """Write a checkpoint as `save` does, in the event loop that runs.
+        """Write a checkpoint as `save` does, in the running event loop.
 
         Args:
-            last: True if it is the last one of the run, which may be exported.
+            last: True for the last checkpoint of the run, which may be exported.
         """
         with self.times("checkpoints"):
             state, kept = await snapshot(self)
@@ -500,7 +500,7 @@ class Trainer:
         return folder
 
     async def restore(self) -> None:
-        """Continue from the checkpoint to resume from; a new run drops what an earlier one left in the store."""
+        """Restore the checkpoint to resume from; a new run clears what an earlier run left in the store."""
         if self._restored:
             return
         self._restored = True
@@ -510,24 +510,24 @@ class Trainer:
             await asyncio.to_thread(rewind, self._store, 0, {})
 
     def sources(self) -> Mapping[str, TaskCounts]:
-        """Return the counts of each source of tasks; nothing where nothing is sampled."""
+        """Return the counts of each task source; empty if the run samples nothing."""
         return self.rollouts.sources() if self.plan.sampled else {}
 
     def interrupt(self) -> None:
-        """End the training after the step that runs, with a checkpoint."""
+        """End the training after the current step, with a checkpoint."""
         if not self.interrupted:
             self.interrupted = True
             log.info("interrupted after %d steps: the step in progress will be finished and saved", self.version)
 
     def save_soon(self) -> None:
-        """Save a checkpoint after the next step that publishes weights."""
+        """Save a checkpoint after the next step that syncs weights."""
         self.save_requested = True
         interval = self.plan.config.rollout.sync_interval
         step = min((self.version // interval + 1) * interval, self.steps)
-        log.info("asked to save: a checkpoint of step %d will be written", step)
+        log.info("checkpoint requested: step %d will be saved", step)
 
     def close(self) -> None:
-        """End everything that `from_config` started."""
+        """Shut down everything that `from_config` started."""
         self.resources.close()
 
     def __enter__(self) -> Self:
@@ -538,7 +538,7 @@ class Trainer:
 
 
 def _inside(learner: Mapping[str, float], counters: RolloutCounters) -> dict[str, float]:
-    """Return seconds and tokens counted inside the actors so far."""
+    """Return the seconds and tokens that the actors have counted so far."""
     return {**counters.clock, "learner": sum(v for k, v in learner.items() if k.endswith("_seconds"))}
 
 

@@ -379,7 +379,7 @@ def test_memory_follows_its_component_in_a_chain_that_has_changed(caplog: pytest
     assert not caplog.records
     chain("kl_penalty").restore({"0": {"value": 0.25}})  # as earlier versions wrote it
     chain("reward_norm").restore(chain("kl_penalty").state())
-    assert "shaping 'reward_norm' is not in the checkpoint: its memory begins at its start" in caplog.text
+    assert "shaping 'reward_norm' is not in the checkpoint; it starts without state" in caplog.text
 
 
 def test_an_error_of_an_advantage_names_it_and_its_line() -> None:

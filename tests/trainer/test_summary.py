@@ -113,4 +113,4 @@ def test_a_report_that_fails_does_not_hide_why_the_run_failed(
             plan = make_plan(tmp_path / writer)
             with opened(plan):
                 raise RunError("the learner is gone")
-        assert "the failed run is not reported" in (plan.folder / "logs" / "driver.log").read_text()
+        assert "the report of the failed run cannot be written" in (plan.folder / "logs" / "driver.log").read_text()

@@ -359,7 +359,7 @@ def test_checkpoints_wait_for_the_next_sync_so_that_a_resumed_run_has_the_weight
     with caplog.at_level("INFO"):
         started(None, Asking()).train()
         assert trainer.checkpoints.steps() == [2, 4, 5]
-        assert "asked to save: a checkpoint of step 2 will be written" in caplog.text
+        assert "checkpoint requested: step 2 will be saved" in caplog.text
         asyncio.run(started(4).prepare())
         assert "between two weight syncs" not in caplog.text
         asyncio.run(started(5).prepare())

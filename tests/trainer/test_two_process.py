@@ -52,10 +52,10 @@ def test_every_difference_is_named_with_both_values() -> None:
     assert differences(theirs, ours) == [
         "placement.engines: the explorer has 3, the trainer 2",
         "seed: the explorer has nothing there, the trainer 1",
-        "plugin lab: the explorer has other code of it than the trainer",
+        "plugin lab: the explorer and the trainer have different code",
     ]
     wrong = disagreement(theirs, ours)
-    assert isinstance(wrong, ConfigError) and "the trainer 2; both take the same" in str(wrong)
+    assert isinstance(wrong, ConfigError) and "the trainer 2; both programs need the same" in str(wrong)
     assert disagreement(ours, attrs.evolve(ours, where="elsewhere")) is None
 
 

@@ -1,4 +1,4 @@
-"""The explorer of a run in two programs: an async Ray actor, which the trainer calls by its handle."""
+"""The explorer of a two-process run: an async Ray actor that the trainer calls."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from rlsdk.types import Group
 
 log = logging.getLogger(__name__)
 Settled = Sequence[tuple[Sequence[int], Sequence[TaskStatus]]]
-"""Batches that the trainer has settled since its last call: numbers and final states of their records."""
+"""Batches that the trainer has settled since its last call: numbers and final statuses of their records."""
 
 
 @attrs.frozen(eq=False)
 class WeightUpdate:
-    """Weights that were sent, which stand for the learner in the explorer.
+    """Weights in transit; implements `WeightSender` in the explorer in place of the learner.
 
     Attributes:
-        version: Training steps done.
+        version: Number of completed training steps.
         shared: `ObjectRef` of the weights.
         logprobs: The learner's logprobs of the canary, float32 `[k - 1]`.
     """
@@ -56,7 +56,7 @@ class WeightUpdate:
     logprobs: np.ndarray
 
     def weights(self, version: int) -> Any:
-        """Return an `ObjectRef` of the weights that were sent."""
+        """Return an `ObjectRef` of the weights."""
         return self.shared
 
     def canary(self, token_ids: np.ndarray) -> np.ndarray:
@@ -64,7 +64,7 @@ class WeightUpdate:
         return self.logprobs
 
     def checksums(self) -> dict[str, str]:
-        """Return the CRC-32 of each tensor as it was sent."""
+        """Return the CRC-32 of each tensor at the sender."""
         import ray
 
         return transport.checksums(ray.get(self.shared))
@@ -72,12 +72,12 @@ class WeightUpdate:
 
 @attrs.frozen
 class ExplorerAnswer:
-    """ExplorerAnswer to a call of the trainer.
+    """Answer to a call of the trainer.
 
     Attributes:
         value: Result of the method.
         sources: Counts of each source of tasks.
-        interrupted: True if somebody asked this program to end.
+        interrupted: True if the user asked this program to end.
     """
 
     value: Any
@@ -87,13 +87,13 @@ class ExplorerAnswer:
 
 @attrs.frozen
 class ExplorerSetup:
-    """Configuration, working folder and environment that an explorer's actor gets from the program that starts it.
+    """Configuration, working folder and environment that a program passes to the explorer actor it starts.
 
     Attributes:
         config: A YAML file, an `rlsdk.Config` or a mapping.
-        overrides: `key=value` texts.
-        plugins: Files of plugins.
-        gpus: Number of Ray's GPUs.
+        overrides: Settings as `key=value` strings.
+        plugins: Plugin files.
+        gpus: Number of GPUs in the Ray cluster.
         surroundings: Working folder and environment variables.
     """
 
@@ -104,13 +104,13 @@ class ExplorerSetup:
     surroundings: Surroundings = attrs.field(factory=Surroundings)
 
     def plan(self) -> Plan:
-        """Take over the surroundings, and check the configuration."""
+        """Adopt the working folder and environment, and check the configuration."""
         self.surroundings.take_over()
         return check(self.config, self.overrides, self.plugins)
 
 
 class _LogRelay(QueueHandler):
-    """Puts log records of any thread into a queue of the running event loop."""
+    """Log handler that puts records from any thread into a queue of the running event loop."""
 
     def __init__(self, records: asyncio.Queue[logging.LogRecord | None]) -> None:
         super().__init__(records)
@@ -121,14 +121,14 @@ class _LogRelay(QueueHandler):
 
 
 class ExplorerActor(RunActor):
-    """Samples rollouts for one trainer, which calls the methods of `Rollouts`; each returns an `ExplorerAnswer`.
+    """Sample rollouts for one trainer, which calls the methods of `Rollouts`; each returns an `ExplorerAnswer`.
 
-    The trainer calls one method at a time: a call that comes before the last one is answered means that nobody waits
-    for that answer any more, as after a second Ctrl-C, and cancels it.
+    The trainer calls one method at a time. A call that arrives before the previous one is answered cancels it, since
+    the trainer no longer waits for that answer, as after a second Ctrl-C.
     """
 
     def __init__(self, own: PeerInfo, setup: ExplorerSetup) -> None:
-        """Prepare; `run` does the work.
+        """Prepare the actor; `run` does the work.
 
         Args:
             own: Description of the program that starts this actor.
@@ -150,14 +150,14 @@ class ExplorerActor(RunActor):
     # For the program that started this actor
 
     async def run(self) -> str:
-        """Wait for a trainer, start what samples, and serve the trainer until its run ends.
+        """Wait for a trainer, start the explorer, and serve the trainer until its run ends.
 
         Returns:
             How the run ended: "finished" or "interrupted".
 
         Raises:
             ConfigError: The configuration or the code of the trainer differs.
-            RlsdkError: The run failed, the trainer ended without a word, or there was none in time.
+            RlsdkError: The run failed, the trainer died, or none connected in time.
         """
         relay = _LogRelay(self._records)
         try:
@@ -174,21 +174,21 @@ class ExplorerActor(RunActor):
             relay.enqueue(None)
 
     async def next_records(self) -> list[logging.LogRecord | None]:
-        """Wait for records of the log, and return those that are there; None is the last one."""
+        """Wait for log records and return all that are queued; None marks the end."""
         found = [await self._records.get()]
         while not self._records.empty():
             found.append(self._records.get_nowait())
         return found
 
     def interrupt(self) -> None:
-        """Have the trainer end the run after its step; it hears of that with the next answer."""
+        """Ask the trainer, with the next answer, to end the run after its step."""
         self._interrupted = True
         self._met.set()
 
     # For the trainer
 
     async def meet(self, trainer: PeerInfo, presence: Any) -> str:
-        """Work for a trainer from now on, and return where.
+        """Bind this explorer to a trainer, and return where the explorer runs.
 
         Args:
             trainer: Description of the trainer's program.
@@ -196,7 +196,7 @@ class ExplorerActor(RunActor):
 
         Raises:
             ConfigError: Its configuration or its code differs.
-            RunError: Another trainer came first.
+            RunError: The explorer already works for another trainer.
         """
         if self._trainer is not None:
             raise RunError(f"it works for the trainer {self._trainer[0].where}")
@@ -207,7 +207,7 @@ class ExplorerActor(RunActor):
         return self._own.where
 
     async def about(self, settled: Settled) -> ExplorerAnswer:
-        """Wait until the explorer is ready: its number of held-out tasks, and token ids of its canary (int64 `[k]`)."""
+        """Wait until the explorer is ready; return its number of held-out tasks and canary token ids (int64 `[k]`)."""
 
         async def about(explorer: Explorer) -> tuple[int, np.ndarray]:
             return explorer.eval_tasks, explorer.canary_ids
@@ -225,13 +225,13 @@ class ExplorerActor(RunActor):
         return await self._answer(settled, lambda explorer: explorer.restore(version, state, groups))
 
     async def take(self, settled: Settled, version: int) -> ExplorerAnswer:
-        """See `Rollouts.take`; the value has the state right after the batch was taken, too."""
+        """See `Rollouts.take`; also returns the state right after the batch was taken."""
 
         async def take(explorer: Explorer) -> tuple[TakenBatch, dict[str, Any]]:
             taken = await explorer.take(version)
             numbers = [record.number for record in taken.records]
             if self._taken and [record.number for record in self._taken[-1].records] == numbers:
-                self._taken.pop()  # a step that is tried again gets the same batch, which is settled once
+                self._taken.pop()  # a retried step gets the same batch, which is settled once
             self._taken.append(taken)
             return taken, explorer.state()
 
@@ -262,12 +262,12 @@ class ExplorerActor(RunActor):
         return await self._answer(settled, lambda explorer: explorer.pause())
 
     async def shutdown(self, status: str) -> None:
-        """End as the run has ended: "finished", "interrupted" or "failed"."""
+        """End with the status of the run: "finished", "interrupted" or "failed"."""
         self._status = status
         self._over.set()
 
     async def _answer(self, settled: Settled, work: Callable[[Explorer], Awaitable[Any]]) -> ExplorerAnswer:
-        """Settle what the trainer settled since its last call, and do what it asks for.
+        """Apply what the trainer has settled since its last call, then do the work.
 
         Raises:
             Exception: The method failed, or the explorer did not start.
@@ -285,7 +285,7 @@ class ExplorerActor(RunActor):
                 batch = self._taken.pop(0)
                 known = [record.number for record in batch.records]
                 if known != list(numbers):
-                    raise RunError(f"the trainer settles the records {list(numbers)}; it was given {known}")
+                    raise RunError(f"the trainer settled the records {list(numbers)}, but was given {known}")
                 explorer.settle(batch, states)
             return await work(explorer)
 
@@ -302,7 +302,7 @@ class ExplorerActor(RunActor):
 
     async def _explore(self, plan: Plan, relay: _LogRelay) -> str:
         log_to(plan, relay)
-        await self._meet_trainer(plan)  # before anything is in the folder: a trainer that overwrites it has done so
+        await self._meet_trainer(plan)  # before writing to the folder: the trainer may overwrite it first
         if self._trainer is None:
             return "interrupted"
         (plan.folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -326,7 +326,7 @@ class ExplorerActor(RunActor):
         return status
 
     async def _meet_trainer(self, plan: Plan) -> None:
-        """Wait until a trainer has come, or somebody has interrupted."""
+        """Wait until a trainer has connected or the user has interrupted."""
         limit = plan.config.placement.partner_timeout
         if not named(plan, "trainer"):
             log.info("waiting for the trainer: rlsdk train CONFIG --mode train, for at most %g s", limit)
@@ -335,7 +335,7 @@ class ExplorerActor(RunActor):
                 await self._met.wait()
         except TimeoutError as error:
             raise RunError(
-                f"no trainer wanted this explorer within placement.partner_timeout={limit:g} s; start one by "
+                f"no trainer used this explorer within placement.partner_timeout={limit:g} s; start one with "
                 "rlsdk train CONFIG --mode train, on the same Ray, with the same settings, for the same folder "
                 f"{plan.folder.resolve()}"
             ) from error
@@ -345,7 +345,7 @@ class ExplorerActor(RunActor):
             log.info("the trainer is %s", self._trainer[0].where)
 
     async def _start(self, plan: Plan, stack: ExitStack, observers: Observers) -> Explorer:
-        """Start engines, scorer and environments, which end with the stack."""
+        """Start engines, scorer and environments; they end with the stack."""
         found = layout(plan, os.cpu_count() or 1, self._setup.gpus, roles=["engine"], apart=True)
 
         def engines() -> list[Any]:
@@ -355,19 +355,19 @@ class ExplorerActor(RunActor):
         for engine in ready:
             stack.callback(kill, engine)
         explorer = explorer_on(plan, ready, found, train_tasks(plan), observers)
-        return await asyncio.to_thread(stack.enter_context, explorer)  # which waits for rollout workers
+        return await asyncio.to_thread(stack.enter_context, explorer)  # waits for rollout workers
 
     async def _serve(self, plan: Plan, explorer: Explorer, observers: Observers) -> str:
-        """ExplorerAnswer the trainer until it says how the run ended, and return that.
+        """Answer the trainer until it reports how the run ended, and return that status.
 
         Raises:
-            RunError: The trainer ended without a word.
+            RunError: The trainer died.
         """
         assert self._trainer is not None
         trainer, presence = self._trainer
         gone, over = asyncio.ensure_future(until_gone(presence)), asyncio.ensure_future(self._over.wait())
         status = "failed"
-        # A plugin that observes rollouts is told here, too.
+        # Plugins that observe rollouts are notified here, too.
         observers.tell("rlsdk_run_start", config=plan.tree, folder=plan.folder)
         try:
             with main_loop(self.interrupt):
@@ -386,7 +386,7 @@ class ExplorerActor(RunActor):
         return status
 
     async def _until_asked(self, limit: float) -> None:
-        """Wait until the trainer has been told why this explorer did not start, or has gone."""
+        """Wait until the trainer has learned why this explorer did not start, or has ended."""
         assert self._trainer is not None
         waiting = [asyncio.ensure_future(each) for each in (until_gone(self._trainer[1]), self._asked.wait())]
         await asyncio.wait(waiting, timeout=limit, return_when=asyncio.FIRST_COMPLETED)

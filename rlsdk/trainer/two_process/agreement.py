@@ -1,4 +1,4 @@
-"""Meeting of the two programs of a run on a Ray cluster: finding each other, comparing settings, noticing an end."""
+"""Connect the two programs of a run on a Ray cluster: discovery, comparison of settings, detection of an end."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def namespace(plan: Plan) -> str:
 
 
 def spawn_named(plan: Plan, program: Program, cls: type, *arguments: Any, watched_as: str = "") -> Any:
-    """Start an actor on this program's node, under a name that the other program finds; both end together."""
+    """Start an actor on this program's node under a name that the other program finds; it ends with this program."""
     import ray
 
     return spawn(
@@ -77,13 +77,13 @@ def named(plan: Plan, program: Program) -> dict[str, Any]:
         if name.startswith(f"{program}-"):
             try:
                 found[name] = ray.get_actor(name, namespace=space)
-            except ValueError:  # it went meanwhile
+            except ValueError:  # it has ended in the meantime
                 continue
     return found
 
 
 def differences(explorer: PeerInfo, trainer: PeerInfo) -> list[str]:
-    """Describe the differences between two programs that must agree: a sentence per setting, and per plugin's code."""
+    """Describe the differences between two programs that must agree, one sentence per setting and plugin."""
     theirs, ours = dict(leaves(explorer.tree)), dict(leaves(trainer.tree))
 
     def shown(leaves: Mapping[str, Any], path: str) -> str:
@@ -96,20 +96,20 @@ def differences(explorer: PeerInfo, trainer: PeerInfo) -> list[str]:
     ]
     names = sorted({*explorer.code, *trainer.code})
     other = [name for name in names if explorer.code.get(name) != trainer.code.get(name)]
-    return [*found, *(f"plugin {name}: the explorer has other code of it than the trainer" for name in other)]
+    return [*found, *(f"plugin {name}: the explorer and the trainer have different code" for name in other)]
 
 
 def disagreement(explorer: PeerInfo, trainer: PeerInfo) -> ConfigError | None:
     """Return the error of an explorer that cannot work for a trainer; None if it can."""
     found = differences(explorer, trainer)
-    return ConfigError([f"{each}; both take the same" for each in found]) if found else None
+    return ConfigError([f"{each}; both programs need the same" for each in found]) if found else None
 
 
 class TrainerPresence:
-    """Actor of the trainer's program, with which it ends."""
+    """Actor that ends with the trainer's program."""
 
     async def stay(self) -> None:
-        """Never return: a call of this fails when the program ends."""
+        """Never return; a call fails when the program ends."""
         await asyncio.Event().wait()
 
 
@@ -129,7 +129,7 @@ async def until_gone(presence: Any) -> str:
 
 
 def require_cluster(plan: Plan) -> None:
-    """Require a Ray cluster that neither program starts, and weights that outlive their transfer.
+    """Require a Ray cluster that neither program starts, and a weight transfer that does not call the learner.
 
     Raises:
         ConfigError: The plan and the environment name no cluster, or the engines would have to call the learner.

@@ -1,4 +1,4 @@
-"""Proxy of an explorer in another program; if that program dies, another explorer replaces it."""
+"""Proxy for an explorer in another program; if that program dies, another explorer replaces it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from rlsdk.types import Group, Task
 
 log = logging.getLogger(__name__)
 _SHOWN = 20
-"""Number of deaths in the summary."""
+"""Maximum number of lost explorers in the summary."""
 LOOK_SECONDS = 0.5
-"""Time between two looks at the cluster for an explorer."""
+"""Interval in seconds at which the cluster is searched for an explorer."""
 
 
 class GoneError(RunError):
@@ -41,10 +41,10 @@ class GoneError(RunError):
 
 
 class ExplorerRegistry:
-    """Finds explorers on the cluster for a trainer, which works with one of them; others wait in line."""
+    """Find explorers on the cluster for a trainer, which works with one of them while the others wait."""
 
     def __init__(self, plan: Plan) -> None:
-        """Create a registry, and the actor by which explorers see that this program lives.
+        """Create a registry, and the actor whose death tells explorers that this program has ended.
 
         Args:
             plan: Plan of the run.
@@ -54,10 +54,10 @@ class ExplorerRegistry:
         self._tried: set[str] = set()
 
     async def meet(self) -> Any:
-        """Wait for an explorer that was not met before and can work for this trainer, and return its actor.
+        """Wait for a new explorer that can work for this trainer, and return its actor.
 
         Raises:
-            RunError: No explorer came in time.
+            RunError: No explorer connected in time.
         """
         limit, waits = self._plan.config.placement.partner_timeout, False
         try:
@@ -83,7 +83,7 @@ class ExplorerRegistry:
             where = await explorer.meet.remote(self._own, self._presence)
         except Exception as error:
             cause = cause_of(error)
-            if not died(error):  # a name may outlive its actor
+            if not died(error):  # an actor's name may outlive it
                 if not isinstance(cause, RlsdkError):
                     raise
                 log.warning("an explorer cannot work for this run: %s", cause)
@@ -95,14 +95,14 @@ class ExplorerRegistry:
 class RemoteExplorer:
     """Proxy for an `Explorer` that runs in another program.
 
-    The state of an explorer when it last gave a batch is remembered here. A replacement continues from that state:
-    unfinished tasks are sampled again, and taken groups are not. No explorer is replaced between `take` and `settle`,
-    so that each batch is settled where it was taken, or in the remembered state.
+    The proxy keeps the state that the explorer had when it last gave a batch. A replacement continues from that state:
+    unfinished tasks are sampled again, taken groups are not. No explorer is replaced between `take` and `settle`, so
+    each batch is settled in the explorer that gave it or in the saved state.
 
     Attributes:
         eval_tasks: Number of held-out tasks, once the explorer is ready.
-        failure: None: what fails in the explorer is raised by the call that waits for it.
-        interrupt: Called when somebody has interrupted the explorer's program.
+        failure: Always None; the call that waits for the explorer raises its errors.
+        interrupt: Called when the user has interrupted the explorer's program.
     """
 
     def __init__(self, plan: Plan, explorers: ExplorerRegistry, explorer: Any) -> None:
@@ -110,8 +110,8 @@ class RemoteExplorer:
 
         Args:
             plan: Plan of the run.
-            explorers: Registry of the explorers on offer.
-            explorer: Actor of the explorer that was met.
+            explorers: Registry of available explorers.
+            explorer: Actor of the first explorer.
         """
         self._plan, self._explorers, self._explorer = plan, explorers, explorer
         self.eval_tasks, self._canary_ids = 0, np.zeros(0, np.int64)
@@ -150,7 +150,7 @@ class RemoteExplorer:
         return taken
 
     def settle(self, taken: TakenBatch, states: Sequence[TaskStatus]) -> None:
-        """See `Explorer.settle`; it is sent with the next request."""
+        """See `Explorer.settle`; sent with the next call."""
         if self._state is not None:
             self._state = settled(self._state, taken, states)
         self._done += 1
@@ -160,7 +160,7 @@ class RemoteExplorer:
         """See `Explorer.publish`."""
         if not self._plan.needs_engine:
             return 0.0
-        self._sent = None  # the last ones need not be kept beside these
+        self._sent = None  # free the previous weights before the new ones are sent
         weights = await asyncio.to_thread(learner.weights, version)
         logprobs = await asyncio.to_thread(learner.canary, self._canary_ids)
         sent = WeightUpdate(version, weights, logprobs)
@@ -173,7 +173,7 @@ class RemoteExplorer:
         return self._gap
 
     async def sleep(self) -> None:
-        """Do nothing: the learner has its own device."""
+        """Do nothing, since the learner has its own device."""
 
     async def evaluate(self) -> Evaluation:
         """See `Explorer.evaluate`."""
@@ -187,11 +187,11 @@ class RemoteExplorer:
         return found
 
     async def counters(self) -> RolloutCounters:
-        """See `Explorer.counters`; without an explorer, return the last known counts."""
+        """See `Explorer.counters`; without an explorer, returns the last known counters."""
         try:
             self._now = await self._ask("counters")
         except GoneError as gone:
-            log.debug("cannot ask the explorer how much was sampled: %s", gone)
+            log.debug("cannot read the explorer's counters: %s", gone)
         return added(self._past, self._now)
 
     async def scale(self, engines: int | None) -> EngineStatus:
@@ -200,11 +200,11 @@ class RemoteExplorer:
         return found
 
     def sources(self) -> Mapping[str, TaskCounts]:
-        """Return the counts of each source of tasks, as the explorer last reported them."""
+        """Return the task counts of each source, as the explorer last reported them."""
         return self._sources
 
     async def pause(self) -> RolloutSummary:
-        """See `Explorer.pause`; does not wait for an explorer that is gone."""
+        """See `Explorer.pause`; does not wait for a replacement if the explorer has ended."""
         summary = RolloutSummary(self._sources, {}, {"lost": 0, "reasons": [], "sampled_again": 0})
         try:
             summary = await self._ask("pause")
@@ -214,10 +214,10 @@ class RemoteExplorer:
         return attrs.evolve(summary, explorers_lost=tuple(self._lost[:_SHOWN]))
 
     async def close(self) -> None:
-        """Do nothing: `shutdown` tells the explorer how the run ended."""
+        """Do nothing; `shutdown` tells the explorer how the run ended."""
 
     async def shutdown(self, status: str) -> None:
-        """Tell the explorer how the run ended; it ends in the same way."""
+        """Tell the explorer how the run ended; it ends with the same status."""
         if self._explorer is None:
             return
         try:
@@ -228,7 +228,7 @@ class RemoteExplorer:
             log.debug("cannot tell the explorer that the run has ended: %s", reason(error))
 
     async def _call(self, name: str, *content: Any) -> Any:
-        """Return the answer of the explorer, or of its replacement."""
+        """Return the answer of the explorer or its replacement."""
         while True:
             try:
                 return await self._ask(name, *content)
@@ -238,7 +238,7 @@ class RemoteExplorer:
     async def _ask(self, name: str, *content: Any) -> Any:
         if self._explorer is None:
             raise GoneError("it has ended, and no other has connected")
-        settled, self._settled = self._settled, []  # should it be lost on the way, the remembered state has it
+        settled, self._settled = self._settled, []  # if it gets lost, the saved state includes it
         try:
             answer: ExplorerAnswer = await getattr(self._explorer, name).remote(settled, *content)
         except Exception as error:
@@ -251,15 +251,15 @@ class RemoteExplorer:
         return answer.value
 
     async def _replace(self, gone: GoneError) -> None:
-        """Wait for another explorer, and restore it to the state of the last one.
+        """Wait for another explorer, and restore the previous one's state in it.
 
         Raises:
-            RunError: No explorer came in time.
+            RunError: No explorer connected in time.
         """
         while True:
             log.warning("the explorer has ended: %s", gone)
             if self._explorer is not None:
-                kill(self._explorer)  # what cannot be reached may live; it ends by this
+                kill(self._explorer)  # it may be alive but unreachable
             self._lost.append(str(gone))
             self._past, self._now = added(self._past, self._now), RolloutCounters({}, 0)
             self._explorer = None
@@ -282,12 +282,12 @@ class RemoteExplorer:
 
 
 def settled(state: Mapping[str, Any], taken: TakenBatch, states: Sequence[TaskStatus]) -> dict[str, Any]:
-    """Return an explorer's state after a batch that it gave is settled.
+    """Return an explorer's state after a batch that it gave has been settled.
 
     Args:
         state: State right after the `take` of the batch.
-        taken: Batch that was taken.
-        states: Final status of each record in it.
+        taken: The batch.
+        states: Final status of each of its records.
     """
     after = copy.deepcopy(dict(state))
     production = after["production"]
