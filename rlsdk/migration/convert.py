@@ -131,7 +131,7 @@ def _one_ratio_per_rollout(config: Mapping[str, Any]) -> tuple[str, ...]:
     if loss not in ("gspo", "geo_mean", "dpo") or aggregate in (None, "seq-mean-token-mean"):
         return ()
     config["algorithm"]["aggregate"] = "seq-mean-token-mean"
-    return (f"algorithm.aggregate: {loss} is defined for seq-mean-token-mean, in place of {aggregate}",)
+    return (f"algorithm.aggregate: {loss} is defined for seq-mean-token-mean, instead of {aggregate}",)
 
 
 def _ordered(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def _entry(
     if row is None:
         near = nearest(key, [each.key for each in table.rows if "*" not in each.key])
         hint = f"; did you mean {near}?" if near else ""
-        return KeyReport(key, shown, "missing", (), f"unknown key of {table.title}: look up its meaning{hint}")
+        return KeyReport(key, shown, "missing", (), f"unknown key of {table.title}: look it up{hint}")
     if value is None:
         return KeyReport(key, value, "ignored", (), "null: not set")
     try:
@@ -187,7 +187,7 @@ def _used(entry: KeyReport, row: KeyRule | None, config: Mapping[str, Any]) -> K
     set_paths = tuple(path for path, value in found.items() if value is False or value not in (None, [], {}, 0))
     if set_paths:
         return attrs.evolve(entry, to=set_paths)
-    return attrs.evolve(entry, status="ignored", note="no effect with the other settings")
+    return attrs.evolve(entry, status="ignored", note="no effect given the other settings")
 
 
 def _at(tree: Any, path: str) -> Any:

@@ -137,12 +137,12 @@ def _filters(value: bool, given: Given) -> KeyOutcome:
         "algorithm.filters": [{"use": "pass_rate", "low": low, "high": high}],
         "rollout.dynamic_sampling": True,
     }
-    return KeyOutcome(values, "changed", "the share of rollouts that pass counts, OpenRLHF takes the mean reward")
+    return KeyOutcome(values, "changed", "uses the share of rollouts that pass; OpenRLHF uses the mean reward")
 
 
 def _micro(value: int, given: Given) -> KeyOutcome:
     if given.read("train.dynamic_batch_enable", flag, False):
-        return KeyOutcome({}, "ignored", "train.max_tokens_per_gpu counts")
+        return KeyOutcome({}, "ignored", "train.max_tokens_per_gpu takes precedence")
     return KeyOutcome({"learner.micro_batch_tokens": value * _length(given)}, "changed",
                    "rlsdk counts tokens, padding included: sequences × data.max_len")  # fmt: skip
 
@@ -150,12 +150,14 @@ def _micro(value: int, given: Given) -> KeyOutcome:
 def _tokens(value: int, given: Given) -> KeyOutcome:
     if not given.read("train.dynamic_batch_enable", flag, False):
         return KeyOutcome({}, "ignored", "train.dynamic_batch_enable is off")
-    return KeyOutcome({"learner.micro_batch_tokens": value}, "changed", "with padding, which OpenRLHF does not count")
+    return KeyOutcome(
+        {"learner.micro_batch_tokens": value}, "changed", "includes padding, which OpenRLHF does not count"
+    )
 
 
 def _mini(value: int, given: Given) -> KeyOutcome:
     return KeyOutcome({"minibatches": _updates(given)}, "changed",
-                   "rlsdk counts optimiser steps in a batch, OpenRLHF the rollouts of each")  # fmt: skip
+                   "rlsdk counts optimiser steps per batch, OpenRLHF the rollouts in each")  # fmt: skip
 
 
 def _warmup(value: float, given: Given) -> KeyOutcome:
@@ -206,7 +208,7 @@ def _reward(given: Given) -> dict[str, Any]:
     if given.get("reward.model_name_or_path") is not None:
         return {"reward": {"use": "reward_model", "path": str(given.get("reward.model_name_or_path"))}}
     if remote is not None:
-        return {NOTES: (f"reward: {remote} is a server: write a reward that asks it (howto/reward.md)",)}
+        return {NOTES: (f"reward: {remote} is a server: write a reward that calls it (howto/reward.md)",)}
     return likely_reward(given.get("data.prompt_dataset"))
 
 
@@ -230,8 +232,8 @@ def _finish(given: Given) -> dict[str, Any]:
 _PROJECT = "openrlhf_train_ppo"
 """OpenRLHF's default project of wandb."""
 _PLACED = "engines and ranks share the GPUs: placement"
-_DS = "DeepSpeed's settings that rlsdk's learner needs are its options"
-_DATA = "tasks are read as they are used"
+_DS = "the learner has options for the DeepSpeed settings it needs"
+_DATA = "tasks are read on demand"
 
 ROWS = (
     # Models
@@ -240,45 +242,45 @@ ROWS = (
             lambda v, given: KeyOutcome({}, "ignored" if v == given.get("actor.model_name_or_path") else "missing",
                                      "rlsdk's critic always starts from model.path")),
     part("reward.model_name_or_path", "reward", text, "org/reward-model"),
-    part("reward.remote_url", "reward", text, "my_reward.py", "a file is called as it is; for a server write a reward"),
+    part("reward.remote_url", "reward", text, "my_reward.py", "a file is called unchanged; for a server, write a reward"),
     changed("train.agent_func_path", "workflow", text, "agent.py", "a workflow", _agent),
     same("ds.param_dtype", "model.dtype", DTYPE, "bf16"),
     same("ds.attn_implementation", "learner.attention", ATTENTION, "flash_attention_2"),
     changed("flash_attn", "learner.attention", flag, True, "an older flag",
             switched({"learner.attention": "flash_attention_2"})),
     changed("bf16", "model.dtype", flag, True, "an older flag", switched({"model.dtype": "bfloat16"})),
-    ignored("ds.value_head_prefix", "the critic's head is made here", "score"),
-    ignored("actor_init_on_gpu", "models are read where they are needed", True),
+    ignored("ds.value_head_prefix", "rlsdk creates the critic's head", "score"),
+    ignored("actor_init_on_gpu", "each process reads the model it needs", True),
     # Data
-    part("data.prompt_dataset", "tasks.train", text, "OpenRLHF/prompt-collection-v0.1", "becomes a source of tasks"),
+    part("data.prompt_dataset", "tasks.train", text, "OpenRLHF/prompt-collection-v0.1", "becomes a task source"),
     part("data.prompt_split", "tasks.train.split", text, "train"),
     missing("data.prompt_probs", "tasks.train: a list of sources, each with its weight", "0.5,0.5"),
-    part("eval.dataset", "tasks.eval", text, "OpenRLHF/prompt-collection-v0.1", "becomes a source of tasks"),
+    part("eval.dataset", "tasks.eval", text, "OpenRLHF/prompt-collection-v0.1", "becomes a task source"),
     part("eval.split", "tasks.eval.split", text, "train"),
     part("data.input_key", "tasks.train.columns.prompt", text, "context_messages"),
     part("data.label_key", "tasks.train.columns.answer", text, "answer"),
     part("data.apply_chat_template", "tasks.train.chat", flag, True),
-    missing("data.input_template", "write the prompts as they shall be", "User: {}"),
+    missing("data.input_template", "write the prompts in their final form", "User: {}"),
     part("data.max_len", "model.max_length", count, 2048),
     same("data.prompt_max_len", "max_prompt_tokens", count, 1024),
-    missing("data.max_samples", "take a part of the data: split train[:1000] of the source hub", 1000),
+    missing("data.max_samples", "use part of the data: split train[:1000] of the source hub", 1000),
     same("rollout.max_new_tokens", "sampling.max_tokens", count, 1024),
     missing("data.image_key", "images are parts of a prompt's messages, not a column: docs/howto/vision.md", "images"),
     missing("data.max_images_per_prompt", "images are parts of a prompt's messages, not a column: docs/howto/vision.md", 0),
-    ignored("data.disable_fast_tokenizer", "the tokenizer's own setting holds", True),
+    ignored("data.disable_fast_tokenizer", "the tokenizer's own setting applies", True),
     ignored("data.dataloader_num_workers", _DATA, 0),
     # Batches
     same("rollout.batch_size", "batch_size", count, 1024),
     same("rollout.n_samples_per_prompt", "group_size", count, 8),
-    changed("train.batch_size", "minibatches", count, 128, "optimiser steps in a batch", _mini),
+    changed("train.batch_size", "minibatches", count, 128, "optimiser steps per batch", _mini),
     changed("train.micro_batch_size", "learner.micro_batch_tokens", count, 8, "tokens", _micro),
     changed("train.max_tokens_per_gpu", "learner.micro_batch_tokens", count, 16384, "with padding", _tokens),
     ignored("train.dynamic_batch_enable", "micro-batches are always counted in tokens", True),
     same("train.max_epochs", "passes", count, 1),
     same("train.num_episodes", "epochs", number, 1),
-    ignored("rollout.micro_batch_size", "forward passes have the micro-batches of learner.micro_batch_tokens", 16),
-    ignored("rollout.max_tokens_per_gpu", "forward passes have the micro-batches of learner.micro_batch_tokens", 16384),
-    missing("rollout.vllm_generate_batch_size", "rollout.oversample asks for more tasks than a step needs", 1024),
+    ignored("rollout.micro_batch_size", "forward passes use learner.micro_batch_tokens, too", 16),
+    ignored("rollout.max_tokens_per_gpu", "forward passes use learner.micro_batch_tokens, too", 16384),
+    missing("rollout.vllm_generate_batch_size", "rollout.oversample requests more tasks than a step needs", 1024),
     # Sampling
     same("rollout.temperature", "sampling.temperature", number, 1.0),
     no_cut("rollout.top_p", 1.0),
@@ -312,8 +314,8 @@ ROWS = (
     part("actor.dual_clip", "algorithm.policy_loss.dual_clip", number, 3.0),
     part("critic.value_clip", "algorithm.value_clip", number, 0.5),
     same("actor.entropy_coef", "algorithm.entropy_coef", number, 0.001),
-    missing("actor.aux_loss_coef", "the learner adds no loss for balanced experts", 0.01),
-    missing("ptx_coef", "algorithm: mix trains on demonstrations beside rollouts", 0.05),
+    missing("actor.aux_loss_coef", "the learner has no load-balancing loss", 0.01),
+    missing("ptx_coef", "algorithm: mix trains on demonstrations in addition to rollouts", 0.05),
     part("reward.normalize_enable", "algorithm.shaping", flag, True, "over the batch; OpenRLHF keeps a running mean"),
     part("reward.clip_range", "algorithm.shaping", two, [-10, 10]),
     part("reward.overlong_buffer_len", "algorithm.shaping", number, 512),
@@ -335,24 +337,24 @@ ROWS = (
     same("actor.min_lr_ratio", "learner.final_ratio", number, 0.1),
     unless("actor.optim", ("adam",), "the learner's optimiser is AdamW", "muon"),
     ignored("actor.muon.**", "the learner's optimiser is AdamW", 0.02),
-    ignored("critic.adam.**", "the critic shares it with the actor", 0.9),
+    ignored("critic.adam.**", "the critic uses the actor's setting", 0.9),
     same("actor.gradient_checkpointing_enable", "learner.gradient_checkpointing", flag, True),
     ignored("actor.gradient_checkpointing_reentrant", "checkpoints are not re-entrant", True),
     missing("actor.freeze_visual_encoder", "the vision tower is trained with the rest", True),
     same("ds.zero_stage", "learner.zero_stage", whole, 3),
-    changed("ds.adam_offload", "learner.offload", flag, True, "the optimiser's state in main memory",
+    changed("ds.adam_offload", "learner.offload", flag, True, "optimiser state in main memory",
             switched({"learner.offload": "optimizer"})),
-    changed("ds.packing_samples", "learner.rows", flag, True, "pays with flash_attention_2",
-            switched({"learner.rows": "packed"}, "pays with learner.attention=flash_attention_2")),
-    changed("ds.ring_attn_size", "learner.sequence_parallel", count, 1, "Ulysses in place of rings"),
-    ignored("ds.ring_attn_head_stride", "Ulysses in place of rings", 1),
+    changed("ds.packing_samples", "learner.rows", flag, True, "worthwhile with flash_attention_2",
+            switched({"learner.rows": "packed"}, "worthwhile with learner.attention=flash_attention_2")),
+    changed("ds.ring_attn_size", "learner.sequence_parallel", count, 1, "Ulysses instead of ring attention"),
+    ignored("ds.ring_attn_head_stride", "Ulysses instead of ring attention", 1),
     same("ds.lora.rank", "learner.lora.rank", whole, 16, _lora),
     part("ds.lora.alpha", "learner.lora.alpha", number, 32),
     part("ds.lora.target_modules", "learner.lora.targets", texts, "q_proj"),
     unless("ds.lora.dropout", (0, 0.0), "adapters have no dropout: engine and learner must agree", 0.05),
     unless("ds.load_in_4bit", (False,), "models are not quantised", True),
-    unless("ds.use_liger_kernel", (False,), "losses never hold all logits at once, so none are needed", True),
-    unless("ds.tensor_parallel_size", (1,), "the learner shards by ZeRO and Ulysses", 2),
+    unless("ds.use_liger_kernel", (False,), "not needed: losses never hold all logits at once", True),
+    unless("ds.tensor_parallel_size", (1,), "the learner shards with ZeRO and Ulysses", 2),
     ignored("ds.**", _DS, 1),
     missing("train.enable_ema", "examples/own_loop/weight_averaging.py averages weights", True),
     missing("train.ema_beta", "examples/own_loop/weight_averaging.py averages weights", 0.992),
@@ -361,17 +363,17 @@ ROWS = (
     part("actor.num_gpus_per_node", "placement.learners", count, 8),
     part("train.colocate_all", "placement.colocate", flag, True),
     ignored("train.colocate_*", _PLACED, True),
-    ignored("ref.*", "the reference model is where the learner is", 8),
-    ignored("reward.num_*", "a reward model has actors of its own: its option gpus", 8),
-    ignored("reward.offload", "a reward model has actors of its own", True),
-    ignored("critic.num_*", "the critic is where the actor is", 8),
+    ignored("ref.*", "the reference model runs with the learner", 8),
+    ignored("reward.num_*", "a reward model has its own actors: see its option gpus", 8),
+    ignored("reward.offload", "a reward model has its own actors", True),
+    ignored("critic.num_*", "the critic runs with the actor", 8),
     changed("train.async_enable", "rollout.max_staleness", flag, True, "rollouts run ahead",
-            switched({"rollout.max_staleness": 1}, "the next batch is sampled while the learner works on this one")),
+            switched({"rollout.max_staleness": 1}, "the next batch is sampled while the learner trains on this one")),
     part("train.async_queue_size", "rollout.max_staleness", count, 1, "set rollout.max_staleness for more"),
-    changed("train.partial_rollout_enable", "rollout.partial_rollouts", flag, True, "on wherever rollouts run ahead",
+    changed("train.partial_rollout_enable", "rollout.partial_rollouts", flag, True, "on whenever rollouts run ahead",
             lambda v, given: {"rollout.in_flight": v} if not v else {}),
     same("train.seed", "seed", whole, 42),
-    ignored("train.full_determinism_enable", "runs of one seed sample the same with one engine", True),
+    ignored("train.full_determinism_enable", "with one engine, runs with the same seed sample the same", True),
     # Evaluation, checkpoints, trackers
     same("eval.steps", "eval.every", interval, 10),
     same("eval.n_samples_per_prompt", "eval.samples", count, 4),
@@ -381,28 +383,28 @@ ROWS = (
     changed("ckpt.output_dir", "out", text, "ckpt/final", "a run's folder is out/name",
             lambda v, given: KeyOutcome({}, "ignored", "the model is exported to the run's folder, out/name")),
     changed("ckpt.path", "out", text, "ckpt", "a run's folder is out/name",
-            lambda v, given: KeyOutcome({}, "ignored", "checkpoints are in the run's folder, out/name")),
-    changed("ckpt.save_hf", "checkpoint.export", flag, True, "a model with every checkpoint",
-            switched({"checkpoint.export": "every"}, "a model with every checkpoint")),
+            lambda v, given: KeyOutcome({}, "ignored", "checkpoints are written to the run's folder, out/name")),
+    changed("ckpt.save_hf", "checkpoint.export", flag, True, "a model export with every checkpoint",
+            switched({"checkpoint.export": "every"}, "a model export with every checkpoint")),
     missing("ckpt.load_enable", "rlsdk train CONFIG --resume", True),
     missing("ckpt.best_metric_key", "compare checkpoints: rlsdk train --mode bench", "x"),
-    ignored("ckpt.**", "checkpoint.keep bounds their number", 1),
-    ignored("critic.save_value_network", "checkpoints hold actor and critic", True),
-    changed("logger.wandb.key", "trackers", text, "True", "log in with wandb login",
+    ignored("ckpt.**", "checkpoint.keep limits their number", 1),
+    ignored("critic.save_value_network", "checkpoints contain actor and critic", True),
+    changed("logger.wandb.key", "trackers", text, "True", "log in with `wandb login`",
             lambda v, given: {"trackers[]": {"use": "wandb", "project": str(given.get("logger.wandb.project", _PROJECT))}}),
     part("logger.wandb.project", "trackers", text, "my-project"),
     missing("logger.wandb.org", "entity of the tracker wandb", "org"),
     missing("logger.wandb.group", "WANDB_RUN_GROUP in the environment", "group"),
     same("logger.wandb.run_name", "name", text, "my-run"),
-    changed("logger.tensorboard_dir", "trackers", text, "tb", "event files are in the run's folder",
+    changed("logger.tensorboard_dir", "trackers", text, "tb", "event files are written to the run's folder",
             lambda v, given: {"trackers[]": "tensorboard"}),
     ignored("logger.logging_steps", "every step is logged", 1),
     ignored("local_rank", "ranks are placed by Ray", -1),
-    ignored("perf", "times of each stage are in metrics.jsonl", True),
-    missing("use_ms", "give a folder, or the name on the Hugging Face hub", True),
-    # Arguments of `ray job submit`, where the command is given with them
+    ignored("perf", "metrics.jsonl has the time of each stage", True),
+    missing("use_ms", "give a folder or a Hugging Face hub name", True),
+    # Arguments of `ray job submit`, if given with the command
     ignored("address", "placement.ray names a running cluster", "x"),
-    ignored("runtime_env_json", "Ray gets the working folder by itself", "x"),
+    ignored("runtime_env_json", "rlsdk passes the working folder to Ray", "x"),
 )  # fmt: skip
 
 RENAMED: Mapping[str, str] = {

@@ -91,11 +91,11 @@ def layout(gpus: int, per_engine: int) -> dict[str, Any]:
 
 
 def share_of_steps(steps: int | None, ratio: float) -> KeyOutcome:
-    """Convert warm-up steps that are given as a share of all optimiser steps."""
+    """Convert warm-up steps given as a share of all optimiser steps."""
     if ratio == 0:
         return KeyOutcome({"learner.warmup_steps": 0}, "mapped", "")
     if steps is None:
-        note = f"a share of all steps, whose number depends on the data: set learner.warmup_steps to {ratio:g} times it"
+        note = f"a share of all steps, which depend on the data: set learner.warmup_steps to {ratio:g} times it"
         return KeyOutcome({}, "missing", note)
     found = round(steps * ratio)
     return KeyOutcome({"learner.warmup_steps": found}, "changed", f"in optimiser steps: {ratio:g} of {steps}")
@@ -109,8 +109,8 @@ def no_cut(key: str, sample: Any = 0.9, name: str = "top_p") -> KeyRule:
         if number(value) in off:
             known: dict[str, dict[str, Any]] = {"top_p": {"sampling.top_p": 1.0}, "top_k": {"sampling.top_k": 0}}
             return KeyOutcome(known.get(name, {}), "mapped" if name in known else "ignored", "off")
-        advice = "the learner would train on other probabilities than those sampled from; lower sampling.temperature"
-        return KeyOutcome({}, "missing", f"must be off while training: {advice}")
+        advice = "the learner would train on probabilities other than those sampled from; lower sampling.temperature"
+        return KeyOutcome({}, "missing", f"must be off during training: {advice}")
 
     return KeyRule(key, "missing", (f"sampling.{name}",) if name in ("top_p", "top_k") else (), "", sample, give=give)
 
@@ -126,7 +126,7 @@ def dataset(paths: Any, split: str, columns: Mapping[str, str], **more: Any) -> 
     """
     found = [each for each in texts(paths) if each not in ("nan", "")]
     if not found:
-        raise UnfitError("no data is named")
+        raise UnfitError("no data is given")
     beside = {**({"columns": dict(columns)} if columns else {}), **more}
     endings = {name.rsplit("@")[0].rsplit(".", 1)[-1].lower() for name in found}
     path = found[0] if len(found) == 1 else found
@@ -145,8 +145,8 @@ def likely_reward(*hints: Any) -> dict[str, Any]:
         found = next((str(hint) for hint in hints if hint is not None and pattern.search(str(hint))), None)
         if found is not None:
             reward = {"use": name} if name == "countdown" else {"use": name, "strict": False}
-            return {"reward": reward, NOTES: (f"reward: {name} is a guess, from the name {found!r}: compare it",)}
-    return {NOTES: ("reward: no key names one; add it (rlsdk plugins reward lists those that are there)",)}
+            return {"reward": reward, NOTES: (f"reward: {name} is a guess from the name {found!r}: please check",)}
+    return {NOTES: ("reward: no key names one; add one (`rlsdk plugins reward` lists the available rewards)",)}
 
 
 def function(path: Any, name: Any, style: str, arguments: Any = None) -> dict[str, Any]:

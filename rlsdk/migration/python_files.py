@@ -58,7 +58,7 @@ def read(
     try:
         module = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError([f"{name} is not valid Python: {str(error) or 'it is nested too deeply'}"]) from error
+        raise ConfigError([f"{name} is not valid Python: {str(error) or 'it is too deeply nested'}"]) from error
     reader = _Reader(environ, _functions(module, Path(name).name, constructors))
     try:
         reader.run(module.body)
@@ -73,11 +73,11 @@ def read(
             if key != KIND and not (isinstance(value, Mapping) and value.get(KIND) in constructors)
         }
     except RecursionError as error:
-        raise ConfigError([f"{name} is nested too deeply to be read"]) from error
+        raise ConfigError([f"{name} is too deeply nested to be read"]) from error
     values = [each for value in tree.values() for each in (value if isinstance(value, list) else [value])]
     if moved := [str(each).partition(":")[2] for each in values if str(each).startswith(f"{MOVED}:")]:
         reader.notes.append(
-            f"move {' and '.join(moved)}, with all that they use, into a file {MOVED}: importing {name} would start "
+            f"move {' and '.join(moved)}, with all that they use, to a file {MOVED}: importing {name} would start "
             "its training"
         )
     return tree, tuple(dict.fromkeys(reader.notes))
@@ -131,7 +131,7 @@ class _Reader:
                     n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
                 }
                 for name in changed & self.names.keys():
-                    self.notes.append(f"{name} may change in line {statement.lineno}, which is not run: compare it")
+                    self.notes.append(f"{name} may change in line {statement.lineno}, which is not run: please check")
 
     def kept(self, node: ast.expr) -> Any:
         """A value, or a mark for one that cannot be read."""
@@ -214,8 +214,8 @@ class _Reader:
         if isinstance(node.func, ast.Attribute) and _is_data(base := self.kept(node.func.value)):
             if name in _CHANGES:
                 self.notes.append(
-                    f"line {node.lineno}: {ast.unparse(node)[:40]}… is not carried over: name the columns in "
-                    "tasks.train.columns, or save what it makes, dataset.to_json('train.jsonl'), and name that file"
+                    f"line {node.lineno}: {ast.unparse(node)[:40]}… is not converted: set the columns in "
+                    "tasks.train.columns, or save its result, dataset.to_json('train.jsonl'), and name that file"
                 )
             return base
         if name != "dict" and hasattr(builtins, name):
@@ -246,7 +246,7 @@ class Unread:
 
 
 def _too_much(node: ast.expr) -> Any:
-    raise _UnknownError(f"line {node.lineno}: the number is too great for a configuration")
+    raise _UnknownError(f"line {node.lineno}: the number is too large for a configuration")
 
 
 def _is_main(statement: ast.stmt) -> bool:

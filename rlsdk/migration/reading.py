@@ -125,7 +125,7 @@ def read_text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path} cannot be read as text: {error}"]) from error
     if "\0" in content:
-        raise ConfigError([f"{path} cannot be read as text: it holds a null character"])
+        raise ConfigError([f"{path} cannot be read as text: it contains a null character"])
     return content
 
 
@@ -160,14 +160,14 @@ def _yaml(content: str, name: str) -> dict[str, Any]:
         size = _size(found)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = (
-            "its values are nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+            "its values are too deeply nested" if isinstance(error, RecursionError) else " ".join(str(error).split())
         )
         raise ConfigError([f"{name} is not valid YAML: {reason}"]) from error
     if size > MOST:
         raise ConfigError([f"{name} holds more than {MOST:,} values, which no configuration does"])
     if not isinstance(found, dict):
         held = "is empty" if found is None else f"holds a {type(found).__name__}"
-        raise ConfigError([f"{name} {held}; expected keys with values at the top"])
+        raise ConfigError([f"{name} {held}; expected a mapping at the top level"])
     return {str(key): value for key, value in found.items()}
 
 
@@ -227,7 +227,7 @@ def _from_words(framework: Framework, words: Sequence[str], folder: Path) -> tup
     if file is not None:
         place = next((each for each in (folder / file, Path(file)) if each.is_file()), None)
         if place is None:
-            notes.append(f"the file {file} that the command names was not found: give that file and the overrides")
+            notes.append(f"the file {file} in the command was not found: give that file and the overrides")
         else:
             under = _yaml(read_text(place), str(place))
     return _merged(under, nested(flat)), tuple(notes)
@@ -294,7 +294,7 @@ class _Resolver:
             except KeyError:
                 if inside:
                     raise
-                self.notes.append(f"{'.'.join(below)}: {match[0]} cannot be resolved and is kept as it is")
+                self.notes.append(f"{'.'.join(below)}: {match[0]} cannot be resolved and is kept unchanged")
                 found = f"\ue001{match[1]}\ue002"
             if match[0] == value:
                 value = found

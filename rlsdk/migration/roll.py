@@ -107,7 +107,7 @@ def _updates(given: Given) -> int:
         f"{arguments}.gradient_accumulation_steps"
     )
     rollouts = given.whole("rollout_batch_size")
-    if not _agentic(given):  # an agentic pipeline counts trajectories, RLVR prompts
+    if not _agentic(given):  # an agentic pipeline counts trajectories, RLVR counts prompts
         rollouts *= _group(given)
     return minibatches(rollouts, rows * _gpus(given))
 
@@ -121,7 +121,7 @@ def _batch(value: int, given: Given) -> KeyOutcome:
     if not _agentic(given):
         return KeyOutcome({"batch_size": value}, "mapped", "")
     return KeyOutcome({"batch_size": max(1, value // _group(given))}, "changed",
-                   "ROLL counts trajectories, rlsdk tasks of group_size rollouts each")  # fmt: skip
+                   "ROLL counts trajectories; rlsdk counts tasks, each with group_size rollouts")  # fmt: skip
 
 
 def _micro(value: int, given: Given) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _estimator(value: Any, given: Given) -> KeyOutcome:
     if value == "grpo" or (value in ("reinforce", "step_reinforce") and grouped):
         spread = method in ("", "mean_std", "asym_clip") and (std is not None or value == "grpo" or bool(method))
         algorithm, advantage = "grpo", {"use": "grpo", "std_normalize": spread}
-        note = "normalisation of rewards by group is part of the advantage here"
+        note = "in rlsdk, the advantage includes the normalisation of rewards by group"
     elif value == "gae":
         algorithm, advantage = "ppo", gae
     elif value == "gigpo":
@@ -154,7 +154,7 @@ def _estimator(value: Any, given: Given) -> KeyOutcome:
         algorithm, advantage = "reinforce_plus_plus", {"use": "segment_returns", "gamma": gae["gamma"]}
     else:
         algorithm, advantage = "reinforce_plus_plus", {"use": "reinforce_plus_plus", "gamma": gae["gamma"]}
-        note = "returns are always whitened over the batch here"
+        note = "rlsdk always whitens returns over the batch"
     by = {"batch": "batch", "tags": "source"}.get(grouping)
     if by and method in ("mean", "mean_std", "asym_clip") and algorithm != "grpo":
         shaping.append({"use": "reward_norm", "by": by, "method": method})
@@ -211,7 +211,7 @@ def _kl_loss(value: bool, given: Given) -> dict[str, Any]:
 
 def _warmup_ratio(value: float, given: Given) -> KeyOutcome:
     if given.whole(f"{TRAIN}.training_args.warmup_steps", 0):
-        return KeyOutcome({}, "ignored", "warmup_steps counts")
+        return KeyOutcome({}, "ignored", "warmup_steps takes precedence")
     return share_of_steps(given.whole("max_steps", 0) * _updates(given) or None, value)
 
 
@@ -230,9 +230,9 @@ def _strategy(role: str) -> KeyRule:
 
         def engine(value: Any, _: Given) -> KeyOutcome:
             if str(value) not in known:
-                raise UnfitError(f"there is no engine {value!r}; vllm and transformers are there")
+                raise UnfitError(f"there is no engine {value!r}; available are vllm and transformers")
             lacking = value == "sglang"
-            note = "there is no SGLang engine; vLLM takes its place" if lacking else ""
+            note = "there is no SGLang engine; vLLM is used instead" if lacking else ""
             return KeyOutcome({"engine.use": known[str(value)]}, "missing" if lacking else "mapped", note)
 
         return same(key, "engine.use", text, "vllm", engine)
@@ -330,9 +330,9 @@ def _finish(given: Given) -> dict[str, Any]:
     return {**found, **layout(infer, per_engine), "placement.learners": train}
 
 
-_ROLE = "roles are placed and divided together: see placement"
+_ROLE = "roles are placed and sharded together: see placement"
 _ENV = "an option of the environment"
-_HERE = ("the rest of a role's settings have no effect on rlsdk's engines and learner", 1)
+_HERE = ("rlsdk's engines and learner have no such setting", 1)
 
 ROWS = (
     # Run
@@ -340,17 +340,17 @@ ROWS = (
     same("seed", "seed", whole, 42),
     changed("output_dir", "out", text, "./output", "a run's folder is out/name"),
     ignored("base_dir", "a run's folder is out/name", "x"),
-    ignored("logging_dir", "logs are in the run's folder", "x"),
-    missing("render_save_dir", "rollouts are saved as text: rlsdk rollouts RUN", "x"),
-    ignored("rollout_dump_dir", "rollouts are saved: rlsdk rollouts RUN", "x"),
+    ignored("logging_dir", "logs are written to the run's folder", "x"),
+    missing("render_save_dir", "rollouts are saved as text: see `rlsdk rollouts RUN`", "x"),
+    ignored("rollout_dump_dir", "rollouts are saved: see `rlsdk rollouts RUN`", "x"),
     missing("system_envs.**", "set it in the environment of rlsdk train", "1"),
     same("track_with", "trackers", text, "tensorboard", _tracker),
     part("tracker_kwargs.project", "trackers", text, "my-project"),
-    ignored("tracker_kwargs.log_dir", "event files are in the run's folder", "x"),
+    ignored("tracker_kwargs.log_dir", "event files are written to the run's folder", "x"),
     missing("tracker_kwargs.**", "see rlsdk plugins tracker", "x"),
-    ignored("checkpoint_config.type", "checkpoints are in the run's folder; out may be a URL of fsspec", "file_system"),
-    ignored("checkpoint_config.output_dir", "checkpoints are in the run's folder; out may be a URL of fsspec", "x"),
-    missing("checkpoint_config.**", "checkpoints are in the run's folder; out may be a URL of fsspec", 1),
+    ignored("checkpoint_config.type", "checkpoints are written to the run's folder; out may be an fsspec URL", "file_system"),
+    ignored("checkpoint_config.output_dir", "checkpoints are written to the run's folder; out may be an fsspec URL", "x"),
+    missing("checkpoint_config.**", "checkpoints are written to the run's folder; out may be an fsspec URL", 1),
     same("max_steps", "steps", count, 100),
     same("save_steps", "checkpoint.every", interval, 100),
     changed("max_ckpt_to_keep", "checkpoint.keep", whole, 2, "0 keeps all in ROLL",
@@ -358,36 +358,36 @@ ROWS = (
     ignored("logging_steps", "every step is logged"),
     same("eval_steps", "eval.every", interval, 10),
     changed("resume_from_checkpoint", "", lambda v: v, False, "rlsdk train --resume",
-            lambda v, given: KeyOutcome({}, "ignored", "rlsdk never resumes by itself: rlsdk train CONFIG --resume")),
-    part("num_gpus_per_node", "placement.learners", count, 8, "where no device_mapping says otherwise"),
-    part("num_nodes", "placement.learners", count, 1, "where no device_mapping says otherwise"),
-    ignored("rpc_timeout", "the watchdog ends a run whose processes are silent", 3600),
-    missing("model_download_type", "give a folder, or the name on the Hugging Face hub", "x"),
+            lambda v, given: KeyOutcome({}, "ignored", "rlsdk resumes only on request: rlsdk train CONFIG --resume")),
+    part("num_gpus_per_node", "placement.learners", count, 8, "unless a device_mapping is set"),
+    part("num_nodes", "placement.learners", count, 1, "unless a device_mapping is set"),
+    ignored("rpc_timeout", "the watchdog ends a run with silent processes", 3600),
+    missing("model_download_type", "give a folder or a Hugging Face hub name", "x"),
     ignored("model_update_buffer_size_mb", "weights are sent from ranks to engines directly", 1024),
-    ignored("profiler_*", "times of each stage are in metrics.jsonl", True),
-    ignored("*_profiler_dir", "times of each stage are in metrics.jsonl", "x"),
-    ignored("length_profiler_dir", "times of each stage are in metrics.jsonl", "x"),
-    ignored("report_length_and_rewards", "lengths and rewards are in metrics.jsonl", True),
+    ignored("profiler_*", "metrics.jsonl has the time of each stage", True),
+    ignored("*_profiler_dir", "metrics.jsonl has the time of each stage", "x"),
+    ignored("length_profiler_dir", "metrics.jsonl has the time of each stage", "x"),
+    ignored("report_length_and_rewards", "metrics.jsonl has lengths and rewards", True),
     missing("rollout_mock.**", "rlsdk simulate and the scripted policy of rlsdk.testing", 1),
-    ignored("defaults", "Hydra's list of files; DeepSpeed's settings are options of the learner", []),
-    ignored("hydra.**", "where Hydra puts its logs", "."),
+    ignored("defaults", "Hydra's list of files; DeepSpeed settings are learner options", []),
+    ignored("hydra.**", "the location of Hydra's logs", "."),
     ignored("is_offload_*", "engines that share GPUs sleep while the learner works", True),
     ignored("local_rank", "ranks are placed by Ray", -1),
     # Lengths and sizes
     changed("rollout_batch_size", "batch_size", count, 128, "an agentic pipeline counts trajectories", _batch),
-    ignored("val_batch_size", "an evaluation takes all tasks, as many at once as the engines hold", 1024),
+    ignored("val_batch_size", "an evaluation runs all tasks, as many at once as the engines take", 1024),
     same("num_return_sequences_in_group", "group_size", count, 8),
     same("sequence_length", "model.max_length", count, 2048),
     same("prompt_length", "max_prompt_tokens", count, 512),
     changed("response_length", "sampling.max_tokens model.max_length", count, 1024,
-            "model.max_length is prompt and response together", lambda v, given: {
+            "model.max_length counts prompt and response together", lambda v, given: {
                 "sampling.max_tokens": v, **({} if given.get("sequence_length") else {"model.max_length": _length(given)})}),
     ignored("val_prompt_length", "as in training", 512),
     ignored("val_sequence_length", "as in training", 2048),
     same("ppo_epochs", "passes", count, 1),
     # Model
     same("pretrain", "model.path", text, "Qwen/Qwen2.5-0.5B"),
-    ignored("reward_pretrain", "rewards name their own models: reward: {use: reward_model, path: ...}", "x"),
+    ignored("reward_pretrain", "a reward has its own model: reward: {use: reward_model, path: ...}", "x"),
     same(f"{TRAIN}.model_args.model_name_or_path", "model.path", text, "Qwen/Qwen2.5-0.5B"),
     same(f"{TRAIN}.model_args.dtype", "model.dtype", DTYPE, "bf16"),
     same(f"{TRAIN}.model_args.attn_implementation", "learner.attention", ATTENTION, "fa2"),
@@ -397,7 +397,7 @@ ROWS = (
     part(f"{TRAIN}.model_args.lora_alpha", "learner.lora.alpha", number, 32),
     same(f"{TRAIN}.model_args.lora_target", "learner.lora.targets", texts, "q_proj",
          lambda v, given: {"learner.lora.targets": v} if given.whole(f"{TRAIN}.model_args.lora_rank", 0) else {}),
-    changed(f"{TRAIN}.model_args.ulysses_size", "learner.sequence_parallel", count, 1, "divides placement.learners"),
+    changed(f"{TRAIN}.model_args.ulysses_size", "learner.sequence_parallel", count, 1, "must divide placement.learners"),
     ignored(f"{TRAIN}.model_args.**", "the model's own config.json is read", 1),
     # Optimisation
     same(f"{TRAIN}.training_args.learning_rate", "learner.lr", number, 1e-6),
@@ -412,21 +412,21 @@ ROWS = (
     same(f"{TRAIN}.training_args.lr_scheduler_type", "learner.schedule learner.final_ratio", SCHEDULE, "cosine",
          lambda v, given: {"learner.schedule": v, "learner.final_ratio": 0.0}),
     changed(f"{TRAIN}.training_args.per_device_train_batch_size", "learner.micro_batch_tokens minibatches", count, 2,
-            "rlsdk counts tokens of a micro-batch (rollouts × sequence_length), and optimiser steps in a batch", _micro),
+            "rlsdk counts tokens of a micro-batch (rollouts × sequence_length), and optimiser steps per batch", _micro),
     part(f"{TRAIN}.training_args.gradient_accumulation_steps", "minibatches", count, 64,
          "rollouts of an optimiser step are micro-batch × accumulation × ranks"),
-    ignored(f"{TRAIN}.training_args.num_train_epochs", "max_steps counts", 50),
-    ignored(f"{TRAIN}.training_args.**", "a default of rlsdk's learner holds", 1),
+    ignored(f"{TRAIN}.training_args.num_train_epochs", "max_steps takes precedence", 50),
+    ignored(f"{TRAIN}.training_args.**", "the learner's default applies", 1),
     same("max_grad_norm", "learner.grad_clip", number, 1.0),
     _strategy(TRAIN),
     ignored(f"{TRAIN}.strategy_args.strategy_config.**", LEARNER_NOTE, 1),
     ignored(f"{TRAIN}.strategy_args.strategy_config", LEARNER_NOTE, "x"),
-    part(f"{TRAIN}.device_mapping", "placement.learners", devices, "list(range(0,8))", "the number of GPUs counts"),
-    ignored(f"{TRAIN}.infer_batch_size", "forward passes have the micro-batches of learner.micro_batch_tokens", 2),
+    part(f"{TRAIN}.device_mapping", "placement.learners", devices, "list(range(0,8))", "only the number of GPUs matters"),
+    ignored(f"{TRAIN}.infer_batch_size", "forward passes use learner.micro_batch_tokens, too", 2),
     same(f"{TRAIN}.pg_variant", "algorithm.policy_loss", choice((
         "ppo", "vanilla", "tis", "topr", "cispo"), "the loss"), "ppo", _variant),
-    changed(f"{TRAIN}.use_sequence_packing", "learner.rows", flag, True, "pays with flash_attention_2",
-            switched({"learner.rows": "packed"}, "pays with flash_attention_2")),
+    changed(f"{TRAIN}.use_sequence_packing", "learner.rows", flag, True, "worthwhile with flash_attention_2",
+            switched({"learner.rows": "packed"}, "worthwhile with flash_attention_2")),
     # Data
     part(f"{TRAIN}.data_args.file_name", "tasks.train", texts, ["data/math.jsonl"]),
     part(f"{TRAIN}.data_args.prompt", "tasks.train.columns.prompt", text, "question"),
@@ -434,14 +434,14 @@ ROWS = (
     part(f"{TRAIN}.data_args.response", "tasks.train.columns.answer", text, "solution"),
     part(f"{TRAIN}.data_args.tag", "tasks.train.columns.source", text, "tag"),
     missing(f"{TRAIN}.data_args.domain_interleave_probs.**",
-            "tasks.train: one source for each domain, each with its weight", 0.5),
+            "tasks.train: one source per domain, with its weight", 0.5),
     ignored(f"{TRAIN}.data_args.template", "the tokenizer's chat template is used", "qwen2_5"),
-    ignored(f"{TRAIN}.data_args.**", "tasks are read as they are used", 1),
+    ignored(f"{TRAIN}.data_args.**", "tasks are read on demand", 1),
     part("validation.data_args.file_name", "tasks.eval", texts, ["data/test.jsonl"]),
-    ignored("validation.generating_args.**", "evaluations sample greedily, and at temperature 1", 0.6),
-    ignored("validation.**", "evaluations take all tasks of tasks.eval", 1),
+    ignored("validation.generating_args.**", "evaluations sample greedily and at temperature 1", 0.6),
+    ignored("validation.**", "evaluations run all tasks of tasks.eval", 1),
     same("val_n_sample", "eval.samples", count, 4),
-    ignored("val_greedy", "evaluations always have greedy answers, too", True),
+    ignored("val_greedy", "evaluations always include greedy answers", True),
     # Inference
     same(f"{INFER}.model_args.dtype", "model.dtype", DTYPE, "bf16"),
     ignored(f"{INFER}.model_args.**", "engines load the model of model.path", 1),
@@ -450,10 +450,10 @@ ROWS = (
     no_cut(f"{INFER}.generating_args.top_p", 1.0),
     no_cut(f"{INFER}.generating_args.top_k", 0, "top_k"),
     no_cut(f"{INFER}.generating_args.repetition_penalty", 1.0, "repetition_penalty"),
-    unless(f"{INFER}.generating_args.num_beams", (1,), "rollouts are sampled, one token after the other", 4),
+    unless(f"{INFER}.generating_args.num_beams", (1,), "rollouts are sampled token by token", 4),
     part(f"{INFER}.generating_args.num_return_sequences", "group_size", count, 1, "RLVR; agentic has a group_size"),
     same(f"{INFER}.generating_args.stop_strings", "sampling.stop", texts, ["</answer>"]),
-    ignored(f"{INFER}.generating_args.**", "an answer ends at the end of text, at sampling.stop or at max_tokens", 1),
+    ignored(f"{INFER}.generating_args.**", "an answer ends at the end-of-text token, sampling.stop or max_tokens", 1),
     ignored(f"{INFER}.data_args.**", "the tokenizer's chat template is used", "qwen2_5"),
     _strategy(INFER),
     same(f"{INFER}.strategy_args.strategy_config.gpu_memory_utilization", "engine.gpu_memory_utilization", number, 0.8),
@@ -463,15 +463,15 @@ ROWS = (
     same(f"{INFER}.strategy_args.strategy_config.enforce_eager", "engine.enforce_eager", flag, True),
     same(f"{INFER}.strategy_args.strategy_config.block_size", "engine.args.block_size", count, 16),
     ignored(f"{INFER}.strategy_args.strategy_config.max_model_len", "model.max_length", 8000),
-    ignored(f"{INFER}.strategy_args.strategy_config.load_format", "engines take the learner's weights at the start", "auto"),
-    missing(f"{INFER}.strategy_args.strategy_config.*", "put it into engine.args, if vLLM's EngineArgs has it", 1),
-    part(f"{INFER}.device_mapping", "placement.engines", devices, "list(range(0,8))", "the number of GPUs counts"),
+    ignored(f"{INFER}.strategy_args.strategy_config.load_format", "engines load the learner's weights at the start", "auto"),
+    missing(f"{INFER}.strategy_args.strategy_config.*", "put it into engine.args if vLLM's EngineArgs has it", 1),
+    part(f"{INFER}.device_mapping", "placement.engines", devices, "list(range(0,8))", "only the number of GPUs matters"),
     ignored(f"{INFER}.**", *_HERE),
     ignored(f"{TRAIN}.**", *_HERE),
-    ignored("reference.**", f"the reference model is where the learner is; {_ROLE}", 1),
+    ignored("reference.**", f"the reference model runs with the learner; {_ROLE}", 1),
     same("critic.training_args.learning_rate", "learner.critic_lr", number, 1e-5),
     ignored("critic.**", "the critic shares the actor's settings", 1),
-    ignored("reward.**", "rewards run in processes of their own; see scoring", 1),
+    ignored("reward.**", "rewards run in separate processes; see scoring", 1),
     # Algorithm
     same("adv_estimator", "algorithm.use algorithm.advantage", choice((
         "gae", "reinforce", "grpo", "gigpo", "step_reinforce", "agentic_reinforce"), "the estimator"), "grpo",
@@ -511,7 +511,7 @@ ROWS = (
     unless("use_reward_norm", (False,), "algorithm.shaping: [reward_norm]", True),
     unless("whiten_rewards", (False,), "algorithm.shaping: [{use: reward_norm, by: batch}]", True),
     unless("add_len_reward", (False,), "reward: [..., length_penalty]", True),
-    unless("max_len_mask", (False,), "algorithm.filters: [truncated] leaves out rollouts that a limit cut off", True),
+    unless("max_len_mask", (False,), "algorithm.filters: [truncated] drops truncated rollouts", True),
     unless("difficulty_mask", (False,), "algorithm.filters: [{use: pass_rate, low: ..., high: ...}]", True),
     missing("difficulty_low_threshold", "algorithm.filters: [{use: pass_rate, low: ...}]", 0.1),
     missing("difficulty_high_threshold", "algorithm.filters: [{use: pass_rate, high: ...}]", 0.95),
@@ -521,15 +521,15 @@ ROWS = (
     unless("length_loss_weight", (False,), "algorithm.aggregate", True),
     unless("use_topr_loss", (False,), "algorithm.policy_loss: topr", True),
     unless("use_opd", (False,), "algorithm: on_policy_distill with model.reference", True),
-    unless("dirty_data_mask", (False,), "a rollout that failed is left out by itself", True),
+    unless("dirty_data_mask", (False,), "failed rollouts are dropped automatically", True),
     unless("enable_old_logprobs_recompute", (True, False), "old_logprobs: learner", True),
-    changed("async_generation_ratio", "rollout.max_staleness", number, 0, "steps that rollouts may be behind",
+    changed("async_generation_ratio", "rollout.max_staleness", number, 0, "number of steps that rollouts may lag behind",
             lambda v, given: {"rollout.max_staleness": math.ceil(v)}),
     missing("critic_warmup", "actor and critic are trained from the first step", 10),
     missing("train_infer_correction.**", "algorithm.correction: tis, mis, token_mask or geometric", 1),
-    changed("is_use_additional_prompts", "rollout.dynamic_sampling", flag, True, "another task for each dropped group",
-            switched({"rollout.dynamic_sampling": True}, "another task takes the place of each dropped group")),
-    ignored("is_num_return_sequences_expand", "each rollout is a request of its own", True),
+    changed("is_use_additional_prompts", "rollout.dynamic_sampling", flag, True, "another task replaces each dropped group",
+            switched({"rollout.dynamic_sampling": True}, "another task replaces each dropped group")),
+    ignored("is_num_return_sequences_expand", "each rollout is a separate request", True),
     ignored("max_running_requests", "engine.max_num_seqs", 128),
     ignored("max_additional_running_prompts", "rollout.oversample", 16),
     ignored("generate_opt_level", "requests are balanced over engines", 1),
@@ -539,20 +539,20 @@ ROWS = (
     missing("rewards.*.query_filter_config.**", "algorithm.filters: [min_std] or [pass_rate]", 1),
     missing("rewards.*.judge_*", "reward: {use: judge, base_url: ..., model: ...}", "x"),
     missing("rewards.*.reward_type", "rewards are numbers; gate and multiply combine them", "soft"),
-    ignored("rewards.**", "rewards run in processes of their own; see scoring", 1),
+    ignored("rewards.**", "rewards run in separate processes; see scoring", 1),
     # Environments
-    part("train_env_manager.num_env_groups", "tasks.train.groups", count, 128, "tasks in a round of the source environments"),
+    part("train_env_manager.num_env_groups", "tasks.train.groups", count, 128, "tasks per round of the source `environments`"),
     part("train_env_manager.group_size", "group_size", count, 8),
     part("train_env_manager.tags", "tasks.train.tags", texts, ["FrozenLake"]),
     part("train_env_manager.num_groups_partition", "tasks.train.partition", texts, [128]),
     part("train_env_manager.max_env_num_per_worker", "environments.workers environments.per_worker", whole, 16,
-         "workers are processes, each with so many environments"),
+         "workers are processes, each with this number of environments"),
     part("train_env_manager.format_penalty", "tasks.train.environments", number, -0.15, _ENV),
     missing("train_env_manager.group_filter_cls", "algorithm.filters, see rlsdk plugins filter", "x"),
-    missing("train_env_manager.group_size_redundancy", "rollout.oversample asks for more tasks than a step needs", 1),
+    missing("train_env_manager.group_size_redundancy", "rollout.oversample requests more tasks than a step needs", 1),
     ignored("train_env_manager.**", "rlsdk's scheduler needs no such limit", 1),
     part("val_env_manager.num_env_groups", "tasks.eval.groups", count, 256, "tasks of an evaluation"),
-    part("val_env_manager.group_size", "eval.samples", count, 1, "beside one greedy answer"),
+    part("val_env_manager.group_size", "eval.samples", count, 1, "in addition to one greedy answer"),
     part("val_env_manager.tags", "tasks.eval.tags", texts, ["FrozenLake"]),
     part("val_env_manager.num_groups_partition", "tasks.eval.partition", texts, [256]),
     part("val_env_manager.max_env_num_per_worker", "eval.environments.workers", whole, 32, "workers are processes"),
@@ -560,18 +560,18 @@ ROWS = (
     part("custom_envs.*.env_type", "tasks.train.environments", text, "frozen_lake", "environments of rlsdk-gridworlds"),
     part("custom_envs.*.env_config.**", "tasks.train.environments", lambda v: v, 1, _GRID_NOTE),
     *(part(f"custom_envs.*.{name}", "tasks.train.environments", lambda v: v, 1, _GRID_NOTE) for name in BESIDE),
-    ignored("custom_envs.*.env_manager_cls", "the workflow environment plays whole trajectories", "x"),
-    ignored("custom_envs.*.use_thread_lock", "environments draw from random generators of their own", True),
-    ignored("custom_envs.**", "texts of the environment are options of it", 1),
+    ignored("custom_envs.*.env_manager_cls", "the workflow `environment` plays whole trajectories", "x"),
+    ignored("custom_envs.*.use_thread_lock", "environments have their own random generators", True),
+    ignored("custom_envs.**", "an environment's texts are its options", 1),
     part("max_actions_per_traj", "workflow.max_turns", count, 10),
-    part("max_tokens_per_step", "tasks.train.environments", count, 128, f"{_ENV} where custom_envs refers to it"),
-    *(part(name, "tasks.train.environments", text, "x", f"{_ENV} where custom_envs refers to it") for name in (
+    part("max_tokens_per_step", "tasks.train.environments", count, 128, f"{_ENV} if custom_envs refers to it"),
+    *(part(name, "tasks.train.environments", text, "x", f"{_ENV} if custom_envs refers to it") for name in (
         "action_pattern", "think_action_pattern", "user_prompt_no_think_format", "user_prompt_think_format",
         "user_prompt_format", "added_text_no_think", "added_text_think")),
-    ignored("env_monitor.**", "the watchdog names silent environments", 1),
-    unless("use_token_reward", (False,), "environments give each action's reward to its tokens anyway", True),
+    ignored("env_monitor.**", "the watchdog reports silent environments", 1),
+    unless("use_token_reward", (False,), "environments always assign each action's reward to its tokens", True),
     ignored("batch_adjust_mode", "batches need not be padded with copies", "copy"),
-    missing("ratio_type", "algorithm.policy_loss: gspo for ratios of whole answers", "segment"),
+    missing("ratio_type", "algorithm.policy_loss: gspo has ratios of whole answers", "segment"),
 )  # fmt: skip
 
 DEFAULTS: Mapping[str, Any] = {

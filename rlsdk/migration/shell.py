@@ -81,7 +81,7 @@ def _command(words: Sequence[str], scope: dict[str, list[str]]) -> list[Command]
             out += _expanded(word.lstrip("\0"), scope)
     joined = " ".join(out)
     if re.search(r"\$\(|`", joined):
-        notes.append("$(...) and backticks are not executed: write the value in their place")
+        notes.append("$(...) and backticks are not executed: write the value instead")
     cleaned = tuple(word.replace(_LITERAL, "$") for word in out)
     return [Command(cleaned, tuple(notes))] if cleaned else []
 

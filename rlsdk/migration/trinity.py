@@ -187,13 +187,13 @@ def _total(value: int, given: Given) -> dict[str, Any]:
 
 def _epochs(value: float, given: Given) -> KeyOutcome:
     if given.whole("buffer.total_steps", 0) or given.whole("trainer.total_steps", 0):
-        return KeyOutcome({}, "ignored", "total_steps counts")
+        return KeyOutcome({}, "ignored", "total_steps takes precedence")
     return KeyOutcome({"epochs": value}, "mapped", "")
 
 
 def _warmup_ratio(value: float, given: Given) -> KeyOutcome:
     if given.whole("algorithm.optimizer.lr_warmup_steps", -1) >= 0:
-        return KeyOutcome({}, "ignored", "lr_warmup_steps counts")
+        return KeyOutcome({}, "ignored", "lr_warmup_steps takes precedence")
     steps = given.whole("buffer.total_steps", 0) or given.whole("trainer.total_steps", 0)
     return share_of_steps(steps * _updates(given) or None, value)
 
@@ -201,7 +201,7 @@ def _warmup_ratio(value: float, given: Given) -> KeyOutcome:
 def _engine(value: str, given: Given) -> KeyOutcome:
     if value == "vllm":
         return KeyOutcome({"engine.use": "vllm"}, "mapped", "")
-    return KeyOutcome({"engine.use": "vllm"}, "missing", f"there is no engine {value!r}; vLLM takes its place")
+    return KeyOutcome({"engine.use": "vllm"}, "missing", f"there is no engine {value!r}; vLLM is used instead")
 
 
 def _gpus(given: Given) -> dict[str, Any]:
@@ -286,8 +286,8 @@ def _finish(given: Given) -> dict[str, Any]:
 
 def _workflow(value: str, given: Given) -> KeyOutcome:
     if value in WORKFLOWS:
-        return KeyOutcome({}, "changed", "the reward is a component of its own: reward")
-    note = "workflow: tools, environment or agent, or one of your own (howto/workflow.md), and its reward"
+        return KeyOutcome({}, "changed", "the reward is a separate component: reward")
+    note = "workflow: tools, environment or agent, or your own (howto/workflow.md), and its reward"
     return KeyOutcome({}, "missing", note)
 
 
@@ -295,34 +295,34 @@ def _reward(value: str, given: Given) -> KeyOutcome:
     if value in REWARDS:
         return KeyOutcome({}, "mapped", "")
     return KeyOutcome(
-        {}, "missing", f"reward: {{use: foreign, path: 'FILE.py:CLASS', style: trinity}} runs {value} as it is"
+        {}, "missing", f"reward: {{use: foreign, path: 'FILE.py:CLASS', style: trinity}} runs {value} unchanged"
     )
 
 
-_EVAL = "evaluations sample greedily, and at temperature 1"
-_BUFFER = "rollouts go from engines to the learner through the run's own scheduler and database"
+_EVAL = "evaluations sample greedily and at temperature 1"
+_BUFFER = "the run's own scheduler and database pass rollouts from engines to the learner"
 _ROLLOUT = "explorer.rollout_model"
 
 ROWS = (
     # Run
     changed("mode", "", text, "both", "rlsdk train --mode", _mode),
-    part("project", "out trackers", text, "my-project", "a folder of runs, and wandb's project"),
+    part("project", "out trackers", text, "my-project", "the folder of runs, and the wandb project"),
     missing("group", "put it into out or name", "x"),
     same("name", "name", text, "my-run"),
     changed("checkpoint_root_dir", "out", text, "./checkpoints", "a run's folder is out/name", _out),
     missing("continue_from_checkpoint", "rlsdk train CONFIG --resume", True),
-    ignored("ray_namespace", "each run has a namespace of its own", "x"),
-    ignored("ignore_validator_suggestions", "rlsdk explain tells faults and warnings", True),
-    missing("stages.**", "one config for each stage: the next names the model that the last exported", "x"),
+    ignored("ray_namespace", "each run has its own namespace", "x"),
+    ignored("ignore_validator_suggestions", "`rlsdk explain` reports faults and warnings", True),
+    missing("stages.**", "write one config per stage, each starting from the previous stage's export", "x"),
     # Algorithm
     same("algorithm.algorithm_type", "algorithm.use algorithm.advantage algorithm.policy_loss",
          choice(ALGORITHMS, "the algorithm"), "grpo", _algorithm),
     same("algorithm.repeat_times", "group_size", count, 8),
     same("algorithm.advantage_fn", "algorithm.advantage", choice(ADVANTAGES, "the advantage"), "grpo", _advantage),
-    part("algorithm.advantage_fn_args.*", "algorithm.advantage", lambda v: v, 1.0, "arguments are options of the advantage"),
+    part("algorithm.advantage_fn_args.*", "algorithm.advantage", lambda v: v, 1.0, "arguments become options of the advantage"),
     same("algorithm.policy_loss_fn", "algorithm.policy_loss", choice(LOSSES, "the loss"), "ppo", _loss),
     same("algorithm.policy_loss_fn_args.loss_agg_mode", "algorithm.aggregate", text, "token-mean"),
-    part("algorithm.policy_loss_fn_args.*", "algorithm.policy_loss", lambda v: v, 0.2, "arguments are options of the loss"),
+    part("algorithm.policy_loss_fn_args.*", "algorithm.policy_loss", lambda v: v, 0.2, "arguments become options of the loss"),
     part("algorithm.kl_loss_fn", "algorithm.kl", KL, "k2"),
     part("algorithm.kl_loss_fn_args.kl_coef", "algorithm.kl_coef", number, 0.001),
     part("algorithm.kl_penalty_fn", "algorithm.shaping", KL, "k1"),
@@ -333,8 +333,8 @@ ROWS = (
     same("algorithm.entropy_loss_fn_args.entropy_coef", "algorithm.entropy_coef", number, 0.0),
     unless("algorithm.sample_strategy", ("default", "warmup"), "rollout.max_staleness, or algorithm: mix", "mix"),
     changed("algorithm.sample_strategy_args.max_staleness", "rollout.max_staleness", whole, 1,
-            "older groups are sampled again"),
-    missing("algorithm.sample_strategy_args.*", "algorithm: mix has its options", 1),
+            "groups that are too old are sampled again"),
+    missing("algorithm.sample_strategy_args.*", "see the options of algorithm: mix", 1),
     same("algorithm.loss_agg_mode", "algorithm.aggregate", choice((
         "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"), "the aggregation"),
         "token-mean"),
@@ -362,10 +362,10 @@ ROWS = (
     no_cut("model.top_p", 1.0),
     no_cut("model.top_k", -1, "top_k"),
     no_cut("model.repetition_penalty", 1.0, "repetition_penalty"),
-    changed("model.enable_prompt_truncation", "long_prompts", flag, True, "longer prompts are dropped, never cut",
+    changed("model.enable_prompt_truncation", "long_prompts", flag, True, "longer prompts are dropped, never truncated",
             lambda v, given: {"long_prompts": "drop"}),
-    ignored("model.min_response_tokens", "an answer ends where the policy ends it", 0),
-    ignored("model.logprobs", "engines always give the logprobs they sampled with", 0),
+    ignored("model.min_response_tokens", "the policy decides where an answer ends", 0),
+    ignored("model.logprobs", "engines always return the logprobs they sampled with", 0),
     missing("model.custom_chat_template", "put the template into the tokenizer's folder", "x"),
     missing("model.chat_template_path", "put the template into the tokenizer's folder", "x"),
     missing("model.enable_thinking", "put it into the tokenizer's chat template", True),
@@ -373,57 +373,57 @@ ROWS = (
     missing("model.lora_configs.**", "learner.lora: rank, alpha, targets", 32),
     missing("model.**", "change config.json in the model's folder", 1),
     # Cluster
-    part("cluster.node_num", "placement.learners", count, 1, "GPUs that no engine has are the learner's"),
-    part("cluster.gpu_per_node", "placement.learners", count, 2, "GPUs that no engine has are the learner's"),
-    changed("cluster.ray_address", "placement.ray", text, "auto", "null starts Ray for this run",
+    part("cluster.node_num", "placement.learners", count, 1, "the learner gets the GPUs not used by engines"),
+    part("cluster.gpu_per_node", "placement.learners", count, 2, "the learner gets the GPUs not used by engines"),
+    changed("cluster.ray_address", "placement.ray", text, "auto", "null starts a Ray instance for this run",
             lambda v, given: {} if v == "auto" else {"placement.ray": v}),
     ignored("cluster.**", "counts are in placement", 1),
     # Data
     same("buffer.batch_size", "batch_size", count, 96),
-    changed("buffer.train_batch_size", "minibatches", count, 96, "optimiser steps in a batch",
+    changed("buffer.train_batch_size", "minibatches", count, 96, "optimiser steps per batch",
             lambda v, given: KeyOutcome({"minibatches": _updates(given)}, "changed",
-                                     "Trinity counts experiences of a trainer step, rlsdk divides a batch of rollouts")),
+                                     "Trinity counts experiences per trainer step; rlsdk splits a batch of rollouts")),
     same("buffer.total_epochs", "epochs", number, 1, _epochs),
     same("buffer.total_steps", "steps", count, 100, _total),
     *(row for where in TASKSETS for row in (
-        part(f"{where}.path", "tasks.train", text, "openai/gsm8k", "becomes a source of tasks"),
+        part(f"{where}.path", "tasks.train", text, "openai/gsm8k", "becomes a task source"),
         part(f"{where}.name", "tasks.train", text, "gsm8k"),
         part(f"{where}.split", "tasks.train.split", text, "train"),
         part(f"{where}.subset_name", "tasks.train.config", text, "main"),
         part(f"{where}.format.prompt_key", "tasks.train.columns.prompt", text, "question"),
         part(f"{where}.format.response_key", "tasks.train.columns.answer", text, "answer"),
         part(f"{where}.format.system_prompt", "tasks.train.system", text, "Think first."),
-        missing(f"{where}.format.reply_prefix", "tasks.train.prefill: the beginning of every answer", "x"),
-        missing(f"{where}.format.**", "write the rows as they shall be, or a source of tasks", "x"),
+        missing(f"{where}.format.reply_prefix", "tasks.train.prefill sets the beginning of every answer", "x"),
+        missing(f"{where}.format.**", "write the rows in their final form, or write a task source", "x"),
         same(f"{where}.rollout_args.temperature", "sampling.temperature", number, 1.0),
         no_cut(f"{where}.rollout_args.top_p", 1.0),
         missing(f"{where}.rollout_args.**", "sampling has temperature, max_tokens and stop", 1),
-        changed(f"{where}.default_workflow_type", "workflow reward", text, "math_workflow", "its reward apart", _workflow),
+        changed(f"{where}.default_workflow_type", "workflow reward", text, "math_workflow", "its reward is separate", _workflow),
         same(f"{where}.default_reward_fn_type", "reward", text, "math_reward", _reward),
-        missing(f"{where}.workflow_args.**", "options of the workflow", 1),
-        missing(f"{where}.reward_fn_args.**", "options of the reward", 1),
-        missing(f"{where}.data_selector.**", "the order is drawn by seed; write a source of tasks that is ordered", "x"),
-        missing(f"{where}.task_selector.**", "the order is drawn by seed; write a source of tasks that is ordered", "x"),
-        ignored(f"{where}.storage_type", "files and data sets of the hub are told apart by their names", "file"),
-        ignored(f"{where}.**", "the run's own settings hold", 1),
+        missing(f"{where}.workflow_args.**", "set options of the workflow", 1),
+        missing(f"{where}.reward_fn_args.**", "set options of the reward", 1),
+        missing(f"{where}.data_selector.**", "tasks are shuffled by seed; write a task source with its own order", "x"),
+        missing(f"{where}.task_selector.**", "tasks are shuffled by seed; write a task source with its own order", "x"),
+        ignored(f"{where}.storage_type", "files and hub data sets are recognised by name", "file"),
+        ignored(f"{where}.**", "the run's settings apply", 1),
     )),
-    part(f"{INPUT}.eval_tasksets.*.path", "tasks.eval", text, "openai/gsm8k", "becomes a source of tasks"),
+    part(f"{INPUT}.eval_tasksets.*.path", "tasks.eval", text, "openai/gsm8k", "becomes a task source"),
     part(f"{INPUT}.eval_tasksets.*.name", "tasks.eval", text, "gsm8k-eval"),
     part(f"{INPUT}.eval_tasksets.*.split", "tasks.eval", text, "test"),
     part(f"{INPUT}.eval_tasksets.*.subset_name", "tasks.eval", text, "main"),
     part(f"{INPUT}.eval_tasksets.*.format.*", "tasks.eval", text, "question"),
     missing(f"{INPUT}.eval_tasksets.*.rollout_args.**", _EVAL, 0.6),
-    ignored(f"{INPUT}.eval_tasksets.*.**", "evaluations have the training's workflow and reward", "x"),
-    changed(f"{INPUT}.default_workflow_type", "workflow reward", text, "math_workflow", "its reward apart", _workflow),
+    ignored(f"{INPUT}.eval_tasksets.*.**", "evaluations use the training's workflow and reward", "x"),
+    changed(f"{INPUT}.default_workflow_type", "workflow reward", text, "math_workflow", "its reward is separate", _workflow),
     same(f"{INPUT}.default_reward_fn_type", "reward", text, "math_reward", _reward),
-    missing(f"{INPUT}.default_eval_workflow_type", "evaluations have the training's workflow", "x"),
+    missing(f"{INPUT}.default_eval_workflow_type", "evaluations use the training's workflow", "x"),
     missing("buffer.trainer_input.experience_buffer.replay_buffer.enable", "rollout.replay.share", True),
     missing("buffer.trainer_input.experience_buffer.replay_buffer.**", "rollout.buffer: {use: priority, ...}", 1),
     missing("buffer.trainer_input.auxiliary_buffers.**", "algorithm: mix with demonstrations in the tasks", "x"),
     ignored("buffer.trainer_input.**", _BUFFER, "x"),
     ignored("buffer.explorer_output.**", _BUFFER, "x"),
     ignored("buffer.**", _BUFFER, "x"),
-    missing("data_processor.**", "algorithm.filters and algorithm.shaping, or a source of tasks", "x"),
+    missing("data_processor.**", "algorithm.filters and algorithm.shaping, or a task source", "x"),
     # Explorer
     same("explorer.eval_interval", "eval.every", interval, 50),
     same("explorer.eval_on_startup", "eval.before", flag, True),
@@ -437,15 +437,15 @@ ROWS = (
     same(f"{_ROLLOUT}.dtype", "model.dtype", DTYPE, "bfloat16"),
     same(f"{_ROLLOUT}.temperature", "sampling.temperature", number, 1.0),
     part(f"{_ROLLOUT}.max_response_tokens", "sampling.max_tokens", count, 512),
-    ignored(f"{_ROLLOUT}.seed", "one seed for everything", 42),
+    ignored(f"{_ROLLOUT}.seed", "there is one seed for everything", 42),
     missing(f"{_ROLLOUT}.tool_call_parser", "parser of the workflow tools", "hermes"),
-    ignored(f"{_ROLLOUT}.**", "the engine's own default is kept; engine.args takes vLLM's settings", 1),
+    ignored(f"{_ROLLOUT}.**", "the engine's default is kept; engine.args accepts vLLM's settings", 1),
     missing("explorer.auxiliary_models.**", "reward: judge, for a model behind an endpoint", "x"),
-    changed("explorer.over_rollout.ratio", "rollout.stop", number, 0.1, "part of a batch is enough",
+    changed("explorer.over_rollout.ratio", "rollout.stop", number, 0.1, "part of a batch suffices",
             lambda v, given: {"rollout.stop": {"use": "enough", "share": 1 - v}} if v else {}),
-    missing("explorer.max_timeout", "timeout of the workflow", 1800),
-    missing("explorer.max_retry_times", "a rollout that fails is left out; max_invalid bounds their share", 2),
-    ignored("explorer.runner_per_model", "rollouts are coroutines; engine.max_num_seqs bounds them", 8),
+    missing("explorer.max_timeout", "set timeout of the workflow", 1800),
+    missing("explorer.max_retry_times", "failed rollouts are dropped; max_invalid limits their share", 2),
+    ignored("explorer.runner_per_model", "rollouts are coroutines; engine.max_num_seqs limits them", 8),
     missing("explorer.env_vars.**", "set it in the environment of rlsdk train", "x"),
     ignored("explorer.bench_on_latest_checkpoint", "rlsdk train --mode bench evaluates each checkpoint", True),
     ignored("explorer.**", "rlsdk's scheduler needs no such limit", 1),
@@ -457,25 +457,25 @@ ROWS = (
     same("trainer.total_steps", "steps", count, 100, _total),
     same("trainer.grad_clip", "learner.grad_clip", number, 1.0),
     changed("trainer.max_token_len_per_gpu", "learner.micro_batch_tokens", count, 16384, "with padding"),
-    changed("trainer.ulysses_sequence_parallel_size", "learner.sequence_parallel", count, 1, "divides placement.learners"),
+    changed("trainer.ulysses_sequence_parallel_size", "learner.sequence_parallel", count, 1, "must divide placement.learners"),
     ignored("trainer.use_dynamic_bsz", "micro-batches are always counted in tokens", True),
     ignored("trainer.trainer_type", LEARNER_NOTE, "verl"),
     ignored("trainer.trainer_strategy", LEARNER_NOTE, "fsdp"),
-    ignored("trainer.enable_preview", "rlsdk rollouts RUN shows what was sampled", True),
-    missing("trainer.trainer_config.**", "veRL's own settings: see rlsdk migrate verl", 1),
+    ignored("trainer.enable_preview", "`rlsdk rollouts RUN` shows the samples", True),
+    missing("trainer.trainer_config.**", "veRL's settings: see `rlsdk migrate verl`", 1),
     ignored("trainer.**", LEARNER_NOTE, 1),
     # Synchroniser, monitor, rest
     same("synchronizer.sync_interval", "rollout.sync_interval", count, 1),
     same("synchronizer.sync_offset", "rollout.max_staleness", whole, 0),
     ignored("synchronizer.sync_method", "weights are sent from ranks to engines directly", "nccl"),
     missing("synchronizer.sync_style", "rollout.max_staleness lets rollouts run ahead", "fixed"),
-    ignored("synchronizer.**", "the watchdog ends a run whose processes are silent", 1200),
+    ignored("synchronizer.**", "the watchdog ends a run with silent processes", 1200),
     same("monitor.monitor_type", "trackers", text, "tensorboard", _monitor),
     missing("monitor.monitor_args.**", "options of the tracker: rlsdk plugins tracker", "x"),
-    ignored("monitor.**", "metrics of every step are in metrics.jsonl", True),
+    ignored("monitor.**", "metrics.jsonl has the metrics of every step", True),
     changed("log.level", "log_level", text, "INFO", "in lower case",
             lambda v, given: {"log_level": v.lower()} if v.lower() in ("debug", "info", "warning", "error") else {}),
-    ignored("log.**", "logs are in the run's folder", "x"),
+    ignored("log.**", "logs are written to the run's folder", "x"),
     missing("service.**", "prepare data before the run", "x"),
 )  # fmt: skip
 

@@ -131,21 +131,21 @@ def _batch(value: int, given: Given) -> KeyOutcome:
         "learner.micro_batch_tokens": value * _length(given),
         "placement.learners": _ranks(given),
     }
-    note = "TRL counts completions of a rank, rlsdk tasks of a step: completions / num_generations, over all ranks"
+    note = "TRL counts completions per rank, rlsdk tasks per step: completions / num_generations, over all ranks"
     return KeyOutcome(values, "changed", note)
 
 
 def _epochs(value: float, given: Given) -> KeyOutcome:
     if given.whole("max_steps", -1) > 0:
-        return KeyOutcome({}, "ignored", "max_steps counts")
+        return KeyOutcome({}, "ignored", "max_steps takes precedence")
     return KeyOutcome({"epochs": value}, "mapped", "")
 
 
 def _steps(value: int, given: Given) -> KeyOutcome:
     if value <= 0:
-        return KeyOutcome({}, "ignored", "off; num_train_epochs counts")
+        return KeyOutcome({}, "ignored", "off; num_train_epochs takes precedence")
     return KeyOutcome({"steps": max(1, value // _updates(given))}, "changed",
-                   f"TRL counts optimiser steps, of which a step of rlsdk has {_updates(given)}")  # fmt: skip
+                   f"TRL counts optimiser steps; a step of rlsdk has {_updates(given)} of them")  # fmt: skip
 
 
 def _warmup(value: float, given: Given) -> KeyOutcome:
@@ -156,7 +156,7 @@ def _warmup(value: float, given: Given) -> KeyOutcome:
 
 def _warmup_ratio(value: float, given: Given) -> KeyOutcome:
     if given.read("warmup_steps", number, 0.0):
-        return KeyOutcome({}, "ignored", "warmup_steps counts")
+        return KeyOutcome({}, "ignored", "warmup_steps takes precedence")
     steps = given.whole("max_steps", 0)
     return share_of_steps(steps if steps > 0 else None, value)
 
@@ -171,7 +171,7 @@ def _every(to: str, strategy: str) -> Any:
         if 0 < value < 1:
             return KeyOutcome({}, "missing", f"a share of the steps: set {to}")
         return KeyOutcome({to: max(1, int(value) // _updates(given))}, "changed",
-                       f"TRL counts optimiser steps, of which a step of rlsdk has {_updates(given)}")  # fmt: skip
+                       f"TRL counts optimiser steps; a step of rlsdk has {_updates(given)} of them")  # fmt: skip
 
     return give
 
@@ -179,7 +179,7 @@ def _every(to: str, strategy: str) -> Any:
 def _reported(value: Any, given: Given) -> KeyOutcome:
     names = texts(value)
     if names == ["all"]:
-        return KeyOutcome({"trackers": []}, "missing", "name the trackers: " + ", ".join(TRACKERS))
+        return KeyOutcome({"trackers": []}, "missing", "list the trackers: " + ", ".join(TRACKERS))
     return trackers(value, given)
 
 
@@ -306,36 +306,36 @@ def _functions(value: Any, given: Given) -> KeyOutcome:
     functions = [_shipped(each) for each in _called(value)]
     if lost := [name for name in functions if name != PUNISHMENT and _reward(name) is None]:
         return KeyOutcome({}, "missing", f"reward: {{use: foreign, path: 'FILE.py:{lost[0]}', style: trl}}")
-    note = "built-in rewards, or the function as it is (howto/reward.md)"
-    return KeyOutcome({}, "changed", f"{note}; {PUNISHMENT} is a shaping here" if PUNISHMENT in functions else note)
+    note = "built-in rewards, or the function unchanged (howto/reward.md)"
+    return KeyOutcome({}, "changed", f"{note}; {PUNISHMENT} becomes a shaping" if PUNISHMENT in functions else note)
 
 
 _NONE = "rlsdk's learner has no such setting"
-_HUB = "rlsdk export writes a folder for the hub's own tools"
-_LOG = "every step is logged, to metrics.jsonl and the trackers"
-_DATA = "tasks are read as they are used"
-_DEVICE = "ranks and engines are placed by placement"
-_SHARD = "the learner shards by DeepSpeed: learner.zero_stage and learner.offload"
+_HUB = "`rlsdk export` writes a folder for the hub's tools"
+_LOG = "every step is logged to metrics.jsonl and the trackers"
+_DATA = "tasks are read on demand"
+_DEVICE = "placement decides where ranks and engines run"
+_SHARD = "the learner shards with DeepSpeed: learner.zero_stage and learner.offload"
 
 ROWS = (
     # Model and data
     same("model_name_or_path", "model.path", text, "Qwen/Qwen2.5-0.5B", _model),
     same("model", "model.path", text, "Qwen/Qwen2.5-0.5B", _model),
-    unless("model_revision", ("main",), "download that revision to a folder and name it in model.path", "v2"),
+    unless("model_revision", ("main",), "download that revision to a folder and set model.path to it", "v2"),
     same("dtype", "model.dtype", DTYPE, "bfloat16"),
     same("torch_dtype", "model.dtype", DTYPE, "bfloat16"),
     same("trust_remote_code", "model.trust_remote_code", flag, False),
     same("attn_implementation", "learner.attention", ATTENTION, "sdpa"),
-    missing("model_init_kwargs.**", "model.dtype, learner.attention; config.json of the model's folder has the rest", "x"),
-    part("dataset_name", "tasks.train", text, "trl-lib/DeepMath-103K", "becomes a source of tasks: name its columns"),
-    part("train_dataset.*", "tasks.train", text, "trl-lib/DeepMath-103K", "becomes a source of tasks: name its columns"),
+    missing("model_init_kwargs.**", "model.dtype, learner.attention; for the rest, change config.json in the model's folder", "x"),
+    part("dataset_name", "tasks.train", text, "trl-lib/DeepMath-103K", "becomes a task source: set its columns"),
+    part("train_dataset.*", "tasks.train", text, "trl-lib/DeepMath-103K", "becomes a task source: set its columns"),
     missing("train_dataset", "tasks.train: {use: hub, name: ...}", "x"),
-    part("eval_dataset.*", "tasks.eval", text, "trl-lib/DeepMath-103K", "becomes a source of tasks: name its columns"),
+    part("eval_dataset.*", "tasks.eval", text, "trl-lib/DeepMath-103K", "becomes a task source: set its columns"),
     missing("eval_dataset", "tasks.eval: {use: hub, name: ..., split: test}", "x"),
     part("dataset_config", "tasks.train.config", text, "main"),
     part("dataset_train_split", "tasks.train.split", text, "train"),
     part("dataset_test_split", "tasks.eval.split", text, "test"),
-    missing("dataset_streaming", "data is indexed, so that a resumed run continues where it was", True),
+    missing("dataset_streaming", "data is indexed, so that a resumed run continues where it stopped", True),
     missing("datasets.**", "tasks.train: a list of sources, each with its weight", "x"),
     missing("dataset_mixture_config.**", "tasks.train: a list of sources, each with its weight", "x"),
     same("reward_funcs", "reward", _called, ["accuracy_reward"], _functions),
@@ -350,15 +350,15 @@ ROWS = (
     same("num_generations", "group_size", count, 8),
     missing("num_generations_eval", "eval.samples", 4),
     changed("per_device_train_batch_size", "batch_size minibatches learner.micro_batch_tokens", count, 8,
-            "tasks of a step", _batch),
-    part("gradient_accumulation_steps", "minibatches", count, 2, "completions of an optimiser step"),
-    part("generation_batch_size", "batch_size", count, 64, "completions of a step"),
-    part("steps_per_generation", "minibatches", count, 2, "optimiser steps of a step, times accumulation"),
-    part("num_processes", "placement.learners", count, 1, "accelerate's; ranks of the learner"),
+            "tasks per step", _batch),
+    part("gradient_accumulation_steps", "minibatches", count, 2, "completions per optimiser step"),
+    part("generation_batch_size", "batch_size", count, 64, "completions per step"),
+    part("steps_per_generation", "minibatches", count, 2, "optimiser steps per step, times accumulation"),
+    part("num_processes", "placement.learners", count, 1, "accelerate's setting; ranks of the learner"),
     same("num_iterations", "passes", count, 1),
-    ignored("per_device_eval_batch_size", "an evaluation takes all tasks, as many at once as the engines hold", 8),
+    ignored("per_device_eval_batch_size", "an evaluation runs all tasks, as many at once as the engines take", 8),
     ignored("auto_find_batch_size", "micro-batches are counted in tokens", False),
-    ignored("shuffle_dataset", "tasks are always shuffled, by seed", True),
+    ignored("shuffle_dataset", "tasks are always shuffled by seed", True),
     # Sampling
     same("temperature", "sampling.temperature", number, 1.0),
     no_cut("top_p", 1.0),
@@ -366,7 +366,7 @@ ROWS = (
     no_cut("min_p", 0.0, "min_p"),
     no_cut("repetition_penalty", 1.0, "repetition_penalty"),
     missing("generation_kwargs.**", "sampling has temperature, max_tokens and stop", 1),
-    missing("vllm_structured_outputs_regex", "the learner would train on other probabilities than those sampled from", "x"),
+    missing("vllm_structured_outputs_regex", "the learner would train on probabilities other than those sampled from", "x"),
     same("use_vllm", "engine.use", flag, True, _engine),
     part("vllm_mode", "placement.colocate", text, "colocate"),
     part("vllm_gpu_memory_utilization", "engine.gpu_memory_utilization", number, 0.3),
@@ -379,7 +379,7 @@ ROWS = (
     ignored("use_transformers_*", "the engine transformers batches continuously", False),
     ignored("transformers_continuous_batching_config.**", "options of the engine transformers", 1),
     ignored("cache_implementation", "options of the engine transformers", "x"),
-    ignored("ds3_gather_for_generation", "engines have weights of their own", True),
+    ignored("ds3_gather_for_generation", "engines have their own weights", True),
     # Objective
     same("trainer", "algorithm.use algorithm.advantage", Choice({"grpo": "grpo", "rloo": "rloo"}, "the trainer"), "grpo",
          _estimator),
@@ -388,20 +388,20 @@ ROWS = (
          choice(LOSSES, "the loss"), "dapo", _loss),
     part("epsilon", "algorithm.policy_loss.clip_low", number, 0.2),
     part("epsilon_high", "algorithm.policy_loss.clip_high", number, 0.28),
-    part("delta", "algorithm.policy_loss.dual_clip", number, 5.0, "holds for tokens of negative advantage"),
+    part("delta", "algorithm.policy_loss.dual_clip", number, 5.0, "applies to tokens with negative advantage"),
     part("sapo_temperature_pos", "algorithm.policy_loss.tau_pos", number, 1.0),
     part("sapo_temperature_neg", "algorithm.policy_loss.tau_neg", number, 1.05),
     missing("vespo_*", "there is no such loss: write one (howto/algorithm.md)", 2.0),
-    part("importance_sampling_level", "algorithm.policy_loss", text, "sequence", "the loss gspo has ratios of answers"),
+    part("importance_sampling_level", "algorithm.policy_loss", text, "sequence", "the loss gspo has answer-level ratios"),
     same("beta", "algorithm.kl_coef algorithm.kl", number, 0.04, _beta),
-    changed("mask_truncated_completions", "algorithm.filters", flag, True, "leaves out rollouts that a limit cut off",
-            switched({"algorithm.filters[]": "truncated"}, "leaves out rollouts that a limit cut off")),
+    changed("mask_truncated_completions", "algorithm.filters", flag, True, "drops truncated rollouts",
+            switched({"algorithm.filters[]": "truncated"}, "drops truncated rollouts")),
     missing("top_entropy_quantile", "there is no such mask: write a policy loss (howto/algorithm.md)", 0.2),
     same("entropy_coef", "algorithm.entropy_coef", number, 0.0),
     missing("use_adaptive_entropy", "entropy_coef may be a schedule: {from: ..., to: ..., over: ...}", True),
     missing("entropy_*", "entropy_coef may be a schedule: {from: ..., to: ..., over: ...}", 0.2),
-    unless("sync_ref_model", (False,), "the reference model stays as it is; start a run from the new model", True),
-    missing("ref_model_*", "the reference model stays as it is", 0.6),
+    unless("sync_ref_model", (False,), "the reference model does not change; start a run from the new model", True),
+    missing("ref_model_*", "the reference model does not change", 0.6),
     same("vllm_importance_sampling_correction", "algorithm.correction", flag, True, _correction),
     part("vllm_importance_sampling_mode", "algorithm.correction.use", text, "sequence_mask"),
     part("vllm_importance_sampling_clip_max", "algorithm.correction", number, 3.0),
@@ -411,7 +411,7 @@ ROWS = (
     unless("use_bias_correction_kl", (False,), "write a KL estimator (howto/algorithm.md)", True),
     unless("disable_dropout", (True,), "models are trained without dropout", False),
     missing("router_aux_loss_coef", _NONE, 0.001),
-    missing("max_tool_calling_iterations", "max_turns of the workflow tools", 4),
+    missing("max_tool_calling_iterations", "set max_turns of the workflow tools", 4),
     missing("tools", "workflow: {use: tools, tools: ['FILE.py:function']}", "x"),
     missing("environment_factory", "workflow: {use: environment, environment: ...} (howto/environment.md)", "x"),
     missing("rollout_func", "write a workflow (howto/workflow.md)", "x"),
@@ -432,13 +432,13 @@ ROWS = (
     missing("optim_args", "the learner's optimiser is AdamW", "x"),
     same("gradient_checkpointing", "learner.gradient_checkpointing", flag, True),
     ignored("gradient_checkpointing_kwargs.**", "checkpoints are not re-entrant", False),
-    changed("bf16", "model.dtype", flag, True, "weights are kept in float32 beside it",
-            switched({"model.dtype": "bfloat16"}, "weights are kept in float32 beside it")),
+    changed("bf16", "model.dtype", flag, True, "weights are also kept in float32",
+            switched({"model.dtype": "bfloat16"}, "weights are also kept in float32")),
     changed("fp16", "model.dtype", flag, True, "bfloat16 needs no loss scale",
             switched({"model.dtype": "float16"}, "bfloat16 needs no loss scale")),
-    ignored("tf32", "torch's setting holds", True),
+    ignored("tf32", "torch's setting applies", True),
     same("torch_compile", "learner.compile", flag, False),
-    unless("use_liger_kernel", (False,), "losses never hold all logits at once, so none are needed", True),
+    unless("use_liger_kernel", (False,), "not needed: losses never hold all logits at once", True),
     ignored("liger_kernel_config", "losses never hold all logits at once", "x"),
     missing("neftune_noise_alpha", _NONE, 5),
     missing("label_smoothing_factor", _NONE, 0.1),
@@ -452,7 +452,7 @@ ROWS = (
     missing("peft_config.**", "learner.lora has rank, alpha, targets and sync", "x"),
     unless("lora_dropout", (0, 0.0), "adapters have no dropout: engine and learner must agree", 0.05),
     missing("lora_*", "learner.lora has rank, alpha, targets and sync", "x"),
-    missing("use_rslora", "learner.lora: alpha times the square root of rank gives the same scale", True),
+    missing("use_rslora", "learner.lora: multiply alpha by the square root of rank for the same scale", True),
     missing("use_dora", "learner.lora trains plain adapters", True),
     missing("load_in_4bit", "models are not quantised", True),
     missing("load_in_8bit", "models are not quantised", True),
@@ -462,31 +462,31 @@ ROWS = (
     same("num_train_epochs", "epochs", number, 1, _epochs),
     changed("max_steps", "steps", whole, 100, "optimiser steps", _steps),
     changed("eval_steps", "eval.every", number, 100, "optimiser steps", _every("eval.every", "eval_strategy")),
-    part("eval_strategy", "tasks.eval", text, "steps", "there is an evaluation where tasks.eval is"),
+    part("eval_strategy", "tasks.eval", text, "steps", "tasks.eval turns evaluation on"),
     same("eval_on_start", "eval.before", flag, True),
     changed("save_steps", "checkpoint.every", number, 100, "optimiser steps",
             _every("checkpoint.every", "save_strategy")),
-    part("save_strategy", "checkpoint.every", text, "steps", "no: a checkpoint at the end only"),
+    part("save_strategy", "checkpoint.every", text, "steps", "no: only a checkpoint at the end"),
     same("save_total_limit", "checkpoint.keep", count, 2),
-    unless("save_only_model", (False,), "checkpoint.every: 0 keeps the end only", True),
+    unless("save_only_model", (False,), "checkpoint.every: 0 saves only at the end", True),
     missing("load_best_model_at_end", "compare checkpoints: rlsdk train --mode bench", True),
     missing("metric_for_best_model", "compare checkpoints: rlsdk train --mode bench", "x"),
     missing("greater_is_better", "compare checkpoints: rlsdk train --mode bench", True),
     missing("resume_from_checkpoint", "rlsdk train CONFIG --resume", "x"),
-    ignored("eval_*", "an evaluation takes all tasks, as many at once as the engines hold", 1),
-    ignored("save_on_each_node", "checkpoints lie in the run's folder", False),
+    ignored("eval_*", "an evaluation runs all tasks, as many at once as the engines take", 1),
+    ignored("save_on_each_node", "checkpoints are written to the run's folder", False),
     changed("output_dir", "name out", text, "runs/my-run", "a run's folder is out/name", _name),
     same("run_name", "name", text, "my-run"),
     ignored("overwrite_output_dir", "rlsdk train --overwrite", True),
     same("seed", "seed", whole, 42),
-    ignored("data_seed", "one seed for everything", 42),
-    ignored("full_determinism", "runs of one seed sample the same with one engine; see sampling.seeds", False),
+    ignored("data_seed", "there is one seed for everything", 42),
+    ignored("full_determinism", "with one engine, runs with the same seed sample the same; see sampling.seeds", False),
     # Trackers and logs
     same("report_to", "trackers", texts, ["wandb"], _reported),
     missing("project", "trackers: [{use: wandb, project: ...}]", "x"),
     ignored("logging_*", _LOG, 10),
-    ignored("log_*", "rlsdk rollouts RUN shows what was sampled", True),
-    ignored("num_completions_to_print", "rlsdk rollouts RUN shows what was sampled", 4),
+    ignored("log_*", "`rlsdk rollouts RUN` shows the samples", True),
+    ignored("num_completions_to_print", "`rlsdk rollouts RUN` shows the samples", 4),
     ignored("disable_tqdm", _LOG, True),
     ignored("include_*", _LOG, True),
     ignored("trackio_*", "there is no tracker trackio", "x"),
@@ -509,8 +509,8 @@ ROWS = (
     ignored("do_train", "rlsdk train trains, rlsdk eval evaluates", True),
     ignored("do_eval", "rlsdk train trains, rlsdk eval evaluates", True),
     ignored("do_predict", "rlsdk train trains, rlsdk eval evaluates", True),
-    ignored("torch_*", "memory is not emptied between steps; learner.compile compiles", 1),
-    ignored("class", "the name of the class", "GRPOConfig"),
+    ignored("torch_*", "the cache is not emptied between steps; use learner.compile to compile", 1),
+    ignored("class", "class name", "GRPOConfig"),
 )  # fmt: skip
 
 DEFAULTS: Mapping[str, Any] = {

@@ -152,7 +152,7 @@ def _loss(name: str, given: Given) -> KeyOutcome:
             "kl_coef": given.read(f"{loss}.ppo_kl_coef", number, 0.1),
         },
     }
-    note = "veRL always takes seq-mean-token-mean for it: set algorithm.aggregate" if name in ("gspo", "sapo") else ""
+    note = "veRL always uses seq-mean-token-mean for it: set algorithm.aggregate" if name in ("gspo", "sapo") else ""
     return KeyOutcome({"algorithm.policy_loss": options[name]}, "changed" if note else "mapped", note)
 
 
@@ -182,14 +182,14 @@ def _logger(value: Any, given: Given) -> KeyOutcome:
 def _warmup(value: Any, given: Given) -> KeyOutcome:
     steps = whole(value)
     if steps < 0:
-        return KeyOutcome({}, "ignored", "off; lr_warmup_steps_ratio counts")
+        return KeyOutcome({}, "ignored", "off; lr_warmup_steps_ratio takes precedence")
     return KeyOutcome({"learner.warmup_steps": steps * _updates(given)}, "changed",
-                   f"in optimiser steps, of which a trainer step has {_updates(given)}")  # fmt: skip
+                   f"in optimiser steps; a trainer step has {_updates(given)} of them")  # fmt: skip
 
 
 def _warmup_ratio(value: Any, given: Given) -> KeyOutcome:
     if given.whole(f"{ACTOR}.optim.lr_warmup_steps", -1) >= 0:
-        return KeyOutcome({}, "ignored", "lr_warmup_steps counts")
+        return KeyOutcome({}, "ignored", "lr_warmup_steps takes precedence")
     steps = _steps(given)
     return share_of_steps(steps and steps * _updates(given), number(value))
 
@@ -216,14 +216,14 @@ def _out(value: Any, given: Given) -> KeyOutcome:
 
 def _rounds(value: Any, given: Given) -> KeyOutcome:
     if _steps(given) is not None:
-        return KeyOutcome({}, "ignored", "total_training_steps counts")
+        return KeyOutcome({}, "ignored", "total_training_steps takes precedence")
     return KeyOutcome({"epochs": number(value)}, "mapped", "")
 
 
 def _mini(value: Any, given: Given) -> KeyOutcome:
     made = minibatches(given.whole("data.train_batch_size"), count(value))
     return KeyOutcome(
-        {"minibatches": made}, "changed", "rlsdk counts optimiser steps in a batch, veRL the tasks of each"
+        {"minibatches": made}, "changed", "rlsdk counts optimiser steps per batch, veRL the tasks in each"
     )
 
 
@@ -231,7 +231,7 @@ def _engine(name: Any, given: Given) -> KeyOutcome:
     known = {"vllm": "vllm", "hf": "transformers"}
     if str(name) in known:
         return KeyOutcome({"engine.use": known[str(name)]}, "mapped", "")
-    note = f"there is no engine {name!r}; vLLM takes its place"
+    note = f"there is no engine {name!r}; vLLM is used instead"
     return KeyOutcome({"engine.use": "vllm"}, "missing", note)
 
 
@@ -248,10 +248,10 @@ def _offload(key: str) -> Any:
 
 def _truncation(value: Any, given: Given) -> KeyOutcome:
     if given.read("data.filter_overlong_prompts", flag, False):
-        return KeyOutcome({}, "ignored", "filter_overlong_prompts leaves longer prompts out before")
+        return KeyOutcome({}, "ignored", "filter_overlong_prompts drops longer prompts first")
     if str(value) == "error":
         return KeyOutcome({"long_prompts": "error"}, "mapped", "")
-    return KeyOutcome({"long_prompts": "drop"}, "missing", "prompts are never cut here: longer ones are dropped")
+    return KeyOutcome({"long_prompts": "drop"}, "missing", "rlsdk never truncates prompts: longer ones are dropped")
 
 
 def _evaluated(name: str, fitting: tuple[float, ...], sample: float) -> KeyRule:
@@ -288,7 +288,7 @@ def _rank_arithmetic(key: str, *, whole_cluster: bool) -> Any:
 def _dynamic(value: int, given: Given) -> KeyOutcome:
     if not given.read(f"{ACTOR}.use_dynamic_bsz", flag, False):
         return KeyOutcome({}, "ignored", "use_dynamic_bsz is off")
-    return KeyOutcome({"learner.micro_batch_tokens": value}, "changed", "with padding, which veRL does not count")
+    return KeyOutcome({"learner.micro_batch_tokens": value}, "changed", "includes padding, which veRL does not count")
 
 
 def _finish(given: Given) -> dict[str, Any]:
@@ -316,54 +316,54 @@ def _finish(given: Given) -> dict[str, Any]:
 
 
 _GPU_NOTE = "engines and ranks share the GPUs: placement.engines × gpus_per_engine, placement.learners"
-_LOGPROB_NOTE = "forward passes have the micro-batches of learner.micro_batch_tokens"
-_CRITIC_NOTE = "the critic shares it with the actor"
+_LOGPROB_NOTE = "forward passes use learner.micro_batch_tokens, too"
+_CRITIC_NOTE = "the critic uses the actor's setting"
 _EVAL_NOTE = "an evaluation reports greedy answers, and eval.samples answers at temperature 1"
-_PROFILER = "rlsdk has no profiler of its own; times of each stage are in metrics.jsonl"
+_PROFILER = "rlsdk has no profiler; metrics.jsonl has the time of each stage"
 
 ROWS = (
     # Data
-    part("data.train_files", "tasks.train", texts, "data/train.parquet", "becomes a source of tasks"),
-    part("data.val_files", "tasks.eval", texts, "data/test.parquet", "becomes a source of tasks"),
+    part("data.train_files", "tasks.train", texts, "data/train.parquet", "becomes a task source"),
+    part("data.val_files", "tasks.eval", texts, "data/test.parquet", "becomes a task source"),
     same("data.train_batch_size", "batch_size", count, 64),
-    ignored("data.val_batch_size", "an evaluation takes all tasks, as many at once as the engines hold", 1312),
+    ignored("data.val_batch_size", "an evaluation runs all tasks, as many at once as the engines take", 1312),
     same("data.max_prompt_length", "max_prompt_tokens", count, 256),
     changed("data.max_response_length", "sampling.max_tokens model.max_length", count, 1024,
-            "model.max_length is prompt and response together", lambda v, given: {"sampling.max_tokens": v}),
-    part("data.prompt_key", "tasks.train.columns.prompt", text, "prompt", "the column that holds prompts"),
+            "model.max_length counts prompt and response together", lambda v, given: {"sampling.max_tokens": v}),
+    part("data.prompt_key", "tasks.train.columns.prompt", text, "prompt", "the prompt column"),
     ignored("data.reward_fn_key", "rewards read the source of a task, the column data_source", "data_source"),
     same("data.truncation", "long_prompts", text, "error", _truncation),
     same("data.filter_overlong_prompts", "long_prompts", flag, True, _fits),
-    ignored("data.filter_overlong_prompts_workers", "prompts are measured as they are used"),
-    unless("data.shuffle", (True,), "tasks are always shuffled, by seed; sources that declare an order keep it", False),
+    ignored("data.filter_overlong_prompts_workers", "prompts are measured on demand"),
+    unless("data.shuffle", (True,), "tasks are always shuffled by seed; sources that declare an order keep it", False),
     changed("data.seed", "seed", whole, 1, "rlsdk has one seed for everything"),
     same("data.trust_remote_code", "model.trust_remote_code", flag, False),
     same("data.tokenizer", "model.tokenizer", text, "org/tokenizer"),
-    missing("data.train_max_samples", "take a part of the data: split train[:1000] of the source hub", -1),
-    changed("data.val_max_samples", "eval.limit", whole, 500, "tasks of each source",
+    missing("data.train_max_samples", "use part of the data: split train[:1000] of the source hub", -1),
+    changed("data.val_max_samples", "eval.limit", whole, 500, "tasks per source",
             lambda v, given: {"eval.limit": v} if v > 0 else {}),
     ignored("data.return_raw_input_ids", "tasks keep their messages"),
     ignored("data.return_raw_chat", "tasks keep their messages"),
     ignored("data.return_full_prompt", "tasks keep their messages"),
-    ignored("data.dataloader_num_workers", "tasks are read by one process, ahead of their use"),
-    ignored("data.validation_shuffle", "evaluations take all tasks, in their order"),
-    ignored("data.use_shm", "models are read where they are"),
+    ignored("data.dataloader_num_workers", "one process reads tasks in advance"),
+    ignored("data.validation_shuffle", "evaluations run all tasks, in order"),
+    ignored("data.use_shm", "models are read from their folder"),
     missing("data.image_key", "images are parts of a prompt's messages, not a column: docs/howto/vision.md", "images"),
     missing("data.video_key", "rlsdk trains on text and images", "videos"),
-    missing("data.image_patch_size", "the model's own image processor says it", 14),
-    ignored("data.return_multi_modal_inputs", "the model's own image processor says it"),
-    missing("data.tool_config_path", "name functions in workflow: {use: tools, tools: [...]}", "tools.yaml"),
-    missing("data.custom_cls.**", "write a source of tasks: @rlsdk.tasks (howto/tasks.md)", "x"),
+    missing("data.image_patch_size", "defined by the model's image processor", 14),
+    ignored("data.return_multi_modal_inputs", "defined by the model's image processor"),
+    missing("data.tool_config_path", "list functions in workflow: {use: tools, tools: [...]}", "tools.yaml"),
+    missing("data.custom_cls.**", "write a task source: @rlsdk.tasks (howto/tasks.md)", "x"),
     missing("data.sampler.**", "write a buffer, which orders groups: @rlsdk.buffer", "x"),
-    missing("data.datagen.**", "write a source of tasks: @rlsdk.tasks (howto/tasks.md)", "x"),
+    missing("data.datagen.**", "write a task source: @rlsdk.tasks (howto/tasks.md)", "x"),
     missing("data.apply_chat_template_kwargs.**", "put them into the tokenizer's chat template", True),
     # Model
     same(f"{MODEL}.path", "model.path", text, "Qwen/Qwen2.5-0.5B"),
     same(f"{MODEL}.tokenizer_path", "model.tokenizer", text, "org/tokenizer"),
     same(f"{MODEL}.trust_remote_code", "model.trust_remote_code", flag, False),
     same(f"{MODEL}.enable_gradient_checkpointing", "learner.gradient_checkpointing", flag, True),
-    changed(f"{MODEL}.use_remove_padding", "learner.rows", flag, True, "pays with learner.attention=flash_attention_2",
-            switched({"learner.rows": "packed"}, "pays with learner.attention=flash_attention_2")),
+    changed(f"{MODEL}.use_remove_padding", "learner.rows", flag, True, "worthwhile with learner.attention=flash_attention_2",
+            switched({"learner.rows": "packed"}, "worthwhile with learner.attention=flash_attention_2")),
     same(f"{MODEL}.lora_rank", "learner.lora.rank", whole, 16,
          lambda v, given: {"learner.lora": {"rank": v, "alpha": given.read(f"{MODEL}.lora_alpha", number, 16.0)}} if v else {}),
     part(f"{MODEL}.lora_alpha", "learner.lora.alpha", number, 32),
@@ -376,12 +376,12 @@ ROWS = (
     missing(f"{MODEL}.external_lib", "import it in a plugin: plugins: [FILE]", "my_lib"),
     missing(f"{MODEL}.override_config.**", "change config.json in the model's folder", 1),
     missing(f"{MODEL}.hf_config_path", "the config.json in the model's folder is read", "x"),
-    unless(f"{MODEL}.use_liger", (False,), "there are no Liger kernels; learner.compile=true is near", True),
-    unless(f"{MODEL}.use_fused_kernels", (False,), "losses never hold all logits at once, so none are needed", True),
-    ignored(f"{MODEL}.fused_kernel_options.**", "logits are computed in parts anyway"),
-    ignored(f"{MODEL}.use_shm", "models are read where they are"),
-    ignored(f"{MODEL}.enable_activation_offload", "activations stay; learner.gradient_checkpointing drops them", False),
-    ignored(f"{MODEL}.tiled_mlp.**", "layers are computed whole"),
+    unless(f"{MODEL}.use_liger", (False,), "there are no Liger kernels; learner.compile=true is similar", True),
+    unless(f"{MODEL}.use_fused_kernels", (False,), "not needed: losses never hold all logits at once", True),
+    ignored(f"{MODEL}.fused_kernel_options.**", "logits are always computed in chunks"),
+    ignored(f"{MODEL}.use_shm", "models are read from their folder"),
+    ignored(f"{MODEL}.enable_activation_offload", "activations stay on the device; learner.gradient_checkpointing drops them", False),
+    ignored(f"{MODEL}.tiled_mlp.**", "layers are not tiled"),
     missing(f"{MODEL}.mtp.**", "multi-token prediction is not trained", False),
     # Actor
     same(f"{ACTOR}.optim.lr", "learner.lr", number, 1e-6),
@@ -394,21 +394,21 @@ ROWS = (
     same(f"{ACTOR}.optim.warmup_style", "learner.schedule", SCHEDULE, "constant"),
     same(f"{ACTOR}.optim.lr_scheduler_type", "learner.schedule", SCHEDULE, "cosine"),
     same(f"{ACTOR}.optim.min_lr_ratio", "learner.final_ratio", number, 0.1),
-    ignored(f"{ACTOR}.optim.num_cycles", "a cosine falls once"),
+    ignored(f"{ACTOR}.optim.num_cycles", "the cosine schedule has a single cycle"),
     ignored(f"{ACTOR}.optim.total_training_steps", "taken from steps or epochs", -1),
     unless(f"{ACTOR}.optim.optimizer", ("AdamW",), "the learner's optimiser is AdamW", "Muon"),
-    ignored(f"{ACTOR}.optim.optimizer_impl", "DeepSpeed's or torch's AdamW, as the device has it", "torch.optim"),
+    ignored(f"{ACTOR}.optim.optimizer_impl", "DeepSpeed's or torch's AdamW, depending on the device", "torch.optim"),
     missing(f"{ACTOR}.optim.override_optimizer_config", "the learner's optimiser is AdamW", {}),
     same(f"{ACTOR}.grad_clip", "learner.grad_clip", number, 1.0),
-    changed(f"{ACTOR}.ppo_mini_batch_size", "minibatches", count, 32, "optimiser steps in a batch", _mini),
+    changed(f"{ACTOR}.ppo_mini_batch_size", "minibatches", count, 32, "optimiser steps per batch", _mini),
     _rank_arithmetic(f"{ACTOR}.ppo_micro_batch_size", whole_cluster=True),
     _rank_arithmetic(f"{ACTOR}.ppo_micro_batch_size_per_gpu", whole_cluster=False),
     ignored(f"{ACTOR}.use_dynamic_bsz", "rlsdk always counts tokens", True),
     changed(f"{ACTOR}.ppo_max_token_len_per_gpu", "learner.micro_batch_tokens", count, 16384,
-            "with padding, which veRL does not count", _dynamic),
+            "includes padding, which veRL does not count", _dynamic),
     same(f"{ACTOR}.ppo_epochs", "passes", count, 1),
     part(f"{ACTOR}.clip_ratio", "algorithm.policy_loss.clip_low algorithm.policy_loss.clip_high", number, 0.2,
-            "holds where clip_ratio_low and clip_ratio_high are not given; newer veRL never reads it"),
+            "applies if clip_ratio_low and clip_ratio_high are not given; newer veRL ignores it"),
     part(f"{ACTOR}.clip_ratio_low", "algorithm.policy_loss.clip_low", number, 0.2),
     part(f"{ACTOR}.clip_ratio_high", "algorithm.policy_loss.clip_high", number, 0.28),
     part(f"{ACTOR}.clip_ratio_c", "algorithm.policy_loss.dual_clip", number, 3.0),
@@ -430,29 +430,29 @@ ROWS = (
     part(f"{ACTOR}.kl_loss_coef", "algorithm.kl_coef", number, 0.001),
     part(f"{ACTOR}.kl_loss_type", "algorithm.kl", KL, "low_var_kl"),
     changed(f"{ACTOR}.ulysses_sequence_parallel_size", "learner.sequence_parallel", count, 1,
-            "divides placement.learners and the model's heads"),
+            "must divide placement.learners and the number of attention heads"),
     _offload(f"{ACTOR}.fsdp_config.param_offload"),
     _offload(f"{ACTOR}.fsdp_config.optimizer_offload"),
     same(f"{ACTOR}.fsdp_config.dtype", "model.dtype", DTYPE, "bfloat16"),
     same(f"{ACTOR}.fsdp_config.model_dtype", "model.dtype", DTYPE, "fp32",
-         lambda v, given: KeyOutcome({}, "ignored", "weights are kept in float32 beside model.dtype")),
+         lambda v, given: KeyOutcome({}, "ignored", "weights are kept in float32 in addition to model.dtype")),
     ignored(f"{ACTOR}.fsdp_config.**", LEARNER_NOTE, 1),
     ignored(f"{ACTOR}.strategy", LEARNER_NOTE, "fsdp"),
     ignored(f"{ACTOR}.megatron.**", LEARNER_NOTE, 1),
-    changed(f"{ACTOR}.use_torch_compile", "learner.compile", flag, True, "compiles the models, not the entropy alone",
+    changed(f"{ACTOR}.use_torch_compile", "learner.compile", flag, True, "compiles the models, not only the entropy",
             lambda v, given: KeyOutcome({}, "ignored", "learner.compile=true compiles whole models; it is off by default")),
-    ignored(f"{ACTOR}.shuffle", "rollouts of a batch are divided in a random order", False),
-    ignored(f"{ACTOR}.data_loader_seed", "one seed for everything", 42),
+    ignored(f"{ACTOR}.shuffle", "rollouts of a batch are split in random order", False),
+    ignored(f"{ACTOR}.data_loader_seed", "there is one seed for everything", 42),
     ignored(f"{ACTOR}.rollout_n", "group_size"),
-    ignored(f"{ACTOR}.calculate_entropy", "the entropy is always measured", False),
-    ignored(f"{ACTOR}.entropy_*", "the entropy is computed in parts", False),
-    ignored(f"{ACTOR}.checkpoint.**", "checkpoints hold everything; checkpoint.export says when a model is written", 1),
+    ignored(f"{ACTOR}.calculate_entropy", "entropy is always measured", False),
+    ignored(f"{ACTOR}.entropy_*", "entropy is computed in chunks", False),
+    ignored(f"{ACTOR}.checkpoint.**", "checkpoints contain everything; checkpoint.export sets when a model is written", 1),
     ignored(f"{ACTOR}.freeze_vision_tower", "the vision tower is trained with the rest", False),
-    ignored(f"{ACTOR}.use_prefix_grouper", "learner.rows=shared reads a prompt once for its group", False),
+    ignored(f"{ACTOR}.use_prefix_grouper", "learner.rows=shared processes a prompt once per group", False),
     ignored(f"{ACTOR}.use_remove_padding", f"as {MODEL}.use_remove_padding"),
-    ignored(f"{ACTOR}.use_fused_kernels", "logits are computed in parts anyway", False),
-    ignored(f"{ACTOR}.calculate_sum_pi_squared", "computed where an advantage needs it", False),
-    ignored(f"{ACTOR}.sum_pi_squared_checkpointing", "computed in parts", False),
+    ignored(f"{ACTOR}.use_fused_kernels", "logits are always computed in chunks", False),
+    ignored(f"{ACTOR}.calculate_sum_pi_squared", "computed if an advantage needs it", False),
+    ignored(f"{ACTOR}.sum_pi_squared_checkpointing", "computed in chunks", False),
     missing(f"{ACTOR}.router_replay.**", "routing of experts is not replayed", "disabled"),
     ignored(f"{ACTOR}.profiler.**", _PROFILER),
     # Reference
@@ -460,7 +460,7 @@ ROWS = (
     ignored(f"{REF}.log_prob_micro_batch_size_per_gpu", _LOGPROB_NOTE, 4),
     ignored(f"{REF}.log_prob_use_dynamic_bsz", _LOGPROB_NOTE, True),
     ignored(f"{REF}.log_prob_max_token_len_per_gpu", _LOGPROB_NOTE, 16384),
-    ignored(f"{REF}.**", "the reference model is placed and divided as the actor is", 1),
+    ignored(f"{REF}.**", "the reference model is placed and sharded like the actor", 1),
     # Rollout
     same(f"{ROLLOUT}.name", "engine.use", text, "vllm", _engine),
     same(f"{ROLLOUT}.n", "group_size", count, 8),
@@ -475,16 +475,16 @@ ROWS = (
     same(f"{ROLLOUT}.max_num_batched_tokens", "engine.max_num_batched_tokens", count, 8192),
     same(f"{ROLLOUT}.enable_chunked_prefill", "engine.args.enable_chunked_prefill", flag, True),
     same(f"{ROLLOUT}.enable_prefix_caching", "engine.args.enable_prefix_caching", flag, True),
-    ignored(f"{ROLLOUT}.max_model_len", "model.max_length: prompt and response together", 2048),
+    ignored(f"{ROLLOUT}.max_model_len", "model.max_length counts prompt and response together", 2048),
     ignored(f"{ROLLOUT}.prompt_length", "data.max_prompt_length", 512),
     ignored(f"{ROLLOUT}.response_length", "data.max_response_length", 512),
     same(f"{ROLLOUT}.dtype", "model.dtype", DTYPE, "bfloat16"),
-    changed(f"{ROLLOUT}.calculate_log_probs", "old_logprobs", flag, True, "engines always give the logprobs they sampled with",
-            lambda v, given: KeyOutcome({}, "ignored", "engines always give the logprobs that they sampled with")),
+    changed(f"{ROLLOUT}.calculate_log_probs", "old_logprobs", flag, True, "engines always return the logprobs they sampled with",
+            lambda v, given: KeyOutcome({}, "ignored", "engines always return the logprobs they sampled with")),
     ignored(f"{ROLLOUT}.free_cache_engine", "engines that share GPUs sleep while the learner works"),
-    ignored(f"{ROLLOUT}.load_format", "engines take the learner's weights before the first step", "dummy"),
+    ignored(f"{ROLLOUT}.load_format", "engines load the learner's weights before the first step", "dummy"),
     ignored(f"{ROLLOUT}.layered_summon", "weights are sent layer by layer", False),
-    unless(f"{ROLLOUT}.ignore_eos", (False,), "an answer ends at the end of text", True),
+    unless(f"{ROLLOUT}.ignore_eos", (False,), "an answer ends at the end-of-text token", True),
     unless(f"{ROLLOUT}.do_sample", (True,), "training samples at sampling.temperature", False),
     ignored(f"{ROLLOUT}.mode", "rollouts are asynchronous requests; rollout.max_staleness lets them run ahead", "async"),
     ignored(f"{ROLLOUT}.log_prob_micro_batch_size", _LOGPROB_NOTE, 8),
@@ -494,9 +494,9 @@ ROWS = (
     same(f"{ROLLOUT}.over_sample_rate", "rollout.oversample", number, 0.1),
     unless(f"{ROLLOUT}.data_parallel_size", (1,), "placement.engines is the number of engines", 2),
     unless(f"{ROLLOUT}.pipeline_model_parallel_size", (1,), "engines have tensor parallelism only", 2),
-    unless(f"{ROLLOUT}.expert_parallel_size", (1,), "engine.args takes vLLM's own settings", 2),
-    changed(f"{ROLLOUT}.engine_kwargs.vllm.*", "engine.args", lambda v: v, 4, "engine.args takes vLLM's own settings",
-            lambda v, given: KeyOutcome({}, "missing", "put it into engine.args, if vLLM's EngineArgs has it")),
+    unless(f"{ROLLOUT}.expert_parallel_size", (1,), "engine.args accepts vLLM's own settings", 2),
+    changed(f"{ROLLOUT}.engine_kwargs.vllm.*", "engine.args", lambda v: v, 4, "engine.args accepts vLLM's own settings",
+            lambda v, given: KeyOutcome({}, "missing", "put it into engine.args if vLLM's EngineArgs has it")),
     missing(f"{ROLLOUT}.engine_kwargs.**", "there is no such engine", 1),
     changed(f"{ROLLOUT}.val_kwargs.n", "eval.samples", count, 4, "evaluations also report greedy answers"),
     ignored(f"{ROLLOUT}.val_kwargs.do_sample", _EVAL_NOTE, True),
@@ -504,12 +504,12 @@ ROWS = (
     _evaluated("top_p", (1,), 0.95),
     _evaluated("top_k", (-1, 0), 20),
     missing(f"{ROLLOUT}.val_kwargs.*", _EVAL_NOTE, 0),
-    changed(f"{ROLLOUT}.multi_turn.enable", "workflow", flag, True, "name a workflow",
+    changed(f"{ROLLOUT}.multi_turn.enable", "workflow", flag, True, "choose a workflow",
             lambda v, given: KeyOutcome({}, "missing" if v else "ignored", "set workflow: tools, environment or agent"
                                      if v else "off")),
-    missing(f"{ROLLOUT}.multi_turn.max_assistant_turns", "max_turns of the workflow", 5),
-    missing(f"{ROLLOUT}.multi_turn.max_parallel_calls", "max_calls of the workflow tools", 1),
-    missing(f"{ROLLOUT}.multi_turn.tool_config_path", "name functions: workflow: {use: tools, tools: [...]}", "t.yaml"),
+    missing(f"{ROLLOUT}.multi_turn.max_assistant_turns", "set max_turns of the workflow", 5),
+    missing(f"{ROLLOUT}.multi_turn.max_parallel_calls", "set max_calls of the workflow tools", 1),
+    missing(f"{ROLLOUT}.multi_turn.tool_config_path", "list functions: workflow: {use: tools, tools: [...]}", "t.yaml"),
     missing(f"{ROLLOUT}.multi_turn.interaction_config_path", "write a workflow or an environment", "i.yaml"),
     missing(f"{ROLLOUT}.multi_turn.format", "parser of the workflow tools (hermes, json, pythonic)", "hermes"),
     missing(f"{ROLLOUT}.multi_turn.**", "see the options of the workflow: rlsdk plugins workflow", 1),
@@ -519,12 +519,12 @@ ROWS = (
     ignored(f"{ROLLOUT}.checkpoint_engine.**", "weights are sent from ranks to engines directly", 1),
     ignored(f"{ROLLOUT}.trace.**", "rollouts are saved (save_rollouts) and shown by rlsdk rollouts", 1),
     ignored(f"{ROLLOUT}.profiler.**", _PROFILER),
-    ignored(f"{ROLLOUT}.prometheus.**", "metrics of engines are in metrics.jsonl", 1),
-    ignored(f"{ROLLOUT}.logprobs_mode", "logprobs are those of the distribution sampled from", "processed_logprobs"),
-    ignored(f"{ROLLOUT}.disable_log_stats", "metrics of engines are in metrics.jsonl", True),
-    ignored(f"{ROLLOUT}.**", "the engine's own default is kept; engine.args takes vLLM's settings", 1),
-    ignored("actor_rollout_ref.hybrid_engine", "placement.colocate, which is the default"),
-    ignored("actor_rollout_ref.nccl_timeout", "the watchdog ends a run whose processes are silent", 600),
+    ignored(f"{ROLLOUT}.prometheus.**", "metrics.jsonl has engine metrics", 1),
+    ignored(f"{ROLLOUT}.logprobs_mode", "logprobs are those of the sampling distribution", "processed_logprobs"),
+    ignored(f"{ROLLOUT}.disable_log_stats", "metrics.jsonl has engine metrics", True),
+    ignored(f"{ROLLOUT}.**", "the engine's default is kept; engine.args accepts vLLM's settings", 1),
+    ignored("actor_rollout_ref.hybrid_engine", "see placement.colocate, the default"),
+    ignored("actor_rollout_ref.nccl_timeout", "the watchdog ends a run with silent processes", 600),
     # Critic
     same("critic.optim.lr", "learner.critic_lr", number, 1e-5, _critic_lr),
     ignored("critic.optim.**", _CRITIC_NOTE, 0.01),
@@ -536,10 +536,10 @@ ROWS = (
     ignored("critic.ppo_micro_batch_size", _CRITIC_NOTE, 8),
     ignored("critic.**", _CRITIC_NOTE),
     # Rewards
-    part("custom_reward_function.path", "reward", text, "my_reward.py", "the function is called as it is"),
-    part("custom_reward_function.name", "reward", text, "compute_score", "the function is called as it is"),
-    part("custom_reward_function.reward_kwargs.**", "reward.arguments", lambda v: v, 1, "handed to the function"),
-    part("reward.custom_reward_function.reward_kwargs.**", "reward.arguments", lambda v: v, 1, "handed to the function"),
+    part("custom_reward_function.path", "reward", text, "my_reward.py", "the function is called unchanged"),
+    part("custom_reward_function.name", "reward", text, "compute_score", "the function is called unchanged"),
+    part("custom_reward_function.reward_kwargs.**", "reward.arguments", lambda v: v, 1, "passed to the function"),
+    part("reward.custom_reward_function.reward_kwargs.**", "reward.arguments", lambda v: v, 1, "passed to the function"),
     unless("reward_model.enable", (False,), "reward: {use: reward_model, path: ...}, or judge for a served model", True),
     missing("reward_model.model.path", "reward: {use: reward_model, path: ...}", "org/reward-model"),
     changed("reward_model.reward_manager", "reward", text, "naive", "rewards are combined by weight, gate and factor",
@@ -548,9 +548,9 @@ ROWS = (
                                      else "dapo's length penalty is algorithm.shaping: overlong")),
     missing("reward_model.reward_kwargs.overlong_buffer_cfg.**", "algorithm.shaping: [{use: overlong, buffer: ...}]", 1),
     missing("reward_model.overlong_buffer.**", "algorithm.shaping: [{use: overlong, buffer: ...}]", 1),
-    missing("reward_model.sandbox_fusion.**", "reward: code_tests runs a model's code in a sandbox of its own", "x"),
-    ignored("reward_model.**", "no reward model is held by the trainer", 1),
-    ignored("reward.num_workers", "scoring.workers processes score, by default one for each core", 8),
+    missing("reward_model.sandbox_fusion.**", "reward: code_tests runs the model's code in a sandbox", "x"),
+    ignored("reward_model.**", "the trainer holds no reward model", 1),
+    ignored("reward.num_workers", "scoring.workers sets the number of scoring processes, by default one per core", 8),
     ignored("reward_manager.**", "rewards are combined by weight, gate and factor", "x"),
     # Algorithm
     same("algorithm.adv_estimator", "algorithm.use algorithm.advantage algorithm.critic",
@@ -560,7 +560,7 @@ ROWS = (
     part("algorithm.norm_adv_by_std_in_grpo", "algorithm.advantage.std_normalize", flag, False),
     part("algorithm.use_kl_in_reward", "algorithm.shaping", flag, True),
     part("algorithm.kl_ctrl.kl_coef", "algorithm.shaping", number, 0.001,
-            "KL in the reward (shaping kl_penalty); veRL of today reads it with use_kl_in_reward only"),
+            "KL in the reward (shaping kl_penalty); current veRL reads it only with use_kl_in_reward"),
     part("algorithm.kl_ctrl.type", "algorithm.shaping", text, "fixed"),
     part("algorithm.kl_ctrl.horizon", "algorithm.shaping", count, 10000),
     part("algorithm.kl_ctrl.target_kl", "algorithm.shaping", number, 0.1),
@@ -569,8 +569,8 @@ ROWS = (
     part("algorithm.rollout_correction.rollout_is_threshold", "algorithm.correction.cap", number, 2.0),
     missing("algorithm.rollout_correction.rollout_rs", "algorithm.correction: token_mask, sequence_mask or geometric", "token_k1"),
     missing("algorithm.rollout_correction.rollout_rs_threshold", "low and high of the correction", "0.5_2.0"),
-    changed("algorithm.rollout_correction.bypass_mode", "old_logprobs", flag, True, "no pass for old logprobs",
-            switched({"old_logprobs": "rollout"}, "the engine's logprobs take the place of the old ones")),
+    changed("algorithm.rollout_correction.bypass_mode", "old_logprobs", flag, True, "no forward pass for old logprobs",
+            switched({"old_logprobs": "rollout"}, "the engine's logprobs replace the old ones")),
     missing("algorithm.rollout_correction.**", "see rlsdk plugins correction", 1),
     missing("algorithm.filter_groups.enable", "algorithm.filters: [nonzero_variance] with rollout.dynamic_sampling: true", True),
     missing("algorithm.filter_groups.**", "algorithm.filters, see rlsdk plugins filter", 1),
@@ -578,41 +578,41 @@ ROWS = (
     ignored("algorithm.pf_ppo.**", "use_pf_ppo", 1),
     # Trainer
     same("trainer.experiment_name", "name", text, "my-run"),
-    part("trainer.project_name", "trackers", text, "TinyZero", "the project of the tracker wandb"),
+    part("trainer.project_name", "trackers", text, "TinyZero", "project of the tracker wandb"),
     same("trainer.logger", "trackers", texts, ["console", "wandb"], _logger),
     same("trainer.total_epochs", "epochs", number, 15, _rounds),
     same("trainer.total_training_steps", "steps", count, 100),
     same("trainer.save_freq", "checkpoint.every", interval, 100),
     same("trainer.test_freq", "eval.every", interval, 100),
     same("trainer.val_before_train", "eval.before", flag, False),
-    missing("trainer.val_only", "rlsdk eval evaluates without a training", False),
+    missing("trainer.val_only", "`rlsdk eval` evaluates without training", False),
     part("trainer.n_gpus_per_node", "placement.learners placement.engines", count, 2, _GPU_NOTE),
     part("trainer.nnodes", "placement.learners placement.engines", count, 1, _GPU_NOTE),
     changed("trainer.default_local_dir", "out", text, "checkpoints", "a run's folder is out/name", _out),
-    missing("trainer.default_hdfs_dir", "out may be a URL of fsspec, such as s3://bucket/runs", "hdfs://x"),
+    missing("trainer.default_hdfs_dir", "out may be an fsspec URL, such as s3://bucket/runs", "hdfs://x"),
     same("trainer.max_actor_ckpt_to_keep", "checkpoint.keep", count, 2),
     ignored("trainer.max_critic_ckpt_to_keep", "checkpoint.keep: a checkpoint holds actor and critic", 2),
     changed("trainer.resume_mode", "", text, "auto", "rlsdk train --resume",
-            lambda v, given: KeyOutcome({}, "ignored", "rlsdk never resumes by itself: rlsdk train CONFIG --resume")),
+            lambda v, given: KeyOutcome({}, "ignored", "rlsdk resumes only on request: rlsdk train CONFIG --resume")),
     missing("trainer.resume_from_path", "rlsdk train CONFIG --resume=STEP", "x"),
     unless("trainer.critic_warmup", (0,), "actor and critic are trained from the first step", 10),
-    changed("trainer.log_val_generations", "save_rollouts", whole, 10, "rlsdk rollouts RUN shows what was saved",
-            lambda v, given: KeyOutcome({}, "ignored", "evaluations keep their answers: rlsdk rollouts RUN")),
+    changed("trainer.log_val_generations", "save_rollouts", whole, 10, "`rlsdk rollouts RUN` shows them",
+            lambda v, given: KeyOutcome({}, "ignored", "evaluations store their answers: see `rlsdk rollouts RUN`")),
     changed("trainer.rollout_data_dir", "save_rollouts", text, "d", "rollouts are saved in the run's database",
             lambda v, given: KeyOutcome({"save_rollouts": 1}, "changed", "rollouts are saved in the run's database")),
-    missing("trainer.validation_data_dir", "evaluations keep their answers in the run's folder", "d"),
-    changed("trainer.device", "placement.device", text, "cuda", "auto takes CUDA where Ray finds GPUs",
+    missing("trainer.validation_data_dir", "evaluations store their answers in the run's folder", "d"),
+    changed("trainer.device", "placement.device", text, "cuda", "auto uses CUDA if Ray finds GPUs",
             lambda v, given: {"placement.device": v} if v in ("cuda", "cpu") else
             KeyOutcome({}, "missing", "rlsdk runs on CUDA and on CPUs")),
-    ignored("trainer.balance_batch", "ranks get equal numbers of tokens anyway"),
-    ignored("trainer.**", "nothing in rlsdk needs it", 1),
+    ignored("trainer.balance_batch", "ranks always get equal numbers of tokens"),
+    ignored("trainer.**", "not needed in rlsdk", 1),
     # Everything else
     ignored("global_profiler.**", _PROFILER),
     ignored("ray_kwargs.**", "placement.ray names a running cluster; rlsdk starts Ray otherwise", 1),
     ignored("ray_init.**", "placement.ray names a running cluster; rlsdk starts Ray otherwise", 1),
     ignored("transfer_queue.**", "batches stay in the driver", False),
-    ignored("defaults", "Hydra's list of files, which are veRL's own defaults", []),
-    ignored("hydra.**", "where Hydra puts its logs", "x"),
+    ignored("defaults", "Hydra's list of files with veRL's defaults", []),
+    ignored("hydra.**", "the location of Hydra's logs", "x"),
 )  # fmt: skip
 
 DEFAULTS: Mapping[str, Any] = {

@@ -50,7 +50,7 @@ JUDGERS: Mapping[str, Mapping[str, Any]] = {
 
 def _advantage(name: str, given: Given) -> KeyOutcome:
     algorithm, advantage = ADVANTAGES[name]
-    note = "XTuner's is not the paper's form; the paper's is taken" if name == "DrGRPOAdvantageConfig" else ""
+    note = "XTuner deviates from the paper; rlsdk follows the paper" if name == "DrGRPOAdvantageConfig" else ""
     values = {"algorithm.use": algorithm, "algorithm.advantage": dict(advantage), "algorithm.shaping": []}
     return KeyOutcome(values, "changed" if note else "mapped", note)
 
@@ -87,7 +87,7 @@ def _importance(value: Any, given: Given) -> KeyOutcome:
     if level == "geometric":
         return KeyOutcome({"algorithm.correction": {"use": "geometric", "low": low, "high": high}}, "mapped", "")
     if mode == "truncate" and level in ("token", "sequence"):
-        note = "weights have no least value here"
+        note = "weights have no minimum in rlsdk"
         return KeyOutcome({"algorithm.correction": {"use": "tis", "cap": high, "level": level}}, "changed", note)
     return KeyOutcome({}, "missing", "algorithm.correction: mis, token_mask or sequence_mask")
 
@@ -106,13 +106,13 @@ def _work_dir(value: str, given: Given) -> KeyOutcome:
 def _judged(value: str, given: Given) -> KeyOutcome:
     if value in JUDGERS:
         return KeyOutcome({"reward": dict(JUDGERS[value])}, "changed", "the nearest built-in reward")
-    return KeyOutcome({}, "missing", "a reward of your own (howto/reward.md), code_tests, or judge for a served model")
+    return KeyOutcome({}, "missing", "your own reward (howto/reward.md), code_tests, or judge for a served model")
 
 
 def _loop(value: str, given: Given) -> KeyOutcome:
     if value == "SingleTurnAgentLoopConfig":
         return KeyOutcome({"workflow": "single_turn"}, "mapped", "")
-    return KeyOutcome({}, "missing", "workflow: tools, environment or agent, or one of your own (howto/workflow.md)")
+    return KeyOutcome({}, "missing", "workflow: tools, environment or agent, or your own (howto/workflow.md)")
 
 
 def _finish(given: Given) -> dict[str, Any]:
@@ -131,9 +131,9 @@ def _finish(given: Given) -> dict[str, Any]:
     return found | layout(gpus, given.whole("rollout_config.tensor_parallel_size"))
 
 
-_ENGINE = "the engine's own default is kept; engine.args takes vLLM's settings"
-_CLASS = "the name of a class"
-_CPU = "placement and scoring have the counts of processes"
+_ENGINE = "the engine's default is kept; engine.args accepts vLLM's settings"
+_CLASS = "class name"
+_CPU = "placement and scoring set the numbers of processes"
 
 ROWS = (
     ignored(f"**.{KIND}", _CLASS, "x"),
@@ -141,11 +141,11 @@ ROWS = (
     same("seed", "seed", whole, 42),
     changed("work_dir", "out name", text, "work_dirs/my-run", "a run's folder is out/name", _work_dir),
     same("load_from", "model.path", text, "Qwen/Qwen3-8B"),
-    changed("tokenizer_path", "model.tokenizer", text, "Qwen/Qwen3-8B", "null takes the model's",
+    changed("tokenizer_path", "model.tokenizer", text, "Qwen/Qwen3-8B", "null uses the model's",
             lambda v, given: {"model.tokenizer": v} if v != given.get("load_from")
             else KeyOutcome({}, "ignored", "the model's own")),
     same("total_train_steps", "steps", count, 100),
-    changed("total_epochs", "epochs", number, 1, "total_train_steps counts where both are there",
+    changed("total_epochs", "epochs", number, 1, "total_train_steps takes precedence if both are set",
             lambda v, given: {} if given.get("total_train_steps") else {"epochs": v}),
     same("train_batch_size", "batch_size", count, 64),
     same("sync_weights_interval", "rollout.sync_interval", count, 1),
@@ -155,17 +155,17 @@ ROWS = (
     same("checkpoint_interval", "checkpoint.every", interval, 50),
     changed("checkpoint_maxkeep", "checkpoint.keep", whole, 2, "-1 keeps all in XTuner",
             lambda v, given: {"checkpoint.keep": v} if v > 0 else {}),
-    changed("hf_interval", "checkpoint.export", interval, 50, "a model with every checkpoint",
+    changed("hf_interval", "checkpoint.export", interval, 50, "a model export with every checkpoint",
             lambda v, given: {"checkpoint.export": "every"} if v else {}),
     ignored("hf_max_keep", "checkpoint.keep", 2),
     missing("auto_resume", "rlsdk train CONFIG --resume", True),
     missing("load_checkpoint_cfg.**", "rlsdk train CONFIG --resume=STEP", "x"),
-    ignored("checkpoint_no_save_*", "checkpoints hold everything", False),
+    ignored("checkpoint_no_save_*", "checkpoints contain everything", False),
     ignored("skip_checkpoint_validation", "checkpoints are always validated", False),
-    ignored("log_dir", "logs are in the run's folder", "x"),
+    ignored("log_dir", "logs are written to the run's folder", "x"),
     same("exp_tracker", "trackers", texts, "tensorboard", trackers),
-    unless("debug_*", (False,), "rlsdk debug serves the engine and tries the workflow", True),
-    ignored("trace_config.**", "rollouts are saved: rlsdk rollouts RUN", "x"),
+    unless("debug_*", (False,), "`rlsdk debug` serves the engine and runs the workflow", True),
+    ignored("trace_config.**", "rollouts are saved: see `rlsdk rollouts RUN`", "x"),
     # Optimisation
     same(f"{WORKER}.optim_cfg.lr", "learner.lr", number, 1e-6),
     same(f"{WORKER}.optim_cfg.weight_decay", "learner.weight_decay", number, 0.1),
@@ -178,22 +178,22 @@ ROWS = (
     changed(f"{WORKER}.lr_cfg.warmup_ratio", "learner.warmup_steps", number, 0.0, "in optimiser steps", _warmup),
     changed(f"{WORKER}.lr_cfg.lr_min", "learner.final_ratio", number, 1e-7, "as a share of the peak", _least_rate),
     same(f"{WORKER}.optimizer_steps", "minibatches", count, 1),
-    changed(f"{WORKER}.pack_max_length", "learner.micro_batch_tokens", count, 32768, "with padding, unless rows are packed",
+    changed(f"{WORKER}.pack_max_length", "learner.micro_batch_tokens", count, 32768, "includes padding, unless rows are packed",
             lambda v, given: {"learner.micro_batch_tokens": v, "learner.rows": "packed"}),
-    changed(f"{WORKER}.sp_size", "learner.sequence_parallel", whole, 1, "divides placement.learners",
+    changed(f"{WORKER}.sp_size", "learner.sequence_parallel", whole, 1, "must divide placement.learners",
             lambda v, given: {"learner.sequence_parallel": max(1, v)}),
     changed(f"{WORKER}.fsdp_cfg.cpu_offload", "learner.offload", flag, True, LEARNER_NOTE,
             lambda v, given: {"learner.zero_stage": 3, "learner.offload": "all"} if v else {"learner.zero_stage": 3}),
     same(f"{WORKER}.fsdp_cfg.torch_compile", "learner.compile", flag, False),
-    unless(f"{WORKER}.fsdp_cfg.ep_size", (1,), "experts are not divided over ranks", 4),
+    unless(f"{WORKER}.fsdp_cfg.ep_size", (1,), "experts are not sharded over ranks", 4),
     ignored(f"{WORKER}.fsdp_cfg.**", LEARNER_NOTE, "x"),
     same(f"{WORKER}.load_from", "model.path", text, "Qwen/Qwen3-8B"),
     same(f"{WORKER}.ref_load_from", "model.reference", text, "Qwen/Qwen3-8B"),
-    ignored(f"{WORKER}.ref_model_fsdp_cfg.**", "the reference model is where the learner is", "x"),
+    ignored(f"{WORKER}.ref_model_fsdp_cfg.**", "the reference model runs with the learner", "x"),
     ignored(f"{WORKER}.model_cfg.**", "the model's own config.json is read", "x"),
     ignored(f"{WORKER}.model_cfg", "the model's own config.json is read", "x"),
-    missing(f"{WORKER}.sft_*", "algorithm: mix trains on demonstrations beside rollouts", "x"),
-    missing(f"{WORKER}.sft_dataloader_cfg.**", "algorithm: mix trains on demonstrations beside rollouts", "x"),
+    missing(f"{WORKER}.sft_*", "algorithm: mix trains on demonstrations in addition to rollouts", "x"),
+    missing(f"{WORKER}.sft_dataloader_cfg.**", "algorithm: mix trains on demonstrations in addition to rollouts", "x"),
     # Objective
     same(f"advantage_estimator_config.{KIND}", "algorithm.use algorithm.advantage",
          choice(ADVANTAGES, "the advantage"), "GRPOAdvantageConfig", _advantage),
@@ -204,7 +204,7 @@ ROWS = (
     part(f"{LOSS}.policy_loss_cfg.cliprange_low", "algorithm.policy_loss.clip_low", number, 0.2),
     part(f"{LOSS}.policy_loss_cfg.cliprange_high", "algorithm.policy_loss.clip_high", number, 0.28),
     part(f"{LOSS}.policy_loss_cfg.clip_ratio_c", "algorithm.policy_loss.dual_clip", number, 10.0),
-    ignored(f"{LOSS}.policy_loss_cfg.log_prob_diff_*", "ratios are bounded by e^20 here, too", -20.0),
+    ignored(f"{LOSS}.policy_loss_cfg.log_prob_diff_*", "rlsdk also bounds ratios by e^20", -20.0),
     missing(f"{LOSS}.policy_loss_cfg.*", "see rlsdk plugins policy_loss", 1),
     same(f"{LOSS}.use_kl_loss", "algorithm.kl_coef algorithm.kl", flag, True, _kl),
     part(f"{LOSS}.kl_loss_coef", "algorithm.kl_coef", number, 0.001),
@@ -216,7 +216,7 @@ ROWS = (
     missing(f"{LOSS}.rollout_is.*", "algorithm.correction: mis, token_mask or geometric", [0.5, 2.0]),
     ignored(f"{LOSS}.mode", "losses never hold all logits at once", "chunk"),
     ignored(f"{LOSS}.chunk_size", "losses never hold all logits at once", 512),
-    ignored(f"{LOSS}.ignore_idx", "masks are named for what is trained on", -100),
+    ignored(f"{LOSS}.ignore_idx", "the loss mask marks trained tokens", -100),
     unless(f"{LOSS}.{KIND}", ("GRPOLossConfig",), "see rlsdk plugins policy_loss", "OrealLossConfig"),
     # Rollouts
     same("rollout_config.dtype", "model.dtype", DTYPE, "bfloat16"),
@@ -225,8 +225,8 @@ ROWS = (
     part("rollout_config.context_length", "model.max_length", count, 4096),
     same("rollout_config.rollout_max_batch_size_per_instance", "engine.max_num_seqs", count, 256),
     ignored("rollout_config.model_path", "model.path", "Qwen/Qwen3-8B"),
-    unless("rollout_config.expert_parallel_size", (1,), "engine.args takes vLLM's own settings", 4),
-    missing("rollout_config.rollout_timeout", "timeout of the workflow", 3600),
+    unless("rollout_config.expert_parallel_size", (1,), "engine.args accepts vLLM's own settings", 4),
+    missing("rollout_config.rollout_timeout", "set timeout of the workflow", 3600),
     ignored("rollout_config.**", _ENGINE, "x"),
     same(f"{SAMPLE}.max_tokens", "sampling.max_tokens", count, 1024),
     same(f"{SAMPLE}.temperature", "sampling.temperature", number, 1.0),
@@ -234,45 +234,45 @@ ROWS = (
     no_cut(f"{SAMPLE}.top_k", 0, "top_k"),
     no_cut(f"{SAMPLE}.repetition_penalty", 1.0, "repetition_penalty"),
     same(f"{SAMPLE}.stops", "sampling.stop", texts, ["</answer>"]),
-    ignored(f"{SAMPLE}.min_tokens", "an answer ends where the policy ends it", 0),
-    ignored(f"{SAMPLE}.*", "engines give what the learner needs", True),
+    ignored(f"{SAMPLE}.min_tokens", "the policy decides where an answer ends", 0),
+    ignored(f"{SAMPLE}.*", "engines return what the learner needs", True),
     changed(f"{TASK}.agent_loop_config.{KIND}", "workflow", text, "SingleTurnAgentLoopConfig", "a workflow", _loop),
     ignored(f"{TASK}.agent_loop_config.hf_checkpoint", "model.path", "x"),
-    missing(f"{TASK}.agent_loop_config.max_turns", "max_turns of the workflow", 5),
+    missing(f"{TASK}.agent_loop_config.max_turns", "set max_turns of the workflow", 5),
     ignored(f"{TASK}.agent_loop_config.**", _CPU, 1),
     same(f"{TASK}.sampler_config.prompt_repeat_k", "group_size", count, 8),
-    part(f"{TASK}.{DATA}.dataset.anno_path", "tasks.train", text, "data/train.jsonl", "becomes a source of tasks"),
+    part(f"{TASK}.{DATA}.dataset.anno_path", "tasks.train", text, "data/train.jsonl", "becomes a task source"),
     same(f"{TASK}.{DATA}.tokenize_fn.max_length", "max_prompt_tokens", count, 2048),
     ignored(f"{TASK}.{DATA}.dataset.name", "sources are named by `source`", "x"),
-    missing(f"{TASK}.sampler_config.dataloader_cfg.dataset_config_list.*.**", "options of the source of tasks", "x"),
-    ignored(f"{TASK}.sampler_config.**", "tasks are read as they are used", "x"),
+    missing(f"{TASK}.sampler_config.dataloader_cfg.dataset_config_list.*.**", "set options of the task source", "x"),
+    ignored(f"{TASK}.sampler_config.**", "tasks are read on demand", "x"),
     changed(f"{TASK}.judger_config.{KIND}", "reward", text, "GSM8KJudgerConfig", "a reward", _judged),
     ignored(f"{TASK}.judger_config.judger_name", "rewards are named by their component", "x"),
-    missing(f"{TASK}.judger_config.reward_handler", "reward: {use: foreign, path: 'FILE.py:FUNCTION'}, or a mark", "x"),
+    missing(f"{TASK}.judger_config.reward_handler", "reward: {use: foreign, path: 'FILE.py:FUNCTION'}, or mark it with @rlsdk.reward", "x"),
     ignored(f"{TASK}.judger_config.**", _CPU, 1),
     same(f"{PRODUCE}.over_sample_threshold", "rollout.oversample", number, 0.2),
     same(f"{PRODUCE}.max_staleness", "rollout.max_staleness", whole, 1),
-    changed(f"{PRODUCE}.max_token_staleness", "rollout.max_token_staleness", whole, 1, "where rollouts run ahead",
+    changed(f"{PRODUCE}.max_token_staleness", "rollout.max_token_staleness", whole, 1, "if rollouts run ahead",
             lambda v, given: {"rollout.max_token_staleness": min(v, given.whole(f"{PRODUCE}.max_staleness", 0))}
             if given.whole(f"{PRODUCE}.max_staleness", 0) else {}),
     changed(f"{PRODUCE}.enable_partial_rollout", "rollout.in_flight rollout.partial_rollouts", flag, False,
-            "false: answers are sampled again with new weights",
+            "false: answers are resampled with new weights",
             lambda v, given: {"rollout.in_flight": v, "rollout.partial_rollouts": v}),
-    changed(f"{PRODUCE}.tail_batch_trigger_size", "rollout.tail_batch", whole, 0, "where rollouts run ahead",
+    changed(f"{PRODUCE}.tail_batch_trigger_size", "rollout.tail_batch", whole, 0, "if rollouts run ahead",
             lambda v, given: {"rollout.tail_batch": v} if given.whole(f"{PRODUCE}.max_staleness", 0)
             or given.read(f"{PRODUCE}.over_sample_threshold", number, 0.0) else {}),
     missing(f"{PRODUCE}.is_valid_sample_fn", "algorithm.filters, see rlsdk plugins filter", "x"),
     missing(f"{PRODUCE}.should_continue_fn", "rollout.stop, see rlsdk plugins stop", "x"),
     ignored(f"{PRODUCE}.{KIND}", "rollout.max_staleness: 0 is synchronous", "AsyncProduceStrategyConfig"),
     ignored(f"{TASK}.task_name", "sources are named by `source`", "train_task"),
-    missing(f"{TASK}.*.**", "one task at a time: give each its source in tasks.train, with its weight", "x"),
+    missing(f"{TASK}.*.**", "list a source per task in tasks.train, each with its weight", "x"),
     ignored("agent_loop_manager_cfg.**", "rlsdk's scheduler needs no such setting", "x"),
-    part(f"{HELD_OUT}.{DATA}.dataset.anno_path", "tasks.eval", text, "data/test.jsonl", "becomes a source of tasks"),
+    part(f"{HELD_OUT}.{DATA}.dataset.anno_path", "tasks.eval", text, "data/test.jsonl", "becomes a task source"),
     missing(f"{HELD_OUT}.agent_loop_config.sample_params.*", "evaluations are greedy, and sampled at temperature 1", 0.0),
-    ignored("eval_agent_loop_manager_cfg.**", "evaluations have the training's workflow and reward", "x"),
-    missing("evaluator_config.compute_metric_func", "metrics of evaluations come from rewards and workflows", "x"),
-    ignored("evaluator_config.**", "eval.limit bounds the tasks of each source", "x"),
-    ignored("replay_buffer_config.**", "rollout.buffer orders groups, rollout.replay uses them again", "x"),
+    ignored("eval_agent_loop_manager_cfg.**", "evaluations use the training's workflow and reward", "x"),
+    missing("evaluator_config.compute_metric_func", "rewards and workflows define the evaluation metrics", "x"),
+    ignored("evaluator_config.**", "eval.limit limits the tasks per source", "x"),
+    ignored("replay_buffer_config.**", "rollout.buffer orders groups, rollout.replay reuses them", "x"),
     # Resources
     part("resources.num_workers", "placement.learners placement.engines", count, 8),
     ignored("resources.**", _CPU, 1),

@@ -1,6 +1,6 @@
-"""Test tools for plugin authors: a scripted policy in place of a model, hostile answers, and the conformance suite.
+"""Test tools for plugin authors: a scripted policy, hostile answers, and the conformance suite.
 
-The suite is also the command `rlsdk check PLUGIN`, and `pytest --rlsdk-plugin PLUGIN`.
+The suite is also available as `rlsdk check PLUGIN` and `pytest --rlsdk-plugin PLUGIN`.
 """
 
 from __future__ import annotations

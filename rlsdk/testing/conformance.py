@@ -1,4 +1,4 @@
-"""The conformance suite: which properties a component has, and the smallest input that shows one missing.
+"""The conformance suite: check a component's properties, and find the smallest input that violates one.
 
 `rlsdk check PLUGIN` and `pytest --rlsdk-plugin PLUGIN` run it; `check_component` checks one marked object.
 """
@@ -26,9 +26,9 @@ from rlsdk.testing.subject import Subject
 from rlsdk.types import Group, Task
 
 MODULES = ("general", "packed", "losses", "scoring", "worlds", "rendering", "diagnosing", "algorithms", "transferring")
-"""Modules of `rlsdk.testing.properties`, in the order in which their properties are checked."""
+"""Modules of `rlsdk.testing.properties`, in checking order."""
 ON_TENSORS = ("packed", "losses")
-"""Those of them that need torch, which a component of another kind can be checked without."""
+"""Those of them that need torch; components of other kinds can be checked without it."""
 BEFORE_CALLS = ("contract", "defaults-valid")
 """Properties that must hold before a component is instantiated and called."""
 Options = Mapping[str, Mapping[str, Any]]
@@ -36,21 +36,21 @@ Options = Mapping[str, Mapping[str, Any]]
 
 
 def properties(component: Component) -> tuple[Property, ...]:
-    """The properties that a component of this kind has, in the order in which they are checked."""
+    """Return the properties required of a component, in checking order."""
     tensors = component.kind in (*CREDIT, *LOSSES)
     wanted = [name for name in MODULES if tensors or name not in ON_TENSORS]
     modules = [importlib.import_module(f"rlsdk.testing.properties.{name}") for name in wanted]
     found = [value for module in modules for value in vars(module).values() if isinstance(value, Property)]
-    unique = dict.fromkeys(found)  # a module may import another's
+    unique = dict.fromkeys(found)  # a module may import another module's
     return tuple(p for p in unique if component.kind in p.kinds and p.only(component))
 
 
 class Check:
-    """Checks of one component; each property is checked when its finding is first asked for.
+    """Checks of one component; each property is checked when its result is first requested.
 
     Attributes:
         subject: The component with its options.
-        properties: Name -> property, in the order of checking.
+        properties: Name -> property, in checking order.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -60,7 +60,7 @@ class Check:
         self._declares: bool | None = None
 
     def finding(self, name: str) -> PropertyResult:
-        """Check a property, once, and return its finding."""
+        """Check a property once, and return its result."""
         if name not in self._known:
             self._known[name] = self._found(self.properties[name])
         return self._known[name]
@@ -79,7 +79,7 @@ class Check:
         return [self.finding(name) for name in self.properties]
 
     def _require(self, prop: Property) -> None:
-        """Raise `NotApplicable` if an option, or another property that this one builds on, is missing."""
+        """Raise `NotApplicable` if an option is missing, or a property that this one depends on does not hold."""
         missing = self.subject.missing
         if prop.makes and missing:
             names = ", ".join(f"{option.name} ({option.type_name})" for option in missing)
@@ -120,11 +120,11 @@ def check_component(obj: Any, options: Mapping[str, Any] | None = None) -> list[
         options: Options to check it with; others keep their defaults.
 
     Returns:
-        A finding for each property of its kind.
+        A result for each property of its kind.
 
     Raises:
-        UnknownComponentError: It is not marked.
-        OptionError: The options do not fit.
+        UnknownComponentError: The object is not marked.
+        OptionError: The options are invalid.
     """
     component = component_of(obj)
     if component is None:
@@ -141,12 +141,12 @@ def checks(
     options: Options | None = None,
     tasks: Sequence[Task] = (),
 ) -> tuple[list[Check], dict[str, str]]:
-    """Prepare a check for each component of a plugin; also return the kinds that cannot be imported.
+    """Prepare checks for the components of a plugin; also return the kinds that cannot be imported.
 
     Raises:
         PluginError: There is no such plugin, or it cannot be imported.
-        UnknownComponentError: It has no component of that name.
-        OptionError: Options do not fit.
+        UnknownComponentError: The plugin has no component of that name.
+        OptionError: Options are invalid.
     """
     name = plugins.activate(plugin)
     components, broken = _collect(plugins, name, [kind] if kind else KINDS)
@@ -161,7 +161,7 @@ def checks(
     origin = plugins.entries[name][0].origin
     found = []
     for each in chosen:
-        # Components of several kinds may share a name: leave out the options that only another of them declares.
+        # Components of several kinds may share a name: omit the options that only another one declares.
         own = {option.name for option in each.options}
         others = {option.name for c in components if c.name == each.name for option in c.options}
         asked = (options or {}).get(each.name, {})
@@ -180,8 +180,8 @@ def check_plugin(plugins: Plugins, plugin: str, **chosen: Any) -> Report:
 
     Raises:
         PluginError: There is no such plugin, or it cannot be imported.
-        UnknownComponentError: It has no component of that name.
-        OptionError: Options do not fit.
+        UnknownComponentError: The plugin has no component of that name.
+        OptionError: Options are invalid.
     """
     found, broken = checks(plugins, plugin, **chosen)
     name = plugins.activate(plugin)
@@ -203,7 +203,7 @@ def _collect(plugins: Plugins, name: str, kinds: Iterable[Kind]) -> tuple[list[C
 
 
 def _subject(subject: Subject) -> Subject:
-    """Make the component once if it was given options: unfit ones are the caller's fault, not the component's."""
+    """Create the component once if options were given: invalid ones are the caller's fault, not the component's."""
     if subject.given and not subject.missing:
         subject.make()
     return subject
@@ -220,9 +220,9 @@ def _violation(prop: Property, subject: Subject, case: Case[Any] | None) -> Viol
 def _smallest(
     prop: Property, subject: Subject, case: Case[Any] | None, violated: Violated
 ) -> tuple[Case[Any] | None, Violated]:
-    """Shrink an input to the fewest rollouts and tokens that break the rule in the same way."""
+    """Shrink an input to the fewest rollouts and tokens that violate the rule in the same way."""
     shrunk = case is not None
-    title = f"cut down from: {case.title}" if case else ""
+    title = f"reduced from: {case.title}" if case else ""
     while case is not None and shrunk:
         shrunk = False
         for value in _smaller(case.value):
@@ -257,10 +257,10 @@ def _described(prop: Property, subject: Subject, case: Case[Any] | None, violate
 
 
 class _one_thread:  # noqa: N801 - a context manager
-    """Tensors of a few numbers: more threads would only wait for each other."""
+    """Use one torch thread: with tensors of a few numbers, more threads would only wait for each other."""
 
     def __enter__(self) -> None:
-        self._torch = sys.modules.get("torch")  # where it was not imported, nothing is computed with it
+        self._torch = sys.modules.get("torch")  # if it was not imported, nothing is computed with it
         if self._torch is not None:
             self._threads = self._torch.get_num_threads()
             self._torch.set_num_threads(1)

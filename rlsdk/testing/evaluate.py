@@ -1,4 +1,4 @@
-"""Calls a component on a batch and takes apart what comes back: values, metrics, gradient."""
+"""Call a component on a batch and split its output into values, metrics and gradient."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlsdk.testing.show import numbers, shape
 from rlsdk.testing.subject import Subject
 
 LOOSE, TIGHT = 0.06, 1e-4
-"""Shares of the greatest value by which results may differ: after arithmetic in bfloat16, and in float32."""
+"""Relative tolerances, as shares of the largest value: after bfloat16 arithmetic, and after float32 arithmetic."""
 
 
 @attrs.frozen(eq=False)
@@ -27,11 +27,11 @@ class Results:
     """Outputs of a component on a batch.
 
     Attributes:
-        values: Name -> `[n]` or `[t]`, without a graph.
-        metrics: Metrics that a loss or a correction reported.
-        gradient: Gradient of a weighted sum of the trained tokens' losses with respect to the logprobs, `[t]`; None
+        values: Name -> `[n]` or `[t]`, detached.
+        metrics: Metrics reported by a loss or correction.
+        gradient: Gradient of a weighted sum of trained tokens' losses with respect to the logprobs, `[t]`; None
             without a graph.
-        strangers: True if the graph has leaves that are not inputs.
+        strangers: True if the graph has leaves other than inputs.
     """
 
     values: Mapping[str, Tensor]
@@ -40,13 +40,13 @@ class Results:
     strangers: bool = False
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Results:
-        """Values and gradient, changed alike."""
+        """Apply a function to values and gradient."""
         gradient = None if self.gradient is None else change(self.gradient)
         return Results({name: change(value) for name, value in self.values.items()}, self.metrics, gradient)
 
 
 def invoke(subject: Subject, made: Callable[..., Any], x: CreditInputs | LossInputs) -> Any:
-    """Call a component as its kind is called; await the answer of an `async` advantage or shaping."""
+    """Call a component by its kind's convention; await an `async` advantage or shaping."""
     if subject.component.kind == "kl" and isinstance(x, LossInputs):
         return subject.call(at(made, x.train_step), x.logprobs, x.ref_logprobs)
 
@@ -69,11 +69,11 @@ def results(
     Args:
         subject: The component.
         x: The batch; it is copied first.
-        made: Instance to call; if omitted, a new one.
-        weights: Weights of the tokens' losses in the differentiated sum, `[t]`; by default they rise from 1/2 to 2.
+        made: Instance to call; by default, a new one.
+        weights: Weights of the tokens' losses in the differentiated sum, `[t]`; by default, rising from 1/2 to 2.
 
     Raises:
-        Violated: It raised, or its output does not have the form that its kind requires.
+        Violated: The component raised, or its output does not have the form required by its kind.
     """
     made = subject.make() if made is None else made
     if isinstance(x, CreditInputs):
@@ -100,10 +100,10 @@ def _credit(subject: Subject, answer: Any, x: CreditInputs) -> dict[str, Tensor]
     name = "rewards" if subject.component.kind == "shaping" else "advantages"
     if isinstance(answer, Credit) and name == "advantages":
         parts = {"advantages": answer.advantages, "returns": answer.returns}
-        wanted = {t: f"[{t}] (one for each token)"}
+        wanted = {t: f"[{t}] (one per token)"}
     else:
         parts = {name: answer}
-        wanted = {n: f"[{n}] (one for each rollout)", t: f"[{t}] (one for each token)"}
+        wanted = {n: f"[{n}] (one per rollout)", t: f"[{t}] (one per token)"}
     for part, value in parts.items():
         _check_tensor(part, value, wanted)
     return {part: value.detach() for part, value in parts.items()}
@@ -115,7 +115,7 @@ def _pair(subject: Subject, answer: Any, t: int) -> tuple[Tensor, Mapping[str, A
         if len(answer) != 2 or not isinstance(answer[1], Mapping):
             raise Violated("form", f"a tensor [{t}], or the tensor and a dict of metrics", shape(answer))
         answer, metrics = answer
-    _check_tensor("the result", answer, {t: f"[{t}] (one value for each token; rlsdk takes the mean)"})
+    _check_tensor("the result", answer, {t: f"[{t}] (one value per token; rlsdk takes the mean)"})
     return answer, metrics
 
 
@@ -126,7 +126,7 @@ def _check_tensor(name: str, value: Any, wanted: Mapping[int, str]) -> None:
 
 
 def _leaves(values: Tensor) -> list[Tensor]:
-    """The tensors at which a graph ends and gradients would be kept."""
+    """Return the leaf tensors of a graph, where gradients would accumulate."""
     found, seen, waiting = [], set(), [values.grad_fn]
     while waiting:
         node: Any = waiting.pop()
@@ -140,37 +140,37 @@ def _leaves(values: Tensor) -> list[Tensor]:
 
 
 def check_finite(found: Results, x: CreditInputs | LossInputs) -> None:
-    """Refuse values that are not finite: anywhere in a credit, and at trained tokens of a loss.
+    """Reject non-finite values: anywhere in credit, and at trained tokens of a loss.
 
     Raises:
-        Violated: A value is not finite; it shows them all.
+        Violated: A value is not finite; the message shows all values.
     """
     for name, value in found.values.items():
         counted = value if isinstance(x, CreditInputs) else value[x.loss_mask]
         if not bool(counted.isfinite().all()):
             raise Violated("value", f"finite {name}", numbers(value))
     if found.gradient is not None and not bool(found.gradient.isfinite().all()):
-        raise Violated("value", "a finite gradient by the logprobs", numbers(found.gradient))
+        raise Violated("value", "a finite gradient with respect to the logprobs", numbers(found.gradient))
 
 
 def check_same(
     found: Results, wanted: Results, x: CreditInputs | LossInputs, why: str, *, tolerance: float = TIGHT
 ) -> None:
-    """Compare the results of all rollouts, and of the tokens that `loss_mask` includes.
+    """Compare the results of all rollouts, and of the tokens included by `loss_mask`.
 
     Args:
-        found: On the changed input.
-        wanted: On the input, in the order of the changed one.
+        found: Results on the changed input.
+        wanted: Results on the original input, in the order of the changed one.
         x: The changed input.
-        why: Why they must be the same.
-        tolerance: Share of the greatest value by which they may differ.
+        why: Reason why they must be equal.
+        tolerance: Maximum difference, as a share of the largest value.
 
     Raises:
         Violated: They differ.
     """
     pairs = {name: (found.values[name], value) for name, value in wanted.values.items() if name in found.values}
     if found.gradient is not None and wanted.gradient is not None:
-        pairs["the gradient by the logprobs"] = (found.gradient, wanted.gradient)
+        pairs["the gradient with respect to the logprobs"] = (found.gradient, wanted.gradient)
     for name, (value, expected) in pairs.items():
         if value.shape != expected.shape:
             raise Violated("form", f"{name} {list(expected.shape)} {why}", shape(value))
@@ -182,7 +182,7 @@ def check_same(
 
 
 def _differing(found: Tensor, wanted: Tensor, tolerance: float) -> Tensor:
-    """bool: where two tensors of one shape differ by more than a share of the greatest expected value."""
+    """Return a bool tensor, True where two tensors differ by more than a share of the largest expected value."""
     found, wanted = found.detach().double(), wanted.detach().double()
     scale = max(0.1, float(wanted.abs().nan_to_num(0.0).max())) if wanted.numel() else 0.1
     return ~torch.isclose(found, wanted, rtol=0.0, atol=tolerance * scale, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Results of conformance checks: a finding for each property of each component, together a report."""
+"""Results of conformance checks: one per property and component, collected in a report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @attrs.frozen(eq=False)
 class Case(Generic[T]):
-    """An input with a title that says what is special about it."""
+    """An input with a title that describes it."""
 
     title: str
     value: T
@@ -26,7 +26,7 @@ class Violated(Exception):
     """A rule does not hold on an input.
 
     Attributes:
-        sort: raised, form, value or changed; an input is only shrunk to one that breaks the rule in the same way.
+        sort: raised, form, value or changed; inputs are only shrunk to ones that violate the rule in the same way.
         expected: Expected result.
         got: Actual result.
     """
@@ -37,7 +37,7 @@ class Violated(Exception):
 
 
 class NotApplicable(Exception):
-    """A rule does not apply to this component; the message says why."""
+    """A rule does not apply to this component, for the reason in the message."""
 
 
 @attrs.frozen
@@ -46,11 +46,11 @@ class PropertyResult:
 
     Attributes:
         kind: Kind of the component.
-        component: Name of the component as a config writes it.
+        component: Name of the component as in a config.
         rule: Name of the property.
         outcome: passed, failed or skipped.
-        reason: Why the property was skipped.
-        fault: The failure, with the input that demonstrates it.
+        reason: Reason for skipping the property.
+        fault: The failure, with an input that shows it.
     """
 
     kind: Kind
@@ -61,7 +61,7 @@ class PropertyResult:
     fault: ConformanceFault | None = None
 
     def describe(self) -> dict[str, Any]:
-        """Convert the finding to plain values."""
+        """Convert the result to plain values."""
         held = {"kind": self.kind, "component": self.component, "property": self.rule, "outcome": self.outcome}
         if self.fault is None:
             return {**held, **({"reason": self.reason} if self.reason else {})}
@@ -71,12 +71,12 @@ class PropertyResult:
 
 @attrs.frozen
 class Report:
-    """Findings for all components of a plugin.
+    """Results for all components of a plugin.
 
     Attributes:
         plugin: Name of the plugin.
         origin: Distribution and version, or file.
-        findings: Findings of each component in turn.
+        findings: Results, component by component.
         broken: Kinds whose modules cannot be imported -> the cause.
     """
 
@@ -87,7 +87,7 @@ class Report:
 
     @property
     def failed(self) -> tuple[PropertyResult, ...]:
-        """The findings that failed."""
+        """The results that failed."""
         return tuple(finding for finding in self.findings if finding.outcome == "failed")
 
     @property
@@ -96,12 +96,12 @@ class Report:
         return not self.failed and not self.broken
 
     def counts(self) -> dict[Outcome, int]:
-        """Number of findings of each outcome."""
+        """Number of results per outcome."""
         counted = Counter(finding.outcome for finding in self.findings)
         return {outcome: counted[outcome] for outcome in ("passed", "failed", "skipped")}
 
     def by_component(self) -> dict[tuple[Kind, str], tuple[PropertyResult, ...]]:
-        """Findings by (kind, name), in their order."""
+        """Results by (kind, name), in order."""
         keys = dict.fromkeys((f.kind, f.component) for f in self.findings)
         return {key: tuple(f for f in self.findings if (f.kind, f.component) == key) for key in keys}
 

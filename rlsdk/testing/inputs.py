@@ -1,6 +1,6 @@
-"""Small batches, the same in every process, on which components are checked.
+"""Small batches for checking components, equal in all processes.
 
-Every number is a multiple of 1/8, so that it is the same in bfloat16 and in float32, and can be read.
+All numbers are multiples of 1/8: exact in bfloat16 and float32, and readable.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rlsdk.testing.findings import Case
 from rlsdk.testing.parts import select
 
 RAGGED = (3, 1, 4, 2, 5, 2)
-"""Lengths of six rollouts: neither 6 nor 3 tokens, so that no shape is right by accident."""
+"""Lengths of six rollouts, none of 6 or 3 tokens, so that no shape is right by accident."""
 STEEP = 30.0
-"""A log-ratio in nats beyond what one token of a model gives; the sum over a rollout overflows in float32."""
+"""Log-ratio in nats beyond that of any real token; its sum over a rollout overflows in float32."""
 
 
 class _Draw:
-    """Numbers on the grid of eighths."""
+    """Random multiples of 1/8."""
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
@@ -32,7 +32,7 @@ class _Draw:
         return eighths.float() / 8
 
     def mask(self, lengths: Sequence[int], gaps: bool) -> Tensor:
-        """True where a token counts; with `gaps`, every rollout of three tokens or more has one inside."""
+        """Return True for tokens that count; with `gaps`, every rollout of at least three tokens has a gap inside."""
         mask = torch.ones(sum(lengths), dtype=torch.bool)
         starts = torch.tensor([0, *lengths]).cumsum(0)
         for start, length in zip(starts.tolist(), lengths, strict=False):
@@ -50,15 +50,15 @@ def credit(
     token_rewards: bool = False,
     seed: int = 0,
 ) -> CreditInputs:
-    """Make a batch for advantages and shaping, with every optional field.
+    """Create a batch for advantages and shaping, with all optional fields.
 
     Args:
-        lengths: Response tokens of each rollout.
+        lengths: Number of response tokens of each rollout.
         groups: Dense index of each rollout's group.
         rewards: Reward of each rollout.
         gaps: Leave some tokens between sampled ones unsampled.
-        token_rewards: Spread the rewards over the tokens, half on the first and half on the last.
-        seed: Other seeds give other numbers.
+        token_rewards: Split each reward between the first and the last token.
+        seed: Random seed of the numbers.
     """
     draw, n, t = _Draw(seed), len(lengths), sum(lengths)
     within = [list(groups[:i]).count(group) for i, group in enumerate(groups)]
@@ -93,14 +93,14 @@ def credit(
 def losses(
     lengths: Sequence[int], *, gaps: bool = False, steep: float = 0.0, on_policy: bool = False, seed: int = 0
 ) -> LossInputs:
-    """Make a batch for losses, corrections and KL estimators, with every optional field; rollouts 0 and 1 are a pair.
+    """Create a batch for losses, corrections and KL estimators, with all optional fields; rollouts 0 and 1 are a pair.
 
     Args:
-        lengths: Response tokens of each rollout; an even number of them.
+        lengths: Number of response tokens of each rollout; an even number of rollouts.
         gaps: Leave some tokens between trained ones untrained.
-        steep: Absolute log-ratio between all policies, in nats; 0 for moderate ones of several sizes.
+        steep: Absolute log-ratio between all policies, in nats; 0 for various moderate ones.
         on_policy: Use the same logprobs for all policies, as in the first update of a batch.
-        seed: Other seeds give other numbers.
+        seed: Random seed of the numbers.
     """
     draw, n, t = _Draw(seed), len(lengths), sum(lengths)
     segments = torch.repeat_interleave(torch.arange(n), torch.tensor(lengths, dtype=torch.int64))
@@ -109,7 +109,7 @@ def losses(
     if on_policy:
         policies = [torch.zeros(t) for _ in range(3)]
     if steep:
-        signs = torch.where(segments % 4 < 2, 1.0, -1.0)  # both ways for advantages of both signs
+        signs = torch.where(segments % 4 < 2, 1.0, -1.0)  # both directions for advantages of both signs
         old = -1 - steep * (signs > 0)
         policies = [steep * signs, -steep * signs, steep * signs.flip(0)]
     logprobs, behaviour, ref = (old + shift for shift in policies)
@@ -139,7 +139,7 @@ REWARDS = (0.5, 0.0, 1.0, 0.25, 2.0, -1.0)
 
 
 def ordinary_credit() -> list[Case[CreditInputs]]:
-    """Ordinary batches: two groups of three rollouts of different lengths; with gaps; with rewards on tokens."""
+    """Return ordinary batches: two groups of three rollouts of different lengths; with gaps; with token rewards."""
     return [
         Case("two groups of three", credit(RAGGED, GROUPS, REWARDS)),
         Case("gaps in the loss mask", credit(RAGGED, GROUPS, REWARDS, gaps=True, seed=1)),
@@ -148,7 +148,7 @@ def ordinary_credit() -> list[Case[CreditInputs]]:
 
 
 def singleton_credit() -> list[Case[CreditInputs]]:
-    """Groups that lost all members but one."""
+    """Return groups reduced to one member."""
     return [
         Case("three groups of one rollout", credit((3, 1, 4), (0, 1, 2), (0.5, 0.0, 1.0))),
         Case("one rollout of one token", credit((1,), (0,), (1.0,))),
@@ -156,7 +156,7 @@ def singleton_credit() -> list[Case[CreditInputs]]:
 
 
 def equal_credit() -> list[Case[CreditInputs]]:
-    """Batches whose groups have equal rewards; the mean of several 0.1 is inexact in floats."""
+    """Return batches with equal rewards within groups; the mean of several 0.1 is inexact in floats."""
     return [
         Case("equal rewards in each group", credit(RAGGED, GROUPS, (0.1, 0.1, 0.1, 1.0, 1.0, 1.0))),
         Case("equal rewards everywhere", credit(RAGGED, GROUPS, (0.0,) * 6, gaps=True)),
@@ -165,7 +165,7 @@ def equal_credit() -> list[Case[CreditInputs]]:
 
 
 def empty_credit() -> list[Case[CreditInputs]]:
-    """Nothing to learn from: rollouts that were cut off before they began, or none at all."""
+    """Return batches with nothing to learn: rollouts truncated before the first token, or no rollouts."""
     unsampled = credit(RAGGED, GROUPS, REWARDS)
     return [
         Case("no token was sampled", unsampled.replace(loss_mask=torch.zeros_like(unsampled.loss_mask))),
@@ -176,18 +176,18 @@ def empty_credit() -> list[Case[CreditInputs]]:
 
 
 def extreme_credit() -> list[Case[CreditInputs]]:
-    """Rewards and logprobs of a size that a learned reward, or a policy that collapsed, gives."""
+    """Return rewards and logprobs as extreme as those of a learned reward or a collapsed policy."""
     large = credit(RAGGED, GROUPS, (1e6, -1e6, 1e6, 1e-6, 0.0, -1e-6))
     unlikely = credit(RAGGED, GROUPS, REWARDS)
     far = torch.where(torch.arange(len(unlikely.logprobs)) % 2 == 0, -1 - STEEP, -1.0)
     return [
-        Case("rewards of a million beside rewards of a millionth", large),
+        Case("rewards of a million together with rewards of a millionth", large),
         Case("unlikely tokens", unlikely.replace(logprobs=far, ref_logprobs=far.flip(0))),
     ]
 
 
 def ordinary_losses() -> list[Case[LossInputs]]:
-    """Ordinary batches: three pairs of rollouts of different lengths; with gaps."""
+    """Return ordinary batches: three pairs of rollouts of different lengths; with gaps."""
     return [
         Case("three pairs of rollouts", losses(RAGGED)),
         Case("gaps in the loss mask", losses(RAGGED, gaps=True, seed=1)),
@@ -195,22 +195,22 @@ def ordinary_losses() -> list[Case[LossInputs]]:
 
 
 def on_policy_losses() -> list[Case[LossInputs]]:
-    """The first update of a batch: all ratios are 1."""
+    """Return the first update of a batch, where all ratios are 1."""
     return [Case("the first update, all policies equal", losses(RAGGED, on_policy=True))]
 
 
 def singleton_losses() -> list[Case[LossInputs]]:
-    """Batches of the fewest possible tokens."""
+    """Return batches with the fewest possible tokens."""
     return [Case("one pair of rollouts of one token", losses((1, 1))), Case("a single pair", losses((3, 1)))]
 
 
 def equal_losses() -> list[Case[LossInputs]]:
-    """Batches whose advantages are all zero, as after groups of equal rewards."""
+    """Return batches whose advantages are all zero, as for groups of equal rewards."""
     return [Case("all advantages are zero", (x := losses(RAGGED)).replace(advantages=torch.zeros_like(x.advantages)))]
 
 
 def empty_losses() -> list[Case[LossInputs]]:
-    """Micro-batches with nothing to train: the other ranks have more."""
+    """Return micro-batches with nothing to train, as on ranks that have fewer rollouts than others."""
     untrained = losses(RAGGED)
     return [
         Case("no token is trained on", untrained.replace(loss_mask=torch.zeros_like(untrained.loss_mask))),
@@ -221,12 +221,12 @@ def empty_losses() -> list[Case[LossInputs]]:
 
 
 def extreme_losses() -> list[Case[LossInputs]]:
-    """Ratios that overflow where a rollout's are multiplied."""
+    """Return ratios whose product over a rollout overflows."""
     return [Case(f"log-ratios of ±{STEEP:g}", losses((6, 6, 6, 6), steep=STEEP))]
 
 
 def soiled(x: Any) -> Any:
-    """The batch with other numbers at the tokens that `loss_mask` excludes: the learner computes values there, too."""
+    """Return the batch with other numbers at tokens excluded by `loss_mask`, where the learner computes values, too."""
     changed: dict[str, Tensor] = {}
     for name, number in (
         ("logprobs", -7.0),

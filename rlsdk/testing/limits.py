@@ -1,4 +1,4 @@
-"""A limit on the time of code that is not ours."""
+"""Time limit for foreign code."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rlsdk.testing.findings import Violated
 
 
 class _OutOfTime(BaseException):
-    """Not an `Exception`, so that the interrupted code cannot catch it as an error of its own and continue."""
+    """Not an `Exception`, so that the interrupted code cannot catch it and continue."""
 
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Interrupt the block after a number of seconds.
+    """Interrupt a block after a number of seconds.
 
-    If signals cannot do that (outside the main thread, on Windows), only report afterwards that it was too slow.
+    Where signals cannot do that (outside the main thread, on Windows), only report afterwards that it was too slow.
 
     Raises:
         Violated: The block took longer.
@@ -33,7 +33,7 @@ def time_limit(seconds: float) -> Iterator[None]:
             yield
     except _OutOfTime:
         raise late from None
-    except BaseExceptionGroup as error:  # it rang in a task of a TaskGroup
+    except BaseExceptionGroup as error:  # the alarm rang in a task of a TaskGroup
         if error.subgroup(_OutOfTime) is None:
             raise
         raise late from None
@@ -43,7 +43,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """Raise after `seconds`; an alarm that somebody else had set rings afterwards."""
+    """Raise after `seconds`; an alarm that was already set rings afterwards."""
 
     def ring(_: int, __: FrameType | None) -> None:
         raise _OutOfTime

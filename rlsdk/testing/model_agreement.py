@@ -1,6 +1,6 @@
-"""Check that engine and learner give the same logprobs to the same tokens: `rlsdk check model`, where weights are.
+"""Check that engine and learner agree on the logprobs of the same tokens: `rlsdk check model`, given weights.
 
-Both run in this process, without Ray and without DeepSpeed, which only updates weights.
+Both run in this process, without Ray and DeepSpeed (which only updates weights).
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from rlsdk.testing.samples import conversations
 NAME = "logprobs"
 ENGINE = "transformers"
 LENGTH = 64
-"""Greatest length of a sequence; one less is compared, since vLLM wants room for another token."""
+"""Maximum sequence length; one token less is compared, since vLLM needs room for another one."""
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
 def agreement(
     subject: ModelSubject, path: str, *, engine: str = ENGINE, trust_remote_code: bool = False
 ) -> ModelProperty:
-    """Check that engine and learner agree on logprobs, within the tolerance that a run's canary has.
+    """Check that engine and learner agree on logprobs, within the tolerance of a run's canary.
 
     Args:
         subject: Tokenizer and configuration of the model.
         path: Folder of the model.
         engine: Name of an engine.
-        trust_remote_code: Run code that comes with the model.
+        trust_remote_code: Run code shipped with the model.
     """
     if not has_weights(path):
-        return ModelProperty(NAME, "n/a", f"{path!r} is not a folder that holds weights ({', '.join(_WEIGHTS)})")
+        return ModelProperty(NAME, "n/a", f"{path!r} is not a folder with weights ({', '.join(_WEIGHTS)})")
     model = _model(subject, path, trust_remote_code)
     try:
         with started(engine, model) as running:
@@ -57,8 +57,8 @@ def agreement(
         NAME,
         False,
         f"engine {engine!r} and the learner differ by {worst:.2g} nats at token {at} of {len(tokens)}, "
-        f"{subject.codec.shown(tokens[at : at + 1])!r} (tolerance {tolerance:g} in {model.dtype}); --trace shows where "
-        "it arises",
+        f"{subject.codec.shown(tokens[at : at + 1])!r} (tolerance {tolerance:g} in {model.dtype}); --trace finds the "
+        "operation that differs",
     )
 
 
@@ -66,12 +66,12 @@ def traced(subject: ModelSubject, path: str, trust_remote_code: bool = False) ->
     """Compare engine `transformers` and learner module by module; see `model_trace.trace`.
 
     Raises:
-        ConfigError: There are no weights.
+        ConfigError: The folder has no weights.
     """
     from rlsdk.testing.model_trace import trace
 
     if not has_weights(path):
-        raise ConfigError([f"--trace runs the model, but {path!r} is not a folder that holds weights"])
+        raise ConfigError([f"--trace runs the model, but {path!r} is not a folder with weights"])
     model = _model(subject, path, trust_remote_code, exact=True)
     with started(ENGINE, model) as engine:
         return trace(engine, open_policy(model), sample_tokens(subject), model.max_length)
@@ -83,7 +83,7 @@ def has_weights(path: str) -> bool:
 
 
 def sample_tokens(subject: ModelSubject) -> np.ndarray:
-    """int64 `[k]`: tokens of conversations, as text, fewer than `LENGTH`."""
+    """Return tokens of conversations, as text, int64 `[k]` with `k` below `LENGTH`."""
     text = "\n".join(m.text for each in conversations(8, 0) for m in each)
     return subject.codec.encode(text)[: _length(subject) - 1]
 
@@ -94,7 +94,7 @@ def _length(subject: ModelSubject) -> int:
 
 @contextmanager
 def started(name: str, model: Model) -> Iterator[Any]:
-    """An engine in this process.
+    """Run an engine in this process.
 
     Raises:
         RlsdkError: There is no such engine, or it cannot run the model.
@@ -113,10 +113,10 @@ def started(name: str, model: Model) -> Iterator[Any]:
 
 
 def open_policy(model: Model) -> Any:
-    """The learner's model, with the attention that the engine `transformers` uses by default.
+    """Load the learner's model, with the default attention of the engine `transformers`.
 
     Raises:
-        LearnerError: It cannot be trained.
+        LearnerError: The model cannot be trained.
     """
     from rlsdk.learners.model import load_policy
 

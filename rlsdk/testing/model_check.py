@@ -1,8 +1,8 @@
-"""Checks that a tokenizer and its renderer can be trained on: `rlsdk check model`.
+"""Check that a tokenizer and its renderer are suitable for training: `rlsdk check model`.
 
-A property is a function of a `ModelSubject` and a conversation. It returns what is wrong, raises `NotApplicable` with
-the reason where the renderer has no such thing, or returns None. A `ConfigError` is the renderer's own refusal of a
-conversation, and counts as not applicable: what a template does not allow, nobody trains.
+A property is a function of a `ModelSubject` and a conversation. It returns a fault or None, or raises `NotApplicable`
+with a reason if the renderer lacks the feature. A `ConfigError` means that the renderer rejects a conversation; this
+counts as not applicable, since conversations that a template rejects are never trained.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from rlsdk.types import Message, Task
 
 Held = bool | Literal["n/a"]
 CONVERSATIONS = 48
-_NO_TEMPLATE = "the tokenizer has no chat template; prompts that are text work"
+_NO_TEMPLATE = "the tokenizer has no chat template; text prompts work"
 _VLLM_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Head sizes of vLLM's attention on the CPU, the narrowest of its backends (vLLM 0.32)."""
+"""Head sizes supported by vLLM's CPU attention, the most restrictive of its backends (vLLM 0.32)."""
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
 _DTYPES = ("float32", "float16", "bfloat16")
 
 
 @attrs.frozen
 class ModelProperty:
-    """A property with its outcome: `ok` is True, False or "n/a", and `reason` says why where it is not True."""
+    """A property with its outcome: `ok` is True, False or "n/a"; `reason` explains any outcome except True."""
 
     name: str
     ok: Held
@@ -44,7 +44,7 @@ class ModelProperty:
 
 
 def check_model(subject: ModelSubject, *, seed: int = 0) -> list[ModelProperty]:
-    """Check all properties, each on the shortest conversations first, up to the first that breaks it."""
+    """Check each property on conversations, shortest first, up to the first that violates it."""
     tried = conversations(CONVERSATIONS, seed)
     return [_check(name, fault, subject, tried) for name, fault in PROPERTIES.items()]
 
@@ -71,7 +71,7 @@ def _check(
 def _shrunk(
     fault: Callable[..., str | None], subject: ModelSubject, conversation: tuple[Message, ...], found: str
 ) -> tuple[tuple[Message, ...], str]:
-    """Leave out messages and words while a conversation still breaks a property; returns it, and what is wrong."""
+    """Remove messages and words while a conversation still violates a property; return it and the fault."""
     for smaller in smaller_conversations(conversation):
         if not any(message.role == "user" for message in smaller):
             continue
@@ -82,7 +82,7 @@ def _shrunk(
 
 
 def _difference(subject: ModelSubject, expected: np.ndarray, got: np.ndarray) -> str | None:
-    """Return the first token at which two sequences differ, in words."""
+    """Describe the first token at which two sequences differ."""
     if np.array_equal(expected, got):
         return None
     for i in range(max(len(expected), len(got))):
@@ -98,13 +98,13 @@ def _question(conversation: tuple[Message, ...]) -> tuple[Message, ...]:
 
 
 def _prompt(subject: ModelSubject, conversation: tuple[Message, ...]) -> np.ndarray:
-    """Return the tokens of a first prompt: a conversation, or its question alone where there is no chat template."""
+    """Return the tokens of a first prompt: a conversation, or only its question if there is no chat template."""
     question = _question(conversation)
     return subject.codec.prompt(Task("check", question if subject.codec.renderer.usable else question[-1].text))[1]
 
 
 def prompt_shows_the_question(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
-    """The prompt is the template's rendering, token by token, and holds what the user said."""
+    """The prompt equals the template's rendering, token by token, and contains the user's text."""
     if not subject.codec.renderer.usable:
         raise NotApplicable(_NO_TEMPLATE)
     question = _question(conversation)
@@ -115,13 +115,13 @@ def prompt_shows_the_question(subject: ModelSubject, conversation: tuple[Message
             raise
         return "; ".join(error.faults)
     if question[-1].text not in text:
-        return f"the prompt {text!r} lacks what the user said"
+        return f"the prompt {text!r} lacks the user's text"
     _, ids = subject.codec.prompt(Task("check", question))
     return _difference(subject, subject.codec.encode(text), ids)
 
 
 def later_messages_leave_answers_alone(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
-    """Prefix property: the rendering of an answer stays as it is when messages follow it."""
+    """Prefix property: the rendering of an answer does not change when messages follow it."""
     text, codec = subject.text, subject.codec
     for i, message in _followed_answers(conversation):
         for role in dict.fromkeys(m.role for m in conversation[i + 1 :] if m.role != "assistant"):
@@ -135,12 +135,12 @@ def later_messages_leave_answers_alone(subject: ModelSubject, conversation: tupl
             if rewrite is not None:
                 history = (*conversation[: i + 1], Message(role, "R"))
                 if codec.bridge_tokens(history, 1, plain=False) is not None:
-                    return f"the thought of an answer is dropped once a message ({role}) follows, but its tokens stay"
+                    return f"an answer's thought is dropped once a message ({role}) follows, but its tokens stay"
                 expected = codec.encode(text.render(history))
                 return _difference(subject, expected, codec.prompt_tokens(history, plain=False))
         alone = text.render_closed(conversation[: i + 1]).partition(message.text)
         later = text.render_closed(conversation).partition(message.text)
-        # Qwen3's writes an empty thought before a last answer that has none
+        # Qwen3's template writes an empty thought before a last answer without one
         written, found = (_EMPTY_THOUGHT.sub("", "".join(each[:2])) for each in (alone, later))
         if not alone[1] or written != found:
             expected, got = codec.encode(written), codec.encode(found)
@@ -156,7 +156,7 @@ def _followed_answers(conversation: tuple[Message, ...]) -> list[tuple[int, Mess
 
 
 def bridges_equal_the_template(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
-    """Between two answers stands what the template writes there, for answers that ended as for those cut off."""
+    """The tokens between two answers are the template's, both after answers that ended and truncated ones."""
     codec = subject.codec
     for i, message in _followed_answers(conversation):
         end = next((j for j in range(i + 1, len(conversation)) if conversation[j].role == "assistant"), None)
@@ -167,15 +167,15 @@ def bridges_equal_the_template(subject: ModelSubject, conversation: tuple[Messag
             continue
         rendered = subject.text.render(history).partition(message.text)
         if not rendered[1]:
-            raise NotApplicable("the template does not render answers as they are")
+            raise NotApplicable("the template does not render answers unchanged")
         expected, new = codec.encode(rendered[2]), len(history) - i - 1
         if not subject.text.keeps_answers(tuple(dict.fromkeys(m.role for m in history[i + 1 :]))):
-            raise NotApplicable("thoughts of earlier answers are dropped: the next turn begins another rollout")
+            raise NotApplicable("thoughts of earlier answers are dropped: the next turn starts a new rollout")
         bridge = codec.bridge_tokens(history, new, plain=False)
         if bridge is None:
-            return "the template keeps earlier answers, but the next turn begins another rollout"
+            return "the template keeps earlier answers, but the next turn starts a new rollout"
         if found := _difference(subject, expected, bridge):
-            return f"after an answer that was cut off: {found}"
+            return f"after a truncated answer: {found}"
         if len(expected) and expected[0] in subject.ends:
             ended = np.append(codec.encode(message.text), expected[0])
             got = codec.bridge_tokens(history, new, plain=False, ended=ended)
@@ -185,22 +185,22 @@ def bridges_equal_the_template(subject: ModelSubject, conversation: tuple[Messag
 
 
 def _results_after_calls(subject: ModelSubject, history: tuple[Message, ...], answer: int) -> str | None:
-    """Where a template shows results of tools after calls alone, they are in the bridge, as the template writes them.
+    """If a template shows tool results only after calls, the bridge contains them, as the template writes them.
 
     Returns:
-        What is wrong; None if all is well, and "bare" for a template that needs no calls.
+        The fault; None if there is none, and "bare" for a template that needs no calls.
     """
     words = [m.text.split()[0] for m in history if m.role == "tool"]
     try:
         if all(word in subject.text.render(history) for word in words):
             return "bare"
     except ConfigError:
-        pass  # gpt-oss and Mistral refuse such a conversation
+        pass  # gpt-oss and Mistral reject such a conversation
     called = with_calls(history)
     rendered, new = subject.text.render(called), len(history) - answer - 1
     bridge = subject.codec.bridge_tokens(called, new, plain=False)
     if bridge is None:
-        raise NotApplicable("thoughts of earlier answers are dropped: the next turn begins another rollout")
+        raise NotApplicable("thoughts of earlier answers are dropped: the next turn starts a new rollout")
     shown = subject.codec.shown(bridge)
     if not rendered.endswith(shown):
         return f"after a call: expected the end of {rendered!r}, got {shown!r}"
@@ -209,7 +209,7 @@ def _results_after_calls(subject: ModelSubject, history: tuple[Message, ...], an
 
 
 def stop_token_is_sampled_and_trained(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
-    """What the template writes first after an answer ends it, and is trained on as the policy's own token."""
+    """The template's first token after an answer ends it, and is trained on as the policy's own token."""
     codec = subject.codec
     question = _question(conversation)
     answer = "rlsdkanswer"
@@ -217,14 +217,14 @@ def stop_token_is_sampled_and_trained(subject: ModelSubject, conversation: tuple
         subject.text.render_closed([*question, Message("assistant", answer)]).partition(answer)[2].lstrip()
     )
     if not len(closing) or not subject.ends:
-        raise NotApplicable("the template writes nothing after an answer, or the tokenizer has no end of text")
+        raise NotApplicable("the template writes nothing after an answer, or the tokenizer has no end-of-text token")
     stop = int(closing[0])
     if stop not in subject.ends:
         if stop not in subject.tokenizer.all_special_ids and codec.shown(closing[:1]) not in codec.controls:
-            raise NotApplicable("what the template writes after an answer is ordinary text for this tokenizer")
+            raise NotApplicable("the text that the template writes after an answer is ordinary text for this tokenizer")
         return (
-            f"the template ends an answer with {codec.shown(closing[:1])!r} ({stop}), at which sampling does not stop; "
-            f"it stops at {sorted(subject.ends)}: name it as eos_token, or in generation_config.json"
+            f"the template ends an answer with {codec.shown(closing[:1])!r} ({stop}), but sampling stops only at "
+            f"{sorted(subject.ends)}; set it as eos_token, or add it to generation_config.json"
         )
     sampled = np.append(codec.encode(answer), stop)
     context = RolloutContext(codec=codec, client=None, sampling=Sampling(), max_length=1 << 30)
@@ -240,18 +240,18 @@ def stop_token_is_sampled_and_trained(subject: ModelSubject, conversation: tuple
 
 
 def prefills_are_left_open(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
-    """A last message of the assistant ends the prompt: nothing closes it."""
+    """A final assistant message ends the prompt and is left open."""
     i, message = _followed_answers(conversation)[0]
     text = subject.text.render(conversation[: i + 1])
     if message.text not in text:
-        raise NotApplicable("the template does not render a prefill as it is")
+        raise NotApplicable("the template does not render a prefill unchanged")
     _, ids = subject.codec.prompt(Task("check", conversation[: i + 1]))
     wanted = subject.codec.encode(text.partition(message.text)[0] + message.text)
     return _difference(subject, wanted, ids)
 
 
 def injected_control_tokens_are_text(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
-    """Names of control tokens in a message add none of them to the prompt."""
+    """Names of control tokens in a message do not become control tokens in the prompt."""
     codec = subject.codec
     if not codec.controls:
         raise NotApplicable("the tokenizer has no control tokens")
@@ -264,55 +264,55 @@ def injected_control_tokens_are_text(subject: ModelSubject, conversation: tuple[
 
     plain, names = messages[-1].text, sorted(codec.controls)
     harmless = counted(plain)
-    # All at once, since a rendering for each name would take most of the time; one by one, to say which comes through
+    # All at once first, since rendering each name takes most of the time; then one by one, to name the culprit
     if counted(f"{plain} {' '.join(names)} {plain}") == harmless:
         return None
     for name in names:
         if counted(f"{plain} {name} {plain}") != harmless:
-            return f"{name!r} in a message of the role {messages[-1].role} becomes the control token"
-    return f"names of control tokens, one after the other, in a message of the role {messages[-1].role} become some"
+            return f"{name!r} in a {messages[-1].role} message becomes the control token"
+    return f"a sequence of control-token names in a {messages[-1].role} message becomes control tokens"
 
 
 def lengths_fit_the_positions(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
-    """Conversations, and `model.max_length` where it is given, fit the model's positions."""
+    """Conversations, and `model.max_length` if given, fit into the model's positions."""
     limit = subject.text_config.get("max_position_embeddings")
     if not isinstance(limit, int):
         raise NotApplicable("config.json names no max_position_embeddings")
     if subject.max_length is not None and subject.max_length > limit:
-        return f"max_length={subject.max_length} is above the model's {limit} positions"
+        return f"max_length={subject.max_length} exceeds the model's {limit} positions"
     length = len(_prompt(subject, conversation))
     return None if length < limit else f"a prompt of {length} tokens leaves no room in {limit} positions"
 
 
 def padding_and_end_are_sane(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
-    """There is an end of text; it and the padding are tokens of the model; no prompt holds padding."""
+    """There is an end-of-text token; it and the padding are tokens of the model; prompts contain no padding."""
     end, pad = subject.tokenizer.eos_token_id, subject.tokenizer.pad_token_id
     if end is None:
-        return "the tokenizer has no end of text (eos_token): every answer is cut at max_tokens"
+        return "the tokenizer has no end-of-text token (eos_token): every answer runs to max_tokens"
     size = subject.text_config.get("vocab_size")
     for name, token in (("eos_token", end), ("pad_token", pad)):
         if isinstance(size, int) and token is not None and not 0 <= token < size:
-            return f"{name} is {token}, outside of the model's {size} tokens"
+            return f"{name} is {token}, outside the model's {size} tokens"
     if pad not in (None, end) and pad in _prompt(subject, conversation):
-        return f"the template writes the padding {subject.tokenizer.pad_token!r} into prompts"
+        return f"the template writes the padding token {subject.tokenizer.pad_token!r} into prompts"
     return None
 
 
 def engine_supports_the_shape(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
-    """The size of a head has attention kernels in vLLM, and the dtype is one that can be trained."""
+    """The head size has attention kernels in vLLM, and the dtype can be trained."""
     config = subject.text_config
     heads = config.get("num_attention_heads")
     if not isinstance(heads, int) or not isinstance(config.get("hidden_size"), int):
         raise NotApplicable("config.json names no attention heads")
     size = config.get("head_dim") or config["hidden_size"] // heads
     if size not in _VLLM_HEADS and "kv_lora_rank" not in config:
-        return f"heads of {size} have no kernel in vLLM ({', '.join(map(str, _VLLM_HEADS))}); use engine: transformers"
+        return f"vLLM has no kernel for head size {size} ({', '.join(map(str, _VLLM_HEADS))}); use engine: transformers"
     dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
     return None if dtype in _DTYPES else f"dtype is {dtype!r}; expected one of {', '.join(_DTYPES)}"
 
 
 def tools_are_listed(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
-    """A prompt with tools names each of them, one or several, and no control token in a description comes through."""
+    """A prompt with tools names each tool, and control tokens in descriptions do not come through."""
     codec, question = subject.codec, _question(conversation)
     if not codec.renderer.usable or not codec.renderer.shows_tools(tools_of(conversation)):
         raise NotApplicable("prompts list no tools; a workflow describes them in a message")
@@ -329,14 +329,14 @@ def tools_are_listed(subject: ModelSubject, conversation: tuple[Message, ...]) -
 
 
 def tool_calls_round_trip(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
-    """Calls as the template writes them are read back as the same calls, one and several at once."""
+    """Calls written by the template are parsed back as the same calls, one or several at once."""
     if not subject.codec.renderer.usable:
         raise NotApplicable(_NO_TEMPLATE)
     return round_trip_fault(subject.codec, conversation)
 
 
 def answers_are_read(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
-    """The content of an answer is read from its tokens as it was written, with a thought before it and without."""
+    """The content of an answer is parsed from its tokens unchanged, with and without a thought before it."""
     codec, content = subject.codec, conversation[-1].text
     if not codec.renderer.usable:
         raise NotApplicable(_NO_TEMPLATE)

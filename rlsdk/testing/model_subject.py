@@ -19,19 +19,19 @@ from rlsdk.rollout.codec import ChatTokenizer
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
-"""Files of a hub model that are needed here; its weights are not downloaded."""
+"""Files of a hub model to download, without its weights."""
 
 
 @attrs.frozen(eq=False, slots=False)
 class ModelSubject:
-    """A tokenizer with its renderer, and what is known of the model that it belongs to.
+    """A tokenizer with its renderer, and the known properties of its model.
 
     Attributes:
         codec: Tokenizer and renderer.
-        tokenizer: The same tokenizer as transformers has it.
-        config: The model's `config.json`; empty if there is none.
+        tokenizer: The same tokenizer as a transformers object.
+        config: Content of the model's `config.json`; empty if there is none.
         stops: Ids of the tokens that end an answer.
-        max_length: `model.max_length` of the run that is planned; None if unknown.
+        max_length: `model.max_length` of the planned run; None if unknown.
     """
 
     codec: ChatTokenizer
@@ -42,7 +42,7 @@ class ModelSubject:
 
     @cached_property
     def text(self) -> TextRenderer:
-        """The renderer as text: itself, or the tokenizer's own template where it makes tokens without text."""
+        """The renderer as text: itself or, if it creates tokens without text, the tokenizer's own template."""
         if isinstance(self.codec.renderer, TextRenderer):
             return self.codec.renderer
         template: TextRenderer = load("renderer", defaults.RENDERER.name)
@@ -51,12 +51,12 @@ class ModelSubject:
 
     @property
     def ends(self) -> frozenset[int]:
-        """Ids of the tokens at which sampling stops in a run."""
+        """Ids of the tokens at which a run stops sampling."""
         return self.stops.union(self.codec.renderer.stop_tokens)
 
     @property
     def text_config(self) -> dict[str, Any]:
-        """Configuration of the language model, which some architectures nest."""
+        """Configuration of the language model, nested in some architectures."""
         nested = self.config.get("text_config")
         return nested if isinstance(nested, dict) else self.config
 
@@ -68,12 +68,12 @@ def open_subject(
 
     Args:
         path: Folder of the model, or a hub id.
-        trust_remote_code: Run code that comes with the tokenizer.
-        max_length: `model.max_length` of the run that is planned.
+        trust_remote_code: Run code shipped with the tokenizer.
+        max_length: `model.max_length` of the planned run.
         renderer: Renderer of the run.
 
     Raises:
-        ConfigError: There is no tokenizer, or a file is no JSON.
+        ConfigError: There is no tokenizer, or a file is not JSON.
     """
     folder = _folder(path)
     config, generation = _read(folder / "config.json"), _read(folder / "generation_config.json")
@@ -85,7 +85,7 @@ def open_subject(
 
 
 def _folder(path: str) -> Path:
-    """Return the folder of a model; of a hub id, the one in this machine's cache, filled with all but the weights."""
+    """Return a model's folder; for a hub id, the cache folder, after downloading everything except weights."""
     if (folder := Path(path).expanduser()).is_dir():
         return folder
     if faults := preflight.hub_model(path):

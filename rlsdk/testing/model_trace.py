@@ -1,7 +1,7 @@
-"""The same tokens through engine and learner, module by module: where the first difference arises.
+"""Run the same tokens through engine and learner, module by module, to find the first difference.
 
-`rlsdk check model PATH --trace`. Both sides read one sequence of one shape, so that kernels have no reason to round
-differently: with the same weights, dtype and attention there is no difference at all.
+`rlsdk check model PATH --trace`. Both sides read one sequence with one shape, so that kernels have no reason to round
+differently: with the same weights, dtype and attention, the outputs are identical.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from rlsdk.contracts import TrainBatch
 from rlsdk.learners.rows import to_exact_row
 
 LOGPROBS = "logprobs"
-"""Name of the last operation: logprobs of the tokens, at temperature 1."""
+"""Name of the last operation: token logprobs at temperature 1."""
 
 
 @attrs.frozen
 class Operation:
-    """An operation of a model as engine and learner computed it.
+    """An operation of a model, compared between engine and learner.
 
     Attributes:
-        name: Name of the module, such as `model.layers.0.self_attn.q_proj`; `input of` it where the difference arose
-            between two modules, as that of attention does before `o_proj`.
-        difference: Largest absolute difference of its output; infinite where a shape differs or a number is not finite
-            on one side alone.
-        dtype: Dtype of the output; `ENGINE / LEARNER` where they differ.
+        name: Name of the module, such as `model.layers.0.self_attn.q_proj`, with `input of` before it if the difference
+            arose between two modules, as in attention before `o_proj`.
+        difference: Maximum absolute difference of the outputs; infinite if the shapes differ or a number is not finite
+            on only one side.
+        dtype: Dtype of the output; `ENGINE / LEARNER` if they differ.
         shape: Shape of the learner's output.
     """
 
@@ -42,21 +42,21 @@ class Operation:
 
     @property
     def differs(self) -> bool:
-        """True if the two outputs are not the same numbers of the same type."""
+        """True if the two outputs differ in numbers or dtype."""
         return self.difference > 0 or "/" in self.dtype
 
 
 def trace(engine: Any, policy: Any, token_ids: np.ndarray, width: int) -> list[Operation]:
-    """Run the same tokens through both sides, and compare the outputs of all modules in the order of computation.
+    """Run the same tokens through both sides, and compare the outputs of all modules in execution order.
 
     Args:
         engine: The engine `transformers`, started with `Model.exact`.
         policy: The learner's `PolicyModel` of the same model.
         token_ids: int64 `[k]`, at least two and at most `width`.
-        width: `max_length` of the model that the engine was started with.
+        width: `max_length` with which the engine was started.
 
     Returns:
-        Operations in the order in which the engine computed them, `logprobs` last.
+        Operations in the engine's execution order, `logprobs` last.
     """
     with _outputs(engine.net) as ours:
         said = engine.logprobs(token_ids)
@@ -68,15 +68,15 @@ def trace(engine: Any, policy: Any, token_ids: np.ndarray, width: int) -> list[O
 
 
 def first_difference(operations: Sequence[Operation]) -> Operation | None:
-    """Return the operation that is computed first among those that differ; None if all agree.
+    """Return the first operation that differs, in execution order; None if all agree.
 
-    A module ends after the modules inside of it, so that the innermost one is found.
+    A module finishes after its submodules, so this finds the innermost one.
     """
     return next((each for each in operations if each.differs), None)
 
 
 def pick(operations: Sequence[Operation], around: int = 3) -> list[Operation]:
-    """Choose what to show: a few operations before the first difference and after it, and the logprobs."""
+    """Select operations to show: a few around the first difference, and the logprobs."""
     first = next((i for i, each in enumerate(operations) if each.differs), None)
     if first is None:
         return list(operations[-1:])
@@ -86,7 +86,7 @@ def pick(operations: Sequence[Operation], around: int = 3) -> list[Operation]:
 
 @contextmanager
 def _outputs(net: nn.Module) -> Iterator[dict[str, tuple[Tensor, ...]]]:
-    """Collect what innermost modules read and what all modules give, by name, in the order of computation."""
+    """Collect inputs of the innermost modules and outputs of all modules, by name, in execution order."""
     found: dict[str, tuple[Tensor, ...]] = {}
     head = net.get_output_embeddings()  # type: ignore[operator]
 
@@ -102,7 +102,7 @@ def _outputs(net: nn.Module) -> Iterator[dict[str, tuple[Tensor, ...]]]:
 
     with ExitStack() as stack:
         for name, module in net.named_modules():
-            if name and module is not head:  # the learner's head gives no logits
+            if name and module is not head:  # the learner's head returns no logits
                 for handle in watch(name, module):
                     stack.callback(handle.remove)
         yield found
@@ -134,7 +134,7 @@ def _gap(one: Tensor, other: Tensor) -> float:
 
 
 def whole_rollout(token_ids: np.ndarray) -> TrainBatch:
-    """A batch of one rollout, all of whose tokens but the first are responses."""
+    """Return a batch of one rollout; all tokens except the first are response tokens."""
     length = np.array([len(token_ids)], np.int64)
     return TrainBatch(
         token_ids=np.asarray(token_ids, np.int64),

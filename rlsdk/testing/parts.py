@@ -1,4 +1,4 @@
-"""Rollouts taken out of a batch, in any order and cut short: for permutations, micro-batches and smaller inputs."""
+"""Select rollouts of a batch, in any order and truncated, for permutations, micro-batches and smaller inputs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rlsdk.fields import names
 
 X = TypeVar("X", bound=CreditInputs | LossInputs)
 _LABELS = ("groups", "sources", "trajectories", "states", "pairs")
-"""Dense indices of rollouts, made dense again where rollouts are missing."""
+"""Dense indices of rollouts, renumbered if rollouts are missing."""
 PER_ROLLOUT = frozenset((*names("credit", axis="rollout"), *names("loss", axis="rollout")))
 
 
 def lengths_of(x: CreditInputs | LossInputs) -> Tensor:
-    """int64 `[n]`: tokens of each rollout."""
+    """Return the number of tokens of each rollout, int64 `[n]`."""
     return x.lengths if isinstance(x, CreditInputs) else torch.bincount(x.segments, minlength=x.rollouts)
 
 
 def places(x: CreditInputs | LossInputs, rows: Sequence[int], lengths: Sequence[int] | None = None) -> Tensor:
-    """int64: where the tokens of the rollouts `rows` stand, in that order; the first `lengths` of each, or all."""
+    """Return the positions of the tokens of the rollouts `rows`, in that order; the first `lengths` of each, or all."""
     full = lengths_of(x)
     starts = full.cumsum(0) - full
     wanted = full[list(rows)].tolist() if lengths is None else lengths
@@ -32,7 +32,7 @@ def places(x: CreditInputs | LossInputs, rows: Sequence[int], lengths: Sequence[
 
 
 def select(x: X, rows: Sequence[int], lengths: Sequence[int] | None = None) -> X:
-    """The rollouts `rows` as a batch of their own, in that order; of each the first `lengths` tokens, or all."""
+    """Return the rollouts `rows` as a batch, in that order; the first `lengths` tokens of each, or all."""
     tokens, index = places(x, rows, lengths), torch.tensor(rows, dtype=torch.int64)
     fields: dict[str, Any] = dict(x.clock)
     for name, value in vars(x).items():
@@ -50,7 +50,7 @@ def select(x: X, rows: Sequence[int], lengths: Sequence[int] | None = None) -> X
 
 
 def units(x: CreditInputs | LossInputs) -> list[list[int]]:
-    """Rows that must not be split: pairs if there are any, otherwise single rollouts."""
+    """Return rows that must not be split: pairs if there are any, otherwise single rollouts."""
     count = len(lengths_of(x))
     if not hasattr(x, "pairs"):
         return [[row] for row in range(count)]
@@ -58,7 +58,7 @@ def units(x: CreditInputs | LossInputs) -> list[list[int]]:
 
 
 def smaller(x: X) -> Iterator[X]:
-    """The batch without one of its units, or with one rollout a token shorter."""
+    """Yield the batch without one of its units, or with one rollout shortened by a token."""
     held = units(x)
     for left_out in range(len(held) if len(held) > 1 else 0):
         yield select(x, [row for i, unit in enumerate(held) if i != left_out for row in unit])
@@ -69,7 +69,7 @@ def smaller(x: X) -> Iterator[X]:
 
 
 def to_dtype(x: X, dtype: torch.dtype) -> X:
-    """Every float of the batch as `dtype`."""
+    """Convert all floats of the batch to `dtype`."""
     changed: dict[str, Any] = {}
     changed |= {k: v.to(dtype) for k, v in vars(x).items() if isinstance(v, Tensor) and v.is_floating_point()}
     parts = vars(x).get("reward_parts")
@@ -79,6 +79,6 @@ def to_dtype(x: X, dtype: torch.dtype) -> X:
 
 
 def copied(x: X) -> X:
-    """The batch with tensors of its own: what a component changes in place is changed nowhere else."""
+    """Return the batch with copied tensors, so that in-place changes by a component have no effect elsewhere."""
     changed = {k: v.clone() for k, v in vars(x).items() if isinstance(v, Tensor) and not v.requires_grad}
     return cast("X", x.replace(**changed))

@@ -1,4 +1,4 @@
-"""Tests of pytest from the conformance suite: one for each property of each component."""
+"""Pytest tests of the conformance suite: one per property and component."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rlsdk.testing.settings import read_options, read_tasks
 
 
 class Conformance:
-    """Collects the tests of the plugins that the command line names."""
+    """Collect the tests of the plugins named on the command line."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._names: list[str] = config.getoption("--rlsdk-plugin")
         if config.args_source is not pytest.Config.ArgsSource.ARGS:
-            config.args = []  # nobody named a file: the plugin is checked, and nothing else
+            config.args = []  # no file was given: check only the plugin
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """Add the components to what the session collects."""
+        """Add the components to the session's collection."""
         report = yield
         if isinstance(collector, pytest.Session) and report.passed:
             report.result.extend(self._components(collector))
@@ -62,7 +62,7 @@ class ComponentNode(pytest.Collector):
         self.check = check
 
     def collect(self) -> list[PropertyItem]:
-        """A test for each of its properties."""
+        """Return a test for each property of the component."""
         return [PropertyItem.from_parent(self, name=name) for name in self.check.properties]
 
 
@@ -79,7 +79,7 @@ class PropertyItem(pytest.Item):
             raise finding.fault
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The message alone: the traceback would show the suite."""
+        """Return only the message, since the traceback would show the suite."""
         if isinstance(excinfo.value, ConformanceFault):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
@@ -96,5 +96,5 @@ class PropertyItem(pytest.Item):
 def _source(obj: Any) -> Path:
     try:
         return Path(inspect.getsourcefile(obj) or "")
-    except TypeError:  # made in an interpreter, or in a file that is a plugin
+    except TypeError:  # defined in an interpreter, or in a plugin file
         return Path(getattr(inspect.getmodule(obj), "__file__", None) or ".")

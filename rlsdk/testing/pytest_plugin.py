@@ -1,7 +1,7 @@
-"""The plugin of pytest: `pytest --rlsdk-plugin NAME` checks the components of a plugin, a test for each property.
+"""Pytest plugin: `pytest --rlsdk-plugin NAME` checks the components of a plugin, with one test per property.
 
-pytest loads this in every project of an environment that rlsdk is installed in. So it imports nothing, and does nothing
-unless the option is given.
+Pytest loads this in every project of an environment with rlsdk. So it imports nothing, and does nothing unless the
+option is given.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     import pytest
 
 ITEMS = "rlsdk-conformance"
-"""Name under which the plugin that makes the tests is registered."""
+"""Name under which the plugin that creates the tests is registered."""
 
 
 class Hooks:
-    """The hooks, as an object: it may be registered by the entry point, and the module by `-p`, both at once."""
+    """The hooks as an object, since the entry point and `-p` may both register it."""
 
     def pytest_addoption(self, parser: pytest.Parser) -> None:
         """Add the options, once."""
@@ -28,7 +28,7 @@ class Hooks:
             action="append",
             default=[],
             metavar="NAME",
-            help="check the components of this plugin (a name or a file), and run no other tests but those of files "
+            help="check the components of this plugin (a name or a file), and run no other tests except those of files "
             "named on the command line; may be repeated",
         )
         group.addoption(
@@ -47,7 +47,7 @@ class Hooks:
         )
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Register what makes the tests, once, if it was asked for."""
+        """Register the plugin that creates the tests, once, if requested."""
         if config.getoption("--rlsdk-plugin") and not config.pluginmanager.has_plugin(ITEMS):
             from rlsdk.testing.pytest_items import Conformance
 

@@ -1,4 +1,4 @@
-"""Groups, rollouts, texts and conversations on which components and chat templates are checked."""
+"""Sample groups, rollouts, texts and conversations for checking components and chat templates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TASKS = (
     Task("mapping", QUESTION, {"answer": "42"}),
     Task("none", QUESTION),
 )
-"""Answers in the forms that rewards look for."""
+"""Answers in the formats that rewards look for."""
 
 RESPONSES = (
     "6 × 7 is 42. <answer>42</answer>",
@@ -40,17 +40,17 @@ HOSTILE: tuple[tuple[str, str], ...] = (
     ("an answer that computes for ever", "<answer>9**9**9**9</answer> \\boxed{9^{9^{9^{9}}}}"),
     ("a factorial that computes for ever", "<answer>10000000!</answer> \\boxed{10000000!}"),
     ("division by zero", "<answer>1/0</answer> \\boxed{\\frac{1}{0}}"),
-    ("numbers that are none", "<answer>nan</answer> <answer>inf</answer> \\boxed{1e999}"),
+    ("invalid numbers", "<answer>nan</answer> <answer>inf</answer> \\boxed{1e999}"),
     ("code", "<answer>__import__('os').getcwd()</answer> \\boxed{__import__('os').getcwd()}"),
     ("bytes that are not text, as decoded", "\x00\x01\ufffd\ufffd<answer>\ufffd</answer>"),
     ("Unicode", "<answer>４２ ٤٢ 𝟒𝟐 ½ ∞ 🙂 \u202e24\u202c e\u0301</answer> \\boxed{４２}"),
     ("a pattern that backtracks", f"<answer>{'a ' * 2_000}!</answer>"),
 )
-"""(what it is, text) that a policy may write."""
+"""(description, text) of what a policy may write."""
 
 
 def rollout(task: Task, response: str, status: Status = "finished") -> Rollout:
-    """A rollout of a prompt of two tokens and a response of one token for each character, up to 32."""
+    """Return a rollout with a prompt of two tokens and one response token per character, up to 32."""
     count = min(max(len(response), 1), 32)
     prompt = (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
     return Rollout(
@@ -65,7 +65,7 @@ def rollout(task: Task, response: str, status: Status = "finished") -> Rollout:
 
 
 def group(values: Sequence[float | None], statuses: Sequence[Status] = ()) -> Group:
-    """A group with these scores; None is an invalid one."""
+    """Return a group with these scores; None is an invalid one."""
     task = TASKS[0]
     statuses = statuses or ["finished"] * len(values)
     rollouts = [rollout(task, f"answer {i}", status) for i, status in enumerate(statuses)]
@@ -74,7 +74,7 @@ def group(values: Sequence[float | None], statuses: Sequence[Status] = ()) -> Gr
 
 
 def ordinary_groups() -> list[Case[Group]]:
-    """Different rewards, none twice."""
+    """Return groups with distinct rewards."""
     statuses: list[Status] = ["finished", "truncated", "finished", "finished"]
     return [
         Case("rewards that differ", group((0.0, 1.0, 0.25, 0.5))),
@@ -83,7 +83,7 @@ def ordinary_groups() -> list[Case[Group]]:
 
 
 def degenerate_groups() -> list[Case[Group]]:
-    """Groups that say little."""
+    """Return groups with little information."""
     return [
         Case("one rollout", group((1.0,))),
         Case("equal rewards", group((0.1, 0.1, 0.1))),
@@ -94,13 +94,13 @@ def degenerate_groups() -> list[Case[Group]]:
 
 
 def smaller(held: Group) -> Iterator[Group]:
-    """The group without one of its rollouts."""
+    """Yield the group without one of its rollouts."""
     for left_out in range(len(held) if len(held) > 1 else 0):
         yield part(held, [i for i in range(len(held)) if i != left_out])
 
 
 def part(held: Group, index: Sequence[int]) -> Group:
-    """The rollouts `index` of a group, in that order."""
+    """Return the rollouts `index` of a group, in that order."""
     return attrs.evolve(held, rollouts=[held.rollouts[i] for i in index], scores=[held.scores[i] for i in index])
 
 
@@ -120,13 +120,13 @@ _WORDS = (
     "<b>",
     "#!",
 )
-"""Pieces of texts: unicode, white space within, and what means something to Jinja, JSON and Markdown."""
+"""Pieces of text: Unicode, inner white space, and characters special to Jinja, JSON and Markdown."""
 
 
 def conversations(count: int, seed: int = 0) -> list[tuple[Message, ...]]:
-    """Return conversations that begin with a question, the shortest first; the first few are the same for each seed.
+    """Return conversations that begin with a question, shortest first; the first few are equal for all seeds.
 
-    Each text occurs once, so that it can be found in a rendering. None begins or ends with white space, which many
+    Each text occurs once, so that it can be found in a rendering. No text begins or ends with white space, which many
     templates trim.
 
     Args:
@@ -143,7 +143,7 @@ def conversations(count: int, seed: int = 0) -> list[tuple[Message, ...]]:
 
 
 def smaller_conversations(messages: Sequence[Message]) -> Iterator[tuple[Message, ...]]:
-    """Yield conversations with fewer messages, or with one word less in one of them; the first words stay."""
+    """Yield conversations with fewer messages, or with one word less in a message; the first words are kept."""
     for end in range(1, len(messages)):
         yield tuple(messages[:end])
     for begin in range(len(messages) - 1):
@@ -156,7 +156,7 @@ def smaller_conversations(messages: Sequence[Message]) -> Iterator[tuple[Message
 
 
 def describe(messages: Sequence[Message]) -> str:
-    """Write a conversation on one line."""
+    """Format a conversation on one line."""
     return " | ".join(f"{message.role}: {message.text!r}" for message in messages)
 
 

@@ -1,4 +1,4 @@
-"""A policy whose answers come from a script, so that workflows and rewards run without an engine."""
+"""A policy with scripted answers, to run workflows and rewards without an engine."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from rlsdk.serving.recording import Recorder
 from rlsdk.types import Group, Task
 
 LOGPROB = -0.5
-"""Log-probability of every scripted token, in nats."""
+"""Logprob of every scripted token, in nats."""
 
 
 class ScriptedPolicy:
-    """Takes the place of the engines: answers with what `script` returns for the text so far."""
+    """Stand-in for the engines that answers with the result of `script` for the text so far."""
 
     def __init__(self, codec: ChatTokenizer, script: Callable[[str], str], version: int = 0) -> None:
         """Set the script.
 
         Args:
             codec: Chat tokenizer of the model whose tokens are used.
-            script: Maps the text so far to the answer; an exception counts as a failure of the engine.
-            version: Version of the weights that the tokens are credited to.
+            script: Function from the text so far to the answer; an exception counts as an engine failure.
+            version: Weight version recorded for the tokens.
         """
         self._codec, self._script, self._version = codec, script, version
         self.prompts: list[np.ndarray] = []
 
     def sample(self, request: GenerateRequest) -> asyncio.Future[Answer]:
-        """Answer at once; an answer over `max_tokens` is cut and says so. Tokens are shown to a watch one by one."""
+        """Answer immediately; truncate answers at `max_tokens`. A watch sees the tokens one by one."""
         self.prompts.append(request.prompt)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         ids = self._codec.encode(self._script(self._codec.decode([request.prompt])[0]))
@@ -65,14 +65,14 @@ class ScriptedPolicy:
 def scripted_chat(
     task: Task, codec: ChatTokenizer, script: Callable[[str], str], *, max_tokens: int = 64, max_length: int = 512
 ) -> TokenChat:
-    """Open a conversation about a task with a script, as a workflow gets it.
+    """Open a chat about a task with a script, as passed to a workflow.
 
     Args:
         task: The task.
         codec: Chat tokenizer of the model whose tokens are used.
-        script: Maps the text so far to the answer.
-        max_tokens: Most tokens of one response.
-        max_length: Most tokens of the whole conversation.
+        script: Function from the text so far to the answer.
+        max_tokens: Maximum number of tokens per response.
+        max_length: Maximum number of tokens of the whole conversation.
     """
     context = _context(codec, script, max_tokens, max_length)
     return TokenChat(Prompt(task, *codec.prompt(task)), context, "test", 0)
@@ -89,17 +89,17 @@ def run_workflow(
     max_tokens: int = 64,
     max_length: int = 512,
 ) -> list[Group]:
-    """Run tasks against a script, as a training would.
+    """Run a workflow on tasks against a script, as a training would.
 
     Args:
         workflow: Workflow ready to run (from `rlsdk.load("workflow", …)`).
         tasks: Tasks to solve.
         codec: Chat tokenizer of the model whose tokens are used.
-        script: Maps the text so far to the answer.
-        scorer: Scorer of the rollouts; if omitted, every score is 0.
-        group_size: Rollouts per task.
-        max_tokens: Most tokens of one response.
-        max_length: Most tokens of a whole conversation.
+        script: Function from the text so far to the answer.
+        scorer: Scorer of the rollouts; by default, all scores are 0.
+        group_size: Number of rollouts per task.
+        max_tokens: Maximum number of tokens per response.
+        max_length: Maximum number of tokens of a whole conversation.
     """
     context = _context(codec, script, max_tokens, max_length)
     return asyncio.run(RolloutGenerator(workflow, scorer, seed=0).produce(tasks, context, group_size, "test"))

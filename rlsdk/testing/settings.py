@@ -1,4 +1,4 @@
-"""Settings of `rlsdk check`: options of the plugin's components, and tasks for its rewards."""
+"""Settings of `rlsdk check`: options of a plugin's components, and tasks for its rewards."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rlsdk.types import Task
 
 
 def read_options(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Options by component, from texts such as `jsonl.path=tasks.jsonl`; values are YAML.
+    """Parse options by component from texts such as `jsonl.path=tasks.jsonl`; values are YAML.
 
     Raises:
-        ValueFault: A text has another form.
+        ValueFault: A text does not have this form.
     """
     found: dict[str, dict[str, Any]] = {}
     for text in texts:
@@ -40,7 +40,7 @@ def _task(text: str, index: int) -> Task:
     held = _yaml(text, text)
     fields = ("prompt", "answer", "metadata", "source", "id")
     if not isinstance(held, dict) or "prompt" not in held or not set(held) <= set(fields):
-        raise ValueFault(f"task {text!r}: expected a mapping with a prompt and, of these, what is needed: {fields[1:]}")
+        raise ValueFault(f"task {text!r}: expected a mapping with a prompt and, as needed: {fields[1:]}")
     return Task(**{"id": f"given/{index}", **held})
 
 

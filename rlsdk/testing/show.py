@@ -1,4 +1,4 @@
-"""Inputs and results as a person reads them in a message."""
+"""Format inputs and results for messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rlsdk.batch import CreditInputs, LossInputs
 
 MANY = 16
-"""Most numbers shown in full; texts are shown in full up to four times as many characters."""
+"""Maximum number of values shown in full; texts are shown in full up to four times as many characters."""
 _SINGULAR = {"rewards": "reward", "groups": "group", "pairs": "pair", "trajectories": "trajectory"}
 
 
@@ -27,7 +27,7 @@ def show(case: Case[Any] | None) -> str:
 
 
 def content(value: Any) -> str:
-    """A value without its title."""
+    """Format a value without its title."""
     if is_batch(value):
         return _batch(value)
     if isinstance(value, Group):
@@ -38,16 +38,16 @@ def content(value: Any) -> str:
         return text(value)
     if isinstance(value, Sequence):
         return "\n".join(content(each) for each in value)
-    return ""  # the title says it all
+    return ""  # the title is enough
 
 
 def counted(count: int, what: str) -> str:
-    """Count with its noun: `1 rollout`, `2 rollouts`."""
+    """Format a count with its noun: `1 rollout`, `2 rollouts`."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def text(value: str) -> str:
-    """Text as Python writes it; a long repetition as the repeated part and its count."""
+    """Format a text like Python; a long repetition becomes the repeated part and its count."""
     if len(value) <= 4 * MANY:
         return repr(value)
     for size in range(1, 4 * MANY):
@@ -58,13 +58,13 @@ def text(value: str) -> str:
 
 
 def numbers(values: Tensor) -> str:
-    """A tensor with its dtype, a long one abbreviated."""
+    """Format a tensor with its dtype, abbreviated if long."""
     dtype = str(values.dtype).removeprefix("torch.")
     return f"{_row(values.detach())} ({dtype})" if values.dim() else f"{_number(values.item())} ({dtype})"
 
 
 def is_batch(value: Any) -> TypeGuard[CreditInputs | LossInputs]:
-    """True for packed tensors. Asked without importing torch: rewards and workflows are checked where it is missing."""
+    """Return True for packed tensors, without importing torch, which checks of rewards and workflows do not need."""
     batch = sys.modules.get("rlsdk.batch")
     return batch is not None and isinstance(value, batch.CreditInputs | batch.LossInputs)
 

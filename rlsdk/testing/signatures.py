@@ -1,4 +1,4 @@
-"""Check from signatures, without a call, that a component can be called the way its kind is."""
+"""Check from its signature that a component can be called by its kind's convention."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rlsdk.kinds import Kind
 from rlsdk.testing.subject import SUPPLIED
 
 Fault = tuple[str, str]
-"""(what was expected, what was found instead)."""
+"""(expected, found)."""
 SYNC: tuple[Kind, ...] = ("policy_loss", "correction", "kl", "filter", "buffer", "stop", "tasks", "diagnosis")
-"""Kinds whose functions rlsdk calls without awaiting them."""
+"""Kinds whose functions rlsdk calls without await."""
 
 PROTOCOLS: Mapping[Kind, type] = {
     "engine": contracts.Engine,
@@ -31,10 +31,10 @@ PROTOCOLS: Mapping[Kind, type] = {
 
 
 def fault_of(component: Component) -> Fault | None:
-    """Fault that keeps a component from being called the way its kind is; None if it can be."""
+    """Return why a component cannot be called by its kind's convention; None if it can."""
     kind, obj = component.kind, component.obj
     if kind in SYNC and component.is_async:
-        return f"def {obj.__name__}, which is called and not awaited", "async def"
+        return f"def {obj.__name__}, which is called without await", "async def"
     if kind in PROTOCOLS:
         return _lacks(obj, PROTOCOLS[kind])
     if kind == "algorithm":
@@ -47,7 +47,7 @@ def fault_of(component: Component) -> Fault | None:
 
 
 def _uncallable(obj: Any, arguments: Sequence[str], keywords: Mapping[str, Any] | None = None) -> Fault | None:
-    """Fault of a function, or of a class whose instances are called."""
+    """Return the fault of a function, or of a class whose instances are called."""
     if inspect.isclass(obj):
         if not inspect.isfunction(getattr(obj, "__call__", None)):  # noqa: B004 - the method itself is looked at
             return f"a method __call__({', '.join(['self', *arguments])})", "none"
@@ -56,7 +56,7 @@ def _uncallable(obj: Any, arguments: Sequence[str], keywords: Mapping[str, Any] 
 
 
 def _hidden_options(obj: Any, arguments: Sequence[str]) -> Fault | None:
-    """Parameters that look like options and cannot be set, because they are not keyword-only."""
+    """Return parameters that look like options but cannot be set, because they are not keyword-only."""
     if inspect.isclass(obj) and (attrs.has(obj) or obj.__init__ is object.__init__):
         return None
     function, count = (obj.__init__, 1) if inspect.isclass(obj) else (obj, len(arguments))
@@ -79,7 +79,7 @@ def _unbindable(
 
 
 def _lacks(obj: Any, protocol: type) -> Fault | None:
-    """Fault of a class that must offer all members of a protocol."""
+    """Return the fault of a class that must have all members of a protocol."""
     if not inspect.isclass(obj):
         return f"a class with the methods of {protocol.__name__}", f"a function {obj.__name__}"
     for name, member in vars(protocol).items():

@@ -1,4 +1,4 @@
-"""A component under check: instantiated for each call; its exceptions are told apart from faults of the suite."""
+"""A component under test: instantiated for each call, with its exceptions separated from faults of the suite."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ SUPPLIED: Mapping[str, Mapping[str, Any]] = {
 }
 """Test values of the keyword arguments that rlsdk passes with each call (`components.SUPPLIED`)."""
 GIVEN: Mapping[str, Mapping[str, Any]] = {"tasks": {"split": "train"}}
-"""Options that every component of a kind has, where nobody chose a value."""
+"""Default options for all components of a kind."""
 
 
 @attrs.frozen(eq=False, slots=False)
 class Subject:
-    """A component with the options it is checked with.
+    """A component with the options for its check.
 
     Attributes:
         component: Component to check.
-        given: Options to check it with; others keep their defaults.
+        given: Given options; others keep their defaults.
         plugin: Name of the plugin; empty for an object that was passed directly.
         origin: Distribution and version, or file.
         plugins: Plugins in which the parts of an algorithm are looked up.
-        tasks: Tasks that its rewards can score, tried before the suite's own.
-        declares: True if it only reads fields that it declared; if not, one property fails, and batches for the
-            others hold every field.
+        tasks: Tasks that the rewards can score, tried before the suite's own.
+        declares: True if the component reads only fields that it declared; otherwise, one property fails, and batches
+            for the others have all fields.
     """
 
     component: Component
@@ -50,7 +50,7 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """The name that a config writes."""
+        """The component's name in a config."""
         return self.component.name if self.plugin in ("", CORE) else f"{self.plugin}/{self.component.name}"
 
     def __str__(self) -> str:
@@ -70,14 +70,14 @@ class Subject:
 
     @functools.cached_property
     def missing(self) -> tuple[Option, ...]:
-        """Options that nobody gave a value."""
+        """Required options without a value."""
         return tuple(option for option in self.own_options if option.required and option.name not in self.options)
 
     def make(self) -> Callable[..., Any]:
-        """Instantiate the component; each call is new, so that nothing carries over between inputs.
+        """Create a new instance of the component, so that no state carries over between inputs.
 
         Raises:
-            OptionError: Its options are wrong.
+            OptionError: The options are invalid.
         """
         made = self.component.bind(self.options)
         supplied = SUPPLIED.get(self.component.kind)
@@ -87,7 +87,7 @@ class Subject:
         """Call the component's code.
 
         Raises:
-            Violated: It raised.
+            Violated: The code raised an exception.
         """
         try:
             return function(*arguments)
@@ -97,12 +97,12 @@ class Subject:
             raise Violated("raised", "a result", described(error)) from error
 
     def trimmed(self, x: Any) -> Any:
-        """A batch with the optional fields that the component declared, as a training gives it."""
+        """Return a batch with only the optional fields that the component declared, as in a training."""
         if not is_batch(x):
             return x
-        for i, field in enumerate(self.component.fields):  # of the token's own numbers, however a batch is divided
+        for i, field in enumerate(self.component.fields):  # from each token's own numbers, however a batch is split
             if field.name in x.extra:
-                continue  # a smaller input, cut from one that had them
+                continue  # a smaller input, taken from one that had them
             low, high = field.sample
             share = (x.logprobs.detach() * (0.37 + 0.11 * i)) % 1.0
             x = x.with_extra(**{field.name: low + (high - low) * share})
@@ -112,5 +112,5 @@ class Subject:
 
 
 def undeclared(error: Violated) -> str:
-    """The message of a read of an undeclared field; empty if the rule was broken in another way."""
+    """Return the message about reading an undeclared field; empty if the rule was violated in another way."""
     return str(error.__cause__) if isinstance(error.__cause__, MissingFieldError) else ""

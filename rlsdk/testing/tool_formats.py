@@ -1,4 +1,4 @@
-"""Round trip of tool calls through a renderer and the parsers."""
+"""Round trip of tool calls through a renderer and the tool parsers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMES = ("rlsdk_lookup", "rlsdk_count")
 
 
 def tools_of(conversation: Sequence[Message]) -> list[Mapping[str, Any]]:
-    """Return schemas of two tools, described with a text of a conversation."""
+    """Return schemas of two tools, with a text of a conversation in their descriptions."""
     parameters = {"type": "object", "properties": {"first": {"type": "string"}}, "required": ["first"]}
     return [
         {
@@ -30,23 +30,23 @@ def tools_of(conversation: Sequence[Message]) -> list[Mapping[str, Any]]:
 
 
 def round_trip_fault(codec: ChatTokenizer, conversation: Sequence[Message]) -> str | None:
-    """Write calls with the texts of a conversation, and read them by the parser that understands the form.
+    """Write calls with the texts of a conversation, and parse them with the parser for their format.
 
     Args:
         codec: Tokenizer with its renderer.
-        conversation: Its texts become arguments; with several messages, two tools are called at once.
+        conversation: Conversation whose texts become arguments; with several messages, two tools are called at once.
 
     Returns:
-        What was read instead of the calls; None if they came back.
+        What was parsed instead of the calls; None if they match.
 
     Raises:
-        NotApplicable: The renderer does not write calls, or no parser knows their form.
+        NotApplicable: The renderer does not write calls, or no parser knows their format.
     """
     if not codec.tool_form:
-        raise NotApplicable("the template writes no tool calls, or no installed parser knows their form")
+        raise NotApplicable("the template writes no tool calls, or no installed parser knows their format")
     texts = [" ".join(("text", message.text)) for message in conversation]
     calls = [Call(_NAMES[0], {"first": texts[0], "count": 3})]
-    # One call at a time is enforced by Llama 3.1's template, and assumed by gpt-oss's
+    # Llama 3.1's template enforces one call at a time, gpt-oss's assumes it
     if len(texts) > 1 and codec.renderer.write_calls([(name, {"a": 1}) for name in _NAMES]):
         calls.append(Call(_NAMES[1], {"second": texts[-1]}))
     got = load("tool_parser", codec.tool_form).parse(
@@ -56,7 +56,7 @@ def round_trip_fault(codec: ChatTokenizer, conversation: Sequence[Message]) -> s
 
 
 def with_calls(conversation: Sequence[Message]) -> list[Message]:
-    """Return a conversation in which a call stands before each result of a tool, in place of the answer's text."""
+    """Return a conversation with a call before each tool result, in place of the answer's text."""
     made, answer = list(conversation), -1
     for i, message in enumerate(conversation):
         if message.role == "assistant":

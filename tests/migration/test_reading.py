@@ -170,7 +170,7 @@ def test_functions_and_data_of_trls_script_are_named(tmp_path, start, file, move
         {"use": "reward_model", "path": "org/reward-1.5B", "weight": 2.0},
     ]
     assert found.config["tasks"]["train"] == {"use": "hub", "name": "openai/gsm8k", "config": "main", "split": "train"}
-    assert any("data.map(" in note and "not carried over" in note for note in found.notes)
+    assert any("data.map(" in note and "not converted" in note for note in found.notes)
     assert any("move exact and brief" in note and "would start its training" in note for note in found.notes) == moved
     assert not [entry.key for entry in found.entries if entry.key.startswith("args")]
 
@@ -179,15 +179,15 @@ def test_functions_and_data_of_trls_script_are_named(tmp_path, start, file, move
     ("name", "content", "says"),
     [
         ("a.yaml", "a: [1", "not valid YAML"),
-        ("a.yaml", "- 1\n- 2\n", "expected keys"),
-        ("a.yaml", "", "expected keys"),
-        ("a.yaml", "just text", "expected keys"),
+        ("a.yaml", "- 1\n- 2\n", "expected a mapping"),
+        ("a.yaml", "", "expected a mapping"),
+        ("a.yaml", "just text", "expected a mapping"),
         ("a.yaml", "a: !!python/object/apply:os.system [ls]", "not valid YAML"),
-        ("a.yaml", "[" * 5000, "nested too deeply"),
+        ("a.yaml", "[" * 5000, "too deeply nested"),
         ("a.yaml", "a: 1" + "0" * 5000, "not valid YAML"),
         ("a.py", "def (", "not valid Python"),
         ("a.py", "x = 1", "no keys"),
-        ("a.py", "x = " + "-" * 100_000 + "1", "nested too deeply"),
+        ("a.py", "x = " + "-" * 100_000 + "1", "too deeply nested"),
         ("a.sh", "", "no command"),
         ("a.yaml", "a: \0", "null character"),
     ],

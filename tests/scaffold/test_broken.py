@@ -48,7 +48,7 @@ VARIANTS = {
         says=("options-typed", "none for limit", "limit: int = 3"),
     ),
     "async where nothing is awaited": Broken(
-        kind="policy_loss", old="def lab", new="async def lab", says=("contract", "which is called and not awaited")
+        kind="policy_loss", old="def lab", new="async def lab", says=("contract", "which is called without await")
     ),
     "wrong return type": Broken(
         kind="reward",
@@ -66,7 +66,7 @@ VARIANTS = {
         kind="reward",
         old="    return max(",
         new="    SEEN.append(rollout.text)\n    return len(SEEN) + max(",
-        says=("breaks deterministic", "keep nothing between two calls"),
+        says=("breaks deterministic", "keep no state between calls"),
     ),
     "torch at the top of a reward": Broken(
         kind="reward",

@@ -96,7 +96,7 @@ def test_json(lab):
     assert (found["plugin"], found["conforms"], found["counts"]["failed"]) == ("lab", False, 1)
     (fault,) = (f for f in found["findings"] if f["outcome"] == "failed")
     assert (fault["component"], fault["property"]) == ("lab/leaky", "micro-batches")
-    assert fault["given"].startswith("cut down from: three pairs of rollouts\nLossInputs: 2 rollouts")
+    assert fault["given"].startswith("reduced from: three pairs of rollouts\nLossInputs: 2 rollouts")
 
 
 def test_what_is_not_there(lab):

@@ -133,11 +133,11 @@ BROKEN: dict[str, list[tuple[Callable[[], ModelSubject], str]]] = {
         (lambda: subject(DROPS, renderer=NeverBeginsAnew), "its tokens stay"),
     ],
     "bridge": [
-        (lambda: subject(renderer=DropsBridge), "after an answer that was cut off"),
+        (lambda: subject(renderer=DropsBridge), "after a truncated answer"),
         (lambda: subject(renderer=RepeatsEnd), "after an answer that ended"),
     ],
     "stop": [
-        (lambda: subject(renderer=NeverStops, eos_token="<|endoftext|>"), "at which sampling does not stop"),
+        (lambda: subject(renderer=NeverStops, eos_token="<|endoftext|>"), "but sampling stops only at"),
     ],
     "prefill": [(lambda: subject(renderer=ClosesPrefills), "token")],
     "tool_calls": [(lambda: subject(LOSES_ARGUMENTS), "the parser 'hermes' read")],
@@ -149,12 +149,12 @@ BROKEN: dict[str, list[tuple[Callable[[], ModelSubject], str]]] = {
     "injection": [(lambda: subject(codec=TrustsText), "becomes the control token")],
     "length": [(lambda: subject(config={"max_position_embeddings": 8}), "leaves no room")],
     "padding": [
-        (lambda: subject(eos_token=None), "no end of text"),
-        (lambda: subject(config={"vocab_size": 100}), "outside of the model's 100 tokens"),
+        (lambda: subject(eos_token=None), "no end-of-text token"),
+        (lambda: subject(config={"vocab_size": 100}), "outside the model's 100 tokens"),
         (lambda: subject(pad_token="<|im_start|>"), "into prompts"),
     ],
     "engine": [
-        (lambda: subject(config={"num_attention_heads": 8}), "heads of 16"),
+        (lambda: subject(config={"num_attention_heads": 8}), "head size 16"),
         (lambda: subject(config={"dtype": "float64"}), "float64"),
     ],
 }
@@ -222,7 +222,7 @@ def test_a_template_without_results_is_refused_instead_of_leaving_them_out() -> 
 def test_a_template_that_drops_thoughts_holds_since_its_turns_begin_anew() -> None:
     found = {each.name: each for each in check_model(subject(DROPS))}
     assert found["prefix"].ok is True and found["bridge"].ok == "n/a"
-    assert "begins another rollout" in found["bridge"].reason
+    assert "starts a new rollout" in found["bridge"].reason
 
 
 def test_an_end_that_only_the_template_knows_is_stopped_at() -> None:
@@ -269,7 +269,7 @@ def test_the_command_reads_a_folder(tmp_path: Path) -> None:
     assert [each["name"] for each in told["properties"]] == [*PROPERTIES, "logprobs"]
     assert all(set(each) == {"name", "ok", "reason"} for each in told["properties"])
     result = command("model", str(tmp_path), "--max-length", "1024")
-    assert result.exit_code == 1 and "above the model's 512 positions" in " ".join(result.output.split())
+    assert result.exit_code == 1 and "exceeds the model's 512 positions" in " ".join(result.output.split())
 
 
 def test_the_nano_model_without_a_template_holds(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def leaky(x, *, scale: float = 1.0):
 def test_the_input_is_small_and_can_be_read():
     fault = failed(leaky)["micro-batches"]
     lines = fault.given.splitlines()
-    assert lines[0] == "cut down from: three pairs of rollouts"
+    assert lines[0] == "reduced from: three pairs of rollouts"
     assert lines[1] == "LossInputs: 2 rollouts, 2 tokens, float32"
     assert re.fullmatch(
         r"rollout 0: logprobs \[-?[\d.]+\], old_logprobs \[-?[\d.]+\], advantages \[[\d.]+\], loss_mask \[1\], "
@@ -315,7 +315,7 @@ def test_a_reward_that_compares_but_takes_any_list_is_told_of_groups(batch, brea
     found = failed(rank)
     assert ("batch-splits" in found) == breaks
     if breaks:
-        assert 'mark a reward that compares rollouts batch="group"' in str(found["batch-splits"])
+        assert 'a reward that compares rollouts needs batch="group"' in str(found["batch-splits"])
 
 
 def test_a_reward_that_raises_is_shown_with_its_line():
@@ -517,10 +517,10 @@ def across_groups(x):
     [
         (rlsdk.policy_loss, one_late, "permutation", "use x.groups or x.segments to tell rollouts apart"),
         (rlsdk.policy_loss, over_padding, "micro-batches", "as unsplit"),
-        (rlsdk.policy_loss, over_batch, "micro-batches", "let a token's value depend on its own rollout alone"),
+        (rlsdk.policy_loss, over_batch, "micro-batches", "let a token's value depend only on its own rollout"),
         (rlsdk.policy_loss, wrong_sign, "follows-the-advantage", "a loss is minimised: return -x.advantages"),
         (rlsdk.kl, backwards, "positive-on-average", "drives the policy away from the reference"),
-        (rlsdk.advantage, across_groups, "permutation", "never their place in the batch"),
+        (rlsdk.advantage, across_groups, "permutation", "never their position in the batch"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

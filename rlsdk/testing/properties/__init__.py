@@ -1,1 +1,1 @@
-"""The properties that the conformance suite checks, by what they are about."""
+"""The properties checked by the conformance suite, by topic."""

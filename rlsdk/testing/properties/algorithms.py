@@ -1,4 +1,4 @@
-"""Properties of algorithms: what they name is there, and a part of it can be overridden."""
+"""Properties of algorithms: their parts exist and can be overridden."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESOLVED = ("parts-resolve",)
     remedy="write each part as Use('NAME', {option: value}); `rlsdk plugins KIND` lists names and options",
 )
 def parts_resolve(subject: Subject, _: Any) -> None:
-    """Every component that it names is there, and takes the options that it gives."""
+    """Every component it names exists and accepts the given options."""
     algorithm = with_own_parts(subject.plugins, subject.plugin, subject.make())
     parts: list[tuple[str, Any, Any]] = [(part, kind, getattr(algorithm, part)) for part, kind in PARTS.items()]
     lists = [
@@ -38,17 +38,17 @@ def parts_resolve(subject: Subject, _: Any) -> None:
         try:
             subject.plugins.resolve(subject.plugins.reference(kind, use.name, use.options))
         except (OptionError, PluginError) as error:
-            raise Violated("form", f"{part}: a component that can be made", f"{_written(use)}: {error}") from error
+            raise Violated("form", f"{part}: a component that can be created", f"{_written(use)}: {error}") from error
 
 
 @holds(
     "parts-merge",
     "algorithm",
-    remedy="keep the fields plain attrs fields: a converter or __attrs_post_init__ sees what was merged",
+    remedy="use plain attrs fields: a converter or __attrs_post_init__ would see the merged values",
     after=RESOLVED,
 )
 def parts_merge(subject: Subject, _: Any) -> None:
-    """One option of a part can be set; the part's other options, and the other parts, stay as they are."""
+    """One option of a part can be set without changing the part's other options or the other parts."""
     defaults: Any = with_own_parts(subject.plugins, subject.plugin, subject.make())
     for part, kind in PARTS.items():
         use = getattr(defaults, part)
@@ -79,10 +79,10 @@ def parts_merge(subject: Subject, _: Any) -> None:
     remedy="write paths as in a configuration, {'rollout.dynamic_sampling': True}",
 )
 def defaults_fit(subject: Subject, _: Any) -> None:
-    """Its defaults for other sections of a run name settings that exist, with values that fit."""
+    """Its defaults for other sections of a run are existing settings with valid values."""
     algorithm: Any = subject.make()
     for path, text in default_faults(algorithm.defaults):
-        raise Violated("form", f"defaults[{path!r}]: a key of a run, with a value that fits", text)
+        raise Violated("form", f"defaults[{path!r}]: a key of a run, with a valid value", text)
 
 
 def _written(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Definition of a property: a named rule, the kinds that it applies to, and the inputs that it is tried on."""
+"""Definition of a property: a named rule, the kinds it applies to, and its inputs."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ def _any(_: Component) -> bool:
 
 
 def no_input(_: Subject) -> Iterable[Case[Any] | None]:
-    """Return the single input of rules that look only at the component."""
+    """Return the single input of rules that examine only the component."""
     return (None,)
 
 
 @attrs.frozen(eq=False)
 class Property:
-    """A property that components of some kinds have.
+    """A property required of components of some kinds.
 
     Attributes:
         name: Short name, such as `micro-batches`.
         kinds: Kinds whose components must have it.
-        rule: Function that raises `Violated` on an input that breaks it, `NotApplicable` on one that cannot tell.
-        inputs: Inputs that it is tried on.
-        remedy: Advice for a component that lacks it.
-        after: Properties that must hold first for this one to mean anything.
-        makes: True if the component must be instantiated, and so needs its options.
-        trims: True if batches hold only the fields that the component declared.
-        only: Predicate that selects the components of these kinds it applies to.
+        rule: Function that raises `Violated` on an input that violates it, `NotApplicable` on an inconclusive one.
+        inputs: Inputs to test the rule on.
+        remedy: Advice for a component that lacks the property.
+        after: Properties that must hold for this one to be meaningful.
+        makes: True if the component must be instantiated, which requires its options.
+        trims: True if batches contain only fields that the component declared.
+        only: Predicate that selects components among these kinds.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Property:
 
     @property
     def demand(self) -> str:
-        """The demand in one sentence: the first paragraph of the rule's docstring."""
+        """The requirement in one sentence: the first paragraph of the rule's docstring."""
         return " ".join((inspect.getdoc(self.rule) or "").split("\n\n")[0].split())
 
 
@@ -70,7 +70,7 @@ def holds(
     trims: bool = True,
     only: Callable[[Component], bool] = _any,
 ) -> Callable[[Rule], Property]:
-    """Make a rule a property; its docstring begins with what it demands."""
+    """Turn a rule into a property; the rule's docstring begins with the requirement."""
 
     def make(rule: Rule) -> Property:
         return Property(name, kinds, rule, inputs, remedy, after, makes, trims, only)

@@ -1,4 +1,4 @@
-"""Properties of diagnoses: quiet without a reason, never in the way, and functions of the history alone."""
+"""Properties of diagnoses: silent without a reason, never raising, and functions of only the history."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ METRICS = (
     *("eval/sampled", "eval/greedy", "source/a/share", "source/b/share", "source/a/reward/mean"),
     *("source/a/accuracy/mean", "source/b/accuracy/mean", "engines/alive"),
 )
-"""Names of the metrics of the suite's histories: of a run, as far as diagnoses read them."""
+"""Metric names in the suite's histories: those of a run that diagnoses read."""
 STEPS = 60
 
 
 def _run(draw: Any) -> History:
-    """Return the history of a run whose metrics `draw(name, step)` gives; None where the step has no value."""
+    """Return a history with metrics from `draw(name, step)`, which returns None if the step has no value."""
     return History.of({"step": step, **{name: draw(name, step) for name in METRICS}} for step in range(1, STEPS + 1))
 
 
 def histories() -> Iterator[tuple[str, History]]:
-    """Yield histories of all sorts, with a title each."""
+    """Yield various histories, each with a title."""
     random = np.random.default_rng(0)
     yield "no step", History()
     yield "one step", History.of([{"step": 1, **dict.fromkeys(METRICS, 0.5)}])
-    yield "metrics that nobody knows", History.of({"step": i, "other/metric": 1.0} for i in range(STEPS))
+    yield "unknown metrics", History.of({"step": i, "other/metric": 1.0} for i in range(STEPS))
     yield "all metrics 0", _run(lambda name, step: 0.0)
     yield "metrics that rise", _run(lambda name, step: step / STEPS)
     yield "metrics that fall", _run(lambda name, step: 1.0 - step / STEPS)
@@ -66,18 +66,18 @@ def _found(subject: Subject, history: History) -> Any:
     "finds-or-is-silent",
     "diagnosis",
     inputs=_histories,
-    remedy="return a `rlsdk.contracts.Finding` with one sentence for what you saw and one for what to do, else None; a "
-    "metric may be missing, short, zero or without a value in the last step",
+    remedy="return a `rlsdk.contracts.Finding` with one sentence on the observation and one on what to do, or None; a "
+    "metric may be missing, short, zero, or without a value in the last step",
 )
 def finds_or_is_silent(subject: Subject, history: Any) -> None:
-    """Whatever the metrics are, it gives a finding with a message and advice, or None."""
+    """For any metrics, it returns a finding with a message and advice, or None."""
     found = _found(subject, history)
     if found is None:
         return
     if not isinstance(found, Finding):
         raise Violated("form", "a Finding, or None", f"{type(found).__name__} {found!r}"[:200])
     if not found.message.strip() or not found.advice.strip():
-        raise Violated("form", "a message and an advice", repr(found))
+        raise Violated("form", "a message and advice", repr(found))
     if found.level not in ("info", "warning", "critical"):
         raise Violated("form", "the level info, warning or critical", repr(found.level))
 
@@ -86,11 +86,11 @@ def finds_or_is_silent(subject: Subject, history: Any) -> None:
     "silent-at-first",
     "diagnosis",
     inputs=lambda _: (Case(title, history) for title, history in histories() if history.step < 2),
-    remedy="compare several steps, and return None until there are as many",
+    remedy="compare several steps, and return None until there are enough",
     after=("finds-or-is-silent",),
 )
 def silent_at_first(subject: Subject, history: Any) -> None:
-    """Before a second step it finds nothing: nobody knows yet what is usual in this run."""
+    """It finds nothing before the second step, when it is unknown what is usual in the run."""
     found = _found(subject, history)
     if found is not None:
         raise Violated("value", "None", repr(found))
@@ -100,11 +100,11 @@ def silent_at_first(subject: Subject, history: Any) -> None:
     "same-history-same-finding",
     "diagnosis",
     inputs=_histories,
-    remedy="compute from the history alone: no clock, no random number, nothing kept from call to call",
+    remedy="compute only from the history: no clock, no random numbers, no state between calls",
     after=("finds-or-is-silent",),
 )
 def same_history_same_finding(subject: Subject, history: Any) -> None:
-    """The same history gives the same finding, whatever was asked before."""
+    """The same history gives the same finding, regardless of earlier calls."""
     made = subject.make()
     first = subject.call(made, history)
     for _, other in histories():

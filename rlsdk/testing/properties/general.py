@@ -1,4 +1,4 @@
-"""Properties of every component, whatever its kind: how it is found, sent, documented and made."""
+"""Properties of components of all kinds: how they are found, pickled, documented and created."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlsdk.testing.signatures import fault_of
 from rlsdk.testing.subject import Subject
 
 HEAVY = frozenset({"torch", "ray", "vllm", "deepspeed", "transformers"})
-"""Packages that take seconds to import, and gigabytes to install."""
+"""Packages that take seconds to import and gigabytes to install."""
 LIGHT: tuple[Kind, ...] = (
     "reward",
     "filter",
@@ -36,17 +36,17 @@ LIGHT: tuple[Kind, ...] = (
     "tool_parser",
     "diagnosis",
 )
-"""Kinds that run where no model is loaded: processes that score, workers of environments, the command line."""
+"""Kinds that run without a model: in scoring processes, environment workers, or the command line."""
 
 
 @holds(
     "picklable-by-reference",
     *KINDS,
-    remedy="define it at the top level of its module, under the name that its def or class statement gives it",
+    remedy="define it at the top level of its module, under the name in its def or class statement",
     makes=False,
 )
 def picklable(subject: Subject, _: Any) -> None:
-    """A pickle holds its name alone, and gives the object itself back in every process."""
+    """It is pickled by name, and unpickled as the same object in every process."""
     obj = subject.component.obj
     where = f"{obj.__module__}.{obj.__qualname__}"
     try:
@@ -60,12 +60,12 @@ def picklable(subject: Subject, _: Any) -> None:
 @holds(
     "options-documented",
     *KINDS,
-    remedy="write what comes out in the docstring's first line, and a line `NAME: …` for each option under `Args:` "
-    "(or under `Attributes:` of a class)",
+    remedy="describe the result in the docstring's first line, and add a line `NAME: …` for each option under "
+    "`Args:` (or under `Attributes:` of a class)",
     makes=False,
 )
 def documented(subject: Subject, _: Any) -> None:
-    """The docstring says what it is, and explains each option."""
+    """The docstring describes it, and explains each option."""
     if not subject.component.summary:
         raise Violated("form", "a docstring", "none")
     bare = [option.name for option in subject.own_options if not option.help]
@@ -76,11 +76,11 @@ def documented(subject: Subject, _: Any) -> None:
 @holds(
     "options-typed",
     *KINDS,
-    remedy="annotate it, as in `limit: int = 3`: a value of another type is then refused before anything starts",
+    remedy="annotate it, as in `limit: int = 3`: values of other types are then rejected before anything starts",
     makes=False,
 )
 def typed(subject: Subject, _: Any) -> None:
-    """Each option has a type, which values from a configuration are checked against."""
+    """Each option has a type, against which values from a configuration are checked."""
     obj = subject.component.obj
     if inspect.isclass(obj) and attrs.has(obj):
         bare = [field.name for field in attrs.fields(obj) if field.init and field.type is None]
@@ -96,12 +96,12 @@ def typed(subject: Subject, _: Any) -> None:
 @holds(
     "light-import",
     *LIGHT,
-    remedy="import it inside the function that needs it; a reward names it in its mark as well, "
-    "imports=('torch',), so that the processes that score share one import",
+    remedy="import it inside the function that needs it; a reward should also name it in its mark, "
+    "imports=('torch',), so that scoring processes share one import",
     makes=False,
 )
 def light(subject: Subject, _: Any) -> None:
-    """Its module imports no large package at the top, which every process that scores or plays would wait for."""
+    """Its module imports no large package at the top, which would delay every scoring or environment process."""
     obj = subject.component.obj
     module = sys.modules.get(obj.__module__)
     file = inspect.getsourcefile(obj)
@@ -109,15 +109,15 @@ def light(subject: Subject, _: Any) -> None:
         raise NotApplicable("its source is not in a file")
     beside = (component_of(each) for each in vars(module).values()) if module else ()
     if any(each is not None and each.kind not in LIGHT for each in beside):
-        return  # its neighbours compute with tensors, so torch is imported anyway
+        return  # other components there compute with tensors, so torch is imported anyway
     tree = ast.parse(Path(file).read_bytes())
     found = sorted({name for name in _imported(tree.body) if name in HEAVY} - set(subject.component.imports))
     if found:
-        raise Violated("form", "an import that takes a moment", f"import {', '.join(found)} at the top of {file}")
+        raise Violated("form", "a fast import", f"import {', '.join(found)} at the top of {file}")
 
 
 def _imported(body: list[ast.stmt]) -> Iterator[str]:
-    """Names of the top-level packages that statements of a module import when it is imported."""
+    """Yield the top-level packages that a module's statements import when it is imported."""
     for node in body:
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -132,15 +132,14 @@ def _imported(body: list[ast.stmt]) -> Iterator[str]:
 @holds(
     "defaults-valid",
     *KINDS,
-    remedy="make each default a value of the type that the option is annotated with, and all of them together "
-    "something that the component accepts",
+    remedy="give each option a default of its annotated type, such that the component accepts all defaults together",
     makes=False,
 )
 def defaults_valid(subject: Subject, _: Any) -> None:
-    """Each default has its option's type, and with the defaults it can be made."""
+    """Each default has its option's type, and the component can be created with its defaults."""
     for option in subject.own_options:
         if option.required or isinstance(option.default, Computed) or attrs.has(type(option.default)):
-            continue  # a value object: its class checked it when it was made
+            continue  # a value object: its class checked it when it was created
         _, faults = structure(option.default, option.type)
         if faults:
             text = "; ".join(f"{option.name}{path}: {sentence}" for path, sentence in faults)
@@ -158,12 +157,12 @@ def defaults_valid(subject: Subject, _: Any) -> None:
 @holds(
     "contract",
     *KINDS,
-    remedy="see the table of kinds in the documentation (design, kinds and their contracts) for what is called, and "
-    "with what",
+    remedy="see the table of kinds in the documentation (design, kinds and their contracts) for the functions that are "
+    "called, and their arguments",
     makes=False,
 )
 def contract(subject: Subject, _: Any) -> None:
-    """The component has the parameters or methods by which its kind is called."""
+    """The component has the parameters or methods with which its kind is called."""
     fault = fault_of(subject.component)
     if fault:
         raise Violated("form", *fault)

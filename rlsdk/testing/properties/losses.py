@@ -1,4 +1,4 @@
-"""Properties of what is computed for each token: policy losses, corrections, KL estimators."""
+"""Properties of per-token computations: policy losses, corrections, KL estimators."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from rlsdk.testing.subject import Subject
     "micro-batches",
     *LOSSES,
     inputs=ordinary,
-    remedy="let a token's value depend on its own rollout alone; one that needs the whole batch declares "
-    "whole_batch=True and reads x.whole, in which x.offset is where its tokens begin",
+    remedy="let a token's value depend only on its own rollout; a loss that needs the whole batch must declare "
+    "whole_batch=True and read x.whole, where its tokens begin at x.offset",
     after=FIXED,
 )
 def micro_batches(subject: Subject, x: LossInputs) -> None:
-    """Splitting the batch between rollouts (pairs kept together) changes no token's value, and no gradient."""
+    """Splitting the batch between rollouts (keeping pairs together) changes no token's value and no gradient."""
     weights = torch.linspace(0.5, 2, len(x.loss_mask))
     whole = results(subject, x, weights=weights)
     parts = _split(subject, x)
@@ -47,7 +47,7 @@ def micro_batches(subject: Subject, x: LossInputs) -> None:
 
 
 def _split(subject: Subject, x: LossInputs) -> list[tuple[list[int], LossInputs]]:
-    """Two micro-batches, each with its rollouts: the first unit of the batch, and the others."""
+    """Return two micro-batches with their rollouts: the first unit of the batch, and the rest."""
     held = units(x)
     found: list[tuple[list[int], LossInputs]] = []
     offset = 0
@@ -65,13 +65,13 @@ def _split(subject: Subject, x: LossInputs) -> list[tuple[list[int], LossInputs]
     "policy_loss",
     "correction",
     inputs=ordinary,
-    remedy="report what is to be remembered as a metric, and take it up in advance(metrics), which rlsdk calls once "
-    "per optimiser step with the means over all micro-batches and ranks",
+    remedy="report the quantity to remember as a metric, and update the state in advance(metrics), which rlsdk calls "
+    "once per optimiser step with the means over all micro-batches and ranks",
     after=(*FIXED, "memory"),
     only=lambda component: inspect.isclass(component.obj),
 )
 def memory_by_step(subject: Subject, x: LossInputs) -> None:
-    """An optimiser step leaves the same memory however its batch is split, and calls alone do not advance it."""
+    """An optimiser step changes its state equally however the batch is split, and mere calls do not change it."""
     whole = _memory_after(subject, [x])
     split = _memory_after(subject, [part for _, part in _split(subject, x)])
     if not _alike(split, whole):
@@ -79,7 +79,7 @@ def memory_by_step(subject: Subject, x: LossInputs) -> None:
 
 
 def _memory_after(subject: Subject, micro_batches: Sequence[LossInputs]) -> Any:
-    """The state after one optimiser step; None for a stateless component."""
+    """Return the state after one optimiser step; None for a stateless component."""
     try:
         memory = Memory.of(subject.make())
         if memory is None:
@@ -89,7 +89,7 @@ def _memory_after(subject: Subject, micro_batches: Sequence[LossInputs]) -> Any:
         memory.advance(lambda mine: [mine])
         return memory.state()
     except LearnerError as error:
-        raise Violated("value", "one memory for all micro-batches of a step", str(error)) from error
+        raise Violated("value", "one state for all micro-batches of a step", str(error)) from error
 
 
 def _alike(one: Any, other: Any) -> bool:
@@ -112,22 +112,20 @@ def _alike(one: Any, other: Any) -> bool:
         *inputs.empty_losses(),
     ],
     remedy="compute the loss from x.logprobs itself, without detach(), no_grad, item() or numpy in between; x.entropy "
-    "carries a gradient too, where needs=('entropy',) declares it",
+    "also carries a gradient if needs=('entropy',) declares it",
     after=(*FORM, "finite-when-all-invalid"),
 )
 def gradient_through_logprobs(subject: Subject, x: LossInputs) -> None:
-    """The gradient flows through `logprobs` (and a declared `entropy`) alone, and there is always a graph."""
+    """The gradient flows only through `logprobs` (and a declared `entropy`), and there is always a graph."""
     found = results(subject, x)
     if found.gradient is None:
-        raise Violated(
-            "form", "a result that carries a gradient (even where nothing is trained)", "one without a graph"
-        )
+        raise Violated("form", "a result that carries a gradient (even if nothing is trained)", "one without a graph")
     if found.strangers:
         raise Violated("form", "a gradient that ends at x.logprobs", "a graph that ends at tensors of its own as well")
-    # Later a clip may silence every token; and the entropy's part may be all that a loss consists of.
+    # Later, clipping may silence all tokens; and a loss may consist only of its entropy part.
     learns = subject.component.kind == "kl" or torch.equal(x.logprobs, x.old_logprobs)
     if learns and bool(x.loss_mask.any()) and not bool(found.gradient.any()) and not hasattr(x, "entropy"):
-        raise Violated("value", "a gradient by the logprobs other than zero", numbers(found.gradient))
+        raise Violated("value", "a non-zero gradient with respect to the logprobs", numbers(found.gradient))
 
 
 @holds(
@@ -138,7 +136,7 @@ def gradient_through_logprobs(subject: Subject, x: LossInputs) -> None:
     after=FORM,
 )
 def detached(subject: Subject, x: LossInputs) -> None:
-    """Its weights carry no gradient, and are not below zero."""
+    """Its weights carry no gradient and are not negative."""
     found = results(subject, x)
     if found.gradient is not None:
         raise Violated("form", "weights without a graph", "weights that carry a gradient")
@@ -151,14 +149,14 @@ def detached(subject: Subject, x: LossInputs) -> None:
     "policy_loss",
     "correction",
     inputs=ordinary,
-    remedy="return {name: number} with .detach() on what has a graph; a metric per token is averaged by rlsdk",
+    remedy="return {name: number}, detached; rlsdk averages a metric with one value per token",
     after=FORM,
 )
 def metrics(subject: Subject, x: LossInputs) -> None:
-    """Each metric is a finite number, or one for each token, without a gradient."""
+    """Each metric is a finite number, or one per token, without a gradient."""
     for name, value in results(subject, x).metrics.items():
         if not isinstance(name, str):
-            raise Violated("form", "names of metrics that are text", repr(name))
+            raise Violated("form", "metric names that are text", repr(name))
         if isinstance(value, Tensor) and value.requires_grad:
             raise Violated("form", f"metric {name!r} without a gradient", f"{shape(value)} that carries one")
         per_token = isinstance(value, Tensor) and value.dim() == 1 and len(value) == len(x.loss_mask)
@@ -181,25 +179,25 @@ def zero_where_equal(subject: Subject, x: LossInputs) -> None:
     """The distance of a policy from itself is zero."""
     values = results(subject, x).values["values"]
     if bool(values.abs().max() > 1e-6):
-        raise Violated("value", "0 for each token", numbers(values))
+        raise Violated("value", "0 for every token", numbers(values))
 
 
 @holds(
     "positive-on-average",
     "kl",
-    remedy="estimate KL(policy ‖ reference), so log_ratio = logprobs - ref_logprobs; with the sign turned round, the "
+    remedy="estimate KL(policy ‖ reference), so log_ratio = logprobs - ref_logprobs; with the opposite sign, the "
     "penalty drives the policy away from the reference",
     after=(*FORM, "zero-where-equal"),
 )
 def positive_on_average(subject: Subject, _: Any) -> None:
-    """Averaged over tokens that the policy samples, the distance from another policy is above zero."""
+    """Averaged over tokens sampled by the policy, the distance from another policy is positive."""
     policy, reference = torch.tensor([[0.7, 0.3]]), torch.tensor([[0.4, 0.6]])
     mask = torch.ones(1, 2, dtype=torch.bool)
     now = policy.log()
     x = LossInputs.from_padded(now, now, torch.zeros(1, 2), mask, behaviour_logprobs=now, ref_logprobs=reference.log())
     average = float((policy[0] * results(subject, x).values["values"].detach()).sum())
     if not average > 0:
-        where = "two tokens, of probabilities 0.7 and 0.3 by the policy, 0.4 and 0.6 by the reference"
+        where = "two tokens with probabilities 0.7 and 0.3 under the policy, 0.4 and 0.6 under the reference"
         raise Violated("value", f"an average above 0 (the KL is 0.184) for {where}", f"{average:.3g}")
 
 
@@ -207,24 +205,24 @@ def positive_on_average(subject: Subject, _: Any) -> None:
     "follows-the-advantage",
     "policy_loss",
     inputs=lambda _: inputs.on_policy_losses(),
-    remedy="a loss is minimised: return -x.advantages * …, and let one sign of the advantage raise a probability "
-    "and the other lower it",
+    remedy="a loss is minimised: return -x.advantages * …, so that positive advantages raise a probability and "
+    "negative ones lower it",
     after=(*FIXED, "gaps", "gradient-only-through-logprobs"),
 )
 def follows_the_advantage(subject: Subject, x: LossInputs) -> None:
-    """Tokens become no less likely by an advantage of 1 than by one of -1, while the policy is as it was sampled."""
+    """With the policy unchanged since sampling, an advantage of 1 makes tokens no less likely than one of -1 does."""
     if not bool(x.loss_mask.any()):
         raise NotApplicable("nothing is trained")
     up, down = (_push(subject, x, advantage) for advantage in (1.0, -1.0))
     if up > down + 1e-6:
         raise Violated(
             "value",
-            "a gradient by the logprobs that is lower where the advantage is 1 than where it is -1",
+            "a gradient with respect to the logprobs that is lower for advantage 1 than for advantage -1",
             f"{up:.3g} for 1 and {down:.3g} for -1, summed over the trained tokens",
         )
 
 
 def _push(subject: Subject, x: LossInputs, advantage: float) -> float:
-    """The gradient of the loss by the logprobs, summed over trained tokens, if all advantages were alike."""
+    """Return the loss gradient with respect to the logprobs, summed over trained tokens, for equal advantages."""
     found = results(subject, x.replace(advantages=torch.full_like(x.advantages, advantage))).gradient
     return 0.0 if found is None else float(found[x.loss_mask].sum())

@@ -1,4 +1,4 @@
-"""Properties of what reads packed batches: advantages, shaping, losses, corrections, KL estimators."""
+"""Properties of components that read packed batches: advantages, shaping, losses, corrections, KL estimators."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ ordinary = _either(inputs.ordinary_credit, inputs.ordinary_losses)
     "policy_loss",
     "correction",
     inputs=ordinary,
-    remedy="name the field in the mark, needs=(…,): only what is declared is computed",
+    remedy="name the field in the mark, needs=(…,): only declared fields are computed",
     trims=False,
 )
 def needs_declared(subject: Subject, x: Batch) -> None:
-    """It reads the basic fields, and of the optional ones only those that its mark declares."""
+    """It reads only basic fields and the optional fields declared in its mark."""
     try:
         invoke(subject, subject.make(), x.only(subject.component.needs))
     except Violated as error:
@@ -68,10 +68,10 @@ def reads_undeclared(subject: Subject) -> bool:
     *CREDIT,
     *LOSSES,
     inputs=ordinary,
-    remedy="return a tensor with one float for each rollout or token as the kind says; never a mean or a sum over them",
+    remedy="return a tensor with one float per rollout or token, as the kind requires, never a mean or sum over them",
 )
 def shapes(subject: Subject, x: Batch) -> None:
-    """It gives one finite number for each token (or each rollout, where its kind allows that)."""
+    """It returns one finite number per token (or per rollout, if its kind allows that)."""
     check_finite(results(subject, x), x)
 
 
@@ -80,12 +80,12 @@ def shapes(subject: Subject, x: Batch) -> None:
     *CREDIT,
     *LOSSES,
     inputs=ordinary,
-    remedy="draw random numbers from x.generator, which is the same wherever a batch is split, or not at all",
+    remedy="draw no random numbers, or draw them from x.generator, which is the same wherever a batch is split",
     after=FORM,
 )
 def deterministic(subject: Subject, x: Batch) -> None:
     """The same batch gives the same numbers."""
-    check_same(results(subject, x), results(subject, x), x, "as at the first call", tolerance=0.0)
+    check_same(results(subject, x), results(subject, x), x, "as in the first call", tolerance=0.0)
 
 
 @holds(
@@ -93,11 +93,11 @@ def deterministic(subject: Subject, x: Batch) -> None:
     *CREDIT,
     *LOSSES,
     inputs=_either(inputs.singleton_credit, inputs.singleton_losses),
-    remedy="a group may lose all members but one: its standard deviation is 0, and it has no others to compare with",
+    remedy="a group may be left with one member: its standard deviation is 0, and there are no others to compare with",
     after=FORM,
 )
 def finite_on_singletons(subject: Subject, x: Batch) -> None:
-    """Groups of one rollout, and rollouts of one token, give finite numbers."""
+    """Groups of one rollout, and rollouts of one token, give finite results."""
     check_finite(results(subject, x), x)
 
 
@@ -106,11 +106,11 @@ def finite_on_singletons(subject: Subject, x: Batch) -> None:
     *CREDIT,
     *LOSSES,
     inputs=_either(inputs.equal_credit, inputs.equal_losses),
-    remedy="add a small number to a divisor that is a spread, or take torch.where(spread > 0, …)",
+    remedy="add a small number to a standard deviation before dividing by it, or use torch.where(spread > 0, …)",
     after=FORM,
 )
 def finite_on_equal_rewards(subject: Subject, x: Batch) -> None:
-    """Rewards that do not differ, and the advantages of zero that they lead to, give finite numbers."""
+    """Equal rewards, and the zero advantages that result from them, give finite results."""
     check_finite(results(subject, x), x)
 
 
@@ -119,11 +119,11 @@ def finite_on_equal_rewards(subject: Subject, x: Batch) -> None:
     *CREDIT,
     *LOSSES,
     inputs=_either(inputs.empty_credit, inputs.empty_losses),
-    remedy="clamp counts that are divided by (.clamp(min=1)); max, mean and std of nothing raise or are NaN",
+    remedy="clamp counts used as divisors (.clamp(min=1)); max, mean and std of empty tensors raise or are NaN",
     after=FORM,
 )
 def finite_when_all_invalid(subject: Subject, x: Batch) -> None:
-    """Where every rollout is invalid, empty or untrained, it still gives (none or) finite numbers."""
+    """If all rollouts are invalid, empty or untrained, it still returns finite (or no) numbers."""
     check_finite(results(subject, x), x)
 
 
@@ -132,11 +132,11 @@ def finite_when_all_invalid(subject: Subject, x: Batch) -> None:
     *CREDIT,
     *LOSSES,
     inputs=_either(inputs.extreme_credit, inputs.extreme_losses),
-    remedy="clamp a log-ratio before its exponential; subtract a mean before squares are summed",
+    remedy="clamp a log-ratio before its exponential; subtract the mean before summing squares",
     after=FORM,
 )
 def finite_on_extremes(subject: Subject, x: Batch) -> None:
-    """Large rewards, unlikely tokens and policies far apart give finite numbers in float32."""
+    """Large rewards, unlikely tokens and distant policies give finite results in float32."""
     check_finite(results(subject, x), x)
 
 
@@ -145,15 +145,15 @@ def finite_on_extremes(subject: Subject, x: Batch) -> None:
     *CREDIT,
     *LOSSES,
     inputs=ordinary,
-    remedy="use x.groups or x.segments to tell rollouts apart, never their place in the batch",
+    remedy="use x.groups or x.segments to tell rollouts apart, never their position in the batch",
     after=FIXED,
 )
 def permutation(subject: Subject, x: Batch) -> None:
-    """The order of the rollouts, and the numbers that groups bear, change nothing."""
+    """The order of rollouts and the numbering of groups change nothing."""
     if isinstance(x, LossInputs):
         drawn = [results(subject, x.replace(generator=torch.Generator().manual_seed(seed))) for seed in range(4)]
         if any(not torch.equal(each.values["values"], drawn[0].values["values"]) for each in drawn):
-            raise NotApplicable("it draws random numbers, which fall on other tokens in another order")
+            raise NotApplicable("it draws random numbers, which hit other tokens if the order changes")
     count = len(lengths_of(x))
     order = torch.randperm(count, generator=torch.Generator().manual_seed(3)).tolist()
     tokens, moved = places(x, order), select(x, order)
@@ -162,7 +162,7 @@ def permutation(subject: Subject, x: Batch) -> None:
     weights = torch.linspace(0.5, 2, len(x.loss_mask))
     wanted = results(subject, x, weights=weights).map(lambda v: _moved(v, order, tokens))
     found = results(subject, moved, weights=weights[tokens])
-    check_same(found, wanted, moved, f"as in the given order (now {order})")
+    check_same(found, wanted, moved, f"as in the original order (now {order})")
 
 
 def _moved(values: Tensor, order: list[int], tokens: Tensor) -> Tensor:
@@ -179,12 +179,12 @@ def _moved(values: Tensor, order: list[int], tokens: Tensor) -> Tensor:
     after=FIXED,
 )
 def packing(subject: Subject, x: Batch) -> None:
-    """A batch made by `from_padded`, with padding to spare, gives what the packed one gives."""
+    """A batch from `from_padded`, with extra padding, gives the same results as the packed one."""
     check_same(results(subject, _padded(x)), results(subject, x), x, "as when packed without padding")
 
 
 def _padded(x: Batch) -> Batch:
-    """The batch, padded to three tokens more than its longest rollout and packed again."""
+    """Return the batch padded to three tokens more than its longest rollout, and packed again."""
     lengths = lengths_of(x)
     width = int(lengths.max()) + 3
     extra = x.extra
@@ -217,7 +217,7 @@ def _padded(x: Batch) -> Batch:
 def gaps(subject: Subject, x: Batch) -> None:
     """Values at tokens with a false loss_mask (tool results, observations) change nothing."""
     soiled = inputs.soiled(x)
-    check_same(results(subject, soiled), results(subject, x), x, "as with other numbers where loss_mask is 0")
+    check_same(results(subject, soiled), results(subject, x), x, "as with other numbers at tokens where loss_mask is 0")
 
 
 @holds(
@@ -225,17 +225,17 @@ def gaps(subject: Subject, x: Batch) -> None:
     *CREDIT,
     *LOSSES,
     inputs=ordinary,
-    remedy="convert to float32 before arithmetic, values.float(); make new tensors by values.new_zeros or zeros_like",
+    remedy="convert to float32 before arithmetic, values.float(); create tensors by values.new_zeros or zeros_like",
     after=FIXED,
 )
 def precision(subject: Subject, x: Batch) -> None:
-    """In bfloat16 it gives what it gives in float32, up to rounding."""
+    """In bfloat16, it gives the same results as in float32, up to rounding."""
     full = results(subject, x)
     for name, value in full.values.items():
         if torch.finfo(value.dtype).bits < 32:
             raise Violated("form", f"{name} in float32, as the input", numbers(value))
     half = results(subject, to_dtype(x, torch.bfloat16))
-    values_only = type(full)(full.values)  # a token at the edge of a clip may fall on either side
+    values_only = type(full)(full.values)  # a token at a clipping boundary may fall on either side
     check_same(half, values_only, x, "as in float32, for the same numbers in bfloat16", tolerance=LOOSE)
     check_finite(half, x)
 
@@ -245,11 +245,11 @@ def precision(subject: Subject, x: Batch) -> None:
     *CREDIT,
     *LOSSES,
     inputs=ordinary,
-    remedy="others read the same tensors: use no method that ends in '_' on them, nor +=, nor x.field[…] = …",
+    remedy="other code reads the same tensors: do not use methods that end in '_', +=, or x.field[…] = … on them",
     after=FORM,
 )
 def inputs_unchanged(subject: Subject, x: Batch) -> None:
-    """It changes none of its inputs in place."""
+    """It does not change its inputs in place."""
     held = copied(x)
     invoke(subject, subject.make(), held)
     for name, before in vars(x).items():
@@ -264,16 +264,16 @@ def inputs_unchanged(subject: Subject, x: Batch) -> None:
     "policy_loss",
     "correction",
     inputs=ordinary,
-    remedy="give the class state(), which returns all that it remembers as plain JSON, and restore(state)",
+    remedy="give the class state(), which returns its whole state as plain JSON, and restore(state)",
     after=FIXED,
     only=lambda component: inspect.isclass(component.obj),
 )
 def memory(subject: Subject, x: Batch) -> None:
-    """All state that it keeps from batch to batch is in `state()`, in plain JSON, and `restore` takes it up."""
+    """`state()` returns all state kept between batches as plain JSON, and `restore` restores it."""
     made: Any = subject.make()
     first = results(subject, x, made=made)
     if not (hasattr(made, "state") and hasattr(made, "restore")):
-        check_same(results(subject, x, made=made), first, x, "as at the first call: it has no state() and restore()")
+        check_same(results(subject, x, made=made), first, x, "as in the first call: it has no state() and restore()")
         return
     if callable(getattr(made, "advance", None)):
         remembered = Memory(made)

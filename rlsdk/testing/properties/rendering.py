@@ -1,4 +1,4 @@
-"""Properties of renderers and of parsers of tool calls."""
+"""Properties of renderers and tool parsers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHATML = (
 
 @functools.cache
 def make_chat_tokenizer() -> Any:
-    """Make the tokenizer; its chat template is ChatML, and its end of text `<|im_end|>`.
+    """Create a tokenizer with ChatML as chat template and `<|im_end|>` as end-of-text token.
 
     Raises:
         ImportError: transformers is not installed.
@@ -52,7 +52,7 @@ _HOSTILE = ("", "It is 3.", "{", "[" * 2_000, "<tool_call>", "(" * 500, '{"name"
 
 
 def _codec(subject: Subject) -> ChatTokenizer:
-    """Return a tokenizer of bytes and ChatML's tokens, with the renderer under check."""
+    """Return a tokenizer of bytes and ChatML tokens, with the renderer under test."""
     try:
         tokenizer = make_chat_tokenizer()
     except ImportError as error:
@@ -64,17 +64,17 @@ def _codec(subject: Subject) -> ChatTokenizer:
 def _prompt(subject: Subject, codec: ChatTokenizer, *messages: Message) -> np.ndarray:
     ids = subject.call(codec.renderer.prompt_tokens, messages)
     if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
-        raise Violated("form", "token ids, int64 of one axis, from prompt_tokens", shape(ids))
+        raise Violated("form", "token ids from prompt_tokens, int64 with one axis", shape(ids))
     return ids
 
 
 @holds(
     "opens-an-answer",
     "renderer",
-    remedy="write the whole conversation in prompt_tokens, and end it with the tokens that generation_prompt returns",
+    remedy="write the whole conversation in prompt_tokens, and end it with the tokens from generation_prompt",
 )
 def opens_an_answer(subject: Subject, _: Any) -> None:
-    """A prompt shows what the user said, and ends with the generation prompt."""
+    """A prompt contains the user's text and ends with the generation prompt."""
     codec = _codec(subject)
     ids = _prompt(subject, codec, _QUESTION)
     shown, opening = codec.shown(ids), subject.call(codec.renderer.generation_prompt)
@@ -87,11 +87,11 @@ def opens_an_answer(subject: Subject, _: Any) -> None:
 @holds(
     "leaves-a-prefill-open",
     "renderer",
-    remedy="let prompt_tokens end with the content of a last message of the assistant: nothing closes it",
+    remedy="let prompt_tokens end with the content of a final assistant message, without closing it",
     after=("opens-an-answer",),
 )
 def leaves_a_prefill_open(subject: Subject, _: Any) -> None:
-    """A last message of the assistant ends the prompt, so that the policy continues it."""
+    """A final assistant message ends the prompt, so that the policy continues it."""
     codec = _codec(subject)
     shown = codec.shown(_prompt(subject, codec, _QUESTION, _ANSWER))
     if not shown.endswith(_ANSWER.text):
@@ -101,12 +101,12 @@ def leaves_a_prefill_open(subject: Subject, _: Any) -> None:
 @holds(
     "bridges-once",
     "renderer",
-    remedy="return from bridge_tokens the end of the answer, the new messages and the next generation prompt; leave "
-    "out what `ended` holds of that end already, or return None where the earlier answer is shown otherwise",
+    remedy="return from bridge_tokens the end of the answer, the new messages and the next generation prompt; omit "
+    "the part of that end already in `ended`, or return None if the earlier answer is rendered differently",
     after=("opens-an-answer",),
 )
 def bridges_once(subject: Subject, _: Any) -> None:
-    """A bridge holds the new message, opens an answer, and closes one that ended by itself no second time."""
+    """A bridge contains the new message, opens an answer, and does not close an ended answer twice."""
     codec = _codec(subject)
     renderer, history = codec.renderer, (_QUESTION, _ANSWER, _MORE)
     nothing = np.empty(0, np.int64)
@@ -129,11 +129,11 @@ def bridges_once(subject: Subject, _: Any) -> None:
 @holds(
     "data-stays-data",
     "renderer",
-    remedy="pass the content of messages to codec.encode as it is: rlsdk has cut the names of control tokens in it",
+    remedy="pass message content to codec.encode unchanged: rlsdk has split the names of control tokens in it",
     after=("opens-an-answer",),
 )
 def data_stays_data(subject: Subject, _: Any) -> None:
-    """Names of control tokens in a message become ordinary characters, not the tokens."""
+    """Names of control tokens in a message become ordinary text, not control tokens."""
     codec = _codec(subject)
     controls = {codec.tokenizer.convert_tokens_to_ids(name) for name in codec.controls}
 
@@ -150,10 +150,10 @@ def data_stays_data(subject: Subject, _: Any) -> None:
 @holds(
     "reads-answers",
     "renderer",
-    remedy="return ParsedAnswer(content) from parse: the text that was sampled, without the token that ended it",
+    remedy="return ParsedAnswer(content) from parse: the sampled text, without the token that ended it",
 )
 def reads_answers(subject: Subject, _: Any) -> None:
-    """The content of an answer is its text, whether it ended or was cut off."""
+    """The content of an answer is its text, whether it ended or was truncated."""
     codec = _codec(subject)
     ids = codec.encode(_ANSWER.text)
     for title, sampled in (("cut off", ids), ("ended", np.concatenate([ids, codec.encode("<|im_end|>")]))):
@@ -179,11 +179,11 @@ def _parsed(subject: Subject, parser: Any, text: str) -> list[Call | Malformed]:
     "reads-what-it-writes",
     "tool_parser",
     inputs=_calls,
-    remedy="let parse read the form that write writes, with several calls in one answer",
+    remedy="make parse read the format produced by write, with several calls in one answer",
     after=("never-raises",),
 )
 def reads_what_it_writes(subject: Subject, calls: list[Call]) -> None:
-    """Calls that it writes are read back as the same calls."""
+    """Calls that it writes are parsed back as the same calls."""
     parser: Any = subject.make()
     text = subject.call(parser.write, [(call.name, call.arguments) for call in calls])
     if (found := _parsed(subject, parser, text)) != calls:
@@ -193,10 +193,10 @@ def reads_what_it_writes(subject: Subject, calls: list[Call]) -> None:
 @holds(
     "never-raises",
     "tool_parser",
-    remedy="return Malformed(reason) for what cannot be read: the policy is told, and the rollout continues",
+    remedy="return Malformed(reason) for calls that cannot be parsed: the policy sees it, and the rollout continues",
 )
 def never_raises(subject: Subject, _: Any) -> None:
-    """Hostile answers, and calls that are cut off anywhere, are read without an exception."""
+    """Hostile answers and calls truncated anywhere are parsed without an exception."""
     parser: Any = subject.make()
     written = subject.call(parser.write, [(call.name, call.arguments) for call in _SEVERAL])
     for text in (*_HOSTILE, *(written[:end] for end in range(len(written)))):
@@ -206,11 +206,11 @@ def never_raises(subject: Subject, _: Any) -> None:
 @holds(
     "prose-is-no-call",
     "tool_parser",
-    remedy="return [] where nothing begins a call: that is the final answer",
+    remedy="return [] if nothing starts a call: that is the final answer",
     after=("never-raises",),
 )
 def prose_is_no_call(subject: Subject, _: Any) -> None:
-    """An answer in prose has no calls."""
+    """An answer in prose contains no calls."""
     parser: Any = subject.make()
     if found := _parsed(subject, parser, "I added them: the sum of 1 and 2 is 3."):
         raise Violated("value", "no calls in an answer in prose", f"{found}")

@@ -22,14 +22,14 @@ from rlsdk.testing.subject import Subject
 from rlsdk.types import Group, Rollout, Score, Task
 
 SECONDS = 10.0
-"""Time for one response, whatever it holds; a training scores thousands."""
+"""Time limit in seconds for any single response; a training scores thousands."""
 
 
 def score(subject: Subject, rollouts: Sequence[Rollout]) -> list[Score]:
-    """Scores of rollouts, from functions or async functions of one rollout or of many.
+    """Return scores of rollouts, from sync or async functions of one or many rollouts.
 
     Raises:
-        Violated: It raised, or gave something else than scores.
+        Violated: The reward raised, or returned something other than scores.
     """
     made = subject.make()
     if subject.component.batch:
@@ -60,18 +60,18 @@ def _score(answer: Any) -> Score:
 
 
 def scorable(subject: Subject) -> Task:
-    """The first sample task that the reward can score.
+    """Return the first sample task that the reward can score.
 
     Raises:
-        NotApplicable: It refuses the answers of all of them.
-        Violated: It raises on all of them, and not because of their answers.
+        NotApplicable: The reward rejects the answers of all tasks.
+        Violated: The reward raises on all tasks for other reasons.
     """
     failed: list[Violated] = []
     for task in (*subject.tasks, *samples.TASKS):
         try:
             score(subject, [samples.rollout(task, response) for response in samples.RESPONSES])
         except Violated as error:
-            if error.sort == "late":  # the other tasks would only take as long again
+            if error.sort == "late":  # the other tasks would take as long
                 raise
             failed.append(error)
         else:
@@ -95,7 +95,7 @@ def _responses(subject: Subject) -> list[Case[Any]]:
     "scored, and give one that can with --task",
 )
 def scores(subject: Subject, _: Rollout) -> None:
-    """It gives a finite number or a Score for a response to a task that it can score."""
+    """It returns a finite number or a Score for a response to a task that it can score."""
     scorable(subject)
 
 
@@ -103,8 +103,8 @@ def scores(subject: Subject, _: Rollout) -> None:
     "deterministic",
     "reward",
     inputs=_responses,
-    remedy="keep nothing between two calls (in a list of the module, a field of the class); seed what is random by the "
-    "rollout's task, or say in the docstring that it is a sample",
+    remedy="keep no state between calls (in a list of the module or a field of the class); seed randomness with the "
+    "rollout's task, or say in the docstring that the score is a sample",
     after=("scores",),
 )
 def same_score(subject: Subject, rollout: Rollout) -> None:
@@ -123,12 +123,12 @@ def _hostile(subject: Subject) -> list[Case[Any]]:
     "any-text",
     "reward",
     inputs=_hostile,
-    remedy="what a model wrote is data: bound its length before parsing it, never evaluate it; where nothing can be "
-    "said, return Score.invalid(reason)",
+    remedy="treat the model's text as data: bound its length before parsing, and never evaluate it; if it cannot be "
+    "scored, return Score.invalid(reason)",
     after=("scores",),
 )
 def any_text(subject: Subject, rollout: Rollout) -> None:
-    """Whatever the policy wrote, there is a score, finite or invalid, in limited time."""
+    """Any text of the policy gets a score, finite or invalid, in limited time."""
     with time_limit(SECONDS):
         score(subject, [rollout])
 
@@ -142,12 +142,12 @@ def _many(subject: Subject) -> list[Case[Any]]:
     "batch-order",
     "reward",
     inputs=_many,
-    remedy="return one score for each rollout, in the order in which the rollouts came; an empty list for none",
+    remedy="return one score per rollout, in the order of the rollouts; an empty list for no rollouts",
     after=("scores", "deterministic"),
     only=lambda component: bool(component.batch),
 )
 def batch_order(subject: Subject, rollouts: list[Rollout]) -> None:
-    """Rollouts that come in another order get their own scores, in that order."""
+    """Reordered rollouts get the same scores, reordered."""
     found = [each.value for each in score(subject, rollouts)]
     turned = [each.value for each in score(subject, rollouts[::-1])][::-1]
     if found != turned:
@@ -159,15 +159,15 @@ def batch_order(subject: Subject, rollouts: list[Rollout]) -> None:
     "batch-splits",
     "reward",
     inputs=_many,
-    remedy="score each rollout by itself: with batch=True a list is split anywhere, even into single rollouts; mark a "
-    'reward that compares rollouts batch="group", and it is called once with all rollouts of one task',
+    remedy="score each rollout by itself: with batch=True, lists are split anywhere, even into single rollouts; a "
+    'reward that compares rollouts needs batch="group" and is called once with all rollouts of a task',
     after=("scores", "deterministic", "batch-order"),
     only=lambda component: component.batch is True,
 )
 def batch_splits(subject: Subject, rollouts: list[Rollout]) -> None:
-    """A rollout has the same score, whatever list it comes in."""
+    """A rollout has the same score in any list."""
     if batch_of(subject.make()) == "group":
-        return  # its options choose whole groups: its lists are never split
+        return  # its options select whole groups: lists are never split
     together = [each.value for each in score(subject, rollouts)]
     for size in (1, len(rollouts) // 2 + 1):
         lists = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
@@ -177,15 +177,15 @@ def batch_splits(subject: Subject, rollouts: list[Rollout]) -> None:
 
 
 def _alike(one: float, other: float) -> bool:
-    """Return whether two scores differ by rounding alone, which changes with a model's batch."""
+    """Return whether two scores differ only by rounding, which depends on a model's batch."""
     return math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-6)
 
 
 def keep(subject: Subject, held: Group) -> list[int]:
-    """Which rollouts of a group a filter keeps.
+    """Return the rollouts of a group that a filter keeps.
 
     Raises:
-        Violated: It raised, or gave something else than a bool or a part of the group.
+        Violated: The filter raised, or returned neither a bool nor a part of the group.
     """
     answer = subject.call(subject.make(), held)
     if isinstance(answer, bool | np.bool_):
@@ -207,7 +207,7 @@ def keep(subject: Subject, held: Group) -> list[int]:
     remedy="return True, False, or Group(group.task, rollouts, scores) with some of the group's rollouts",
 )
 def keeps_a_part(subject: Subject, held: Group) -> None:
-    """It answers with a bool, or with some of the group's rollouts and their scores."""
+    """It returns a bool, or some of the group's rollouts with their scores."""
     keep(subject, held)
 
 
@@ -215,11 +215,11 @@ def keeps_a_part(subject: Subject, held: Group) -> None:
     "degenerate-groups",
     "filter",
     inputs=lambda _: samples.degenerate_groups(),
-    remedy="a group may have one rollout, equal rewards, or no valid score at all: False drops it",
+    remedy="a group may have one rollout, equal rewards, or no valid score: return False to drop it",
     after=("keeps-a-part",),
 )
 def degenerate_groups(subject: Subject, held: Group) -> None:
-    """Groups of one, of equal rewards, and of nothing valid get an answer, too."""
+    """It handles groups of one rollout, with equal rewards, or without valid scores."""
     keep(subject, held)
 
 
@@ -227,11 +227,11 @@ def degenerate_groups(subject: Subject, held: Group) -> None:
     "deterministic",
     "filter",
     inputs=lambda _: samples.ordinary_groups(),
-    remedy="let the group alone decide; random choices make a run that cannot be repeated",
+    remedy="decide only from the group; random choices make a run irreproducible",
     after=("keeps-a-part",),
 )
 def same_answer(subject: Subject, held: Group) -> None:
-    """The same group gets the same answer."""
+    """The same group gets the same result."""
     first, second = keep(subject, held), keep(subject, held)
     if first != second:
         raise Violated("value", f"rollouts {first} again", f"{second}")
@@ -241,13 +241,13 @@ def same_answer(subject: Subject, held: Group) -> None:
     "permutation",
     "filter",
     inputs=lambda _: samples.ordinary_groups(),
-    remedy="choose by scores, status or text; a rollout's place in its group means nothing",
+    remedy="choose by scores, status or text; a rollout's position in its group is meaningless",
     after=("keeps-a-part", "deterministic"),
 )
 def any_order(subject: Subject, held: Group) -> None:
-    """The order of a group's rollouts does not decide which are kept."""
+    """The order of a group's rollouts does not affect which are kept."""
     order = list(range(len(held)))[::-1]
     found = sorted(order[i] for i in keep(subject, samples.part(held, order)))
     wanted = keep(subject, held)
     if found != wanted:
-        raise Violated("value", f"rollouts {wanted} kept, whatever the order", f"{found} in the order {order}")
+        raise Violated("value", f"rollouts {wanted} kept in any order", f"{found} in the order {order}")

@@ -1,4 +1,4 @@
-"""Properties of weight transfers: what engines load is what the learner has, bit by bit."""
+"""Properties of weight transfers: engines load exactly the learner's bits."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ HOST = "127.0.0.1"
 
 
 def _models(_: Subject) -> Iterator[Case[Sequence[Weights]]]:
-    """Yield weights in parts, as learners give them, with a title each."""
+    """Yield weights in parts, as learners send them, each with a title."""
     random = np.random.default_rng(0)
 
     def part(**tensors: np.ndarray) -> Weights:
-        # What numpy has no type for travels as whole numbers of the same bits.
+        # Dtypes that numpy lacks are sent as integers with the same bits.
         names = {"uint16": "bfloat16"}
         return Weights(3, tensors, {name: names.get(a.dtype.name, a.dtype.name) for name, a in tensors.items()})
 
@@ -39,10 +39,10 @@ def _models(_: Subject) -> Iterator[Case[Sequence[Weights]]]:
 
 
 def _carried(makes: Any, parts: Sequence[Weights]) -> list[Weights | None]:
-    """Return what engines receive of one transfer after the other, in threads of this process."""
+    """Return the weights that engines receive in successive transfers, in threads of this process."""
     sender, receivers = makes(), [makes() for _ in range(ENGINES)]
     found: list[Weights | None] = []
-    for _ in range(2):  # an instance carries many transfers
+    for _ in range(2):  # an instance performs many transfers
         offer = sender.offer(iter(parts), ENGINES, HOST)
         if not isinstance(sender, StreamsWeights):
             found.append(offer)
@@ -63,10 +63,10 @@ def _carried(makes: Any, parts: Sequence[Weights]) -> list[Weights | None]:
     "carries-all-bits",
     "weight_transfer",
     inputs=_models,
-    remedy="send each tensor's own bytes, with its shape, the dtype that `Weights.dtypes` names, and the version",
+    remedy="send each tensor's exact bytes, with its shape, its dtype from `Weights.dtypes`, and the version",
 )
 def carries_all_bits(subject: Subject, parts: Any) -> None:
-    """Every engine gets every tensor of the learner with the same bits, names, shapes and dtypes, time after time."""
+    """In every transfer, every engine gets all tensors of the learner with the same bits, names, shapes and dtypes."""
     sent = joined(parts)
     assert sent is not None
     for found in _carried(subject.make, parts):

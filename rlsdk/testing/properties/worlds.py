@@ -1,4 +1,4 @@
-"""Properties of what surrounds a policy: environments, task sources, buffers, stop rules."""
+"""Properties of a policy's surroundings: environments, task sources, buffers, stop rules."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from rlsdk.types import Group, Observation, Step, Task
 
 SECONDS = 10.0
 WORKFLOW_SECONDS = 5.0
-"""Time for a workflow whose policy answers at once."""
+"""Time limit in seconds for a workflow whose policy answers immediately."""
 SEEDS = (0, 7)
 ACTIONS = ("", "look", "<action>1</action>", "2")
 LOOKED_AT = 16
-"""Tasks of a source that are looked at, beside the last."""
+"""Number of tasks of a source to examine, in addition to the last one."""
 
 
 def _play(subject: Subject, world: Any, seed: int, actions: tuple[str, ...]) -> list[Observation | Step]:
-    """Play an episode; return its observations and steps up to the end."""
+    """Play an episode, and return its observations and steps."""
     shown: list[Observation | Step] = [_done(subject, world.reset, seed)]
     if not isinstance(shown[0], Observation):
         raise Violated("form", "an rlsdk.Observation from reset", shape(shown[0]))
@@ -66,7 +66,7 @@ def _seeds(_: Subject) -> list[Case[Any]]:
     remedy="return rlsdk.Observation(text) from reset(seed), and rlsdk.Step(observation, reward, …) from step(text)",
 )
 def steps(subject: Subject, seed: int) -> None:
-    """`reset` gives an Observation, `step` a Step with a finite reward."""
+    """`reset` returns an Observation, `step` a Step with a finite reward."""
     _play(subject, subject.make(), seed, ACTIONS)
 
 
@@ -74,7 +74,7 @@ def steps(subject: Subject, seed: int) -> None:
     "deterministic",
     "environment",
     inputs=_seeds,
-    remedy="draw everything from random.Random(seed) made in reset; no clock, no id(), no hash() of text",
+    remedy="draw all randomness from random.Random(seed), created in reset; use no clock, id(), or hash() of text",
     after=("steps",),
 )
 def same_world(subject: Subject, seed: int) -> None:
@@ -92,11 +92,11 @@ def same_world(subject: Subject, seed: int) -> None:
     "any-text",
     "environment",
     inputs=lambda _: [Case(title, action) for title, action in samples.HOSTILE],
-    remedy="an action that means nothing is answered with an observation that says so; bound its length before parsing",
+    remedy="answer a meaningless action with an observation that says so; bound its length before parsing",
     after=("steps",),
 )
 def any_action(subject: Subject, action: str) -> None:
-    """Whatever the policy wrote, `step` answers with a Step in limited time."""
+    """For any text of the policy, `step` returns a Step in limited time."""
     with time_limit(SECONDS):
         _play(subject, subject.make(), 0, (action,))
 
@@ -104,10 +104,10 @@ def any_action(subject: Subject, action: str) -> None:
 @holds(
     "sized-and-indexable",
     "tasks",
-    remedy="return a sequence: len(tasks), tasks[i] for i from 0, IndexError after the end, ids that differ",
+    remedy="return a sequence: len(tasks), tasks[i] from 0, IndexError after the end, unique ids",
 )
 def sized(subject: Subject, _: Any) -> None:
-    """It is a sequence of tasks, with ids of their own."""
+    """It is a sequence of tasks with unique ids."""
     found = subject.call(subject.make)
     found = subject.call(found) if callable(found) else found
     if not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
@@ -120,7 +120,7 @@ def sized(subject: Subject, _: Any) -> None:
         if not isinstance(task, Task):
             raise Violated("form", f"an rlsdk.Task at {i}", shape(task))
     if len({task.id for task in tasks}) < len(tasks):
-        raise Violated("value", "ids that differ", f"{[task.id for task in tasks]}")
+        raise Violated("value", "unique ids", f"{[task.id for task in tasks]}")
     try:
         found[count]
     except IndexError:
@@ -135,11 +135,11 @@ def _looked_at(count: int) -> list[int]:
 @holds(
     "deterministic",
     "tasks",
-    remedy="make the task at an index from seed and index alone",
+    remedy="create the task at an index only from seed and index",
     after=("sized-and-indexable",),
 )
 def same_tasks(subject: Subject, _: Any) -> None:
-    """Made twice, and read in any order, it gives the same tasks."""
+    """Created twice and read in any order, it gives the same tasks."""
     first, second = (_source(subject) for _ in range(2))
     index = _looked_at(len(first))
     if len(second) != len(first):
@@ -159,10 +159,10 @@ def _source(subject: Subject) -> Any:
     "gives-a-priority",
     "buffer",
     inputs=lambda _: [*samples.ordinary_groups(), *samples.degenerate_groups()],
-    remedy="return a finite number, greater for what is to be trained on first, or None to drop the group",
+    remedy="return a finite number, greater for groups to train on first, or None to drop the group",
 )
 def gives_a_priority(subject: Subject, held: Any) -> None:
-    """It gives each group a finite priority, or None."""
+    """It returns a finite priority or None for each group."""
     answer = subject.call(subject.make(), held)
     number = isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer)
     if answer is not None and not number:
@@ -171,7 +171,7 @@ def gives_a_priority(subject: Subject, held: Any) -> None:
 
 @holds("answers-yes-or-no", "stop", remedy="return True or False")
 def answers_yes_or_no(subject: Subject, _: Any) -> None:
-    """It says whether production may end."""
+    """It returns whether production may end."""
     answer = subject.call(subject.make())
     if not isinstance(answer, bool):
         raise Violated("form", "True or False", shape(answer))
@@ -180,11 +180,11 @@ def answers_yes_or_no(subject: Subject, _: Any) -> None:
 @holds(
     "more-is-enough",
     "stop",
-    remedy="a whole batch ends it, and where some groups are enough, more are: compare available with target",
+    remedy="a whole batch must be enough, and so must more groups whenever fewer are: compare available with target",
     after=("answers-yes-or-no",),
 )
 def more_is_enough(subject: Subject, _: Any) -> None:
-    """A whole batch is enough, and where some groups are, more are, too."""
+    """A whole batch is enough, and if some number of groups is enough, so are more."""
     target = 8
     made = subject.make()
     answers = [subject.call(lambda n=n: made(available=n, target=target)) for n in range(1, target + 1)]
@@ -197,11 +197,11 @@ def more_is_enough(subject: Subject, _: Any) -> None:
 @holds(
     "ends",
     "workflow",
-    remedy="bound its turns by an option, stop when chat.room() is 0, and put a limit on each wait: "
-    "async with asyncio.timeout(seconds); call code that blocks by await asyncio.to_thread(function, …)",
+    remedy="limit its turns by an option, stop when chat.room() is 0, and limit each wait: "
+    "async with asyncio.timeout(seconds); call blocking code with await asyncio.to_thread(function, …)",
 )
 def ends(subject: Subject, _: Any) -> None:
-    """It ends in limited time where the policy answers at once."""
+    """It ends in limited time if the policy answers immediately."""
     _run(subject)
 
 
@@ -212,10 +212,10 @@ def ends(subject: Subject, _: Any) -> None:
     after=("ends",),
 )
 def gives_rollouts(subject: Subject, _: Any) -> None:
-    """It awaits what is async, and returns what the policy sampled: a Rollout, or a list of them."""
+    """It awaits async calls, and returns the policy's samples as a Rollout or a list of Rollouts."""
     groups, forgotten = _run(subject)
     if forgotten:
-        raise Violated("form", "an await before each call of an async function", forgotten[0])
+        raise Violated("form", "an await before each async call", forgotten[0])
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     reasons = [score.reason for group in groups for score in group.scores if not score.valid]
     for reason in reasons:
@@ -223,18 +223,18 @@ def gives_rollouts(subject: Subject, _: Any) -> None:
             raise Violated("form", "a Rollout of each task", reason)
     if reasons:
         example = "--task '{prompt: 1 + 1?, answer: 2}'"
-        raise NotApplicable(f"{reasons[0]}; give a task that it can run on, as in {example}")
+        raise NotApplicable(f"{reasons[0]}; give a task that it can run, as in {example}")
     if not any(rollout.loss_mask.any() for rollout in rollouts):
-        raise Violated("form", "a Rollout that holds what the policy sampled", "one without a sampled token")
+        raise Violated("form", "a Rollout with the policy's samples", "one without a sampled token")
 
 
 def _run(subject: Subject) -> tuple[list[Group], list[str]]:
-    """Run the workflow on a task, against a policy that answers at once; return also what it forgot to await."""
+    """Run the workflow on a task against a policy that answers immediately; also return forgotten awaits."""
     workflow, task = subject.make(), next(iter(subject.tasks), Task("sample", "1+2=", answer="3"))
     try:
         codec = ChatTokenizer(make_tokenizer(100))
     except ImportError as error:
-        raise NotApplicable("a policy that follows a script needs transformers: pip install 'rlsdk[train]'") from error
+        raise NotApplicable("a scripted policy needs transformers: pip install 'rlsdk[train]'") from error
     with time_limit(WORKFLOW_SECONDS), warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always", RuntimeWarning)
         try:
@@ -244,6 +244,6 @@ def _run(subject: Subject) -> tuple[list[Group], list[str]]:
                 error = error.exceptions[0]
             cause = " ".join(described(error).split())
             raise NotApplicable(f"it does not run on the suite's task, without a reward: {cause}") from error
-        gc.collect()  # a coroutine that nobody awaited says so when it is deleted
+        gc.collect()  # a coroutine that was never awaited warns when it is deleted
     said = [str(each.message) for each in heard]
     return groups, [each for each in said if "was never awaited" in each]
