@@ -52,7 +52,7 @@ class ReplayBuffer:
         self._held: list[ReplayedGroup] = []
 
     def draw(self, step: int) -> list[ReplayedGroup]:
-        """Return the groups that a step trains on again, and count a use of each.
+        """Return the groups that a step trains on again, with this use counted; `add` counts it once the step is done.
 
         Args:
             step: Number of steps done.
@@ -60,13 +60,16 @@ class ReplayBuffer:
         self._held = [u for u in self._held if u.uses < self._most_uses and self._young(u.group, step) is not None]
         asked = [(self._policy(u.group, step=step, uses=u.uses), u.number, u) for u in self._held]
         ranked = sorted((-priority, number, used) for priority, number, used in asked if priority is not None)
-        drawn = [used for *_, used in ranked[: self._count]]
-        for used in drawn:
-            used.uses += 1
-        return [attrs.evolve(used, group=self._young(used.group, step) or used.group) for used in drawn]
+        return [
+            attrs.evolve(used, group=self._young(used.group, step) or used.group, uses=used.uses + 1)
+            for *_, used in ranked[: self._count]
+        ]
 
-    def add(self, trained: Sequence[ReplayedGroup]) -> None:
-        """Add groups that were trained on for the first time."""
+    def add(self, trained: Sequence[ReplayedGroup], again: Sequence[ReplayedGroup] = ()) -> None:
+        """Add groups that were trained on for the first time, and count the use of those that were drawn."""
+        uses = {used.number: used.uses for used in again}
+        for used in self._held:
+            used.uses = uses.get(used.number, used.uses)
         if self._count:
             self._held += trained
 

@@ -177,11 +177,11 @@ class TaskLedger:
         return live + sum(count.total() for count in self._ended.values())
 
     def state(self) -> dict[str, Any]:
-        """Return targets, counts and the next number, as plain JSON; unfinished tasks are issued again."""
+        """Return targets, counts and the next number, as plain JSON; all unfinished tasks are issued again."""
         sources = {
             name: {
                 "target": self._target[name],
-                "consumed": self._consumed[name],
+                "consumed": self._consumed[name] - self._in_hand[name],
                 **{s.value: self._ended[name][s] for s in sorted(ENDS)},
                 "expired": self._expired[name],
             }

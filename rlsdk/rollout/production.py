@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -189,22 +190,26 @@ class RolloutScheduler:
         self._taken = {s: taken for s, taken in self._taken.items() if numbers.isdisjoint(t.number for t in taken)}
 
     def state(self) -> dict[str, Any]:
-        """Return requests and unfinished tasks as plain JSON; the groups of those under `kept` are stored."""
+        """Return requests and unfinished tasks as plain JSON; the groups of those under `kept` are stored.
+
+        The batch of a step that failed, and may be tried again, is requested as if it had not been taken.
+        """
+        failed = {step: Counter(record.source for record in taken) for step, taken in self._taken.items()}
         return {
             "asked": self._asked,
             "owed": dict(self._deficit),
-            "batches": {str(step): dict(parts) for step, parts in self._batches.items()},
+            "batches": {str(step): dict(parts) for step, parts in {**self._batches, **failed}.items()},
             "on_the_way": {
                 source: sorted(t.position for t in self._ledger.records(source, *TaskStatus))
                 for source in self._streams.names
             },
-            "kept": [[t.source, t.position, t.number] for t in self.available()],
+            "kept": [[t.source, t.position, t.number] for t in self.unsettled()],
             "ended": self._ledger.state(),
         }
 
-    def available(self) -> list[TaskRecord]:
-        """Return the records whose groups are ready for the trainer."""
-        return [record for source in self._streams.names for record in self._available(source)]
+    def unsettled(self) -> list[TaskRecord]:
+        """Return the records with complete groups: those ready for the trainer, and those of a step not yet done."""
+        return [t for source in self._streams.names for t in self._ledger.records(source, TaskStatus.COMPLETED)]
 
     def restore(self, state: Mapping[str, Any], recall: Recall = lambda tasks: {}) -> int:
         """Restore from `state()`; returns how many unfinished tasks of the remaining sources are sampled again.

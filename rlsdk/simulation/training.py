@@ -292,7 +292,7 @@ class SimulatedTraining:
                 self._count(record.group)
         for each in used:
             self._totals.reused += self._count(each.group)
-        self._replay.add(used_of(records, states, done + 1, {}))
+        self._replay.add(used_of(records, states, done + 1, {}), used)
         tokens = self._totals.tokens - before
         rates = self._setup.rates
         await asyncio.sleep(rates.switch_seconds + rates.learn(tokens, self._setup.learners) if tokens else 0.0)

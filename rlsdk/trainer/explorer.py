@@ -154,7 +154,7 @@ class Explorer:
         self._done = version
         self._streams.restore(state["tasks"])
         again = self.production.restore(state["production"], lambda tasks: {n: groups[n] for n in tasks if n in groups})
-        available, baselines = self.production.available(), state.get("baselines", {})
+        available, baselines = self.production.unsettled(), state.get("baselines", {})
         for record in available:
             record.baseline = baselines.get(str(record.number))
         return len(available), again
@@ -238,14 +238,14 @@ class Explorer:
 
     async def snapshot(self) -> RolloutSnapshot:
         """Return the state for a checkpoint, as a consistent snapshot."""
-        return RolloutSnapshot(self.state(), tuple(self.production.available()))
+        return RolloutSnapshot(self.state(), tuple(self.production.unsettled()))
 
     def state(self) -> dict[str, Any]:
         """Return the state as plain JSON."""
         return {
             "tasks": self._streams.state(),
             "production": self.production.state(),
-            "baselines": {str(t.number): t.baseline for t in self.production.available() if t.baseline is not None},
+            "baselines": {str(t.number): t.baseline for t in self.production.unsettled() if t.baseline is not None},
         }
 
     async def counters(self) -> RolloutCounters:

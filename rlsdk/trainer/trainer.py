@@ -343,7 +343,7 @@ class Trainer:
         self.counters.reused += rollouts_reused
         self.counters.skipped_updates.update(skipped)
         states = final_states(taken.records, batch)
-        self.replay.add(used_of(taken.records, states, step, taken.greedy))
+        self.replay.add(used_of(taken.records, states, step, taken.greedy), reused)
         self.closed = [*entries_of(taken.records, states, step, batch), *map(used_entry, reused)]
         fresh = sum(group.uid not in again for group in groups)
         found = {"groups/trained": fresh / len(taken.groups), "rollouts/reused": float(rollouts_reused)}

@@ -23,7 +23,10 @@ def below(limit: int) -> Callable[[Group, int], Group | None]:
 
 
 def drawn(experience: ReplayBuffer, step: int) -> list[int]:
-    return [each.number for each in experience.draw(step)]
+    """Numbers of the groups that a step draws, and trains on again."""
+    again = experience.draw(step)
+    experience.add([], again)
+    return [each.number for each in again]
 
 
 def test_a_group_is_used_as_often_as_allowed_and_the_least_used_first() -> None:
@@ -32,6 +35,14 @@ def test_a_group_is_used_as_often_as_allowed_and_the_least_used_first() -> None:
     experience.add([used(n, 0) for n in range(3)])
     assert [drawn(experience, step) for step in range(1, 6)] == [[0, 1], [2, 0], [1, 2], [], []]
     assert experience.held == []
+
+
+def test_a_step_that_fails_uses_nothing_up() -> None:
+    experience = ReplayBuffer(fifo, count=1, most_uses=2, young=below(9))
+    experience.add([used(0, 0)])
+    for _ in range(3):  # tried again and again
+        assert [(each.number, each.uses) for each in experience.draw(1)] == [(0, 2)]
+    assert [each.uses for each in experience.held] == [1]
 
 
 def test_nothing_too_old_is_used_and_nothing_too_old_is_held() -> None:
@@ -68,7 +79,7 @@ def test_a_task_that_is_drawn_again_is_not_mistaken_for_what_is_used_again() -> 
 def test_it_goes_on_from_a_checkpoint() -> None:
     before = ReplayBuffer(fifo, count=1, most_uses=3, young=below(9))
     before.add([used(n, 0) for n in range(3)])
-    before.draw(1)
+    assert drawn(before, 1) == [0]
     groups = {u.number: u.group for u in before.held if u.number != 2}
     after = ReplayBuffer(fifo, count=1, most_uses=3, young=below(9))
     state = json.loads(json.dumps(before.state()))

@@ -158,7 +158,7 @@ async def test_groups_that_waited_come_back_from_what_was_kept_and_only_the_othe
     bench = Bench(limits)
     await bench.step(0)
     await asyncio.sleep(0.03)
-    there = {record.number: record.group for record in bench.production.available()}
+    there = {record.number: record.group for record in bench.production.unsettled()}
     assert len(there) == 4
     lost = min(there)
     del there[lost]
@@ -166,13 +166,30 @@ async def test_groups_that_waited_come_back_from_what_was_kept_and_only_the_othe
     other.drawn = bench.drawn
     state = json.loads(json.dumps(bench.production.state()))
     assert other.production.restore(state, lambda tasks: {n: g for n, g in there.items() if n in tasks and g}) == 1
-    assert [t.number for t in other.production.available()] == sorted(there)
+    assert [t.number for t in other.production.unsettled()] == sorted(there)
     taken = await other.step(1)
     assert len(taken) == 4
     assert set(there) & set(other.started) == set()
     assert {t.attempts for t in taken} == {1}
     await other.production.pause()
     await bench.production.pause()
+
+
+async def test_a_checkpoint_between_a_step_that_failed_and_its_next_attempt_has_the_same_batch() -> None:
+    bench = Bench(StalenessPolicy(ahead=1, limit=9))
+    await bench.step(0)
+    failed = await bench.production.take(1)  # and the step raises
+    state = json.loads(json.dumps(bench.production.state()))
+    groups = {t.number: t.group for t in bench.production.unsettled() if t.group}
+    other = Bench(StalenessPolicy(ahead=1, limit=9))
+    other.drawn = bench.drawn
+    other.production.restore(state, lambda tasks: {n: g for n, g in groups.items() if n in tasks})
+    await bench.production.pause()
+    taken = await asyncio.wait_for(other.step(1), 5)
+    assert [(t.number, t.task.id) for t in taken] == [(t.number, t.task.id) for t in failed]
+    assert other.ledger.counts("a").consumed == other.ledger.counts("a").trained == 6
+    assert len(await asyncio.wait_for(other.step(2), 5)) == 4
+    await other.production.pause()
 
 
 @settings(max_examples=30)
@@ -196,7 +213,7 @@ def test_every_task_ends_once_in_the_course_that_survives(
                 await asyncio.sleep(0)
             state = json.loads(json.dumps({"production": bench.production.state(), "drawn": bench.drawn}))
             # What the store lost is made again; what is there is not.
-            kept = {t.number: t.group for t in bench.production.available() if t.group and random.random() < 0.7}
+            kept = {t.number: t.group for t in bench.production.unsettled() if t.group and random.random() < 0.7}
             for later in range(until_killed):
                 await bench.step(step + later)
             await bench.production.pause()
