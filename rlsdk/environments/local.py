@@ -21,13 +21,14 @@ THREADS = 64
 class EnvBackend(Protocol):
     """Backend that runs environments."""
 
-    def open(self, environment: Use, seed: int, seconds: float) -> EnvHandle:
+    def open(self, environment: Use, seed: int, seconds: float, owner: object = None) -> EnvHandle:
         """Return a handle to an environment, which its `reset` creates.
 
         Args:
             environment: Environment component with its options.
             seed: Seed of the episode.
             seconds: Time limit of each call.
+            owner: Equal for the environments of one rollout, which may each wait for another; None: it has no others.
         """
         ...
 
@@ -133,7 +134,7 @@ class LocalEnvBackend:
         self._host: EnvHost | None = None
         self._numbers = itertools.count()
 
-    def open(self, environment: Use, seed: int, seconds: float) -> EnvHandle:
+    def open(self, environment: Use, seed: int, seconds: float, owner: object = None) -> EnvHandle:
         """Open a handle to an environment; see `EnvBackend`."""
         self._host = self._host or EnvHost(self._threads, self._plugins)
         return _LocalEnv(self._host, self._numbers, self._specs.of(environment), environment, seed, seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,72 @@ SILENCE = 30.0
 """Default seconds without an answer after which a worker must confirm that it is alive."""
 MOST_STUCK = 16
 """Number of hanging calls above which a worker gets no more environments; it ends with its last one."""
+
+
+class EnvPlaces:
+    """Places for environments, given in FIFO order.
+
+    Rollouts with several environments can deadlock: each holds a place and waits for one that another holds. Where all
+    places are held by rollouts that wait, one of these gets a place beyond the limit, with a warning.
+    """
+
+    def __init__(self, count: int) -> None:
+        """Create the places.
+
+        Args:
+            count: Number of places.
+        """
+        self._count, self._warned = count, False
+        self._held: Counter[object] = Counter()
+        self._waiting: dict[asyncio.Future[None], object] = {}
+
+    async def acquire(self, owner: object) -> None:
+        """Wait for a place.
+
+        Args:
+            owner: Rollout that gets it.
+        """
+        place = asyncio.get_running_loop().create_future()
+        self._waiting[place] = owner
+        self._give()
+        try:
+            await place
+        except asyncio.CancelledError:
+            self._waiting.pop(place, None)
+            if not place.cancelled():  # it had the place already
+                self.release(owner)
+            raise
+
+    def release(self, owner: object) -> None:
+        """Return a place of a rollout."""
+        self._held[owner] -= 1
+        self._held += Counter()  # without those that hold none
+        self._give()
+
+    def _give(self) -> None:
+        while self._waiting:
+            place = next(iter(self._waiting))
+            if place.cancelled():
+                del self._waiting[place]
+                continue
+            if self._held.total() >= self._count:
+                waiting = set(self._waiting.values())
+                if not waiting.issuperset(self._held):
+                    return
+                place = next(each for each, owner in self._waiting.items() if owner in self._held)
+                self._warn()
+            self._held[self._waiting.pop(place)] += 1
+            place.set_result(None)
+
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "environments: all %d places (workers × per_worker) are held by rollouts that wait for another "
+                "environment. To end the deadlock, more are opened than the limit allows: raise "
+                "environments.per_worker to the rollouts that run at a time × the environments of each",
+                self._count,
+            )
 
 
 class EnvWorkerPool:
@@ -63,16 +130,17 @@ class EnvWorkerPool:
         self._specs = EnvSpecs(plugins, isolation)
         self._count, self._threads = workers, threads
         self._name, self._log_dir, self._silence = name, log_dir, silence
-        self._places = asyncio.Semaphore(workers * per_worker)
+        self._places = EnvPlaces(workers * per_worker)
         self._workers: list[EnvWorker] = []  # those that take new environments
         self._given_up: list[EnvWorker] = []
         self._serial, self._numbers = itertools.count(), itertools.count()
         self.lost: list[str] = []
 
-    def open(self, environment: Use, seed: int, seconds: float) -> EnvHandle:
+    def open(self, environment: Use, seed: int, seconds: float, owner: object = None) -> EnvHandle:
         """Open a handle to an environment; see `EnvBackend`."""
         spec = self._specs.of(environment)
-        return _PooledEnv(self, EnvCalls(self._numbers), spec, environment, seed, seconds)
+        owner = object() if owner is None else owner
+        return _PooledEnv(self, EnvCalls(self._numbers), spec, environment, seed, seconds, owner)
 
     def close(self) -> None:
         """Kill the workers and all processes that they started."""
@@ -80,9 +148,9 @@ class EnvWorkerPool:
             worker.end()
         self._workers, self._given_up = [], []
 
-    async def enter(self) -> EnvWorker:
-        """Reserve a slot in the worker with the fewest environments; wait until one is free."""
-        await self._places.acquire()
+    async def enter(self, owner: object) -> EnvWorker:
+        """Reserve a slot for a rollout in the worker with the fewest environments; wait until one is free."""
+        await self._places.acquire(owner)
         while len(self._workers) < self._count:
             name = f"{self._name}-{next(self._serial)}"
             path = None if self._log_dir is None else self._log_dir / f"{name}.log"
@@ -91,9 +159,9 @@ class EnvWorkerPool:
         worker.count += 1
         return worker
 
-    def exit(self, worker: EnvWorker, number: int | None) -> None:
+    def exit(self, worker: EnvWorker, number: int | None, owner: object) -> None:
         """Close an environment, if there is one, and free its slot."""
-        self._places.release()
+        self._places.release(owner)
         worker.count -= 1
         if number is not None:
             worker.close(number)
@@ -120,15 +188,28 @@ class _PooledEnv:
     """Handle of an environment that runs in a worker."""
 
     def __init__(
-        self, pool: EnvWorkerPool, calls: EnvCalls, spec: EnvSpec, environment: Use, seed: int, seconds: float
+        self,
+        pool: EnvWorkerPool,
+        calls: EnvCalls,
+        spec: EnvSpec,
+        environment: Use,
+        seed: int,
+        seconds: float,
+        owner: object,
     ) -> None:
-        self._pool, self._calls, self._spec = pool, calls, spec
+        self._pool, self._calls, self._spec, self._owner = pool, calls, spec, owner
         self._environment, self._seed, self._seconds = environment, seed, seconds
         self._worker: EnvWorker | None = None
+        self._closed = 0
 
     async def reset(self) -> Observation:
         if self._worker is None:
-            self._worker = await self._pool.enter()
+            closed = self._closed
+            worker = await self._pool.enter(self._owner)
+            if closed != self._closed:  # nobody would close it again
+                self._pool.exit(worker, None, self._owner)
+                raise RuntimeError("the environment was closed while its reset waited for a free worker")
+            self._worker = worker
         old, number = self._calls.renew()
         if old is not None:
             self._worker.close(old)
@@ -145,9 +226,10 @@ class _PooledEnv:
         return answer
 
     def close(self) -> None:
+        self._closed += 1
         worker, self._worker = self._worker, None
         if worker is not None:
-            self._pool.exit(worker, self._calls.number)
+            self._pool.exit(worker, self._calls.number, self._owner)
 
 
 @attrs.frozen

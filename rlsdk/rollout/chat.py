@@ -87,7 +87,8 @@ class TokenChat:
         self._ended = NOTHING
         self._engine: int | None = None
         self._pending: Sending | None = Sending(NOTHING)
-        self._worlds: list[EnvHandle] = []
+        self._worlds: list[EnvHandle] = []  # those of branches, too
+        self._owner = object()  # of these environments
         self._branches = 0
         self._recorders: list[ServedConversations] = []  # those of branches, too
         self.answer: Answer | None = None
@@ -322,15 +323,15 @@ class TokenChat:
             seed: Seed of its episode.
             step_timeout: Timeout of one call of it, in seconds.
         """
-        worlds = self._context.worlds
+        worlds, owner = self._context.worlds, self._owner
         if self._home is None:
-            self._worlds.append(worlds.open(environment, seed, step_timeout))
+            self._worlds.append(worlds.open(environment, seed, step_timeout, owner))
         else:
-            self._worlds.append(CrossedWorld(self._home, lambda: worlds.open(environment, seed, step_timeout)))
+            self._worlds.append(CrossedWorld(self._home, lambda: worlds.open(environment, seed, step_timeout, owner)))
         return self._worlds[-1]
 
     def close(self) -> None:
-        """Close the environments that the workflow left open."""
+        """Close the environments that the workflow left open, in branches too."""
         while self._worlds:
             self._worlds.pop().close()
 
@@ -367,7 +368,7 @@ class TokenChat:
             other._seed = derive(self._seed, self._member, "branch", self._branches)
         self._branches += 1
         other._talk, other._earlier = self._talk.copy(), [*self._earlier]
-        other._segment, other._worlds, other._branches = self._segment.copy(), [], 0
+        other._segment, other._branches = self._segment.copy(), 0
         other._label = f"{self._label}.{self._branches}"
         return other
 

@@ -93,12 +93,14 @@ def test_async_environments_are_awaited_and_cut_off(local) -> None:
     assert "step 1: it took longer than 0.5 s" in group.scores[0].reason
 
 
-def test_what_a_workflow_does_not_leave_is_left_at_its_end(local, tmp_path) -> None:
+@pytest.mark.parametrize("where", ["chat", "branch"])
+def test_what_a_workflow_does_not_leave_is_left_at_its_end(local, tmp_path, where) -> None:
     stage = local()
 
     @rlsdk.workflow("forgets")
     async def forgets(task, chat):
-        world = chat.world(rlsdk.Use("worlds_lab/plain", {"folder": str(tmp_path)}), 7)
+        opens = chat.branch() if where == "branch" else chat
+        world = opens.world(rlsdk.Use("worlds_lab/plain", {"folder": str(tmp_path)}), 7)
         chat.say((await world.reset()).text)
         await chat.sample()
         return chat.finish()
