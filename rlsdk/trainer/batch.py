@@ -119,8 +119,11 @@ def pack(
     index, rollouts, scores = (tuple(part) for part in zip(*kept, strict=True))
     lengths = np.array([len(r.token_ids) for r in rollouts], np.int64)
     mask = np.concatenate([r.loss_mask for r in rollouts])
-    mask[np.cumsum(lengths) - lengths] = False
-    starts, responses = spans(mask, lengths)
+    versions = np.concatenate([r.policy_versions for r in rollouts])
+    # A response begins with the first token that was sampled, even if that is too old to be trained on.
+    sampled_tokens = mask | (versions >= 0)
+    mask[np.cumsum(lengths) - lengths] = sampled_tokens[np.cumsum(lengths) - lengths] = False
+    starts, responses = spans(sampled_tokens, lengths)
     inside = _inside(lengths, starts, responses)
     arrays = TrainBatch(
         token_ids=np.concatenate([r.token_ids for r in rollouts]),
@@ -130,7 +133,7 @@ def pack(
         loss_mask=mask[inside],
         tokens={
             "behaviour_logprobs": np.concatenate([r.logprobs for r in rollouts])[inside],
-            "policy_versions": np.concatenate([r.policy_versions for r in rollouts])[inside],
+            "policy_versions": versions[inside],
         },
         context={**_routing(rollouts), **_image_mask(rollouts)},
         images=tuple(r.images for r in rollouts) if any(len(r.image_positions) for r in rollouts) else (),

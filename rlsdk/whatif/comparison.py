@@ -291,8 +291,7 @@ def _tokens(stored: Sequence[Any], before: Credited, after: Credited) -> tuple[C
     moments = Moments()
     for each in stored:
         for rollout in each.group.rollouts:
-            start, end = rollout.span
-            mask, nothing = rollout.loss_mask[start:end], np.zeros(end - start, np.float32)
+            mask, nothing = rollout.loss_mask, np.zeros(len(rollout.token_ids), np.float32)
             old = before.advantages.get(id(rollout), nothing)[mask].astype(np.float64)
             new = after.advantages.get(id(rollout), nothing)[mask].astype(np.float64)
             signs["opposite"] += int(np.count_nonzero(old * new < 0))

@@ -42,7 +42,7 @@ class Credited:
     Attributes:
         batch: Packed rollouts with their advantages; None if there are none.
         verdicts: Verdict on each group of the step.
-        advantages: `id` of a rollout -> advantages of its response, `[response tokens]`.
+        advantages: `id` of a rollout -> advantages of its tokens, `[T]`.
         deviation: Greatest difference of stored advantages from those computed again; 0 where none were stored.
     """
 
@@ -116,9 +116,11 @@ class Side:
             raise RunError(
                 f"step {step}: the advantages of the run were not stored, and its algorithm reads what is not at hand"
             )
-        ends = np.cumsum(batch.arrays.responses)[:-1]
-        parts = np.split(batch.arrays.tokens["advantages"], ends)
-        advantages = {id(rollout): part for rollout, part in zip(batch.rollouts, parts, strict=True)}
+        advantages = {}
+        parts = np.split(batch.arrays.tokens["advantages"], np.cumsum(batch.arrays.responses)[:-1])
+        for rollout, start, part in zip(batch.rollouts, batch.arrays.starts, parts, strict=True):
+            advantages[id(rollout)] = np.zeros(len(rollout.token_ids), np.float32)
+            advantages[id(rollout)][start : start + len(part)] = part
         return Credited(batch, tuple(_taught(each, advantages) for each in verdicts), advantages, deviation)
 
     async def _with_fields(self, batch: StepBatch, learned: Mapping[int, Mapping[str, np.ndarray]]) -> StepBatch:

@@ -19,7 +19,8 @@ from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.errors import RunError
 from rlsdk.learners.rows import to_rows
 from rlsdk.rollout.experience import ReplayBuffer
-from rlsdk.trainer.batch import labels, minibatches, pack, routing_metrics, spans
+from rlsdk.rollout.staleness import without_old
+from rlsdk.trainer.batch import credit_inputs, labels, minibatches, pack, routing_metrics, spans
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
 from rlsdk.trainer.ledger import final_states, used_of
 from rlsdk.types import Group, Rollout, Score, Task
@@ -166,6 +167,20 @@ def test_what_experts_wrote_stands_behind_and_gets_no_credit() -> None:
     batch = CreditAssigner([], rlsdk.load("advantage", batch_mean)).assign(packed.with_fields(**computed)).arrays
     assert batch.tokens["advantages"].tolist() == [-0.5, -0.5, 0.5, 0.5, 0.0, 0.0, 0.0]
     assert pack([], [Group(TASK, [rollout(1, [True])], [Score(0.0)])]) is None
+
+
+def test_a_response_keeps_its_length_when_its_first_tokens_are_too_old_to_be_trained_on() -> None:
+    long = attrs.evolve(rollout(2, [True] * 8), policy_versions=[-1, -1, 0, 0, 0, 0, 1, 1, 2, 2])
+    group = without_old(Group(TASK, [long, rollout(2, [True] * 4)], [Score(1.0)] * 2), 2, 1)
+    whole, packed = pack([Group(TASK, [long], [Score(1.0)])]), pack([group])
+    assert whole is not None and packed is not None
+    assert packed.arrays.trained_tokens.tolist() == [4]  # of the other all tokens are old
+    x = credit_inputs(packed, frozenset())
+    assert (x.lengths.tolist(), x.loss_mask.tolist()) == ([8], [False] * 4 + [True] * 4)
+    overlong = rlsdk.load("shaping", "overlong", max_length=10, buffer=4)
+    assert overlong(x).tolist() == overlong(credit_inputs(whole, frozenset())).tolist() == [0.5]
+    last = packed.with_fields(logprobs=np.zeros(8, np.float32)).for_update().arrays
+    assert last.tokens["policy_versions"].tolist() == [0, 0, 0, 0, 1, 1, 2, 2]
 
 
 def test_what_nobody_sampled_is_compared_with_the_policy_before_the_update_or_with_none() -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import yaml
@@ -64,11 +66,11 @@ def group(number: int, *answers: tuple[str, int]) -> Group:
     return Group(task, rollouts, scores, uid=f"u{number}")
 
 
-def make_run(folder: Path, **changes: Any) -> Path:
+def make_run(folder: Path, groups: Sequence[Group] = (), **changes: Any) -> Path:
     """One step of two groups: rewards 1 and 0 on 2 and 3 tokens; two rewards of 0, which teach nothing."""
     folder.mkdir()
     (folder / "config.yaml").write_text(yaml.safe_dump({**CONFIG, **changes}))
-    groups = [group(0, (RIGHT, 2), (WRONG, 3)), group(1, (WRONG, 4), (WRONG, 4))]
+    groups = groups or [group(0, (RIGHT, 2), (WRONG, 3)), group(1, (WRONG, 4), (WRONG, 4))]
     store = RolloutStore(Address.make(folder, None, None))
     entries = [
         Entry(number=i, source="countdown", state="trained", step=1, uses=1, group=each)
@@ -114,6 +116,13 @@ def test_without_a_change_nothing_differs(run: Path) -> None:
     assert found["cosine"] is None
     assert found["changes"] == {}
     assert not found["scored_again"]
+
+
+def test_tokens_that_were_too_old_to_be_trained_on_are_left_out(tmp_path: Path) -> None:
+    whole = group(0, (RIGHT, 3), (WRONG, 3))
+    young = [attrs.evolve(r, loss_mask=[False, False, True, True]) for r in whole.rollouts]
+    found = answer(make_run(tmp_path / "late", [attrs.evolve(whole, rollouts=young)]))
+    assert found["tokens"] == 4 and found["advantages"]["correlation"] == pytest.approx(1)
 
 
 def test_a_negated_reward_turns_every_sign(run: Path, lab: Path) -> None:
