@@ -78,7 +78,10 @@ class CreditAssigner:
         train_steps: int = 1,
         settle: Callable[[Awaitable[Any]], Any] = run_to_end,
     ) -> StepBatch:
-        """Add `advantages` and, with a critic, `returns` to the arrays; both are 0 for expert rollouts.
+        """Add `advantages` and, with a critic, `returns` to the arrays.
+
+        Expert rollouts have no rewards: their advantages are 0, and their returns the critic's own values, from which
+        it learns nothing.
 
         Args:
             batch: Rollouts of a step, with the fields that the components read.
@@ -107,6 +110,8 @@ class CreditAssigner:
         fields["advantages"] = _numpy(adjusted(advantages, x.loss_mask, whitened=self._whiten, clip=clip))
         experts = len(batch.arrays.loss_mask) - batch.sampled_tokens
         padded = {name: np.pad(values, (0, experts)) for name, values in fields.items()}
+        if "returns" in padded and "values" in batch.fields:
+            padded["returns"][batch.sampled_tokens :] = batch.fields["values"][batch.sampled_tokens :]
         return attrs.evolve(batch, arrays=batch.arrays.with_tokens(**padded))
 
     def state(self) -> dict[str, Any]:

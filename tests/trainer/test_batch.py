@@ -167,6 +167,12 @@ def test_what_experts_wrote_stands_behind_and_gets_no_credit() -> None:
     batch = CreditAssigner([], rlsdk.load("advantage", batch_mean)).assign(packed.with_fields(**computed)).arrays
     assert batch.tokens["advantages"].tolist() == [-0.5, -0.5, 0.5, 0.5, 0.0, 0.0, 0.0]
     assert pack([], [Group(TASK, [rollout(1, [True])], [Score(0.0)])]) is None
+    # A critic learns what was earned, and of an expert's answer, which earned nothing, what it says itself.
+    computed = {"values": np.full(7, 0.25, np.float32)}
+    gae = rlsdk.load("advantage", "gae", whiten=False)
+    tokens = CreditAssigner([], gae).assign(packed.with_fields(**computed)).arrays.tokens
+    assert tokens["returns"].tolist() == [0.0, 0.0, 1.0, 1.0, 0.5, 0.5, 0.25]
+    assert tokens["advantages"].tolist() == [-0.25, -0.25, 0.75, 0.75, 0.25, 0.25, 0.0]
 
 
 def test_a_response_keeps_its_length_when_its_first_tokens_are_too_old_to_be_trained_on() -> None:
