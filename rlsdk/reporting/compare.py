@@ -54,7 +54,8 @@ class SeedGroup:
         if not series:
             return Series(), None
         steps = sorted(set.intersection(*(set(s.steps.tolist()) for s in series)))
-        values = np.array([[dict(zip(s.steps, s.values, strict=True))[n] for n in steps] for s in series])
+        # Steps ascend; of several values at one step the last counts.
+        values = np.array([s.values[s.steps.searchsorted(steps, side="right") - 1] for s in series])
         if not steps:
             return Series(), None
         band = (Series(steps, values.min(axis=0)), Series(steps, values.max(axis=0))) if len(series) > 1 else None

@@ -13,10 +13,11 @@ import yaml
 from click.testing import CliRunner
 
 from rlsdk.cli import root
+from rlsdk.contracts import History
 from rlsdk.errors import ConfigError
 from rlsdk.reporting import report as reporting
-from rlsdk.reporting.compare import comparison, comparison_page
-from rlsdk.reporting.reading import read_run
+from rlsdk.reporting.compare import SeedGroup, comparison, comparison_page
+from rlsdk.reporting.reading import FinishedRun, read_run
 from rlsdk.reporting.report import report_page, try_report, write_report
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.runlog.tables import Entry
@@ -89,6 +90,18 @@ def test_a_report_that_cannot_be_written_is_a_line_in_the_log(
     with caplog.at_level(logging.WARNING):
         try_report(make_run(tmp_path, "mine"))
     assert "report.html was not written: OSError: [Errno 28] No space left on device" in caplog.text
+
+
+def test_the_curve_of_seeds_is_their_mean_at_the_steps_that_all_have() -> None:
+    def run_of(lines: list[tuple[int, float]]) -> FinishedRun:
+        history = History.of([{"step": step, "reward/mean": value} for step, value in lines])
+        return FinishedRun(Path("x"), "", {}, {}, history, ())
+
+    group = SeedGroup("g", (run_of([(1, 0.0), (2, 1.0), (3, 5.0), (3, 3.0)]), run_of([(2, 3.0), (3, 4.0), (5, 9.0)])))
+    mean, band = group.curve("reward/mean")
+    assert (mean.steps.tolist(), mean.values.tolist()) == ([2, 3], [2.0, 3.5])
+    assert band is not None and [each.values.tolist() for each in band] == [[1.0, 3.0], [3.0, 4.0]]
+    assert len(SeedGroup("g", (run_of([(1, 0.0)]), run_of([(2, 0.0)]))).curve("reward/mean")[0]) == 0
 
 
 def test_the_curves_are_drawn_as_pictures_beside_the_report_or_elsewhere(tmp_path: Path) -> None:
