@@ -21,6 +21,13 @@ FORMS = (
     "asserts as text or a list of them, a list of {input, output}, {inputs, outputs}, or {fn_name, inputs, outputs}, "
     "each also as JSON"
 )
+_UNITTEST = """\
+_result = __import__("unittest").TestResult()
+__import__("unittest").defaultTestLoader.loadTestsFromName({name!r}, __import__("sys").modules["tests"]).run(_result)
+for _, _text in [*_result.errors, *_result.failures]:
+    raise AssertionError(_text.strip().rpartition("\\n")[2])
+"""
+"""Source of a test that runs one method of a `TestCase`."""
 _MAX_MESSAGE = 200
 """Maximum characters of a message from tested code."""
 
@@ -179,11 +186,14 @@ def _statements(text: str, tolerance: float | None) -> Cases:
     steps: list[Step] = []
     expected: dict[int, Any] = {}
     tree = ast.parse(text)
-    if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
+    methods = _unittest_methods(tree)
+    if not methods and not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
         raise BadTestsError("it asserts nothing")
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     checks = {f.name for f in functions if any(isinstance(node, ast.Assert) for node in ast.walk(f))}
     for statement in tree.body:
+        if methods and ast.unparse(statement).startswith("unittest.main("):  # it would look for them in a program
+            continue
         if isinstance(statement, ast.Assert):
             expression, expected[len(steps)] = _comparison(statement.test)
             steps.append(("value", expression, None))
@@ -192,6 +202,9 @@ def _statements(text: str, tolerance: float | None) -> Cases:
             steps.append(("test", ast.unparse(statement), None))
         else:
             steps.append(("run", ast.unparse(statement), None))
+    for name in methods:
+        expected[len(steps)] = True
+        steps.append(("test", _UNITTEST.format(name=name), None))
     if not expected:
         raise BadTestsError("no statement at its top level asserts, or calls something that does")
     run = SandboxRun(steps=steps, names=_asked(tree))
@@ -201,6 +214,17 @@ def _statements(text: str, tolerance: float | None) -> Cases:
     texts = [ast.unparse(each) for each in found if getattr(each, "module", "") != "__future__"]
     imports = "\n".join(f"try:\n    {text}\nexcept ImportError:\n    pass" for text in texts)
     return attrs.evolve(cases, imports=imports)
+
+
+def _unittest_methods(tree: ast.Module) -> list[str]:
+    """Return `CLASS.METHOD` of each test method of the test cases of `unittest`."""
+    cases, found = {"TestCase", "unittest.TestCase", "unittest.IsolatedAsyncioTestCase"}, []
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and not cases.isdisjoint(map(ast.unparse, node.bases)):
+            cases.add(node.name)
+            methods = (each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+            found += [f"{node.name}.{method.name}" for method in methods if method.name.startswith("test")]
+    return found
 
 
 def _asserts(node: ast.AST, checks: Collection[str]) -> bool:

@@ -109,6 +109,27 @@ def test_wrong_code_fails(code, answer, share, reason):
     assert reason in score.reason
 
 
+CASES = """
+import unittest
+
+class Adds(unittest.TestCase):
+    def setUp(self): self.one = 1
+    def test_sum(self): self.assertEqual(add(self.one, 2), 3)
+    def test_more(self):
+        with self.assertRaises(TypeError): add(self.one, "2")
+
+class Others(Adds):
+    def test_text(self): assert add("a", "b") == "ba", "the order"
+"""
+
+
+@pytest.mark.parametrize("end", ["", "unittest.main()", "if __name__ == '__main__':\n    unittest.main()"])
+def test_test_cases_of_unittest_are_run_method_by_method(end):
+    score = judge(ADD, CASES + end, isolation="none")
+    assert score.value == pytest.approx(2 / 3)
+    assert score.reason.startswith("1 of 3 tests failed; test 2: AssertionError: AssertionError: ")
+
+
 @isolated
 def test_all_or_nothing():
     answer = "assert add(1, 2) == 3\nassert add(1, 2) == 4"
