@@ -75,19 +75,19 @@ class MetricTable:
         for line in lines:
             try:
                 content = json.loads(line)
-            except (ValueError, RecursionError):
+                if isinstance(content, dict) and type(content.get("step")) is int:
+                    self._add(content["step"], content)
+            except (ValueError, RecursionError, OverflowError):
                 continue
-            if isinstance(content, dict) and type(content.get("step")) is int:
-                self._add(content)
 
-    def _add(self, content: dict[str, Any]) -> None:
+    def _add(self, step: int, content: dict[str, Any]) -> None:
         row = len(self.steps)
-        self.steps.append(content["step"])
-        for name, value in content.items():
-            if name != "step" and isinstance(value, int | float):
-                column = self._columns.setdefault(name, array("d"))
-                column.extend([_GAP] * (row - len(column)))
-                column.append(float(value))
+        values = {n: float(v) for n, v in content.items() if n != "step" and isinstance(v, int | float)}
+        self.steps.append(step)
+        for name, value in values.items():
+            column = self._columns.setdefault(name, array("d"))
+            column.extend([_GAP] * (row - len(column)))
+            column.append(value)
 
     @property
     def names(self) -> list[str]:

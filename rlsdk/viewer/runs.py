@@ -126,9 +126,9 @@ class RunFolder:
 
     def _status(self) -> tuple[str, str]:
         """Return the state of the run in one word, and a sentence if something is wrong."""
-        engines = self._file(STATUS, read_json) or {}
+        engines = self._file(STATUS, read_json)
         summary = self.summary
-        ended = str(engines.get("ended") or summary.get("status") or "")
+        ended = str((isinstance(engines, dict) and engines.get("ended")) or summary.get("status") or "")
         if ended:
             return ended, str(summary.get("error") or "")
         known = actors.read(self.path)

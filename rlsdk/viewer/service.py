@@ -194,7 +194,7 @@ class ViewerService:
             except web.HTTPException as error:
                 response = self.reply({"error": error.text or error.reason})
                 response.set_status(error.status)
-            except (RlsdkError, ValueError) as error:
+            except (RlsdkError, ValueError, OverflowError) as error:  # such as a group's number that no store can hold
                 response = self.reply({"error": str(error)})
                 response.set_status(400)
             except Exception as error:

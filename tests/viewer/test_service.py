@@ -16,6 +16,7 @@ import pytest
 
 import rlsdk
 from rlsdk.errors import RunError
+from rlsdk.runlog.engine_scaling import STATUS
 from rlsdk.viewer.service import COOKIE, STATIC, ViewerService
 from tests.viewer.recorded import HOSTILE, make_run
 
@@ -53,6 +54,16 @@ def test_curves_follow_a_file_that_grows_and_one_that_is_cut_back(service: Viewe
     (run / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
     assert ask(service, "/api/state")[2]["runs"][0]["generation"] == 1
     assert ask(service, path)[2][key]["reward/mean"] == [[1], [0.5]]
+
+
+def test_damaged_files_of_one_run_cost_the_page_nothing(service: ViewerService, ask: Ask, run: Path) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(f'{{"step": 1{"0" * 30}}}\n{{"step": 7, "x": 1{"0" * 400}}}\n{{"step": 8, "reward/mean": 0.9}}\n')
+    (run / STATUS).write_text('"x"')
+    status, _, content = ask(service, "/api/state")
+    assert (status, content["runs"][0]["step"], content["runs"][0]["last"]["reward/mean"]) == (200, 8, 0.9)
+    status, _, content = ask(service, f"/api/rollouts/{content['runs'][0]['id']}/groups/1{'0' * 30}")
+    assert (status, "too large" in content["error"]) == (400, True)
 
 
 def test_a_run_that_was_cut_back_and_has_gone_further_is_read_anew(service: ViewerService, ask: Ask, run: Path) -> None:
