@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rlsdk.algorithms.bounds import in_order
 from rlsdk.algorithms.packed import masked_mean
 from rlsdk.algorithms.ratios import trained
 from rlsdk.batch import LossInputs, wide
@@ -42,7 +43,7 @@ def tis(x: LossInputs, *, cap: Positive = 2.0, level: Literal["token", "sequence
     return ratio.clamp(max=cap), _metrics(x, ratio > cap)
 
 
-@correction("mis")
+@correction("mis", check=in_order("low", "high"))
 def mis(
     x: LossInputs, *, low: NonNegative = 0.5, high: Positive = 2.0, level: Literal["token", "sequence"] = "sequence"
 ) -> Weighted:
@@ -63,7 +64,7 @@ def mis(
     return torch.where(kept, ratio, 0), _metrics(x, ~kept)
 
 
-@correction("icepop")
+@correction("icepop", check=in_order("low", "high"))
 def icepop(x: LossInputs, *, low: NonNegative = 0.5, high: Positive = 5.0) -> Weighted:
     """Token-level masked importance sampling with wide bounds: for mixture-of-experts models.
 
@@ -81,7 +82,7 @@ def icepop(x: LossInputs, *, low: NonNegative = 0.5, high: Positive = 5.0) -> We
     return torch.where(kept, ratio, 0), _metrics(x, ~kept)
 
 
-@correction("token_mask", masks=True)
+@correction("token_mask", masks=True, check=in_order("low", "high"))
 def token_mask(x: LossInputs, *, low: NonNegative = 0.5, high: Positive = 2.0) -> Weighted:
     """Mask tokens whose ratio is out of bounds; the others weigh 1.
 
@@ -97,7 +98,7 @@ def token_mask(x: LossInputs, *, low: NonNegative = 0.5, high: Positive = 2.0) -
     return _mask(x, "token", low, high)
 
 
-@correction("sequence_mask", masks=True)
+@correction("sequence_mask", masks=True, check=in_order("low", "high"))
 def sequence_mask(x: LossInputs, *, low: NonNegative = 0.5, high: Positive = 2.0) -> Weighted:
     """Mask rollouts whose ratio is out of bounds; the others weigh 1. For long rollouts, see `geometric`.
 
@@ -113,7 +114,7 @@ def sequence_mask(x: LossInputs, *, low: NonNegative = 0.5, high: Positive = 2.0
     return _mask(x, "sequence", low, high)
 
 
-@correction("geometric", masks=True)
+@correction("geometric", masks=True, check=in_order("low", "high"))
 def geometric(x: LossInputs, *, low: NonNegative = 0.999, high: Positive = 1.001) -> Weighted:
     """Mask rollouts whose *mean* mismatch is out of bounds: independent of length.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlsdk.algorithms.bounds import in_order
 from rlsdk.algorithms.packed import masked_mean
 from rlsdk.algorithms.ratios import Metrics, clipped_surrogate, credit, log_ratio, trained
 from rlsdk.batch import LossInputs
@@ -17,7 +18,7 @@ from rlsdk.limits import NonNegative, Share
 from rlsdk.marks import policy_loss
 
 
-@policy_loss("clip_cov", whole_batch=True)
+@policy_loss("clip_cov", whole_batch=True, check=in_order("cov_low", "cov_high"))
 def clip_cov(
     x: LossInputs,
     *,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.algorithms import kl
+from rlsdk.algorithms.bounds import in_order
 from rlsdk.algorithms.packed import SampledTokens
 from rlsdk.batch import EPSILON, CreditInputs, Groups, row_sums, wide
 from rlsdk.contracts import RunFacts
@@ -149,7 +150,7 @@ class RewardNorm:
         self.count, self.mean, self.squares = int(state["count"]), float(state["mean"]), float(state["squares"])
 
 
-@shaping("reward_clip")
+@shaping("reward_clip", check=in_order("low", "high"))
 def reward_clip(x: CreditInputs, *, low: float = -10.0, high: float = 10.0) -> Tensor:
     """Clip rewards, so that one outlier of a reward model does not dominate the batch.
 

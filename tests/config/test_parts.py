@@ -127,6 +127,20 @@ def test_a_greedy_answer_is_not_compared_with_rewards_that_a_shaping_changed(pla
     assert plan("algorithm=remax").shaping  # the KL is charged to what was sampled
 
 
+@pytest.mark.parametrize(
+    ("part", "path"),
+    [
+        ("shaping=[{use: reward_clip, low: 2, high: 1}]", "shaping[0].low: 2 is above high=1"),
+        ("correction={use: mis, low: 3}", "correction.low: 3 is above high=2"),
+        ("correction={use: geometric, high: 0.9}", "correction.low: 0.999 is above high=0.9"),
+        ("policy_loss={use: clip_cov, cov_low: 6}", "policy_loss.cov_low: 6 is above cov_high=5"),
+    ],
+)
+def test_bounds_that_nothing_is_within_are_a_fault(faults, part, path):
+    (fault,) = faults(f"algorithm.{part}", "old_logprobs=learner")
+    assert fault == f"algorithm.{path}: no number is within these bounds"
+
+
 def test_a_response_of_several_turns_is_as_long_as_the_model_holds(plan, faults):
     assert plan("algorithm.shaping=[{use: overlong, max_length: 2000}]", MULTI_TURN).shaping
     (fault,) = faults("algorithm.shaping=[{use: overlong, max_length: 20480}]", MULTI_TURN)
