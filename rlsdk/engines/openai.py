@@ -16,7 +16,7 @@ from rlsdk.errors import EngineError
 from rlsdk.marks import engine
 
 WAIT_SECONDS = 0.02
-"""Longest time that a step waits for answers."""
+"""Maximum time in seconds that a step waits for answers."""
 _SAID = 500
 _REFUSAL = (
     "the engine `openai` samples on a server whose weights cannot be replaced and whose logprobs are not those of the "
@@ -27,7 +27,7 @@ _REFUSAL = (
 
 @attrs.define(eq=False)
 class _Asked:
-    """A continuation that was requested."""
+    """A requested continuation."""
 
     request: Request
     index: int
@@ -39,17 +39,17 @@ class _Asked:
 class OpenAI:
     """Sample through `/completions` of an OpenAI-compatible server: vLLM, SGLang, llama.cpp, rlsdk's own, or a service.
 
-    `model.path` names a model of the same family on this machine, whose tokenizer writes prompts and reads answers.
-    Token ids and logprobs are taken where the server gives them (vLLM and rlsdk do). Otherwise the text is tokenised
-    here, perhaps not as it was sampled, and logprobs are 0.
+    `model.path` names a local model of the same family, whose tokenizer encodes prompts and decodes answers. Token ids
+    and logprobs come from the server if it returns them, as vLLM and rlsdk do. Otherwise the text is tokenized here,
+    possibly not as it was sampled, and logprobs are 0.
 
     Attributes:
         base_url: URL without `/completions`, such as http://127.0.0.1:8000/v1.
-        model: Name of the model on the server; empty takes the first that it lists.
-        api_key_env: Environment variable with the key; without the variable, none is sent.
-        prompts: Send prompts as token ids, or as text to servers that take no ids.
-        parallel: Requests that run at once.
-        timeout: Seconds until a request fails.
+        model: Name of the model on the server; empty selects the first one that it lists.
+        api_key_env: Environment variable that holds the API key; if it is not set, no key is sent.
+        prompts: Format of prompts: token ids, or text for servers that do not accept ids.
+        parallel: Maximum number of requests that run at once.
+        timeout: Timeout of a request in seconds.
     """
 
     base_url: str
@@ -67,11 +67,11 @@ class OpenAI:
     _asked: list[_Asked] = attrs.field(init=False, factory=list)
 
     def training_faults(self) -> Sequence[str]:
-        """Say why no model can be trained on what this engine samples."""
+        """Return why no model can be trained on this engine's samples."""
         return [_REFUSAL]
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
-        """Environment variables of the actor, with the key of this process: actors do not inherit the driver's."""
+        """Return the actor's environment variables, with this process's API key, which actors do not inherit."""
         key = os.environ.get(self.api_key_env, "")
         return place.environment() | ({self.api_key_env: key} if key else {})
 
@@ -91,7 +91,7 @@ class OpenAI:
             timeout=httpx.Timeout(self.timeout, connect=10.0),
             limits=httpx.Limits(max_connections=self.parallel),
             headers={"authorization": f"Bearer {key}"} if key else {},
-            trust_env=not local,  # no proxy stands before this machine
+            trust_env=not local,  # no proxy for this machine
         )
         self._threads = ThreadPoolExecutor(self.parallel)
         if not self.model:
@@ -103,7 +103,7 @@ class OpenAI:
                 raise EngineError(f"{said}; name one with engine.model") from error
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Send requests, one for each continuation.
+        """Send one HTTP request for each continuation.
 
         Raises:
             ValueFault: A request cannot be generated, or its id is in use.
@@ -118,7 +118,7 @@ class OpenAI:
         ]
 
     def step(self) -> list[Completion]:
-        """Wait a moment; return what has been answered.
+        """Wait briefly and return the completions that have arrived.
 
         Raises:
             EngineError: The server refused a request, or could not be reached.
@@ -133,11 +133,11 @@ class OpenAI:
 
     @property
     def unfinished(self) -> int:
-        """Continuations without an answer."""
+        """Number of continuations without an answer."""
         return len(self._asked)
 
     def abort(self, ids: Iterable[str] | None = None) -> list[Completion]:
-        """End requests (None: all); what the server has sampled for them is lost."""
+        """Abort requests (None: all); what the server has sampled for them is lost."""
         wanted = None if ids is None else set(ids)
         ended = [asked for asked in self._asked if wanted is None or asked.request.id in wanted]
         self._asked = [asked for asked in self._asked if wanted is not None and asked.request.id not in wanted]
@@ -147,7 +147,7 @@ class OpenAI:
         return [self._completion(asked.request, asked.index, none, [], "abort") for asked in ended]
 
     def reseed(self, seed: int) -> None:
-        """Do nothing: the server has its own generator, and requests with a seed send it."""
+        """Do nothing: the server has its own generator, and a request's seed is sent along."""
 
     def load_weights(self, weights: Weights) -> None:
         """Refuse.
@@ -188,7 +188,7 @@ class OpenAI:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
         }
-        if self.prompts == "ids":  # a server that takes ids may give them, too
+        if self.prompts == "ids":  # a server that accepts ids may return them, too
             body |= {"logprobs": 1, "return_token_ids": True}
         more = {
             "top_k": sampling.top_k,
@@ -212,7 +212,7 @@ class OpenAI:
             tokens = self._tokenizer.encode(text, add_special_tokens=False)
             if finish == "stop" and self._ends and not text.endswith(sampling.stop or ("\0",)):
                 tokens = [*tokens, self._ends[0]]
-        tokens = tokens[:room]  # a text of so many tokens may have more when it is tokenised here
+        tokens = tokens[:room]  # tokenizing the text here may give more tokens than were sampled
         logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or []
         return self._completion(request, index, np.array(tokens, np.int64), logprobs, finish)
 

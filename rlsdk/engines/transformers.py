@@ -1,4 +1,4 @@
-"""The engine `transformers`: batched generation with a model of transformers, for machines without vLLM."""
+"""The engine `transformers`: batched generation with a transformers model, for machines without vLLM."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ if TYPE_CHECKING:
     import torch
 
 _DEAD = 0.25
-"""Rows that ended stay in the batch until they are this share of it: moving the others costs a copy of their cache."""
+"""Share of ended rows up to which they stay in the batch, since moving the others copies their KV cache."""
 
 _END_SETS = 256
-"""Sets of end tokens that are kept while nothing runs: clients of a server may choose ever new ones."""
+"""Maximum number of cached sets of end tokens while idle, since clients of a server may send ever new ones."""
 
 
 @engine("transformers")
 @attrs.define(kw_only=True, eq=False, slots=False)
 class Transformers:
-    """Generate with a model of transformers, on a CPU or one GPU.
+    """Generate with a transformers model, on a CPU or one GPU.
 
-    Continuations run in one batch with a KV cache that is written in place; those of one request share the reading of
-    the prompt; a row that ends is given to the next request. Random numbers come from the seed of the continuation and
-    its position alone, so that what runs beside it changes nothing but rounding; requests without a seed get one from
-    the engine's own, which `reseed` sets. After new weights the cache of what runs is computed again. At temperature 0
-    the logprobs are those of temperature 1.
+    Continuations run in one batch with an in-place KV cache. The prompt of a request is read once for all its
+    continuations, and the next request takes over rows that end. Random numbers depend only on a continuation's seed
+    and position, so other requests in the batch affect nothing but rounding. Requests without a seed get one derived
+    from the engine's seed, which `reseed` sets. After a weight sync, the KV cache of running continuations is
+    recomputed. At temperature 0, logprobs are those at temperature 1.
 
     Attributes:
-        max_num_seqs: Continuations that run at once; the rest wait.
-        max_num_batched_tokens: Prompt tokens, padding included, that are read at once.
-        kv_cache_gib: Memory for the KV cache, in GiB; fewer continuations run at once where it is short.
-        compile: Decode with a model under `torch.compile`: on the two cores of docs/benchmarks.md a quarter faster, but
-            the first steps take half a minute more. Needs g++, or what `CXX` names.
+        max_num_seqs: Maximum number of continuations that run at once; the rest wait.
+        max_num_batched_tokens: Maximum number of prompt tokens, padding included, that are read at once.
+        kv_cache_gib: Memory for the KV cache, in GiB; fewer continuations run at once if it is too small.
+        compile: Decode with `torch.compile`: 25 % faster on the two cores of docs/benchmarks.md, but the first steps
+            take half a minute longer. Needs g++ or the compiler that `CXX` names.
     """
 
     max_num_seqs: int = 1024
@@ -75,11 +75,11 @@ class Transformers:
 
     @property
     def programs(self) -> tuple[str, ...]:
-        """Programs these options need: `torch.compile` calls the compiler that `CXX` names, as torch parses it."""
+        """Programs that these options need: the compiler that `torch.compile` calls, from `CXX` as torch parses it."""
         return (os.environ.get("CXX", "g++"),) if self.compile else ()
 
     def model_faults(self, model: Any) -> Sequence[str]:
-        """Say why a model cannot be run; it may have no weights."""
+        """Return why a model cannot be run; the model may have no weights."""
         from rlsdk.engines.slots import check_layers
 
         try:
@@ -91,40 +91,40 @@ class Transformers:
     def generation_memory(
         self, model: Model, net: Any, place: ActorSpec, device_bytes: int | None
     ) -> Sequence[MemoryUse]:
-        """Estimate the greatest memory of an engine; see `EstimatesGeneration`."""
+        """Estimate the peak memory of an engine; see `EstimatesGeneration`."""
         return transformers_memory(model, net, place, max_num_seqs=self.max_num_seqs, kv_cache_gib=self.kv_cache_gib)
 
     def routing_faults(self, model: Any) -> Sequence[str]:
-        """Say why the experts that tokens choose cannot be returned; the model may have no weights."""
+        """Return why routed experts cannot be returned; the model may have no weights."""
         from rlsdk.routing import replay_fault
 
         if self.compile:
-            return ["compile: true returns no experts that tokens chose; set engine.compile=false"]
+            return ["compile: true cannot return routed experts; set engine.compile=false"]
         fault = replay_fault(model)
         return [fault] if fault else []
 
     def return_routing(self) -> None:
-        """Have completions carry the experts that their tokens chose; called before `start`."""
+        """Make completions carry their tokens' routed experts; called before `start`."""
         self._returns_routing = True
 
     def image_faults(self, model: Any) -> Sequence[str]:
-        """Say why a model's images cannot be read; the model may have no weights."""
+        """Return why this engine cannot read images for a model; the model may have no weights."""
         if self.compile:
-            return ["compile: true reads no images; set engine.compile=false"]
-        return [] if sees(model) else [f"a {type(model).__name__} reads no images"]
+            return ["compile: true cannot read images; set engine.compile=false"]
+        return [] if sees(model) else [f"a {type(model).__name__} does not read images"]
 
     def exact_faults(self) -> Sequence[str]:
-        """Say which options stand in the way of `model.exact`."""
-        return ["compile: true fuses operations, which rounds otherwise than the learner; leave it out"] * self.compile
+        """Return the options that conflict with `model.exact`."""
+        return ["compile: true fuses operations and rounds differently than the learner; leave it out"] * self.compile
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
-        """Environment variables to set before the actor's process imports anything."""
+        """Return the environment variables to set before the actor's process imports anything."""
         found = place.environment()
         if place.device == "cpu":
             if self.compile:
                 found["TORCHINDUCTOR_COMPILE_THREADS"] = str(place.threads)
             else:
-                found["TORCHDYNAMO_DISABLE"] = "1"  # as the learner has it: their processes are then forks of one
+                found["TORCHDYNAMO_DISABLE"] = "1"  # as in the learner, so that both can fork from one process
         return found
 
     def preload(self) -> None:
@@ -132,10 +132,10 @@ class Transformers:
         from rlsdk.engines import actor, cached  # noqa: F401
 
     def start(self, model: Model, place: ActorSpec) -> None:
-        """Load the model; weights of the folder are version 0.
+        """Load the model; the folder's weights are version 0.
 
         Raises:
-            EngineError: A layer of the model keeps neither keys and values nor a state.
+            EngineError: A layer of the model has neither a KV cache nor a state.
         """
         from rlsdk.engines.cached import CachedModel
 
@@ -149,7 +149,7 @@ class Transformers:
         self.reseed(mix(place.seed, place.rank))
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Admit requests in this order; none, if one of them cannot be generated.
+        """Admit requests in this order, or none if one of them cannot be generated.
 
         Raises:
             ValueFault: A request cannot be generated, or its id is in use.
@@ -179,7 +179,7 @@ class Transformers:
             )
 
     def step(self) -> list[Completion]:
-        """Read the prompts of waiting requests if there is room, else one decode step; returns what finished."""
+        """Read the prompts of waiting requests if there is room, else decode one step; return finished completions."""
         import torch
 
         with torch.inference_mode():
@@ -191,10 +191,10 @@ class Transformers:
         """Return new tokens of running continuations.
 
         Args:
-            since: (id of the request, index) -> the first position that is wanted; no others are looked at.
+            since: (request id, index) -> first position to return; only these continuations are considered.
 
         Returns:
-            The new tokens; none with `Model.exact`, since logprobs are exact once a continuation has ended.
+            The new tokens; none with `Model.exact`, since logprobs are exact only once a continuation has ended.
         """
         if self._model.exact:
             return []
@@ -203,16 +203,16 @@ class Transformers:
 
     @property
     def net(self) -> Any:
-        """The model of transformers, once it is loaded."""
+        """The loaded transformers model."""
         return self._loaded.net
 
     @property
     def unfinished(self) -> int:
-        """Continuations that still run or wait."""
+        """Number of continuations that run or wait."""
         return len(self._waiting) + int(self._rows.alive.sum())
 
     def abort(self, ids: Iterable[str] | None = None) -> list[Completion]:
-        """End requests (None: all); returns what they had sampled, as `abort`."""
+        """Abort requests (None: all); return what they had sampled, with finish reason `abort`."""
         wanted = None if ids is None else set(ids)
         rows = self._rows
         ended = [
@@ -230,7 +230,7 @@ class Transformers:
         return ended
 
     def load_weights(self, weights: Weights) -> None:
-        """Replace the weights between two steps; requests in flight continue with a recomputed cache.
+        """Replace the weights between steps; in-flight requests continue with a recomputed KV cache.
 
         Raises:
             EngineError: A tensor of the model is missing, has a different shape, or does not belong to the model.
@@ -240,7 +240,7 @@ class Transformers:
         self._loaded.read_again(self.max_num_batched_tokens)
 
     def load_weight_parts(self, version: int, parts: Iterator[Weights]) -> None:
-        """Replace the weights as `load_weights` does, each part as it comes.
+        """Replace the weights as `load_weights` does, loading each part as it arrives.
 
         Raises:
             EngineError: A tensor is missing, has a different shape, or does not belong to the model.
@@ -250,10 +250,10 @@ class Transformers:
         self._loaded.read_again(self.max_num_batched_tokens)
 
     def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
-        """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it.
+        """Return the logprob of each token given those before it, at temperature 1, float32 `[k - 1]`.
 
         Raises:
-            ValueFault: `k` is less than 2, or above `model.max_length`.
+            ValueFault: `k` is less than 2 or above `model.max_length`.
         """
         count, limit = len(token_ids), self._model.max_length
         if not 2 <= count <= limit:
@@ -262,11 +262,11 @@ class Transformers:
         return found
 
     def reseed(self, seed: int) -> None:
-        """Seed the engine's own generator: the same requests, admitted in the same order, then give the same tokens."""
+        """Seed the engine's generator, so that the same requests in the same order give the same tokens."""
         self._seed, self._admitted = seed, 0
 
     def sleep(self) -> None:
-        """Free the device for a colocated learner; on a CPU there is nothing to free."""
+        """Free the device for a colocated learner; does nothing on a CPU."""
         self._loaded.sleep()
 
     def wake(self) -> None:
@@ -279,7 +279,7 @@ class Transformers:
         self._waiting.clear()
 
     def _choose(self) -> list[tuple[int, Pending]]:
-        """Rows for waiting continuations, in order: at once if nothing runs, else when enough rows are free."""
+        """Choose rows for waiting continuations, in order: immediately if idle, else once enough rows are free."""
         rows, loaded = self._rows, self._loaded
         running = rows.running
         free = self.max_num_seqs - len(running)
@@ -310,7 +310,7 @@ class Transformers:
         return self._sample(where, logits)
 
     def _sample(self, where: np.ndarray, logits: torch.Tensor) -> list[Completion]:
-        """Sample for these rows, record, and end those that are done."""
+        """Sample for these rows, record the tokens, and end finished rows."""
         from rlsdk.engines.sampler import likeliest, sample, uniforms
 
         rows = self._rows
@@ -334,11 +334,11 @@ class Transformers:
         return finished
 
     def _end(self, row: int, end: int, finish: Finish) -> Completion:
-        """End a row; what it sampled before position `end` is handed out, with the learner's logprobs in exact mode."""
+        """End a row and return the tokens before position `end`, with exact logprobs in exact mode."""
         rows, held = self._rows, self._rows.held[row]
         sampling, start = held.request.sampling, int(rows.start[row])
         whole = sampling.temperature == 0 or (sampling.top_p == 1 and sampling.top_k == 0)
-        if self._model.exact and whole:  # the learner knows no part of a vocabulary
+        if self._model.exact and whole:  # the learner cannot restrict the vocabulary
             tokens, width = rows.tokens[row, :end], self._model.max_length
             found = sequence_logprobs(self.net, tokens, width, sampling.temperature or 1.0)
             rows.logprobs[row, start:end] = found[start - 1 :]
@@ -346,7 +346,7 @@ class Transformers:
         return completion
 
     def _tidy(self) -> None:
-        """Close the gaps once they cost more than a copy, unless waiting requests will fill them."""
+        """Compact the batch once gaps cost more than a copy, unless waiting requests will fill them."""
         rows, running = self._rows, len(self._rows.running)
         if not running:
             rows.used = 0

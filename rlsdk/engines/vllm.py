@@ -1,4 +1,4 @@
-"""The engine `vllm`: vLLM's scheduler and kernels in the owner's own process, one decode step at a time."""
+"""The engine `vllm`: vLLM's scheduler and kernels in the engine actor's process, one decode step at a time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from rlsdk.vision import Vision
 from rlsdk.weights import joined
 
 _FINISH: tuple[Finish, Finish, Finish] = ("stop", "length", "abort")
-"""vLLM's `FinishReason` by its number; those beyond are failures."""
+"""vLLM's `FinishReason` by number; higher numbers are failures."""
 
 
 @engine("vllm")
@@ -49,23 +49,24 @@ _FINISH: tuple[Finish, Finish, Finish] = ("stop", "length", "abort")
 class Vllm:
     """Generate with vLLM.
 
-    On a CPU, and on one GPU, vLLM runs in the owner's process and is stepped by it. Weights are replaced between two
-    steps; requests in flight go on, their cache recomputed with the new weights. A seed of a request's own costs about
-    5 % of the throughput on a small model (vLLM asks one generator per sequence); without, an engine samples from its
-    one generator, which `reseed` sets: the same requests in the same order then give the same tokens. At temperature 0
-    the logprobs are those of temperature 1. Of a learner that trains an adapter, it takes the adapter alone.
+    On a CPU or a single GPU, vLLM runs in the actor's process, which drives each step. Weights are replaced between
+    steps; in-flight requests continue, and their KV cache is recomputed with the new weights. Per-request seeds cost
+    about 5 % of the throughput on a small model, since vLLM then uses one generator per sequence. Requests without a
+    seed share the engine's generator, which `reseed` sets: the same requests in the same order give the same tokens.
+    At temperature 0, logprobs are those at temperature 1. If the learner trains a LoRA adapter, only the adapter is
+    loaded.
 
-    The CUDA side (kernels, NCCL, sleep and wake) has never run; tensor parallelism has, on CPUs.
+    The CUDA path (kernels, NCCL, sleep and wake) has never been run; tensor parallelism has been run on CPUs.
 
     Attributes:
-        tensor_parallel_size: GPUs, or processes on a CPU, that divide the layers of one model.
-        kv_cache_gib: Memory for the KV cache on a CPU, in GiB; each process that divides the model has as much.
-        gpu_memory_utilization: Share of a GPU's memory that vLLM may take, weights and KV cache together.
-        max_num_seqs: Sequences that run at once; the rest wait.
-        max_num_batched_tokens: Tokens of one step, prompts included; longer prompts are read in parts.
-        enforce_eager: No compilation and no CUDA graphs; left out, true on a CPU, where compiling takes half a minute
-            and saves a small model a twentieth of its time, and false on a GPU.
-        args: Further fields of vLLM's `EngineArgs`.
+        tensor_parallel_size: Number of GPUs, or of processes on a CPU, that share the layers of one model.
+        kv_cache_gib: Memory for the KV cache on a CPU, in GiB, per tensor-parallel process.
+        gpu_memory_utilization: Share of GPU memory that vLLM may use for weights and KV cache.
+        max_num_seqs: Maximum number of sequences that run at once; the rest wait.
+        max_num_batched_tokens: Maximum number of tokens per step, prompts included; longer prompts are read in chunks.
+        enforce_eager: Disable compilation and CUDA graphs. Default: true on a CPU, where compilation takes half a
+            minute and saves a small model about 5 % of its time, and false on a GPU.
+        args: Additional fields of vLLM's `EngineArgs`.
     """
 
     tensor_parallel_size: int = 1
@@ -97,8 +98,8 @@ class Vllm:
         taken = {name: owner for name, owner in {**own, **OWNED}.items() if name in self.args}
         faults = [(f"args.{name}", f"is set by {owner}; take it out of args") for name, owner in taken.items()]
         if self.args.get("pipeline_parallel_size", 1) != 1:
-            # It has several batches under way, and a token would bear the version of other weights than sampled it.
-            text = "rlsdk knows one batch at a time, and a pipeline has several; set engine.tensor_parallel_size"
+            # A pipeline runs several batches at once, so a token could be tagged with the wrong weight version.
+            text = "rlsdk runs one batch at a time, and a pipeline runs several; set engine.tensor_parallel_size"
             faults.append(("args.pipeline_parallel_size", text))
         if faults:
             raise OptionError("engine 'vllm'", faults)
@@ -109,24 +110,24 @@ class Vllm:
         return self.tensor_parallel_size
 
     def longest(self, model: Any) -> float:
-        """Return the number of tokens of the longest sequence; see `LimitsLength`."""
+        """Return the maximum sequence length in tokens; see `LimitsLength`."""
         overridden = "hf_overrides" in self.args or os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
         return math.inf if overridden else positions(model.config.get_text_config())
 
     def generation_memory(
         self, model: Model, net: Any, place: ActorSpec, device_bytes: int | None
     ) -> Sequence[MemoryUse]:
-        """Estimate the greatest memory of an engine; see `EstimatesGeneration`."""
+        """Estimate the peak memory of an engine; see `EstimatesGeneration`."""
         room = int(self.gpu_memory_utilization * (device_bytes or 0))
         return vllm_memory(model, net, place, kv_cache_gib=self.kv_cache_gib, gpus=self.gpus, room=room)
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
-        """Environment variables to set before the actor's process imports anything."""
+        """Return the environment variables to set before the actor's process imports anything."""
         workers = self.tensor_parallel_size
         each = attrs.evolve(place, threads=max(1, place.threads // workers), world_size=place.world_size * workers)
         found = each.environment() | {
             "VLLM_NO_USAGE_STATS": "1",
-            # The scheduler is always in this process, where the logprobs of new weights can be asked for first.
+            # Keep the scheduler in this process, so that canary requests can go first.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }
         if place.cache:
@@ -138,12 +139,12 @@ class Vllm:
                 "VLLM_CPU_KVCACHE_SPACE": str(self.kv_cache_gib),
             }
             if self.enforce_eager is not False:
-                # Without, one kernel of the sampler would be compiled all the same, for 12 s and no gain.
+                # Otherwise one sampler kernel is compiled anyway, for 12 s without a benefit.
                 found["TORCHDYNAMO_DISABLE"] = "1"
         return found
 
     def preload(self) -> None:
-        """Import vLLM, its worker for CPUs, and what that imports when it loads a model."""
+        """Import vLLM, its CPU worker, and the modules that the worker imports when it loads a model."""
         from vllm import EngineArgs, LLMEngine  # noqa: F401
         from vllm.model_executor.layers.quantization.online import base  # noqa: F401
         from vllm.v1.worker import cpu_model_runner, cpu_worker  # noqa: F401
@@ -151,41 +152,41 @@ class Vllm:
         from rlsdk.engines import actor  # noqa: F401
 
     def expect_adapter(self, adapter: Adapter) -> None:
-        """Have `load_weights` take adapters of this shape, over the folder's weights; called before `start`.
+        """Make `load_weights` expect adapters of this shape on top of the folder's weights; called before `start`.
 
         Raises:
-            EngineError: Its rank is above what vLLM can serve.
+            EngineError: The rank is higher than vLLM supports.
         """
         vllm_adapter.arguments(adapter)
         self._adapter = adapter
 
     def model_faults(self, model: Any) -> Sequence[str]:
-        """Say why a model cannot be trained with the vLLM that is installed; it may have no weights."""
+        """Return why a model cannot be trained with the installed vLLM; the model may have no weights."""
         return [*model_faults(model), *parallel_faults(model, self.tensor_parallel_size)]
 
     def image_faults(self, model: Any) -> Sequence[str]:
-        """Say why a model's images cannot be read; the model may have no weights."""
+        """Return why this engine cannot read images for a model; the model may have no weights."""
         return image_faults(model)
 
     def routing_faults(self, model: Any) -> Sequence[str]:
-        """Say why vLLM cannot return the experts that tokens choose; the model changes nothing."""
+        """Return why vLLM cannot return routed experts; independent of the model."""
         return routing_faults()
 
     def return_routing(self) -> None:
-        """Have completions carry the experts that their tokens chose; called before `start`."""
+        """Make completions carry their tokens' routed experts; called before `start`."""
         self._returns_routing = True
 
     def start(self, model: Model, place: ActorSpec) -> None:
-        """Load the model; weights of the folder are version 0.
+        """Load the model; the folder's weights are version 0.
 
         Raises:
-            EngineError: The process lacks variables of `environment`.
+            EngineError: The process lacks environment variables from `environment`.
         """
         for name, value in self.environment(place).items():
             if name.startswith("VLLM_") and os.environ.get(name) != value:
                 raise EngineError(
                     f"{name} is {os.environ.get(name)!r} and must be {value!r} before vLLM is imported; start the "
-                    "engine in a process made with the variables of `environment(place)`"
+                    "engine in a process with the variables of `environment(place)`"
                 )
         from vllm import EngineArgs, LLMEngine
 
@@ -194,7 +195,7 @@ class Vllm:
         self._model, self._place = model, place
         self._tokenizer = open_tokenizer(model)
         self._ends = end_ids(model, self._tokenizer)
-        # Before vLLM is started: it replaces classes of transformers that it runs by its own means, such as GPT-NeoX's.
+        # Before vLLM starts, since it replaces transformers classes that it implements itself, such as GPT-NeoX's.
         self._expected = trained_shapes(model) or {}
         latent = False
         if place.device == "cpu":
@@ -213,7 +214,7 @@ class Vllm:
             vllm_adapter.load_blank(self._llm)
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Admit requests in this order; none, if one of them cannot be generated.
+        """Admit requests in this order, or none if one of them cannot be generated.
 
         Raises:
             ValueFault: A request cannot be generated, or its id is in use.
@@ -226,7 +227,7 @@ class Vllm:
             self._admit(request)
 
     def _admit(self, request: Request) -> None:
-        """Hand the continuations to the scheduler, each as a request of its own, so that none waits for the others."""
+        """Give each continuation to the scheduler as a separate request, so that none waits for the others."""
         from copy import copy
 
         from vllm.inputs import tokens_input
@@ -312,7 +313,7 @@ class Vllm:
 
     @staticmethod
     def _canary(output: Any, found: np.ndarray | None) -> np.ndarray | None:
-        """The logprobs of a prompt, once vLLM hands them out."""
+        """Return the logprobs of a prompt once vLLM has them."""
         tensors = output.new_prompt_logprobs_tensors
         if tensors is not None:
             found = tensors.logprobs[:, 0].numpy()
@@ -338,29 +339,29 @@ class Vllm:
         """Return new tokens of running continuations.
 
         Args:
-            since: (id of the request, index) -> the first position that is wanted; no others are looked at.
+            since: (request id, index) -> first position to return; only these continuations are considered.
         """
         wanted = ((c, since.get((c.request, c.index))) for c in self._running.values())
         return [c.since(start) for c, start in wanted if start is not None and len(c.token_ids) > start]
 
     @property
     def unfinished(self) -> int:
-        """Continuations that still run or wait, and those that `step` has yet to return."""
+        """Number of continuations that run or wait, or that `step` has yet to return."""
         return len(self._running) + len(self._ready)
 
     def abort(self, ids: Iterable[str] | None = None) -> list[Completion]:
-        """End requests (None: all); returns what they had sampled, as `abort`."""
+        """Abort requests (None: all); return what they had sampled, with finish reason `abort`."""
         wanted = None if ids is None else set(ids)
         ended = [n for n, c in self._running.items() if wanted is None or c.request in wanted]
         self._llm.engine_core.abort_requests(ended)
         return [self._running.pop(name).complete("abort") for name in ended]
 
     def load_weights(self, weights: Weights) -> None:
-        """Replace the weights between two steps; requests in flight go on, their cache recomputed with the new ones.
+        """Replace the weights between steps; in-flight requests continue with a recomputed KV cache.
 
         Raises:
-            EngineError: A tensor of the model is missing or has another shape, the engine is asleep, or a whole model
-                came where an adapter is expected, or the other way round.
+            EngineError: A tensor of the model is missing or has the wrong shape, the engine is asleep, or it got a
+                whole model instead of an adapter or vice versa.
         """
         self._prepare(weights.version, weights.adapter)
         if self._adapter is not None:
@@ -370,13 +371,13 @@ class Vllm:
         self._loaded(weights.version)
 
     def load_weight_parts(self, version: int, parts: Iterator[Weights]) -> None:
-        """Replace the weights as `load_weights` does, each part as it comes.
+        """Replace the weights as `load_weights` does, loading each part as it arrives.
 
-        Workers in processes of their own get them whole, from shared memory: their calls take no iterators.
+        Workers in separate processes get the whole weights from shared memory, since their calls take no iterators.
 
         Raises:
             EngineError: As `load_weights`.
-            TransferError: The parts ended too early.
+            TransferError: The stream of parts ended early.
         """
         if self.tensor_parallel_size > 1:
             if (weights := joined(parts, copy=True)) is not None:
@@ -395,7 +396,7 @@ class Vllm:
                 f"weights of version {version} are of {adapter or 'a whole model'}; this engine was "
                 f"started for {self._adapter or 'whole models'}"
             )
-        # The prefix cache must go, and what running requests have cached would mix two policies in one sequence.
+        # Drop the prefix cache and the KV cache of running requests, which would mix two policies in one sequence.
         self._llm.reset_prefix_cache(reset_running_requests=True)
         self._llm.reset_encoder_cache()
 
@@ -415,12 +416,12 @@ class Vllm:
             self._llm.collective_rpc("rlsdk_load", args=(weights,))
 
     def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
-        """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it.
+        """Return the logprob of each token given those before it, at temperature 1, float32 `[k - 1]`.
 
-        Requests in flight go on meanwhile; what finishes is returned by the next `step`.
+        In-flight requests continue meanwhile; the next `step` returns those that finish.
 
         Raises:
-            ValueFault: `k` is less than 2, or not below `model.max_length`: vLLM wants room for one token more.
+            ValueFault: `k` is less than 2 or not below `model.max_length`, since vLLM needs room for one more token.
         """
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
@@ -440,21 +441,21 @@ class Vllm:
         return found
 
     def _before_others(self, name: str, count: int) -> AbstractContextManager[None]:
-        """Have a prompt read before, and not beside, what waits to have its cache recomputed: that may take long.
+        """Read a prompt before the requests whose cache must be recomputed, which may take long.
 
-        Whoever sends weights waits for these logprobs. Where vLLM runs in processes of its own, its scheduler is out
-        of reach, and the prompt waits.
+        The weight sync waits for these logprobs. If vLLM runs in separate processes, its scheduler is out of reach, and
+        the prompt waits its turn.
         """
         core = getattr(self._llm.engine_core, "engine_core", None)
         before = getattr(getattr(core, "scheduler", None), "before_others", None)
         return nullcontext() if before is None else before(name, count)
 
     def reseed(self, seed: int) -> None:
-        """Seed the engine's own generator: the same requests, admitted in the same order, then give the same tokens."""
+        """Seed the engine's generator, so that the same requests in the same order give the same tokens."""
         self._llm.collective_rpc("rlsdk_seed", args=(mix(seed),))
 
     def sleep(self) -> None:
-        """Free the device for a colocated learner; on a CPU there is nothing to free."""
+        """Free the device for a colocated learner; does nothing on a CPU."""
         if self._place.device != "cpu":
             self._llm.reset_prefix_cache(reset_running_requests=True)
             self._llm.sleep(level=1, mode="keep")

@@ -1,4 +1,4 @@
-"""The `EngineArgs` of vLLM, from a model, its placement and the engine's options."""
+"""Build vLLM's `EngineArgs` from a model, its placement and the engine's options."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ OWNED = {
     "trust_remote_code": "model.trust_remote_code",
     "seed": "the run's seed",
     "logprobs_mode": "rlsdk itself: logprobs are those of the distribution sampled from",
-    "async_scheduling": "rlsdk itself: a token must be sampled by the weights whose version it bears",
+    "async_scheduling": "rlsdk itself: a token's weight version must be that of the weights that sampled it",
     "worker_extension_cls": "rlsdk itself",
     "scheduler_cls": "rlsdk itself",
     "distributed_executor_backend": "rlsdk itself",
-    "data_parallel_size": "placement.engines, each of which has a model",
+    "data_parallel_size": "placement.engines, each of which holds a model",
     "skip_tokenizer_init": "rlsdk itself",
     "enable_sleep_mode": "placement.colocate",
     "enable_lora": "learner.lora",
     "max_lora_rank": "learner.lora.rank",
     "enable_return_routed_experts": "a correction such as routing_replay",
 }
-"""Engine arguments that `args` may not set, and what sets them; options of the engine are others."""
+"""Engine arguments that `args` may not set, with what sets them; engine options are checked separately."""
 _EXECUTOR = "rlsdk.engines.vllm_executor.TensorParallelExecutor"
 
 
@@ -43,16 +43,16 @@ def engine_arguments(
     latent: bool = False,
     images: bool = False,
 ) -> dict[str, Any]:
-    """Fields of vLLM's `EngineArgs`.
+    """Return fields for vLLM's `EngineArgs`.
 
     Args:
-        model: To generate with.
-        place: Where.
-        options: The engine's options; its `args` are laid over the rest.
-        adapter: The shape of those that it will be sent; None where it is sent whole models.
-        routing: Return the experts that tokens choose.
-        latent: The model makes keys and values of a latent vector, as DeepSeek-V3 does; it matters on a CPU alone.
-        images: The model reads images.
+        model: Model to generate with.
+        place: Placement of the engine.
+        options: The engine's options; its `args` override the rest.
+        adapter: Shape of the adapters that the engine will receive; None for whole models.
+        routing: True to return routed experts.
+        latent: True if the model uses latent attention, as DeepSeek-V3 does; matters only on a CPU.
+        images: True if the model reads images.
     """
     cpu = place.device == "cpu"
     found: dict[str, Any] = {
@@ -69,7 +69,7 @@ def engine_arguments(
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-        # A step then returns what it sampled, and weights are replaced with nothing under way.
+        # A step then returns what it sampled, and no step is running when weights are replaced.
         "async_scheduling": False,
         "worker_extension_cls": "rlsdk.engines.vllm_worker.WorkerExtension",
         "scheduler_cls": "rlsdk.engines.vllm_scheduler.DecodeScheduler",
@@ -93,9 +93,9 @@ def engine_arguments(
 
 
 def _for_cpu(*, latent: bool) -> dict[str, Any]:
-    # With the 128 of vLLM attention reads mostly padding where sequences are short; less costs bookkeeping.
+    # With vLLM's 128, attention over short sequences reads mostly padding; smaller blocks cost bookkeeping.
     found: dict[str, Any] = {"block_size": 64}
     if latent:
-        # vLLM's kernel for CPUs rotates slices as if they were contiguous, and what it gets is wrong.
+        # vLLM's CPU kernel rotates slices as if they were contiguous, which gives wrong results.
         found["compilation_config"] = {"custom_ops": ["-rotary_embedding"]}
     return found

@@ -77,7 +77,7 @@ def parallel_faults(model: Any, size: int) -> list[str]:
 def image_faults(model: Any) -> list[str]:
     """Say why a model's images cannot be read with the vLLM that is installed; the model may have no weights."""
     if not sees(model):
-        return [f"a {type(model).__name__} reads no images"]
+        return [f"a {type(model).__name__} does not read images"]
     kind = model.config.model_type
     if kind == "gemma3" and (version := _cpu_build()):
         return [

@@ -1,4 +1,4 @@
-"""Options of the learner on DeepSpeed, and what they require of a model and a machine before anything starts."""
+"""Options of the DeepSpeed learner, and the checks of model and machine that they imply before a start."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 
 @attrs.define(kw_only=True, eq=False)
 class DeepSpeedOptions(LearnerOptions):
-    """Options of `DeepSpeedLearner` beside those of `LearnerOptions`.
+    """Options of `DeepSpeedLearner`, in addition to those of `LearnerOptions`.
 
     Attributes:
-        zero_stage: Parts that ranks divide: 0 nothing, 1 the optimiser's state, 2 gradients too, 3 weights too. In
+        zero_stage: State sharded across ranks: 0 nothing, 1 optimiser state, 2 also gradients, 3 also weights. In
             bfloat16, 0 works as 1, because DeepSpeed's stage 0 sums gradients in bfloat16.
-        offload: Parts kept in main memory instead of the GPU's: none, optimizer (stage 1 and up), all (stage 3).
-        sequence_parallel: Ranks that share the tokens of each rollout (Ulysses), for rollouts too long for one; each
-            reads `micro_batch_tokens` of a micro-batch. Divides the number of ranks and the model's heads.
-        compile: Compile the models with `torch.compile`: on the two cores of docs/benchmarks.md an update takes a fifth
-            less time, but the first of each kind of pass half a minute more. Needs g++, or what `CXX` names.
+        offload: State kept in host memory instead of GPU memory: none, optimizer (stage 1 and up), all (stage 3).
+        sequence_parallel: Number of ranks that share the tokens of each rollout (Ulysses), for rollouts too long for
+            one rank; each reads `micro_batch_tokens`. Must divide the number of ranks and of the model's heads.
+        compile: Compile the models with `torch.compile`: updates take 20 % less time on the two cores of
+            docs/benchmarks.md, but the first pass of each kind takes half a minute longer. Needs g++ or the compiler
+            that `CXX` names.
     """
 
     zero_stage: Literal[0, 1, 2, 3] = 1
@@ -49,7 +50,7 @@ class DeepSpeedOptions(LearnerOptions):
 
     @property
     def programs(self) -> tuple[str, ...]:
-        """Programs these options need: `torch.compile` calls the compiler that `CXX` names, as torch parses it."""
+        """Programs that these options need: the compiler that `torch.compile` calls, from `CXX` as torch parses it."""
         return (os.environ.get("CXX", "g++"),) if self.compile else ()
 
     @property
@@ -59,12 +60,12 @@ class DeepSpeedOptions(LearnerOptions):
 
     @property
     def packs_without_mask(self) -> bool:
-        """True if packed rollouts attend one after another, where the model allows it; false if a mask parts them."""
-        return super().packs_without_mask and not self.compile  # which would compile again for each packing
+        """True if packed rollouts can attend separately, if the model allows it; False if a mask separates them."""
+        return super().packs_without_mask and not self.compile  # compile would recompile for each packing
 
     @property
     def memory_remedies(self) -> tuple[str, ...]:
-        """Options that would lower the memory of a rank, those first that cost least."""
+        """Options that would lower the memory of a rank, cheapest first."""
         found = {
             "gradient_checkpointing=true": not self.gradient_checkpointing and self.rows != "shared",
             "micro_batch_tokens=auto": self.micro_batch_tokens != "auto",
@@ -75,13 +76,13 @@ class DeepSpeedOptions(LearnerOptions):
         return tuple(f"learner.{name}" for name, open_ in found.items() if open_)
 
     def rank_memory(self, roles: Roles, place: ActorSpec) -> RankMemory:
-        """Return what a rank holds beside the activations of its passes, as DeepSpeed divides it."""
+        """Return the memory of a rank without activations, as DeepSpeed shards it."""
         from rlsdk.learners.estimate import zero_memory
 
         return zero_memory(self, roles, place)
 
     def model_faults(self, model: Any) -> Sequence[str]:
-        """Say why a model cannot be trained with these options; it may have no weights."""
+        """Return why a model cannot be trained with these options; the model may have no weights."""
         from rlsdk.vision import layout_faults
 
         unseen = layout_faults(
@@ -98,27 +99,27 @@ class DeepSpeedOptions(LearnerOptions):
         return [*super().model_faults(model), *unseen, *sequence_faults(model, self.sequence_parallel)]
 
     def routing_faults(self, model: Any) -> Sequence[str]:
-        """Say why the engine's choices of experts cannot be replayed with these options."""
+        """Return why the engine's expert routing cannot be replayed with these options."""
         from rlsdk.routing import replay_fault
 
         if self.compile:
-            return ["compile: true replays no experts; set learner.compile=false"]
+            return ["compile: true cannot replay routed experts; set learner.compile=false"]
         fault = replay_fault(model)
         return [fault] if fault else []
 
     def exact_faults(self) -> Sequence[str]:
-        """Say which options stand in the way of `model.exact`."""
+        """Return the options that conflict with `model.exact`."""
         reasons = {
-            "compile: true fuses operations, which rounds otherwise than the engine": self.compile,
+            "compile: true fuses operations, which rounds differently than the engine": self.compile,
             f"sequence_parallel: {self.sequence_parallel} splits what the engine reads": self.sequence_parallel > 1,
         }
         return [*(f"{reason}; leave it out" for reason, given in reasons.items() if given), *super().exact_faults()]
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
-        """Environment variables to set before the actor's process imports anything.
+        """Return the environment variables to set before the actor's process imports anything.
 
         Raises:
-            LearnerError: `sequence_parallel` does not divide the ranks.
+            LearnerError: `sequence_parallel` does not divide the number of ranks.
         """
         if place.world_size % self.sequence_parallel:
             needed = f"sequence_parallel: {self.sequence_parallel} needs as many learner ranks, or a multiple of them"

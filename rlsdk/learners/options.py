@@ -1,4 +1,4 @@
-"""Options of learners that train models of transformers, and what they require of a model before anything starts."""
+"""Options of learners that train transformers models, and the checks that these options imply before a start."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ def _positive_or_auto(_: Any, __: Any, value: int | str) -> None:
 
 @attrs.define(kw_only=True, eq=False)
 class LearnerOptions(ABC):
-    """Options of `TransformersLearner`, which every learner that is built on it has.
+    """Options of `TransformersLearner` and of every learner built on it.
 
     Attributes:
         lr: Peak learning rate of the actor.
-        critic_lr: Peak learning rate of the critic; left out, ten times the actor's.
-        betas: Decay rates of AdamW's two moments.
-        eps: AdamW's addition to the denominator.
+        critic_lr: Peak learning rate of the critic; default: ten times the actor's.
+        betas: AdamW's decay rates of the two moments.
+        eps: AdamW's epsilon, added to the denominator.
         weight_decay: AdamW's weight decay.
-        grad_clip: Greatest norm of the gradient; 0 for none.
-        skip_limit: Updates in a row that are skipped because their gradient is not finite; one more ends the run. A
-            skipped update changes no weight, and is counted in `actor/skipped_updates` or `critic/skipped_updates`.
-        schedule: Learning rate after the warm-up: constant, or linear or cosine down to `final_ratio`.
-        warmup_steps: Optimiser steps of linear warm-up.
-        final_ratio: Learning rate at the end, as a share of the peak.
-        micro_batch_tokens: Tokens of one forward pass, padding included; a longer rollout gets one of its own. `auto`
-            takes as many, up to 32768, as leave half of the free memory unused by the estimate of `rlsdk explain`.
-        rows: padded gives each rollout a row (rollouts of like length together); packed puts them one after another,
-            each of which attends to itself (flash_attention_2, or sdpa; eager, layers with windows and compile read all
-            of them behind a mask, which is slow); shared reads a prompt once for all its rollouts in a micro-batch,
-            which pays where groups are large and prompts are not short beside responses (full attention, sdpa or
-            eager); tree reads whatever rollouts of a micro-batch begin with once, earlier turns and branches, too.
-        gradient_checkpointing: Compute activations again in the backward pass: a third more time, far less memory.
-        attention: Implementation in transformers; on a CPU, eager is faster for rows of a few dozen tokens.
-        value_init: Initial value head of the critic: zero predicts 0 at first; small is a little noise.
-        lora: Train low-rank adapters of the actor's linear layers in place of its weights (`rank`, `alpha`, `targets`,
-            `sync`); it wants about ten times the learning rate. Left out, all weights are trained.
+        grad_clip: Maximum gradient norm; 0 disables clipping.
+        skip_limit: Maximum number of consecutive updates skipped for a non-finite gradient; one more ends the run. A
+            skipped update changes no weights and is counted in `actor/skipped_updates` or `critic/skipped_updates`.
+        schedule: Learning-rate schedule after warm-up: constant, or linear or cosine decay to `final_ratio`.
+        warmup_steps: Number of optimiser steps of linear warm-up.
+        final_ratio: Final learning rate as a share of the peak.
+        micro_batch_tokens: Maximum number of tokens per forward pass, padding included; a longer rollout gets its own
+            pass. `auto` takes up to 32768 and leaves half of the free memory unused by the estimate of `rlsdk explain`.
+        rows: Layout of a micro-batch. padded: one row per rollout, with rollouts of similar length together. packed:
+            rollouts one after another, each attending only to itself (fast with flash_attention_2 or sdpa; slow with
+            eager, windowed layers or compile, which mask). shared: reads each prompt once for all its rollouts, which
+            pays off for large groups whose prompts are not short relative to their responses (full attention, sdpa or
+            eager). tree: reads every common prefix of rollouts once, including earlier turns and branches.
+        gradient_checkpointing: Recompute activations in the backward pass: a third more time, far less memory.
+        attention: Attention implementation in transformers; on a CPU, eager is faster for rows of a few dozen tokens.
+        value_init: Initial value head of the critic: zero predicts 0 at first; small adds a little noise.
+        lora: Train low-rank adapters of the actor's linear layers instead of its weights (`rank`, `alpha`, `targets`,
+            `sync`); needs about ten times the learning rate. Default: train all weights.
     """
 
     lr: NonNegative = 1e-6
@@ -85,14 +85,14 @@ class LearnerOptions(ABC):
             )
 
     def check_readers(self, option: str) -> None:
-        """Refuse rows of which several ranks cannot read a part each; `option` names the number of these ranks."""
+        """Reject row layouts that ranks cannot split; `option` names the setting of the number of ranks."""
         if self.readers > 1 and (self.rows not in ("padded", "packed") or self.attention != "sdpa"):
             needed = f"{option} needs rows: padded or packed and attention: sdpa (torch's flash kernel on a GPU)"
             raise ValueError(f"{needed}; got rows: {self.rows} and attention: {self.attention}")
 
     @property
     def requires(self) -> tuple[str, ...]:
-        """Distributions that must be installed for these options."""
+        """Packages that these options require."""
         flash = ("flash-attn",) if self.attention == "flash_attention_2" else ()
         return (*(("peft",) if self.lora else ()), *flash)
 
@@ -103,21 +103,21 @@ class LearnerOptions(ABC):
 
     @property
     def packs_without_mask(self) -> bool:
-        """True if packed rollouts attend one after another, where the model allows it; false if a mask parts them."""
+        """True if packed rollouts can attend separately, if the model allows it; False if a mask separates them."""
         return self.rows == "packed" and self.attention == "sdpa"
 
     @abstractmethod
     def rank_memory(self, roles: Roles, place: ActorSpec) -> RankMemory:
-        """Return what a rank holds beside the activations of its passes, from the configs of the models."""
+        """Return the memory of a rank without activations, from the models' configs."""
 
     def update_memory(self, roles: Roles, place: ActorSpec, shape: UpdateShape) -> Sequence[MemoryUse]:
-        """Estimate the greatest memory of a rank, without loading weights; see `EstimatesUpdates`."""
+        """Estimate the peak memory of a rank without loading weights; see `EstimatesUpdates`."""
         from rlsdk.learners.estimate import update_memory
 
         return update_memory(self, roles, place, shape)
 
     def checkpoint_bytes(self, model: Any, dtype: DType, *, critic: bool) -> int:
-        """Estimate a role's checkpoint: what is trained in `dtype`, and a copy and two moments of it in float32."""
+        """Estimate the bytes of a role's checkpoint: trained weights in `dtype`, a copy and two moments in float32."""
         if self.lora is not None and not critic:
             trained = count_adapter(model, self.lora)
         else:
@@ -125,7 +125,7 @@ class LearnerOptions(ABC):
         return trained * (DTYPE_BYTES[dtype] + 12)
 
     def model_faults(self, model: Any) -> Sequence[str]:
-        """Say why a model cannot be trained with these options; it may have no weights."""
+        """Return why a model cannot be trained with these options; the model may have no weights."""
         import torch
 
         from rlsdk.learners.model import policy_faults
@@ -133,16 +133,16 @@ class LearnerOptions(ABC):
 
         narrow = [NO_FLOAT16] if model.dtype == torch.float16 else []
         adapter = self.lora and adapter_fault(model, self.lora)
-        reason = "lora would adapt its vision tower, too, which engines do not take; leave it out"
+        reason = "lora would also adapt its vision tower, which engines cannot load; leave it out"
         unseen = layout_faults(model, {reason: bool(self.lora)})
         policy = policy_faults(model, self.attention, self.rows, without_mask=self.packs_without_mask)
         return [*narrow, *policy, *([adapter] if adapter else []), *unseen]
 
     def exact_faults(self) -> Sequence[str]:
-        """Say which options stand in the way of `model.exact`."""
+        """Return the options that conflict with `model.exact`."""
         reasons = {
             "lora multiplies by the adapter separately, the engine by merged weights": self.lora is not None,
             f"rows: {self.rows} lays several rollouts out together": self.rows != "padded",
-            f"attention: {self.attention} sums in another order than the engine's sdpa": self.attention != "sdpa",
+            f"attention: {self.attention} sums in a different order than the engine's sdpa": self.attention != "sdpa",
         }
         return [f"{reason}; leave it out" for reason, given in reasons.items() if given]

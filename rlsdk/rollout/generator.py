@@ -1,6 +1,6 @@
-"""From tasks to scored groups: every rollout runs on its own and is scored as it finishes.
+"""Turn tasks into scored groups: rollouts run independently, and each is scored when it finishes.
 
-A term of the reward that compares the rollouts of a group is called once the group is complete.
+A reward term that compares the rollouts of a group is called once the group is complete.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rlsdk.types import Group, Rollout, Score, Task
 
 Observer = Callable[[Rollout, Score, int], Any]
 RERUNS = 3
-"""Number of times a rollout is restarted when the worker of its environment dies; then it has failed."""
+"""Number of times that a rollout is restarted when its environment's worker dies, before it counts as failed."""
 ABORTED = Score.invalid("it was stopped from outside")
 """Score of an aborted rollout: a partial answer is not scored."""
 UNCOMPARED = Score.invalid("others of its group were stopped from outside before they could be compared")
@@ -44,14 +44,14 @@ UNCOMPARED = Score.invalid("others of its group were stopped from outside before
 
 @attrs.frozen(eq=False)
 class _Made:
-    """The rollouts of one member of a group, and their scores.
+    """Rollouts of one group member, with their scores.
 
     Attributes:
-        rollouts: One, or the steps of a trajectory.
-        judged: One score per rollout, or the last rollout's alone, which then counts for all; a `ScoringCounters` where
+        rollouts: One rollout, or the steps of a trajectory.
+        judged: One score per rollout, or only the last rollout's, which then counts for all; a `ScoringCounters` if
             the score depends on the rest of the group.
         is_new: True if the observer has not seen it yet.
-        chat: Conversation that made the rollouts; it may have earlier ones of the same trajectories.
+        chat: Conversation that made the rollouts; it may hold earlier rollouts of the same trajectories.
     """
 
     rollouts: Sequence[Rollout]
@@ -61,10 +61,10 @@ class _Made:
 
     @cached_property
     def pairs(self) -> list[tuple[Rollout, Score]]:
-        """The rollouts with their scores, once these are complete."""
+        """Rollouts with their scores, once the scores are complete."""
         scores = [each for each in self.judged if isinstance(each, Score)]
         if missing := len(self.rollouts) - len(scores):
-            # Token rewards of the last one refer to positions that the others do not have.
+            # Token rewards of the last rollout refer to positions that the others do not have.
             scores = [*[attrs.evolve(scores[-1], token_rewards=None, shared=True)] * missing, *scores]
         paired = list(zip(self.rollouts, scores, strict=True))
         if self.chat is None:
@@ -78,9 +78,9 @@ class _Made:
 
 
 class RolloutGenerator:
-    """Runs the workflow on tasks, `group_size` times each.
+    """Run the workflow on tasks, `group_size` times each.
 
-    `run_again` counts the rollouts that were restarted because the worker of their environment died.
+    `run_again` counts the rollouts that were restarted because their environment's worker died.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class RolloutGenerator:
         """Create a generator.
 
         Args:
-            workflow: Workflow, ready to run: an object with `run`, or an async function.
-            scorer: Scorer of the rollouts; None: the sum of the rewards that the workflow gave (demonstrations).
+            workflow: Resolved workflow: an object with `run`, or an async function.
+            scorer: Scorer of the rollouts; None to sum the rewards that the workflow gave (demonstrations).
             seed: Seed of the requests; None leaves sampling to the engines' own generators.
             observer: Called with each rollout, its score and the step it is for (-1: evaluation).
         """
@@ -108,7 +108,7 @@ class RolloutGenerator:
     async def produce(
         self, tasks: Sequence[Task], context: RolloutContext, group_size: int, key: str, step: int = -1
     ) -> list[Group]:
-        """Return the groups of these tasks, in their order.
+        """Return the groups of these tasks, in order.
 
         Args:
             tasks: Tasks to solve.
@@ -137,7 +137,7 @@ class RolloutGenerator:
         step: int = -1,
         before: Group | None = None,
     ) -> Group:
-        """Sample and score the group of one task. Groups that are begun together send their requests in that order.
+        """Sample and score the group of one task. Groups that start together send their requests in that order.
 
         Args:
             task: Task to solve.
@@ -155,7 +155,7 @@ class RolloutGenerator:
         prompt = Prompt(task, *context.codec.prompt(task))
         left = before
         if before is not None and (len(before.rollouts) != group_size or any(r.trajectory for r in before.rollouts)):
-            left = None  # step-wise workflows return several rollouts per member: which of these are whole is not known
+            left = None  # step-wise workflows return several rollouts per member: unknown which are complete
         async with asyncio.TaskGroup() as running:
             members = [
                 running.create_task(self._member(prompt, context, key, member, step, left))
@@ -170,7 +170,7 @@ class RolloutGenerator:
     async def _member(
         self, prompt: Prompt, context: RolloutContext, group: str, member: int, step: int, before: Group | None
     ) -> _Made:
-        """Return one member: the earlier one if it was complete, else one made from what was sampled before."""
+        """Return one member: the earlier one if it is complete, else a new one that continues the partial answer."""
         if before is not None:
             rollout, score = before.rollouts[member], before.scores[member]
             if score.valid:
@@ -199,7 +199,7 @@ class RolloutGenerator:
                 reason = f"{type(error).__name__}: {error}"
                 self.run_again += attempt < RERUNS
             except _FailedError as error:
-                if chat.stopped:  # half an answer was too little for the workflow, or its agent
+                if chat.stopped:  # the workflow or its agent could not use a partial answer
                     return _Made([chat.finish(status="aborted")], [ABORTED], is_new=False)
                 reason = str(error)
                 break
@@ -213,14 +213,14 @@ class RolloutGenerator:
                 produced = await user_loop.run(lambda: self._call(task, chat))
         except OutOfRoomError:
             produced = chat.finish()
-        except ValueFault as error:  # not an observation, a reward, …, of the environment or workflow
+        except ValueFault as error:  # an invalid observation, reward, … from environment or workflow
             raise _FailedError(described(error)) from error
         except RlsdkError:
             raise
         except asyncio.CancelledError as error:
             running = asyncio.current_task()
             if running is not None and running.cancelling():
-                raise  # somebody ends this rollout
+                raise  # this rollout is cancelled from outside
             # A scope of anyio, or of a client built on it, leaked its own cancellation.
             raise _FailedError(f"its code raised {described(error)}") from error
         except Exception as error:
@@ -242,13 +242,13 @@ class RolloutGenerator:
         return await made
 
     async def _judged(self, rollouts: Sequence[Rollout]) -> Sequence[Score | ScoringCounters]:
-        """Score rollouts as far as possible before the rest of their group is complete."""
+        """Score rollouts as far as possible before their group is complete."""
         if self._scorer is None:
             return [as_score(sum(value for _, value in rollout.rewards)) for rollout in rollouts]
         if isinstance(self._scorer, Scorer):
             self._scorer.warn_of_ignored(rollouts)
         judge = self._scorer.score if self._comparing is None else self._comparing.begin
-        if len(rollouts) == 1:  # the usual case, without a task of its own for the event loop
+        if len(rollouts) == 1:  # the common case, without an extra asyncio task
             return [await judge(rollouts[0])]
         return await asyncio.gather(*(judge(rollout) for rollout in rollouts))
 
@@ -262,7 +262,7 @@ class RolloutGenerator:
         return Score(0.0) if self._scorer is None else await self._scorer.score(rollout)
 
     async def _compared(self, scorer: Scorer, members: Sequence[_Made]) -> list[_Made]:
-        """Return members with their scores; nothing is compared in a group with aborted rollouts."""
+        """Return members with their scores; groups with aborted rollouts are not compared."""
         counters = [each for member in members for each in member.judged if isinstance(each, ScoringCounters)]
         if any(rollout.status == "aborted" for member in members for rollout in member.rollouts):
             scores = [UNCOMPARED] * len(counters)
@@ -275,7 +275,7 @@ class RolloutGenerator:
         ]
 
     def _seen(self, made: _Made, step: int) -> _Made:
-        """Show new rollouts to the observer."""
+        """Pass new rollouts to the observer."""
         if self._observer is not None and made.is_new:
             for rollout, score in made.pairs:
                 if score is not UNCOMPARED:
@@ -284,7 +284,7 @@ class RolloutGenerator:
 
 
 class _FailedError(Exception):
-    """Raised when the workflow raises: its rollout has failed, and the run continues."""
+    """Raised when the workflow raises; its rollout fails and the run continues."""
 
 
 def first_error(error: BaseException) -> BaseException:

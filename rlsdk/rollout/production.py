@@ -1,7 +1,7 @@
-"""Rollouts that never wait for training: tasks start as soon as they are due, groups are handed over in batches.
+"""Rollout scheduler: start tasks as soon as they are due, and give complete groups to the trainer in batches.
 
-One scheduler for all modes. Without batches requested ahead it is synchronous: a step's tasks start together, and the
-next ones when their groups have been trained on. Otherwise tasks keep running while the trainer works.
+One scheduler serves all modes. If no batches are requested ahead, it is synchronous: a step's tasks start together, and
+the next ones once the step has trained on their groups. Otherwise tasks keep running while the trainer works.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.types import Group, Task
 
 AGAIN = 2.0
-"""Seconds after which tasks that still run are interrupted once more."""
+"""Interval in seconds at which tasks that still run are interrupted again."""
 
 
 class UnfinishedError(Exception):
-    """Raised when a task was stopped; `group` is the part sampled so far, and the task is started again."""
+    """Raised when a task was stopped. `group` is the part sampled so far, from which the task is restarted."""
 
     def __init__(self, group: Group) -> None:
         super().__init__(f"task {group.task.id!r} was stopped from outside")
@@ -38,12 +38,12 @@ class BufferPolicy(Protocol):
     """A buffer policy: protocol of components of the kind `buffer`."""
 
     def __call__(self, group: Group, /, *, step: int, uses: int) -> float | None:
-        """Return the priority of a group, the greatest first; None drops it."""
+        """Return the priority of a group, highest first; None drops it."""
         ...
 
 
 def first_come(group: Group, /, *, step: int, uses: int) -> float:
-    """Prefer no group: groups are trained on in the order in which their tasks were issued."""
+    """Give all groups equal priority, so that they are trained on in the order in which their tasks were issued."""
     return 0.0
 
 
@@ -56,23 +56,23 @@ class Streams(Protocol):
         ...
 
     def divide(self, count: int) -> Mapping[str, int]:
-        """Divide the next `count` tasks among the sources; called once for each batch, in order."""
+        """Divide the next `count` tasks among the sources; called once per batch, in order."""
         ...
 
     def draw(self, source: str) -> tuple[Task, int]:
-        """Return a fresh task and its position."""
+        """Return a new task and its position."""
         ...
 
     def at(self, source: str, position: int) -> Task:
-        """Return a task that was drawn before."""
+        """Return a previously drawn task."""
         ...
 
 
 class Pausable(Protocol):
-    """Client whose running samples can be interrupted, such as `PausableClient`."""
+    """Client whose sampling can be interrupted, such as `PausableClient`."""
 
     def interrupt(self) -> None:
-        """Stop sampling, now and for all requests until `release`; running tasks get partial answers."""
+        """Stop sampling until `release`, for new requests, too; running tasks get partial answers."""
         ...
 
     def release(self) -> None:
@@ -81,10 +81,10 @@ class Pausable(Protocol):
 
 
 class RolloutScheduler:
-    """Starts tasks, keeps their groups, hands batches to the trainer.
+    """Start tasks, keep their groups, and give batches to the trainer.
 
     Attributes:
-        expired: Number of groups that became too old.
+        expired: Number of groups that became too stale.
         failure: First exception that `make` raised.
     """
 
@@ -102,22 +102,22 @@ class RolloutScheduler:
         stop: Callable[..., bool] | None = None,
         pausable: Pausable | None = None,
     ) -> None:
-        """Create a scheduler; nothing runs before the first `take`.
+        """Create a scheduler; no task starts before the first `take`.
 
         Args:
-            ledger: Ledger of the tasks.
+            ledger: Task ledger.
             limits: Limits on running ahead.
-            streams: Sources of tasks, which also divide a batch among them.
-            batch: Groups in a batch.
-            make: Returns the scored group of a task, continuing the record's group where there is one. What it raises
-                ends the run, except for `UnfinishedError`.
-            wanted: Returns True if a group may be trained on; another task replaces one that may not.
-            policy: Priority of the available groups; one that it drops counts as filtered, and another task takes its
-                place.
-            most_dropped: Number of groups in a row dropped by the policy that ends the run, since no batch gets full;
-                None for no limit.
-            stop: Returns True if `available` groups of `target` are enough for a batch; None: all are required.
-            pausable: Interrupts the sampling of running tasks; without one, a pause cancels them at once.
+            streams: Task sources, which also divide each batch among themselves.
+            batch: Number of groups in a batch.
+            make: Returns the scored group of a task, continuing the record's partial group if it has one. Any
+                exception but `UnfinishedError` ends the run.
+            wanted: Returns True if a group may be trained on; otherwise another task replaces it.
+            policy: Returns the priority of an available group. A group that it drops counts as filtered and is
+                replaced by another task.
+            most_dropped: Number of consecutive groups dropped by the policy after which the run ends, since no batch
+                can be filled; None for no limit.
+            stop: Returns True if `available` groups of `target` are enough for a batch; None requires all.
+            pausable: Interrupts the sampling of running tasks; without it, a pause cancels them immediately.
         """
         self._ledger, self._limits, self._policy = ledger, limits, policy
         self._most_dropped, self._dropped_in_a_row = most_dropped, 0
@@ -138,7 +138,7 @@ class RolloutScheduler:
     async def take(self, step: int) -> list[TaskRecord]:
         """Return the batch of a step once it is complete, or large enough, in the order of the policy.
 
-        A step that failed may be tried again: until its batch is settled, it gets the same one.
+        A failed step may be retried: it gets the same batch until the batch is settled.
 
         Args:
             step: Number of steps done.
@@ -159,7 +159,7 @@ class RolloutScheduler:
         batch = self._ask(step)
         self._sift(step)
         expired = {s: len(self._ledger.records(s, TaskStatus.EXPIRED)) for s in self._streams.names}
-        # From here to the next step these sources run nothing but what expired and was aborted, without a reserve.
+        # Until the next step, these sources only run expired and aborted tasks, without a reserve.
         self._tails = frozenset(s for s, count in expired.items() if 0 < self._limits.tail <= count)
         while True:
             if self.failure is not None:
@@ -167,7 +167,7 @@ class RolloutScheduler:
             self._changed.clear()
             self._fill()
             if self._enough(batch):
-                ranks = self._sift(step)  # a group begun long ago may be too old by now
+                ranks = self._sift(step)  # older groups may have become too stale
                 if self._enough(batch):
                     break
             else:
@@ -183,16 +183,16 @@ class RolloutScheduler:
         return taken
 
     def settle(self, records: Sequence[TaskRecord], states: Sequence[TaskStatus]) -> None:
-        """Set the final status of records that were taken: trained, filtered or failed."""
+        """Set the final status of taken records: trained, filtered or failed."""
         for record, state in zip(records, states, strict=True):
             self._ledger.move(record, state)
         numbers = {record.number for record in records}
         self._taken = {s: taken for s, taken in self._taken.items() if numbers.isdisjoint(t.number for t in taken)}
 
     def state(self) -> dict[str, Any]:
-        """Return requests and unfinished tasks as plain JSON; the groups of those under `kept` are stored.
+        """Return requests and unfinished tasks as plain JSON; the groups of records under `kept` are in the store.
 
-        The batch of a step that failed, and may be tried again, is requested as if it had not been taken.
+        The batch of a failed step, which may be retried, is requested as if it had not been taken.
         """
         failed = {step: Counter(record.source for record in taken) for step, taken in self._taken.items()}
         return {
@@ -212,11 +212,11 @@ class RolloutScheduler:
         return [t for source in self._streams.names for t in self._ledger.records(source, TaskStatus.COMPLETED)]
 
     def restore(self, state: Mapping[str, Any], recall: Recall = lambda tasks: {}) -> int:
-        """Restore from `state()`; returns how many unfinished tasks of the remaining sources are sampled again.
+        """Restore from `state()`; return the number of unfinished tasks that are sampled again.
 
         Args:
-            state: From `state`.
-            recall: Returns stored groups by record number; those missing are sampled again.
+            state: Result of `state`.
+            recall: Returns stored groups by record number; tasks without one are sampled again.
         """
         self._asked = state["asked"]
         self._deficit |= {name: count for name, count in state.get("owed", {}).items() if name in self._deficit}
@@ -237,7 +237,7 @@ class RolloutScheduler:
         return len(again)
 
     def _among_present(self, parts: Mapping[str, int]) -> Mapping[str, int]:
-        """Return the parts of a requested batch, where other sources take the place of those that were removed."""
+        """Return the parts of a requested batch, with removed sources replaced by other ones."""
         found = {source: count for source, count in parts.items() if source in self._streams.names}
         missing = sum(parts.values()) - sum(found.values())
         for source, count in (self._streams.divide(missing) if missing else {}).items():
@@ -246,13 +246,14 @@ class RolloutScheduler:
         return found
 
     async def pause(self, seconds: float = 0.0, *, again: float = AGAIN) -> int:
-        """Start no more tasks and end those running; the next `take` restarts them from their partial groups.
+        """Stop starting tasks, and end running ones; the next `take` restarts these from their partial groups.
 
-        Sampling is interrupted, and tasks finish with partial answers. Those that do not are cancelled and start over.
+        Sampling is interrupted, so that tasks finish with partial answers. Tasks that do not are cancelled and start
+        over.
 
         Args:
             seconds: Timeout after which unfinished tasks are cancelled.
-            again: Seconds after which tasks that still run are interrupted once more.
+            again: Interval in seconds at which tasks that still run are interrupted again.
 
         Returns:
             Number of tasks that were running.
@@ -268,23 +269,23 @@ class RolloutScheduler:
             task.cancel()
         if self._running:
             await asyncio.wait(self._running)
-        if self._pausable is not None:  # nothing of the tasks is left; an evaluation may sample with the same client
+        if self._pausable is not None:  # all tasks have ended; an evaluation may use the same client
             self._pausable.release()
         return len(running)
 
     def _ask(self, step: int) -> Mapping[str, int]:
-        """Request every batch for which groups begun now are fresh enough; returns the parts of the batch of `step`."""
-        # Tasks sample with the weights of the last sync, hence the step is rounded down to it.
+        """Request all batches for which groups started now are fresh enough; return the parts of `step`'s batch."""
+        # Tasks sample with the weights of the last sync, so the step is rounded down to it.
         while self._asked <= step - step % self._limits.interval + self._limits.ahead:
             parts = self._batches[self._asked] = dict(self._streams.divide(self._batch))
             for source, count in parts.items():
-                # Groups that were missing from an earlier batch were requested then, and are not requested twice.
+                # Groups missing from an earlier batch were already requested and are not requested twice.
                 deficit = min(self._deficit[source], count)
                 self._deficit[source] -= deficit
                 self._ledger.ask(source, self._ledger.counts(source).target + count - deficit)
             self._asked += 1
         if step not in self._batches:
-            raise RunError(f"the batch of step {step} was taken and settled before")
+            raise RunError(f"the batch of step {step} has already been taken and settled")
         return self._batches[step]
 
     def _enough(self, batch: Mapping[str, int]) -> bool:
@@ -298,10 +299,10 @@ class RolloutScheduler:
         return [t for t in self._ledger.records(source, TaskStatus.COMPLETED) if not t.taken]
 
     def _sift(self, step: int) -> dict[str, list[TaskRecord]]:
-        """Drop expired groups and those that the policy drops; returns the rest of each source in order of priority.
+        """Drop expired groups and those that the policy rejects; return the rest of each source by priority.
 
-        The policy is asked again at each step, since priorities change with it: work in proportion to the available
-        groups, which the trainer's requests bound to a few batches, whatever the length of the run.
+        The policy is evaluated at each step, since priorities may change. The cost is proportional to the number of
+        available groups, which the trainer's requests limit to a few batches.
         """
         found: dict[str, list[TaskRecord]] = {}
         for source in self._streams.names:
@@ -333,14 +334,14 @@ class RolloutScheduler:
             )
 
     def _fill(self) -> None:
-        """Start the tasks that are due, in one turn of the event loop, so that none is started twice."""
+        """Start the tasks that are due, without yielding to the event loop, so that none is started twice."""
         if self._paused or self.failure is not None:
             return
         for source in self._streams.names:
             batch = self._batches[min(self._batches)].get(source, 0) if self._batches else 0
             tail = source in self._tails
             wanted = self._ledger.wanted(source, batch, 0.0 if tail else self._limits.oversample)
-            # Expired tasks go first, as they have waited longest; with `tail_batch`, only when they fill one.
+            # Expired tasks go first, since they have waited longest; with `tail_batch`, only when they fill one.
             first = () if self._limits.tail and not tail else (TaskStatus.EXPIRED,)
             again = self._ledger.records(source, *first, TaskStatus.ABORTED, TaskStatus.INIT)[:wanted] if wanted else []
             for i in range(wanted):
@@ -351,7 +352,7 @@ class RolloutScheduler:
         self._ledger.move(record, TaskStatus.RUNNING)
         running = asyncio.get_running_loop().create_task(self._run(record))
         self._running.add(running)
-        # Not in the task itself: one that is cancelled before its first turn never runs.
+        # Not inside the task, since a task cancelled before its first turn never runs.
         running.add_done_callback(functools.partial(self._ended, record))
 
     async def _run(self, record: TaskRecord) -> tuple[TaskStatus, Group]:
@@ -363,13 +364,13 @@ class RolloutScheduler:
     def _ended(self, record: TaskRecord, running: asyncio.Task[tuple[TaskStatus, Group]]) -> None:
         self._running.discard(running)
         error = None if running.cancelled() else running.exception()
-        # A task that was cancelled or failed keeps the part that an earlier attempt sampled.
+        # A cancelled or failed task keeps the part that an earlier attempt sampled.
         to, group = (TaskStatus.ABORTED, record.group) if running.cancelled() or error else running.result()
         if isinstance(error, UnfinishedError):
             group, error = error.group, None
         self._ledger.move(record, to, group)
         self.failure = self.failure or error
-        if to is TaskStatus.FILTERED:  # another task takes its place at once, also during a training step
+        if to is TaskStatus.FILTERED:  # another task replaces it immediately, even during a training step
             try:
                 self._fill()
             except Exception as failed:  # noqa: BLE001 - raised by the next `take`

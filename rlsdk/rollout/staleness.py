@@ -1,4 +1,4 @@
-"""Age of the weights that sampled a group, and how old they may be."""
+"""Staleness of groups and tokens, and its limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlsdk.types import Group, Rollout
 
 
 def staleness(group: Group, step: int) -> int:
-    """Return the steps between the oldest weights in a group and the step that would train on it; 0 without tokens.
+    """Return the steps between a group's oldest weights and the step that would train on it; 0 without sampled tokens.
 
     Args:
         group: The group.
@@ -21,30 +21,30 @@ def staleness(group: Group, step: int) -> int:
 
 
 def expires_at(max_staleness: int, sync_interval: int) -> int:
-    """Return the least staleness at which a group is never trained on.
+    """Return the minimum staleness at which a group is no longer trained on.
 
     Args:
-        max_staleness: Maximum number of syncs by which a group may lag.
+        max_staleness: Maximum number of syncs that a group may lag behind.
         sync_interval: Steps between two syncs.
     """
     return (max_staleness + 1) * sync_interval
 
 
 def masked(rollout: Rollout, step: int, most: int) -> np.ndarray:
-    """Return the loss mask of a rollout without its old tokens, bool `[T]`.
+    """Return the loss mask of a rollout without its stale tokens, bool `[T]`.
 
     Args:
         rollout: The rollout.
         step: Number of steps done.
         most: Maximum staleness of a token.
     """
-    unsampled = rollout.policy_versions < 0  # demonstrations do not grow old
+    unsampled = rollout.policy_versions < 0  # demonstrations never become stale
     young: np.ndarray = rollout.loss_mask & (unsampled | (step - rollout.policy_versions <= most))
     return young
 
 
 def without_old(group: Group, step: int, most: int | None) -> Group:
-    """Return the group with its old tokens left out of the loss; the group itself if none is old.
+    """Return the group with its stale tokens masked out of the loss; the group itself if there are none.
 
     Args:
         group: The group.
@@ -58,7 +58,7 @@ def without_old(group: Group, step: int, most: int | None) -> Group:
 
 
 def is_trainable(group: Group) -> bool:
-    """Return True if any token of a group counts in a loss."""
+    """Return True if any token of a group contributes to the loss."""
     return any(rollout.loss_mask.any() for rollout in group.rollouts)
 
 
@@ -67,14 +67,14 @@ class StalenessPolicy:
     """Limits on how far rollouts may run ahead of training.
 
     Attributes:
-        ahead: Number of batches requested beyond that of the step of the last sync.
-        interval: Steps between two syncs. Tasks that begin between them sample with the weights of the last sync, and
-            count as old as those begun right after it.
-        limit: Staleness from which on a group is never trained on.
-        oversample: Reserve of tasks that run beside those that are needed, as a share of a batch.
-        token_limit: Staleness from which on a token is left out of the loss; None for no limit.
-        tail: Number of expired groups of a source that fill its next tasks: these first, then those aborted, then fresh
-            ones, without a reserve. 0: expired groups are sampled again at once; -1: never.
+        ahead: Number of batches requested beyond the batch of the last sync's step.
+        interval: Steps between two syncs. Tasks that start between syncs sample with the weights of the last sync and
+            count as equally old as tasks that start right after it.
+        limit: Staleness at which a group is no longer trained on.
+        oversample: Extra tasks that run in addition to those needed, as a share of a batch.
+        token_limit: Staleness at which a token is left out of the loss; None for no limit.
+        tail: Number of expired groups of a source that trigger a tail batch: expired tasks first, then aborted, then
+            new ones, without extra tasks. 0: expired groups are sampled again immediately; -1: never.
     """
 
     ahead: int = 0
@@ -86,7 +86,7 @@ class StalenessPolicy:
 
     @classmethod
     def of(cls, section: RolloutSection) -> StalenessPolicy:
-        """Return the policy that a configuration asks for."""
+        """Create the policy from a configuration."""
         limit = expires_at(section.max_staleness, section.sync_interval)
         token = section.max_token_staleness
         return cls(
@@ -99,14 +99,14 @@ class StalenessPolicy:
         )
 
     def trimmed(self, group: Group, step: int) -> Group:
-        """Return the group without the tokens that are too old to be trained on at a step."""
+        """Return the group without the tokens that are too stale to train on at a step."""
         return without_old(group, step, None if self.token_limit is None else self.token_limit - 1)
 
     def expires(self, group: Group, step: int) -> bool:
-        """Return True if a group is too old to be trained on at a step."""
+        """Return True if a group is too stale to train on at a step."""
         young = self.trimmed(group, step)
         return staleness(young, step) >= self.limit or (is_trainable(group) and not is_trainable(young))
 
     def young(self, group: Group, step: int) -> Group | None:
-        """Return the part of a group that may be trained on at a step; None if it is too old."""
+        """Return the part of a group that may be trained on at a step; None if the group is too stale."""
         return None if self.expires(group, step) else self.trimmed(group, step)

@@ -1,4 +1,4 @@
-"""The endless, reproducible streams of tasks that a run draws its batches from."""
+"""Endless, reproducible task streams from which a run draws its batches."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 
 
 class TaskStream:
-    """Endless stream of tasks: each epoch's permutation depends on seed and epoch alone, so only a position is saved.
+    """Endless stream of tasks. Each epoch's permutation depends only on seed and epoch, so only the position is saved.
 
-    A source that is `KeepsOrder` is read in its own order, in every epoch.
+    A `KeepsOrder` source is read in its own order in every epoch.
 
     Attributes:
         position: Number of tasks drawn so far, dropped ones included.
-        dropped: Number of them whose prompt exceeded the limit.
+        dropped: Number of drawn tasks whose prompt exceeded the limit.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class TaskStream:
         return len(self._tasks)
 
     def draw(self) -> tuple[Task, int]:
-        """Return the next task whose prompt fits, and its position, by which `at` finds it again.
+        """Return the next task whose prompt fits, and its position for `at`.
 
         Raises:
-            DataError: A prompt is too long and the run treats this as an error, or no prompt fits.
+            DataError: A prompt is too long and `on_long` is "error", or no prompt fits.
         """
         for _ in range(len(self._tasks)):
             position = self.position
@@ -92,7 +92,7 @@ class TaskStream:
 
 
 def opened(source: TaskSource, plugins: Plugins) -> Sequence[Task]:
-    """Open the tasks of a source, under the name that the config gives it, if any.
+    """Open the tasks of a source, under the name that the config gives it.
 
     Raises:
         DataError: The source cannot be read.
@@ -106,15 +106,15 @@ def opened(source: TaskSource, plugins: Plugins) -> Sequence[Task]:
 
 
 def is_ordered(tasks: Sequence[Task]) -> bool:
-    """Return True if training reads these tasks in their own order, not shuffled."""
+    """Return True if training reads these tasks in their own order instead of shuffling."""
     return isinstance(tasks, KeepsOrder) and tasks.ordered
 
 
 class Allocator:
     """Divides batches among sources by weight: largest remainders, with each source's shortfall carried over.
 
-    After any number of batches each source is about one task from its share, however small that is: without the carry,
-    weights of 0.05 and 0.95 would give a batch of eight none of the first, for ever.
+    After any number of batches, each source is within about one task of its share. Without the carry, weights of 0.05
+    and 0.95 would never give the first source a task in batches of eight.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
@@ -146,7 +146,7 @@ class Allocator:
 
 @attrs.frozen(eq=False)
 class Source:
-    """A stream of tasks and its share of every batch.
+    """A task stream and its share of every batch.
 
     Attributes:
         name: Name in the config; part of checkpoints.
@@ -160,7 +160,7 @@ class Source:
 
 
 class TaskStreams:
-    """Several streams, and the share of each in a batch."""
+    """Several task streams, with the share of each in a batch."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         """Combine sources.
@@ -210,7 +210,7 @@ class TaskStreams:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore from `state()`; a source that is new since then begins at its start.
+        """Restore from `state()`; new sources start at the beginning.
 
         Args:
             state: State of each source, by name.
@@ -223,8 +223,8 @@ class TaskStreams:
                 now = len(source.stream)
                 if (size := then.get("size", now)) != now:
                     log.warning(
-                        "source %s had %d tasks at the checkpoint and has %d now: their order is another one, so that "
-                        "this epoch repeats some tasks and leaves others out",
+                        "source %s had %d tasks at the checkpoint and has %d now: their order differs, so this epoch "
+                        "repeats some tasks and skips others",
                         name,
                         size,
                         now,

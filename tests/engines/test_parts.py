@@ -190,8 +190,8 @@ def test_further_arguments() -> None:
     with pytest.raises(OptionError) as wrong:
         rlsdk.load("engine", "vllm", args=given)
     assert "args.max_num_seqs: is set by engine.max_num_seqs; take it out of args" in str(wrong.value)
-    assert "args.data_parallel_size: is set by placement.engines, each of which has a model" in str(wrong.value)
-    assert "args.pipeline_parallel_size: rlsdk knows one batch at a time" in str(wrong.value)
+    assert "args.data_parallel_size: is set by placement.engines, each of which holds a model" in str(wrong.value)
+    assert "args.pipeline_parallel_size: rlsdk runs one batch at a time" in str(wrong.value)
 
 
 @pytest.mark.stack

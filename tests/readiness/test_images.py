@@ -68,10 +68,10 @@ def test_a_model_that_sees_has_no_faults(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("engine.compile=true", "shows images: 'core/transformers': compile: true reads no images"),
+        ("engine.compile=true", "shows images: 'core/transformers': compile: true cannot read images"),
         ("learner.rows=packed", "reads images, and learner.rows=packed would mix their places"),
         ("learner.compile=true", "reads images, and compile: true is not tried with them"),
-        ("learner.lora={rank: 2, alpha: 4}", "reads images, and lora would adapt its vision tower"),
+        ("learner.lora={rank: 2, alpha: 4}", "reads images, and lora would also adapt its vision tower"),
         ("learner.sequence_parallel=2", "reads images, and sequence_parallel: 2 would cut them"),
         (
             "model.exact=true",

