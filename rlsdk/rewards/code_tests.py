@@ -28,11 +28,11 @@ _PYTHON = {"python", "py", "python3"}
 class CodeTests:
     """Share of the task's tests that the model's Python code passes, run in a sandbox.
 
-    Tests are the task's answer: asserts, or test cases of `unittest`, as text (or a list of them); a list of `{input,
-    output}`, or `{inputs, outputs}`, for programs that read and print; `{fn_name, inputs, outputs}` for a function or a
-    method of a class `Solution`; each also as JSON. Outputs, results and literals are compared outside of the sandbox; other asserts run
-    in a separate process, which calls the model's code in another process and receives plain data. Code that fails,
-    hangs, exits or exceeds a limit fails its tests.
+    Tests are the task's answer: asserts, or test cases of `unittest`, as text (or a list of them); a list of
+    `{input, output}`, or `{inputs, outputs}`, for programs that read and print; `{fn_name, inputs, outputs}` for a
+    function or a method of a class `Solution`; each also as JSON. Outputs, results and literals are compared
+    outside of the sandbox; other asserts run in a separate process, which calls the model's code in another process
+    and receives plain data. Code that fails, hangs, exits or exceeds a limit fails its tests.
 
     Attributes:
         where: Location of the code: the last Python code fence of the last message, or the last `<answer>…</answer>`.
