@@ -37,4 +37,5 @@ def enough(*, available: int, target: int, share: float = 0.8) -> bool:
         target: Number of groups in a batch.
         share: Share of the batch that is enough; 1 or more for all of it.
     """
-    return available >= min(target, max(1, math.ceil(share * target)))
+    # Rounded, since 0.55 · 20 is a little above 11 in floating point.
+    return available >= min(target, max(1, math.ceil(round(share * target, 9))))

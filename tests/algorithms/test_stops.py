@@ -14,6 +14,12 @@ def test_a_share_of_the_batch_is_enough(share, least):
     assert [n for n in range(11) if rule(available=n, target=10)] == list(range(least, 11))
 
 
+def test_a_share_that_makes_a_whole_number_is_that_number():
+    for share, target, least in ((0.55, 20, 11), (0.07, 100, 7), (0.8, 35, 28)):
+        rule = rlsdk.load("stop", "enough", share=share)
+        assert rule(available=least, target=target) and not rule(available=least - 1, target=target)
+
+
 def test_all_waits_for_all():
     rule = rlsdk.load("stop", "all")
     assert [n for n in range(5) if rule(available=n, target=4)] == [4]
