@@ -80,7 +80,7 @@ def _same_reward(run: RunFacts, _: Mapping[str, Any]) -> Iterator[tuple[str, str
             "",
             f"its baseline is the reward of the greedy answer as it was scored, and the shaping {changing[0]!r} "
             "changes the rewards that are compared with it; leave that shaping out, change the reward itself, such as "
-            "by a length_penalty beside it, or take another advantage, such as rloo",
+            "by adding a length_penalty, or use another advantage, such as rloo",
         )
 
 

@@ -77,7 +77,7 @@ def explain(
         found = attrs.evolve(found, faults=(*found.faults, *misplaced))
         if not misplaced:
             rows = gpu_map(plan, nodes).rows()
-            plan_text["gpus"] = {f"{node}, GPU {gpu}": ", ".join(users) or "nobody" for node, gpu, users in rows}
+            plan_text["gpus"] = {f"{node}, GPU {gpu}": ", ".join(users) or "unused" for node, gpu, users in rows}
     memory = MemoryEstimate()
     if with_memory:
         gpu_bytes = None if gpu_memory is None else int(gpu_memory * 2**30)

@@ -31,7 +31,7 @@ def _write(kind: Kind, given: str, folder: Path, *, as_file: bool) -> None:
     else:
         files, folder = package(kind, name), folder / name
         if folder.exists():
-            raise click.UsageError(f"{folder} exists already; choose another name or --dir, or remove it first")
+            raise click.UsageError(f"{folder} already exists; choose another name or --dir, or remove it first")
         write(files, folder)
         lines = [
             f"cd {folder} && pip install -e .",

@@ -100,7 +100,7 @@ def train(
     if resumes and overwrite:
         raise click.UsageError("--resume keeps what --overwrite deletes; give only one of them.")
     if allow_changes and not resumes:
-        raise click.UsageError("--allow-changes applies only to a resumed run; give --resume, too.")
+        raise click.UsageError("--allow-changes applies only to a resumed run; also give --resume.")
     server = {name: value for name, value in server.items() if value is not None}
     if server and mode != "serve":
         raise click.UsageError("--host, --port, --served-name and --api-key apply only to --mode serve.")

@@ -164,7 +164,7 @@ def _sizes(config: Config) -> list[tuple[bool, str]]:
         *(
             (
                 role.learner is not None and not role.ranks,
-                f"{name}.learner: it runs the {name} in processes of its own, and {name}.ranks=0 asks for none; give "
+                f"{name}.learner: it runs the {name} in dedicated processes, but {name}.ranks=0 requests none; give "
                 f"{name}.ranks",
             )
             for name, role in (("critic", config.critic), ("reference", config.reference))
@@ -190,7 +190,7 @@ def _sizes(config: Config) -> list[tuple[bool, str]]:
         (
             not is_hub_id and not (Path(path).expanduser() / "config.json").is_file(),
             f"model.path: there is no folder {path!r} with a config.json, neither in the working folder "
-            f"({Path.cwd().name}/) nor beside the configuration (nor does it read as a hub id, ORG/NAME)",
+            f"({Path.cwd().name}/) nor next to the configuration (and it is not a hub id, ORG/NAME)",
         ),
     ]
 
@@ -204,7 +204,7 @@ def _rollout(config: Config) -> list[tuple[bool, str]]:
         (
             section.in_flight and not section.partial_rollouts,
             "rollout.partial_rollouts: false restarts answers when weights change, but with in_flight=true they are "
-            "not interrupted; set rollout.in_flight=false, too",
+            "not interrupted; also set rollout.in_flight=false",
         ),
         (
             section.tail_batch != 0 and not section.runs_ahead,

@@ -109,7 +109,7 @@ class Gymnasium:
             ValueFault: No episode is in progress.
         """
         if self._over:
-            raise ValueFault(f"environment {self.id!r}: no episode is under way; call reset(seed) before step")
+            raise ValueFault(f"environment {self.id!r}: no episode is in progress; call reset(seed) before step")
         found, action = self._read(text)
         reward, terminated, truncated, note = self.format_penalty, False, False, ""
         if found:

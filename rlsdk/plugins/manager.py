@@ -194,7 +194,7 @@ class Plugins(pluggy.PluginManager):
             component = component_of(reference.obj)
             if component is None:
                 raise PluginError(
-                    f"{reference.obj!r} lost its mark on the way to this worker; make @rlsdk.{reference.kind} outermost"
+                    f"{reference.obj!r} lost its mark when sent to this worker; make @rlsdk.{reference.kind} outermost"
                 )
             return component
         plugin = reference.name.partition("/")[0]
@@ -284,9 +284,7 @@ class Plugins(pluggy.PluginManager):
         if not claims:
             usable = [known for known, found in self.entries.items() if not found[0].broken]
             unknown = _unknown("plugin", name, usable, "this environment")
-            raise PluginError(
-                f"{unknown}; install the package that brings it (pip install …), or give its file (--plugin {name}.py)"
-            )
+            raise PluginError(f"{unknown}; install its package (pip install …), or give its file (--plugin {name}.py)")
         if len(claims) > 1:
             listing = " and ".join(c.origin for c in claims)
             raise PluginError(f"plugin {name!r} is claimed by {listing}; uninstall one of them")

@@ -131,7 +131,7 @@ def _devices(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
         if count > ENGINES_PER_CORE * cores:
             yield PlanFinding(
                 f"placement.{name}",
-                f"{count} {name} on {cores} CPU cores: each is a process that computes all the time, and a core can "
+                f"{count} {name} on {cores} CPU cores: each is a process that computes constantly, and a core can "
                 f"serve {ENGINES_PER_CORE}; give at most {ENGINES_PER_CORE * cores}",
             )
 
@@ -143,7 +143,7 @@ def gpu_faults(plan: Plan, nodes: Sequence[GPUNode], *, trains: bool = True) -> 
     if plan.needs_engine and isinstance(engine, SpansGPUs) and engine.gpus != place.gpus_per_engine:
         faults.append(
             f"each engine divides its model among {engine.gpus} GPUs (engine.tensor_parallel_size), but is given "
-            f"{place.gpus_per_engine} (placement.gpus_per_engine); set both alike"
+            f"{place.gpus_per_engine} (placement.gpus_per_engine); set both to the same number"
         )
     try:
         gpu_map(plan, nodes, ROLES if trains else ("engine",))
@@ -354,7 +354,7 @@ class _PlanChecks:
         for i, part in enumerate(rewards):
             if part.rule.sources and self.sources.isdisjoint(part.rule.sources):
                 text = (
-                    f"{', '.join(part.rule.sources)}: no task that was tried is from there, so that {part.rule.name} "
+                    f"{', '.join(part.rule.sources)}: none of the tried tasks has this source, so {part.rule.name} "
                     f"may score none; their sources are: {', '.join(sorted(self.sources))}"
                 )
                 self.notes.append(PlanFinding(f"reward[{i}].sources" if len(rewards) > 1 else "reward.sources", text))
@@ -366,7 +366,7 @@ class _PlanChecks:
             return
         said = next(message.text for message in last if message.role == "assistant")
         text = (
-            f"prompts end with a message of the assistant, such as {said[-40:]!r}: the policy continues it, and "
+            f"prompts end with an assistant message, such as {said[-40:]!r}: the policy continues it, and "
             "rewards read both as one answer. If it is the answer to learn, leave it out of the prompt (the column "
             "`demonstration` may hold it)"
         )

@@ -43,7 +43,7 @@ def exact_faults(plan: Plan, net: Any | None) -> Iterator[tuple[str, str]]:
 def _settings(plan: Plan) -> Iterator[tuple[str, str]]:
     config, why = plan.config, "model.exact"
     if config.model.dtype != "float32":
-        yield "model.dtype", f"{why} needs float32, got {config.model.dtype}: 16-bit kernels round in several ways"
+        yield "model.dtype", f"{why} needs float32, got {config.model.dtype}: 16-bit kernels round in different ways"
     if not plan.sampled or "pairs" in plan.needs:
         yield (
             "algorithm",
@@ -62,7 +62,7 @@ def _settings(plan: Plan) -> Iterator[tuple[str, str]]:
 def _threads(plan: Plan) -> Iterator[tuple[str, str]]:
     place, gpus = plan.config.placement, preflight.gpu_count()
     if place.device == "cuda" or (place.device == "auto" and gpus):
-        yield "placement.device", "model.exact is for the CPU: kernels of a GPU add in several orders; set it to cpu"
+        yield "placement.device", "model.exact requires a CPU: GPU kernels sum in varying order; set it to cpu"
         return
     engine, learner = threads_of(place, os.cpu_count() or 1)
     if engine != learner:

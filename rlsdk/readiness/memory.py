@@ -85,7 +85,7 @@ class MemoryEstimate:
             engine = {"host": ["engine.kv_cache_gib", "placement.engines"], "GPU": ["engine.gpu_memory_utilization"]}
             remedies = [*self.remedies, *engine.get(where, [])]
             yield (
-                f"some {size(needs)} are needed at once, and {what} has {size(has)}; most is for {parts}. What lowers "
+                f"some {size(needs)} are needed at once, and {what} has {size(has)}; most is for {parts}. To reduce "
                 f"it: {', '.join(remedies)}"
             )
 
@@ -167,7 +167,7 @@ class _Estimate:
         plan, place = self.plan, self.plan.config.placement
         learner = plan.plugins.resolve(plan.learner)
         if not isinstance(learner, EstimatesUpdates):
-            self.unknown.append(f"the learner {plan.learner.name!r} does not tell how much memory it needs")
+            self.unknown.append(f"the learner {plan.learner.name!r} does not report how much memory it needs")
             return
         spec = ActorSpec(role="learner", world_size=place.learners, device="cuda" if self.cuda else "cpu")
         self.remedies = tuple(learner.memory_remedies)
@@ -181,7 +181,7 @@ class _Estimate:
         """Add the rows of a model with dedicated processes."""
         learner = self.plan.plugins.resolve(self.plan.apart[role])
         if not isinstance(learner, EstimatesUpdates):
-            self.unknown.append(f"the learner {self.plan.apart[role].name!r} does not tell how much memory it needs")
+            self.unknown.append(f"the learner {self.plan.apart[role].name!r} does not report how much memory it needs")
             return
         spec = ActorSpec(role="learner", world_size=ranks, device="cuda" if self.cuda else "cpu")
         held = roles_apart(self.plan)[role]
@@ -195,7 +195,7 @@ class _Estimate:
         plan, place = self.plan, self.plan.config.placement
         engine = plan.plugins.resolve(plan.engine)
         if not isinstance(engine, EstimatesGeneration):
-            self.unknown.append(f"the engine {plan.engine.name!r} does not tell how much memory it needs")
+            self.unknown.append(f"the engine {plan.engine.name!r} does not report how much memory it needs")
             return
         spec = ActorSpec(role="engine", world_size=place.engines, device="cuda" if self.cuda else "cpu")
         uses = engine.generation_memory(plan.model, net, spec, self.gpu_bytes)

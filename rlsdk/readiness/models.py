@@ -66,7 +66,7 @@ def length_notes(plan: Plan, net: Any) -> Iterator[tuple[str, str]]:
         yield (
             "model.max_length",
             f"{plan.model.max_length:,}, but the config.json of the model says that it was made for {int(longest):,} "
-            "tokens; what it writes beyond them may be nonsense",
+            "tokens; its output beyond them may be nonsense",
         )
 
 
@@ -185,7 +185,7 @@ def _vocabulary_faults(plan: Plan, role: str, model: Model) -> Iterator[tuple[st
         yield (
             f"model.{role}",
             f"{model.path} has embeddings of {known} tokens, and the tokenizer of the model that is trained has "
-            f"{tokens}: it cannot read all that the policy may write; take a model with the same tokenizer",
+            f"{tokens}: it cannot read everything that the policy may write; use a model with the same tokenizer",
         )
 
 

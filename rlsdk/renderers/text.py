@@ -241,8 +241,8 @@ class TextRenderer:
         if self.results_shown == "never":
             raise ConfigError(
                 [
-                    f"{self.title} leaves out messages of the role tool, so that the policy would not see results. Let "
-                    "model.tokenizer name a folder whose template shows them, or give results as messages of the user"
+                    f"{self.title} drops messages of the role tool, so that the policy would not see results. Let "
+                    "model.tokenizer name a folder whose template shows them, or give results as user messages"
                 ]
             )
         results = [m for m in behind if m.role == "tool"]
@@ -284,8 +284,8 @@ class TextRenderer:
                     [
                         f"{self.title} rewrites an earlier answer once a message ({following}) follows: "
                         f"{rewrite.written!r} becomes {rewrite.found!r}, which is not what the policy wrote. Let "
-                        "model.tokenizer name a folder whose template leaves answers as they are; or set "
-                        "model.keep_history, and later turns follow the tokens as they were sampled, thoughts included"
+                        "model.tokenizer name a folder whose template leaves answers unchanged; or set "
+                        "model.keep_history, so that later turns follow the tokens as sampled, including thoughts"
                     ]
                 )
             if rewrite is not None:

@@ -68,6 +68,6 @@ class AnnotationReward:
             return Score(mean, metrics={"annotated": 1.0, "annotators": float(len(values))}, reason=told)
         if self.default is None:
             return Score.invalid(
-                f"nobody has scored this rollout in {self._file.path}; `default` would give it a value"
+                f"no one has scored this rollout in {self._file.path}; `default` would give it a value"
             )
-        return Score(self.default, metrics={"annotated": 0.0, "annotators": 0.0}, reason="nobody has scored it")
+        return Score(self.default, metrics={"annotated": 0.0, "annotators": 0.0}, reason="no one has scored it")

@@ -17,8 +17,8 @@ MAX_CHARACTERS = 100_000
 MAX_REASON = 200
 
 _REFUSED = {
-    "pattern": "a regular expression can take for ever: the option `pattern` has a time limit",
-    "patternProperties": "a regular expression can take for ever: the option `pattern` has a time limit",
+    "pattern": "a regular expression can take forever: the option `pattern` has a time limit",
+    "patternProperties": "a regular expression can take forever: the option `pattern` has a time limit",
     "format": "formats are not checked: write what is meant with `enum`, `minLength` and the like",
     "uniqueItems": "it takes quadratic time",
 }

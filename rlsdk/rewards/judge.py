@@ -89,7 +89,7 @@ class Judge:
             )
         low, high = self.scale
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            raise ValueFault(f"scale must be the least and the greatest score, such as [0, 10]; got {list(self.scale)}")
+            raise ValueFault(f"scale must be the minimum and maximum score, such as [0, 10]; got {list(self.scale)}")
         least = {"max_tokens": 1, "max_concurrency": 1, "max_characters": 2, "retries": 0, "images": 0}
         low_ones = [
             f"{name} is {value}"

@@ -92,7 +92,7 @@ def write(files: Mapping[str, str], folder: Path) -> None:
     """
     taken = [str(folder / path) for path in files if (folder / path).exists()]
     if taken:
-        raise ValueFault(f"{taken[0]} exists already; choose another name or --dir, or remove it first")
+        raise ValueFault(f"{taken[0]} already exists; choose another name or --dir, or remove it first")
     for path, text in files.items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)

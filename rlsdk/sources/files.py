@@ -24,9 +24,7 @@ LARGE = 2**28
 """Total size of files above which reading them is costly."""
 _SHOWN = 5
 """Maximum bad rows quoted in a message."""
-_COLUMNS = (
-    "\n  name the columns of the file that a task is made of, such as `columns: {prompt: question, answer: solution}`"
-)
+_COLUMNS = "\n  name the columns that tasks are made of, such as `columns: {prompt: question, answer: solution}`"
 _log = logging.getLogger(__name__)
 
 
@@ -220,7 +218,7 @@ def _judge(good: int, bad: Sequence[str], skip_bad: float, names: Sequence[str],
             + remedy
         )
     if not good and not bad:
-        raise DataError(f"{', '.join(names)}: there are no rows, and a task is made of each")
+        raise DataError(f"{', '.join(names)}: there are no rows to make tasks of")
     if not good:
         raise DataError(f"{', '.join(names)}: no row is a valid task" + "".join(f"\n  {line}" for line in bad[:_SHOWN]))
     if bad:

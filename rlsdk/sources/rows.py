@@ -65,9 +65,9 @@ class Wording:
                 return given
             given = (Message("user", given),)
         if self.system and given[0].role == "system":
-            raise BadRowError("the prompt has a system message already; leave out the option `system`")
+            raise BadRowError("the prompt already has a system message; leave out the option `system`")
         if self.prefill and given[-1].role == "assistant":
-            raise BadRowError("the prompt ends with a message of the assistant already; leave out the option `prefill`")
+            raise BadRowError("the prompt already ends with an assistant message; leave out the option `prefill`")
         before = (Message("system", self.system),) if self.system else ()
         after = (Message("assistant", self.prefill),) if self.prefill else ()
         return (*before, *given, *after)
@@ -188,4 +188,4 @@ def _message(value: Any, place: str) -> Message:
     except BadRowError:
         raise
     except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise BadRowError(f"{place}.tool_calls: expected a list of calls as OpenAI writes them: {error}") from error
+        raise BadRowError(f"{place}.tool_calls: expected a list of calls in OpenAI's format: {error}") from error

@@ -144,7 +144,7 @@ def _missing(system: Any, bare: str, split: str, suffix: str) -> str:
     folder = str(PurePosixPath(bare).parent)
     beside = [PurePosixPath(p).name for p in system.ls(folder, detail=False)] if system.isdir(folder) else []
     if system.exists(bare):
-        return "it is neither a file nor a folder; a pipe cannot be read here: save what it gives to a file"
+        return "it is neither a file nor a folder; a pipe cannot be read here: save its output to a file"
     near = nearest(PurePosixPath(bare).name, beside)
     return f"there is no such file{f'; did you mean {near}?' if near else ''}"
 
@@ -163,7 +163,7 @@ def read_parquet(path: str) -> Columnar:
         with fsspec.open(path, "rb") as file:
             return Columnar(path, Dataset(pq.read_table(file)))
     except Exception as error:  # a hostile file may make pyarrow raise anything
-        hint = "; JSON lines are read by the source `jsonl`" if ".jsonl" in path else ""
+        hint = "; read JSON lines with the source `jsonl`" if ".jsonl" in path else ""
         raise DataError(f"{path}: it cannot be read as parquet: {error}{hint}") from error
 
 
@@ -182,7 +182,7 @@ def read_jsonl(path: str) -> JsonLines:
     except Exception as error:  # each compression has its own errors
         raise DataError(f"{path}: it cannot be read: {error}") from error
     if parquet:
-        raise DataError(f"{path} is a parquet file; read it by the source `parquet`")
+        raise DataError(f"{path} is a parquet file; read it with the source `parquet`")
     return JsonLines(path, lines)
 
 

@@ -76,8 +76,8 @@ def _message(task: Task, name: str, given: Any, index: int) -> Message:
     left_out = [key for key in ("reasoning", "reasoning_content", "thinking", "tool_calls") if fields.get(key)]
     if left_out and fields.get("role") == "assistant":
         raise DataError(
-            f"task {task.id!r}: {name}[{index}] holds {' and '.join(left_out)} beside its content, and only content is "
-            "trained on; write them into it, as the model is to write them"
+            f"task {task.id!r}: {name}[{index}] holds {' and '.join(left_out)} besides its content, but only that is "
+            "trained on; write them into it, as the model should write them"
         )
     if isinstance(given, Message):
         return given

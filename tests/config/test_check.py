@@ -133,7 +133,7 @@ def test_options_of_components_are_checked_before_anything_starts(faults):
         ("algorithm.norm=-1.0", "algorithm.norm", "a length above 0, or null for sampling.max_tokens; got -1.0"),
         ("algorithm.advantage=gae", "algorithm.critic", "the advantage reads a critic's values; set it true"),
         ("algorithm={use: grpo, kl: null}", "algorithm.kl", "kl_coef is 0.04; name an estimator, such as 'k3'"),
-        ("rollout.partial_rollouts=false", "rollout.partial_rollouts", "set rollout.in_flight=false, too"),
+        ("rollout.partial_rollouts=false", "rollout.partial_rollouts", "also set rollout.in_flight=false"),
         ("rollout.tail_batch=2", "rollout.tail_batch", "set rollout.max_staleness to 1 or more, or leave it"),
         ("rollout={max_staleness: 1, tail_batch: -2}", "rollout.tail_batch", "at least -1, got -2"),
         ("rollout.max_token_staleness=0", "rollout.max_token_staleness", "no token is old in synchronous"),

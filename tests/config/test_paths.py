@@ -80,4 +80,4 @@ def test_where_a_model_was_looked_for_is_said(tmp_path, folder, monkeypatch):
     with pytest.raises(ConfigError) as caught:
         check(folder / "trial.yaml", ["model=./nowhere"])
     assert "neither in the working folder" in caught.value.faults[0]
-    assert "nor beside the configuration" in caught.value.faults[0]
+    assert "nor next to the configuration" in caught.value.faults[0]

@@ -47,7 +47,7 @@ def test_what_an_algorithm_does_not_need_is_not_started(plan: Callable[..., Plan
     ("override", "fault"),
     [
         ("critic.ranks=-1", "critic.ranks: at least 0, got -1"),
-        ("reference={learner: {zero_stage: 3}}", "reference.learner: it runs the reference in processes of its own"),
+        ("reference={learner: {zero_stage: 3}}", "reference.learner: it runs the reference in dedicated processes"),
         ("critic={ranks: 1, learner: {zero_stag: 3}}", "critic.learner.zero_stag: unknown option"),
         ("critic={rank: 1}", "critic.rank: "),
     ],
@@ -65,7 +65,7 @@ def test_a_model_that_cannot_read_the_policys_tokens_is_found_before_a_start(
     paths = [f"model.path={tmp_path / 'policy'}", f"model.critic={tmp_path / 'small'}"]
     found = plan(*PPO, *paths, "critic={ranks: 3, dtype: float16, learner: {sequence_parallel: 2}}")
     said = {fault.path: fault.message for fault in examine(found, starts=False).faults}
-    assert "cannot read all that the policy may write" in said["model.critic"]
+    assert "cannot read everything that the policy may write" in said["model.critic"]
     assert "bfloat16" in said["critic.dtype"] and "a multiple of 2; got 3" in said["critic.ranks"]
 
 

@@ -49,7 +49,7 @@ def test_an_episode_by_names():
     step = world.step("<answer>right</answer>")
     assert (step.reward, step.terminated, step.truncated) == (1.0, True, False)
     assert step.metrics == {"num_actions": 4.0, "valid_actions": 3.0, "return": 1.0}
-    with pytest.raises(ValueFault, match="no episode is under way"):
+    with pytest.raises(ValueFault, match="no episode is in progress"):
         world.step("<answer>right</answer>")
 
 
@@ -226,7 +226,7 @@ def test_it_closes_and_starts_again():
     assert world.render() is None
     first = world.reset(0)
     world.close()
-    with pytest.raises(ValueFault, match="no episode is under way"):
+    with pytest.raises(ValueFault, match="no episode is in progress"):
         world.step("<answer>Up</answer>")
     assert world.reset(0) == first
 

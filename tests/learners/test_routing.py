@@ -220,7 +220,7 @@ def test_a_bfloat16_engine_and_the_learner_agree_better_with_its_experts(name: s
 def test_a_model_without_routers_is_not_changed_and_cannot_be_replayed(tmp_path: Path) -> None:
     model = architectures.make(tmp_path / "dense", "llama")
     assert len(Routers(model)) == 0
-    assert "LlamaForCausalLM has no routers" in replay_fault(model)
+    assert "LlamaForCausalLM has no expert routers" in replay_fault(model)
 
 
 @pytest.mark.parametrize("name", architectures.MOE)

@@ -93,8 +93,8 @@ def test_a_wrong_kind_is_answered_with_the_kinds():
 def test_a_wrong_plugin_is_answered_with_the_plugins(mylab):
     text = failure("reward", "mylib/exact")
     assert text == (
-        "unknown plugin 'mylib'; this environment offers: core, mylab; did you mean 'mylab'?; install the package that "
-        "brings it (pip install …), or give its file (--plugin mylib.py)"
+        "unknown plugin 'mylib'; this environment offers: core, mylab; did you mean 'mylab'?; install its package "
+        "(pip install …), or give its file (--plugin mylib.py)"
     )
 
 

@@ -58,7 +58,7 @@ def test_a_plan_that_can_be_exact_has_no_faults(model: Path) -> None:
         ("learner.attention=eager", "learner: model.exact: attention: eager"),
         ("rollout.max_staleness=1", "rollout: model.exact: tokens of older weights"),
         ("old_logprobs=rollout", "old_logprobs: model.exact compares"),
-        ("placement.device=cuda", "placement.device: model.exact is for the CPU"),
+        ("placement.device=cuda", "placement.device: model.exact requires a CPU"),
         ("placement.learner_threads=2", "placement.learner_threads: model.exact: engines with 1 threads"),
         ("algorithm=dpo", "algorithm: model.exact: an algorithm of pairs"),
     ],

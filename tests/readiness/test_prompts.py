@@ -94,7 +94,7 @@ def test_a_task_whose_source_no_part_of_the_reward_is_for_is_a_fault(model: Path
     assert (found.faults, found.notes) == ((), ())
     misspelt = "reward=[exact_match, {use: math, sources: Maths}]"
     assert [str(note) for note in examine(plan(model, tmp_path, rows, rows[:1], misspelt), starts=False).notes] == [
-        "reward[1].sources: Maths: no task that was tried is from there, so that math may score none; their sources "
+        "reward[1].sources: Maths: none of the tried tasks has this source, so math may score none; their sources "
         "are: MATH, openai/gsm8k"
     ]
 

@@ -36,7 +36,7 @@ def test_a_scored_rollout_has_the_mean_of_each_ones_last_score(tmp_path: Path) -
     assert (five.value, five.metrics, five.reason) == (3.0, {"annotated": 1.0, "annotators": 2.0}, "ann: 4, bob: 2")
     assert six.value == -1.0
     assert not other.valid and not elsewhere.valid
-    assert other.reason.startswith("nobody has scored this rollout")
+    assert other.reason.startswith("no one has scored this rollout")
 
 
 def test_where_nobody_scored_the_default_counts_and_says_so(tmp_path: Path) -> None:

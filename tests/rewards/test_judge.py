@@ -423,7 +423,7 @@ def test_a_cache_in_use(server, tmp_path):
         ({"base_url": "http://me:pw@localhost/v1"}, "name an environment variable"),
         ({"rubric": "Rate it."}, "the rubric has no {response}"),
         ({"rubric": "no/such/file.md"}, "rubric 'no/such/file.md' cannot be read"),
-        ({"scale": [1, 1]}, "scale must be the least and the greatest"),
+        ({"scale": [1, 1]}, "scale must be the minimum and maximum"),
         ({"scale": [0, float("inf")]}, "scale[1]: expected a finite number, got inf"),
         ({"images": -1}, "images is -1"),
         ({"retries": -1, "max_concurrency": 0}, "max_concurrency is 0, retries is -1"),

@@ -110,7 +110,7 @@ def test_a_name_that_cannot_be_used_is_refused(rlsdk: Rlsdk, name: str, words: s
 
 def test_nothing_is_overwritten(rlsdk: Rlsdk) -> None:
     Path("brief").mkdir()
-    assert "brief exists already" in rlsdk("new", "reward", "brief", status=2).output
+    assert "brief already exists" in rlsdk("new", "reward", "brief", status=2).output
     Path("brief.yaml").write_text("mine")
-    assert "brief.yaml exists already" in rlsdk("new", "reward", "brief", "--file", status=1).output
+    assert "brief.yaml already exists" in rlsdk("new", "reward", "brief", "--file", status=1).output
     assert Path("brief.yaml").read_text() == "mine" and not Path("brief.py").exists()

@@ -108,9 +108,9 @@ def test_wording(tmp_path):
 def test_messages_that_prompts_have_already_are_not_doubled(tmp_path):
     told = [{"role": "system", "content": "Think."}, {"role": "user", "content": "1?"}]
     path = save(tmp_path / "a.jsonl", [{"prompt": told}, {"prompt": [*told, {"role": "assistant", "content": "So"}]}])
-    with pytest.raises(DataError, match=r"2 of 2 rows.*\n.*line 1: the prompt has a system message already"):
+    with pytest.raises(DataError, match=r"2 of 2 rows.*\n.*line 1: the prompt already has a system message"):
         load("jsonl", path=path, system="Answer.")
-    with pytest.raises(DataError, match=r"1 of 2 rows.*\n.*line 2: the prompt ends with a message of the assistant"):
+    with pytest.raises(DataError, match=r"1 of 2 rows.*\n.*line 2: the prompt already ends with an assistant message"):
         load("jsonl", path=path, prefill="Well,")
 
 
@@ -279,9 +279,9 @@ def test_the_other_kind_of_file_is_named(tmp_path):
         save_parquet(tmp_path / "a.parquet", [{"prompt": "1"}]),
         save(tmp_path / "a.jsonl", [{"prompt": "1"}]),
     )
-    with pytest.raises(DataError, match="is a parquet file; read it by the source `parquet`"):
+    with pytest.raises(DataError, match="is a parquet file; read it with the source `parquet`"):
         load("jsonl", path=parquet)
-    with pytest.raises(DataError, match="JSON lines are read by the source `jsonl`"):
+    with pytest.raises(DataError, match="read JSON lines with the source `jsonl`"):
         load("parquet", path=lines)
 
 

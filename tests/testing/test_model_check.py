@@ -212,7 +212,7 @@ def test_a_result_that_the_policy_is_not_shown_breaks_the_bridge_and_no_other() 
 def test_a_template_without_results_is_refused_instead_of_leaving_them_out() -> None:
     never = TEMPLATE.replace("{{ m.content }}", "{{ m.content if m.role != 'tool' else '' }}")
     made = subject(never)
-    with pytest.raises(ConfigError, match="leaves out messages of the role tool"):
+    with pytest.raises(ConfigError, match="drops messages of the role tool"):
         made.codec.bridge_tokens(
             [Message("user", "Q"), Message("assistant", "A"), Message("tool", "R", "lookup")], 1, plain=False
         )

@@ -123,7 +123,7 @@ def test_the_calculators_examples_are_what_the_workflow_tools_would_have_been() 
         ({"role": "assistant", "content": "1"}, "task 'd' has no demonstration.*algorithm that needs none"),
         (
             [Message("assistant", "1", tool_calls=[ToolCall("add")])],
-            r"demonstration\[0\] holds tool_calls beside its content",
+            r"demonstration\[0\] holds tool_calls besides its content",
         ),
         ([{"role": "assistant", "content": "", "tool_calls": [{}], "thinking": "hm"}], "holds thinking and tool_calls"),
     ],
