@@ -1,1 +1,1 @@
-"""Batches that other trainers dumped, computed again by rlsdk and compared with what they recorded."""
+"""Recompute batches dumped by other trainers, and compare the results with their recorded values."""

@@ -1,4 +1,4 @@
-"""Results of rlsdk for a dumped batch, computed with the code that a training runs: credit, losses, gradient."""
+"""Compute credit, losses and gradient of a dumped batch with rlsdk's training code."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
 
 @tasks("replayed")
 def replayed() -> list[Task]:
-    """Stand for the tasks of a batch that was sampled elsewhere."""
+    """Placeholder for the tasks of a batch that was sampled elsewhere."""
     return []
 
 
 def replay_plan(
     algorithm: str | Mapping[str, Any] | None, settings: Sequence[str], plugins: Sequence[str], *, width: int = 256
 ) -> Plan:
-    """Check the algorithm by which a batch is computed.
+    """Check the algorithm for a batch.
 
     Args:
-        algorithm: Name, or a mapping as in a configuration; None: the default algorithm.
+        algorithm: Name, or a mapping as in a configuration; None for the default algorithm.
         settings: `algorithm.KEY=VALUE` texts.
         plugins: Files of plugins.
         width: Maximum tokens of a response, for lengths that the algorithm leaves to the run.
 
     Raises:
-        ConfigError: With every fault.
+        ConfigError: Lists all faults.
     """
     foreign = [text for text in settings if not text.lstrip("+ ").startswith("algorithm")]
     if foreign:
         raise ConfigError(
             [
-                f"{text}: a replay reads the algorithm alone; give algorithm.KEY=VALUE, such as algorithm.kl_coef=0"
+                f"{text}: a replay reads only the algorithm; give algorithm.KEY=VALUE, such as algorithm.kl_coef=0"
                 for text in foreign
             ]
         )
@@ -69,7 +69,7 @@ def replay_plan(
 
 @attrs.frozen(kw_only=True, eq=False)
 class ComputedBatch:
-    """A batch as rlsdk computes it; `t` response tokens, from the first sampled to the last of each rollout.
+    """A batch computed by rlsdk; `t` response tokens, from the first sampled to the last of each rollout.
 
     Attributes:
         batch: Packed rollouts.
@@ -80,11 +80,11 @@ class ComputedBatch:
         advantages: float64 `[t]`.
         recorded: Field -> the trainer's values, float64 `[t]`.
         ratios: float64 `[t]`; None without logprobs.
-        losses: float64 `[t]`, per token, given the trainer's advantages where it recorded them; None without logprobs.
-        kl: float64 `[t]`, KL to the reference model as the objective weighs it, its coefficient left out; None
-            without reference logprobs or without a coefficient.
+        losses: float64 `[t]`, per token, with the trainer's advantages if recorded; None without logprobs.
+        kl: float64 `[t]`, KL to the reference model in the objective, without its coefficient; None without reference
+            logprobs or coefficient.
         loss: The loss in rlsdk's normalisation, from rlsdk's own advantages, with the KL term.
-        given_loss: The same from the trainer's advantages.
+        given_loss: The same with the trainer's advantages.
         gradient: float64 `[t]`, of `loss` with respect to the logprobs.
         given_gradient: float64 `[t]`, of `given_loss`.
     """
@@ -105,7 +105,7 @@ class ComputedBatch:
     given_gradient: np.ndarray | None = None
 
     def place(self, token: int) -> tuple[int, int]:
-        """Return the rollout in the file, and the position in its response, of a token."""
+        """Return a token's rollout in the file and its position in the response."""
         rollout = int(self.segments[token])
         begin = int(np.searchsorted(self.segments, rollout))
         return int(self.order[rollout]), self.offsets[rollout] + token - begin
@@ -116,11 +116,11 @@ def compute(dump: Dump, plan: Plan, gradients: Gradients | None = None) -> Compu
 
     Args:
         dump: The batch.
-        plan: Holds the algorithm.
-        gradients: The weights of a checkpoint, to compute logprobs that the file lacks.
+        plan: Plan with the algorithm.
+        gradients: Weights of a checkpoint, to compute logprobs missing from the file.
 
     Raises:
-        ConfigError: The algorithm reads what the file does not hold.
+        ConfigError: The algorithm reads a field that the file lacks.
         DataError: No rollout can be trained.
     """
     groups, order = _groups(dump)
@@ -163,7 +163,7 @@ def _groups(dump: Dump) -> tuple[list[Group], dict[int, int]]:
 def _rollout(dump: Dump, i: int, task: Task) -> Rollout:
     start = first_trained(dump.masks[i])
     mask, prompt = dump.masks[i][start:], dump.prompts[i]
-    prompt = prompt if len(prompt) else np.zeros(1, np.int64)  # the first sampled token needs one before it
+    prompt = prompt if len(prompt) else np.zeros(1, np.int64)  # the first sampled token needs a predecessor
     behaviour = next(
         (
             dump.tokens[n][i][start : len(dump.masks[i])]
@@ -183,7 +183,7 @@ def _rollout(dump: Dump, i: int, task: Task) -> Rollout:
 
 
 def _packed(rows: Sequence[np.ndarray], dump: Dump, order: np.ndarray) -> np.ndarray:
-    """Return a field of the file, `[t]`, in the order of the packed rollouts."""
+    """Return a field of the file, `[t]`, in packed order."""
     parts = []
     for i in order:
         where = np.flatnonzero(dump.masks[i])
@@ -195,7 +195,7 @@ def _packed(rows: Sequence[np.ndarray], dump: Dump, order: np.ndarray) -> np.nda
 def _fields(
     batch: StepBatch, plan: Plan, recorded: Mapping[str, np.ndarray], gradients: Gradients | None
 ) -> dict[str, np.ndarray]:
-    """Return the fields that credit and losses read: the trainer's, or those of a checkpoint where it recorded none."""
+    """Return the fields read by credit and losses: the trainer's or, if not recorded, those of a checkpoint."""
     old = next((recorded[n] for n in ("old_logprobs", "behaviour_logprobs", "logprobs") if n in recorded), None)
     found = {} if old is None else {"logprobs": old}
     found |= {n: recorded[n] for n in ("ref_logprobs", "values") if n in recorded}
@@ -205,11 +205,11 @@ def _fields(
 
 
 def _check_fields(batch: StepBatch, plan: Plan) -> None:
-    """Refuse an algorithm whose credit reads what the file does not hold."""
+    """Reject an algorithm whose credit reads a field that the file lacks."""
     faults = credit_faults(plan, model=False)
     lacking = [fault for fault in faults if not any(f"reads {name}," in fault for name in batch.fields)]
     if lacking:
-        advice = "the file must hold it, or choose another algorithm"
+        advice = "add it to the file, or choose another algorithm"
         raise ConfigError([f"{fault.partition(', which')[0].partition(', the')[0]}; {advice}" for fault in lacking])
 
 

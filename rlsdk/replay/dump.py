@@ -1,4 +1,4 @@
-"""A dumped batch in one form, whoever wrote it: a list of rollouts, with what the trainer recorded for each token."""
+"""A dumped batch in a common form for all trainers: a list of rollouts with the recorded per-token values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKEN_FIELDS = (
     "old_logprobs", "logprobs", "behaviour_logprobs", "ref_logprobs", "values", "advantages", "ratios", "losses",
     "gradient",
 )  # fmt: skip
-"""Fields with a value for each token of a response."""
+"""Fields with a value per response token."""
 Rows = tuple[np.ndarray, ...]
 
 
@@ -27,17 +27,17 @@ class Dump:
     Attributes:
         framework: The trainer that wrote it.
         names: rlsdk's field -> its name in the file.
-        prompts: Tokens before the first that was sampled, without padding, int64; empty where they are not known.
-        responses: Tokens that the mask covers, int64; zeros where they are not known.
-        masks: True where the policy sampled a token of the response.
-        tokens: Field -> values of each rollout's response, float64, with what stands in its padding.
-        scores: float64 `[n]`, reward of each rollout, before any penalty; NaN where it is not a number.
-        rewards: float64 `[n]`, reward that the trainer's advantages began with, where it was recorded, too.
+        prompts: Tokens before the first sampled one, without padding, int64; empty if unknown.
+        responses: Tokens covered by the mask, int64; zeros if unknown.
+        masks: True for response tokens sampled by the policy.
+        tokens: Field -> values of each rollout's response, float64, including padding.
+        scores: float64 `[n]`, reward of each rollout before any penalty; NaN if it is not a number.
+        rewards: float64 `[n]`, reward from which the trainer computed advantages, if recorded.
         groups: Label of each rollout's group.
-        numbers: `loss` and `gradient_norm`, where they were recorded.
-        width: Longest response, with its padding.
+        numbers: `loss` and `gradient_norm`, if recorded.
+        width: Length of the longest response, including padding.
         has_ids: True if the tokens are known.
-        notes: What a reader should know.
+        notes: Remarks for the user.
     """
 
     framework: str
@@ -59,15 +59,15 @@ class Dump:
 
 
 def dump_of(found: Recognised, *, rewards: Sequence[str] = (), group_size: int | None = None) -> Dump:
-    """Bring the fields of a file into one form.
+    """Convert the fields of a file to the common form.
 
     Args:
-        found: Fields whose names are known.
-        rewards: Columns whose sum is the reward, where it has several parts.
-        group_size: Rollouts of a group, where they follow one another; None: found from labels or prompts.
+        found: Fields with known names.
+        rewards: Columns whose sum is the reward, if it has several parts.
+        group_size: Rollouts per group, if they are consecutive; None to use labels or prompts.
 
     Raises:
-        DataError: Fields are missing, or do not fit together; with the field, the rollout and what was expected.
+        DataError: Fields are missing or inconsistent; names the field, the rollout and the expected value.
     """
     reader = _Reader(found)
     masks = reader.masks()
@@ -94,7 +94,7 @@ def dump_of(found: Recognised, *, rewards: Sequence[str] = (), group_size: int |
 
 
 class _Reader:
-    """Reads the fields of one file."""
+    """Read the fields of one file."""
 
     def __init__(self, found: Recognised) -> None:
         self.found, self.notes = found, list[str]()
@@ -103,13 +103,13 @@ class _Reader:
         self.count = self._count()
 
     def _count(self) -> int:
-        """Return the number of rollouts, and check that all fields that hold rows agree on it."""
+        """Return the number of rollouts, and check that all fields with rows agree on it."""
         lengths = {
             self.found.names[name]: len(value)
             for name, value in self.found.values.items()
             if isinstance(value, list | np.ndarray) and np.ndim(value[:0] if isinstance(value, list) else value) > 0
         }
-        for name in ("loss", "gradient_norm"):  # one value, or one a micro-batch
+        for name in ("loss", "gradient_norm"):  # one value, or one per micro-batch
             lengths.pop(self.found.names.get(name, ""), None)
         if not lengths or not max(lengths.values()):
             known = ", ".join(sorted({n for each in NAMES.values() for names in each.values() for n in names}))
@@ -118,11 +118,11 @@ class _Reader:
         counts = set(lengths.values())
         if len(counts) > 1:
             told = ", ".join(f"{name} {count}" for name, count in sorted(lengths.items()))
-            raise DataError(f"fields differ in their number of rollouts: {told}; expected one number for all")
+            raise DataError(f"fields have different numbers of rollouts: {told}; expected the same number in all")
         return counts.pop()
 
     def masks(self) -> Rows:
-        """Return the mask of each response, cut where its padding begins."""
+        """Return the mask of each response, without padding."""
         rows = self._rows("response_mask")
         if rows is None:
             rows = self._masks_without_field()
@@ -152,18 +152,18 @@ class _Reader:
                 "no mask of the responses was found; expected one of "
                 f"{', '.join(sorted({n for names in NAMES['response_mask'].values() for n in names}))}"
             )
-        self.notes.append("the file holds no tokens: each rollout counts as one, and rewards and advantages are shown")
+        self.notes.append("the file has no tokens: each rollout counts as one; only rewards and advantages are shown")
         return tuple(np.ones(1) for _ in range(self.count))
 
     def _attention(self) -> Rows | None:
-        """Return the part of the attention mask that covers the responses."""
+        """Return the response part of the attention mask."""
         responses, attention = self._rows("response_ids"), self._rows("attention_mask")
         if responses is None or attention is None:
             return None
         return tuple(a[len(a) - len(r) :] for a, r in zip(attention, responses, strict=True))
 
     def _lengths(self, rows: Rows) -> list[int]:
-        """Return the tokens of each response without padding: to the last that is attended to, or sampled."""
+        """Return the number of tokens of each response without padding, up to the last attended or sampled one."""
         given = self.found.values.get("response_lengths")
         if given is not None:
             return [int(length) for length in given]
@@ -192,7 +192,7 @@ class _Reader:
         return tuple(np.concatenate([p.astype(np.int64), x]) for p, x in zip(known, leading, strict=True)), cut
 
     def _split(self, sequences: Rows, masks: Rows) -> tuple[Rows, Rows]:
-        """Split whole sequences: the mask covers their last tokens, however wide it is."""
+        """Split whole sequences: the mask, whatever its width, covers their last tokens."""
         given = self._rows("response_mask") or masks
         attention = self._rows("attention_mask")
         prompts, responses = [], []
@@ -207,18 +207,18 @@ class _Reader:
         return tuple(prompts), tuple(responses)
 
     def per_token(self, name: str, masks: Rows) -> Rows:
-        """Return a field with one value for each response token; one value for a rollout stands for all its tokens."""
+        """Return a field with one value per response token; a single value per rollout applies to all its tokens."""
         value = self.found.values[name]
         if all(np.ndim(each) == 0 for each in value):
             return tuple(np.full(len(m), float(v)) for m, v in zip(masks, value, strict=True))
         rows, label = self._rows(name) or (), self.found.names[name]
         for i, (row, mask) in enumerate(zip(rows, masks, strict=True)):
             if len(row) < len(mask):
-                raise DataError(f"{label}: rollout {i} has {len(row)} values; expected {len(mask)}, one a token")
+                raise DataError(f"{label}: rollout {i} has {len(row)} values; expected {len(mask)}, one per token")
         return tuple(row.astype(np.float64) for row in rows)
 
     def rewards(self, columns: Sequence[str], masks: Rows) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the reward of each rollout before penalties, and the one that advantages began with."""
+        """Return each rollout's reward before penalties, and the one from which advantages were computed."""
         if columns:
             return self._named_columns(columns), None
         scores, shaped = (self._totals(name, masks) for name in ("scores", "rewards"))
@@ -242,7 +242,7 @@ class _Reader:
                 ]
             )
         except (TypeError, ValueError) as error:
-            raise DataError(f"{label}: {error}; expected a number, or one a token, for each rollout") from error
+            raise DataError(f"{label}: {error}; expected one number per rollout or per token") from error
 
     def _named_columns(self, columns: Sequence[str]) -> np.ndarray:
         every = {**self.found.others, **{self.found.names[k]: v for k, v in self.found.values.items()}}
@@ -253,7 +253,7 @@ class _Reader:
         return _summed([every[name] for name in columns])
 
     def _numeric_columns(self) -> np.ndarray:
-        """Return the sum of the columns of numbers without another meaning: TRL's tables name reward functions."""
+        """Return the sum of numeric columns without another meaning: TRL names columns after reward functions."""
         parts = {
             name: value
             for name, value in self.found.others.items()
@@ -265,9 +265,9 @@ class _Reader:
         if not parts:
             raise DataError(
                 f"no rewards were found (fields: {', '.join(sorted({*self.found.names.values(), *self.found.others}))}"
-                "); name their columns by --reward"
+                "); name their columns with --reward"
             )
-        self.notes.append(f"the reward is the sum of {', '.join(parts)}; --reward names other columns")
+        self.notes.append(f"the reward is the sum of {', '.join(parts)}; use --reward for other columns")
         return _summed(list(parts.values()))
 
     def groups(self, prompts: Rows, size: int | None) -> tuple[str, ...]:
@@ -280,12 +280,12 @@ class _Reader:
         if labels is not None:
             return tuple(str(label) for label in labels)
         if not any(len(prompt) for prompt in prompts):
-            raise DataError("nothing says which rollouts share a task (no labels, no prompts); give --group-size")
-        self.notes.append("rollouts with equal prompts are taken for one group; --group-size says otherwise")
+            raise DataError("cannot tell which rollouts share a task (no labels, no prompts); give --group-size")
+        self.notes.append("rollouts with equal prompts form a group; use --group-size to change this")
         return tuple(prompt.tobytes().hex() for prompt in prompts)
 
     def number(self, name: str) -> float:
-        """Return a single number; of several, such as one a micro-batch, their mean."""
+        """Return a single number, or the mean of several, such as one per micro-batch."""
         try:
             values = np.asarray(self.found.values[name], np.float64)
         except (TypeError, ValueError) as error:
@@ -293,14 +293,14 @@ class _Reader:
         return float(values.mean())
 
     def _rows(self, name: str) -> Rows | None:
-        """Return a field as one array a rollout."""
+        """Return a field as one array per rollout."""
         value = self.found.values.get(name)
         if value is None:
             return None
         try:
             rows = tuple(np.asarray(each) for each in value)
             if any(row.ndim != 1 or row.dtype.kind not in "biuf" for row in rows):
-                raise ValueError("it holds other things than numbers, one a token")
+                raise ValueError("it contains values other than numbers, one per token")
         except (TypeError, ValueError) as error:
             raise DataError(
                 f"{self.found.names[name]}: {error}; expected a list of numbers for each rollout"
@@ -309,7 +309,7 @@ class _Reader:
 
 
 def first_trained(mask: np.ndarray) -> int:
-    """Return the position of the first token that the policy sampled; the end if there is none."""
+    """Return the position of the first sampled token; the end if there is none."""
     return int(np.argmax(mask)) if mask.any() else len(mask)
 
 
@@ -328,5 +328,5 @@ def _expect_finite(name: str, rows: Rows, masks: Rows) -> None:
         if len(wrong):
             raise DataError(
                 f"{name}: rollout {i}, response token {wrong[0]} is {row[wrong[0]]}; expected a number at every "
-                "sampled token. This is where that training went wrong first, or the mask is off"
+                "sampled token. Either that training went wrong here first, or the mask is off"
             )

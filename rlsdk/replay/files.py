@@ -1,4 +1,4 @@
-"""Files of dumped batches, read without executing anything that is in them."""
+"""Read files of dumped batches without executing their content."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rlsdk.errors import DataError
 
 KINDS = "JSON lines, parquet, .npz, .safetensors or .pt"
 _WRAPPERS = ("batch", "non_tensor_batch", "meta_info", "rollout_data", "train_data", "inputs", "experience")
-"""Names below which trainers put a batch; their fields are taken as those of the file."""
+"""Names under which trainers nest a batch; the nested fields count as the file's."""
 _ROWS = ("samples", "rollouts", "experiences")
-"""Names below which trainers put a list with one mapping for each rollout."""
+"""Names under which trainers put a list with one mapping per rollout."""
 _TENSORS = "torch.save({name: value for name, value in batch.batch.items()}, 'batch.pt')"
 
 
 def read_columns(path: Path) -> dict[str, Any]:
-    """Return the fields of a dumped batch: arrays, lists with one value for each rollout, and single values.
+    """Return the fields of a dumped batch: arrays, lists with one value per rollout, and single values.
 
     Raises:
-        DataError: The file is missing, damaged, of no known kind, or cannot be read without executing code.
+        DataError: The file is missing, damaged, of an unknown kind, or cannot be read without executing code.
     """
     if not path.is_file():
         raise DataError(f"{path}: there is no such file; expected a dumped batch ({KINDS})")
@@ -36,12 +36,12 @@ def read_columns(path: Path) -> dict[str, Any]:
         found = _read(path, head)
     except DataError:
         raise
-    except Exception as error:  # readers of four formats raise their own kinds on damaged files
+    except Exception as error:  # each of the four readers raises its own exceptions on damaged files
         said = next(iter(str(error).splitlines()), "")
         raise DataError(f"{path} cannot be read: {type(error).__name__}: {said[:300]}; expected {KINDS}") from error
     columns = _flat(found, path)
     if not columns:
-        raise DataError(f"{path} holds no fields; expected those of a batch, such as responses and rewards")
+        raise DataError(f"{path} has no fields; expected those of a batch, such as responses and rewards")
     return columns
 
 
@@ -67,7 +67,7 @@ def _read(path: Path, head: bytes) -> Any:
 
 
 def _torch(path: Path) -> Any:
-    """Load tensors and plain values; a pickle of anything else is refused, since it would execute code."""
+    """Load tensors and plain values; reject any other pickle, since it would execute code."""
     import pickle
 
     import torch
@@ -80,8 +80,8 @@ def _torch(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise DataError(
-            f"{path} is a pickle of more than tensors and plain values (such as DataProto.save_to_disk writes), which "
-            f"would execute code while it is read; save the tensors alone, where the batch was made: {_TENSORS}"
+            f"{path} is a pickle of more than tensors and plain values (as DataProto.save_to_disk writes it), and "
+            f"reading it would execute code; save only the tensors, where the batch was created: {_TENSORS}"
         ) from error
 
 
@@ -101,16 +101,16 @@ def _row(path: Path, number: int, line: str) -> dict[str, Any]:
     except ValueError as error:
         raise DataError(f"{path}, line {number}: {error}; expected one JSON object per line ({KINDS})") from error
     if not isinstance(row, dict):
-        raise DataError(f"{path}, line {number}: a JSON {type(row).__name__}; expected one object a line")
+        raise DataError(f"{path}, line {number}: a JSON {type(row).__name__}; expected one object per line")
     return row
 
 
 def _flat(found: Any, path: Path) -> dict[str, Any]:
-    """Return the columns of what a file holds, with the fields of nested mappings beside the others."""
+    """Return a file's content as columns, with the fields of nested mappings on the top level."""
     if isinstance(found, list | tuple):
         return _columns(found, path)
     if not isinstance(found, Mapping):
-        raise DataError(f"{path} holds a {type(found).__name__}; expected a mapping from names of fields to values")
+        raise DataError(f"{path} holds a {type(found).__name__}; expected a mapping from field names to values")
     columns: dict[str, Any] = {}
     for name, value in found.items():
         if name in _WRAPPERS and isinstance(value, Mapping):
@@ -123,7 +123,7 @@ def _flat(found: Any, path: Path) -> dict[str, Any]:
 
 
 def _columns(rows: Sequence[Any], path: Path) -> dict[str, Any]:
-    """Turn rows into columns; a row may be a list of rows (the rollouts of one group)."""
+    """Convert rows to columns; a row may be a list of rows (the rollouts of one group)."""
     flat = [row for each in rows for row in (each if isinstance(each, list | tuple) else [each])]
     for i, row in enumerate(flat):
         if not isinstance(row, Mapping):
@@ -134,7 +134,7 @@ def _columns(rows: Sequence[Any], path: Path) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Turn tensors into arrays, also in lists."""
+    """Convert tensors to arrays, also within lists."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         return (value.float() if value.is_floating_point() else value).numpy()

@@ -1,4 +1,4 @@
-"""How a trainer came to its advantages: the formula, among the common ones, that gives the recorded numbers."""
+"""Identify how a trainer computed its advantages: the common formula that reproduces the recorded numbers."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _WHITEN_EPSILON = 1e-8
 
 @attrs.frozen(kw_only=True)
 class Formula:
-    """`(reward - centre) / (scale + epsilon)`, then perhaps whitened.
+    """`(reward - centre) / (scale + epsilon)`, optionally whitened.
 
     Attributes:
         centre: Key of `CENTRES`.
         scale: Key of `SCALES`.
-        ddof: 1 for the sample's standard deviation, 0 for the population's.
+        ddof: 1 for the sample standard deviation, 0 for the population's.
         epsilon: Added to the standard deviation.
         after: Key of `AFTERS`.
     """
@@ -47,9 +47,9 @@ class Formula:
     after: str = "none"
 
     def __str__(self) -> str:
-        text = "the reward" if self.centre == "none" else f"the reward less {CENTRES[self.centre]}"
+        text = "the reward" if self.centre == "none" else f"the reward minus {CENTRES[self.centre]}"
         if self.scale != "none":
-            text += f", over {SCALES[self.scale]} (ddof {self.ddof}) + {self.epsilon:g}"
+            text += f", divided by {SCALES[self.scale]} (ddof {self.ddof}) + {self.epsilon:g}"
         return f"{text}, {AFTERS[self.after]}" if AFTERS[self.after] else text
 
     def values(self, rewards: np.ndarray, groups: np.ndarray, segments: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -91,7 +91,7 @@ def _whitened(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def formulas() -> Iterator[Formula]:
-    """Yield the known formulas, the simpler ones first."""
+    """Yield the known formulas, simplest first."""
     for after in AFTERS:
         yield from (Formula(centre=centre, after=after) for centre in CENTRES)
         for centre, scale, ddof, epsilon in itertools.product(CENTRES, ("group", "batch"), (1, 0), EPSILONS):
@@ -106,7 +106,7 @@ def formulas_of(
     mask: np.ndarray,
     tolerance: float,
 ) -> list[Formula]:
-    """Return the formulas that give the values, the simplest first; none if the values are all equal and say nothing.
+    """Return the formulas that reproduce the values, simplest first; none if all values are equal.
 
     Args:
         values: float64 `[t]`, recorded advantages.
@@ -114,7 +114,7 @@ def formulas_of(
         groups: int64 `[n]`, dense.
         segments: int64 `[t]`.
         mask: bool `[t]`.
-        tolerance: Greatest difference.
+        tolerance: Maximum difference.
     """
     if not mask.any() or np.ptp(values[mask]) <= tolerance:
         return []
@@ -123,13 +123,13 @@ def formulas_of(
         off = float(np.abs(formula.values(rewards, groups, segments, mask) - values)[mask].max())
         if off <= tolerance:
             fits.append((off, formula))
-    # Those that fit about as well as the best: float32 has rounded what was recorded.
+    # Keep those that fit about as well as the best: recorded values were rounded to float32.
     least = min((off for off, _ in fits), default=0.0)
     return [formula for off, formula in fits if off <= max(10 * least, 1e-7)]
 
 
 def contrast(theirs: Formula, ours: Formula) -> str:
-    """Say in which parts two formulas differ."""
+    """Describe the parts in which two formulas differ."""
     told = []
     if theirs.centre != ours.centre:
         told.append(f"theirs subtracts {CENTRES[theirs.centre]}, rlsdk {CENTRES[ours.centre]}")

@@ -94,20 +94,20 @@ NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "prompts": {"verl": ("input",), "trl": ("prompt",), "slime": ("prompt",), "openrlhf": ("prompts", "prompt")},
     "texts": {"verl": ("output",), "trl": ("completion",), "slime": ("response",), "openrlhf": ("responses",)},
 }
-"""rlsdk's field -> trainer -> its names for it, the preferred one first."""
+"""rlsdk's field -> trainer -> its names, preferred one first."""
 IGNORED = frozenset({"step", "mode", "index", "rollout_id", "rank", "num_items_in_batch", "total_lengths", "truncated"})
-"""Names of numbers that are not rewards."""
+"""Names of numeric columns that are not rewards."""
 
 
 @attrs.frozen(eq=False)
 class Recognised:
-    """The fields of a file that are known.
+    """The recognised fields of a file.
 
     Attributes:
-        framework: The trainer by whose names they were found.
+        framework: The trainer whose names were found.
         names: rlsdk's field -> the name in the file.
-        values: rlsdk's field -> what the file holds.
-        others: Fields that are not known.
+        values: rlsdk's field -> content in the file.
+        others: Unknown fields.
     """
 
     framework: str
@@ -117,11 +117,11 @@ class Recognised:
 
 
 def recognise(columns: Mapping[str, Any], framework: str | None = None) -> Recognised:
-    """Find out which trainer wrote a batch, by the names of its fields, and give them rlsdk's names.
+    """Recognise the trainer that wrote a batch by its field names, and map them to rlsdk's names.
 
     Args:
         columns: Fields of the file.
-        framework: The trainer, if it is known; None: the one with the most names, of equals the first.
+        framework: The trainer, if known; None for the first one with the most matching names.
     """
     found = {each: _named(columns, each) for each in FRAMEWORKS}
     chosen = framework or max(FRAMEWORKS, key=lambda each: (len(found[each]), _distinct(found, each)))
@@ -145,6 +145,6 @@ def _named(columns: Mapping[str, Any], framework: str) -> dict[str, str]:
 
 
 def _distinct(found: Mapping[str, Mapping[str, str]], framework: str) -> int:
-    """Count the names that no other trainer has."""
+    """Count names that no other trainer uses."""
     others = {name for each, names in found.items() if each != framework for name in names.values()}
     return sum(name not in others for name in found[framework].values())

@@ -1,4 +1,4 @@
-"""How a trainer came to its losses: clip bounds, KL terms, and the weights with which it sums tokens."""
+"""Identify how a trainer computed its losses: clip bounds, KL terms, and token weights in the sum."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import attrs
 import numpy as np
 
 COEFFICIENTS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 0.01, 0.02, 0.03, 0.04, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Coefficients of a KL term that people choose; others would fit any number."""
+"""Common coefficients of a KL term; arbitrary ones would fit any number."""
 BOUNDS = (0.2, 0.28, 0.3, 0.1, 0.4, np.inf)
 MODES: Mapping[str, str] = {
     "token-mean": "the mean over all tokens of the batch",
     "seq-mean-token-mean": "the mean over rollouts of the mean over their tokens",
-    "seq-mean-token-sum": "the sum over tokens, over the number of rollouts",
+    "seq-mean-token-sum": "the sum over tokens, divided by the number of rollouts",
     "token-sum": "the sum over all tokens",
-    "padded-mean": "the sum over tokens, over rollouts × padded length (as if padding counted)",
+    "padded-mean": "the sum over tokens, divided by rollouts × padded length (as if padding counted)",
     "group-mean": "the mean over groups of the mean over their tokens",
 }
 MASKS: Mapping[str, str] = {
     "all": "",
-    "without first": "with a mask off by one: the first token of each response is left out",
-    "without last": "with a mask off by one: the last token of each response is left out",
+    "without first": "with a mask off by one: the first token of each response is missing",
+    "without last": "with a mask off by one: the last token of each response is missing",
 }
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Tokens:
-    """The sampled tokens of a batch, as far as sums over them go.
+    """The layout of a batch's sampled tokens, for sums over them.
 
     Attributes:
         mask: bool `[t]`.
@@ -43,7 +43,7 @@ class Tokens:
     width: int
 
     def without(self, which: str) -> Tokens:
-        """Return a copy whose mask leaves out the first or the last sampled token of each rollout."""
+        """Return a copy whose mask omits the first or the last sampled token of each rollout."""
         if which == "all":
             return self
         where = np.flatnonzero(self.mask)
@@ -54,7 +54,7 @@ class Tokens:
         return attrs.evolve(self, mask=mask)
 
     def weights(self, mode: str) -> np.ndarray:
-        """Return the weight of each token, `[t]`, in the sum that a mode of `MODES` takes."""
+        """Return the weight of each token, `[t]`, in the sum of a mode of `MODES`."""
         n = len(self.groups)
         counts = np.bincount(self.segments, self.mask, minlength=n)
         rollouts = max(int(np.count_nonzero(counts)), 1)
@@ -76,13 +76,13 @@ class Tokens:
 
 @attrs.frozen(kw_only=True)
 class Normalisation:
-    """How a loss is made of per-token losses.
+    """How a loss is computed from per-token losses.
 
     Attributes:
         mode: Key of `MODES`.
         mask: Key of `MASKS`.
-        kl: Coefficient of a KL term, and its estimator; None for no term.
-        clip: Lower and upper distance of the clip bounds from 1, where they differ from rlsdk's; None where not.
+        kl: Coefficient and estimator of a KL term; None for no term.
+        clip: Lower and upper distance of the clip bounds from 1, if they differ from rlsdk's; otherwise None.
     """
 
     mode: str
@@ -102,7 +102,7 @@ class Normalisation:
 
 
 def described_bounds(low: float, high: float) -> str:
-    """Say where ratios are clipped."""
+    """Describe clip bounds of ratios."""
     ends = ["" if np.isinf(low) else f"below {1 - low:g}", "" if np.isinf(high) else f"above {1 + high:g}"]
     return " and ".join(filter(None, ends)) or "nowhere"
 
@@ -110,19 +110,19 @@ def described_bounds(low: float, high: float) -> str:
 def clipped_losses(
     advantages: np.ndarray, ratios: np.ndarray, low: float, high: float, dual: float = np.inf
 ) -> np.ndarray:
-    """Return clipped surrogate losses: `max(-A·r, -A·clip(r))`, for negative advantages at most `-A·dual`."""
+    """Return clipped surrogate losses: `max(-A·r, -A·clip(r))`, at most `-A·dual` for negative advantages."""
     losses = np.maximum(-advantages * ratios, -advantages * np.clip(ratios, 1 - low, 1 + high))
     return np.where((advantages < 0) & np.isfinite(dual), np.minimum(losses, -advantages * min(dual, 1e30)), losses)
 
 
 def kl_estimates(logprobs: np.ndarray, reference: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the three common per-token estimates of the KL (http://joschu.net/blog/kl-approx.html)."""
+    """Return the three common per-token KL estimates (http://joschu.net/blog/kl-approx.html)."""
     difference = logprobs - reference
     return {"k3": np.expm1(-difference) + difference, "k1": difference, "k2": difference**2 / 2}
 
 
 def nice(coefficient: float, precision: float = 1e-3) -> float | None:
-    """Return the usual coefficient that a fitted one stands for; None if it is near none of them."""
+    """Return the common coefficient close to a fitted one; None if there is none."""
     return next((c for c in COEFFICIENTS if abs(coefficient - c) <= precision * c), None)
 
 
@@ -135,15 +135,15 @@ def normalisation_of(
     kls: Mapping[str, np.ndarray],
     surrogate: tuple[np.ndarray, np.ndarray] | None,
 ) -> Normalisation | None:
-    """Find out how a recorded loss was made; None if nothing known gives it.
+    """Identify how a recorded loss was computed; None if no known way reproduces it.
 
     Args:
         theirs: The recorded loss.
         losses: Per-token losses `[t]`.
         tokens: The sampled tokens.
-        tolerance: Greatest relative difference.
-        kls: Estimator -> per-token KL `[t]`; empty where there is no reference.
-        surrogate: Advantages and ratios `[t]`, to try other clip bounds with; None where per-token losses are known.
+        tolerance: Maximum relative difference.
+        kls: Estimator -> per-token KL `[t]`; empty without a reference.
+        surrogate: Advantages and ratios `[t]`, to try other clip bounds; None if per-token losses are known.
     """
     size = float(np.abs(losses[tokens.mask]).mean()) if tokens.mask.any() else 0.0
     close = tolerance * max(abs(theirs), 1e-2 * size, 1e-12)
@@ -160,7 +160,7 @@ def _candidates(
     kls: Mapping[str, np.ndarray],
     surrogate: tuple[np.ndarray, np.ndarray] | None,
 ) -> Iterator[tuple[Normalisation, float]]:
-    """Yield explanations with the loss that each would give, the simpler ones first."""
+    """Yield explanations with their losses, simplest first."""
     for mask in MASKS:
         chosen = tokens.without(mask)
         for mode in MODES:
@@ -170,7 +170,7 @@ def _candidates(
         base, term = float(weights @ losses), float(weights @ kl)
         coefficient = nice((theirs - base) / term) if term else None
         if coefficient is not None:
-            # The term is small beside its coefficient's rounding: fitted well enough is explained.
+            # The term is small compared with its coefficient's rounding: a good fit counts as explained.
             yield Normalisation(mode=mode, kl=(coefficient, name)), base + coefficient * term
     if surrogate is not None:
         for mode, low, high in itertools.product(MODES, BOUNDS, BOUNDS):
@@ -180,12 +180,12 @@ def _candidates(
 
 @attrs.frozen
 class Bounds:
-    """Clip bounds that per-token losses show: None where no token was clipped on that side.
+    """Clip bounds evident from per-token losses; None if no token was clipped on that side.
 
     Attributes:
-        low: Least ratio that a token with negative advantage is charged for.
-        high: Greatest ratio that a token with positive advantage gets.
-        dual: Greatest ratio that a token with negative advantage is charged for.
+        low: Minimum ratio that counts for a token with negative advantage.
+        high: Maximum ratio that counts for a token with positive advantage.
+        dual: Maximum ratio that counts for a token with negative advantage.
     """
 
     low: float | None
@@ -194,13 +194,13 @@ class Bounds:
 
 
 def bounds_of(losses: np.ndarray, advantages: np.ndarray, ratios: np.ndarray, tolerance: float) -> Bounds | None:
-    """Read clip bounds from per-token losses; None if they are not a clipped surrogate.
+    """Infer clip bounds from per-token losses; None if they are not a clipped surrogate.
 
     Args:
-        losses: float64, of sampled tokens.
+        losses: Losses of sampled tokens, float64.
         advantages: Their advantages.
         ratios: Their ratios.
-        tolerance: Greatest relative difference.
+        tolerance: Maximum relative difference.
     """
     some = advantages != 0
     if not some.any() or (np.abs(losses[~some]) > tolerance).any():

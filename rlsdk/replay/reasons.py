@@ -1,4 +1,4 @@
-"""Why a trainer's numbers differ from rlsdk's, in words, where that can be recognised."""
+"""Explain why a trainer's numbers differ from rlsdk's, for known causes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _SHIFTED = {"advantages": "advantages", "token losses": "losses", "gradient": "g
 
 
 class Reasons:
-    """Compares recorded numbers with those that other choices would have given."""
+    """Compare recorded numbers with the results of other choices."""
 
     def __init__(self, dump: Dump, found: ComputedBatch, plan: Plan, tolerance: float) -> None:
         self._dump, self._found, self._plan, self._tolerance = dump, found, plan, tolerance
         self._tokens = Tokens(mask=found.mask, segments=found.segments, groups=found.batch.groups, width=dump.width)
 
     def of(self, stage: str, ours: np.ndarray, theirs: np.ndarray) -> str:
-        """Say why a stage differs; empty where that is not known."""
+        """Explain why a stage differs; empty if unknown."""
         recognisers = {
             "logprobs": self._logprobs,
             "advantages": self._advantages,
@@ -46,13 +46,13 @@ class Reasons:
         return recognisers[stage](ours, theirs) or self._multiple(ours, theirs)
 
     def shifted(self, stage: str) -> str:
-        """Say that recorded values stand one token before or after the mask; empty if they do not."""
+        """Report recorded values shifted by one token relative to the mask; empty if they are not."""
         rows = self._dump.tokens.get(_SHIFTED.get(stage, ""))
         if rows is None:
             return ""
         for by, text in (
-            (1, "one token late: the first of each response has none"),
-            (-1, "one token early: the last has none"),
+            (1, "one token late: the first token of each response has none"),
+            (-1, "one token early: the last token has none"),
         ):
             if self._all_shifted(rows, by):
                 return f"mask off by one: theirs is nonzero {text}"
@@ -74,7 +74,7 @@ class Reasons:
     # --- rewards and advantages
 
     def rewards(self) -> str:
-        """Say why the reward that advantages began with is not the score."""
+        """Explain why the reward from which advantages were computed is not the score."""
         scores, rewards = self._dump.scores, self._dump.rewards
         tokens = self._dump.tokens
         assert rewards is not None
@@ -88,7 +88,7 @@ class Reasons:
                 kl = np.array([each[name] for each in terms])
                 fitted = self._coefficient(scores - rewards, kl)
                 if fitted is not None:
-                    return f"KL in the reward: theirs is the score less {fitted:g} × the KL to the reference ({name})"
+                    return f"KL in the reward: theirs is the score minus {fitted:g} × the KL to the reference ({name})"
         order, groups = self._found.order, self._found.batch.groups
         segments = np.arange(len(order))
         every = np.ones(len(order), bool)
@@ -97,7 +97,7 @@ class Reasons:
 
     @staticmethod
     def _coefficient(difference: np.ndarray, term: np.ndarray) -> float | None:
-        """Return the usual coefficient with which a term explains a difference."""
+        """Return the common coefficient with which a term explains a difference."""
         some = np.isfinite(difference) & np.isfinite(term)
         square = float(term[some] @ term[some])
         if not square:
@@ -105,7 +105,7 @@ class Reasons:
         fitted = float(difference[some] @ term[some]) / square
         usual = nice(fitted, 2e-2)
         off = np.abs(difference[some] - fitted * term[some]).max()
-        # What rlsdk computes is float32: a small term has few digits left beside a loss of about 1.
+        # rlsdk computes in float32: next to a loss of about 1, a small term has few digits left.
         return usual if usual is not None and off <= max(1e-3 * np.abs(difference[some]).max(), 5e-7) else None
 
     def _advantages(self, ours: np.ndarray, theirs: np.ndarray) -> str:
@@ -124,7 +124,7 @@ class Reasons:
             groups = (found.order // size).astype(np.int64)
             fits = self._formulas(theirs, self._dump.scores, np.unique(groups, return_inverse=True)[1])
             if fits:
-                return f"theirs has groups of {size} rollouts that follow one another (--group-size {size}): {fits[0]}"
+                return f"theirs has groups of {size} consecutive rollouts (--group-size {size}): {fits[0]}"
         return ""
 
     def _formulas(self, values: np.ndarray, rewards: np.ndarray, groups: np.ndarray | None = None) -> list[Formula]:
@@ -147,14 +147,14 @@ class Reasons:
         if "logprobs" in recorded and "behaviour_logprobs" in recorded:
             other = np.exp(recorded["logprobs"] - recorded["behaviour_logprobs"])
             if self._close(other, theirs):
-                return "theirs are taken against the sampler's logprobs, not against the old policy's"
+                return "theirs are relative to the sampler's logprobs, not the old policy's"
         n = len(found.order)
         counts = np.bincount(found.segments, found.mask, minlength=n)
         means = np.bincount(found.segments, np.where(found.mask, np.log(ours), 0.0), minlength=n) / np.maximum(
             counts, 1
         )
         if self._close(np.exp(means)[found.segments], theirs):
-            return "theirs is one ratio for each rollout: the geometric mean over its tokens"
+            return "theirs is one ratio per rollout: the geometric mean over its tokens"
         return ""
 
     def _token_losses(self, ours: np.ndarray, theirs: np.ndarray) -> str:
@@ -186,11 +186,11 @@ class Reasons:
     def _gradient(self, ours: np.ndarray, theirs: np.ndarray) -> str:
         for mode, text in MODES.items():
             if self._close(self.reweighed(ours, Normalisation(mode=mode)), theirs, relative=True):
-                return f"theirs is that of another sum: {text}"
+                return f"theirs belongs to another sum: {text}"
         return ""
 
     def loss(self, theirs: float) -> str:
-        """Say how a recorded loss was made of per-token losses."""
+        """Explain how a recorded loss was computed from per-token losses."""
         known = self.normalisation
         if known is None:
             return ""
@@ -199,7 +199,7 @@ class Reasons:
 
     @cached_property
     def normalisation(self) -> Normalisation | None:
-        """How the recorded loss was made; None if that is not known."""
+        """How the recorded loss was computed; None if unknown."""
         found, theirs = self._found, self._dump.numbers.get("loss")
         if theirs is None or found.losses is None or found.ratios is None:
             return None
@@ -215,11 +215,11 @@ class Reasons:
         )
 
     def by_mode(self, losses: np.ndarray) -> dict[str, float]:
-        """Return the sum of per-token losses in every known normalisation."""
+        """Return the loss in every known normalisation."""
         return {mode: float(self._tokens.weights(mode) @ losses) for mode in MODES}
 
     def reweighed(self, gradient: np.ndarray, known: Normalisation) -> np.ndarray:
-        """Return a gradient with respect to logprobs as another normalisation would have it."""
+        """Return a gradient with respect to logprobs under another normalisation."""
         mode, norm = self._plan.loss.aggregate, at(self._plan.loss.norm, 0)
         own = self._tokens.weights(mode) if mode in MODES else self._tokens.weights("seq-mean-token-sum") / norm
         other = self._tokens.without(known.mask).weights(known.mode)
@@ -241,7 +241,7 @@ class Reasons:
 
 
 def _or_else(fits: Sequence[Formula]) -> str:
-    """Name another formula that gives the same numbers, where the batch cannot tell them apart."""
+    """Name another formula with the same numbers, if the batch cannot tell them apart."""
     first = attrs.evolve(fits[0], epsilon=0.0)
     other = next((each for each in fits[1:] if attrs.evolve(each, epsilon=0.0) != first), None)
     return "" if other is None else f" (or {other}, which is the same on this batch)"

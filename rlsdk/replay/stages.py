@@ -1,4 +1,4 @@
-"""A dumped batch beside rlsdk's: stage by stage, each from the trainer's inputs, with the place where they part."""
+"""Compare a dumped batch with rlsdk stage by stage, each from the trainer's inputs, and find where they diverge."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ TOLERANCE = 1e-5
 
 @attrs.frozen(kw_only=True, eq=False)
 class ComparedStage:
-    """One stage of both sides.
+    """One stage, computed by both sides.
 
     Attributes:
-        name: Its name.
-        ours: What rlsdk computes, `[t]`, `[n]` or a number; None if it cannot.
-        theirs: What the trainer recorded; None if it did not.
-        difference: Greatest absolute difference over sampled tokens; None where one side is missing.
-        equal: True if both agree; None where one side is missing.
-        first: Rollout of the file, token of its response, and both values, where they differ first.
-        reason: Why they differ, in words; empty where that is not known.
+        name: Name of the stage.
+        ours: rlsdk's result, `[t]`, `[n]` or a number; None if it cannot be computed.
+        theirs: The trainer's recorded result; None if it was not recorded.
+        difference: Maximum absolute difference over sampled tokens; None if one side is missing.
+        equal: True if both agree; None if one side is missing.
+        first: First difference: rollout in the file, response token, and both values.
+        reason: Why they differ; empty if unknown.
     """
 
     name: str
@@ -44,7 +44,7 @@ class ComparedStage:
     reason: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain JSON; of arrays the mean, the extremes and the norm."""
+        """Return plain JSON; for arrays, mean, extremes and norm."""
         return {
             "stage": self.name,
             "ours": _summary(self.ours),
@@ -57,7 +57,7 @@ class ComparedStage:
 
 
 class Replay:
-    """A dumped batch that rlsdk computes again."""
+    """A dumped batch recomputed by rlsdk."""
 
     def __init__(
         self, dump: Dump, plan: Plan, *, tolerance: float = TOLERANCE, gradients: Gradients | None = None
@@ -66,9 +66,9 @@ class Replay:
 
         Args:
             dump: The batch.
-            plan: Holds the algorithm.
-            tolerance: Greatest difference, relative to values above 1, that counts as rounding.
-            gradients: The weights of a checkpoint.
+            plan: Plan with the algorithm.
+            tolerance: Maximum difference that counts as rounding, relative for values above 1.
+            gradients: Weights of a checkpoint.
         """
         self.dump, self.plan, self.tolerance, self._gradients = dump, plan, tolerance, gradients
         self.found = compute(dump, plan, gradients)
@@ -167,7 +167,7 @@ class Replay:
         )
 
     def _token_losses(self) -> np.ndarray:
-        """Return rlsdk's per-token losses; with the KL term, where that is how the trainer recorded them."""
+        """Return rlsdk's per-token losses, with the KL term if the trainer recorded them that way."""
         found, theirs = self.found, self.found.recorded.get("losses")
         assert found.losses is not None
         coefficient = at(self.plan.loss.kl_coef, 0)
@@ -188,7 +188,7 @@ class Replay:
         return ComparedStage(name="loss", ours=ours, theirs=theirs, difference=difference, equal=equal, reason=reason)
 
     def _losses(self) -> dict[str, Any]:
-        """Return the loss in both normalisations and in all the others."""
+        """Return the loss in both normalisations, and in all others."""
         found = self.found
         if found.losses is None:
             return {
@@ -206,7 +206,7 @@ class Replay:
         }
 
     def _gradient_norms(self) -> dict[str, Any]:
-        """Return norms and the cosine of rlsdk's gradient and the trainer's, or what its normalisation makes of it."""
+        """Return norms and cosine of rlsdk's gradient and the trainer's, or rlsdk's in the trainer's normalisation."""
         found = self.found
         if found.gradient is None or found.given_gradient is None:
             return {}
@@ -229,7 +229,7 @@ class Replay:
         return told
 
     def _weights(self) -> dict[str, float | None]:
-        """Return the cosine and norms of the weights' gradients: from the trainer's advantages, and from rlsdk's."""
+        """Return the cosine and norms of weight gradients from the trainer's advantages and from rlsdk's."""
         assert self._gradients is not None
         batch = self.found.batch
         theirs = self.found.recorded.get("advantages")
@@ -251,7 +251,7 @@ class Replay:
         elif "logprobs" not in recorded:
             notes.append("logprobs under the updated policy were not recorded: ratios are 1, as in the first update")
         if at(self.plan.loss.kl_coef, 0) and found.losses is not None and "ref_logprobs" not in recorded:
-            notes.append("no reference logprobs were recorded: the KL term of the loss is left out")
+            notes.append("no reference logprobs were recorded: the loss has no KL term")
         if at(self.plan.loss.entropy_coef, 0) and found.losses is not None:
             notes.append("no entropies are recorded: the entropy bonus of the loss is left out")
         return notes

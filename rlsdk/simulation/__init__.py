@@ -1,1 +1,1 @@
-"""Training in virtual time: the real scheduler and order of steps, with models of engines and learner."""
+"""Simulate training in virtual time, with the real scheduler and step order and models of engines and learner."""

@@ -1,4 +1,4 @@
-"""An asyncio event loop in virtual time: its clock stands still while code runs, and jumps to the next due time."""
+"""An asyncio event loop in virtual time: the clock stops while code runs, and jumps to the next timer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Jumps(selectors.DefaultSelector):
         ready = super().select(0)
         if timeout is None and not ready:
             raise RunError(
-                f"deadlock at {self.now:g} s of virtual time: all tasks wait, and no timer is due. Code that waits for "
+                f"deadlock at {self.now:g} s of virtual time: all tasks wait, and no timer is set. Code that waits for "
                 "a thread, a process or a socket cannot run in virtual time"
             )
         if timeout and not ready:
@@ -43,7 +43,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumps = _Jumps()
         super().__init__(self._jumps)
-        # An attribute of asyncio. With a finer resolution, rounding could keep a timer from ever being due.
+        # An attribute of asyncio. With a finer resolution, rounding could prevent a timer from ever firing.
         self._clock_resolution = RESOLUTION
 
     def time(self) -> float:
@@ -57,7 +57,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtually(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end in virtual time.
+    """Run a coroutine to completion in virtual time.
 
     Raises:
         RunError: Every task waits for something that cannot happen.

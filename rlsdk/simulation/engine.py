@@ -1,4 +1,4 @@
-"""A simulated engine: it generates no text, but takes as long as its rates say."""
+"""A simulated engine, which generates no text but takes the time given by its rates."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def constant(value: int, dtype: str, count: int) -> np.ndarray:
 
 @attrs.frozen
 class Method:
-    """A method that is called like that of a Ray actor."""
+    """A method that is called like a Ray actor's."""
 
     remote: Callable[..., Any]
 
     def options(self, **_: Any) -> Method:
-        """Return itself; the options of Ray do not matter here."""
+        """Return itself; Ray's options have no effect."""
         return self
 
 
 @attrs.define(eq=False)
 class _GenerateCall:
-    """A call of `generate`: its missing continuations, and those that are ready."""
+    """A call of `generate`, with its pending and finished continuations."""
 
     left: int
     ready: list[Completion] = attrs.field(factory=list)
@@ -78,7 +78,7 @@ class _Sequence:
 
 
 class SimulatedEngine:
-    """Accepts requests as an engine's actor does, for `engines.client.EngineClient`.
+    """Accept requests like an engine actor, for `engines.client.EngineClient`.
 
     Each running sequence gets a token in every decode step, so that one number tells the progress of all: the decode
     steps since the start. Nothing is computed between the arrivals and ends of sequences.
@@ -128,7 +128,7 @@ class SimulatedEngine:
         return self._count
 
     def load(self, version: int, seconds: float) -> None:
-        """Load weights; running requests continue with them once their cached tokens were read again.
+        """Load weights; running requests continue with them after recomputing their KV cache.
 
         Args:
             version: Version of the weights.
@@ -141,7 +141,7 @@ class SimulatedEngine:
         self._schedule()
 
     def _cached(self, running: tuple[float, int, _Sequence]) -> float:
-        """Return the cached tokens of a sequence; those of the prompt count once for its group."""
+        """Return the cached tokens of a sequence; prompt tokens count once per group."""
         *_, sequence = running
         if sequence.over:
             return 0.0
@@ -178,7 +178,7 @@ class SimulatedEngine:
             yield done
 
     def _abort(self, ids: Sequence[str] | None = None) -> int:
-        """End requests (None: all) and return the number of continuations that were still running or waiting."""
+        """Abort requests (None: all) and return the number of continuations that were running or waiting."""
         self._advance()
         ended = 0
         for name in list(self._sequences) if ids is None else ids:

@@ -1,4 +1,4 @@
-"""Rates that nobody has measured: derived from the size of the model and from the data sheets of the hardware."""
+"""Estimate rates that were not measured from the model size and hardware data sheets."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import attrs
 from rlsdk.exact import expert_count
 
 DECODE, PREFILL, TRAIN = 0.6, 0.5, 0.35
-"""Share of the data sheet that is reached: of the bandwidth while decoding, of the FLOPs in the other passes."""
+"""Achieved share of the data sheet: of bandwidth in decoding, of FLOPs in other passes."""
 STATE_BYTES = 16
-"""Bytes that the optimiser reads or writes for each parameter: gradient, weight and two moments in float32."""
+"""Bytes that the optimiser reads or writes per parameter: gradient, weight and two moments in float32."""
 MIXED_BYTES = 4
-"""Bytes of a parameter's gradient when ranks add them up."""
+"""Bytes of a parameter's gradient in the all-reduce between ranks."""
 
 
 @attrs.frozen(kw_only=True)
 class Hardware:
-    """Data sheet of an accelerator and its links, for dense bfloat16; all in units a second.
+    """Data sheet of an accelerator and its links, for dense bfloat16, per second.
 
     Attributes:
         flops: Floating-point operations.
-        memory: Bytes that it reads from its own memory.
-        link: Bytes to another one of the same node, in one direction.
-        network: Bytes to another node, for each accelerator.
-        host: Bytes between it and main memory.
-        per_node: Accelerators in a node.
+        memory: Bytes read from its own memory.
+        link: Bytes to another accelerator on the same node, in one direction.
+        network: Bytes to another node, per accelerator.
+        host: Bytes to or from main memory.
+        per_node: Number of accelerators per node.
         decode_overhead: Seconds of a decode step that do not depend on the model: scheduling, launches, sampling.
         sync_overhead: Seconds of a weight sync that do not depend on the model: calls, canary.
     """
@@ -68,9 +68,9 @@ class ModelSize:
 
     Attributes:
         parameters: Number of parameters.
-        active: Parameters that compute a token: of a mixture of experts, those of the experts that it chooses.
+        active: Parameters used per token; in a mixture of experts, only those of the chosen experts.
         width: Bytes of a parameter in the engine.
-        cache: Bytes of the keys and values of a token.
+        cache: Bytes of keys and values per token.
     """
 
     parameters: float

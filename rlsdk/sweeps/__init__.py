@@ -1,1 +1,1 @@
-"""Many runs as one experiment: a grid of settings, or named algorithms on a suite of tasks, each over several seeds."""
+"""Sweeps and tournaments: a grid of settings, or algorithms on a suite of tasks, each over several seeds."""

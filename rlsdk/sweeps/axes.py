@@ -1,4 +1,4 @@
-"""The settings of a sweep as typed on the command line: one value, a list of values, or a range."""
+"""Parse a sweep's command-line settings: one value, a list of values, or a range."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import attrs
 from rlsdk.errors import ConfigError
 
 POINTS = 3
-"""Points of a range that does not say how many."""
+"""Default number of points of a range."""
 OWN = ("name", "out")
-"""Settings that the sweep gives each of its runs."""
+"""Settings that the sweep sets for each run."""
 _RANGE = re.compile(r"(log|lin):([^:]+):([^:]+)(?::([^:]+))?")
 _OPENING = {"[": "]", "{": "}", "(": ")"}
 
@@ -25,7 +25,7 @@ class Axis:
 
     Attributes:
         key: Path of the setting.
-        values: Its values, as an override writes them.
+        values: Values, as in an override.
     """
 
     key: str
@@ -33,14 +33,14 @@ class Axis:
 
 
 def axes_of(settings: Sequence[str]) -> tuple[list[Axis], list[str]]:
-    """Divide settings into those with several values and those with one.
+    """Split settings into those with several values and those with one.
 
     Args:
-        settings: `key=value`, `key=a,b,c`, `key=log:LOW:HIGH[:POINTS]` or `key=lin:LOW:HIGH[:POINTS]`. A comma within
-            brackets or quotes belongs to a value.
+        settings: `key=value`, `key=a,b,c`, `key=log:LOW:HIGH[:POINTS]` or `key=lin:LOW:HIGH[:POINTS]`. Commas within
+            brackets or quotes belong to a value.
 
     Raises:
-        ConfigError: With every fault.
+        ConfigError: Lists all faults.
     """
     axes, fixed, faults = [], [], []
     for setting in settings:
@@ -53,18 +53,18 @@ def axes_of(settings: Sequence[str]) -> tuple[list[Axis], list[str]]:
         if len(values) < 2:
             fixed.append(setting)
         elif key in OWN:
-            faults.append(f"{key}: every run of a sweep gets its own; give one value, which names the sweep")
+            faults.append(f"{key}: each run of a sweep gets its own; give one value, which names the sweep")
         else:
             axes.append(Axis(key, values))
     twice = [key for key, count in Counter(axis.key for axis in axes).items() if count > 1]
-    faults += [f"{key}: several values are given twice; write them as one list, {key}=a,b,c" for key in twice]
+    faults += [f"{key}: several values are given more than once; write them as one list, {key}=a,b,c" for key in twice]
     if faults:
         raise ConfigError(faults)
     return axes, fixed
 
 
 def combinations(axes: Sequence[Axis]) -> Iterator[dict[str, str]]:
-    """Yield every combination of the values: key -> value."""
+    """Yield all combinations of values: key -> value."""
     for values in itertools.product(*(axis.values for axis in axes)):
         yield {axis.key: value for axis, value in zip(axes, values, strict=True)}
 
@@ -77,12 +77,12 @@ def _values(text: str) -> tuple[str, ...]:
         if "" in values:
             raise ValueError(f"{text!r} has an empty value between its commas")
         if len(set(values)) < len(values):
-            raise ValueError(f"{text!r} holds a value twice; several runs of one setting are given by --seeds")
+            raise ValueError(f"{text!r} has a duplicate value; use --seeds for several runs of one setting")
     return values
 
 
 def _parted(text: str) -> tuple[str, ...]:
-    """Split at the commas that stand in no brackets and no quotes."""
+    """Split at commas outside brackets and quotes."""
     parts, closing, quote = [""], [], ""
     for character in text:
         if quote:

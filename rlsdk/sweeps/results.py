@@ -1,4 +1,4 @@
-"""Results of a sweep: a row for each combination of settings, over its seeds, best first."""
+"""Results of a sweep: one row per combination of settings, over its seeds, best first."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rlsdk.sweeps.running import RunOutcome
 from rlsdk.sweeps.statistics import Estimate, mean
 
 EVALUATED = "eval/sampled"
-"""Metric of runs with held-out tasks: their accuracy at temperature 1."""
+"""Metric for runs with held-out tasks: accuracy at temperature 1."""
 TRAINED = "reward/mean"
-"""Metric of runs without."""
+"""Metric for runs without held-out tasks."""
 FILE = "sweep.json"
 
 
@@ -26,9 +26,9 @@ class ResultRow:
     """A combination of settings.
 
     Attributes:
-        group: Its settings: key -> value.
-        values: Seed -> value of the metric; a run without a value is left out.
-        runs: Names of its runs.
+        group: Settings: key -> value.
+        values: Seed -> value of the metric; runs without a value are omitted.
+        runs: Names of the runs.
     """
 
     group: Mapping[str, str]
@@ -37,13 +37,13 @@ class ResultRow:
 
     @property
     def estimate(self) -> Estimate | None:
-        """Mean over the seeds; None if there is no value."""
+        """Mean over seeds; None if there is no value."""
         return mean([*self.values.values()]) if self.values else None
 
 
 @attrs.frozen
 class Failure:
-    """A run that failed: its name, why, and where its log is."""
+    """A failed run: its name, the reason, and the path of its log."""
 
     run: str
     reason: str
@@ -51,13 +51,13 @@ class Failure:
 
 
 def default_metric(plans: Iterable[Plan]) -> str:
-    """Return the metric by which runs are compared: held-out accuracy, if all of them evaluate what they train."""
+    """Return the metric for comparing runs: held-out accuracy, if all of them evaluate held-out tasks."""
     sections = [plan.config.eval if plan.tasks_eval else None for plan in plans]
     return EVALUATED if all(section and (section.every or section.after) for section in sections) else TRAINED
 
 
 def rows_of(outcomes: Sequence[RunOutcome], metric: str, *, minimize: bool = False) -> list[ResultRow]:
-    """Collect the metric of each combination, the best first and those without a value last."""
+    """Collect the metric of each combination, best first, those without a value last."""
     groups: dict[tuple[tuple[str, str], ...], list[RunOutcome]] = {}
     for outcome in outcomes:
         groups.setdefault(tuple(outcome.run.group.items()), []).append(outcome)
@@ -75,20 +75,20 @@ def rows_of(outcomes: Sequence[RunOutcome], metric: str, *, minimize: bool = Fal
 
 
 def require_metric(outcomes: Sequence[RunOutcome], rows: Sequence[ResultRow], metric: str) -> None:
-    """Refuse a metric that no finished run has.
+    """Reject a metric that no finished run has.
 
     Raises:
-        RunError: With the metrics that there are.
+        RunError: No run has the metric; lists the available ones.
     """
     done = [outcome.run for outcome in outcomes if outcome.status == 0]
     if not done or any(row.values for row in rows):
         return
     there = sorted({name for run in done for name in run.metrics()})
-    raise RunError(f"--metric: no run has {metric!r}; there are: {', '.join(there)}")
+    raise RunError(f"--metric: no run has {metric!r}; available: {', '.join(there)}")
 
 
 def failures_of(outcomes: Sequence[RunOutcome]) -> list[Failure]:
-    """Return the runs that failed, with the reason that each gave."""
+    """Return the failed runs with their reasons."""
     return [Failure(each.run.name, each.run.failure(), each.run.log) for each in outcomes if each.status]
 
 

@@ -1,4 +1,4 @@
-"""Runs each of a sweep's runs in a process of its own, and continues where an earlier sweep stopped."""
+"""Execute a sweep's runs in separate processes, and continue where an earlier sweep stopped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlsdk.sweeps.runs import SweepRun
 POLL_SECONDS = 0.2
 INTERRUPTED = 130
 ENDS = {0: "finished", INTERRUPTED: "interrupted"}
-"""Exit status -> word for it."""
+"""Exit status -> its name."""
 
 
 @attrs.define
@@ -27,7 +27,7 @@ class RunOutcome:
     Attributes:
         run: The run.
         status: Exit status of its process; 0 also for a run that an earlier sweep finished.
-        seconds: Time that it took now.
+        seconds: Time that it took this time.
         kept: True if an earlier sweep finished it.
     """
 
@@ -42,19 +42,19 @@ Told = Callable[[str, RunOutcome], None]
 
 
 class Interrupted(Exception):
-    """Somebody ended the sweep; what had begun is saved."""
+    """The sweep was interrupted; runs in progress are saved."""
 
 
 def train_all(
     runs: Sequence[SweepRun], plans: Mapping[str, Plan], told: Told, *, parallel: int = 1
 ) -> list[RunOutcome]:
-    """Train every run that has not been trained, and return what became of each, in their order.
+    """Train all runs that have not been trained, and return the outcomes in order.
 
     Args:
         runs: The runs.
-        plans: Name -> plan of each.
-        told: Called when a run begins and ends.
-        parallel: Most processes at once.
+        plans: Run name -> plan.
+        told: Called when a run starts and ends.
+        parallel: Maximum number of processes at once.
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM; the processes have finished their step and saved.
@@ -75,7 +75,7 @@ def train_all(
                 working[run.name] = (outcome, _started(run), time.monotonic())
             if asked:
                 waiting.clear()
-            while passed_on < len(asked):  # the first signal ends a run after its step, a second one at once
+            while passed_on < len(asked):  # the first signal ends a run after its step, the second one immediately
                 passed_on += 1
                 for _, process, _ in working.values():
                     process.send_signal(signal.SIGINT)
@@ -98,7 +98,7 @@ def _started(run: SweepRun) -> subprocess.Popen[bytes]:
     resume = ["--resume"] if run.begun else []
     command = [sys.executable, "-m", "rlsdk.cli", "train", str(run.config), *run.overrides, *plugins, *resume]
     with run.log.open("ab") as log:
-        # A session of its own: Ctrl-C in the terminal reaches this process alone, which passes it on.
+        # A separate session: Ctrl-C in the terminal reaches only this process, which passes it on.
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -106,7 +106,7 @@ def _started(run: SweepRun) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def _asked_to_end() -> Iterator[list[int]]:
-    """Collect the signals that ask for an end while the block runs."""
+    """Collect termination signals while the block runs."""
     asked: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:

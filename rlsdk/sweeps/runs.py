@@ -1,4 +1,4 @@
-"""The runs of a sweep: what each trains, where, and what has become of it."""
+"""The runs of a sweep: configuration, folder, and status of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlsdk.trainer.changes import differences
 
 LONGEST_NAME = 80
 LENGTH = frozenset({"steps", "epochs"})
-"""Settings with which a finished run is continued instead of being kept as it is."""
+"""Settings that, if changed, continue a finished run instead of keeping it."""
 
 
 @attrs.frozen
@@ -29,13 +29,13 @@ class SweepRun:
     """One run of a sweep.
 
     Attributes:
-        name: Name of the run, and of its folder.
+        name: Name of the run and of its folder.
         folder: Folder of the sweep.
         config: Configuration file.
-        settings: Overrides, without name, folder and seed.
+        settings: Overrides other than name, folder and seed.
         seed: Random seed.
         plugins: Files of plugins.
-        group: What the run is one seed of: name -> value.
+        group: Settings shared by all seeds of this combination: name -> value.
     """
 
     name: str
@@ -53,12 +53,12 @@ class SweepRun:
 
     @property
     def log(self) -> Path:
-        """File with everything that the run prints."""
+        """File with the run's output."""
         return self.folder / "logs" / f"{self.name}.log"
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """All settings on top of the configuration."""
+        """All overrides of the configuration."""
         out = f"out={json.dumps(str(self.folder))}"
         return (*self.settings, f"seed={self.seed}", out, f"name={json.dumps(self.name)}")
 
@@ -66,17 +66,17 @@ class SweepRun:
         """Check the run's configuration.
 
         Raises:
-            ConfigError: With every fault.
+            ConfigError: Lists all faults.
         """
         return check(self.config, self.overrides, self.plugins)
 
     @property
     def begun(self) -> bool:
-        """True if an earlier sweep began it."""
+        """True if an earlier sweep started the run."""
         return (self.path / "config.yaml").is_file()
 
     def finished(self, plan: Plan) -> bool:
-        """Return whether it has been trained as its plan says."""
+        """Return whether it has been trained according to its plan."""
         if not self.begun or self.summary().get("status") != "finished":
             return False
         changed = differences(plan)
@@ -91,14 +91,14 @@ class SweepRun:
         return found if isinstance(found, dict) else {}
 
     def metrics(self) -> set[str]:
-        """Names of all numbers in the run's `metrics.jsonl`."""
+        """Names of all metrics in the run's `metrics.jsonl`."""
         lines = read_metrics(self.path)
         return {name for line in lines for name, value in line.items() if isinstance(value, int | float)}
 
     def result(self, metric: str) -> float | None:
-        """Return a metric at the end of the run: an evaluation's last value, otherwise the mean of the last tenth.
+        """Return a metric at the end of the run: the last value of an evaluation, or the mean of the last tenth.
 
-        None if the run has no such metric, or if it is not finite there: no number can be ranked with NaN.
+        None if the run has no such metric, or if it is not finite there, since NaN cannot be ranked.
         """
         lines = [line for line in read_metrics(self.path) if isinstance(line.get(metric), int | float)]
         if not lines:
@@ -108,7 +108,7 @@ class SweepRun:
         return found if math.isfinite(found) else None
 
     def failure(self) -> str:
-        """Return why the run failed, in the words of its log."""
+        """Return why the run failed, from its log."""
         try:
             lines = self.log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
         except OSError:
@@ -119,7 +119,7 @@ class SweepRun:
 
 
 def run_name(group: Mapping[str, str], seed: int) -> str:
-    """Name a run by its settings and seed, in characters that every file system takes."""
+    """Name a run by its settings and seed, in characters valid in every file system."""
     keys = [key.rpartition(".")[2] for key in group]
     whole = "_".join(f"{key}={value}" for key, value in zip(keys, group.values(), strict=True))
     plain = re.sub(r"[^\w.=,+-]+", "-", whole, flags=re.ASCII).strip("-")
@@ -130,10 +130,10 @@ def run_name(group: Mapping[str, str], seed: int) -> str:
 
 
 def check_all(runs: Sequence[SweepRun]) -> dict[str, Plan]:
-    """Check every run before any starts: name -> plan.
+    """Check all runs before any starts; return name -> plan.
 
     Raises:
-        ConfigError: With every fault once, and the combinations that have it unless all have.
+        ConfigError: Lists each fault once, with the combinations that have it unless all do.
     """
     plans: dict[str, Plan] = {}
     faults: dict[str, list[SweepRun]] = {}
@@ -164,12 +164,12 @@ def sweep_of(
 
     Args:
         config: YAML file.
-        settings: Settings, with several values or one.
+        settings: Settings with one or several values.
         plugins: Files of plugins.
-        seeds: Runs of each combination.
+        seeds: Number of runs per combination.
 
     Raises:
-        ConfigError: With every fault of every combination.
+        ConfigError: Lists all faults of all combinations.
     """
     axes, fixed = axes_of(settings)
     seeded = [axis for axis in axes if axis.key == "seed"]
@@ -180,7 +180,7 @@ def sweep_of(
     if is_url(out):
         raise ConfigError([f"out: a sweep needs a local folder for its processes' logs; got {out!r}"])
     if not isinstance(name, str) or not isinstance(first, int):
-        check(config, fixed, plugins)  # says what is wrong with them
+        check(config, fixed, plugins)  # reports their faults
     numbers = _seeds(seeded[0].values) if seeded else range(first, first + seeds)
     folder = Path(out) / f"{name}-sweep"
     own = [setting for setting in fixed if setting.partition("=")[0] not in ("name", "out", "seed")]

@@ -1,4 +1,4 @@
-"""Algorithms compared over tasks and seeds."""
+"""Compare algorithms over tasks and seeds."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Standing:
     """Scores of an algorithm.
 
     Attributes:
-        algorithm: As it was given.
-        scores: Task -> seed -> score; a run without a score is left out.
-        missing: Runs without a score.
+        algorithm: The algorithm, as given.
+        scores: Task -> seed -> score; runs without a score are omitted.
+        missing: Number of runs without a score.
     """
 
     algorithm: str
@@ -38,18 +38,18 @@ class Standing:
 
     @property
     def whole(self) -> Estimate | None:
-        """Interquartile mean over tasks and seeds; None if a task has no score at all."""
+        """Interquartile mean over tasks and seeds; None if a task has no score."""
         if not all(self.scores.values()):
             return None
         return interquartile_mean({task: [*each.values()] for task, each in self.scores.items()})
 
     def task(self, name: str) -> Estimate | None:
-        """Mean over the seeds of a task; None without a score."""
+        """Mean over a task's seeds; None without a score."""
         return mean([*self.scores[name].values()]) if self.scores[name] else None
 
 
 def parted(entries: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Divide what was typed into algorithms and settings.
+    """Split command-line arguments into algorithms and settings.
 
     Raises:
         ConfigError: There is no algorithm, or one is given twice.
@@ -72,20 +72,20 @@ def tournament_of(
     plugins: Sequence[str] = (),
     seeds: int,
 ) -> tuple[list[SweepRun], Mapping[str, Plan]]:
-    """Return the runs of a tournament and their checked plans, one seed after the other.
+    """Return the runs of a tournament and their checked plans, one seed after another.
 
-    An algorithm that only imitates demonstrations trains without the workflow of a task, which still evaluates it.
+    An algorithm that only imitates demonstrations trains without the task's workflow, which is still used to evaluate.
 
     Args:
-        algorithms: Names, or mappings with `use` as YAML text.
+        algorithms: Names, or YAML mappings with `use`.
         tasks: Name -> configuration.
         folder: Folder of all runs.
         settings: Settings of all runs.
         plugins: Files of plugins.
-        seeds: Runs of each algorithm on each task.
+        seeds: Number of runs per algorithm and task.
 
     Raises:
-        ConfigError: With every fault of every run.
+        ConfigError: Lists all faults of all runs.
     """
     runs = []
     for seed in range(seeds):
@@ -115,7 +115,7 @@ def tournament_of(
 
 
 def standings(outcomes: Sequence[RunOutcome], metric: str) -> list[Standing]:
-    """Collect the scores of each algorithm; the best first, and those without a score on some task last."""
+    """Collect the scores of each algorithm, best first, those without a score on some task last."""
     scores: dict[str, dict[str, dict[int, float]]] = {}
     missing: dict[str, list[str]] = {}
     for outcome in outcomes:
@@ -162,7 +162,7 @@ def suite_tasks(suite: str) -> dict[str, Path]:
     """Return the tasks of a suite: name -> configuration.
 
     Args:
-        suite: Name of a suite that comes with the repository, or a folder of configurations.
+        suite: Name of a suite in the repository, or a folder of configurations.
 
     Raises:
         ConfigError: There is no such suite.
@@ -174,14 +174,14 @@ def suite_tasks(suite: str) -> dict[str, Path]:
         raise ConfigError([f"--suite: {_missing(suite, there)}"])
     tasks = {file.stem: file for file in sorted(folder.glob("*.yaml"))}
     if not tasks:
-        raise ConfigError([f"--suite: {folder} holds no configuration; a suite is a folder with one YAML file a task"])
+        raise ConfigError([f"--suite: {folder} has no configuration; a suite is a folder with one YAML file per task"])
     return tasks
 
 
 def _missing(suite: str, there: list[str]) -> str:
     if there:
-        return f"unknown suite {suite!r}; there are: {', '.join(there)}; or give a folder of configurations"
+        return f"unknown suite {suite!r}; available: {', '.join(there)}; or give a folder of configurations"
     return (
-        f"{suite!r} is not here: the suites and the models that they train are part of the repository, not of the "
-        "installed package; clone it and run this in its folder, or give a folder of your own configurations"
+        f"{suite!r} was not found: the suites and their models are part of the repository, not of the installed "
+        "package; clone it and run this in its folder, or give a folder of your own configurations"
     )

@@ -1,1 +1,1 @@
-"""Other rewards, algorithms and filters on rollouts that a run stored: nothing is sampled, and nothing is trained."""
+"""Apply other rewards, algorithms and filters to the stored rollouts of a run, without sampling or training."""

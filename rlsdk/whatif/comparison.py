@@ -1,4 +1,4 @@
-"""Both sides of a what-if, step by step: rewards, groups that train, signs of advantages, gradients."""
+"""Compare both sides of a what-if, step by step: rewards, trained groups, signs of advantages, gradients."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from rlsdk.whatif.gradients import Gradients
 
 REPRODUCED = 1e-4
-"""Greatest difference at which stored advantages count as reproduced by the run's configuration."""
+"""Maximum difference at which the run's configuration counts as reproducing its stored advantages."""
 _TEXT = 160
-"""Characters of prompts and responses in examples."""
+"""Maximum number of characters of prompts and responses in examples."""
 
 
 @attrs.frozen(eq=False)
 class Moments:
-    """Sums over pairs of numbers, from which mean change and correlation follow; sums of parts add up.
+    """Sums over pairs of numbers, for mean change and correlation; the sums of parts can be added.
 
     Attributes:
         sums: count, Σx, Σy, Σx², Σy², Σxy, Σ|y − x|.
@@ -50,7 +50,7 @@ class Moments:
         return Moments(self.sums + other.sums)
 
     def as_json(self) -> dict[str, Any]:
-        """Return means, mean absolute change and correlation; null where they are not defined."""
+        """Return means, mean absolute change and correlation; null if undefined."""
         count, x, y, xx, yy, xy, change = (float(value) for value in self.sums)
         if not count:
             return {"count": 0, "before": None, "after": None, "mean_change": None, "correlation": None}
@@ -67,17 +67,17 @@ class Moments:
 
 @attrs.frozen(kw_only=True, eq=False)
 class StepResult:
-    """One step, before and after.
+    """One step, before and after the changes.
 
     Attributes:
         step: Number of the step, from 1; 0 for all steps together.
         groups: Number of stored groups.
-        trained: Groups that train before and after, those that only one side trains, and those that teach.
-        rewards: Rewards of the rollouts that are valid on both sides.
-        advantages: Advantages of the sampled tokens; 0 of a rollout that does not train.
-        signs: Tokens whose advantage changes sign, becomes 0, or is no longer 0.
-        invalid: Reasons of invalid scores after, with their numbers.
-        cosine: Cosine of both gradients, and their norms; empty without a checkpoint.
+        trained: Numbers of groups trained before and after, by only one side, and with a learning signal.
+        rewards: Rewards of rollouts that are valid on both sides.
+        advantages: Advantages of the sampled tokens; 0 for a rollout that is not trained.
+        signs: Numbers of tokens whose advantage changes sign, becomes 0, or is no longer 0.
+        invalid: Reasons for invalid scores after the changes, with their counts.
+        cosine: Cosine of the two gradients, and their norms; empty without a checkpoint.
     """
 
     step: int
@@ -119,7 +119,7 @@ class StepResult:
 
 
 class Comparison:
-    """A what-if that runs over the stored steps of a run."""
+    """A what-if over the stored steps of a run."""
 
     def __init__(
         self,
@@ -134,10 +134,10 @@ class Comparison:
 
         Args:
             run: Folder of the run.
-            asked: What is asked.
-            gradients: Computes gradients by the weights of a checkpoint.
-            examples: Number of rollouts to show whose reward changed most.
-            most_groups: Most groups to list whose fate changes.
+            asked: The question.
+            gradients: Computes gradients with the weights of a checkpoint.
+            examples: Number of rollouts to show, those whose reward changed most.
+            most_groups: Maximum number of groups to list whose verdict changes.
         """
         self._store, self._asked, self._gradients = Store(run), asked, gradients
         stored = self._store.steps()
@@ -181,7 +181,7 @@ class Comparison:
         for text in step.unreadable:
             self._notes[f"left out: {text}"] = None
         verdicts = [self._before.verdict(each.group) for each in stored]
-        # What the run did is known, and wins over what its filters say now.
+        # The run's actual verdict is known and overrides what its filters say now.
         ran = [
             v if each.state == "trained" else attrs.evolve(v, group=None)
             for v, each in zip(verdicts, stored, strict=True)
@@ -208,20 +208,20 @@ class Comparison:
     def _note(self, step: StoredStep, rescored: Sequence[Group], deviation: float) -> None:
         if deviation > REPRODUCED:
             self._notes[
-                f"step {step.step}: the run's configuration does not reproduce its stored advantages (they differ by "
-                f"up to {deviation:.2g}); the stored ones are compared"
+                f"step {step.step}: the run's configuration does not reproduce its stored advantages (difference up "
+                f"to {deviation:.2g}); the stored ones are used"
             ] = None
         if any(each.uses > 1 for each in step.groups):
             self._notes["some groups were trained several times: each counts in the step that trained it last"] = None
         if any(any(v is None for v in values) for e in step.groups for values in e.learned.values()):
-            self._notes["rollouts that the run left out have no logprobs of the learner: the engine's are taken"] = None
+            self._notes["rollouts that the run did not train have no learner logprobs: the engine's are used"] = None
         count = sum(len(group) for group in rescored)
         invalid = sum(not score.valid for group in rescored for score in group.scores)
         limit = self._asked.after.config.max_invalid
         if self._asked.scores_again and invalid > limit * count:
             self._notes[
                 f"step {step.step}: {invalid} of {count} rollouts could not be scored, more than max_invalid={limit:g} "
-                "allows: a run would have ended there"
+                "allows: the run would have ended here"
             ] = None
 
     def _list_changed(self, step: StoredStep, before: Credited, after: Credited) -> None:
@@ -302,13 +302,13 @@ def _tokens(stored: Sequence[Any], before: Credited, after: Credited) -> tuple[C
 
 
 def scorer_of(plan: Plan) -> Scorer:
-    """Create the scorer of a plan, none of whose rewards needs an actor; close it after use."""
+    """Create the scorer of a plan without rewards that need an actor; close it after use."""
     parts = [RewardTerm(each.rule, plan.plugins.resolve(each.reference), each.reference) for each in plan.rewards]
     return Scorer(parts, plan.config.scoring)
 
 
 def scored_at_end(plan: Plan) -> bool:
-    """Return whether the last rollout of each trajectory is scored for all of it."""
+    """Return whether only the last rollout is scored, for the whole trajectory."""
     workflow = plan.plugins.resolve(plan.workflow)
     return isinstance(workflow, ScoredAtEnd) and workflow.scored_at_end
 
@@ -319,7 +319,7 @@ async def scored_again(scorer: Scorer, groups: Sequence[Group], *, at_end: bool)
     Args:
         scorer: Scorer of the other reward.
         groups: Groups with the scores of the run.
-        at_end: True if the last rollout of each trajectory is scored for all of it.
+        at_end: True if only the last rollout is scored, for the whole trajectory.
     """
     return await asyncio.gather(*(_scored(scorer, group, at_end) for group in groups))
 
@@ -341,5 +341,5 @@ def _of_member(group: Group, member: int, judged_by: int, new: dict[int, Score])
     score = new.get(judged_by)
     if score is None or not _scorable(group.rollouts[member]):
         return group.scores[member]
-    # Token rewards of the last rollout refer to positions that the others do not have.
+    # Token rewards of the last rollout refer to positions that do not exist in the others.
     return score if member == judged_by else attrs.evolve(score, token_rewards=None, shared=True)

@@ -1,4 +1,4 @@
-"""Gradients of two objectives on the same rollouts, by the weights of a checkpoint, in one process on the CPU."""
+"""Gradients of two objectives on the same rollouts with a checkpoint's weights, in one process on the CPU."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ from rlsdk.trainer.batch import StepBatch, labels
 from rlsdk.whatif.question import WhatIfQuestion
 
 BUDGET = 8192
-"""Tokens of a micro-batch."""
+"""Maximum tokens of a micro-batch."""
 _FIELDS = ("logprobs", "entropy", "probs_squared_sum")
 NEWEST = "newest"
 
 
 @contextmanager
 def checkpoint_model(run: Path, which: str) -> Iterator[Path]:
-    """Yield the folder of a model whose weights give the gradients.
+    """Yield the folder of the model for the gradients.
 
     Args:
         run: Folder of the run.
         which: `newest`, the step of a checkpoint, or a model's folder.
 
     Raises:
-        CheckpointError: There is none, or the checkpoint holds no export.
+        CheckpointError: There is no such checkpoint, or it has no exported model.
     """
     if which != NEWEST and not re.fullmatch(r"\d+", which):
         if not (Path(which) / "config.json").is_file():
-            raise CheckpointError(f"--checkpoint: {which} is neither the step of a checkpoint nor a model's folder")
+            raise CheckpointError(f"--checkpoint: {which} is neither the step of a checkpoint nor a model folder")
         yield Path(which)
         return
     checkpoints = Checkpoints(run, keep=1)
     steps = checkpoints.steps()
     if not steps or (which != NEWEST and int(which) not in steps):
-        listed = f"; there are: {', '.join(map(str, steps))}" if steps else ""
+        listed = f"; available: {', '.join(map(str, steps))}" if steps else ""
         raise CheckpointError(f"--checkpoint: {run} has no complete checkpoint of step {which}{listed}")
     step = steps[-1] if which == NEWEST else int(which)
     folder = checkpoints.path(step)
@@ -68,14 +68,14 @@ def checkpoint_model(run: Path, which: str) -> Iterator[Path]:
 
 @attrs.frozen(eq=False)
 class _Sums:
-    """Products of two gradients, and the gradients themselves, added up over steps."""
+    """Products of two gradients, and the gradients themselves, summed over steps."""
 
     before: list[Tensor]
     after: list[Tensor]
 
 
 class Gradients:
-    """The objectives of both plans, on one policy."""
+    """The objectives of both plans on one policy."""
 
     def __init__(self, asked: WhatIfQuestion, model: Path) -> None:
         """Load the weights.
@@ -85,7 +85,7 @@ class Gradients:
             model: Folder of the model.
 
         Raises:
-            LearnerError: It cannot be loaded as a policy.
+            LearnerError: The model cannot be loaded as a policy.
         """
         self._plans = (asked.before, asked.after)
         self._model = attrs.evolve(asked.before.model, path=str(model), dtype="float32")
@@ -107,12 +107,12 @@ class Gradients:
         return found
 
     def compare(self, before: StepBatch | None, after: StepBatch | None, step: int) -> dict[str, float | None]:
-        """Return the cosine of both gradients on a step's rollouts, and their norms.
+        """Return the cosine of the two gradients on a step's rollouts, and their norms.
 
         Args:
-            before: Rollouts that the run trained; None: no gradient.
-            after: Rollouts that the other plan trains.
-            step: Training steps done.
+            before: Rollouts that the run trained; None for no gradient.
+            after: Rollouts that the changed plan trains.
+            step: Number of training steps done.
         """
         gradients = [
             self._gradient(plan, objective, batch, step)
@@ -127,7 +127,7 @@ class Gradients:
         return cosine(*gradients)
 
     def whole(self) -> dict[str, float | None]:
-        """Return the cosine of the sums of both gradients over all steps, and their norms."""
+        """Return the cosine of the two gradients summed over all steps, and their norms."""
         return {} if self._sums is None else cosine(self._sums.before, self._sums.after)
 
     def _fields(
@@ -149,13 +149,13 @@ class Gradients:
             except OSError as error:
                 raise LearnerError(
                     f"the reference model {model.path} cannot be loaded: {next(iter(str(error).splitlines()), '')}; "
-                    "set model.reference=DIR, or leave the KL out (algorithm.kl_coef=0)"
+                    "set model.reference=DIR, or remove the KL term (algorithm.kl_coef=0)"
                 ) from error
             self._references[model.path] = loaded.requires_grad_(False)
         return self._references[model.path]
 
     def _gradient(self, plan: Plan, objective: Objective, batch: StepBatch | None, step: int) -> list[Tensor]:
-        """Return the gradient of an objective on a whole step, as one optimiser step without clipping would have it."""
+        """Return the gradient of an objective on a whole step, as for one optimiser step without clipping."""
         if batch is None:
             return [torch.zeros_like(p) for p in self._parameters]
         right = labels(batch, plan.needs, passing=plan.algorithm.passing, rewarded=bool(plan.rewards))
@@ -176,7 +176,7 @@ class Gradients:
     def _whole_inputs(
         self, objective: Objective, batch: TrainBatch, parts: Sequence[MicroBatch], context: UpdateContext
     ) -> LossInputs:
-        """Return the inputs of the whole batch, in the order of its micro-batches, for losses that read them."""
+        """Return the whole batch's inputs, in micro-batch order, for losses that read them."""
         ordered = batch.select(np.concatenate([part.rollouts for part in parts]))
         found = self._fields(self._policy, ordered, ["logprobs", "entropy"], self._plans[0])
         logprobs, entropy = (torch.from_numpy(found[name]) for name in ("logprobs", "entropy"))
@@ -184,7 +184,7 @@ class Gradients:
 
 
 def cosine(before: Sequence[Tensor], after: Sequence[Tensor]) -> dict[str, float | None]:
-    """Return the cosine of two gradients, and their norms as `before` and `after`; no cosine where one is zero."""
+    """Return the cosine of two gradients, and their norms as `before` and `after`; no cosine if one is zero."""
     products = [
         sum(float((a.double() * b.double()).sum()) for a, b in zip(x, y, strict=True))
         for x, y in ((before, before), (after, after), (before, after))

@@ -1,4 +1,4 @@
-"""Question of a what-if: the plan of a run as it was, and the plan with another reward, algorithm or filters."""
+"""Question of a what-if: the original plan of a run, and the plan with another reward, algorithm or filters."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from rlsdk.runlog.folder import why_no_run
 from rlsdk.scoring.scorer import RewardTerm
 
 REPLAYED = ("reward", "algorithm", "scoring", "max_invalid", "plugins", "old_logprobs")
-"""Settings, or sections, whose effect stored rollouts can show."""
+"""Settings or sections whose effect stored rollouts can show."""
 _UNUSED = ("trackers", "diagnoses", "mirror")
-"""Settings that nothing here reads, and whose components need not be installed."""
+"""Settings that a what-if does not read, and whose components need not be installed."""
 _STORED = ("logprobs", "entropy")
-"""Fields computed by models that a store may hold."""
+"""Fields computed by models that may be stored."""
 NO_FILTERS = "none"
 
 
 @attrs.frozen
 class Asked:
-    """The changes that a user asks for.
+    """The changes requested by a user.
 
     Attributes:
-        reward: Rewards as a configuration writes them: names, or YAML mappings; none: the run's own, not scored again.
-        algorithm: Algorithm in either form; None: the run's own.
-        filters: Filters in either form, or `none` for no filter; empty: those of the algorithm.
+        reward: Rewards as in a configuration: names or YAML mappings; if empty, the run's scores are kept.
+        algorithm: Algorithm in either form; None for the run's own.
+        filters: Filters in either form, or `none` for no filter; if empty, those of the algorithm.
         settings: `key=value` texts, applied last.
         plugins: Files of plugins.
-        model: True if the weights of a checkpoint are at hand.
+        model: True if the weights of a checkpoint are available.
     """
 
     reward: tuple[str, ...] = ()
@@ -74,19 +74,19 @@ class Asked:
 
     @property
     def scores_again(self) -> bool:
-        """True if a reward was named, be it the run's own."""
+        """True if a reward was named, even if it is the run's own."""
         return bool(self.reward) or any(text.lstrip("+ ").startswith("reward") for text in self.settings)
 
 
 @attrs.frozen
 class WhatIfQuestion:
-    """A run as it was, and as it would have been.
+    """A run as it was, and as it would have been with the changes.
 
     Attributes:
         before: Plan of the run.
         after: Plan with the changes.
         scores_again: True if the rollouts are scored again.
-        changes: Path of a setting -> its values before and after; None where it is not set.
+        changes: Path of a setting -> its values before and after; None if it is not set.
     """
 
     before: Plan
@@ -96,14 +96,14 @@ class WhatIfQuestion:
 
 
 def question(run: Path, asked: Asked) -> WhatIfQuestion:
-    """Check what is asked about a run.
+    """Check a question about a run.
 
     Args:
         run: Folder of the run.
         asked: The changes.
 
     Raises:
-        ConfigError: With every fault: of the options, and of what stored rollouts cannot answer.
+        ConfigError: Lists all faults: of the options, and of changes that stored rollouts cannot answer.
     """
     file = run / "config.yaml"
     if not file.is_file():
@@ -113,8 +113,8 @@ def question(run: Path, asked: Asked) -> WhatIfQuestion:
     before = check(kept, (), asked.plugins)
     changed, faults = read(kept, overrides)
     faults += [
-        f"{path}: a what-if reads rollouts that are stored, and cannot know those of another {path}; it can change "
-        f"{', '.join(REPLAYED[:-3])} and what is below them"
+        f"{path}: a what-if uses the stored rollouts, and cannot predict those of another {path}; it can change "
+        f"{', '.join(REPLAYED[:-3])} and their options"
         for path in _changes(kept, changed)
         if path.partition(".")[0].partition("[")[0] not in REPLAYED
     ]
@@ -131,19 +131,19 @@ def question(run: Path, asked: Asked) -> WhatIfQuestion:
 
 
 def _kept(file: Path, asked: Asked, overrides: Sequence[str]) -> Tree:
-    """Read the run's own configuration, unless it names code that the command line does not name."""
+    """Read the run's configuration, unless it names code that is not on the command line."""
     tree, _ = read(file)
     tree = normalise({key: value for key, value in tree.items() if key not in _UNUSED})
     named, _ = read({}, overrides)
     untrusted = untrusted_code(tree, asked.plugins, named)
     if untrusted:
-        faults = [f"{described_code(path, value)} was not in what you gave" for path, value in untrusted.items()]
-        advice = "the run's configuration names code that would be executed; read it, then give its files by --plugin"
+        faults = [f"{described_code(path, value)} is not on the command line" for path, value in untrusted.items()]
+        advice = "the run's configuration names code that would be executed; read it, then pass its files with --plugin"
         raise ConfigError([f"{file}: {advice}", *faults])
     given = {Path(each).stem for each in asked.plugins}
     tree["plugins"] = [each for each in tree.get("plugins") or [] if Path(str(each)).stem not in given]
     rewards = tree.get("reward") or []
-    if len(rewards) == 1:  # so that `reward.format_score=0` means the only one
+    if len(rewards) == 1:  # so that `reward.format_score=0` applies to the only one
         tree["reward"] = rewards[0]
     return found_beside(tree, file)
 
@@ -155,7 +155,7 @@ def _changes(before: Tree, after: Tree) -> dict[str, tuple[Any, Any]]:
 
 
 def _spelt_out(tree: Tree) -> Tree:
-    """Return a configuration in which names of rewards and algorithms are mappings, so that paths compare."""
+    """Return a configuration with reward and algorithm names expanded to mappings, so that paths can be compared."""
     tree = normalise(tree)
     long = {key: {"use": tree[key]} for key in ("algorithm",) if isinstance(tree.get(key), str)}
     rewards = [{"use": each} if isinstance(each, str) else each for each in tree.get("reward", ())]
@@ -163,27 +163,27 @@ def _spelt_out(tree: Tree) -> Tree:
 
 
 def missing_fields(before: Plan, after: Plan, *, model: bool) -> list[str]:
-    """Say which parts of the plan with the changes read what a store does not hold.
+    """Report parts of the changed plan that read data that is not stored.
 
     Args:
-        before: Plan of the run, for its objective.
+        before: Plan of the run, used for its objective.
         after: Plan with the changes.
-        model: True if a checkpoint's weights are at hand, and the objective is computed.
+        model: True if a checkpoint's weights are available, so that the objective is computed.
     """
     if after.algorithm.rollouts == "demonstrations":
-        return ["algorithm: it learns from demonstrations, which no reward or filter of stored rollouts changes"]
+        return ["algorithm: it learns from demonstrations, which rewards and filters of stored rollouts do not affect"]
     faults = credit_faults(after, model=model)
     if model:
         for which, plan in (("the run's own", before), ("the other", after)):
             if plan.algorithm.critic and "values" in plan.needs:
                 faults.append(
-                    f"--checkpoint: {which} objective reads the values of a critic, which exports do not hold"
+                    f"--checkpoint: {which} objective reads the values of a critic, which exports do not contain"
                 )
     return faults
 
 
 def credit_faults(plan: Plan, *, model: bool) -> list[str]:
-    """Say which shapings, or which advantage, of a plan read what a store does not hold."""
+    """Report shapings or advantages of a plan that read data that is not stored."""
     parts = [(f"algorithm.shaping[{i}]", each) for i, each in enumerate(plan.shaping)]
     faults = []
     for path, reference in [*parts, ("algorithm.advantage", plan.advantage)]:
@@ -196,13 +196,13 @@ def credit_faults(plan: Plan, *, model: bool) -> list[str]:
 
 
 def _why_missing(name: str, plan: Plan, model: bool) -> str:
-    """Return why a field is not at hand; empty if it is."""
+    """Return why a field is not available; empty if it is."""
     if name == "baseline_rewards":
-        return "the rewards of greedy answers, which a run does not store; take an advantage without it, such as rloo"
+        return "the rewards of greedy answers, which a run does not store; use an advantage without them, such as rloo"
     if name == "values":
-        return "the values of a critic, which a run does not store; take an advantage without a critic, such as grpo"
+        return "the values of a critic, which a run does not store; use an advantage without a critic, such as grpo"
     if name in FORWARD and name not in _STORED and not model:
-        return "which a run does not store; --checkpoint computes it on the CPU, or leave that part out"
+        return "which a run does not store; use --checkpoint to compute it on the CPU, or remove that part"
     return ""
 
 
@@ -214,5 +214,5 @@ def _unscorable(plan: Plan) -> list[str]:
         if RewardTerm(each.rule, reward, each.reference).where == "actor":
             mark = component_of(reward)
             name = mark.name if mark else each.rule.name
-            faults.append(f"{path}: {name!r} holds a model in a Ray actor, and a what-if starts no Ray; leave it out")
-    return faults if plan.rewards else ["reward: expected at least one reward to score with"]
+            faults.append(f"{path}: {name!r} holds a model in a Ray actor, and a what-if does not start Ray; remove it")
+    return faults if plan.rewards else ["reward: expected at least one reward"]

@@ -1,4 +1,4 @@
-"""One side of a what-if: the filters and the credit of a plan, run on the groups of a step."""
+"""One side of a what-if: a plan's filters and credit, applied to the groups of a step."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from rlsdk.whatif.stored import StoredGroup
 
 TRAINED = "trained"
 Forward = Callable[[StepBatch, Plan, Sequence[str]], Mapping[str, np.ndarray]]
-"""Computes fields of a batch by the weights of a checkpoint."""
+"""Function that computes fields of a batch with the weights of a checkpoint."""
 
 
 @attrs.frozen(eq=False)
 class GroupVerdict:
-    """Fate of a group: left to train on, or not, and why.
+    """Verdict on a group: trained or not, and why.
 
     Attributes:
-        group: What is left of it to train on; None if nothing is.
-        reason: Why nothing is left, or why the rest teaches nothing; empty for a group that teaches.
+        group: The part of the group that is trained; None if nothing is.
+        reason: Why nothing is trained, or why there is no learning signal; empty for a group with a signal.
     """
 
     group: Group | None
@@ -37,13 +37,13 @@ class GroupVerdict:
 
 @attrs.frozen(eq=False)
 class Credited:
-    """The rollouts of a step that reach the learner.
+    """The rollouts of a step that reach the learner, with credit.
 
     Attributes:
         batch: Packed rollouts with their advantages; None if there are none.
         verdicts: Verdict on each group of the step.
         advantages: `id` of a rollout -> advantages of its tokens, `[T]`.
-        deviation: Greatest difference of stored advantages from those computed again; 0 where none were stored.
+        deviation: Maximum difference between stored and recomputed advantages; 0 if none were stored.
     """
 
     batch: StepBatch | None
@@ -53,7 +53,7 @@ class Credited:
 
 
 class Side:
-    """Filters and credit of a plan, ready to run; components with a memory keep it from step to step."""
+    """Filters and credit of a plan, ready to run; components with state keep it between steps."""
 
     def __init__(
         self, plan: Plan, *, train_steps: int, forward: Forward | None = None, computable: bool = True
@@ -62,9 +62,9 @@ class Side:
 
         Args:
             plan: The plan.
-            train_steps: Steps of the run.
-            forward: Computes fields by the weights of a checkpoint; None: stored ones are taken.
-            computable: False if credit reads what is not at hand, so that only stored advantages can be taken.
+            train_steps: Number of steps of the run.
+            forward: Computes fields with the weights of a checkpoint; None to use the stored ones.
+            computable: False if credit reads unavailable fields, so that only stored advantages can be used.
         """
         self._computable = computable
         self.plan, self.train_steps, self._forward = plan, train_steps, forward
@@ -72,7 +72,7 @@ class Side:
         self.credit = CreditAssigner.of(plan)
 
     def verdict(self, group: Group) -> GroupVerdict:
-        """Run the filters on a group, one after the other, to see which drops it."""
+        """Run the filters on a group, one after another, to find the one that drops it."""
         left = next(iter(apply_filters([group], ())), None)
         if left is None:
             reasons = Counter(score.reason for score in group.scores if not score.valid)
@@ -92,13 +92,13 @@ class Side:
     async def credited(
         self, step: int, verdicts: Sequence[GroupVerdict], stored: Sequence[StoredGroup], *, keep: bool
     ) -> Credited:
-        """Assign credit to what the filters left.
+        """Assign credit to the groups that pass the filters.
 
         Args:
             step: Number of the step, from 1.
             verdicts: Verdict on each group.
-            stored: Groups as they were stored.
-            keep: True to take the stored advantages where every rollout has them.
+            stored: Stored groups.
+            keep: True to use the stored advantages if every rollout has them.
         """
         batch = pack([each.group for each in verdicts if each.group is not None])
         if batch is None:
@@ -114,7 +114,7 @@ class Side:
             batch = attrs.evolve(batch, arrays=batch.arrays.with_tokens(advantages=held))
         if "advantages" not in batch.arrays.tokens:
             raise RunError(
-                f"step {step}: the advantages of the run were not stored, and its algorithm reads what is not at hand"
+                f"step {step}: the run's advantages were not stored, and its algorithm reads unavailable fields"
             )
         advantages = {}
         parts = np.split(batch.arrays.tokens["advantages"], np.cumsum(batch.arrays.responses)[:-1])
@@ -124,7 +124,7 @@ class Side:
         return Credited(batch, tuple(_taught(each, advantages) for each in verdicts), advantages, deviation)
 
     async def _with_fields(self, batch: StepBatch, learned: Mapping[int, Mapping[str, np.ndarray]]) -> StepBatch:
-        """Add the fields that credit reads, and those of the objective where a checkpoint computes them."""
+        """Add the fields read by credit and, if a checkpoint computes them, by the objective."""
         needs = self.credit.needs.union(*(field.needs for field in self.plan.fields))
         behaviour = batch.arrays.tokens["behaviour_logprobs"]
         if self._forward is None:
@@ -140,7 +140,7 @@ class Side:
 
 
 def _learned(stored: Sequence[StoredGroup]) -> dict[int, dict[str, np.ndarray]]:
-    """Return what the learner computed: `id` of a rollout -> name -> float32 `[T]`."""
+    """Return the learner's stored results: `id` of a rollout -> name -> float32 `[T]`."""
     found: dict[int, dict[str, np.ndarray]] = {}
     for each in stored:
         for i, rollout in enumerate(each.group.rollouts):
@@ -152,7 +152,7 @@ def _learned(stored: Sequence[StoredGroup]) -> dict[int, dict[str, np.ndarray]]:
 def _stored_values(
     batch: StepBatch, learned: Mapping[int, Mapping[str, np.ndarray]], name: str, otherwise: np.ndarray | None = None
 ) -> np.ndarray | None:
-    """Return a stored field `[t]`; of rollouts without it, `otherwise`, or None for all if there is none."""
+    """Return a stored field `[t]`, with `otherwise` for rollouts without it; None if `otherwise` is missing, too."""
     arrays, offset, parts = batch.arrays, 0, []
     for rollout, start, length in zip(batch.rollouts, arrays.starts, arrays.responses, strict=True):
         values = learned.get(id(rollout), {}).get(name)

@@ -1,4 +1,4 @@
-"""The groups that a run stored, step by step."""
+"""Read the stored groups of a run, step by step."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from rlsdk.runlog.tables import GROUPS
 from rlsdk.types import Group
 
 ENDED = ("trained", "filtered", "failed")
-"""States of groups that a step has settled."""
+"""States of groups settled by a step."""
 
 
 @attrs.frozen(eq=False)
 class StoredGroup:
-    """A group as it was stored.
+    """A stored group.
 
     Attributes:
         number: Number of its task record.
         state: `trained`, `filtered` or `failed`.
         uses: Number of times it was trained.
         group: The group, with the scores of the run.
-        learned: Name -> values of each rollout, `[T]`; None for a rollout that was not trained.
+        learned: Name -> values per rollout, `[T]`; None for a rollout that was not trained.
     """
 
     number: int
@@ -42,12 +42,12 @@ class StoredGroup:
 
 @attrs.frozen(eq=False)
 class StoredStep:
-    """The groups that one step settled.
+    """The groups settled by one step.
 
     Attributes:
         step: Number of the step, from 1.
         groups: Its groups, in the order in which their tasks were issued.
-        unreadable: Why some groups cannot be read; one line each.
+        unreadable: Messages about groups that cannot be read.
     """
 
     step: int
@@ -59,14 +59,14 @@ class Store:
     """Reader of a run's store; only one step is in memory at a time."""
 
     def __init__(self, run: Path) -> None:
-        """Find the store.
+        """Open the store.
 
         Raises:
             ValueFault: The run keeps no rollouts.
         """
         address = Address.of(run)
         if address is None:
-            raise ValueFault(f"{run} holds no rollouts: none were saved (save_rollouts: 0), or none yet")
+            raise ValueFault(f"{run} has no stored rollouts: saving is off (save_rollouts: 0), or none were saved yet")
         self._address = address
 
     def steps(self, first: int | None = None, last: int | None = None) -> list[int]:

@@ -122,7 +122,7 @@ def test_a_torch_file_of_nested_tensors_is_read_as_verl_has_it(plan: Plan, tmp_p
     assert found["first_difference"]["first"] == {
         "rollout": 0, "token": 0, "ours": 0.0, "theirs": pytest.approx(ADVANTAGE),
     }  # fmt: skip
-    assert "groups of 2 rollouts that follow one another" in found["first_difference"]["reason"]
+    assert "groups of 2 consecutive rollouts" in found["first_difference"]["reason"]
 
 
 def test_rollouts_of_verl_as_json_lines_have_rewards_and_no_tokens(plan: Plan, tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_train_data_of_slime_has_rewards_that_are_normalised_already(plan: Plan,
     assert found["framework"] == "slime"
     assert stage(found, "advantages")["equal"]
     assert found["first_difference"]["stage"] == "rewards"
-    assert found["first_difference"]["reason"].startswith("theirs are already normalised: the reward less the group's")
+    assert found["first_difference"]["reason"].startswith("theirs are already normalised: the reward minus the group's")
 
 
 def test_sequences_of_openrlhf_are_shifted_by_one_token(plan: Plan, tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_kl_in_the_reward_is_told_with_its_coefficient(plan: Plan) -> None:
     scores = verl()["token_level_scores"]
     found = replayed(plan, verl(token_level_rewards=scores - 0.01 * (OLD - REF), ref_log_prob=REF))
     assert found["first_difference"]["stage"] == "rewards"
-    assert "KL in the reward: theirs is the score less 0.01 × the KL" in found["first_difference"]["reason"]
+    assert "KL in the reward: theirs is the score minus 0.01 × the KL" in found["first_difference"]["reason"]
     # rollout 0: Σ(old − ref) = Σ(0.3 − log r) = 0.9 − log(1.1 · 1.25 · 0.9)
     assert found["first_difference"]["first"]["theirs"] == pytest.approx(1 - 0.01 * (0.9 - np.log(1.1 * 1.25 * 0.9)))
 
@@ -351,10 +351,10 @@ def test_other_clip_bounds_are_found_from_the_loss_alone(plan: Plan) -> None:
     ("total", "reason"),
     [
         (lambda x: x.sum() / 12, "the mean over all tokens of the batch"),
-        (lambda x: x.sum() / 4, "the sum over tokens, over the number of rollouts"),
+        (lambda x: x.sum() / 4, "the sum over tokens, divided by the number of rollouts"),
         (lambda x: x.sum() / 16, "as if padding counted"),
         (lambda x: x[:2].sum() / 14 + x[2:].sum() / 10, "the mean over groups of the mean over their tokens"),
-        (lambda x: x[:, 1:].sum() / 8, "mask off by one: the first token of each response is left out"),
+        (lambda x: x[:, 1:].sum() / 8, "mask off by one: the first token of each response is missing"),
     ],
 )
 def test_another_normalisation_is_told(plan: Plan, total: Callable[[np.ndarray], float], reason: str) -> None:
@@ -379,7 +379,7 @@ def test_ratios_against_the_sampler_are_told(plan: Plan) -> None:
     sampler = OLD - 0.1
     found = replayed(plan, verl(rollout_log_probs=sampler, ratio=np.exp(NEW - sampler)))
     assert found["first_difference"]["stage"] == "ratios"
-    assert "against the sampler's logprobs" in found["first_difference"]["reason"]
+    assert "relative to the sampler's logprobs" in found["first_difference"]["reason"]
 
 
 def test_padding_beyond_the_longest_response_is_part_of_the_width(plan: Plan) -> None:
@@ -456,7 +456,7 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no rewards": (lambda p: p.write_text(json.dumps({"prompt": ["a"], "completion": ["b"]})), "no rewards were found"),
     "counts": (
         lambda p: p.write_text(json.dumps({"prompt": ["a"], "completion": ["b", "c"], "reward": [1, 2]})),
-        "fields differ in their number of rollouts: completion 2, prompt 1, reward 2",
+        "fields have different numbers of rollouts: completion 2, prompt 1, reward 2",
     ),
 }
 
@@ -486,7 +486,7 @@ def nan_at(plane: np.ndarray) -> np.ndarray:
         ({"response_mask": MASK * 0, "attention_mask": None}, "response_mask is 0 everywhere"),
         ({"response_mask": None, "attention_mask": None}, "no mask of the responses was found"),
         ({"prompts": None, "attention_mask": None}, "give --group-size"),
-        ({"responses": [["a"]] * 4}, "responses: it holds other things than numbers"),
+        ({"responses": [["a"]] * 4}, "responses: it contains values other than numbers"),
     ],
 )
 def test_fields_that_do_not_fit_are_named(changes: dict[str, Any], message: str) -> None:
@@ -500,7 +500,7 @@ def test_options_that_do_not_fit_are_named(plan: Plan) -> None:
         dump_of(recognise(verl()), rewards=["speed"])
     with pytest.raises(ConfigError, match="4 rollouts are not a multiple of 3"):
         dump_of(recognise(verl()), group_size=3)
-    with pytest.raises(ConfigError, match="a replay reads the algorithm alone"):
+    with pytest.raises(ConfigError, match="a replay reads only the algorithm"):
         replay_plan(None, ["steps=3"], ())
     with pytest.raises(RlsdkError, match="reads values"):
         Replay(dump_of(recognise(verl())), replay_plan("ppo", (), ()))

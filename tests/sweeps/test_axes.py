@@ -37,9 +37,9 @@ def test_one_value_is_a_setting_of_all_runs(setting: str) -> None:
     ("settings", "words"),
     [
         (["a=1,,2"], "empty value"),
-        (["a=1,1"], "holds a value twice; several runs of one setting are given by --seeds"),
-        (["a=1,2", "a=3,4"], "a: several values are given twice"),
-        (["name=a,b"], "every run of a sweep gets its own"),
+        (["a=1,1"], "has a duplicate value; use --seeds for several runs of one setting"),
+        (["a=1,2", "a=3,4"], "a: several values are given more than once"),
+        (["name=a,b"], "each run of a sweep gets its own"),
         (["a=log:1e-6"], "expected log:LOW:HIGH"),
         (["a=log:0:1"], "LOW below HIGH, above 0"),
         (["a=lin:2:1"], "LOW below HIGH"),

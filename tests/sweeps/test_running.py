@@ -134,7 +134,7 @@ def test_rows_are_means_over_seeds_best_first_and_failures_are_named(config: Pat
     found = as_json(folder, "eval/sampled", rows, [first, second])
     assert found["rows"][0]["values"] == {"0": 0.6, "1": 0.6} and found["rows"][0]["low"] == pytest.approx(0.6)
     assert runs[0].result("reward/mean") == 0.1
-    with pytest.raises(RunError, match="no run has 'eval/greed'; there are: eval/sampled, reward/mean, step"):
+    with pytest.raises(RunError, match="no run has 'eval/greed'; available: eval/sampled, reward/mean, step"):
         require_metric(outcomes, rows_of(outcomes, "eval/greed"), "eval/greed")
 
 
@@ -236,13 +236,13 @@ def test_what_imitates_demonstrations_is_evaluated_by_the_workflow_of_each_task(
 
 
 def test_without_the_repository_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="unknown suite 'nan'; there are: nano"):
+    with pytest.raises(ConfigError, match="unknown suite 'nan'; available: nano"):
         tournament.suite_tasks("nan")
     monkeypatch.setattr(tournament, "rlsdk", type("Installed", (), {"__file__": str(tmp_path / "a" / "b" / "c.py")}))
     with pytest.raises(ConfigError, match="part of the repository, not of the installed package; clone it"):
         tournament.suite_tasks("nano")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="holds no configuration"):
+    with pytest.raises(ConfigError, match="has no configuration"):
         tournament.suite_tasks("empty")
 
 

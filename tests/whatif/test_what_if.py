@@ -167,7 +167,7 @@ def test_all_faults_are_reported_together(run: Path) -> None:
     for part in (
         "countdwn",
         "nonzero",
-        "group_size: a what-if reads rollouts that are stored",
+        "group_size: a what-if uses the stored rollouts",
         "sampling.temperature: ",
     ):
         assert part in faults
@@ -206,7 +206,7 @@ def test_code_that_the_folder_names_is_not_executed_unless_the_user_gives_it(tmp
 def test_a_missing_folder_or_store_is_said(tmp_path: Path) -> None:
     assert "not the folder of a run" in invoke(tmp_path).output
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
-    assert "holds no rollouts" in invoke(tmp_path).output
+    assert "has no stored rollouts" in invoke(tmp_path).output
 
 
 def test_gradients_of_a_negated_reward_are_opposite(run: Path, lab: Path) -> None:
