@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
+import attrs
 import numpy as np
 
 from rlsdk.contracts import ParsedAnswer, TextCodec, ToolParser
@@ -76,7 +78,9 @@ class TextRenderer:
 
     def prompt_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> np.ndarray:
         """Return the tokens of a conversation with the next answer opened, or its last message left open."""
-        return self.codec.encode(self.codec.with_images(self.render(messages, tools), images_of(messages)))
+        text = self.render(messages, tools)
+        self._expect_shown(messages, text, lambda marked: self.render(marked, tools))
+        return self.codec.encode(self.codec.with_images(text, images_of(messages)))
 
     def generation_prompt(self) -> np.ndarray:
         """Return the tokens that open an answer."""
@@ -180,7 +184,14 @@ class TextRenderer:
         written = self.between(messages, new, tools)
         if written is None:
             return None
-        text = self.codec.with_images(written.text, images_of(messages[len(messages) - new :]))
+        before, behind = messages[: len(messages) - new], messages[len(messages) - new :]
+
+        def write(marked: Sequence[Message]) -> str:
+            found = self.between([*before, *marked], new, tools)
+            return "" if found is None else found.text
+
+        self._expect_shown(behind, written.text, write)
+        text = self.codec.with_images(written.text, images_of(behind))
         ids, closing = self.codec.encode(text), self.codec.encode(written.closing)
         for count in range(min(len(closing), len(ended)), 0, -1):
             if np.array_equal(ids[:count], ended[len(ended) - count :]):
@@ -189,6 +200,42 @@ class TextRenderer:
         if np.array_equal(ids[:1], ended[-1:]) and self.codec.shown(ids[:1]) in self.codec.controls:
             return ids[1:]
         return ids
+
+    def _expect_shown(self, messages: Sequence[Message], text: str, write: Callable[[Sequence[Message]], str]) -> None:
+        """Refuse a conversation of which the template leaves out a message without saying so.
+
+        Args:
+            messages: Messages that the text shows; answers may lack their thoughts.
+            text: Rendered text.
+            write: Renders other messages in their place.
+
+        Raises:
+            RefusedMessagesError: A message is left out.
+        """
+        missing = [
+            i
+            for i, m in enumerate(messages)
+            if m.role != "assistant"
+            and not m.images
+            and m.text.strip() not in text
+            # Without the call before it, which may not have been readable, some templates show no result.
+            and not (m.role == "tool" and self.results_shown == "after calls")
+        ]
+        if not missing:
+            return
+        # A template may write a text in another form, such as JSON: only one word that is gone, too, is left out.
+        marks = {i: f"rlsdkmessage{i}" for i in missing}
+        marked = [attrs.evolve(m, content=marks[i]) if i in marks else m for i, m in enumerate(messages)]
+        shown = write(marked)
+        for i, mark in marks.items():
+            if mark not in shown:
+                raise RefusedMessagesError(
+                    [
+                        f"{self.title} leaves out a message of the role {messages[i].role} "
+                        f"({reprlib.repr(messages[i].text)}), so that the policy would not see it. Let model.tokenizer "
+                        "name a folder whose template shows it, or give its text in another message"
+                    ]
+                )
 
     def between(self, messages: Sequence[Message], new: int, tools: Sequence[Mapping[str, Any]] = ()) -> Between | None:
         """Return the text between the last answer and the next; None if earlier thoughts are dropped because of it.

@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import Completion, Sampling
-from rlsdk.errors import ConfigError
+from rlsdk.errors import ConfigError, RefusedMessagesError
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.rollout.codec import NOTHING
 from rlsdk.testing.findings import NotApplicable
@@ -198,7 +198,10 @@ def _results_after_calls(subject: ModelSubject, history: tuple[Message, ...], an
         pass  # gpt-oss and Mistral reject such a conversation
     called = with_calls(history)
     rendered, new = subject.text.render(called), len(history) - answer - 1
-    bridge = subject.codec.bridge_tokens(called, new, plain=False)
+    try:
+        bridge = subject.codec.bridge_tokens(called, new, plain=False)
+    except RefusedMessagesError as error:  # the template writes this conversation: it is a bridge without the result
+        return f"after a call: {'; '.join(error.faults)}"
     if bridge is None:
         raise NotApplicable("thoughts of earlier answers are dropped: the next turn starts a new rollout")
     shown = subject.codec.shown(bridge)

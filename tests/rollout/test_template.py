@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from rlsdk.errors import ConfigError
+from rlsdk.errors import ConfigError, RefusedMessagesError
 from rlsdk.renderers.template import TemplateRenderer
+from rlsdk.types import Message
 from tests.rollout.codecs import CHATML, chatml
 
 HEAD = "<|im_start|>assistant\n"
@@ -57,3 +59,27 @@ def test_a_conversation_that_a_template_refuses_is_an_error() -> None:
         template("{% if messages[-1].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}" + CHATML).rewrite(
             ["tool"]
         )
+
+
+FIRST_SYSTEM = CHATML.replace("{{ m.content }}", "{{ m.content if m.role != 'system' or loop.first }}")
+"""As that of Qwen3-VL, it shows a system message only at the beginning."""
+LATE = [Message("user", "Q"), Message("assistant", "A"), Message("system", "Be brief."), Message("user", "R")]
+
+
+def test_a_template_that_leaves_out_a_message_is_refused_in_words() -> None:
+    renderer = template(FIRST_SYSTEM)
+    assert len(renderer.prompt_tokens([LATE[2], LATE[0]]))
+    for made in (
+        lambda: renderer.prompt_tokens(LATE),
+        lambda: renderer.bridge_tokens(LATE, 2, ended=np.array([], int)),
+    ):
+        with pytest.raises(RefusedMessagesError, match=r"leaves out a message of the role system \('Be brief.'\)"):
+            made()
+
+
+def test_a_text_that_the_template_writes_in_another_form_is_not_left_out() -> None:
+    renderer = template(CHATML.replace("{{ m.content }}", "{{ m.content | trim | tojson }}"))
+    said = [Message("system", ' "quoted"\n'), *LATE[:2], Message("tool", '{"é": "\\n"}', "look"), Message("user", " ")]
+    assert len(renderer.prompt_tokens(said))
+    bridge = renderer.bridge_tokens(said, 2, ended=np.array([], int))
+    assert bridge is not None and len(bridge)
