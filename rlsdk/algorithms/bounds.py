@@ -9,11 +9,11 @@ from rlsdk.contracts import RunFacts
 
 
 def in_order(low: str, high: str) -> Callable[[RunFacts, Mapping[str, Any]], Iterator[tuple[str, str]]]:
-    """Return a check that refuses a range without any number in it.
+    """Return a check that refuses empty ranges.
 
     Args:
-        low: Option that is the lower end.
-        high: Option that is the upper end.
+        low: Name of the option for the lower end.
+        high: Name of the option for the upper end.
     """
 
     def check(run: RunFacts, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

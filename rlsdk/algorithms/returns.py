@@ -74,7 +74,7 @@ _RESHAPES = ("length_penalty", "overlong", "rank_penalty", "reward_clip", "rewar
 
 
 def _same_reward(run: RunFacts, _: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Refuse shapings that change the sampled answers' rewards and leave that of the greedy answer as it was."""
+    """Refuse shapings that change the rewards of sampled answers, but not that of the greedy answer."""
     if changing := [name for name in run.shaping if name in _RESHAPES]:
         yield (
             "",

@@ -239,7 +239,7 @@ def rank_penalty(x: CreditInputs, *, coef: NonNegative = 0.25) -> Tensor:
     """Likely answers earn less, so that rare right answers are also reinforced: counteracts GRPO's sharpening.
 
     Paper: unlikeliness reward, arXiv:2506.02355.
-    Formula: `r · (1 - coef · (g - rank) / g)` with `g` rollouts in the group, of which `rank` are likelier (by the sum
+    Formula: `r · (1 - coef · (g - rank) / g)` with `g` rollouts in the group, `rank` of them likelier (by the sum
     of logprobs).
     When to use: pass@k that falls while pass@1 rises.
 

@@ -28,7 +28,7 @@ def enough(*, available: int, target: int, share: float = 0.8) -> bool:
 
     Batches shrink by the missing groups, whose tasks continue to run without being restarted: over many steps, as many
     groups are trained as are sampled. A batch has at least one group.
-    Source: Trinity-RFT (`over_rollout.ratio`, of which this is the complement).
+    Source: Trinity-RFT (the complement of its `over_rollout.ratio`).
     Formula: `available ≥ max(1, ceil(share · target))`.
     When to use: long-tailed lengths, where the last groups of a batch keep the others waiting.
 

@@ -45,7 +45,7 @@ COMMANDS = {
 """Name -> help; a command is the attribute of its name, with underscores, in the module `rlsdk.cli.NAME`."""
 
 NOT_READ = 141
-"""Exit status by which a shell reports a process ended by SIGPIPE."""
+"""Exit status that shells report for a process ended by SIGPIPE."""
 EXIT_SECONDS = 60.0
 """Seconds that threads and exit hooks of plugins and libraries get after a command has ended."""
 READS_MODELS = frozenset(

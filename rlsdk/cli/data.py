@@ -51,7 +51,7 @@ def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int
 @click.option(
     "--template", type=click.Choice(get_args(Template)), default="base", show_default=True, help="Prompt format."
 )
-@click.option("--demonstrations", type=float, help="Add demonstrations, of which this share is correct.")
+@click.option("--demonstrations", type=float, help="Add demonstrations; this share of them is correct.")
 @click.option("--seed", default=0, show_default=True, help="Random seed of the tasks.")
 @click.option("--overwrite", is_flag=True, help="Replace existing files.")
 def countdown(out: Path, train_size: int, test_size: int, overwrite: bool, **options: Any) -> None:

@@ -24,7 +24,7 @@ GROUP = "rlsdk.v1.commands"
 FAILED = 1
 WRONG_INPUT = 2
 INTERRUPTED = 130
-"""Exit status by which a shell reports a process ended by SIGINT."""
+"""Exit status that shells report for a process ended by SIGINT."""
 _OF_FILES = frozenset(
     {
         errno.EACCES,

@@ -1,4 +1,4 @@
-"""The history of a run's metrics, as diagnoses read it, and what they find in it."""
+"""The history of a run's metrics, the input of diagnoses, and their findings."""
 
 from __future__ import annotations
 

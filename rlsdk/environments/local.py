@@ -28,7 +28,8 @@ class EnvBackend(Protocol):
             environment: Environment component with its options.
             seed: Seed of the episode.
             seconds: Time limit of each call.
-            owner: Equal for the environments of one rollout, which may each wait for another; None: it has no others.
+            owner: Same object for all environments of one rollout, which may wait for each other; None if there are no
+                others.
         """
         ...
 

@@ -27,31 +27,31 @@ log = logging.getLogger(__name__)
 SILENCE = 30.0
 """Default seconds without an answer after which a worker must confirm that it is alive."""
 MOST_STUCK = 16
-"""Number of hanging calls above which a worker gets no more environments; it ends with its last one."""
+"""Number of hanging calls at which a worker gets no more environments; it ends with its last one."""
 
 
 class EnvPlaces:
-    """Places for environments, given in FIFO order.
+    """Slots for environments, assigned in FIFO order.
 
-    Rollouts with several environments can deadlock: each holds a place and waits for one that another holds. Where all
-    places are held by rollouts that wait, one of these gets a place beyond the limit, with a warning.
+    Rollouts with several environments can deadlock: each holds a slot and waits for one held by another. If all slots
+    are held by waiting rollouts, one of them gets a slot beyond the limit, with a warning.
     """
 
     def __init__(self, count: int) -> None:
-        """Create the places.
+        """Create the slots.
 
         Args:
-            count: Number of places.
+            count: Number of slots.
         """
         self._count, self._warned = count, False
         self._held: Counter[object] = Counter()
         self._waiting: dict[asyncio.Future[None], object] = {}
 
     async def acquire(self, owner: object) -> None:
-        """Wait for a place.
+        """Wait for a slot.
 
         Args:
-            owner: Rollout that gets it.
+            owner: Rollout that gets the slot.
         """
         place = asyncio.get_running_loop().create_future()
         self._waiting[place] = owner
@@ -60,14 +60,14 @@ class EnvPlaces:
             await place
         except asyncio.CancelledError:
             self._waiting.pop(place, None)
-            if not place.cancelled():  # it had the place already
+            if not place.cancelled():  # it already had the slot
                 self.release(owner)
             raise
 
     def release(self, owner: object) -> None:
-        """Return a place of a rollout."""
+        """Release a slot of a rollout."""
         self._held[owner] -= 1
-        self._held += Counter()  # without those that hold none
+        self._held += Counter()  # drops owners without slots
         self._give()
 
     def _give(self) -> None:
@@ -206,7 +206,7 @@ class _PooledEnv:
         if self._worker is None:
             closed = self._closed
             worker = await self._pool.enter(self._owner)
-            if closed != self._closed:  # nobody would close it again
+            if closed != self._closed:  # nothing else would close it
                 self._pool.exit(worker, None, self._owner)
                 raise RuntimeError("the environment was closed while its reset waited for a free worker")
             self._worker = worker

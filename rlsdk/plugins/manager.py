@@ -175,8 +175,8 @@ class Plugins(pluggy.PluginManager):
         """Instantiate a referenced component, on a driver or a worker.
 
         Raises:
-            FingerprintError: This process has other code than the driver that made the reference.
-            OptionError: The options do not fit.
+            FingerprintError: The code in this process differs from that of the driver that created the reference.
+            OptionError: The options are invalid.
         """
         made = self.bind(self.component(reference), reference.options)
         if reference.kind != "algorithm":
@@ -188,7 +188,7 @@ class Plugins(pluggy.PluginManager):
         """Return the component that a reference names, on a driver or a worker.
 
         Raises:
-            FingerprintError: This process has other code than the driver that made the reference.
+            FingerprintError: The code in this process differs from that of the driver that created the reference.
         """
         if reference.obj is not None:
             component = component_of(reference.obj)
@@ -210,10 +210,10 @@ class Plugins(pluggy.PluginManager):
         return component
 
     def bind(self, component: Component, options: Mapping[str, Any]) -> Any:
-        """Instantiate a component; components that it loads meanwhile are looked up among these plugins.
+        """Instantiate a component; components that it loads in the process are looked up among these plugins.
 
         Raises:
-            OptionError: The options do not fit.
+            OptionError: The options are invalid.
         """
         token = _PRESENT.set(self)
         try:

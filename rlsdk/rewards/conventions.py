@@ -74,7 +74,7 @@ class PreparedCall:
 
 @attrs.frozen
 class Convention:
-    """The convention by which a trainer calls a reward.
+    """A trainer's calling convention for rewards.
 
     Attributes:
         name: Value of `style:` that selects it.

@@ -29,7 +29,7 @@ class Expression:
 
     Attributes:
         symbols: Variables of the expression.
-        compute: Computes the value from those of the variables; raises `NoValueError` where there is none.
+        compute: Computes the value from those of the variables; raises `NoValueError` if there is none.
         imaginary: True if it contains the imaginary unit.
     """
 

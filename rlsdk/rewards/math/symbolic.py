@@ -29,7 +29,7 @@ MAX_NESTING = 8
 MAX_BARS = 8
 """Maximum number of absolute value bars, each of which may open or close."""
 MAX_DIGITS = 50
-"""Most digits of one number."""
+"""Maximum digits of a number."""
 MAX_EXPONENT = 1_000
 """Product of all exponents of an answer, since a power of a power multiplies them."""
 MAX_SYMBOLIC_EXPONENT = 100
