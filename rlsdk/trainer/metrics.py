@@ -131,14 +131,16 @@ class RunTimes:
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return length and status metrics of a step's rollouts, and the means of their workflow metrics."""
     rollouts = [r for g in groups for r in g.rollouts]
-    lengths = np.array([np.count_nonzero(r.loss_mask) for r in rollouts])
-    some = rollouts[:: -(-len(rollouts) // 64)]  # an evenly spread sample, since the metric is costly
+    # Tokens that are too old to be trained on were sampled all the same.
+    sampled = [r.token_ids[r.loss_mask | (r.policy_versions >= 0)] for r in rollouts]
+    lengths = np.array([len(each) for each in sampled])
+    some = sampled[:: -(-len(rollouts) // 64)]  # an evenly spread sample, since the metric is costly
     return {
         **measured(groups),
         "rollouts/tokens": float(lengths.sum()),
         "rollouts/length": float(lengths.mean()),
         "rollouts/truncated": float(np.mean([r.status == "truncated" for r in rollouts])),
-        "rollouts/repetition": float(np.mean([repetition(r.token_ids[r.loss_mask]) for r in some])),
+        "rollouts/repetition": float(np.mean([repetition(each) for each in some])),
         **sampled_entropy(rollouts),
     }
 

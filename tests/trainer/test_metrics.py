@@ -9,7 +9,8 @@ import pytest
 from rlsdk.contracts.rollouts import TaskStatus
 from rlsdk.engines.actor import STEP
 from rlsdk.rollout.lifecycle import TaskLedger
-from rlsdk.trainer.metrics import decode_rates, skipped_updates, staleness_metrics, time_metrics
+from rlsdk.rollout.staleness import without_old
+from rlsdk.trainer.metrics import decode_rates, rollout_metrics, skipped_updates, staleness_metrics, time_metrics
 from rlsdk.types import Group, Rollout, Score, Task
 
 SPENT = {"engine": 3.0, "engines": 2.5, "learner": 4.0, "tokens": 100.0, "steps": 20.0}
@@ -26,6 +27,17 @@ def test_the_ages_of_trained_tokens_are_counted() -> None:
         "staleness/share_1": 0.25,
         "staleness/share_3": 0.25,
     }
+
+
+def test_tokens_that_are_too_old_to_be_trained_on_count_as_sampled() -> None:
+    task = Task("t", "p")
+    late = Rollout(task, (), range(6), [False, *[True] * 5], [0.0] * 6, [-1, 0, 0, 0, 4, 4])
+    group = Group(task, [late], [Score(1.0)])
+    trimmed = without_old(group, 4, 1)
+    assert trimmed.rollouts[0].loss_mask.tolist() == [False] * 4 + [True] * 2
+    for each in (group, trimmed):
+        found = rollout_metrics([each])
+        assert (found["rollouts/tokens"], found["rollouts/length"]) == (5.0, 5.0)
 
 
 def test_skipped_updates_are_counted_by_role() -> None:
