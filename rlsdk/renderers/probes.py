@@ -65,12 +65,15 @@ class Rewrite:
         return self.found_whole[self._at : self._at + 50]
 
     @property
-    def drops_thought(self) -> bool:
-        """True if only the thought and its delimiters are dropped."""
-        if THOUGHT in self.found_whole or not self.found_whole.endswith(TEXT):
+    def keeps_text(self) -> bool:
+        """True if the answer's text is unchanged: its thought is dropped, or a message is moved before the question."""
+        written, found = (each[each.rfind(QUESTION.text) :] for each in (self.written_whole, self.found_whole))
+        if written == found:
+            return True
+        if THOUGHT in found or not found.endswith(TEXT):
             return False
-        rest = iter(self.written_whole)
-        return all(character in rest for character in self.found_whole)
+        rest = iter(written)
+        return all(character in rest for character in found)
 
     @property
     def _at(self) -> int:

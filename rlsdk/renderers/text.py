@@ -325,7 +325,7 @@ class TextRenderer:
             return True
         if roles not in self._keeps:
             rewrite = self.rewrite(roles)
-            if rewrite is not None and not rewrite.drops_thought:
+            if rewrite is not None and not rewrite.keeps_text:
                 following = ", ".join(roles) or "assistant"
                 raise ConfigError(
                     [
@@ -337,9 +337,10 @@ class TextRenderer:
                 )
             if rewrite is not None:
                 _log.info(
-                    "%s drops the thoughts of earlier answers once a message (%s) follows: such a conversation trains "
-                    "as several rollouts of one trajectory, each after the prompt that is rendered at its turn",
+                    "%s %s once a message (%s) follows: such a conversation trains as several rollouts of one "
+                    "trajectory, each after the prompt that is rendered at its turn",
                     self.title,
+                    "moves messages" if THOUGHT in rewrite.found_whole else "drops the thoughts of earlier answers",
                     ", ".join(roles),
                 )
             self._keeps[roles] = rewrite is None

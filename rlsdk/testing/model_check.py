@@ -126,7 +126,7 @@ def later_messages_leave_answers_alone(subject: ModelSubject, conversation: tupl
     for i, message in _followed_answers(conversation):
         for role in dict.fromkeys(m.role for m in conversation[i + 1 :] if m.role != "assistant"):
             rewrite = None if text.keep_history else text.rewrite([role])
-            if rewrite is not None and not rewrite.drops_thought:
+            if rewrite is not None and not rewrite.keeps_text:
                 expected, got = codec.encode(rewrite.written_whole), codec.encode(rewrite.found_whole)
                 return (
                     f"{rewrite.written!r} becomes {rewrite.found!r} once a message ({role}) follows: "

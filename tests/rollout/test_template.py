@@ -66,6 +66,21 @@ FIRST_SYSTEM = CHATML.replace("{{ m.content }}", "{{ m.content if m.role != 'sys
 LATE = [Message("user", "Q"), Message("assistant", "A"), Message("system", "Be brief."), Message("user", "R")]
 
 
+SYSTEM_FIRST = CHATML.replace(
+    "{% for m in messages %}",
+    "{{ messages | selectattr('role', 'equalto', 'system') | map(attribute='content') | join }}"
+    "{% for m in messages if m.role != 'system' %}",
+)
+"""As DeepSeek-V3's, it moves all system messages to the front."""
+
+
+def test_a_template_that_moves_a_system_message_begins_another_rollout() -> None:
+    renderer = template(SYSTEM_FIRST)
+    assert renderer.bridge_tokens(LATE, 2, ended=np.array([], int)) is None
+    assert "Be brief.<|im_start|>user\nQ" in renderer.codec.shown(renderer.prompt_tokens(LATE))
+    assert renderer.bridge_tokens([*LATE[:2], LATE[3]], 1, ended=np.array([], int)) is not None
+
+
 def test_a_template_that_leaves_out_a_message_is_refused_in_words() -> None:
     renderer = template(FIRST_SYSTEM)
     assert len(renderer.prompt_tokens([LATE[2], LATE[0]]))
