@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.components import component_of
@@ -58,6 +58,36 @@ def critic_faults(advantage: Any) -> list[str]:
     ]
 
 
+def pair_faults(size: int, loss: Any, filters: Iterable[Any]) -> list[str]:
+    """Report filters that leave a loss for pairs anything but pairs of a better and a worse rollout.
+
+    Args:
+        size: The run's `group_size`.
+        loss: Policy loss, ready to run.
+        filters: Filters, ready to run.
+    """
+    component, filters = component_of(loss), list(filters)
+    if component is None or "pairs" not in component.needs:
+        return []
+    for rewards in ([1.0] * size, _rewards(size)[:size]):
+        kept: Group | bool = _group(rewards)
+        for each in filters:
+            try:
+                answer = each(kept)
+            except Exception:  # noqa: BLE001 - `rlsdk check` and the run report a part that is wrong
+                return []
+            kept = answer if isinstance(answer, Group) or not answer else kept
+            if not kept:
+                break
+        if isinstance(kept, Group) and (len(kept) != 2 or len({score.value for score in kept.scores}) != 2):
+            what = f"{len(kept)} rollouts" if len(kept) != 2 else "two equal rewards"
+            return [
+                f"algorithm.filters: the policy loss {_name(loss)} learns from pairs of a better and a worse rollout, "
+                f"but with group_size={size} these filters leave it groups of {what}; add the filter 'best_worst'"
+            ]
+    return []
+
+
 def _least(size: int, works: Callable[[int], bool]) -> int | None:
     """Return the smallest larger size that works; None if `size` works, or none does."""
     return None if works(size) else next((k for k in range(size + 1, GROUPS + 1) if works(k)), None)
@@ -85,14 +115,19 @@ def _tried(advantage: Any, size: int) -> Any:
 
 def _keeps(part: Any, size: int) -> bool:
     """Return whether a filter keeps any group of a trial batch, or part of one."""
-    rollout = Rollout(Task("trial", "1 + 1 =", "2"), (), [1, 2], [False, True], [0.0, -1.0], [-1, 0])
-    scores = [Score(reward) for reward in _rewards(size)]
-    trial = [scores[first * size :][:size] for first in range(len(REWARDS))]
+    rewards = _rewards(size)
+    trial = [_group(rewards[first * size :][:size]) for first in range(len(REWARDS))]
     try:
-        answers = [part(Group(rollout.task, [rollout] * size, some)) for some in trial]
+        answers = [part(group) for group in trial]
     except Exception:  # noqa: BLE001 - as above
         return True
     return any(len(answer) if isinstance(answer, Group) else answer for answer in answers)
+
+
+def _group(rewards: Sequence[float]) -> Group:
+    """Return a trial group with these rewards."""
+    rollout = Rollout(Task("trial", "1 + 1 =", "2"), (), [1, 2], [False, True], [0.0, -1.0], [-1, 0])
+    return Group(rollout.task, [rollout] * len(rewards), [Score(reward) for reward in rewards])
 
 
 def _name(part: Any) -> str:

@@ -11,7 +11,7 @@ import attrs
 from rlsdk.components import Use, component_of
 from rlsdk.config import defaults
 from rlsdk.config.foreign import explained
-from rlsdk.config.groups import critic_faults, group_faults
+from rlsdk.config.groups import critic_faults, group_faults, pair_faults
 from rlsdk.config.parts import (
     NORMED,
     Chosen,
@@ -297,6 +297,9 @@ class _Resolver:
             advantage = self.plugins.resolve(parts["advantage"]) if algorithm.rollouts == "sampled" else None
             filters = [self.plugins.resolve(each) for each in parts["filters"]]
             self.faults += group_faults(config.group_size, advantage, filters)
+            if algorithm.rollouts == "sampled" and one_answer and not self.faults:
+                loss = self.plugins.resolve(parts["policy_loss"])
+                self.faults += pair_faults(config.group_size, loss, filters)
             if algorithm.critic:
                 self.faults += critic_faults(self.plugins.resolve(parts["advantage"]))
 

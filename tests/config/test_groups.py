@@ -48,6 +48,23 @@ def test_a_filter_that_drops_every_group_of_one_is_refused(name: str) -> None:
     assert f"the filter {name!r} drops every group of fewer than 2 rollouts" in fault
 
 
+@pytest.mark.parametrize(
+    ("size", "filters", "left"),
+    [(2, "[]", "two equal rewards"), (4, "[nonzero_variance]", "4 rollouts"), (3, "[]", "3 rollouts")],
+)
+def test_a_loss_for_pairs_needs_filters_that_leave_pairs(size: int, filters: str, left: str) -> None:
+    (fault,) = faults(f"group_size={size}", f"algorithm={{use: dpo, filters: {filters}}}")
+    assert fault == (
+        "algorithm.filters: the policy loss 'dpo' learns from pairs of a better and a worse rollout, but with "
+        f"group_size={size} these filters leave it groups of {left}; add the filter 'best_worst'"
+    )
+
+
+@pytest.mark.parametrize(("size", "filters"), [(2, "[nonzero_variance]"), (2, "[best_worst]"), (4, "[best_worst]")])
+def test_filters_that_leave_pairs_are_accepted(size: int, filters: str) -> None:
+    assert faults(f"group_size={size}", f"algorithm={{use: dpo, filters: {filters}}}") == ()
+
+
 def test_options_count_a_pass_rate_without_bounds_keeps_groups_of_one() -> None:
     assert faults("algorithm={use: reinforce_plus_plus, filters: [{use: pass_rate, low: -1, high: 2}]}") == ()
 
