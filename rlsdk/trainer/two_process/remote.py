@@ -294,6 +294,10 @@ def settled(state: Mapping[str, Any], taken: TakenBatch, states: Sequence[TaskSt
     for record, end in zip(taken.records, states, strict=True):
         production["on_the_way"][record.source].remove(record.position)
         production["ended"]["sources"][record.source][end.value] += 1
+        production["ended"]["sources"][record.source]["consumed"] += 1
+    numbers = {record.number for record in taken.records}
+    production["kept"] = [each for each in production["kept"] if each[2] not in numbers]
+    del production["batches"][min(production["batches"], key=int)]  # later ones are of later steps
     return after
 
 
