@@ -1,4 +1,4 @@
-"""The Ray actor around an engine: one event loop, on which steps, weight loads and aborts take turns."""
+"""The Ray actor of an engine: one event loop, on which steps, weight loads and aborts take turns."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from rlsdk.plugins import ComponentRef, Plugins
 
 log = logging.getLogger(__name__)
 INTERVAL = 0.02
-"""Seconds between two messages of one `generate`, at least: a batch of a thousand completions costs a few messages."""
+"""Minimum seconds between messages of one `generate`, so that a thousand completions take only a few messages."""
 
 
 @attrs.define(eq=False)
@@ -57,29 +57,29 @@ class _Box:
             self.done.set()
 
     def release(self) -> None:
-        """Wake the waiting call, whatever has come."""
+        """Wake the waiting call, whether or not results have arrived."""
         self.some.set()
         self.done.set()
 
 
 STEP = ("step_seconds", "steps", "running", "running_squared", "running_seconds")
 CLOCK = (*STEP, "tokens", "prompt_tokens", "load_seconds")
-"""Counters of an engine, those of its steps first."""
+"""Counters of an engine, step counters first."""
 
 
 class EngineActor(RunActor):
-    """An engine with one owner: this actor's event loop.
+    """An engine owned by this actor's event loop.
 
-    `generate` streams completions; a background task steps the engine while there is work and sleeps when there is
-    none. All other methods run between two steps.
+    `generate` streams completions; a background task steps the engine while there is work. All other methods run
+    between steps.
     """
 
     def __init__(self, reference: ComponentRef, log_path: str = "", transfer: ComponentRef | None = None) -> None:
-        """Create the actor without loading a model, which `start` does.
+        """Create the actor; `start` loads the model.
 
         Args:
             reference: Reference to the engine component.
-            log_path: File that takes everything this process prints; empty leaves that to Ray.
+            log_path: File for everything that this process prints; empty leaves output to Ray.
             transfer: Reference to the weight transfer; None if weights are loaded whole.
         """
         super().__init__(log_path)
@@ -97,13 +97,13 @@ class EngineActor(RunActor):
     async def start(
         self, model: Model, place: ActorSpec, adapter: Adapter | None = None, *, routing: bool = False
     ) -> None:
-        """Load the model; weights of the folder are version 0, and with an `adapter`, such adapters follow.
+        """Load the model; the folder's weights are version 0. With an `adapter`, later weights are such adapters.
 
         Args:
             model: Model to load.
             place: Rank and resources of this engine.
-            adapter: Shape of the adapters that follow; None for whole models.
-            routing: Have completions carry the experts that tokens chose.
+            adapter: Shape of later adapters; None for whole models.
+            routing: True to make completions carry routed experts.
         """
         if adapter is not None:
             self._engine.expect_adapter(adapter)
@@ -115,10 +115,10 @@ class EngineActor(RunActor):
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Bundle | Progress]:
         """Admit requests in this order and yield their completions as they finish (`num_returns="streaming"`).
 
-        Of requests with `stream`, tokens come as `Progress` before the completion, which holds all of them again.
+        For requests with `stream`, tokens arrive as `Progress` before the completion, which contains them all again.
 
         Raises:
-            EngineError: The engine failed, now or before; the cause carries its traceback.
+            EngineError: The engine failed, now or earlier; the cause carries the traceback.
         """
         self._check()
         self._engine.add(requests)
@@ -150,43 +150,43 @@ class EngineActor(RunActor):
                 self._boxes.pop(request.id, None)
             if box in self._streaming:
                 self._streaming.remove(box)
-            if box.left and self._failure is None:  # the caller went away
+            if box.left and self._failure is None:  # the caller has gone
                 self._engine.abort([r.id for r in requests])
 
     async def load_weights(
         self, offer: Any, canary: np.ndarray | None = None, *, version: int = 0, seat: int = 0
     ) -> np.ndarray | None:
-        """Replace the weights between two steps; returns the `logprobs` of the canary under the new ones.
+        """Replace the weights between steps, and return the canary's logprobs under the new weights.
 
         Args:
-            offer: The weights, or what the run's weight transfer needs to receive them.
+            offer: The weights, or the offer of the run's weight transfer.
             canary: Fixed tokens, int64 `[k]`.
-            version: Version of weights that are received.
-            seat: Number of this engine among those that receive them, from 1.
+            version: Version of the weights.
+            seat: Number of this engine among the receivers, from 1.
 
         Raises:
-            TransferError: They did not come to their end. Nothing is sampled until other weights are loaded.
+            TransferError: The transfer ended early. Nothing is sampled until other weights are loaded.
         """
         self._check()
         started = time.perf_counter()
         if isinstance(offer, Weights):
             self._engine.load_weights(offer)
         else:
-            self._torn = True  # in case that an exception comes: some layers would be of other weights
+            self._torn = True  # if an exception follows, layers have mixed versions
             self._receive(version, self._transfer.receive(offer, seat))
         self._torn = False
         self._clock["load_seconds"] += time.perf_counter() - started
         return None if canary is None else self._logprobs(canary)
 
     def _receive(self, version: int, parts: Iterator[Weights]) -> None:
-        """Receive weights; they are free again before the canary is read."""
+        """Receive and load weights; their buffers are released before the canary runs."""
         if isinstance(self._engine, LoadsWeightParts):
             self._engine.load_weight_parts(version, parts)
         elif (weights := transport.joined(parts, copy=True)) is not None:
             self._engine.load_weights(weights)
 
     async def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
-        """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it."""
+        """Return the logprob of each token given those before it, at temperature 1, float32 `[k - 1]`."""
         self._check()
         return self._logprobs(token_ids)
 
@@ -196,12 +196,12 @@ class EngineActor(RunActor):
         return found
 
     async def reseed(self, seed: int) -> None:
-        """Seed the engine's own generator."""
+        """Seed the engine's generator."""
         self._check()
         self._engine.reseed(seed)
 
     async def pause(self) -> None:
-        """Freeze all requests between two steps; new ones are admitted and wait."""
+        """Freeze all requests between steps; new ones are admitted and wait."""
         self._paused = True
 
     async def resume(self) -> None:
@@ -210,7 +210,7 @@ class EngineActor(RunActor):
         self._wake()
 
     async def abort(self, ids: Sequence[str] | None = None) -> int:
-        """End requests (None: all) and return how many continuations; what they had sampled comes out of `generate`."""
+        """Abort requests (None: all) and return the number of continuations; `generate` yields their partial tokens."""
         self._check()
         ended = self._engine.abort(ids)
         self._deliver(ended)
@@ -230,7 +230,7 @@ class EngineActor(RunActor):
         self._wake()
 
     async def checksums(self, offer: Any, *, seat: int = 0) -> dict[str, str]:
-        """CRC-32 of each tensor as it arrives here, which is not loaded; for the arguments see `load_weights`."""
+        """Return the CRC-32 of each tensor as received, without loading it; for the arguments, see `load_weights`."""
         parts = (offer,) if isinstance(offer, Weights) else self._transfer.receive(offer, seat)
         found: dict[str, str] = {}
         for part in parts:
@@ -238,15 +238,15 @@ class EngineActor(RunActor):
         return found
 
     async def clock(self) -> dict[str, float]:
-        """Since the start: seconds inside `step`, steps, tokens sampled, prompt tokens, seconds of weight loads.
+        """Return counters since the start: seconds in `step`, steps, sampled tokens, prompt tokens, load seconds.
 
-        And the greatest main memory of this process (`host_bytes`), and sums over the steps from which the cost of a
-        step can be fitted: continuations in it, their squares, and their products with the seconds of the step.
+        They include the peak host memory of this process (`host_bytes`), and sums over steps for fitting the cost of a
+        step: running continuations, their squares, and their products with the step's seconds.
         """
         return {**self._clock, "host_bytes": float(peak_memory())}
 
     async def stop(self) -> None:
-        """End the step loop and free everything; waiting calls of `generate` fail."""
+        """End the step loop and free everything; waiting `generate` calls fail."""
         if self._failure is None:
             self._fail(EngineError("the engine was stopped"))
         self._engine.stop()
@@ -256,13 +256,13 @@ class EngineActor(RunActor):
             raise EngineError(f"the engine failed: {type(self._failure).__name__}: {self._failure}") from self._failure
 
     def _wake(self) -> None:
-        """Let the step loop look for work; the first call starts it, on the loop of this actor."""
+        """Wake the step loop; the first call starts it on this actor's event loop."""
         self._work.set()
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._steps())
 
     async def _steps(self) -> None:
-        """Step while there is work; between two steps, let waiting calls run."""
+        """Step while there is work; let waiting calls run between steps."""
         try:
             while self._failure is None:
                 if self._paused or self._asleep or self._torn or not self._engine.unfinished:
@@ -270,7 +270,7 @@ class EngineActor(RunActor):
                     await self._work.wait()
                     continue
                 running: int = self._engine.unfinished
-                if self._limited:  # what waits for a place is not advanced by a step
+                if self._limited:  # steps do not advance requests that wait for a place
                     running = min(running, self._engine.max_num_seqs)
                 started = time.perf_counter()
                 finished = self._engine.step()
@@ -281,7 +281,7 @@ class EngineActor(RunActor):
                 for box in self._streaming:
                     box.some.set()
                 await asyncio.sleep(0)
-        except Exception as error:  # the loop ends, and everyone who waits, now or later, gets the failure
+        except Exception as error:  # the loop ends; current and later callers get the failure
             log.exception("the engine failed")
             self._fail(error)
 
@@ -289,7 +289,7 @@ class EngineActor(RunActor):
         self._clock["tokens"] += sum(len(c.token_ids) for c in completions)
         for completion in completions:
             box = self._boxes.get(completion.request)
-            if box is not None:  # else its caller went away in this very step
+            if box is not None:  # else its caller has gone during this step
                 box.put(completion)
 
     def _fail(self, error: BaseException) -> None:
@@ -319,13 +319,13 @@ def launch(
         reference: Reference to the engine component.
         place: Placement of the actor; determines the environment variables of its process.
         cpus: Cores that Ray reserves.
-        seat: GPUs that were reserved for it; None on the CPU.
-        resources: Further resources that Ray reserves, by name.
-        python: What starts its process in place of Python; empty for Python.
+        seat: GPUs reserved for the engine; None on a CPU.
+        resources: Additional resources that Ray reserves, by name.
+        python: Command that starts its process in place of Python; empty for Python.
         name: Actor name in Ray's listings; empty for none.
-        log_path: File that takes what its process prints; empty leaves that to Ray.
-        watched: Have the watchdog watch it.
-        replaced: True if another engine takes its place when it dies.
+        log_path: File for its process's output; empty leaves output to Ray.
+        watched: True if the watchdog watches it.
+        replaced: True if another engine replaces it when it dies.
         transfer: Reference to the weight transfer; None if weights are loaded whole.
 
     Returns:

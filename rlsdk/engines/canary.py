@@ -1,4 +1,4 @@
-"""Engine and learner must give the same logprobs to the same tokens under the same weights."""
+"""Canary: check that engine and learner give the same tokens the same logprobs under the same weights."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rlsdk.errors import CanaryError
 from rlsdk.exact import expert_count
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.05}
-"""Nats. float32 agrees to 5e-5 on small models; 16-bit kernels differ by rounding of activations."""
+"""Tolerance in nats. float32 agrees to 5e-5 on small models; 16-bit kernels round activations differently."""
 FLIPPED = 0.1
-"""Share of the tokens that may be over the tolerance in a mixture of experts of 16 bits: of two experts that are nearly
-as likely, engine and learner may choose different ones, which gives the token another logprob."""
+"""Share of tokens that may exceed the tolerance in a 16-bit mixture of experts: engine and learner may choose different
+experts if two are nearly equally likely, which changes the token's logprob."""
 _SHOWS = 0.1
-"""Share of the tolerance by which the learner must have moved for every engine to show it."""
+"""Share of the tolerance that the learner must have moved by before every engine must show a change."""
 
 
 def allowed_outliers(model: Model) -> float:
-    """Return the share of tokens of a model whose gap may be over the tolerance."""
+    """Return the share of tokens whose gap may exceed the tolerance for a model."""
     if model.dtype == "float32":
         return 0.0
     from transformers import AutoConfig
@@ -30,16 +30,16 @@ def allowed_outliers(model: Model) -> float:
 
 
 class Canary:
-    """Compares logprobs of fixed tokens after every weight sync."""
+    """Compare the logprobs of fixed tokens after every weight sync."""
 
     def __init__(self, token_ids: np.ndarray, tolerance: float, *, outliers: float = 0.0, rounds: bool = False) -> None:
-        """Create a check on fixed tokens.
+        """Create a canary.
 
         Args:
             token_ids: Fixed tokens, int64 `[k]`.
-            tolerance: Largest allowed gap, in nats.
-            outliers: Share of the tokens whose gap may be larger.
-            rounds: True if the learner's weights are of 16 bits, which a small update may leave as they are.
+            tolerance: Maximum gap in nats.
+            outliers: Share of tokens whose gap may be larger.
+            rounds: True if the learner's weights have 16 bits, so that rounding may cancel a small update.
         """
         self.token_ids = token_ids
         self._tolerance, self._outliers, self._rounds = tolerance, outliers, rounds
@@ -59,14 +59,13 @@ class Canary:
             The largest gap, in nats.
 
         Raises:
-            CanaryError: More gaps over the tolerance than may be, or an engine's logprobs that did not change at all
-                with the first update that shows in the learner's, or with a later one that moved the learner's by a
-                tenth of the tolerance or more.
+            CanaryError: Too many gaps exceed the tolerance, or an engine's logprobs did not change at all although the
+                learner's did, with its first visible update or a later one of at least a tenth of the tolerance.
         """
         worst = max((self._compare(version, learner, rank, seen) for rank, seen in engines.items()), default=0.0)
         if updated and self._before is not None:
             _, own, theirs = self._before
-            # The first steps of a warm-up may be too small to show in 16 bits, even in the learner.
+            # The first warm-up steps may be too small for 16 bits, even in the learner.
             if not (self._rounds and np.array_equal(learner, own)):
                 self._expect_change(version, learner, engines, own, theirs)
                 self._moved = self._moved or bool(theirs.keys() & engines.keys())
@@ -74,23 +73,23 @@ class Canary:
         return worst
 
     def join(self, rank: int, seen: np.ndarray, under: tuple[int, np.ndarray] | None = None) -> float:
-        """Compare an engine that got weights later than the others; its largest gap, in nats.
+        """Compare an engine that got its weights after the others; return its largest gap in nats.
 
         Args:
             rank: Rank of the engine.
-            seen: float32 `[k - 1]`.
-            under: Version of its weights and the learner's logprobs under them, float32 `[k - 1]`; left out, those of
+            seen: The engine's logprobs, float32 `[k - 1]`.
+            under: Version of its weights and the learner's logprobs under them, float32 `[k - 1]`; default: those of
                 the last check.
 
         Raises:
-            CanaryError: More gaps over the tolerance than may be.
+            CanaryError: Too many gaps exceed the tolerance.
         """
         if self._before is None:
             return 0.0
         last, learner, engines = self._before
         version, learner = (last, learner) if under is None else under
         worst = self._compare(version, learner, rank, seen)
-        if version == last:  # else the next sync need not change its logprobs
+        if version == last:  # otherwise the next sync need not change its logprobs
             engines[rank] = seen
         return worst
 
@@ -115,12 +114,12 @@ class Canary:
         own: np.ndarray,
         theirs: Mapping[int, np.ndarray],
     ) -> None:
-        """A sync without effect would stay below the tolerance for many small steps."""
+        """Require a change: a sync without effect would stay below the tolerance for many small steps."""
         moved = float(np.abs(learner - own).max())
-        # Later on, a step may be too small to show in 16 bits.
+        # Later steps may be too small to show in 16 bits.
         if self._moved and moved <= _SHOWS * self._tolerance:
             return
-        for rank in sorted(theirs.keys() & engines.keys()):  # others came or went meanwhile
+        for rank in sorted(theirs.keys() & engines.keys()):  # other engines joined or left in the meantime
             if np.array_equal(theirs[rank], engines[rank]):
                 raise CanaryError(
                     f"weights version {version}: the logprobs of engine {rank} did not change with the update, which "
@@ -129,7 +128,7 @@ class Canary:
 
 
 def describe_checksums(sent: Mapping[str, str], received: Mapping[str, str]) -> str:
-    """The tensors whose checksums differ between sender and receiver, for the error message."""
+    """Describe the tensors whose checksums differ between sender and receiver, for the error message."""
     names = sorted({*sent, *received})
     lines = [
         f"  {n}: sent {sent.get(n, '-')}, received {received.get(n, '-')}"

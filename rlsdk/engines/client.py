@@ -1,6 +1,6 @@
-"""The driver's client of the engines: batches the requests of one turn of the event loop, and routes them.
+"""Engine client: batch the requests of one event-loop turn, and route them to engines.
 
-Engines may die and be replaced: requests that a dead one had not answered are sampled again by another one.
+Engines may die and be replaced; another engine resamples the requests that a dead one has not answered.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Answer:
 
 
 Watch = Callable[[Sampled], None]
-"""Called with the tokens of an answer while they are sampled. After the death of an engine they begin at 0 again."""
+"""Callback for an answer's tokens while they are sampled. After an engine dies, positions start at 0 again."""
 
 
 @attrs.frozen(eq=False)
@@ -42,13 +42,13 @@ class GenerateRequest:
     Attributes:
         group: Equal prompts of one group are sampled as one request.
         prompt: int64 `[p]`.
-        sampling: Sampling parameters; `max_tokens` limits the whole answer, however often it is interrupted.
-        seed: Seed of the request; None uses the engine's own generator.
+        sampling: Sampling parameters; `max_tokens` limits the whole answer, including interrupted parts.
+        seed: Seed of the request; None uses the engine's generator.
         affinity: Rank of the engine that holds the prefix, if any.
-        begun: Number of tokens at the end of the prompt that are the beginning of the answer.
-        watch: Called with tokens while they are sampled; a client that cannot show them ignores it.
-        images: Images in the prompt, in their order.
-        image_positions: int64 `[k]`, positions of the prompt's tokens that stand for them.
+        begun: Number of tokens at the end of the prompt that belong to the answer.
+        watch: Called with tokens while they are sampled; clients without streaming ignore it.
+        images: Images in the prompt, in order.
+        image_positions: int64 `[k]`, positions of the image tokens in the prompt.
     """
 
     group: str
@@ -63,27 +63,27 @@ class GenerateRequest:
 
     @property
     def key(self) -> Hashable:
-        """Equal for requests that an engine samples as one."""
+        """Merge key: requests with equal keys are sampled as one."""
         seen = tuple(image.digest for image in self.images)
         return self.group, self.prompt.tobytes(), self.sampling, self.seed, self.affinity, self.begun, seen
 
 
 class EngineRoutes(Protocol):
-    """Routes of requests to engines, as the group of all engines changes them: an `EngineClient`, or those of workers.
+    """Routing interface for the engine group: an `EngineClient`, or the clients of rollout workers.
 
     Attributes:
-        lost: Called with rank, actor and error when an engine was found dead.
+        lost: Called with rank, actor and error when an engine has died.
     """
 
     lost: Callable[[int, Any, Exception], None] | None
 
     @property
     def sampled_again(self) -> int:
-        """Continuations that were requested again, since their engine died."""
+        """Number of continuations that were requested again after their engine died."""
         ...
 
     def admit(self, rank: int, actor: Any) -> None:
-        """Route to an engine from now on."""
+        """Start routing to an engine."""
         ...
 
     def dismiss(self, rank: int) -> None:
@@ -95,12 +95,12 @@ class EngineRoutes(Protocol):
         ...
 
     def fail(self, error: Exception) -> None:
-        """Answer whatever waits for an engine, now or later, with an error."""
+        """Fail all requests that wait for an engine, now or later, with an error."""
         ...
 
 
 class Sampler(Protocol):
-    """Interface through which a conversation samples: the engine client, a pausable client or a substitute."""
+    """Interface through which a conversation samples, such as the engine client or a pausable client."""
 
     def sample(self, request: GenerateRequest) -> Awaitable[Answer]:
         """Sample one continuation of a prompt."""
@@ -109,14 +109,14 @@ class Sampler(Protocol):
 
 @attrs.define(eq=False)
 class _Wanted:
-    """One engine request: equal prompts of a group are merged into one request for several continuations."""
+    """One engine request, which merges a group's equal prompts into one request for several continuations."""
 
     first: GenerateRequest
     futures: list[asyncio.Future[Answer]] = attrs.field(factory=list)
     watches: dict[asyncio.Future[Answer], Watch] = attrs.field(factory=dict)
 
     def show(self, sampled: Sampled) -> None:
-        """Hand tokens to whoever watches this continuation and still waits for it."""
+        """Pass tokens to the watchers that still wait for this continuation."""
         future = self.futures[sampled.index]
         watch = self.watches.get(future)
         if watch is not None and not future.done():
@@ -124,17 +124,17 @@ class _Wanted:
 
     @property
     def missing(self) -> list[asyncio.Future[Answer]]:
-        """Futures that are still waiting for an answer."""
+        """Futures without an answer."""
         return [future for future in self.futures if not future.done()]
 
     def again(self) -> _Wanted:
-        """The part to request again; all of a seeded request, since seeds depend on a continuation's index."""
+        """Return the part to request again; for a seeded request, all of it, since seeds depend on the index."""
         return self if self.first.seed is not None else attrs.evolve(self, futures=self.missing)
 
 
 @attrs.define(eq=False)
 class _Seat:
-    """An engine that gets requests, and how many continuations are due from it."""
+    """An engine that receives requests, with its number of outstanding continuations."""
 
     rank: int
     actor: Any
@@ -147,7 +147,7 @@ class _Seat:
         self.busy = Busy(f"engine {self.rank}", "generate")
 
     def count(self, count: int, tokens: int = 0) -> None:
-        """Count continuations as requested or, below 0, as answered with so many tokens."""
+        """Add requested continuations or, if `count` is negative, answered ones with their tokens."""
         self.load += count
         (self.idle.clear if self.load else self.idle.set)()
         if count > 0:
@@ -157,13 +157,13 @@ class _Seat:
 
 
 class EngineClient:
-    """Routes requests to the least loaded engine, and a conversation to the engine that holds its prefix.
+    """Route requests to the least loaded engine, and conversations to the engine that holds their prefix.
 
     Attributes:
-        unheard: Tokens of answers that nobody waited for any more.
-        lost: Called with rank, actor and error when an engine has died; its unanswered requests go to other engines, or
-            wait for `admit`. None: its death is the answer to its requests.
-        sampled_again: Continuations that were requested again, since their engine died.
+        unheard: Number of tokens in answers whose callers had gone.
+        lost: Called with rank, actor and error when an engine has died; its unanswered requests go to other engines or
+            wait for `admit`. If None, its requests fail.
+        sampled_again: Number of continuations that were requested again after their engine died.
     """
 
     def __init__(self, actors: Sequence[Any], decode: Any, *, name: str = "", first: int = 0) -> None:
@@ -172,9 +172,9 @@ class EngineClient:
         Args:
             actors: Handles of the engines, by rank.
             decode: Function that decodes token sequences into texts.
-            name: Prefix of the ids of its requests, where engines have several clients.
-            first: Rank of the engine that it prefers among those with equal load; several clients that all preferred
-                rank 0 would crowd it.
+            name: Prefix of its request ids, if engines have several clients.
+            first: Rank of the preferred engine among equally loaded ones; differs between clients, so that they do
+                not all choose rank 0.
         """
         self.lost: Callable[[int, Any, Exception], None] | None = None
         self.sampled_again = 0
@@ -191,11 +191,11 @@ class EngineClient:
 
     @property
     def actors(self) -> list[Any]:
-        """Handles of the engines that receive requests."""
+        """Handles of the engines that get requests."""
         return [seat.actor for seat in self._seats.values()]
 
     def sample(self, request: GenerateRequest) -> asyncio.Future[Answer]:
-        """Sample one continuation of a prompt; once all requests for it are cancelled, the engine aborts it."""
+        """Sample one continuation of a prompt; the engine aborts it once all requests for it are cancelled."""
         loop = asyncio.get_running_loop()
         if not self._wanted:
             loop.call_soon(self._flush)
@@ -207,16 +207,16 @@ class EngineClient:
         return future
 
     def abort(self) -> None:
-        """End all requests that run or wait for an engine; they are answered with what was sampled, as `abort`."""
+        """Abort all running and waiting requests; they are answered with their partial tokens and reason `abort`."""
         for seat in (*self._seats.values(), *self._leaving):
             seat.actor.abort.remote(None)
         waiting, self._waiting = self._waiting, []
         for future in itertools.chain.from_iterable(want.missing for want in waiting):
-            # A name of its own for each: seeds of resumed requests derive from it.
+            # Each gets a unique name, from which seeds of resumed requests derive.
             future.set_result(Answer(nothing(next(self._serial)), ""))
 
     def admit(self, rank: int, actor: Any) -> None:
-        """Route to an engine from now on; requests that waited for one are sent.
+        """Start routing to an engine, and send it the requests that waited for one.
 
         Args:
             rank: Rank of the engine, currently unused.
@@ -227,7 +227,7 @@ class EngineClient:
         self._send(waiting)
 
     def dismiss(self, rank: int) -> None:
-        """Stop routing to an engine; requests that it has are still answered, if it lives."""
+        """Stop routing to an engine; if alive, it still answers its requests."""
         seat = self._seats.pop(rank, None)
         if seat is not None:
             seat.gone = True
@@ -241,18 +241,18 @@ class EngineClient:
             self._leaving.remove(seat)
 
     def fail(self, error: Exception) -> None:
-        """Answer requests that wait for an engine, and all later ones, with an error."""
+        """Fail requests that wait for an engine, and all later ones, with an error."""
         self._failure = error
         waiting, self._waiting = self._waiting, []
         self._send(waiting)
 
     def _flush(self) -> None:
         wanted, self._wanted = self._wanted, {}
-        # Partial answers go first after a sync: after requests that had only been waiting, they would grow too old.
+        # Partial answers go first after a sync; behind waiting requests, they would become too stale.
         self._send(sorted(wanted.values(), key=lambda want: not want.first.begun))
 
     def _send(self, wanted: Iterable[_Wanted]) -> None:
-        """Send requests that somebody waits for to engines; without an engine, keep them."""
+        """Send requests that still have callers to engines; keep them if there is no engine."""
         batches: dict[int, list[tuple[Request, _Wanted]]] = {}
         for want in wanted:
             if not want.missing:
@@ -323,17 +323,17 @@ class EngineClient:
     def _failed(
         self, seat: _Seat, batch: list[tuple[Request, _Wanted]], error: Exception, unanswered: int, *, begun: bool
     ) -> None:
-        """Handle the end of a call before its time.
+        """Handle a call that ended early.
 
         Args:
             seat: Engine that was called.
             batch: Requests of the call.
             error: Reason.
-            unanswered: Number of continuations that were not answered.
-            begun: True if some were.
+            unanswered: Number of unanswered continuations.
+            begun: True if some continuations were answered.
         """
-        if isinstance(cause_of(error), ValueFault):  # it refused a request, and runs
-            if len(batch) > 1 and not begun:  # it has admitted none of them, and only the one at fault is to fail
+        if isinstance(cause_of(error), ValueFault):  # the engine rejected a request and still runs
+            if len(batch) > 1 and not begun:  # none was admitted; only the request at fault should fail
                 for each in batch:
                     self._begin(seat, [each])
                 return
@@ -359,6 +359,6 @@ def _fail(futures: Iterable[asyncio.Future[Answer]], error: Exception) -> None:
 
 
 def nothing(request: str = "") -> Completion:
-    """Return the answer to a request that was aborted before its first token."""
+    """Return the completion of a request that was aborted before its first token."""
     blank, logprobs = np.zeros(0, np.int64), np.zeros(0, np.float32)
     return Completion(request=request, index=0, token_ids=blank, logprobs=logprobs, versions=blank, finish="abort")

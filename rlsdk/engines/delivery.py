@@ -1,4 +1,4 @@
-"""Weights from the learner to engines: to all of them at a sync, and to one that starts later."""
+"""Deliver weights from the learner to all engines at a sync, or to one that starts later."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ log = logging.getLogger(__name__)
 class WeightSource(Protocol):
     """Source of the weights that engines load, such as `learners.group.LearnerGroup`; called from threads.
 
-    One that is `StreamsToEngines` may send them in a stream instead.
+    A source that is `StreamsToEngines` may stream them instead.
     """
 
     def weights(self, version: int) -> Any:
-        """An `ObjectRef` of the weights."""
+        """Return an `ObjectRef` of the weights."""
         ...
 
     def canary(self, token_ids: np.ndarray) -> np.ndarray:
-        """float32 `[k - 1]`: logprobs of each token of `[k]` given those before it, under these weights."""
+        """Return the logprob of each token given those before it, under these weights, float32 `[k - 1]`."""
         ...
 
     def checksums(self) -> dict[str, str]:
-        """CRC-32 of each tensor of the weights."""
+        """Return the CRC-32 of each tensor of the weights."""
         ...
 
 
 class CallsEngines(Protocol):
-    """Calls of engines; those that die meanwhile are replaced."""
+    """Interface for calling engines; engines that die in a call are replaced."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Ranks of the engines that live."""
+        """Ranks of the live engines."""
         ...
 
     async def all(self, method: str, *arguments: Any) -> dict[int, Any]:
-        """Call all engines that live; their answers by rank."""
+        """Call all live engines; return their answers by rank."""
         ...
 
     async def call(self, rank: int, method: str, *arguments: Any, **options: Any) -> tuple[Any, ...]:
-        """Call an engine; returns its answer in a tuple, which is empty if it died or a transfer broke off."""
+        """Call an engine; return its answer in a tuple, which is empty if it died or a transfer failed."""
         ...
 
 
@@ -59,7 +59,7 @@ class Delivered:
     Attributes:
         learner: Learner that sent them.
         canary: Check that they passed.
-        weights: `ObjectRef` of them; None if they came in a stream.
+        weights: `ObjectRef` of the weights; None if they were streamed.
     """
 
     learner: WeightSource
@@ -72,9 +72,9 @@ class Delivery:
     """Outcome of a sync.
 
     Attributes:
-        seen: Rank -> its logprobs of the fixed tokens, float32 `[k - 1]`.
-        expected: The learner's logprobs of them.
-        weights: `ObjectRef` of the weights; None if they came in a stream.
+        seen: Rank -> the engine's logprobs of the fixed tokens, float32 `[k - 1]`.
+        expected: The learner's logprobs of the fixed tokens.
+        weights: `ObjectRef` of the weights; None if they were streamed.
     """
 
     seen: Mapping[int, np.ndarray]
@@ -83,16 +83,16 @@ class Delivery:
 
 
 async def deliver(engines: CallsEngines, learner: WeightSource, version: int, ids: np.ndarray, wake: bool) -> Delivery:
-    """Have all engines load the learner's weights.
+    """Load the learner's weights into all engines.
 
-    A stream that breaks off is not tried again: the engines that are left get the weights from Ray's object store.
+    A failed stream is not retried; the remaining engines get the weights from Ray's object store.
 
     Args:
         engines: Engines to call.
         learner: Source of the weights.
         version: Number of completed steps.
         ids: Fixed tokens, int64 `[k]`.
-        wake: True if engines sleep, and must be woken.
+        wake: True if engines are asleep and must be woken.
     """
     if isinstance(learner, StreamsToEngines) and learner.streams:
         if wake:
@@ -104,16 +104,16 @@ async def deliver(engines: CallsEngines, learner: WeightSource, version: int, id
     weights = await asyncio.to_thread(learner.weights, version)
     if wake:
         await engines.all("wake")
-    # Engines compute the canary as part of loading, before any other request sees the new weights; the learner
-    # computes its own meanwhile.
+    # Engines compute the canary as part of loading, before any other request sees the new weights; the learner computes
+    # its own in parallel.
     loads, forward = engines.all("load_weights", weights, ids), asyncio.to_thread(learner.canary, ids)
     seen, expected = await asyncio.gather(loads, forward)
     return Delivery(seen, expected, weights)
 
 
 async def _stream(engines: CallsEngines, learner: StreamsToEngines, version: int, ids: np.ndarray) -> Delivery | None:
-    """Stream weights to all engines; None if not all that live have loaded them."""
-    await engines.all("clock")  # those that died unnoticed are noticed now: the others would wait for them
+    """Stream weights to all engines; None unless all live engines have loaded them."""
+    await engines.all("clock")  # detect dead engines first, since the others would wait for them
     ranks = engines.ranks
     if not ranks:
         return None
@@ -129,12 +129,12 @@ async def _stream(engines: CallsEngines, learner: StreamsToEngines, version: int
 
 
 async def deliver_late(delivered: Delivered, rank: int, actor: Any) -> None:
-    """Have an engine that has just started load the weights of the others, and compare.
+    """Load the other engines' weights into a newly started engine, and compare.
 
-    Without an object that holds them, the learner sends the weights that it has, which may be newer by now.
+    If no object holds them, the learner sends its current weights, which may be newer.
 
     Args:
-        delivered: Weights that the others have.
+        delivered: Weights of the other engines.
         rank: Rank of the engine.
         actor: Its handle.
 
@@ -154,7 +154,7 @@ async def deliver_late(delivered: Delivered, rank: int, actor: Any) -> None:
 async def received_checksums(
     engines: CallsEngines, learner: WeightSource, weights: Any, ids: np.ndarray
 ) -> dict[str, str]:
-    """Return the CRC-32 of each tensor as an engine gets it; a stream is sent again for that."""
+    """Return the CRC-32 of each tensor as an engine receives it, which sends a stream again."""
     rank = min(engines.ranks)
     if weights is not None or not isinstance(learner, StreamsToEngines):
         found = await engines.call(rank, "checksums", weights)

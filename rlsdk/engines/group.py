@@ -1,6 +1,6 @@
-"""All engines of a run: calls that name a failing engine, seeds, weight updates, comparison with the learner.
+"""The engine group of a run: calls, seeds, weight syncs, the canary, scaling and restarts.
 
-An engine whose process or node dies is replaced while the run continues; an exception in its code fails the run.
+If an engine's process or node dies, it is replaced while the run continues; an exception in its code fails the run.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from rlsdk.errors import CanaryError, EngineError, LearnerError, TransferError
 
 log = logging.getLogger(__name__)
 SHOWN = 20
-"""Most reasons that the summary lists."""
+"""Maximum number of reasons in the summary."""
 COUNTED = (*STEP, "tokens")
-"""Counters of an actor that are read after each step."""
+"""Actor counters that are read after each step."""
 
 Start = Callable[[int, int], Awaitable[tuple[Any, Any]]]
-"""Starts the engine of a rank, given the number of earlier starts; returns its handle, and what to wait for."""
+"""Start the engine of a rank, given its number of earlier starts; return its handle and an awaitable for readiness."""
 
 
 @attrs.define(kw_only=True)
 class RestartPolicy:
-    """Policy for restarting engines that died.
+    """Policy for restarting dead engines.
 
     Attributes:
         client: Routes requests to the running engines.
         start: Starts a replacement for a dead engine.
-        most: Number of deaths per rank that a run survives.
-        logs: Folder of the engines' logs, `engine-RANK.log`; None if they have none.
-        missing: Returns what is lacking to scale from one number of engines to another; empty if there is room.
+        most: Maximum number of deaths per rank.
+        logs: Folder of the engine logs, `engine-RANK.log`; None if there are none.
+        missing: Returns the resources that are missing to scale to another number of engines; empty if there are none.
     """
 
     client: EngineRoutes
@@ -62,7 +62,7 @@ class _Clock:
 
 
 class EngineGroup:
-    """The actors of all engines, called together; engines that die are replaced.
+    """All engine actors, called together; dead engines are replaced.
 
     Attributes:
         step: Current step, for messages.
@@ -75,7 +75,7 @@ class EngineGroup:
         Args:
             actors: Actor handles, by rank.
             shared: True if engines share devices with the learner and sleep while it works.
-            restarts: Restart policy; with None, the death of an engine is an error.
+            restarts: Restart policy; if None, the death of an engine is an error.
         """
         self._actors = dict(enumerate(actors))
         self.shared = shared
@@ -110,17 +110,17 @@ class EngineGroup:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Ranks of the engines that live, those that are being drained among them."""
+        """Ranks of the live engines, including those that are being drained."""
         return tuple(self._actors)
 
     def resize(self, count: int) -> str:
-        """Begin to change the number of engines, without waiting: some start, or the last ones are drained.
+        """Start changing the number of engines without waiting: new ones start, or the last ones are drained.
 
         Args:
             count: Number of engines, at least 1.
 
         Returns:
-            A sentence that says why the number cannot change now; empty if it will.
+            Reason why the number cannot change now; empty if it will.
         """
         restarts = self._restarts
         if restarts is None or count == self._wanted:
@@ -143,14 +143,14 @@ class EngineGroup:
         return ""
 
     async def leave(self, nodes: Sequence[DrainingNode]) -> None:
-        """Begin to move engines away from nodes that are to leave the cluster, without waiting for it.
+        """Start moving engines off draining nodes, without waiting.
 
-        Such an engine gets no more requests, finishes those that it has or, when the time is up, hands them back, and
-        is started on another node. It does not count as dead. Engines that share GPUs with the learner stay: the run
-        ends with the learner's node.
+        Such an engine gets no more requests, finishes its current ones or hands them back at the deadline, and restarts
+        on another node. It does not count as dead. Engines that share GPUs with the learner stay, since the run ends
+        with the learner's node.
 
         Args:
-            nodes: Draining nodes; engines that are leaving them already are left alone.
+            nodes: Draining nodes; engines that are already leaving them are skipped.
         """
         restarts = self._restarts
         if restarts is None or self.shared:
@@ -163,10 +163,10 @@ class EngineGroup:
                 self._background(self._move(restarts, rank, node))
 
     async def all(self, method: str, *arguments: Any) -> dict[int, Any]:
-        """Call all engines that live; their answers by rank.
+        """Call all live engines; return their answers by rank.
 
         Raises:
-            EngineError: One failed, or died once too often; the message names it and the step.
+            EngineError: An engine failed or died too often; the message names it and the step.
         """
         self._check()
         ranks = list(self._actors)
@@ -175,14 +175,14 @@ class EngineGroup:
         return {rank: answers[0] for rank, answers in zip(ranks, found, strict=True) if answers}
 
     async def sleep(self) -> None:
-        """Free the device that engines share with the learner, after engines that are starting have started."""
+        """Free the device that engines share with the learner, once all starting engines have started."""
         while self._changes:
             await asyncio.wait(self._changes)
         await self.all("sleep")
         self._awake.clear()
 
     async def reseed(self, seed: int, step: int) -> None:
-        """Reseed the engines' generators, so that a step's samples depend on the seed and the step alone.
+        """Reseed the engines' generators, so that a step's samples depend only on the seed and the step.
 
         Args:
             seed: Random seed of the run.
@@ -194,13 +194,13 @@ class EngineGroup:
         await asyncio.gather(*(self.call(rank, "reseed", seeds[rank]) for rank in list(self._actors)))
 
     async def publish(self, learner: WeightSource, version: int, canary: Canary, *, updated: bool) -> float:
-        """Send the learner's weights to the engines and compare; return the canary's gap in nats, 0 without engines.
+        """Send the learner's weights to the engines and compare; return the canary's gap in nats (0 without engines).
 
         Args:
             learner: Source of the weights.
             version: Number of completed steps.
             canary: Check on fixed tokens, with their earlier logprobs.
-            updated: True if the weights must have changed since they were last sent.
+            updated: True if the weights are expected to differ from those sent last.
 
         Raises:
             CanaryError: Engine and learner disagree.
@@ -209,7 +209,7 @@ class EngineGroup:
         if not len(self):
             return 0.0
         async with self._syncing:
-            self._delivered = None  # so that Ray's store need not hold two versions at once
+            self._delivered = None  # so that Ray's store does not hold two versions at once
             ids = canary.token_ids
             if self.shared:
                 self._awake.set()
@@ -224,12 +224,12 @@ class EngineGroup:
             return gap
 
     async def clock(self) -> dict[str, float]:
-        """Since the start; nothing of it ever falls, whichever engines die.
+        """Return counters since the start; they never decrease, even if engines die.
 
         Returns:
-            `engine`: seconds of generation, of the slowest rank, and `engines` in the mean; `tokens` of all; `steps` of
-            decoding, of the rank with most, and the sums over all ranks of what the actors count of their steps;
-            `host_bytes`: greatest main memory that a rank has used.
+            `engine`: generation seconds of the slowest rank, and `engines`: their mean; `tokens`: sum over ranks;
+            `steps`: decode steps of the rank with the most, with sums of the actors' step counters over all ranks;
+            `host_bytes`: peak host memory of any rank.
         """
         for rank, counted in (await self.all("clock")).items():
             self._count(rank, counted)
@@ -245,7 +245,7 @@ class EngineGroup:
         }
 
     def metrics(self) -> dict[str, float]:
-        """Metrics: engines that live, deaths so far, continuations that were sampled again for them."""
+        """Return metrics: live engines, deaths so far, and continuations that were sampled again."""
         if self._restarts is None:
             return {}
         again = self._restarts.client.sampled_again
@@ -272,7 +272,7 @@ class EngineGroup:
             raise self._failure
 
     async def call(self, rank: int, method: str, *arguments: Any, **options: Any) -> tuple[Any, ...]:
-        """Call an engine; returns its answer in a tuple, which is empty if it has died or a transfer broke off."""
+        """Call an engine; return its answer in a tuple, which is empty if it has died or a transfer failed."""
         actor = self._actors.get(rank)
         if actor is None:
             return ()
@@ -291,7 +291,7 @@ class EngineGroup:
         return EngineError(f"step {self.step}: engine {rank} failed in {method}: {described(error)}")
 
     def _lose(self, rank: int, actor: Any, error: Exception) -> None:
-        """Handle the death of an actor once, however many calls to it failed."""
+        """Handle the death of an actor once, even if several calls to it failed."""
         if self._actors.get(rank) is not actor or self._restarts is None:
             return
         self._restarts.client.dismiss(rank)
@@ -299,19 +299,19 @@ class EngineGroup:
         self._handle_death(self._restarts, rank, actor, error)
 
     def _count(self, rank: int, counted: Mapping[str, float]) -> None:
-        if rank in self._actors:  # the counts of a dead engine are already in `past`
+        if rank in self._actors:  # a dead engine's counters are already in `past`
             self._clocks[rank].now = np.array([counted[name] for name in COUNTED])
         self._host_bytes = max(self._host_bytes, counted.get("host_bytes", 0.0))
 
     def _forget(self, rank: int) -> None:
-        """Stop calling an engine, and keep its counts."""
+        """Stop calling an engine, and keep its counters."""
         del self._actors[rank]
         clock = self._clocks[rank]
         clock.past, clock.now = clock.past + clock.now, np.zeros(len(COUNTED))
 
     def _handle_death(self, restarts: RestartPolicy, rank: int, actor: Any, error: Exception) -> None:
         if actor is not None:
-            kill(actor)  # one that cannot be reached may still be running
+            kill(actor)  # it may be alive but unreachable
         said = self._failures.add(rank, self.step, error)
         if fault := self._failures.too_many(rank):
             self._fail(EngineError(fault))
@@ -334,7 +334,7 @@ class EngineGroup:
         log.info("engine %d was removed", rank)
 
     async def _move(self, restarts: RestartPolicy, rank: int, node: DrainingNode) -> None:
-        """Let an engine finish its requests, or hand them back while its node is still there; start it elsewhere."""
+        """Let an engine finish its requests or hand them back before its node leaves, then start it elsewhere."""
         draining = asyncio.ensure_future(restarts.client.drain(rank))
         done, _ = await asyncio.wait({draining}, timeout=node.seconds_to_finish)
         if not done:
@@ -342,11 +342,11 @@ class EngineGroup:
             handed = asyncio.ensure_future(self.call(rank, "abort"))
             await asyncio.wait({draining, handed}, timeout=HAND_BACK_SECONDS)
         await self._remove(rank)
-        await draining  # what it did not hand back is sampled again, now that it is dead
+        await draining  # requests that it did not hand back are sampled again
         await self._restart(restarts, rank)
 
     async def _remove(self, rank: int) -> None:
-        """Stop an engine that is being drained, unless it died meanwhile."""
+        """Stop a drained engine, unless it died in the meantime."""
         async with self._syncing:
             for counted in await self.call(rank, "clock"):
                 self._count(rank, counted)
@@ -373,7 +373,7 @@ class EngineGroup:
                     await actor.reseed.remote(_seeds([*self._seeding, rank, incarnation], 1)[0])
                 self._actors[rank] = actor
                 restarts.client.admit(rank, actor)
-        except Exception as error:  # noqa: BLE001 - kept for whoever calls engines next
+        except Exception as error:  # noqa: BLE001 - raised by the next call of the engines
             if died(error) or isinstance(cause_of(error), TransferError):
                 self._handle_death(restarts, rank, actor, error)
             else:
@@ -383,7 +383,7 @@ class EngineGroup:
         log.info("engine %d is ready", rank)
 
     def _fail(self, error: Exception) -> None:
-        """Fail the run: whoever samples or calls engines next gets the error."""
+        """Fail the run: the next request or call of engines gets the error."""
         self._failure = self._failure or error
         log.error("%s", error)
         if self._restarts is not None:

@@ -1,6 +1,6 @@
-"""A client that interrupts running requests while weights change or a run pauses, and resumes them afterwards.
+"""A client that interrupts running requests for a weight sync or a pause, and resumes them afterwards.
 
-A conversation only sees that its answer took longer: tokens sampled before the interruption are the beginning of it.
+A conversation only notices that its answer took longer, since the answer keeps the tokens sampled before.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from rlsdk.types import Rollout
 
 log = logging.getLogger(__name__)
 AGAIN = 2.0
-"""Seconds after which requests that still run are aborted again: the first abort may have overtaken the request."""
+"""Seconds after which requests that still run are aborted again, since an abort may overtake its request."""
 PATIENCE = 60.0
-"""Seconds for which a change of weights waits for running requests to end; it does not wait longer for the others."""
+"""Maximum seconds that a weight sync waits for running requests to end."""
 
 
 class PausableEngines(Sampler, Protocol):
@@ -70,15 +70,15 @@ class PausableClient:
     async def sample(self, request: GenerateRequest, *, begun: Completion | None = None) -> Answer:
         """Sample one continuation of a prompt, resuming it after pauses and engine failures.
 
-        Resumed parts use derived seeds, so that no random number is used twice. Where an interrupted answer restarts,
-        nothing is shown to `watch`, since tokens shown before would not be part of it.
+        Resumed parts use derived seeds, so that no random number is used twice. If an interrupted answer restarts,
+        `watch` is not called, since the tokens that it has already received would not be part of the answer.
 
         Args:
             request: Request to sample.
-            begun: The part of the answer that already exists; it is not part of the prompt.
+            begun: Existing part of the answer; the prompt does not contain it.
 
         Returns:
-            The answer; it finishes with `abort` only while the client is `interrupted`.
+            The answer; its finish reason is `abort` only while the client is `interrupted`.
         """
         last = begun
         kept = begun if self._partial else None
@@ -93,7 +93,7 @@ class PausableClient:
                 return self._answer(nothing() if kept is None else attrs.evolve(kept, finish="abort"), None)
             asked = request
             if request.seed is not None and last is not None:
-                # The same seed again would draw the random numbers of the first part once more.
+                # The same seed would repeat the random numbers of the first part.
                 asked = attrs.evolve(request, seed=derive(request.seed, last.request, last.index))
             answer = await self._ask(asked, kept)
             done = answer.completion if kept is None else joined(kept, answer.completion)
@@ -115,7 +115,7 @@ class PausableClient:
         self._through.clear()
         try:
             loop = asyncio.get_running_loop()
-            # An abort may reach an engine before the request that it should end, so it is repeated, ever more rarely.
+            # An abort may reach an engine before its request, so it is repeated at growing intervals.
             until, wait = loop.time() + patience, min(again, 0.05)
             while self._asked and (left := until - loop.time()) > 0:
                 self.engines.abort()
@@ -131,7 +131,7 @@ class PausableClient:
             self._through.set()
 
     def interrupt(self) -> None:
-        """Abort running requests; they, and new ones, are answered at once with what was sampled so far, as `abort`."""
+        """Abort running and new requests; they are answered immediately with partial tokens and reason `abort`."""
         self._interrupted = True
         self._through.set()
         self.engines.abort()
@@ -141,7 +141,7 @@ class PausableClient:
         self._interrupted = False
 
     def after(self, rollout: Rollout, member: int) -> PartialRolloutClient:
-        """Return a client whose first answer begins with the tokens of an aborted rollout.
+        """Return a client whose first answer starts with the tokens of an aborted rollout.
 
         Args:
             rollout: The aborted rollout.
@@ -152,7 +152,7 @@ class PausableClient:
     async def _ask(self, request: GenerateRequest, kept: Completion | None) -> Answer:
         if kept is not None:
             watch, sampling, count = request.watch, request.sampling, len(kept.token_ids)
-            if watch is not None:  # the last tokens of the first part may not have been shown
+            if watch is not None:  # `watch` may not have received the last tokens of the first part
                 names = ("token_ids", "logprobs", "versions", "top")
                 watch(Sampled(request="", index=0, start=0, **{name: getattr(kept, name) for name in names}))
             self.resumed += 1
@@ -186,7 +186,7 @@ class PausableClient:
 
 
 class PartialRolloutClient:
-    """Client for one conversation whose first answer was begun before; its other answers are sampled as usual."""
+    """Client for one conversation whose first answer already exists in part; later answers are sampled as usual."""
 
     def __init__(self, client: PausableClient, rollout: Rollout, member: int) -> None:
         """Create a client for one rollout.
@@ -209,10 +209,10 @@ class PartialRolloutClient:
 def beginning(rollout: Rollout, member: int = 0) -> tuple[np.ndarray, Completion] | None:
     """Return a rollout's prompt and its sampled tokens; None unless these are a single answer at its end.
 
-    Rollouts of several turns are not resumed: tools and environments would have to be restored to their state.
+    Multi-turn rollouts are not resumed, since the state of tools and environments would have to be restored.
 
     Args:
-        rollout: An aborted one.
+        rollout: An aborted rollout.
         member: Index in its group.
     """
     start, end = rollout.span
@@ -230,7 +230,7 @@ def beginning(rollout: Rollout, member: int = 0) -> tuple[np.ndarray, Completion
 
 
 def joined(begun: Completion, more: Completion) -> Completion:
-    """Concatenate two parts of an answer; tokens keep their logprobs and versions, the second part's finish applies."""
+    """Concatenate two parts of an answer. Tokens keep logprobs and versions; the finish reason is the second part's."""
     fields = ("token_ids", "logprobs", "versions")
     parts: dict[str, Any] = {name: np.concatenate([getattr(begun, name), getattr(more, name)]) for name in fields}
     if begun.top is not None and more.top is not None and len(begun.token_ids) and len(more.token_ids):
@@ -241,7 +241,7 @@ def joined(begun: Completion, more: Completion) -> Completion:
     if more.routed_experts is None:
         parts["routed_experts"] = begun.routed_experts if not len(more.token_ids) else None
     elif len(begun.token_ids):
-        # Tokens of the first part count with the experts that they chose when it was sampled.
+        # Tokens of the first part keep the routed experts from when they were sampled.
         routing = more.routed_experts.copy()
         routing[: len(routing) - len(more.token_ids)] = -1 if begun.routed_experts is None else begun.routed_experts
         parts["routed_experts"] = routing
@@ -249,7 +249,7 @@ def joined(begun: Completion, more: Completion) -> Completion:
 
 
 def _later(watch: Watch, count: int) -> Watch:
-    """Return a watch that counts the positions of tokens after `count` earlier ones."""
+    """Return a watch that shifts token positions by `count`."""
 
     def shifted(sampled: Sampled) -> None:
         watch(attrs.evolve(sampled, start=sampled.start + count))

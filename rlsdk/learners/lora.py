@@ -1,4 +1,4 @@
-"""LoRA for the actor: adapters beside frozen linear layers (peft), merged out of place, off for the reference."""
+"""LoRA for the actor with peft: adapters on frozen linear layers, merged out of place, disabled for the reference."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ def _whole_names(_: Any, __: Any, value: str | tuple[str, ...]) -> None:
 class Lora:
     """Train `W + alpha / rank · B · A` with `W` frozen (LoRA, arXiv:2106.09685, section 4.1).
 
-    There is no dropout: logprobs of the learner must be those of the engine, and of its own earlier pass.
+    There is no dropout, since the learner's logprobs must equal the engine's and those of its own earlier passes.
 
     Attributes:
-        rank: Rank of the adapter: `A` is `[rank, in]` and starts at random, `B` is `[out, rank]` and starts at zero.
+        rank: Rank of the adapter: `A` is `[rank, in]`, initialised at random; `B` is `[out, rank]`, initialised to
+            zero.
         alpha: Numerator of the scale `alpha / rank`.
-        targets: Layers that get an adapter: all-linear (all but the output head), or names or ends of names.
-        sync: Whether engines get the adapter, if they can load one, or always merged weights.
+        targets: Layers to adapt: all-linear (all but the output head), or names or name suffixes.
+        sync: Weights sent to engines: the adapter if they can load one, or always merged weights.
     """
 
     rank: int = attrs.field(default=16, validator=attrs.validators.gt(0))
@@ -60,8 +61,8 @@ class Lora:
 def wrap(model: Any, lora: Lora, seed: int) -> None:
     """Freeze a transformers model and add adapters to its linear layers in place, identically on every rank.
 
-    They have the model's dtype: the engine computes with it too, and DeepSpeed's optimiser keeps a float32 copy of
-    whatever it trains in bfloat16, so that no step is lost by rounding.
+    Adapters have the model's dtype, which the engine also uses. DeepSpeed's optimiser keeps a float32 copy of weights
+    that it trains in bfloat16, so no step is lost to rounding.
 
     Raises:
         LearnerError: A target is missing, or is not a `torch.nn.Linear`.
@@ -75,7 +76,7 @@ def wrap(model: Any, lora: Lora, seed: int) -> None:
     linear = {name.rpartition(".")[2] for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)}
     what = f"lora.targets {lora.targets!r} of a {type(model).__name__}"
     known = f"its linear layers are: {', '.join(sorted(linear)) or 'none'}"
-    with torch.random.fork_rng(devices=[]):  # the model is on the CPU yet
+    with torch.random.fork_rng(devices=[]):  # the model is still on the CPU
         torch.manual_seed(seed)
         try:
             inject_adapter_in_model(config, model)
@@ -92,7 +93,7 @@ def wrap(model: Any, lora: Lora, seed: int) -> None:
 
 
 def adapter_fault(model: Any, lora: Lora) -> str:
-    """Say why a model, which may have no weights, cannot be adapted; empty if it can, or if peft is not installed."""
+    """Return why a model cannot be adapted; empty if it can or peft is not installed. The model may have no weights."""
     if find_spec("peft") is None:
         return ""
     try:
@@ -117,10 +118,10 @@ def count_adapter(model: Any, lora: Lora) -> int:
 
 @contextmanager
 def switched_off(model: nn.Module) -> Iterator[None]:
-    """The base alone, as the reference: adapters run with scale 0.
+    """Context manager that disables the adapters, so that the base serves as the reference: they run with scale 0.
 
-    They run all the same, because ZeRO-3 fetches weights in the order in which modules ran before; and peft's own
-    switch would also turn off `requires_grad`, on which DeepSpeed relies.
+    They still run, because ZeRO-3 fetches weights in the order in which modules ran before, and peft's own switch would
+    also turn off `requires_grad`, on which DeepSpeed relies.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -140,14 +141,14 @@ def is_adapter(name: str) -> bool:
 
 
 def merged(tensors: Mapping[str, Tensor], lora: Lora) -> dict[str, Tensor]:
-    """The tensors of the plain model: `W + alpha / rank · B · A`, summed in float32 and cast once.
+    """Return the tensors of the merged model: `W + alpha / rank · B · A`, summed in float32 and cast once.
 
     Args:
-        tensors: All of a wrapped model's, by the names of its `state_dict`; none is changed.
-        lora: The scale.
+        tensors: All tensors of a wrapped model, by `state_dict` name; none is changed.
+        lora: LoRA options, for the scale.
 
     Returns:
-        By the names that transformers uses; what has no adapter is the very tensor given.
+        Tensors by transformers' names; those without an adapter are returned as they are.
     """
     found = {}
     for name, tensor in tensors.items():
@@ -162,7 +163,7 @@ def merged(tensors: Mapping[str, Tensor], lora: Lora) -> dict[str, Tensor]:
 
 
 def peft_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The adapter's tensors by the names that peft's files have."""
+    """Return the adapter's tensors by the names in peft's files."""
     return {
         f"base_model.model.{name.replace(f'.{_NAME}.', '.')}": tensor
         for name, tensor in tensors.items()
@@ -171,13 +172,13 @@ def peft_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_adapter(folder: Path, model: Any, tensors: Mapping[str, Tensor], source: Model) -> None:
-    """Write what `peft.PeftModel.from_pretrained` opens.
+    """Write a folder that `peft.PeftModel.from_pretrained` can open.
 
     Args:
-        folder: Made if missing.
+        folder: Target folder, created if missing.
         model: The wrapped model, for its peft config.
-        tensors: All of its tensors, whole.
-        source: The base.
+        tensors: All tensors of the model, unsharded.
+        source: The base model.
     """
     from safetensors.torch import save_file
 

@@ -1,1 +1,1 @@
-"""Built-in weight transfers: ways of the weights from the learner to the engines."""
+"""Built-in weight transfers, which send weights from the learner to the engines."""

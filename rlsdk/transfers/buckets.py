@@ -1,4 +1,4 @@
-"""Buckets: successive parts of the weights that travel together, each announced by a header before its bytes."""
+"""Buckets: parts of the weights that are sent together, each announced by a header before its bytes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from rlsdk.contracts import Weights
 from rlsdk.weights import joined
 
 ALIGNMENT = 64
-"""Bytes: every tensor of a bucket begins at a multiple of it."""
+"""Alignment in bytes of every tensor in a bucket."""
 _IDLE = 3
-"""References to a buffer that nobody uses, as `sys.getrefcount` counts them: the list, the loop and the argument."""
+"""`sys.getrefcount` of an unused buffer: the list, the loop and the argument."""
 
 
 @attrs.frozen
 class Slot:
-    """Place of a tensor in a bucket.
+    """Location of a tensor in a bucket.
 
     Attributes:
-        names: Names of the tensor; tied ones are sent once.
+        names: Names of the tensor; tied tensors are sent once.
         dtype: Name of torch's dtype.
-        array: Name of numpy's dtype, in which the tensor travels.
+        array: Name of the NumPy dtype in which the tensor is sent.
         shape: Shape of the tensor.
-        begin: First byte.
+        begin: Offset of its first byte.
     """
 
     names: tuple[str, ...]
@@ -76,7 +76,7 @@ class Header:
             yield slot, buffer[slot.begin : slot.begin + slot.size]
 
     def weights(self, buffer: np.ndarray) -> Weights:
-        """Return the weights in a buffer, uint8 `[at least self.size]`, as views of it."""
+        """Return the weights in a buffer, uint8 `[at least self.size]`, as views."""
         tensors: dict[str, np.ndarray] = {}
         dtypes: dict[str, str] = {}
         for slot, content in self.arrays(buffer):
@@ -90,7 +90,7 @@ def announced(weights: Weights) -> tuple[Header, list[np.ndarray]]:
     """Lay out a bucket.
 
     Returns:
-        Its header, and the bytes of each slot, uint8 `[slot.size]`: the arrays' own memory where they are contiguous.
+        Its header, and the bytes of each slot, uint8 `[slot.size]`, without copying contiguous arrays.
     """
     names: dict[int, list[str]] = {}
     for name, array in weights.tensors.items():
@@ -98,7 +98,7 @@ def announced(weights: Weights) -> tuple[Header, list[np.ndarray]]:
     slots, contents, begin = [], [], 0
     for group in names.values():
         array = np.ascontiguousarray(weights.tensors[group[0]])
-        shape = weights.tensors[group[0]].shape  # of a scalar, `ascontiguousarray` makes a vector
+        shape = weights.tensors[group[0]].shape  # `ascontiguousarray` turns a scalar into a vector
         slots.append(Slot(tuple(group), weights.dtypes[group[0]], array.dtype.name, shape, begin))
         contents.append(array.reshape(-1).view(np.uint8))
         begin += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
@@ -106,7 +106,7 @@ def announced(weights: Weights) -> tuple[Header, list[np.ndarray]]:
 
 
 def filled(parts: Iterable[Weights | None], size: int) -> Iterator[Weights]:
-    """Join successive parts to buckets of at most `size` bytes; a part that is larger is a bucket of its own."""
+    """Join successive parts into buckets of at most `size` bytes; a larger part gets its own bucket."""
     waiting: list[Weights] = []
     held = 0
     for part in parts:
@@ -134,9 +134,9 @@ def _together(parts: list[Weights]) -> Weights:
 
 
 class Buffers:
-    """Memory that buckets are received into; used again once nothing refers to what was in it.
+    """Receive buffers for buckets, reused once nothing refers to their contents.
 
-    A loader may keep tensors of a layer that is not complete yet: vLLM's does. They stay as they are.
+    A loader such as vLLM's may keep tensors of an incomplete layer; these are not overwritten.
     """
 
     def __init__(self, size: int) -> None:
@@ -149,13 +149,13 @@ class Buffers:
         self.held: list[np.ndarray] = []
 
     def take(self, count: int) -> np.ndarray:
-        """Return a buffer that nobody uses, uint8 `[at least count]`."""
+        """Return an unused buffer, uint8 `[at least count]`."""
         busy = []
         for buffer in self.held:
             if sys.getrefcount(buffer) > _IDLE:
                 busy.append(buffer)
             elif buffer.nbytes >= count:
                 return buffer
-        # Those that are idle and too small are freed: a new one serves in their place.
+        # Idle buffers that are too small are freed and replaced by a new one.
         self.held = [*busy, np.empty(max(count, self.size), np.uint8)]
         return self.held[-1]

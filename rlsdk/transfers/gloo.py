@@ -23,12 +23,12 @@ MIB = 2**20
 
 @attrs.frozen
 class Meeting:
-    """Where the members of one transfer meet.
+    """Rendezvous of the members of one transfer.
 
     Attributes:
         host: Address of rank 0's node.
         port: Port of its store.
-        members: Number of engines, and one.
+        members: Number of engines plus one.
     """
 
     host: str
@@ -39,18 +39,18 @@ class Meeting:
 @weight_transfer("gloo")
 @attrs.define(kw_only=True, eq=False, slots=False)
 class Gloo:
-    """Broadcast weights to all engines at once, bucket by bucket, in a process group apart from the learner's own.
+    """Broadcast weights to all engines at once, bucket by bucket, in a separate process group.
 
-    The group lives for one transfer, so that engines may come and go in between. Engines sample nothing while they
-    load; those that a broken transfer left with weights of two versions load all of them from Ray's object store.
+    The group lives for one transfer, so engines may join and leave in between. Engines do not sample while they load.
+    Engines that a failed transfer leaves with mixed versions load all weights from Ray's object store.
 
-    When to use: on several machines without GPUs, if copies of all weights do not fit beside the model. On one machine
-    `shared_memory` is faster: what goes through a socket is copied more often.
+    When to use: on several machines without GPUs, if a copy of all weights does not fit in memory next to the model. On
+    one machine, `shared_memory` is faster, since sockets copy data more often.
 
     Attributes:
-        bucket_mib: Memory of each engine for what it receives, in MiB: two buffers, one of which is loaded while the
-            other is filled. One is larger if a layer, or what belongs to no layer, needs it.
-        timeout: Seconds that a member may keep the others waiting before the transfer is given up.
+        bucket_mib: Receive memory of each engine, in MiB, for two buffers: one is loaded while the other is filled. A
+            buffer is larger if a layer, or the tensors outside layers, need it.
+        timeout: Timeout in seconds for a member that keeps the others waiting.
     """
 
     bucket_mib: int = 64
@@ -70,20 +70,20 @@ class Gloo:
         return timedelta(seconds=self.timeout)
 
     def offer(self, parts: Iterator[Weights | None], engines: int, host: str) -> Meeting:
-        """Open a store by which the engines find this rank, and return its address."""
+        """Open a store through which engines find this rank, and return its address."""
         store = _store(host, 0, self._patience, serves=True)
         meeting = Meeting(host, store.port, engines + 1)
         self._meeting = store, meeting
         return meeting
 
     def send(self, parts: Iterator[Weights | None]) -> None:
-        """Send the weights to the engines of the last offer, once; see `StreamsWeights.send`.
+        """Send the weights once to the engines of the last offer; see `StreamsWeights.send`.
 
         Raises:
-            TransferError: An engine did not come in time, or left.
+            TransferError: An engine did not connect in time, or left.
         """
         if self._meeting is None:
-            raise TransferError("send() follows offer(), once for each; there is no offer whose weights are not sent")
+            raise TransferError("call send() once after each offer(); there is no open offer")
         (store, meeting), self._meeting = self._meeting, None
         version = -1
         with _group(store, 0, meeting, self._patience) as group:
@@ -94,7 +94,7 @@ class Gloo:
                     self._put(group, header, contents)
             with naming(f"weights of version {version} were not loaded by all engines"):
                 announce(group, Header(version))
-                group.barrier().wait()  # nobody leaves while others still read
+                group.barrier().wait()  # no member leaves while others still read
 
     def _put(self, group: Any, header: Header, contents: list[np.ndarray]) -> None:
         """Send a bucket."""
@@ -105,7 +105,7 @@ class Gloo:
         """Yield the weights bucket by bucket; see `StreamsWeights.receive`.
 
         Raises:
-            TransferError: The sender or another engine left, or kept the others waiting for too long.
+            TransferError: The sender or another engine left, or exceeded the timeout.
         """
         with naming(f"the learner at {offer.host}:{offer.port} cannot be reached"):
             store = _store(offer.host, offer.port, self._patience, serves=False)
@@ -116,7 +116,7 @@ class Gloo:
                 group.barrier().wait()
 
     def _received(self, group: Any, header: Header) -> Weights:
-        """Receive a bucket. Nothing of it stays referred to here: its buffer is used again."""
+        """Receive a bucket; keep no reference to it here, since its buffer is reused."""
         buffer = self._buffers.take(header.size)
         with naming(f"weights of version {header.version} did not come to their end"):
             broadcast(group, [content for _, content in header.arrays(buffer)])
@@ -125,17 +125,17 @@ class Gloo:
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Raise what torch.distributed raises as a `TransferError`."""
+    """Convert exceptions of torch.distributed to `TransferError`."""
     try:
         yield
     except RuntimeError as error:
-        # Without the line of gloo's source before, and the advice after it.
+        # Strip gloo's source line and its advice.
         text = re.sub(r"^\[\S+\] ", "", str(error)).split(" This is typically")[0]
         raise TransferError(f"{what}: {text or type(error).__name__}") from error
 
 
 def _store(host: str, port: int, patience: timedelta, *, serves: bool) -> Any:
-    """Open the store by which members of a group find each other, or connect to it; port 0 takes a free one."""
+    """Open or connect to the store through which group members find each other; port 0 chooses a free one."""
     from torch import distributed
 
     kind: Any = distributed.TCPStore  # type: ignore[attr-defined] # torch exports it without declaring so
@@ -144,43 +144,43 @@ def _store(host: str, port: int, patience: timedelta, *, serves: bool) -> Any:
 
 @contextmanager
 def _group(store: Any, rank: int, meeting: Meeting, patience: timedelta) -> Iterator[Any]:
-    """Join the group of a transfer, and leave it at the end: the others notice, however it ends.
+    """Context manager: join the group of a transfer; leaving it always notifies the others.
 
     Raises:
-        TransferError: Not all members came in time.
+        TransferError: Not all members joined in time.
     """
     import torch.distributed as dist
 
     with naming(f"{meeting.members - 1} engines and the learner did not meet at {meeting.host}:{meeting.port}"):
-        kind: Any = dist.ProcessGroupGloo  # torch declares little of it
+        kind: Any = dist.ProcessGroupGloo  # torch declares few of its types
         options = kind._Options()
         options._timeout = patience
-        # The network by which the learner is reached: a host's name may lead to another, or nowhere.
+        # Use the network that reaches the learner; a host name may resolve to another, or not at all.
         with socket.create_connection((meeting.host, meeting.port), patience.total_seconds()) as connection:
             options._devices = [kind.create_device(hostname=connection.getsockname()[0])]
         group = kind(store, rank, meeting.members, options)
     try:
         yield group
     finally:
-        group.abort()  # its connections are closed with the last reference to it
+        group.abort()  # connections close with the last reference to it
 
 
 def broadcast(group: Any, contents: list[np.ndarray]) -> None:
-    """Broadcast arrays of bytes from rank 0, several at once; all members know their sizes."""
+    """Broadcast byte arrays from rank 0, several at once; all members know their sizes."""
     works = [group.broadcast(unpack(content, "uint8"), 0) for content in contents if len(content)]
     for work in works:
         work.wait()
 
 
 def announce(group: Any, header: Header) -> None:
-    """Broadcast a header, its length before it."""
+    """Broadcast a header, preceded by its length."""
     content = np.frombuffer(header.dump(), np.uint8)
     broadcast(group, [np.array([len(content)]).view(np.uint8)])
     broadcast(group, [content])
 
 
 def _next_header(group: Any) -> Header:
-    """Receive what `announce` sends."""
+    """Receive a header from `announce`."""
     with naming("the learner announces no more weights"):
         length = np.zeros(1, np.int64)
         broadcast(group, [length.view(np.uint8)])

@@ -1,4 +1,4 @@
-"""The weight transfer `object_store`: the weights whole, as one object that all engines of a node map into memory."""
+"""The weight transfer `object_store`: all weights as one object that the engines of a node map into memory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rlsdk.weights import joined
 class ObjectStore:
     """Send weights through Ray's object store: rank 0 gathers them, and each node gets one copy.
 
-    When to use: always, unless these copies do not fit: beside the model, rank 0 holds all weights once more while it
-    sends them, and the store of each node until the next sync. An engine that starts later loads what the others have.
+    When to use: by default, unless the copies do not fit in memory. Rank 0 holds a second copy of all weights while it
+    sends them, and each node's store holds one until the next sync. Engines that start later load the same object.
     """
 
     def offer(self, parts: Iterator[Weights | None], engines: int, host: str) -> Weights | None:
-        """Return all weights in one; Ray's store shares them between engines."""
+        """Return all weights as one object, which engines share through Ray's store."""
         return joined(parts)

@@ -1,4 +1,4 @@
-"""The weight transfer `shared_memory`: rank 0 of the learner writes buckets where all engines of its node read them."""
+"""The weight transfer `shared_memory`: learner rank 0 writes buckets to memory that its node's engines share."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from rlsdk.transfers.buckets import Header
 from rlsdk.transfers.gloo import MIB, Gloo, Meeting, announce, broadcast, naming
 
 REGIONS = 32
-"""Most regions of the memory; three are used in turn, and more while a loader holds tensors."""
+"""Maximum number of memory regions; three are used in turn, and more while a loader holds tensors."""
 _IDLE = 2
-"""References to a region that nobody reads, as `sys.getrefcount` counts them: the list and the argument."""
+"""`sys.getrefcount` of a region without readers: the list and the argument."""
 
 
 @attrs.frozen
 class SharedMeeting(Meeting):
-    """Where the members of one transfer meet, and the memory that they share.
+    """Rendezvous of the members of one transfer, with the memory that they share.
 
     Attributes:
-        path: The memory, as other processes of the node open it; it is gone when the learner is.
-        boot: Identity of the node since it was started.
+        path: Path under which processes of the node open the memory; it disappears when the learner ends.
+        boot: Boot id of the node.
     """
 
     path: str
@@ -40,18 +40,18 @@ class SharedMeeting(Meeting):
 @weight_transfer("shared_memory")
 @attrs.define(kw_only=True, eq=False, slots=False)
 class SharedMemory(Gloo):
-    """Share buckets of weights with the engines of the learner's node; all else is as with `gloo`.
+    """Share buckets of weights with the engines on the learner's node; otherwise like `gloo`.
 
-    Rank 0 writes a bucket while engines load the one before. Over gloo goes only what a bucket holds, and which memory
-    is still read. All engines must run on the node of the learner's rank 0; else they get the weights from Ray's object
-    store, as after any transfer that breaks off.
+    Rank 0 writes a bucket while engines load the previous one. Only headers and the state of memory regions go over
+    gloo. All engines must run on the node of the learner's rank 0; otherwise they get the weights from Ray's object
+    store, as after any failed transfer.
 
-    When to use: on one machine, if copies of all weights do not fit beside the model.
+    When to use: on one machine, if a copy of all weights does not fit in memory next to the model.
 
     Attributes:
-        bucket_mib: Memory that learner and engines share, in MiB: three regions in turn. One more is as large as the
-            largest layer, or what belongs to no layer, needs it.
-        timeout: Seconds that a member may keep the others waiting before the transfer is given up.
+        bucket_mib: Memory shared by learner and engines, in MiB, as three regions used in turn. A larger region is
+            added if a layer, or the tensors outside layers, need it.
+        timeout: Timeout in seconds for a member that keeps the others waiting.
     """
 
     _file: int = attrs.field(init=False, default=-1)
@@ -65,7 +65,7 @@ class SharedMemory(Gloo):
         return self.bucket_mib * MIB // 3
 
     def offer(self, parts: Iterator[Weights | None], engines: int, host: str) -> SharedMeeting:
-        """Open a store by which the engines find this rank, and return its address and that of the memory."""
+        """Open a store through which engines find this rank, and return its address and the path of the memory."""
         if self._file < 0:
             self._file = os.memfd_create("rlsdk-weights")
         self._busy[:] = 0
@@ -77,7 +77,8 @@ class SharedMemory(Gloo):
         """Yield the weights bucket by bucket; see `StreamsWeights.receive`.
 
         Raises:
-            TransferError: This engine runs on another node, or the sender or another engine left or was late.
+            TransferError: This engine runs on another node, or the sender or another engine left or exceeded the
+                timeout.
         """
         assert isinstance(offer, SharedMeeting)
         if offer.boot != _boot():
@@ -91,7 +92,7 @@ class SharedMemory(Gloo):
         yield from super().receive(offer, seat)
 
     def _put(self, group: Any, header: Header, contents: list[np.ndarray]) -> None:
-        """Write a bucket into a region that nobody reads; returns when all engines have begun to load it."""
+        """Write a bucket into an unused region; return once all engines have started loading it."""
         fitting = (i for i, region in enumerate(self._regions) if not self._busy[i] and region.nbytes >= header.size)
         index = next(fitting, len(self._regions))
         if index == REGIONS:
@@ -114,7 +115,7 @@ class SharedMemory(Gloo):
             place = np.zeros(3, np.int64)
             broadcast(group, [place.view(np.uint8)])
             index, begin, size = place.tolist()
-            # Regions are added one by one; an engine that came later maps those before it as they are used again.
+            # Regions are added one by one; a later engine maps earlier regions when they are reused.
             while len(self._regions) <= index:
                 self._regions.append(np.empty(0, np.uint8))
             if self._regions[index].nbytes != size:
@@ -128,7 +129,7 @@ class SharedMemory(Gloo):
 
 
 def _any_busy(group: Any, mine: list[int]) -> np.ndarray:
-    """Say which regions this member reads or has written; returns which any member does, int64 `[REGIONS]`."""
+    """Share which regions this member reads or has written; return those that any member uses, int64 `[REGIONS]`."""
     import torch
     from torch.distributed import ReduceOp
 
