@@ -1,4 +1,4 @@
-"""A learner of transformers' models without what divides them among ranks, for learners that differ in that alone."""
+"""Base of learners that train transformers models and differ only in how they shard them across ranks."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 
 @attrs.define(kw_only=True, eq=False, slots=False)
 class TransformersLearner(LearnerOptions):
-    """A learner whose models are those of transformers; how they are divided among ranks is left to a subclass.
+    """A learner for transformers models; subclasses decide how to shard them across ranks.
 
-    It packs rollouts into micro-batches, computes the objective over all ranks, keeps checkpoints with their hashes,
-    merges adapters and gives engines their weights. A subclass implements `train`, `freeze`, `facts` and
-    `rank_memory`, and overrides what differs. Its options are those of `LearnerOptions`.
+    It packs rollouts into micro-batches, computes the objective over all ranks, writes checkpoints with hashes, merges
+    adapters and sends weights to engines. A subclass implements `train`, `freeze`, `facts` and `rank_memory`, and may
+    override other methods. Its options are those of `LearnerOptions`.
     """
 
     _place: ActorSpec = attrs.field(init=False)
@@ -57,39 +57,39 @@ class TransformersLearner(LearnerOptions):
 
     @abstractmethod
     def train(self, module: Any, model: Model, rate: LearningRate, role: TrainedRole) -> TrainedModule:
-        """Divide a module among the ranks and prepare it for training; a collective.
+        """Shard a module across ranks and prepare it for training; a collective.
 
         Args:
-            module: A policy or critic as `loading` left it: by default whole, on the CPU. The transformers model is its
-                `model`.
-            model: Where it comes from, with its dtype.
+            module: A policy or critic loaded under `loading`: by default unsharded, on the CPU. Its `model` is the
+                transformers model.
+            model: Source and dtype of the module.
             rate: Learning rate and its schedule.
-            role: What it is trained as.
+            role: Role to train it as.
         """
 
     @abstractmethod
     def freeze(self, module: Any, model: Model) -> Any:
-        """Prepare a module that is not trained, and return what runs it; a collective."""
+        """Prepare a module that is not trained, and return a callable that runs it; a collective."""
 
     @property
     @abstractmethod
     def facts(self) -> Mapping[str, Any]:
-        """Options that must be equal when a checkpoint is loaded, plain JSON."""
+        """Options that must be equal when a checkpoint is loaded, as plain JSON."""
 
     @property
     def reshards(self) -> bool:
-        """True if a checkpoint may be loaded by another number of ranks: `TrainedModule.read` divides it."""
+        """True if another number of ranks may load a checkpoint, because `TrainedModule.read` reshards it."""
         return False
 
     def loading(self, model: Model) -> AbstractContextManager[None]:
-        """Return a context in which models are loaded; a learner whose ranks never hold a whole one overrides it."""
+        """Return a context for loading models; override it if no rank may hold a whole model."""
         return nullcontext()
 
     def prepare(self, module: Any) -> None:
-        """Change a module after it is loaded, before adapters are added and it is divided."""
+        """Change a loaded module before adapters are added and it is sharded."""
 
     def share_rows(self, ranks: Ranks) -> SharedRows | None:
-        """Return what runs models on rows, such as ranks that share rollouts; None if models run by themselves."""
+        """Return the runner of models on rows, such as ranks that share rollouts; None to run models directly."""
         if not self.packs_without_mask:
             return None
         from rlsdk.learners.packing import PackedAttention
@@ -97,23 +97,23 @@ class TransformersLearner(LearnerOptions):
         return PackedAttention()
 
     def connect(self, device: str) -> None:
-        """Prepare what divides models, once this rank has joined the others."""
+        """Prepare the sharding backend, once this rank has joined the others."""
 
     @property
     def place(self) -> ActorSpec:
-        """Placement of this rank, from `start` on."""
+        """Placement of this rank, set by `start`."""
         return self._place
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
-        """Environment variables to set before the actor's process imports anything."""
+        """Return the environment variables to set before the actor's process imports anything."""
         return environment(place, compiled=False)
 
     def preload(self) -> None:
-        """Import what a rank needs."""
+        """Import the modules that a rank needs."""
         from rlsdk.learners import actor, model, objective, updates  # noqa: F401
 
     def start(self, roles: Roles, loss: LossSpec, place: ActorSpec, total_updates: int) -> None:
-        """Load the models; `total_updates` is the length of the learning-rate schedule, in optimiser steps.
+        """Load the models; `total_updates` is the length of the learning-rate schedule in optimiser steps.
 
         Raises:
             LearnerError: A model cannot be used.
@@ -188,7 +188,7 @@ class TransformersLearner(LearnerOptions):
         self._reference = self.freeze(reference.requires_grad_(False).eval(), model)
 
     def _tokens(self, roles: Roles, place: ActorSpec) -> int:
-        """Return the token budget of a micro-batch, the same on all ranks; `auto` looks at the free memory."""
+        """Return the token budget of a micro-batch, equal on all ranks; `auto` derives it from the free memory."""
         if self.micro_batch_tokens != "auto":
             return self.micro_batch_tokens
         from rlsdk.learners.estimate import auto_tokens, free_memory
@@ -209,19 +209,19 @@ class TransformersLearner(LearnerOptions):
 
     @property
     def _base_is_reference(self) -> bool:
-        """True if the actor without its adapter serves as the reference, so that no second model is held."""
+        """True if the actor without its adapter serves as the reference, which saves a second model."""
         actor = self._roles.actor
         return self.lora is not None and actor is not None and self._roles.reference == actor
 
     def logprobs(
         self, batch: TrainBatch, role: Literal["actor", "reference"] = "actor", fields: Sequence[str] = ("logprobs",)
     ) -> dict[str, np.ndarray]:
-        """float32 `[t]` each, without a graph: of `logprobs`, `entropy`, `probs_squared_sum` those asked for.
+        """Return the requested of `logprobs`, `entropy`, `probs_squared_sum`, float32 `[t]` each, without a graph.
 
         Raises:
             LearnerError: The learner does not hold that role.
         """
-        if role == "reference":  # it chooses its own experts
+        if role == "reference":  # the reference routes by itself
             batch = attrs.evolve(batch, context={k: v for k, v in batch.context.items() if k != "routed_experts"})
         off = role == "reference" and self._base_is_reference
         model: Any = self._actor if role == "actor" or off else self._reference
@@ -243,7 +243,7 @@ class TransformersLearner(LearnerOptions):
 
     @property
     def _repeat_fault(self) -> str:
-        """Say why a pass that ran out of memory cannot begin again; empty if it can."""
+        """Return why a pass that ran out of memory cannot restart; empty if it can."""
         for trained in self._trained.values():
             return trained.repeat_fault
         return "other ranks wait for this one, so it cannot begin again" if self._ranks.world > 1 else ""
@@ -253,14 +253,14 @@ class TransformersLearner(LearnerOptions):
         """The policy.
 
         Raises:
-            LearnerError: These processes hold another model alone.
+            LearnerError: This learner holds no actor.
         """
         if self._actor is None:
             raise LearnerError("this learner holds no actor")
         return self._actor
 
     def values(self, batch: TrainBatch) -> np.ndarray:
-        """float32 `[t]`: the critic's, of the state in which each response token was chosen.
+        """Return the critic's values of the states in which response tokens were chosen, float32 `[t]`.
 
         Raises:
             LearnerError: The learner has no critic.
@@ -278,9 +278,8 @@ class TransformersLearner(LearnerOptions):
         """Take one optimiser step per minibatch (this rank's share, trained tokens and trained rollouts of all ranks).
 
         Returns:
-            Metrics, the same on every rank, exact over micro-batches and ranks: means over trained tokens; of losses,
-            norms and learning rates means over optimiser steps. Updates that were skipped are counted, and leave no
-            other metric.
+            Metrics, equal on every rank and exact over micro-batches and ranks: means over trained tokens or, for
+            losses, norms and learning rates, over optimiser steps. Skipped updates are counted and add no other metric.
 
         Raises:
             LearnerError: More than `skip_limit` gradients in a row were not finite.
@@ -299,7 +298,7 @@ class TransformersLearner(LearnerOptions):
         updates: int = 1,
         last: bool = True,
     ) -> None:
-        """Add the gradient of this rank's rollouts to that of the optimiser step; see `GivesPrimitives`.
+        """Accumulate the gradient of this rank's rollouts for the optimiser step; see `GivesPrimitives`.
 
         A loss that reads `x.whole` gets the rollouts of this call, over all ranks.
 
@@ -309,7 +308,7 @@ class TransformersLearner(LearnerOptions):
         self._updates.forward_backward(batch, totals, role=role, step=step, update=update, updates=updates, last=last)
 
     def optimizer_step(self, role: TrainedRole = "actor") -> dict[str, float]:
-        """Take one optimiser step along the gradient; metrics are those that `update` returns of one such step.
+        """Take one optimiser step along the gradient, and return its metrics as in `update`.
 
         Raises:
             LearnerError: More than `skip_limit` gradients in a row were not finite.
@@ -318,52 +317,52 @@ class TransformersLearner(LearnerOptions):
         return found
 
     def set_learning_rate(self, lr: float, role: TrainedRole = "actor") -> None:
-        """Set the peak learning rate from the next optimiser step on; the schedule multiplies it, `save` keeps it.
+        """Set the peak learning rate from the next optimiser step on; the schedule scales it and `save` stores it.
 
-        A checkpoint's learning rate that was set this way wins over `lr` and `critic_lr` of the run that resumes.
+        On resume, a learning rate set this way overrides `lr` and `critic_lr`.
 
         Args:
-            lr: Learning rate.
-            role: Model whose learning rate it is.
+            lr: Peak learning rate.
+            role: Model to set it for.
         """
         self._trained[role].peak_lr = lr
 
     def weights(self, version: int) -> Weights | None:
-        """All tensors of the actor as `save_pretrained` writes them, an adapter merged (rank 0; None elsewhere)."""
+        """Return the actor's tensors as `save_pretrained` writes them, adapter merged (rank 0; None elsewhere)."""
         return self._exporter.weights(version)
 
     def weight_parts(self, version: int) -> Iterator[Weights | None]:
-        """Yield the tensors of `weights` layer by layer, in the model's own memory where no rank has to gather it."""
+        """Yield the tensors of `weights` layer by layer, without a copy where no gather is needed."""
         return self._exporter.parts(version, copy=False)
 
     @property
     def adapter(self) -> Adapter | None:
-        """The shape of the adapter that can be sent to engines; None if whole models are sent."""
+        """Shape of the adapter sent to engines; None if whole models are sent."""
         return self.lora.adapter if self.lora and self.lora.sync == "adapter" else None
 
     def adapter_weights(self, version: int) -> Weights | None:
-        """The adapter's tensors (rank 0; None elsewhere), by the names of peft's files."""
+        """Return the adapter's tensors by the names in peft's files (rank 0; None elsewhere)."""
         return self._exporter.adapter_weights(version)
 
     def canary(self, token_ids: np.ndarray) -> np.ndarray:
-        """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it."""
+        """Return the logprob of each token given those before it, at temperature 1, float32 `[k - 1]`."""
         return self._passes.canary(self.actor, token_ids)
 
     def clock(self) -> dict[str, float]:
-        """Seconds so far: `forward_seconds`, and `update_seconds` of backward passes and optimiser steps."""
+        """Return seconds so far: `forward_seconds`, and `update_seconds` of backward passes and optimiser steps."""
         return dict(self._clock.seconds)
 
     def save(self, folder: Path) -> None:
-        """Write what `load` needs, each rank its part, and a manifest of hashes; all ranks must see `folder`."""
-        # A frozen base lies in the model's own folder.
+        """Write a checkpoint, each rank its part, with a manifest of hashes; all ranks must see `folder`."""
+        # A frozen base is already in the model's folder.
         memory, frozen = self._updates.objective.state(), self.lora is None
         save_models(folder, self._trained, self._ranks, self._facts, memory=memory, frozen=frozen)
 
     def load(self, folder: Path) -> None:
-        """Continue from a folder that `save` wrote; no file is opened unless all hashes match, and nothing is executed.
+        """Restore from a folder that `save` wrote. Files are only opened if all hashes match; nothing is executed.
 
         Raises:
-            CheckpointError: A file is missing or changed, or the learner was set up otherwise.
+            CheckpointError: A file is missing or changed, or the learner's setup differs.
         """
         memory = load_models(
             folder,
@@ -386,9 +385,9 @@ class TransformersLearner(LearnerOptions):
         return {**self.facts, **common, "lora": self.lora and self.lora.facts}
 
     def export(self, folder: Path) -> None:
-        """Write what `transformers.from_pretrained` opens: weights (safetensors), config, tokenizer; rank 0 writes.
+        """Write a folder for `transformers.from_pretrained`: safetensors weights, config, tokenizer; rank 0 writes.
 
-        An adapter is merged into the weights, and lies beside them in `adapter` as peft writes it.
+        Adapters are merged into the weights, and also written to `adapter` in peft's format.
         """
         self._exporter.export(folder)
 

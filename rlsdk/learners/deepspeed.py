@@ -1,4 +1,4 @@
-"""The learner on DeepSpeed: ZeRO 0 to 3, with roles actor, critic and reference in one process per rank."""
+"""The DeepSpeed learner: ZeRO 0 to 3, with actor, critic and reference in one process per rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @learner("deepspeed")
 @attrs.define(kw_only=True, eq=False, slots=False)
 class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
-    """Trains on DeepSpeed, on CPUs or GPUs; how a batch is split over ranks and micro-batches changes rounding only.
+    """Train with DeepSpeed on CPUs or GPUs; splitting a batch into ranks and micro-batches affects only rounding.
 
     Its options are those of `DeepSpeedOptions`.
     """
@@ -42,7 +42,7 @@ class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
         deepspeed.init_distributed(dist_backend="nccl" if device == "cuda" else "gloo")
 
     def share_rows(self, ranks: Ranks) -> SharedRows | None:
-        """Return the ranks that share the tokens of each rollout; a collective where there are any."""
+        """Return the ranks that share the tokens of each rollout, if any; then a collective."""
         if self.sequence_parallel == 1:
             return super().share_rows(ranks)
         from rlsdk.learners.ulysses import SequenceGroup
@@ -50,27 +50,27 @@ class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
         return SequenceGroup.join(ranks, self.sequence_parallel)
 
     def loading(self, model: Model) -> AbstractContextManager[None]:
-        """Have ZeRO-3 divide a model tensor by tensor while it is loaded."""
+        """Make ZeRO-3 shard a model tensor by tensor while it is loaded."""
         return divided_while_loaded(self._config(model, 0.0)) if self.zero_stage == 3 else nullcontext()
 
     def prepare(self, module: Any) -> None:
-        """Compile a module, if it shall be."""
+        """Compile a module if the options say so."""
         if self.compile:
             import torch._dynamo
 
             # Actor, critic and reference run the same code, each with and without gradients, prompts and masks: by
-            # default the ninth variant would run uncompiled.
+            # default, the ninth variant would run uncompiled.
             torch._dynamo.config.recompile_limit = 64
-            # Rows are of any number and width: one graph for all of them.
+            # One graph serves rows of any number and width.
             module.model.base_model.compile(dynamic=True)
 
     def train(self, module: Any, model: Model, rate: LearningRate, role: TrainedRole) -> Trained:
-        """Give a module to DeepSpeed."""
+        """Wrap a module in a DeepSpeed engine."""
         config, ranks = self._config(model, rate.peak), self.place.world_size
         return Trained(module, config, rate, ranks, role=role, skip_limit=self.skip_limit)
 
     def freeze(self, module: Any, model: Model) -> Any:
-        """Move a module to its device, or let ZeRO-3 divide it."""
+        """Move a module to its device, or let ZeRO-3 shard it."""
         if self.zero_stage < 3:
             return module.to(self.place.device)
         import deepspeed
@@ -97,10 +97,10 @@ class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
 
 
 def _import_deepspeed() -> None:
-    """Import DeepSpeed for the first time in this process, without what nothing here uses and every start would pay.
+    """Import DeepSpeed for the first time in this process, without slow parts that rlsdk does not use.
 
-    Its shared-memory collectives, for inference, are 22 s of g++. Its autotuner imports MLflow where that is installed:
-    over a second.
+    Its shared-memory collectives, for inference, take 22 s to compile. Its autotuner imports MLflow if installed, which
+    takes over a second.
     """
     with hidden("mlflow"):
         import deepspeed.ops

@@ -1,4 +1,4 @@
-"""The learner's ranks as Ray actors, called together by the driver; results are in the batch's order."""
+"""The learner's ranks as Ray actors that the driver calls together; results are in batch order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rlsdk.batch import Totals
 
 LEAST_LOGPROB = -1000.0
-"""Logprob of a token that a model rules out, in place of -inf: sums of it stay finite."""
+"""Replacement for a logprob of -inf, so that sums stay finite."""
 
 
 @attrs.define(eq=False)
@@ -41,8 +41,8 @@ class LearnerGroup:
         logs: Log files of the actors.
         name: Name in messages and of the log files.
         ended: True if the actors were stopped or have failed.
-        adapter_only: True if `weights` returns the adapter alone.
-        transfer: Way of the weights to the engines; None for Ray's object store.
+        adapter_only: True if `weights` returns only the adapter.
+        transfer: Weight transfer to the engines; None for Ray's object store.
     """
 
     actors: list[Any]
@@ -77,21 +77,21 @@ class LearnerGroup:
         transfer: ComponentRef | None = None,
         name: str = "learner",
     ) -> Self:
-        """Start `place.world_size` ranks and wait until all of them hold their models.
+        """Start `place.world_size` ranks and wait until all have loaded their models.
 
         Args:
             reference: Reference to the learner component.
             roles: Models of the learner.
             loss: Loss to minimise.
-            place: Placement of rank 0; other ranks differ in `rank`, `cache` and `master`.
+            place: Placement of rank 0; other ranks have other `rank`, `cache` and `master`.
             total_updates: Length of the learning-rate schedule, in optimiser steps.
             cpus: Cores that Ray reserves for each rank.
-            seats: GPUs that were reserved for each rank; empty on the CPU.
-            resources: Further resources that Ray reserves for each rank, by name.
-            python: What starts the processes in place of Python; empty for Python.
-            log_dir: Folder of the log files `NAME-RANK.log`; must be visible to all ranks, like checkpoints.
+            seats: GPUs reserved for each rank; empty on a CPU.
+            resources: Additional resources that Ray reserves for each rank, by name.
+            python: Command that starts the processes in place of Python; empty for Python.
+            log_dir: Folder of the log files `NAME-RANK.log`; all ranks must see it, as with checkpoints.
             cache: Parent folder of each rank's compile caches, `NAME-RANK`.
-            transfer: Way of the weights to the engines; None for Ray's object store.
+            transfer: Weight transfer to the engines; None for Ray's object store.
             name: Name in messages and of the log files.
 
         Raises:
@@ -124,7 +124,7 @@ class LearnerGroup:
         return group
 
     def _see(self, folder: Path) -> None:
-        """Check that all ranks see the driver's folder, since ranks write checkpoints and the driver reads them."""
+        """Check that all ranks see the driver's folder, to which they write checkpoints that the driver reads."""
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".seen-by-all-") as mark:
             seen = self._wait("start", [a.sees.remote(str(Path(mark.name).resolve())) for a in self.actors])
         for rank, (host, visible) in enumerate(seen):
@@ -136,7 +136,7 @@ class LearnerGroup:
                 )
 
     def _meet(self) -> None:
-        """Choose the address where ranks meet; none is needed for a single rank."""
+        """Choose the rendezvous address of the ranks; a single rank needs none."""
         if len(self.actors) == 1:
             return
         addresses = self._wait("start", [a.where.remote() for a in self.actors])
@@ -153,7 +153,7 @@ class LearnerGroup:
         self._wait("start", [a.start.remote(*given, p, total_updates, self.transfer) for a, p in starts])
 
     def forward(self, batch: TrainBatch, fields: Sequence[str]) -> dict[str, np.ndarray]:
-        """Return fields that passes without a gradient give, float32 `[t]` each, in the batch's order.
+        """Return fields computed by forward passes, float32 `[t]` each, in batch order.
 
         Args:
             batch: Rollouts of a training step.
@@ -173,12 +173,12 @@ class LearnerGroup:
         role: Literal["actor", "reference"] = "actor",
         fields: Sequence[str] = ("logprobs",),
     ) -> dict[str, np.ndarray]:
-        """float32 `[t]` each, in the batch's order; see `Learner.logprobs`. No logprob is below `LEAST_LOGPROB`."""
+        """See `Learner.logprobs`; float32 `[t]` each, in batch order. No logprob is below `LEAST_LOGPROB`."""
         found = self._shared_out("logprobs", batch, fields, role, tuple(fields))
         return found if "logprobs" not in found else {**found, "logprobs": bounded_below(found["logprobs"])}
 
     def values(self, batch: TrainBatch) -> np.ndarray:
-        """float32 `[t]`, in the batch's order; see `Learner.values`."""
+        """See `Learner.values`; float32 `[t]`, in batch order."""
         return self._shared_out("values", batch, ("values",))["values"]
 
     def _shared_out(self, method: str, batch: TrainBatch, fields: Sequence[str], *args: Any) -> dict[str, np.ndarray]:
@@ -197,7 +197,7 @@ class LearnerGroup:
         return found
 
     def _shares(self, batch: TrainBatch, index: np.ndarray) -> list[np.ndarray]:
-        """The rollouts `index`, shared out over ranks."""
+        """Return the rollouts `index`, distributed over ranks."""
         if len(self.actors) == 1:
             return [index]
         pairs = batch.rollouts.get("pairs")
@@ -216,7 +216,7 @@ class LearnerGroup:
             Metrics over all ranks.
 
         Raises:
-            LearnerError: A rank failed; the message names it and the step. All ranks are stopped by then.
+            LearnerError: A rank failed; the message names it and the step. All ranks are stopped.
         """
         self._steps.check_none("update")
         trained = batch.trained_tokens
@@ -239,11 +239,11 @@ class LearnerGroup:
         updates: int = 1,
         last: bool = True,
     ) -> None:
-        """Add the gradient of a batch to that of the optimiser step.
+        """Accumulate the gradient of a batch for the optimiser step.
 
         Args:
             batch: Rollouts with `advantages` and the other inputs of the loss.
-            totals: Denominators of the whole optimiser step; left out, those of this batch.
+            totals: Denominators of the whole optimiser step; default: those of this batch.
             role: Model to train.
             step: Training steps completed; losses read it as `x.train_step`, and it seeds their random choices.
             update: Number of the optimiser step within the training step, from 0; losses read it as `x.step`.
@@ -251,8 +251,8 @@ class LearnerGroup:
             last: True in the last call before `optimizer_step`.
 
         Raises:
-            LearnerError: The call is out of order or the learner cannot do it, and nothing was done; or a rank failed,
-                and all are stopped.
+            LearnerError: The call is out of order or unsupported, and nothing was done; or a rank failed, and all ranks
+                are stopped.
         """
         self._steps.add(role, last=last)
         options = {"role": role, "step": step, "update": update, "updates": updates, "last": last}
@@ -264,7 +264,7 @@ class LearnerGroup:
         self._wait(f"forward_backward of step {step + 1}", refs)
 
     def optimizer_step(self, role: TrainedRole = "actor") -> dict[str, float]:
-        """Take one optimiser step along the gradient that `forward_backward` added up.
+        """Take one optimiser step along the gradient that `forward_backward` has accumulated.
 
         Args:
             role: Model to train.
@@ -273,18 +273,18 @@ class LearnerGroup:
             Metrics over all batches and ranks.
 
         Raises:
-            LearnerError: The gradient is missing or not complete, and nothing was done; or a rank failed, and all are
-                stopped.
+            LearnerError: The gradient is missing or incomplete, and nothing was done; or a rank failed, and all ranks
+                are stopped.
         """
         self._steps.take(role)
         return dict(self._call("optimizer_step", [(role,)] * len(self.actors), version=self._step + 1)[0])
 
     def set_learning_rate(self, lr: float, role: TrainedRole = "actor") -> None:
-        """Set the peak learning rate from the next optimiser step on; the schedule multiplies it, `save` keeps it.
+        """Set the peak learning rate from the next optimiser step on; the schedule scales it and `save` stores it.
 
         Args:
-            lr: Learning rate.
-            role: Model whose learning rate it is.
+            lr: Peak learning rate.
+            role: Model to set it for.
 
         Raises:
             LearnerError: The learning rate is negative or not finite, or the learner has no such method.
@@ -302,11 +302,11 @@ class LearnerGroup:
 
     @property
     def streams(self) -> bool:
-        """True if engines receive weights from `stream`; adapters are small, and go through Ray's object store."""
+        """True if engines receive weights from `stream`; adapters are small and go through Ray's object store."""
         return self._sending.streams and not self.adapter_only
 
     def stream(self, engines: int, token_ids: np.ndarray, version: int | None = None) -> WeightStream:
-        """Begin to send the weights to engines, which must receive them meanwhile; see `StreamsToEngines`.
+        """Start sending the weights to engines, which must receive them at the same time; see `StreamsToEngines`.
 
         Raises:
             LearnerError: A rank failed; the message names it. All ranks are stopped by then.
@@ -314,44 +314,44 @@ class LearnerGroup:
         return self._sending.stream(self._published, engines, token_ids, version)
 
     def fetch_weights(self, version: int) -> Weights:
-        """Return the actor's weights in this process; `weights` only refers to them."""
+        """Return the actor's weights themselves, where `weights` returns a reference."""
         found: Weights = self._call(self._published, [(version,)] * len(self.actors))[0]
         return found
 
     @property
     def _published(self) -> str:
-        """The learner's method whose weights engines get."""
+        """Name of the learner's method that returns the weights for engines."""
         return "adapter_weights" if self.adapter_only else "weights"
 
     def checksums(self) -> dict[str, str]:
-        """CRC-32 of each tensor of the weights as they are now."""
+        """Return the CRC-32 of each tensor of the current weights."""
         found: dict[str, str] = self._wait("checksums", [a.checksums.remote(self._published) for a in self.actors])[0]
         return found
 
     def canary(self, token_ids: np.ndarray) -> np.ndarray:
-        """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it."""
+        """Return the logprob of each token given those before it, at temperature 1, float32 `[k - 1]`."""
         return np.asarray(self._call("canary", [(token_ids,)] * len(self.actors))[0])
 
     def save(self, folder: Path) -> None:
-        """Write what `load` needs into a folder that all ranks see."""
+        """Write a checkpoint into a folder that all ranks see."""
         self._steps.check_none("save")
         self._call("save", [(Path(folder),)] * len(self.actors))
 
     def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote.
+        """Restore a checkpoint that `save` wrote.
 
         Raises:
-            CheckpointError: It is damaged, or of a learner that was set up otherwise.
+            CheckpointError: It is damaged, or the learner's setup differs.
         """
         self._steps.check_none("load")
         self._call("load", [(Path(folder),)] * len(self.actors))
 
     def export(self, folder: Path) -> None:
-        """Write what `transformers.from_pretrained` opens."""
+        """Write a folder that `transformers.from_pretrained` can open."""
         self._call("export", [(Path(folder),)] * len(self.actors))
 
     def clock(self) -> dict[str, float]:
-        """Seconds and greatest bytes of memory so far by name, each of the rank that has most."""
+        """Return seconds and peak memory in bytes so far, each of the rank with the highest value."""
         clocks = self._wait("clock", [a.clock.remote() for a in self.actors])
         return {name: max(c.get(name, 0.0) for c in clocks) for name in clocks[0]}
 
@@ -364,14 +364,14 @@ class LearnerGroup:
     def _call(
         self, method: str, arguments: Sequence[tuple[Any, ...]], what: str = "", version: int | None = None
     ) -> list[Any]:
-        """Call a method of the learner on all ranks; with a `version`, it is that of the weights from then on."""
+        """Call a learner method on all ranks; a `version` becomes the version of the weights."""
         with self._sending.lock:
             self._sending.version = self._sending.version if version is None else version
             refs = [actor.call.remote(method, *args) for actor, args in zip(self.actors, arguments, strict=True)]
         return self._wait(what or method, refs)
 
     def _wait(self, what: str, refs: Sequence[Any]) -> list[Any]:
-        """Results of all ranks; if one fails, all are ended, and none is left waiting for it."""
+        """Return the results of all ranks; if one fails, all are ended, so that none waits for it."""
         try:
             return answers(self.name, what, refs, self.logs)
         except RlsdkError:
@@ -380,12 +380,12 @@ class LearnerGroup:
 
 
 def bounded_below(logprobs: np.ndarray) -> np.ndarray:
-    """Logprobs of at least `LEAST_LOGPROB`; NaN stays, for it is a fault and must show."""
+    """Clamp logprobs to at least `LEAST_LOGPROB`; NaN stays, since it is a fault that must show."""
     return np.asarray(np.maximum(logprobs, np.float32(LEAST_LOGPROB)))
 
 
 def _by_value(reference: ComponentRef | None) -> None:
-    """Have a marked object pickled by value, since workers may be unable to import its module."""
+    """Pickle a decorated object by value, since workers may be unable to import its module."""
     if reference is None or reference.obj is None:
         return
     from ray import cloudpickle

@@ -1,4 +1,4 @@
-"""The training objective built from a `LossSpec`: components give per-token losses, which it masks, weighs and sums."""
+"""The training objective of a `LossSpec`: mask, weight and sum the per-token losses of its components."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OWN_METRICS = frozenset(
     {"loss", "policy_loss", "correction", "ref_kl", "router_loss", "entropy", "ratio", "ratio_max", "kl_to_old"}
     | {"kl_to_behaviour", "grad_norm", "lr", "skipped_updates", "gap", "gap_generation"}
 )
-"""Metrics of the actor that no component reports: `actor/NAME` is the core's."""
+"""Actor metrics `actor/NAME` that belong to the core; components must not report them."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -42,11 +42,11 @@ class UpdateContext:
     Attributes:
         update: Index of the optimiser step within this batch, from 0.
         updates: Number of optimiser steps for this batch.
-        train_step: Training steps completed.
-        updates_done: Optimiser steps completed since the training began.
+        train_step: Number of completed training steps.
+        updates_done: Number of optimiser steps completed since training began.
         totals: Denominators of the optimiser batch, over all ranks.
         seed: Seed of random choices, equal on all ranks and micro-batches of one optimiser step.
-        whole: Detached inputs of the optimiser batch, for losses that need it.
+        whole: Detached inputs of the optimiser batch, for losses that need them.
         offset: Position in `whole` where the micro-batch's tokens begin.
     """
 
@@ -87,12 +87,12 @@ class Objective:
         self.entropy: EntropyMode = "gradient" if differentiated else "value"
 
     def inputs(self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor | None, context: UpdateContext) -> LossInputs:
-        """Build all inputs that any component may read; each gets those that it declared.
+        """Build all inputs that components may read; each component gets those that it declared.
 
         Args:
-            batch: The rollouts of a micro-batch.
-            logprobs: float `[t]`, of the policy that learns.
-            entropy: float `[t]` or None.
+            batch: Rollouts of a micro-batch.
+            logprobs: Logprobs of the policy in training, float `[t]`.
+            entropy: Entropy, float `[t]`, or None.
             context: Context of the update.
         """
         device = logprobs.device
@@ -110,7 +110,7 @@ class Objective:
         return LossInputs(
             logprobs,
             logprobs.detach() if old is None else _float(old, device),
-            # A loss that reads advantages nobody computed must not pass for one with nothing to learn.
+            # Missing advantages must raise, and not look like a loss with nothing to learn.
             torch.full_like(logprobs.detach(), torch.nan) if advantages is None else _float(advantages, device),
             torch.from_numpy(np.array(batch.loss_mask)).to(device),
             torch.from_numpy(segments).to(device),
@@ -128,9 +128,10 @@ class Objective:
         ).with_extra(**extra)
 
     def __call__(self, x: LossInputs, totals: Totals, accumulator: MetricAccumulator) -> Tensor:
-        """Compute the scalar that this micro-batch adds to the objective of the optimiser step, and accumulate metrics.
+        """Compute this micro-batch's contribution to the objective of the optimiser step, and accumulate metrics.
 
-        `Σ policy_loss · correction + kl_coef · Σ kl - entropy_coef · Σ entropy`, each sum divided as `totals` says.
+        `Σ policy_loss · correction + kl_coef · Σ kl - entropy_coef · Σ entropy`, each sum divided according to
+        `totals`.
         """
         spec, mask = self.spec, x.loss_mask
         kl_coef, entropy_coef = at(spec.kl_coef, x.train_step), at(spec.entropy_coef, x.train_step)
@@ -149,7 +150,7 @@ class Objective:
         return loss
 
     def policy_losses(self, x: LossInputs, accumulator: MetricAccumulator) -> Tensor:
-        """Compute the policy loss of each token, float `[t]`, weighed by the correction, and accumulate metrics."""
+        """Compute each token's policy loss weighted by the correction, float `[t]`, and accumulate metrics."""
         per_token, reported = self._run("policy_loss", self._loss, x, accumulator, _OWN_METRICS)
         if self._correction is None:
             return per_token
@@ -165,10 +166,10 @@ class Objective:
         return per_token * weights
 
     def reference_kl(self, x: LossInputs) -> Tensor | None:
-        """Compute each token's KL to the reference model, float `[t]`; None without an estimator or its logprobs."""
+        """Compute each token's KL to the reference model, float `[t]`; None without estimator or reference logprobs."""
         if self._kl is None or not hasattr(x, "ref_logprobs"):
             return None
-        # A token that is not trained on may have an infinite estimate, whose gradient, times zero, is NaN.
+        # An untrained token may have an infinite estimate, whose gradient times zero is NaN.
         logprobs, reference = (torch.where(x.loss_mask, each, 0) for each in (x.logprobs, x.ref_logprobs))
         estimator = at(self._kl, x.train_step)
         with _named("kl", estimator) as name:
@@ -182,7 +183,7 @@ class Objective:
     def _run(
         self, kind: str, bound: Any, x: LossInputs, accumulator: MetricAccumulator, taken: frozenset[str]
     ) -> tuple[Tensor, frozenset[str]]:
-        """Return a component's values `[t]` and the names of its metrics; one that is taken gets the kind before it."""
+        """Return a component's values `[t]` and metric names; a name that is taken gets the kind as a prefix."""
         needs = self._needs(bound)
         hidden = {name: None for name in (*_OPTIONAL, *x.extra) if name not in needs and hasattr(x, name)}
         call = self._memories[kind].call if kind in self._memories else bound
@@ -202,21 +203,21 @@ class Objective:
         return values, frozenset(metrics)
 
     def forget(self) -> None:
-        """Forget the calls of an optimiser step, which begins again."""
+        """Drop the recorded calls of an optimiser step that restarts."""
         for memory in self._memories.values():
             memory.forget()
 
     def advance(self, gather: Gather, *, taken: bool = True) -> None:
-        """Advance the memory of stateful components after an optimiser step; see `Memory.advance`."""
+        """Advance the state of stateful components after an optimiser step; see `Memory.advance`."""
         for memory in self._memories.values():
             memory.advance(gather, taken=taken)
 
     def state(self) -> dict[str, Any]:
-        """Memory of the components as plain JSON: kind -> the component's name and its state."""
+        """Return the components' state as plain JSON: kind -> component name and state."""
         return {kind: {"name": self._name(kind), "state": each.state()} for kind, each in self._memories.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state()`; a component with another name than the saved one starts afresh."""
+        """Restore from `state()`; a component whose name has changed starts without state."""
         for kind, memory in self._memories.items():
             if kind in state and state[kind]["name"] == self._name(kind):
                 memory.restore(state[kind]["state"])
@@ -235,7 +236,7 @@ class Objective:
 
 @contextmanager
 def _named(kind: str, part: Any) -> Iterator[str]:
-    """Name the component, and the line of its code, in an error that it raises; gives the name."""
+    """Add the component's name and code line to an error that it raises; yields the name."""
     component = component_of(part)
     name = f"{kind} {component.name!r}" if component else f"{kind} {part!r}"
     try:
@@ -255,11 +256,11 @@ def _per_token(name: str, values: Any, x: LossInputs) -> Tensor:
 
 
 def value_loss(values: Tensor, old: Tensor | None, returns: Tensor, clip: float | None) -> Tensor:
-    """Per token, half the squared error, or the greater of that and the clipped value's (PPO, arXiv:1707.06347).
+    """Return half the squared error per token, or the maximum of it and the clipped one (PPO, arXiv:1707.06347).
 
     Args:
         values: float `[t]`, carries the gradient.
-        old: float `[t]`, the critic's values before the update; None where `clip` is.
+        old: float `[t]`, the critic's values before the update; may be None if `clip` is None.
         returns: float `[t]`.
         clip: Maximum change of a value from the old one.
     """
@@ -297,7 +298,7 @@ def critic_loss(
 def _observe(x: LossInputs, accumulator: MetricAccumulator) -> None:
     """Record the metrics common to all losses."""
     with torch.no_grad():
-        # In float64, and clamped like in losses, so that one impossible token leaves the mean finite
+        # In float64 and clamped as in losses, so that one impossible token leaves the mean finite
         others = (x.old_logprobs, x.behaviour_logprobs)
         to_old, to_behaviour = (bounded(x.logprobs.double() - other.double()) for other in others)
         ratio = to_old.exp()

@@ -1,4 +1,4 @@
-"""A module that a learner trains, whatever divides it among ranks: its steps, learning rate and checkpoints."""
+"""A module in training, however it is sharded: its optimiser steps, learning rate and checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 Schedule = Literal["constant", "linear", "cosine"]
 Wanted = Callable[[str], bool]
-"""Chooses tensors of a model by their names in its `state_dict`."""
+"""Select tensors of a model by their `state_dict` names."""
 
 
 @attrs.frozen(kw_only=True)
@@ -28,8 +28,8 @@ class LearningRate:
     """Learning rate of a module over its training.
 
     Attributes:
-        peak: Greatest learning rate.
-        factor: Share of the peak after so many optimiser steps; see `schedule`.
+        peak: Peak learning rate.
+        factor: Share of the peak after a number of optimiser steps; see `schedule`.
     """
 
     peak: float
@@ -39,17 +39,17 @@ class LearningRate:
 class TrainedModule(ABC):
     """A module whose optimiser steps follow the exact gradient of the global loss; every rank holds one.
 
-    A learner that divides models in its own way subclasses it, and `TransformersLearner` does the rest.
+    A learner with its own sharding subclasses it; `TransformersLearner` does the rest.
 
     Attributes:
         role: Role of the module: actor or critic.
-        updates: Optimiser steps completed; the schedule depends on it alone.
-        skipped: Steps skipped since the last completed one.
-        peak_lr: Peak learning rate that replaces that of the options, as it was set while training; None if it was not.
+        updates: Number of completed optimiser steps; the schedule depends only on it.
+        skipped: Number of steps skipped since the last completed one.
+        peak_lr: Peak learning rate set during training, which overrides the options; None if it was not set.
     """
 
     def __init__(self, rate: LearningRate, *, role: str, skip_limit: int) -> None:
-        """Begin with no step taken.
+        """Create a module without completed steps.
 
         Args:
             rate: Learning rate.
@@ -63,7 +63,7 @@ class TrainedModule(ABC):
     @property
     @abstractmethod
     def module(self) -> Any:
-        """The module, a `torch.nn.Module`, with the attributes that it had before it was divided."""
+        """The `torch.nn.Module`, with the attributes that it had before sharding."""
 
     @abstractmethod
     def __call__(self, *args: Any) -> Any:
@@ -71,73 +71,72 @@ class TrainedModule(ABC):
 
     @abstractmethod
     def backward(self, losses: Iterator[Tensor], count: int, clock: PhaseTimer, *, last: bool) -> None:
-        """Add the gradient of losses to that of the optimiser step.
+        """Accumulate the gradient of losses for the optimiser step.
 
         Args:
-            losses: This rank's parts of the loss, one per micro-batch; those of all ranks add up to the loss.
-            count: Number of parts, the same on every rank.
-            clock: Timer of the phases.
+            losses: This rank's parts of the loss, one per micro-batch; the parts of all ranks add up to the loss.
+            count: Number of parts, equal on every rank.
+            clock: Phase timer.
             last: True if `step` comes next.
         """
 
     @property
     @abstractmethod
     def repeat_fault(self) -> str:
-        """Say why the gradient of an optimiser step cannot be dropped and computed again; empty if it can."""
+        """Return why the gradient of an optimiser step cannot be dropped and recomputed; empty if it can."""
 
     @abstractmethod
     def drop_gradients(self) -> None:
-        """Drop the gradient of the optimiser step, and what a backward pass left behind that did not end."""
+        """Drop the gradient of the optimiser step and the leftovers of an interrupted backward pass."""
 
     @abstractmethod
     def follow(self) -> float:
-        """Take an optimiser step along the gradient at the learning rate `lr`, and drop the gradient.
+        """Take an optimiser step along the gradient with learning rate `lr`, and drop the gradient.
 
-        A gradient that is not finite on some rank changes no weight, on any rank.
+        A gradient that is not finite on any rank changes no weight on any rank.
 
         Returns:
-            Norm of the whole gradient before clipping, the same on all ranks; not finite, or below zero, if no step
-            was taken.
+            Norm of the whole gradient before clipping, equal on all ranks; not finite or negative if no step was taken.
         """
 
     @abstractmethod
     def save(self, folder: Path, rank: int, state: Mapping[str, Any], *, frozen: bool) -> None:
-        """Write this rank's part of what `read` reads, without pickles; a collective.
+        """Write this rank's part of a checkpoint for `read`, without pickles; a collective.
 
         Args:
             folder: Folder that all ranks see.
             rank: Rank of this process.
-            state: More to keep, plain JSON, the same on all ranks.
-            frozen: Keep parameters that are not trained, too.
+            state: Additional state as plain JSON, equal on all ranks.
+            frozen: True to include parameters that are not trained.
         """
 
     @abstractmethod
     def read(self, folder: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read what `save` wrote, without executing anything in it, and change nothing yet.
+        """Read a checkpoint from `save` without executing or changing anything.
 
         Args:
             folder: Folder that all ranks see.
             rank: Rank of this process.
 
         Returns:
-            The model's state and the optimiser's, for `restore`.
+            Model state and optimiser state, for `restore`.
 
         Raises:
-            CheckpointError: A file is missing, or holds something else.
+            CheckpointError: A file is missing or has other content.
         """
 
     @abstractmethod
     def restore(self, model: Mapping[str, Any], saved: dict[str, Any], rank: int, *, strict: bool) -> dict[str, Any]:
-        """Continue from what `read` returned; a collective.
+        """Restore from the result of `read`; a collective.
 
         Args:
-            model: State of the model.
-            saved: State of the optimiser.
+            model: Model state.
+            saved: Optimiser state.
             rank: Rank of this process.
-            strict: Refuse a model that lacks a parameter.
+            strict: True to reject a model that lacks a parameter.
 
         Returns:
-            The `state` that `save` was given.
+            The `state` that was passed to `save`.
 
         Raises:
             CheckpointError: The states do not fit.
@@ -145,16 +144,16 @@ class TrainedModule(ABC):
 
     @abstractmethod
     def full_tensors(self, *, keep: bool, wanted: Wanted | None = None) -> dict[str, Tensor]:
-        """Return whole tensors of `module.model` by their `state_dict` names, in the model's dtype; a collective.
+        """Return unsharded tensors of `module.model` by `state_dict` name, in the model's dtype; a collective.
 
         Args:
-            keep: Return the tensors on this rank; otherwise it only takes part in the collective.
+            keep: True to return the tensors on this rank; otherwise it only takes part in the collective.
             wanted: Filter by name; by default, all tensors.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Free what the module holds beside its memory."""
+        """Free resources other than memory."""
 
     @property
     def lr(self) -> float:
@@ -164,14 +163,14 @@ class TrainedModule(ABC):
 
     @property
     def progress(self) -> dict[str, Any]:
-        """Counts that a checkpoint keeps, plain JSON; `set_progress` restores them."""
+        """Counters for a checkpoint as plain JSON; `set_progress` restores them."""
         return {"updates": self.updates, "skipped": self.skipped, "peak_lr": self.peak_lr}
 
     def set_progress(self, state: Mapping[str, Any]) -> None:
-        """Continue from the counts of a checkpoint.
+        """Restore the counters of a checkpoint.
 
         Raises:
-            KeyError: They are missing.
+            KeyError: A counter is missing.
         """
         self.updates, self.skipped = int(state["updates"]), int(state.get("skipped", 0))
         self.peak_lr = state.get("peak_lr")
@@ -212,7 +211,7 @@ def schedule(kind: Schedule, warmup: int, final: float, total: int) -> Callable[
     """Build the learning-rate factor as a function of completed optimiser steps.
 
     Args:
-        kind: Shape after the linear warm-up: constant, or linear or cosine down to `final`.
+        kind: Shape after linear warm-up: constant, or linear or cosine decay to `final`.
         warmup: Number of warm-up steps.
         final: Factor at the end.
         total: Total number of steps.
@@ -231,13 +230,13 @@ def schedule(kind: Schedule, warmup: int, final: float, total: int) -> Callable[
 
 
 class PhaseTimer:
-    """Adds up seconds by name."""
+    """Accumulate seconds by name."""
 
     def __init__(self) -> None:
         self.seconds = {"forward_seconds": 0.0, "update_seconds": 0.0}
 
     def __call__(self, name: str) -> _Span:
-        """A context whose duration is added to `name`."""
+        """Return a context whose duration is added to `name`."""
         return _Span(self.seconds, name)
 
 

@@ -1,4 +1,4 @@
-"""Optimiser steps of a rank: what its micro-batches add to the gradient, and the metrics of all ranks."""
+"""Optimiser steps of a rank: gradient accumulation over micro-batches, and metrics over all ranks."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from rlsdk.schedules import at
 
 @attrs.define(kw_only=True, eq=False)
 class Updates:
-    """Optimiser steps of the actor, and of the critic if there is one.
+    """Optimiser steps of the actor and, if there is one, the critic.
 
-    `forward_backward` adds the gradient of a batch, `optimizer_step` follows it; `update` does both for each minibatch.
+    `forward_backward` accumulates the gradient of a batch and `optimizer_step` applies it; `update` does both for each
+    minibatch.
 
     Attributes:
         objective: Objective of the actor.
@@ -68,7 +69,7 @@ class Updates:
         updates: int,
         last: bool,
     ) -> None:
-        """Add the gradient of this rank's rollouts to that of the optimiser step; see `GivesPrimitives`.
+        """Accumulate the gradient of this rank's rollouts for the optimiser step; see `GivesPrimitives`.
 
         Raises:
             LearnerError: The learner does not train that role.
@@ -112,7 +113,7 @@ class Updates:
         )
 
     def optimizer_step(self, role: TrainedRole) -> MetricAccumulator:
-        """Take one optimiser step along the gradient, and return this rank's share of its metrics.
+        """Take one optimiser step along the gradient, and return this rank's part of the metrics.
 
         Raises:
             LearnerError: Too many gradients in a row were not finite.
@@ -124,7 +125,7 @@ class Updates:
             norm = trained.step()
         if role == "actor":
             self.objective.advance(ranks.gather, taken=norm is not None)
-        if norm is None:  # and so on every rank
+        if norm is None:  # the same on every rank
             found = MetricAccumulator()
         if ranks.rank == 0 and norm is None:
             found.add(f"{role}/skipped_updates", 1.0, 0.0)
@@ -140,7 +141,7 @@ class Updates:
 
         Args:
             accumulator: Merged results of the optimiser steps on this rank.
-            roles: Roles that took them.
+            roles: Roles that took optimiser steps.
         """
         merged = MetricAccumulator()
         for role in roles:
@@ -198,7 +199,7 @@ class Updates:
     def _with_whole(
         self, batch: TrainBatch, parts: Sequence[MicroBatch], count: int, context: UpdateContext
     ) -> UpdateContext:
-        """Add the inputs of the optimiser batch, from a pass without gradients, gathered from all ranks."""
+        """Add the inputs of the optimiser batch from a pass without gradients, gathered over all ranks."""
         ranks, actor = self.passes.ranks, self.trained["actor"]
         columns: list[tuple[Tensor, Tensor]] = []
         with self.passes.clock("forward_seconds"), torch.no_grad():
@@ -217,5 +218,5 @@ class Updates:
 
 
 def _nothing(values: Tensor) -> Tensor:
-    """A zero loss with a graph, so that all parameters have gradients and collectives stay in step."""
+    """Return a zero loss with a graph, so that all parameters get gradients and collectives stay in step."""
     return values.sum() * 0.0

@@ -80,7 +80,7 @@ def test_an_offer_is_sent_once_and_a_learner_that_is_gone_is_named() -> None:
     offer = sender.offer(iter(()), 1, "127.0.0.1")
     with pytest.raises(TransferError, match="did not meet"):
         sender.send(layers())
-    with pytest.raises(TransferError, match="there is no offer"):
+    with pytest.raises(TransferError, match="there is no open offer"):
         sender.send(layers())
     with pytest.raises(TransferError, match=rf"the learner at 127\.0\.0\.1:{offer.port} cannot be reached"):
         next(Gloo(timeout=1).receive(offer, 1))
