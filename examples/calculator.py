@@ -1,6 +1,6 @@
-"""Arithmetic with a calculator: the tasks, the tool, and how a model of few tokens writes a call.
+"""Arithmetic with a calculator: tasks, tool, and a call syntax for a model with few tokens.
 
-A plugin in one file, which a config names: `plugins: [examples/calculator.py]`. See `examples/calculator_nano.yaml`.
+A single-file plugin, named in a config: `plugins: [examples/calculator.py]`. See `examples/calculator_nano.yaml`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from rlsdk.errors import OptionError
 from rlsdk.kit import TaskList, draw, evaluate, pick, tokenize
 
 LONGEST = 100
-"""Characters of an expression: what keeps its numbers small."""
+"""Maximum characters of an expression, which keeps its numbers small."""
 SIZES = {"train": 20_000, "test": 500}
 
 
 def calculate(expression: str) -> str:
-    """The exact value of an expression.
+    """Return the exact value of an expression.
 
     Args:
         expression: Whole numbers, + - * / and brackets.
@@ -32,7 +32,7 @@ def calculate(expression: str) -> str:
 
 
 def read_call(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """A call is `>` and an expression: `>(17*3)-4`."""
+    """Parse a call, which is `>` and an expression: `>(17*3)-4`."""
     return [("calculate", {"expression": text[1:]})] if text.startswith(">") else []
 
 
@@ -47,15 +47,15 @@ def problems(
 ) -> TaskList:
     """Expressions over three numbers from 1 to 20, with their value: `(17*3)-4=`.
 
-    A hash of the sorted numbers decides whether a problem is for training or for tests.
+    A hash of the sorted numbers assigns a problem to training or test.
 
     Args:
         split: `train`, or `test` (a tenth of all numbers).
-        size: How many tasks; left out, 20,000 to train and 500 to test.
-        largest: The greatest value.
+        size: Number of tasks; by default, 20,000 for training and 500 for test.
+        largest: Maximum value of an expression.
         seed: Random seed of the tasks.
-        demonstrations: Give each task a conversation to imitate: this share of them calls the calculator and answers
-            what it says, the others answer any number at once.
+        demonstrations: Add a conversation to imitate to each task: this share of them calls the calculator and answers
+            with its result, the others answer with a random number immediately.
 
     Raises:
         OptionError: A number is out of range.

@@ -1,4 +1,4 @@
-"""Train from Python: a typed configuration, a reward and a callback of one's own.
+"""Train from Python: a typed configuration, a custom reward and a custom callback.
 
     python examples/train_in_python.py              # a minute or two on two cores
     python examples/train_in_python.py steps=40 name=longer
@@ -20,7 +20,7 @@ SHORT = 14
 
 @rlsdk.reward("brief")
 def brief(rollout: rlsdk.Rollout, *, limit: int = SHORT) -> float:
-    """Give 1 for an answer of at most `limit` characters, and 0 for a longer one."""
+    """Return 1 for an answer of at most `limit` characters, and 0 for a longer one."""
     return float(len(rollout.response) <= limit)
 
 
@@ -31,7 +31,7 @@ class BestReward(rlsdk.Callback):
         self.best = float("-inf")
 
     async def after_step(self, trainer: rlsdk.Trainer, metrics: dict[str, float | None]) -> None:
-        """Compare with the step that has just ended."""
+        """Update the best reward after a step."""
         self.best = max(self.best, metrics["reward/mean"] or 0.0)
         metrics["reward/best"] = self.best
 

@@ -9,7 +9,7 @@
 #SBATCH --open-mode append
 set -euo pipefail
 
-# The cluster runs any code that it is sent, so each job has a token of its own.
+# The cluster runs any code sent to it, so each job has its own token.
 folder=$(mktemp -d "$HOME/.rlsdk-job-$SLURM_JOB_ID-XXXXXX")
 python -c 'import secrets; print(secrets.token_hex(32))' > "$folder/token"
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$folder/token"
@@ -25,7 +25,7 @@ clean_up() {
 }
 trap clean_up EXIT
 
-on() {  # on NODE COMMAND…: run a command on one node, beside this script
+on() {  # on NODE COMMAND…: run a command on one node, in the background
     srun --overlap --nodes 1 --ntasks 1 --nodelist "$@" &
     started+=($!)
 }
@@ -48,7 +48,7 @@ while (count := sum(node["Alive"] for node in ray.nodes())) < int(sys.argv[2]):
     time.sleep(1)
 PYTHON
 
-# At the time limit the step is finished and saved; the same job, submitted again, continues.
+# At the time limit, the current step is finished and saved; resubmitting the same job continues the run.
 rlsdk train "$@" placement.ray="$address" --resume &
 driver=$!
 trap 'kill -TERM "$driver"' TERM

@@ -1,4 +1,4 @@
-"""Train two steps, evaluate and save a checkpoint, each by a call of its own."""
+"""Train two steps, evaluate, and save a checkpoint, each with its own call."""
 
 import asyncio
 

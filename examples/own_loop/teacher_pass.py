@@ -1,4 +1,4 @@
-"""Have a teacher score every sampled token, and add its lead over the policy to the advantages."""
+"""Let a teacher score every sampled token, and add its logprob lead over the policy to the advantages."""
 
 import asyncio
 

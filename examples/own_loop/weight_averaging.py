@@ -1,4 +1,4 @@
-"""Keep an exponential average of the policy's weights, and write it beside the checkpoints."""
+"""Keep an exponential average of the policy's weights, and write it next to the checkpoints."""
 
 import asyncio
 

@@ -1,6 +1,6 @@
-"""An advantage that a remote service computes: rewards and groups go there as JSON, one number a rollout comes back.
+"""An advantage computed by a remote service: it receives rewards and groups as JSON and returns a number per rollout.
 
-A plugin in one file, used without any change of rlsdk:
+A single-file plugin, used without changing rlsdk:
 
     rlsdk train examples/quickstart.yaml --plugin examples/plugins/remote_advantage.py \
         'algorithm.advantage={use: remote_advantage/remote, url: "http://127.0.0.1:8000/advantages"}'
@@ -18,10 +18,10 @@ import rlsdk
 
 @rlsdk.advantage("remote")
 def remote(x: rlsdk.CreditInputs, *, url: str, timeout: float = 30.0) -> torch.Tensor:
-    """Ask a service for the advantage of each rollout.
+    """Request the advantage of each rollout from a service.
 
-    It is sent `{"rewards": […], "groups": […]}` and answers `{"advantages": […]}`, all of one length. Advantages run in
-    a thread, so that waiting for the service holds nothing else up.
+    It receives `{"rewards": […], "groups": […]}` and returns `{"advantages": […]}`, all of the same length. Advantages
+    run in a thread, so that waiting for the service blocks nothing else.
 
     Args:
         url: Address of the service.
@@ -32,5 +32,5 @@ def remote(x: rlsdk.CreditInputs, *, url: str, timeout: float = 30.0) -> torch.T
     with urllib.request.urlopen(request, timeout=timeout) as reply:
         found = json.load(reply)["advantages"]
     if len(found) != len(x.rewards):
-        raise ValueError(f"{url} gave {len(found)} advantages for {len(x.rewards)} rollouts")
+        raise ValueError(f"{url} returned {len(found)} advantages for {len(x.rewards)} rollouts")
     return x.rewards.new_tensor(found)

@@ -1,4 +1,4 @@
-"""The context that all rollouts of a plan share: tokenizer, engines, sampling, environments, recorder of agents."""
+"""The context shared by all rollouts of a plan: tokenizer, engines, sampling, environments, agent recorder."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def context_of(
 
     Args:
         plan: The plan.
-        codec: Tokenizer of its model.
+        codec: Tokenizer of the plan's model.
         client: Client of the engines, or a substitute; None if nothing is sampled.
-        worlds: Backend of environments; by default, threads of this process.
+        worlds: Environment backend; by default, threads of this process.
         user_loop: Event loop for users' workflows; by default, the running one.
     """
     s = plan.config.sampling

@@ -1,4 +1,4 @@
-"""Debugging without a training: serve the engines, or run a workflow on one task against any such server."""
+"""Debug without training: serve the engines, or run a workflow on one task against any OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def serve_engines(plan: Plan, ready: Callable[[str], None]) -> None:
         RunError: A process was silent for too long.
     """
     if not plan.needs_engine:
-        raise ConfigError(["algorithm: it trains on demonstrations, and nothing is generated; there is no engine"])
+        raise ConfigError(["algorithm: it trains on demonstrations and generates nothing, so there is no engine"])
     preflight.require(map(str, machine(plan, trains=False)))
     (plan.folder / "logs").mkdir(parents=True, exist_ok=True)
     with watched(plan.config.watchdog, "serving"), reaped(), ray_cluster(plan) as gpus:
@@ -98,7 +98,7 @@ async def _serve(plan: Plan, engines: list[Any], ready: Callable[[str], None]) -
 
 @contextmanager
 def _announced(file: Path, base_url: str) -> Iterator[None]:
-    """Write the engine's address to a file that only its owner can read, and delete it after the block."""
+    """Write the engine's address to a file readable only by its owner, and delete it after the block."""
     text = json.dumps({"base_url": base_url, "api_key": "", "pid": os.getpid()})
     partial = file.with_name(f".{file.name}.{os.getpid()}")
     partial.unlink(missing_ok=True)
@@ -109,15 +109,15 @@ def _announced(file: Path, base_url: str) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(FileNotFoundError):
-            if file.read_text(encoding="utf-8") == text:  # otherwise it names another engine by now
+            if file.read_text(encoding="utf-8") == text:  # otherwise it already names another engine
                 file.unlink()
 
 
 def find_engine(plan: Plan) -> tuple[str, str]:
-    """Return the base URL and key of the engine that `serve_engines` serves for the same run.
+    """Return the base URL and key of the engine served by `serve_engines` for the same run.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: No engine is served.
     """
     file = plan.folder / FILE
     try:
@@ -137,11 +137,11 @@ def debug_workflow(
 
     Args:
         plan: The plan; neither engine nor learner are started.
-        task: Index among the training tasks, source after source.
+        task: Index among the training tasks of all sources, in order.
         samples: Number of rollouts.
-        url: Base URL of an OpenAI-compatible server; by default, the engine that `serve_engines` serves for this run.
+        url: Base URL of an OpenAI-compatible server; by default, the engine served by `serve_engines` for this run.
         api_key: Key for the server.
-        model: Name of the model on the server; by default, the first that it lists.
+        model: Name of the model on the server; by default, the first one listed.
 
     Raises:
         ConfigError: There is no server, or the plan's settings contradict each other.

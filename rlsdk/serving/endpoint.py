@@ -1,4 +1,4 @@
-"""The HTTP server of an event loop: OpenAI-compatible, on loopback; each user has a secret path of its own."""
+"""OpenAI-compatible HTTP server of an event loop, on loopback; each user has its own secret path."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Routes = Mapping[str, Callable[[Any], Awaitable[HttpReply]]]
 
 
 def _nobody(_: APIError) -> None:
-    """Ignore a refusal."""
+    """Ignore an error."""
 
 
 @attrs.frozen
 class Mount:
-    """A path prefix of the server with a secret of its own.
+    """A path prefix of the server with its own secret.
 
     Attributes:
         base_url: `http://127.0.0.1:PORT/SECRET/v1`.
@@ -39,14 +39,14 @@ class Mount:
 
 
 class Endpoint:
-    """Server of mounted routes. It starts with the first use in an event loop, and ends with the loop."""
+    """Server of mounted routes. It starts on first use in an event loop and ends with the loop."""
 
     def __init__(self) -> None:
         self._mounted: dict[bytes, tuple[Routes, Callable[[APIError], None]]] = {}
         self._address = ""
 
     async def start(self) -> None:
-        """Listen on 127.0.0.1, at a port that the system chooses."""
+        """Listen on 127.0.0.1, on a free port."""
         server = HttpServer(self._reply)
         self._address = await server.start()
         self._until = asyncio.get_running_loop().create_task(self._live(server))
@@ -56,7 +56,7 @@ class Endpoint:
 
         Args:
             routes: Handlers of requests.
-            refused: Called with each refusal that a client gets there.
+            refused: Called with each error sent to a client there.
         """
         secret = secrets.token_urlsafe(24)
         self._mounted[_digest(secret)] = routes, refused
@@ -67,7 +67,7 @@ class Endpoint:
         self._mounted.pop(_digest(mount.secret), None)
 
     async def _live(self, server: HttpServer) -> None:
-        """Wait until the loop ends, which cancels what still runs in it."""
+        """Wait until the loop ends, which cancels this task."""
         try:
             await asyncio.Event().wait()
         finally:
@@ -76,11 +76,11 @@ class Endpoint:
 
     async def _reply(self, request: web.Request) -> HttpReply:
         secret, _, path = request.match_info["path"].partition("/")
-        # Looked up by its digest: how long that takes tells nothing of a secret.
+        # Looked up by digest, so that the time taken reveals nothing about a secret.
         mounted = self._mounted.get(_digest(secret))
         if mounted is None:
             raise APIError(
-                "nothing is served at this URL: it was not given by rlsdk, or belonged to a rollout that has ended",
+                "nothing is served at this URL: it is not from rlsdk, or belonged to a rollout that has ended",
                 status=404,
                 code="rollout_ended",
             )
@@ -95,7 +95,7 @@ class Endpoint:
         answer = routes.get(f"{request.method} /{path.removeprefix('v1/')}") if path.startswith("v1/") else None
         if answer is None:
             offered = ", ".join(each.replace(" /", " …/v1/") for each in routes)
-            raise APIError(f"there is no {request.method} …/{path}; there are: {offered}", status=404, code="not_found")
+            raise APIError(f"there is no {request.method} …/{path}; available: {offered}", status=404, code="not_found")
         return await answer(await read_json(request) if request.method == "POST" else None)
 
 
@@ -103,7 +103,7 @@ _ENDPOINTS: dict[asyncio.AbstractEventLoop, asyncio.Task[Endpoint]] = {}
 
 
 async def endpoint() -> Endpoint:
-    """The endpoint of this event loop."""
+    """Return the endpoint of this event loop."""
     loop = asyncio.get_running_loop()
     if loop not in _ENDPOINTS:
         _ENDPOINTS[loop] = loop.create_task(_started())

@@ -26,7 +26,7 @@ HEADER_SECONDS = 30.0
 READ_SECONDS = 30.0
 """Seconds in which a client must send the body of a request."""
 MAX_CONNECTIONS = 4096
-"""Maximum concurrent connections, if the limit of open files allows as many."""
+"""Maximum concurrent connections, if the limit of open files allows it."""
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
 
 Answer = Callable[["web.Request"], Awaitable[HttpReply]]
@@ -41,7 +41,7 @@ class HttpServer:
         Args:
             answer: Function that answers a request, or raises an `APIError`.
             grace: Seconds that requests in progress get when the server ends.
-            connections: Maximum concurrent connections; further ones are refused. By default, half the limit of open
+            connections: Maximum concurrent connections; more are rejected. By default, half the limit of open
                 files, but at most `MAX_CONNECTIONS`.
         """
         self._handle, self._grace = answer, grace
@@ -54,7 +54,7 @@ class HttpServer:
         """Start to listen.
 
         Args:
-            taken: Socket that is bound to an address; by default, 127.0.0.1 and a free port.
+            taken: Socket bound to an address; by default, 127.0.0.1 and a free port.
 
         Returns:
             `http://HOST:PORT`.
@@ -112,7 +112,7 @@ class HttpServer:
 
 
 class _Full(asyncio.Protocol):
-    """Refuses a connection beyond the limit."""
+    """Reject a connection beyond the limit."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -121,7 +121,7 @@ class _Full(asyncio.Protocol):
 
 
 def refusal_of(error: Exception, what: str) -> APIError:
-    """Turn an error into the client's error reply; one that is not an `APIError` is logged with its traceback."""
+    """Convert an error to the client's error reply; errors other than `APIError` are logged with their traceback."""
     if isinstance(error, APIError):
         return error
     log.error("%s failed", what, exc_info=error)
@@ -133,7 +133,7 @@ async def read_json(request: web.Request) -> Any:
     """Read the body of a request.
 
     Raises:
-        APIError: The body is not JSON, holds text that is not Unicode, or does not arrive in time.
+        APIError: The body is not JSON, contains text that is not Unicode, or does not arrive in time.
     """
     try:
         async with asyncio.timeout(READ_SECONDS):
@@ -142,10 +142,10 @@ async def read_json(request: web.Request) -> Any:
         raise APIError(f"the body did not arrive within {READ_SECONDS:g} s", status=408) from error
     try:
         value = json.loads(body)
-        if b"\\u" in body:  # an escape may be half a surrogate pair, which tokenizers refuse
+        if b"\\u" in body:  # an escape may be half a surrogate pair, which tokenizers reject
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise APIError(f"the body holds text that is not Unicode: {error}") from error
+        raise APIError(f"the body contains text that is not Unicode: {error}") from error
     except (ValueError, RecursionError) as error:
         raise APIError(f"the body is not JSON: {error}") from error
     return value
@@ -159,7 +159,7 @@ async def _stream(
     kind = {"content-type": "text/event-stream", "cache-control": "no-store"}
     response = web.StreamResponse(headers={**kind, **headers})
     async with aclosing(events):
-        first = await anext(events)  # taken before the status is sent, since it may raise
+        first = await anext(events)  # fetched before the status is sent, since it may raise
         await response.prepare(request)
         with suppress(ConnectionError):  # the client disconnected, which also ends the sampling
             try:

@@ -1,4 +1,4 @@
-"""Messages of OpenAI's API and the reading of JSON fields, with refusals that say what was expected."""
+"""Messages of OpenAI's API, and parsing of JSON fields with errors that say what was expected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ROLES: dict[str, Role] = {
 
 
 class APIError(Exception):
-    """A refusal in OpenAI's form: what was asked, what is served, what to do.
+    """An error in OpenAI's format: what was requested, what is supported, what to do.
 
     Attributes:
         status: HTTP status.
@@ -44,7 +44,7 @@ class APIError(Exception):
 
 @attrs.frozen
 class ChatToolCall:
-    """A call of a tool; `arguments` are JSON, as it was written."""
+    """A tool call; `arguments` are JSON, as written."""
 
     id: str
     name: str
@@ -52,7 +52,7 @@ class ChatToolCall:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Key that is equal for calls of equal meaning: clients rewrite JSON, and choose ids of their own."""
+        """Key that is equal for equivalent calls, since clients rewrite JSON and choose their own ids."""
         try:
             return self.name, json.dumps(json.loads(self.arguments or "{}"), sort_keys=True)
         except (ValueError, RecursionError):
@@ -69,12 +69,12 @@ class ChatMessage:
 
     Attributes:
         role: Role of its author.
-        content: Text of the message, with `<image>` in the place of each image.
+        content: Text of the message, with `<image>` in place of each image.
         calls: Tool calls in the message.
         call_id: Id of the call that a tool answers.
-        name: Name of the tool, where the client gives it.
+        name: Name of the tool, if given by the client.
         reasoning: Thought of the assistant before its answer.
-        parts: Texts and images, in their order, of a message that holds images.
+        parts: Texts and images, in order, of a message with images.
     """
 
     role: Role
@@ -87,12 +87,12 @@ class ChatMessage:
 
     @property
     def images(self) -> tuple[Image, ...]:
-        """Images of the message, in their order."""
+        """Images of the message, in order."""
         return tuple(part for part in self.parts if isinstance(part, Image))
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Key that is equal for equal messages; of an answer, white space and the thought are ignored."""
+        """Key that is equal for equal messages; for answers, white space and thoughts are ignored."""
         if self.role == "assistant":
             said = self.content.rpartition("</think>")[2]
             return self.role, "".join(said.split()), tuple(call.key for call in self.calls)
@@ -100,14 +100,14 @@ class ChatMessage:
 
 
 def read_object(body: Any) -> Mapping[str, Any]:
-    """Take a body that must be an object."""
+    """Return a body that must be an object."""
     if not isinstance(body, dict):
         raise APIError(f"expected a JSON object, got {_kind(body)}")
     return body
 
 
 def read_list(fields: Mapping[str, Any], name: str, *, optional: bool = False) -> list[Any]:
-    """Read a field that must be a list; one that is `optional` may be left out."""
+    """Read a field that must be a list; an `optional` one may be missing."""
     value = fields.get(name)
     if value is None and optional:
         return []
@@ -117,7 +117,7 @@ def read_list(fields: Mapping[str, Any], name: str, *, optional: bool = False) -
 
 
 def read_flag(fields: Mapping[str, Any], name: str) -> bool:
-    """Read a field that must be true or false; left out, false."""
+    """Read a field that must be true or false; false if missing."""
     value = fields.get(name)
     if value is not None and not isinstance(value, bool):
         raise APIError(f"{name}: expected true or false, got {_kind(value)}", param=name)
@@ -125,14 +125,14 @@ def read_flag(fields: Mapping[str, Any], name: str) -> bool:
 
 
 def read_limited(name: str, count: int, greatest: int) -> int:
-    """Refuse a number outside of 0 to the greatest that is served."""
+    """Reject a number outside 0 to the maximum."""
     if not 0 <= count <= greatest:
         raise APIError(f"{name}: expected 0 to {greatest}, got {count}", param=name)
     return count
 
 
 def read_number(fields: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
-    """Read a number, or the default where it is left out."""
+    """Read a number; the default if missing."""
     value = fields.get(name)
     if value is None:
         return default
@@ -169,7 +169,7 @@ def read_message(value: Any, where: str) -> ChatMessage:
 
 
 def _parts(value: Any, where: str, *, sees: bool) -> tuple[Part, ...]:
-    """Return the texts of a message and, where it may hold some, its images."""
+    """Return the texts of a message and, if allowed, its images."""
     if value is None or isinstance(value, str):
         return (value or "",)
     if not isinstance(value, list):
@@ -184,13 +184,13 @@ def _parts(value: Any, where: str, *, sees: bool) -> tuple[Part, ...]:
             parts.append(text)
         else:
             served = "text and image_url" if sees else "text"
-            said = f"{where}[{i}]: only parts of the type {served} are served here, got {kind!r}"
+            said = f"{where}[{i}]: only parts of type {served} are supported here, got {kind!r}"
             raise APIError(said, param=f"{where}[{i}]")
     return tuple(parts)
 
 
 def _image(value: Any, where: str) -> Image:
-    """Read an image, and open it once: what no program can show is the client's error, not the policy's."""
+    """Read an image, and open it once: an invalid image is the client's error, not the policy's."""
     url = value.get("url") if isinstance(value, dict) else None
     if not isinstance(url, str):
         raise APIError(f'{where}: expected {{"image_url": {{"url": "data:image/png;base64,…"}}}}', param=where)

@@ -1,4 +1,4 @@
-"""The conversations that an agent holds with the policy over HTTP, recorded token by token."""
+"""Record an agent's conversations with the policy over HTTP, token by token."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Node:
 
     Attributes:
         chat: Conversation.
-        parent: Node of the answer before.
+        parent: Node of the previous answer.
         length: Number of tokens.
         serial: Number of its last request.
         children: Continuations.
@@ -54,14 +54,14 @@ class _Node:
 
 @attrs.frozen(eq=False)
 class _Turn:
-    """A request, and the conversation in which it is answered.
+    """A request and the conversation in which it is answered.
 
     Attributes:
         asked: The request.
         serial: Number of the request.
         parent: Recorded answer that it continues.
         chat: Conversation, with the new messages.
-        prefill: Text that the answer begins with, if the conversation does not end with it.
+        prefill: Text at the start of the answer, if the conversation does not end with it.
     """
 
     asked: ChatCompletionRequest
@@ -72,17 +72,17 @@ class _Turn:
 
     @property
     def answered(self) -> bool:
-        """True once the conversation has the answer: it may be complete just when its client leaves."""
+        """True once the conversation has the answer, which may complete just as its client disconnects."""
         return self.chat.turns > (0 if self.parent is None else self.parent.chat.turns)
 
 
 class Recorder:
-    """Answers the requests of one rollout's agent, and keeps what was sent and sampled.
+    """Answer the requests of one rollout's agent, and record the tokens sent and sampled.
 
-    A request that continues a recorded answer adds the new messages to the recorded tokens. Any other begins a
-    conversation: the first, that of a sub-agent, one whose history the agent has rewritten, or one whose earlier
-    thoughts the renderer now drops. Two requests that continue the same answer are two branches, and their common part
-    is trained on only in the first.
+    A request that continues a recorded answer adds the new messages to the recorded tokens. Any other request starts a
+    conversation: the first one, a sub-agent's, one whose history the agent has rewritten, or one whose earlier thoughts
+    the renderer now drops. Two requests that continue the same answer are two branches; their common part is trained
+    only in the first.
     """
 
     api_key = "rollout"
@@ -103,13 +103,13 @@ class Recorder:
 
         Args:
             task: Task of the rollout.
-            context: Tokenizer, engines, sampling; temperature, top-p and the like of a request are ignored.
+            context: Tokenizer, engines, sampling; a request's temperature, top-p and the like are ignored.
             group: Group of the rollout.
             seed: Seed of the group's requests; None leaves sampling to the engines.
             member: Index of the rollout in its group.
-            dialect: Parser of tool calls; left out, the model's own (`model.tool_parser`).
+            dialect: Tool parser; by default, the model's own (`model.tool_parser`).
             max_turns: Maximum number of answers.
-            max_tokens: Maximum tokens of an answer; left out, the run's setting.
+            max_tokens: Maximum tokens of an answer; by default, the run's setting.
         """
         self._task, self._context, self._group, self._seed, self._member = task, context, group, seed, member
         self._dialect = dialect or Dialect.of(context.codec.tool_parser)
@@ -132,7 +132,7 @@ class Recorder:
         """Serve the rollout's agent, until the block ends.
 
         Raises:
-            EngineError: Generation failed, whatever the agent made of it.
+            EngineError: Generation failed, even if the agent handled the error.
             ConfigError: The chat template rewrites earlier answers.
         """
         server = await endpoint()
@@ -150,7 +150,7 @@ class Recorder:
             for serial in list(self._streams):
                 self._keep_streamed(serial)
             self._closed = True
-            for running in self._running:  # what nobody will read
+            for running in self._running:  # no longer needed
                 running.cancel()
         if self.failure is not None:
             raise self.failure
@@ -176,7 +176,7 @@ class Recorder:
         self._nodes[-1].chat.reward(value)
 
     def finish(self, **changes: Any) -> tuple[Rollout, ...]:
-        """Return the rollouts of the trajectory: one for each conversation, in the order of their last answers.
+        """Return the rollouts of the trajectory: one per conversation, in the order of their last answers.
 
         Args:
             **changes: Changes to the last rollout, as in `TokenChat.finish`; `metrics` are added to every rollout,
@@ -186,12 +186,12 @@ class Recorder:
             RuntimeError: Nothing was sampled; that is the agent's failure, and does not end the run.
         """
         if not self._nodes:
-            why = f"its last request was refused: {self.refusal}" if self.refusal else "pass it `base_url`"
+            why = f"its last request was rejected: {self.refusal}" if self.refusal else "pass it `base_url`"
             raise RuntimeError(f"the agent got no answer from the policy; {why}")
         leaves = [node for node in self._nodes if not node.children]
         metrics = {"calls": float(self.calls), "conversations": float(len(leaves)), **changes.pop("metrics", {})}
         word = changes.pop("answer", None)
-        if self.stopped:  # whatever the agent made of half an answer, the rollout is not trained on but made again
+        if self.stopped:  # whatever the agent did with half an answer, the rollout is not trained but repeated
             changes["status"] = "aborted"
         done: set[_Node] = set()
         rollouts = []
@@ -214,7 +214,7 @@ class Recorder:
     async def _answer(self, body: Any) -> HttpReply:
         asked = read_chat(body)
         if asked.n != 1:
-            raise APIError("n: this server gives one answer for each request; ask again for another", param="n")
+            raise APIError("n: this server returns one answer per request; ask again for another", param="n")
         if self._closed:
             raise _ended()
         if self._max_turns is not None and self.calls >= self._max_turns:
@@ -234,7 +234,7 @@ class Recorder:
         return HttpReply(body=await replies.whole([start]))
 
     async def _turn(self, asked: ChatCompletionRequest, serial: int) -> _Turn:
-        """Find or begin the conversation that a request continues, and add the new messages."""
+        """Find or start the conversation that a request continues, and add the new messages."""
         history = _history(asked)
         found = self._by_key.get(_key(asked, history[: _answered(history)]), [])
         parent = min(found, key=lambda node: len(node.children), default=None)  # first those without a continuation
@@ -244,14 +244,14 @@ class Recorder:
                 _say(chat, asked.as_message(message))
             try:
                 anew = chat.begins_anew
-            except RefusedMessagesError as error:  # as at the beginning of a conversation: it is the agent's fault
+            except RefusedMessagesError as error:  # as at the start of a conversation: the agent's fault
                 raise APIError("; ".join(error.faults), param="messages") from error
             except ConfigError as error:
                 self.failure = self.failure or error
                 raise
             if not anew:
                 return _Turn(asked, serial, parent, chat, asked.prefill)
-        # A seed of its own: with that of the group, members that ask alike would be answered alike.
+        # A separate seed: with the group's, members with equal requests would get equal answers.
         seed = None if self._seed is None else derive(self._seed, self._member, "call", serial)
         begin = await opening(asked, self._context.codec, self._dialect, self._written)
         prompt = Prompt(self._task, begin.messages, begin.token_ids, begin.plain)
@@ -300,7 +300,7 @@ class Recorder:
         return self._record(turn)
 
     def _keep_streamed(self, serial: int) -> None:
-        """Record what was sent of an answer whose client has left: it may act on it."""
+        """Record the part of an answer that was sent before its client left, since the client may act on it."""
         turn, live = self._streams.pop(serial, (None, None))
         if turn is None or live is None:
             return
@@ -309,11 +309,11 @@ class Recorder:
             if done is None:
                 return
             turn.chat.take(done, turn.prefill)
-        # What the agent asked after it left this answer comes after it, answered already or not.
+        # Requests that the agent made after leaving this answer come after it, whether answered or not.
         self._record(turn, next((i for i, node in enumerate(self._nodes) if node.serial > serial), None))
 
     def _record(self, turn: _Turn, at: int | None = None) -> ChatAnswer:
-        """Add an answer to the tree of conversations, by default as the last one; returns it for the client."""
+        """Add an answer to the tree of conversations, by default as the last one; return it for the client."""
         chat, asked, parent = turn.chat, turn.asked, turn.parent
         assert chat.answer is not None
         node = _Node(chat, parent, len(chat.finish().token_ids), turn.serial)
@@ -327,7 +327,7 @@ class Recorder:
         message = answered(completion.token_ids, asked, codec, self._dialect, continued=not turn.prefill)
         history, whole = _history(asked), attrs.evolve(message, content=asked.prefill + message.content)
         self._by_key.setdefault(_key(asked, (*history, whole)), []).append(node)
-        if asked.prefill:  # some clients keep it as a message of its own
+        if asked.prefill:  # some clients keep it as a separate message
             self._by_key.setdefault(_key(asked, (*asked.messages, message)), []).append(node)
         self._written |= {(last.key, whole.key): message.reasoning for last in history[-1:]}
         return ChatAnswer(message, completion, node.length - len(completion.token_ids))
@@ -356,12 +356,12 @@ def _say(chat: TokenChat, message: Message) -> None:
     if message.role == "tool":
         chat.tool_result(message.text, message.name, message.tool_call_id)
     else:
-        # As the agent wrote them, and as any server of the model renders them: several in a row are not one.
+        # As the agent wrote them, and as any server renders them: consecutive messages are not merged.
         chat.say(message.content, cast("Role", message.role), joined=False)
 
 
 def _without(rollout: Rollout, shared: int, metrics: Mapping[str, float]) -> Rollout:
-    """Return a rollout whose first tokens, trained on elsewhere, count as not sampled."""
+    """Return a rollout whose first tokens count as not sampled, since they are trained elsewhere."""
     mask, logprobs, versions = (getattr(rollout, name).copy() for name in ("loss_mask", "logprobs", "policy_versions"))
     mask[:shared], logprobs[:shared], versions[:shared] = False, 0.0, -1
     return attrs.evolve(

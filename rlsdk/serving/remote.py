@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server in place of the engines: rollouts without Ray, for debugging."""
+"""Use an OpenAI-compatible server instead of engines, for debugging rollouts without Ray."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Timed:
 
 
 class RemoteClient:
-    """Samples through `/completions` of a server, prompts going as token ids.
+    """Sample through a server's `/completions`, with prompts as token ids.
 
-    vLLM and `rlsdk debug engine` answer with token ids and logprobs. Of a server that gives none, the text is
-    tokenised here, and the logprobs are 0; `notes` say so.
+    vLLM and `rlsdk debug engine` return token ids and logprobs. If a server does not, the text is tokenised here, and
+    the logprobs are 0; `notes` say so.
     """
 
     def __init__(self, base_url: str, codec: ChatTokenizer, *, api_key: str = "", model: str = "") -> None:
@@ -44,7 +44,7 @@ class RemoteClient:
             base_url: URL without `/completions`.
             codec: Tokenizer of the served model.
             api_key: Key, if the server requires one.
-            model: Name of the model there; left out, the first that the server lists.
+            model: Name of the model on the server; by default, the first one listed.
         """
         self._url, self._codec, self._key, self._model = base_url.rstrip("/"), codec, api_key, model
         self._client: httpx.AsyncClient | None = None
@@ -54,16 +54,16 @@ class RemoteClient:
         self.served: list[Timed] = []
 
     def sample(self, request: GenerateRequest) -> asyncio.Future[Answer]:
-        """Request one continuation of a prompt, as `EngineClient.sample`; a cancelled one closes its connection.
+        """Request one continuation of a prompt, like `EngineClient.sample`; cancelling it closes its connection.
 
-        Tokens come with the whole answer: nothing is shown to `watch`.
+        Tokens arrive with the whole answer: `watch` sees nothing.
 
         Raises:
             EngineError: The prompt has images.
         """
         if request.images:
             raise EngineError(
-                f"a conversation holds an image, and {self._url}/completions takes token ids alone; try it "
+                f"a conversation has an image, but {self._url}/completions accepts only token ids; try it "
                 "in a short training (steps=1)"
             )
         return asyncio.ensure_future(self._ask(request.prompt, request.sampling, request.seed))
@@ -90,7 +90,7 @@ class RemoteClient:
             "stop_token_ids": list(sampling.stop_token_ids),
             "ignore_eos": sampling.ignore_eos,
         }
-        body |= {name: value for name, value in more.items() if value}  # servers refuse what they do not know
+        body |= {name: value for name, value in more.items() if value}  # servers reject unknown fields
         body |= {"seed": seed} if seed is not None else {}
         start = time.perf_counter()
         answer = self._read(await self._request("POST", "/completions", body))
@@ -107,7 +107,7 @@ class RemoteClient:
         ids = self._ids(choice, text, reason)
         logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or []
         if len(logprobs) != len(ids) or None in logprobs:
-            self.notes["the server gives no logprobs for its tokens: they are 0 here"] = None
+            self.notes["the server returns no logprobs: they are set to 0"] = None
             logprobs = [0.0] * len(ids)
         versions = choice.get("versions")
         completion = Completion(
@@ -124,7 +124,7 @@ class RemoteClient:
         ids = choice.get("token_ids")
         if isinstance(ids, list) and all(type(i) is int for i in ids):
             return np.array(ids, np.int64)
-        self.notes["the server gives no token ids: its text is tokenised here, perhaps not as it was sampled"] = None
+        self.notes["the server returns no token ids: its text is tokenised here, possibly not as sampled"] = None
         end = self._codec.end
         made = self._codec.encode(text)
         return np.append(made, end) if finish == "stop" and end is not None else made
@@ -153,7 +153,7 @@ class RemoteClient:
                 timeout=httpx.Timeout(None, connect=10.0),
                 limits=limits,
                 headers=headers,
-                trust_env=not self._url.startswith("http://127.0.0.1"),  # no proxy stands before this machine
+                trust_env=not self._url.startswith("http://127.0.0.1"),  # no proxy for this machine
             )
         try:
             response = await self._client.request(method, self._url + path, json=body)

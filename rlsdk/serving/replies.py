@@ -1,4 +1,4 @@
-"""Answers in OpenAI's format: bodies, the chunks of a stream, logprobs, usage, and lists of models."""
+"""Replies in OpenAI's format: bodies, stream chunks, logprobs, usage, and model lists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlsdk.contracts import TopTokens
 from rlsdk.rollout.codec import ChatTokenizer
 
 LEAST_LOGPROB = -9999.0
-"""OpenAI's value for the logprob of an impossible token; JSON has no infinity."""
+"""OpenAI's logprob of an impossible token, since JSON has no infinity."""
 
 
 @attrs.frozen(kw_only=True)
@@ -23,8 +23,8 @@ class HttpReply:
 
     Attributes:
         body: JSON body; empty for a stream.
-        events: A stream's chunks. The first is awaited before anything is sent, so that its errors have their status.
-        text: Plain text in place of JSON.
+        events: A stream's chunks. The first is awaited before anything is sent, so that errors get their own status.
+        text: Plain text instead of JSON.
         headers: Additional headers.
     """
 
@@ -36,7 +36,7 @@ class HttpReply:
 
 @attrs.frozen(kw_only=True)
 class AnswerHead:
-    """Fields that all parts of one answer share.
+    """Fields shared by all parts of one answer.
 
     Attributes:
         id: Id of the answer.
@@ -55,7 +55,7 @@ class AnswerHead:
 
         Args:
             kind: `chat.completion`, `chat.completion.chunk` or `text_completion`.
-            choices: Its choices.
+            choices: Choices of the answer.
             usage: Numbers of tokens.
         """
         head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -65,7 +65,7 @@ class AnswerHead:
 
 @attrs.frozen(eq=False)
 class TokenLogprobs:
-    """Sampled tokens with their logprobs, and the likeliest ones beside them."""
+    """Sampled tokens with their logprobs, and the likeliest alternatives."""
 
     token_ids: np.ndarray
     logprobs: np.ndarray
@@ -73,7 +73,7 @@ class TokenLogprobs:
 
 
 def chat_logprobs(codec: ChatTokenizer, tokens: TokenLogprobs) -> dict[str, Any]:
-    """Write logprobs as chat completions have them."""
+    """Write logprobs in the format of chat completions."""
     content = []
     for i, (token, logprob) in enumerate(zip(tokens.token_ids, tokens.logprobs, strict=True)):
         top = [] if tokens.top is None else list(zip(tokens.top.ids[i], tokens.top.logprobs[i], strict=True))
@@ -88,7 +88,7 @@ def _token(codec: ChatTokenizer, token: int, logprob: float) -> dict[str, Any]:
 
 
 def text_logprobs(codec: ChatTokenizer, tokens: TokenLogprobs, offset: int = 0) -> dict[str, Any]:
-    """Write logprobs as completions have them.
+    """Write logprobs in the format of completions.
 
     Args:
         codec: Tokenizer of the model.
@@ -121,6 +121,6 @@ def tokens_used(prompt: int, sampled: int) -> dict[str, int]:
 
 
 def models(names: Sequence[str], **facts: Any) -> HttpReply:
-    """Answer `/models`; `facts` are of each."""
+    """Answer `/models`; `facts` are added to each model."""
     listed = [{"id": name, "object": "model", "created": 0, "owned_by": "rlsdk", **facts} for name in names]
     return HttpReply(body={"object": "list", "data": listed})

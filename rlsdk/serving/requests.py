@@ -1,4 +1,4 @@
-"""From a request in OpenAI's format to a conversation with the policy, and from its answer to a reply."""
+"""Convert a request in OpenAI's format to a conversation with the policy, and its answer to a reply."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from rlsdk.tool_calls.calls import call_id
 from rlsdk.types import Message
 
 MODEL = "policy"
-"""Default name of the model for clients; any other is accepted, too."""
+"""Default model name for clients; any other is also accepted."""
 QUICK_CHARACTERS = 20_000
-"""A history of more characters is tokenized in a thread."""
+"""Histories with more characters are tokenised in a thread."""
 MESSAGE_CHARACTERS = 100
-"""Cost of the template's work on one more message, in characters."""
+"""Cost of one more message in the template, in characters."""
 _CHUNK = "chat.completion.chunk"
 
 
 def expect_readable(asked: ChatCompletionRequest, context: RolloutContext) -> None:
-    """Refuse, before it is tokenised, a conversation that the model cannot read.
+    """Reject a conversation that the model cannot read, before it is tokenised.
 
     Raises:
-        APIError: It has more characters than the model's length can hold, or images that the model does not see.
+        APIError: It has more characters than fit into the model's length, or images that the model cannot read.
     """
     if any(message.images for message in asked.messages):
         vision = context.codec.vision
@@ -57,14 +57,14 @@ NO_TURNS: Mapping[Turn, str] = {}
 
 @attrs.frozen(eq=False)
 class Opening:
-    """Beginning of a conversation, before its first answer: nothing in it was sampled.
+    """Beginning of a conversation, before its first answer; nothing in it was sampled.
 
     Attributes:
-        messages: As the policy is shown them.
+        messages: Messages as shown to the policy.
         token_ids: int64 `[p]`.
         plain: The conversation is text, without a template.
         tools: Schemas that the chat template shows.
-        images: What a request to an engine holds beside the tokens, if messages have images.
+        images: Additional fields of an engine request, if messages have images.
     """
 
     messages: tuple[Message, ...]
@@ -79,14 +79,13 @@ async def opening(
 ) -> Opening:
     """Tokenise the conversation of a request.
 
-    `written` holds the turns that the policy wrote before, with their thoughts, in a conversation that does not
-    continue the recorded tokens: they are still the policy's words. Other messages of the assistant are the agent's,
-    such as few-shot answers.
+    In a conversation that does not continue the recorded tokens, `written` has the policy's earlier turns with their
+    thoughts: they still count as the policy's. Other assistant messages are the agent's, such as few-shot answers.
 
     Raises:
-        APIError: The chat template refuses it.
+        APIError: The chat template rejects it.
     """
-    # A long history is tokenised beside the event loop, which other rollouts share.
+    # A long history is tokenised in a thread, since other rollouts share the event loop.
     if asked.characters + MESSAGE_CHARACTERS * len(asked.messages) > QUICK_CHARACTERS:
         return await asyncio.to_thread(_opening, asked, codec, dialect, dict(written))
     return _opening(asked, codec, dialect, written)
@@ -105,8 +104,8 @@ def _opening(
     offered = asked.tools if asked.calling and not plain and codec.renderer.shows_tools(asked.tools) else ()
     if asked.calling and not offered:
         told = _introduced(told, dialect.introduce(asked.tools))
-    # Whoever wrote them, an agent, a tool or a page of the web: they are data. A prefill is the agent's own wish, as
-    # that of `chat.sample` is, and may hold control tokens such as `<think>`.
+    # Messages are data, whether written by an agent, a tool or a web page. A prefill is the agent's own request, as in
+    # `chat.sample`, and may contain control tokens such as `<think>`.
     kept = len(told) - bool(asked.prefill)
     messages = (*map(codec.message_as_data, told[:kept]), *told[kept:])
     try:
@@ -125,8 +124,8 @@ class ChatAnswer:
     """An answer to a request of `/chat/completions`.
 
     Attributes:
-        message: For the client; tool calls are parsed, a stop string is left out.
-        completion: As it was sampled.
+        message: Message for the client, with parsed tool calls and without the stop string.
+        completion: The sampled completion.
         prompt: Number of tokens before it.
     """
 
@@ -136,12 +135,12 @@ class ChatAnswer:
 
     @property
     def finish(self) -> str:
-        """Finish reason, in OpenAI's words."""
+        """OpenAI's finish reason."""
         return "tool_calls" if self.message.calls else "stop" if self.completion.finish == "stop" else "length"
 
 
 Start = Callable[[Watch | None], Awaitable[ChatAnswer]]
-"""Starts an answer; its tokens are passed to the watch, if there is one."""
+"""Function that starts an answer; its tokens are passed to the watch, if any."""
 
 
 @attrs.frozen(kw_only=True)
@@ -233,7 +232,7 @@ class ChatReplies:
 
 
 def _usage(answers: Sequence[ChatAnswer]) -> dict[str, int]:
-    """Count the tokens of all answers; the prompt, which they share, once."""
+    """Count the tokens of all answers; their shared prompt counts once."""
     return tokens_used(answers[0].prompt, sum(len(answer.completion.token_ids) for answer in answers))
 
 
@@ -244,14 +243,14 @@ def _ids(done: Completion) -> dict[str, Any]:
 def answered(
     token_ids: np.ndarray, asked: ChatCompletionRequest, codec: ChatTokenizer, dialect: Dialect, *, continued: bool
 ) -> ChatMessage:
-    """Turn the policy's tokens into the message for the client.
+    """Convert the policy's tokens to the message for the client.
 
     Args:
         token_ids: Tokens sampled after the prefill.
         asked: The request.
         codec: Tokenizer with its renderer.
         dialect: Parser of tool calls.
-        continued: The prefill is a message of the prompt.
+        continued: True if the prefill is a message of the prompt.
     """
     read = partial(codec.renderer.parse, token_ids, prefill=asked.prefill, continued=continued)
     parsed = read(parser=dialect if asked.calling else None)
@@ -260,7 +259,7 @@ def answered(
     for i, call in enumerate(parsed.calls):
         named = None if isinstance(call, Malformed) else _arguments(call, asked)
         if isinstance(call, Malformed) or named is None:
-            parsed, told = read(), []  # the agent sees what cannot be read as a call, and says so or gives up
+            parsed, told = read(), []  # the agent sees text that cannot be parsed as a call
             break
         told.append(ChatToolCall(call_id(number, i), call.name, json.dumps(named, ensure_ascii=False)))
     content, thought = without_prefill(parsed, asked, codec)
@@ -270,17 +269,17 @@ def answered(
 
 
 def until_stop(text: str, stops: Sequence[str]) -> str:
-    """Return a text up to the first of the stop strings in it."""
+    """Return a text up to its first stop string."""
     return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
 
 
 def full(error: Exception, param: str = "messages") -> APIError:
-    """Return the refusal of a prompt that leaves no room for an answer, with OpenAI's code."""
+    """Return the error for a prompt that leaves no room for an answer, with OpenAI's code."""
     return APIError(str(error), code="context_length_exceeded", param=param)
 
 
 def _shown(message: Message, codec: ChatTokenizer, dialect: Dialect) -> Message:
-    """Return a message as a prompt shows it; calls are written out where the renderer writes none."""
+    """Return a message as shown in a prompt; calls become text if the renderer cannot write them."""
     if not message.tool_calls or codec.tool_form:
         return message
     written = dialect.write([(call.name, call.arguments) for call in message.tool_calls])

@@ -105,16 +105,16 @@ class ModelSize:
 
 @attrs.frozen(kw_only=True)
 class Work:
-    """Computation of a step for each token, beside sampling it.
+    """Computation per token of a step, in addition to sampling.
 
     Attributes:
-        gpus_per_engine: Accelerators that share a model in an engine.
-        trained: Models that are trained: the policy, and a critic.
-        forward: Forward passes beside those of the training: old logprobs, a reference model, values.
-        passes: Times that a batch is trained on.
-        updates: Optimiser steps of a batch.
-        recomputes: True if the backward pass computes activations again.
-        context: Tokens in a sequence's cache, in the mean, while it is sampled.
+        gpus_per_engine: Number of accelerators that share a model in an engine.
+        trained: Number of trained models: the policy, and a critic.
+        forward: Number of additional forward passes: old logprobs, a reference model, values.
+        passes: Number of passes over a batch.
+        updates: Number of optimiser steps per batch.
+        recomputes: True if the backward pass recomputes activations.
+        context: Mean number of tokens in a sequence's cache during sampling.
         colocated: True if engines and learner take turns on the same accelerators.
     """
 
@@ -129,10 +129,10 @@ class Work:
 
 
 def derived(hardware: Hardware, size: ModelSize, work: Work) -> dict[str, Any]:
-    """Return the rates, by name, that a model of this size would have by the data sheet; the rest depends on neither.
+    """Return the rates, by name, that follow from the model size and the data sheet; other rates depend on neither.
 
-    A decode step reads all weights once, and the keys and values of each sequence; a token costs two operations for
-    each active parameter forwards and four backwards. The optimiser is bound by memory.
+    A decode step reads all weights once, and the keys and values of each sequence. A token costs two operations per
+    active parameter in the forward pass and four in the backward pass. The optimiser is memory-bound.
 
     Args:
         hardware: Data sheet.

@@ -19,9 +19,9 @@ MEASURED = (
     *("step_seconds", "sequence_seconds", "prompt_tokens", "score_seconds", "driver_seconds"),
     *("token_seconds", "learner_seconds", "sync_seconds", "bandwidth", "filtered"),
 )
-"""Rates that a run tells."""
+"""Rates that can be measured in a run."""
 WARM_UP = 3
-"""Number of first steps to leave out, which compilation and first allocations distort."""
+"""Number of first steps to skip, which compilation and first allocations distort."""
 LEARNER = ("logprobs", "credit", "update")
 """Phases of the learner."""
 
@@ -37,7 +37,7 @@ class MeasuredRun:
         step_p95: 95th percentile of the seconds of a step.
         tokens_per_second: Trained tokens per second; rollouts that were trained on again count with the mean length.
         learner_idle: Share of time in which the learner waited for rollouts.
-        engines_idle: Share of time in which engines had nothing to do; None if it was not logged.
+        engines_idle: Share of time in which engines were idle; None if it was not logged.
         staleness: Mean staleness of trained tokens; None if it was not logged.
         staleness_max: Maximum staleness.
         steps: Number of steps measured.
@@ -58,17 +58,17 @@ class MeasuredRun:
 def measure(folder: Path, defaults: Rates) -> MeasuredRun:
     """Measure the speed of a run's parts.
 
-    An engine's seconds per decode step and per sequence are taken from the run's log. Where they were not logged, they
-    are fitted to the decode steps, tokens and engine seconds of each training step. The learner's rates are fitted to
-    trained tokens and to the seconds of its phases. Reading prompts is part of both. In a synchronous run, time of a
-    batch outside the engines counts as scoring; time outside all phases counts as the learner's.
+    An engine's seconds per decode step and per sequence are taken from the run's log. If they were not logged, they are
+    fitted to the decode steps, tokens and engine seconds of each training step. The learner's rates are fitted to
+    trained tokens and the seconds of its phases. Both include prompt processing. In a synchronous run, a batch's time
+    outside the engines counts as scoring; time outside all phases counts as the learner's.
 
     Args:
         folder: Folder of the run.
-        defaults: Source of what is not logged: efficiency, slots, size of the weights, and the least bandwidth.
+        defaults: Values that are not logged: efficiency, slots, size of the weights, and the minimum bandwidth.
 
     Raises:
-        RunError: The folder is not that of a run, or the run has too few steps.
+        RunError: The folder is not a run's, or the run has too few steps.
     """
     lines = [line for line in read_metrics(folder) if "time/step" in line and "time/update" in line][WARM_UP:]
     if len(lines) < 2 or not (folder / "config.yaml").is_file():
@@ -110,7 +110,7 @@ def measure(folder: Path, defaults: Rates) -> MeasuredRun:
 
 
 def _driver_rates(scoring: float, config: Mapping[str, Any], defaults: Rates) -> dict[str, Any]:
-    """Divide the seconds of a batch outside the engines into the driver's work and waiting for scores."""
+    """Split a batch's seconds outside the engines into the driver's work and waiting for scores."""
     rollouts = config.get("batch_size", 64) * config.get("group_size", 8)
     driver = min(defaults.driver_seconds, scoring / rollouts)
     return {"driver_seconds": driver, "score_seconds": scoring - driver * rollouts}

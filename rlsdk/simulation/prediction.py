@@ -1,4 +1,4 @@
-"""Predictions for a config: as configured, synchronous, and with engines or learner alone."""
+"""Predictions for a config: as configured, synchronous, and with only engines or only the learner."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rlsdk.simulation.rates import Lengths, Rates
 from rlsdk.simulation.training import Setup, SimulationResult, engines_alone, learner_alone, simulate, synchronous
 
 MOST_ROLLOUTS = 8_000
-"""Maximum rollouts of one simulation; of a larger training, a slice of this size is simulated."""
+"""Maximum rollouts of one simulation; for larger trainings, a slice of this size is simulated."""
 MEDIAN = 8
 """Default median of lengths: `sampling.max_tokens` divided by this."""
 DRIVER_SECONDS, LEDGER_SECONDS = 1.5e-4, 3e-5
-"""Seconds of a core that a rollout of one turn costs whoever makes it, and the driver where workers make it."""
+"""Core seconds that a one-turn rollout costs its process, and the driver if a rollout worker makes it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -30,10 +30,10 @@ class Prediction:
 
     Attributes:
         setup: Simulated setup.
-        gpus: GPUs of engines and learner together; None where they were not counted.
+        gpus: GPUs of engines and learner together; None if they were not counted.
         share: Share of the engines and of the batch that was simulated.
-        configured: Outcome of the config as it is.
-        synchronous: Outcome with every batch sampled by the weights of the step before.
+        configured: Outcome of the config.
+        synchronous: Outcome with every batch sampled by the weights of the previous step.
         engines_alone: Seconds of the engines for a batch when nothing else takes time: G.
         learner_alone: Seconds of the learner and of syncs, when rollouts are always available: T.
     """
@@ -48,7 +48,7 @@ class Prediction:
 
     @property
     def of_bound(self) -> float:
-        """Batches per second as a share of what the slower of engines and learner allows: `max(G, T)` over the step."""
+        """Throughput as a share of the limit set by the slower of engines and learner: `max(G, T)` / step time."""
         return max(self.engines_alone, self.learner_alone) / self.configured.step
 
     def as_json(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def sliced(setup: Setup, most: int) -> Setup:
     batch = max(1, round(setup.batch * engines / setup.engines))
     if engines == setup.engines or setup.rollout.replay.fresh(batch) < 1:
         return setup
-    # Learner and driver have the whole batch to do.
+    # Learner and driver process the whole batch.
     shared = ("token_seconds", "driver_seconds", "ledger_seconds")
     rates = attrs.evolve(setup.rates, **{name: getattr(setup.rates, name) * setup.batch / batch for name in shared})
     return attrs.evolve(setup, rates=rates, engines=engines, batch=batch, all_engines=setup.engines)
@@ -157,10 +157,10 @@ def setup_of(plan: Plan, rates: Rates, lengths: Lengths, *, engines: int, learne
 
 
 def resized(setup: Setup, batch: int) -> Setup:
-    """Return the setup with another number of tasks in a step.
+    """Return the setup with another number of tasks per step.
 
     Raises:
-        ConfigError: Replay would leave no new task among them.
+        ConfigError: Replay would leave no new task in a step.
     """
     try:
         return attrs.evolve(setup, batch=batch)
@@ -169,7 +169,7 @@ def resized(setup: Setup, batch: int) -> Setup:
 
 
 def divided(gpus: int, share: float, each: int, *, colocated: bool = False) -> tuple[int, int]:
-    """Divide GPUs between engines and ranks of the learner; both get all of them if they take turns.
+    """Split GPUs between engines and learner ranks; both get all of them if they take turns.
 
     Args:
         gpus: Number of GPUs.
@@ -197,7 +197,7 @@ def takes_turns(plan: Plan) -> bool:
 
 @attrs.frozen(kw_only=True)
 class Assumptions:
-    """Rates and lengths before anything was measured or given.
+    """Default rates and lengths, before anything was measured or given.
 
     Attributes:
         rates: Speeds of the parts.
@@ -215,7 +215,7 @@ def assumptions(plan: Plan, net: Any, hardware: str) -> Assumptions:
 
     Args:
         plan: Checked config.
-        net: The policy without its weights; None if it is not known: its rates are then those of no model at all.
+        net: The policy without weights; None if unknown, in which case rates do not depend on the model.
         hardware: Name in `HARDWARE`.
     """
     config, limit = plan.config, plan.config.sampling.max_tokens

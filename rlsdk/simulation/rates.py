@@ -1,4 +1,4 @@
-"""Speeds of engines and learner, and lengths of responses: given by the user, or measured in a run."""
+"""Speeds of engines and learner, and response lengths: given by the user or measured in a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _not_negative(instance: object, attribute: attrs.Attribute[Any], value: floa
 
 @attrs.frozen(kw_only=True)
 class Rates:
-    """Speeds of the parts. `hardware.derived` gives them for a model's size, `measure` those of a run.
+    """Speeds of the parts. `hardware.derived` estimates them from a model's size, `measure` from a run.
 
     An engine samples one token of each running sequence in `step_seconds + running * sequence_seconds`. The learner
     needs `learner_seconds + tokens * token_seconds / (1 + (ranks - 1) * efficiency)` for a batch, and the time in which
@@ -38,23 +38,23 @@ class Rates:
         prompt_rate: Tokens that an engine reads per second: of prompts, of continued answers, and after a sync of all
             running sequences.
         score_seconds: Time from the last token of a group to its score.
-        driver_seconds: Seconds that a rollout costs the process that makes it: the driver, or a rollout worker.
-        ledger_seconds: Seconds that a rollout costs the driver where rollout workers make it.
-        token_seconds: Seconds of the learner for each response token, on one rank: all passes over it.
-        learner_seconds: Fixed seconds of the learner for each batch.
-        efficiency: Speedup by each further rank of the learner, as a share of the first.
+        driver_seconds: Seconds per rollout in the process that makes it: the driver or a rollout worker.
+        ledger_seconds: Seconds per rollout in the driver if rollout workers make it.
+        token_seconds: Learner seconds per response token on one rank, for all passes.
+        learner_seconds: Fixed learner seconds per batch.
+        efficiency: Speedup by each additional learner rank, relative to the first.
         exchanged_bytes: Bytes of gradients and weights that ranks exchange for a batch, twice their sum for many ranks.
         link: Bytes per second between two ranks of a node.
         network: Bytes per second of a rank to another node.
         ranks_per_node: Ranks of the learner that share a node.
-        switch_seconds: Seconds of a batch in which learner and engines hand the devices over that they share.
+        switch_seconds: Seconds per batch in which learner and engines hand over shared devices.
         sync_seconds: Fixed seconds of a sync.
         weights_bytes: Bytes sent to each node with engines.
         bandwidth: Bytes per second to a node.
         engines_per_node: Engines that share a node; its copy of the weights serves them all.
         relayed: True if a node passes weights on while it receives them, so that all have them at about the same time;
             False if each round doubles the nodes that have them.
-        filtered: Share of groups that filters leave out.
+        filtered: Share of groups dropped by filters.
     """
 
     step_seconds: float = attrs.field(default=0.012, validator=_not_negative)

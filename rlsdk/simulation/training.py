@@ -1,4 +1,4 @@
-"""Simulated training: the real scheduler, task streams and order of steps, with models of engines and learner."""
+"""Simulated training: the real scheduler, task streams and step order, with models of engines and learner."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Setup:
         rollout: Settings of running ahead, of syncs during sampling, and of replay.
         policy: Creates the buffer policy, for each simulation since it may have a state.
         stop: Creates the stop rule; None if batches must be complete.
-        sources: Weight of each source of tasks, by name.
+        sources: Weight of each task source, by name.
         seed: Seed of the lengths.
-        all_engines: Engines of the whole training, where this is a slice of it; 0: these are all.
+        all_engines: Number of engines of the whole training, if this is a slice of it; 0 if it is not.
 
     Raises:
         ValueFault: Replay would leave no new group in a batch.
@@ -81,7 +81,7 @@ class Setup:
 
     @property
     def fresh(self) -> int:
-        """Groups of a batch that are trained on for the first time."""
+        """Number of groups per batch that are trained for the first time."""
         return self.rollout.replay.fresh(self.batch)
 
     @property
@@ -91,7 +91,7 @@ class Setup:
 
     @property
     def warm_up(self) -> int:
-        """Number of first steps to leave out, in which rollouts gain their lead."""
+        """Number of first steps to skip, in which rollouts build up their lead."""
         return min(StalenessPolicy.of(self.rollout).ahead + 2, self.steps // 2)
 
 
@@ -104,12 +104,12 @@ class SimulationResult:
         step_p95: 95th percentile of the seconds of a step.
         staleness: Mean over trained tokens of the steps between their weights and their training.
         staleness_max: Maximum staleness.
-        engines_idle: Share of time in which an engine had nothing to do, mean over engines.
+        engines_idle: Share of time in which an engine was idle, averaged over engines.
         learner_idle: Share of time in which the learner waited for rollouts.
         tokens_per_second: Trained tokens per second, including groups that are trained on again.
         wasted: Share of the sampled tokens that were never trained on.
         weights_gb_per_second: Weights sent to all nodes with engines, in 10⁹ bytes per second.
-        turns: Iterations of the event loop since the beginning: the work of the simulation.
+        turns: Number of event loop iterations: the work of the simulation.
     """
 
     step: float
@@ -139,16 +139,16 @@ class _Counts:
 
 @attrs.define
 class _Processes:
-    """Processes that do one piece of work after the other; each goes to the one that is free first.
+    """Processes that work sequentially; each piece of work goes to the first free one.
 
     Attributes:
-        free: Time at which each has done what it was given so far.
+        free: Time at which each process has finished its work so far.
     """
 
     free: list[float]
 
     async def work(self, seconds: float) -> None:
-        """Wait until a process has done so much work."""
+        """Wait until a process has done this much work."""
         now = asyncio.get_running_loop().time()
         first = min(range(len(self.free)), key=self.free.__getitem__)
         self.free[first] = max(self.free[first], now) + seconds
@@ -312,7 +312,7 @@ class SimulatedTraining:
         rates, in_flight = self._setup.rates, self._setup.rollout.in_flight
         interrupted = 0 if in_flight else sum(engine.running for engine in self._engines)
         async with nullcontext() if in_flight else self._pausable.held():
-            # An interrupted answer is handed back and requested again, at the cost of another one.
+            # An interrupted answer is returned and requested again, at the cost of another one.
             each = interrupted * self._maker_seconds / len(self._makers.free)
             await asyncio.gather(*(self._makers.work(each) for _ in self._makers.free))
             await asyncio.sleep(rates.sync_seconds)

@@ -628,7 +628,7 @@ def test_plain_text_without_a_template():
 PNG = Image(np.zeros((28, 28, 3), np.uint8)).url
 BROKEN_PNG = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n and no more").decode()
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"n": 2}, "n", "this server gives one answer for each request"),
+    ({"n": 2}, "n", "this server returns one answer per request"),
     ({"messages": []}, "messages", "expected at least one message"),
     ({"messages": "hello"}, "messages", "expected a list, got a text"),
     ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role", "got 'function'"),
@@ -645,7 +645,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"messages": [SAY, {"role": "tool", "content": [{"type": "image_url", "image_url": {"url": PNG}}]}]},
         "messages[1].content[0]",
-        "only parts of the type text are served here, got 'image_url'",
+        "only parts of type text are supported here, got 'image_url'",
     ),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": PNG}}]}]},
@@ -928,7 +928,7 @@ def test_the_openai_client():
             parts = await ask.create(model="any", messages=history, tools=[ADD], stream=True)
             text = "".join([chunk.choices[0].delta.content or "" async for chunk in parts])
             assert text == "It is 3."
-            with pytest.raises(openai.BadRequestError, match="this server gives one answer for each request"):
+            with pytest.raises(openai.BadRequestError, match="this server returns one answer per request"):
                 await ask.create(model="any", messages=[SAY], n=3)
             with pytest.raises(openai.NotFoundError, match="chat/completions"):
                 await client.embeddings.create(model="any", input="x")

@@ -78,7 +78,7 @@ def played(workflow: Any, max_length: int = 200) -> Callable[[RemoteClient, Chat
 def test_images_are_refused_and_not_left_out():
     client = RemoteClient("http://127.0.0.1:9/v1", chatml())
     request = GenerateRequest("g", np.array([1]), Sampling(), images=(Image(np.zeros((2, 2, 3), np.uint8)),))
-    with pytest.raises(EngineError, match="a conversation holds an image"):
+    with pytest.raises(EngineError, match="a conversation has an image"):
         client.sample(request)
 
 

@@ -1,4 +1,4 @@
-"""The plugin `agents`: agents of the OpenAI Agents SDK, trained as they are; imported by kind.
+"""The plugin `agents`: train unmodified agents of the OpenAI Agents SDK; imported by kind.
 
 `pip install rlsdk-agents`, then `workflow: {use: agents/workflow, agent: "my_agent.py:assistant"}`.
 """

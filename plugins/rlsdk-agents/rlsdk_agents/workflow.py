@@ -1,4 +1,4 @@
-"""Runs an agent of the OpenAI Agents SDK with the policy in place of its models."""
+"""Run an agent of the OpenAI Agents SDK with the policy in place of its models."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ NAME = "workflow 'agents/workflow'"
 @rlsdk.workflow("workflow")
 @attrs.frozen(kw_only=True)
 class AgentsWorkflow:
-    """Runs an agent, with its tools and handoffs, on the task's prompt; its final output is what rewards read.
+    """Run an agent, with its tools and handoffs, on the task's prompt; rewards read its final output.
 
-    The policy takes the place of all models of the run. At a limit the rollout ends as truncated; after any other
-    exception of the library it has failed.
+    The policy replaces all models of the run. If a limit is hit, the rollout is truncated; after any other exception of
+    the library, it has failed.
 
     Attributes:
         agent: An `agents.Agent`, as `my_agent.py:assistant` or `package.module:assistant`.
         parser: Syntax of tool calls: `hermes`, `json`, `pythonic`, `qwen3_coder`, `glm`, `harmony`,
             `deepseek`, `mistral`, `llama3`, or your own `my_file.py:function`.
-        max_turns: Maximum number of answers in one run, a limit of the library.
-        max_tokens: Maximum tokens of an answer; left out, the run's setting.
-        timeout: Seconds after which the rollout ends as truncated; left out, there is no limit.
+        max_turns: Maximum number of answers in one run, enforced by the library.
+        max_tokens: Maximum tokens of an answer; by default, the run's setting.
+        timeout: Seconds after which the rollout is truncated; by default, there is no limit.
     """
 
     scored_at_end: ClassVar[bool] = True
@@ -64,7 +64,7 @@ class AgentsWorkflow:
         return await attended(chat, work, name=self.agent, dialect=self._dialect, max_tokens=self.max_tokens)
 
     async def _run(self, task: Task, served: Served) -> str | None:
-        """Run the agent and return its final output as text: a typed one as JSON.
+        """Run the agent and return its final output as text; a typed output becomes JSON.
 
         Raises:
             LateError: The maximum number of turns was reached.
@@ -73,7 +73,7 @@ class AgentsWorkflow:
         import openai
         import pydantic_core
 
-        # There is no TLS on this machine's own endpoint, and no proxy before it; reading certificates takes a while.
+        # The local endpoint has neither TLS nor a proxy; reading certificates takes a while.
         http = openai.DefaultAsyncHttpxClient(verify=False, trust_env=False)
         made = openai.AsyncOpenAI(
             base_url=served.base_url, api_key=served.api_key, http_client=http, max_retries=0, timeout=None

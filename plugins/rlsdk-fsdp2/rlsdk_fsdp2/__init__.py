@@ -1,4 +1,4 @@
-"""The plugin `fsdp2`: a learner on torch's `fully_shard`, imported when it is named.
+"""The plugin `fsdp2`: a learner based on torch's `fully_shard`, imported on first use.
 
 `pip install rlsdk-fsdp2`, then `learner: {use: fsdp2/fsdp2, lr: 1.0e-6}`.
 """

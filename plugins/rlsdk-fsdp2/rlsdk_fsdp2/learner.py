@@ -1,4 +1,4 @@
-"""The learner `fsdp2`: models divided among ranks by torch's `fully_shard`, over gloo on CPUs and nccl on GPUs."""
+"""The learner `fsdp2`: models sharded over ranks by torch's `fully_shard`, with gloo on CPUs and nccl on GPUs."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 @rlsdk.learner("fsdp2")
 @attrs.define(kw_only=True, eq=False, slots=False)
 class FSDP2Learner(TransformersLearner):
-    """Trains on torch's fully_shard (FSDP2): weights, gradients and optimiser state are divided among all ranks.
+    """Train with torch's fully_shard (FSDP2): weights, gradients and optimiser state are sharded over all ranks.
 
-    In bfloat16, ranks keep their shares of the weights in float32, and sum gradients in float32.
+    In bfloat16, ranks keep their shards of the weights in float32, and sum gradients in float32.
 
     Attributes:
-        reshard_after_forward: Drop the gathered weights of a layer after its forward pass, and gather them again in the
+        reshard_after_forward: Free a layer's gathered weights after its forward pass, and gather them again in the
             backward pass; false takes more memory and less communication.
         offload: Parts kept in main memory instead of the GPU's: none, or all (weights, gradients and optimiser state;
-            optimiser steps are then taken on the CPU).
-        tensor_parallel: Successive ranks that divide each linear layer and run every micro-batch together, in turns,
-            for layers too large for one. Divides the number of ranks and the model's heads.
-        context_parallel: Successive ranks that share the tokens of each rollout (Ulysses), for rollouts too long for
-            one; each reads `micro_batch_tokens` of a micro-batch. With `tensor_parallel`, that many ranks take the
-            place of each. Divides the number of ranks and the model's heads.
+            optimiser steps then run on the CPU).
+        tensor_parallel: Number of consecutive ranks that split each linear layer and run every micro-batch together,
+            in turns, for layers too large for one rank. Must divide the numbers of ranks and of the model's heads.
+        context_parallel: Number of consecutive ranks that split the tokens of each rollout (Ulysses), for rollouts too
+            long for one rank; each processes `micro_batch_tokens` of a micro-batch. With `tensor_parallel`, each of
+            them is a group of that many ranks. Must divide the numbers of ranks and of the model's heads.
     """
 
     reshard_after_forward: bool = True
@@ -49,12 +49,12 @@ class FSDP2Learner(TransformersLearner):
 
     @property
     def sequence_parallel(self) -> int:
-        """Number of successive ranks that run rollouts together; on GPUs they are placed on one node."""
+        """Number of consecutive ranks that run rollouts together; on GPUs, they are placed on one node."""
         return self.context_parallel * self.tensor_parallel
 
     @property
     def readers(self) -> int:
-        """Number of ranks that share the tokens of each rollout."""
+        """Number of ranks that split the tokens of each rollout."""
         return self.context_parallel
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
@@ -71,7 +71,7 @@ class FSDP2Learner(TransformersLearner):
         return super().environment(place)
 
     def preload(self) -> None:
-        """Import what divides models."""
+        """Import the modules that shard models."""
         from rlsdk_fsdp2 import sharded  # noqa: F401
 
         super().preload()
@@ -82,8 +82,8 @@ class FSDP2Learner(TransformersLearner):
         from torch.distributed.device_mesh import init_device_mesh
 
         if device == "cuda":
-            torch.cuda.set_device(0)  # Ray shows each rank its own GPU alone
-        # Ranks that share rollouts divide weights among themselves, as those with rollouts of their own do.
+            torch.cuda.set_device(0)  # Ray shows each rank only its own GPU
+        # Ranks that share rollouts shard weights like ranks with separate rollouts.
         shards = self.place.world_size // self.tensor_parallel
         self._mesh = init_device_mesh(device, (shards, self.tensor_parallel), mesh_dim_names=("data", "tensor"))
         if self.context_parallel > 1:
@@ -91,7 +91,7 @@ class FSDP2Learner(TransformersLearner):
             self._slices = init_device_mesh(device, shape, mesh_dim_names=("data", "context", "tensor"))["context"]
 
     def share_rows(self, ranks: Any) -> SharedRows | None:
-        """Return the ranks that divide linear layers, or the tokens of rollouts, with this one."""
+        """Return the ranks that split linear layers, or the tokens of rollouts, with this one."""
         if self.sequence_parallel == 1:
             return super().share_rows(ranks)
         from rlsdk.kit import SequenceGroup
@@ -105,7 +105,7 @@ class FSDP2Learner(TransformersLearner):
         return NestedGroup(context, tensor) if self.tensor_parallel > 1 else context
 
     def train(self, module: Any, model: Model, rate: LearningRate, role: TrainedRole) -> Sharded:
-        """Divide a module among the ranks, with its gradients and optimiser state."""
+        """Shard a module over the ranks, with its gradients and optimiser state."""
         from rlsdk_fsdp2.sharded import AdamW, Sharded
 
         self._divide(module, model, reshard=self.reshard_after_forward)
@@ -114,7 +114,7 @@ class FSDP2Learner(TransformersLearner):
         return Sharded(module, adamw, rate, group, dtype=model.dtype, role=role, skip_limit=self.skip_limit)
 
     def freeze(self, module: Any, model: Model) -> FrozenModule:
-        """Divide a module that is not trained among the ranks."""
+        """Shard a module that is not trained over the ranks."""
         from rlsdk_fsdp2.sharded import FrozenModule
 
         self._divide(module, model, reshard=True)
@@ -135,11 +135,11 @@ class FSDP2Learner(TransformersLearner):
 
     @property
     def reshards(self) -> bool:
-        """A checkpoint is loaded by any number of ranks, however they divide models."""
+        """Return whether checkpoints can be loaded by any number of ranks, however they shard models."""
         return True
 
     def model_faults(self, model: Any) -> Sequence[str]:
-        """Say why a model cannot be trained with these options; it may have no weights."""
+        """Explain why a model, possibly without weights, cannot be trained with these options."""
         faults = list(super().model_faults(model))
         if hasattr(model.config, "vision_config"):
             faults.append(
@@ -157,7 +157,7 @@ class FSDP2Learner(TransformersLearner):
         return faults
 
     def exact_faults(self) -> Sequence[str]:
-        """Say which options stand in the way of `model.exact`."""
+        """Report options that are incompatible with `model.exact`."""
         reasons = {
             f"context_parallel: {self.context_parallel} splits what the engine reads": self.context_parallel > 1,
             f"tensor_parallel: {self.tensor_parallel} adds up parts of layers": self.tensor_parallel > 1,
@@ -166,7 +166,7 @@ class FSDP2Learner(TransformersLearner):
 
     @property
     def memory_remedies(self) -> tuple[str, ...]:
-        """Options that would lower the memory of a rank, those first that cost least."""
+        """Return options that would lower a rank's memory, cheapest first."""
         found = {
             "learner.gradient_checkpointing=true": not self.gradient_checkpointing and self.rows != "shared",
             "learner.micro_batch_tokens=auto": self.micro_batch_tokens != "auto",
@@ -178,7 +178,7 @@ class FSDP2Learner(TransformersLearner):
         return tuple(name for name, open_ in found.items() if open_)
 
     def rank_memory(self, roles: Roles, place: ActorSpec) -> RankMemory:
-        """Return what a rank holds beside the activations of its passes."""
+        """Return the memory of a rank without activations."""
         from rlsdk_fsdp2.memory import rank_memory
 
         return rank_memory(self, roles, place)

@@ -1,4 +1,4 @@
-"""Memory that a rank of the learner will need, from the configs of its models."""
+"""Estimate the memory of a learner rank from the configs of its models."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _PROCESS = 440 * 2**20
-"""Memory of a rank's process without any model: Python, torch and Ray."""
+"""Memory of a rank's process without models: Python, torch and Ray."""
 
 
 def rank_memory(learner: FSDP2Learner, roles: Roles, place: ActorSpec) -> RankMemory:
-    """Return what a rank holds beside the activations of its passes.
+    """Return the memory of a rank without activations.
 
     Args:
         learner: Options of the learner.
@@ -50,12 +50,12 @@ def rank_memory(learner: FSDP2Learner, roles: Roles, place: ActorSpec) -> RankMe
 
 @attrs.frozen(kw_only=True)
 class _Size:
-    """A rank's share of a model.
+    """A rank's shard of a model.
 
     Attributes:
-        trained: Parameters that are trained, or would be without an adapter.
+        trained: Number of parameters that are trained, or would be without an adapter.
         frozen: Bytes of the others.
-        gathered: Bytes of whole weights at one time: embeddings and head, one layer, and the next in advance.
+        gathered: Bytes of gathered weights at one time: embeddings and head, one layer, and the next one prefetched.
     """
 
     trained: int

@@ -1,4 +1,4 @@
-"""Modules divided by torch's `fully_shard`: gradient sums, clipped AdamW steps, checkpoints of safetensors."""
+"""Modules sharded by torch's `fully_shard`: gradient sums, clipped AdamW steps, safetensors checkpoints."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class AdamW:
         betas: Decay rates of the two moments.
         eps: Addition to the denominator.
         weight_decay: Weight decay.
-        grad_clip: Greatest norm of the gradient; 0 for none.
+        grad_clip: Maximum norm of the gradient; 0 for no limit.
     """
 
     betas: tuple[float, float]
@@ -44,21 +44,21 @@ class AdamW:
 
 
 def divide(module: nn.Module, mesh: Any, dtype: str, *, reshard: bool, offload: bool) -> None:
-    """Divide a policy or critic among the ranks of a mesh in place: each layer, and what is left.
+    """Shard a policy or critic over the ranks of a mesh in place: each layer, and the rest.
 
-    What is trained is kept in float32 whatever the dtype: steps are smaller than the digits of bfloat16. Passes compute
-    in the dtype, as the engine does.
+    Trained parameters are kept in float32 for any dtype, since steps are smaller than bfloat16's resolution. Passes
+    compute in the dtype, like the engine.
 
     Args:
-        module: Whole, with its transformers model as `model`.
-        mesh: Device mesh of torch, with one dimension; layers may be divided along another one before.
+        module: Unsharded module, with its transformers model as `model`.
+        mesh: Torch device mesh with one dimension; layers may already be split along another one.
         dtype: float32 or bfloat16.
-        reshard: Drop the gathered weights of a layer after its forward pass.
-        offload: Keep shares of weights and gradients in main memory; steps are taken there.
+        reshard: Free a layer's gathered weights after its forward pass.
+        offload: Keep shards of weights and gradients in main memory; steps run there.
     """
     for parameter in module.parameters():
         if parameter.requires_grad:
-            # In place, as `Module.float` does it, since layers may be tied, or divided already.
+            # In place, like `Module.float`: layers may be tied or already sharded.
             torch.utils.swap_tensors(parameter, nn.Parameter(parameter.detach().float()))  # type: ignore[no-untyped-call]
     how = {
         "mesh": mesh,
@@ -69,16 +69,16 @@ def divide(module: nn.Module, mesh: Any, dtype: str, *, reshard: bool, offload: 
     layers = set(model._no_split_modules or ())
     for each in [m for m in model.modules() if type(m).__name__ in layers]:
         fully_shard(each, **how, reshard_after_forward=reshard)
-    # The output head follows the embeddings, to which it may be tied, after all layers: gathered until both are done.
+    # The output head may be tied to the embeddings but runs after all layers: gathered until both are done.
     fully_shard(module, **how, reshard_after_forward=False)
     for each in _divided(module):
-        # Sums over ranks, not means: the loss is divided by counts of all ranks already. Gloo has no scaled sum.
+        # Sums over ranks, not means: the loss is already divided by counts over all ranks. Gloo has no scaled sum.
         each.set_gradient_divide_factor(1.0)
         each.set_force_sum_reduction_for_comms(True)
 
 
 def _whole(tensor: DTensor) -> Tensor:
-    """Gather or add up a tensor that ranks divide, on the device by which they communicate; a collective."""
+    """Gather or sum a sharded tensor on the device for communication; a collective."""
     share = tensor.to_local().to(tensor.device_mesh.device_type)  # it may be offloaded
     divided = DTensor.from_local(
         share, tensor.device_mesh, tensor.placements, shape=tensor.shape, stride=tensor.stride()
@@ -92,7 +92,7 @@ def _divided(module: nn.Module) -> list[FSDPModule]:
 
 
 class FrozenModule:
-    """A divided module that is not trained.
+    """A sharded module that is not trained.
 
     Attributes:
         module: The module.
@@ -102,21 +102,21 @@ class FrozenModule:
         self.module = module
 
     def __call__(self, *args: Any) -> Any:
-        """Run the module; without a graph, no weight stays gathered."""
+        """Run the module; without a graph, no weights stay gathered."""
         try:
             return self.module(*args)
         finally:
             if not torch.is_grad_enabled():
-                # Until a backward pass torch keeps them, and would take them for the weights after the next step.
+                # Torch keeps them until a backward pass, and would use them as the weights after the next step.
                 for each in _divided(self.module):
                     each.reshard()
 
 
 class Sharded(TrainedModule):
-    """A module that is trained, divided among all ranks with its gradients and optimiser state.
+    """A trained module, sharded over all ranks with its gradients and optimiser state.
 
     Attributes:
-        optimizer: AdamW of torch, on this rank's shares.
+        optimizer: Torch's AdamW on this rank's shards.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Sharded(TrainedModule):
         super().__init__(rate, role=role, skip_limit=skip_limit)
         self._run, self._adamw, self._dtype = FrozenModule(module), adamw, getattr(torch, dtype)
         self._trained: dict[str, Any] = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        # Torch takes one step of all parameters that are divided alike.
+        # Torch's fused step covers all parameters that are sharded alike.
         self._alike: dict[Any, list[Any]] = {}
         for parameter in self._trained.values():
             self._alike.setdefault(parameter.device_mesh, []).append(parameter)
@@ -150,7 +150,7 @@ class Sharded(TrainedModule):
 
     @property
     def module(self) -> Any:
-        """The divided module."""
+        """The sharded module."""
         return self._run.module
 
     def __call__(self, *args: Any) -> Any:
@@ -158,7 +158,7 @@ class Sharded(TrainedModule):
         return self._run(*args)
 
     def backward(self, losses: Iterator[Tensor], count: int, clock: PhaseTimer, *, last: bool) -> None:
-        """Add the gradient of losses to that of the optimiser step; see `TrainedModule.backward`."""
+        """Add the gradient of losses to the optimiser step's gradient; see `TrainedModule.backward`."""
         for _ in range(count):
             with clock("forward_seconds"):
                 loss = next(losses)
@@ -167,15 +167,15 @@ class Sharded(TrainedModule):
 
     @property
     def repeat_fault(self) -> str:
-        """Say why an optimiser step cannot begin again."""
-        return "fully_shard cannot begin a pass again that broke off"
+        """Explain why an optimiser step cannot be repeated."""
+        return "fully_shard cannot restart a pass that broke off"
 
     def drop_gradients(self) -> None:
-        """Drop the gradient of the optimiser step."""
+        """Discard the gradient of the optimiser step."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def follow(self) -> float:
-        """Take a clipped step of AdamW, and return the norm of the whole gradient before clipping."""
+        """Take a clipped AdamW step, and return the norm of the whole gradient before clipping."""
         gradients = self._gradients()
         norm = self._norm(gradients)
         if math.isfinite(norm):
@@ -190,12 +190,12 @@ class Sharded(TrainedModule):
         return norm
 
     def _gradients(self) -> list[list[Tensor]]:
-        """This rank's shares of the gradient, complete, in lists of those that are divided alike."""
+        """Return this rank's complete gradient shards, grouped by how they are sharded."""
         for name in sorted(self._partial):
             gradient = self._trained[name].grad
             if gradient is not None:
                 share = gradient.to_local()
-                whole = share.to(gradient.device_mesh.device_type)  # where ranks communicate; shares may be offloaded
+                whole = share.to(gradient.device_mesh.device_type)  # shards may be offloaded
                 dist.all_reduce(whole, group=self._group)
                 share.copy_(whole)
         found = [[p.grad for p in parameters if p.grad is not None] for parameters in self._alike.values()]
@@ -203,9 +203,9 @@ class Sharded(TrainedModule):
 
     @staticmethod
     def _norm(gradients: Sequence[Sequence[Any]]) -> float:
-        """Norm of the gradient over all ranks, the same on each; a collective.
+        """Return the gradient norm over all ranks, equal on each; a collective.
 
-        Torch's own communicates where the shares are, which NCCL cannot if these are offloaded.
+        Torch's own function communicates on the shards' device, which NCCL cannot do if they are offloaded.
         """
         found = 0.0
         for each in gradients:
@@ -219,7 +219,7 @@ class Sharded(TrainedModule):
         return math.sqrt(found)
 
     def save(self, folder: Path, rank: int, state: Mapping[str, Any], *, frozen: bool) -> None:
-        """Write this rank's shares of weights and moments as safetensors; a collective."""
+        """Write this rank's shards of weights and moments as safetensors; a collective."""
         folder.mkdir(parents=True, exist_ok=True)
         save_shards(
             self._tensors(frozen=frozen, moments=self._steps()),
@@ -229,12 +229,12 @@ class Sharded(TrainedModule):
             write_state(folder / _RUN, {"run": {**self.progress, **state}, "steps": self._steps(), "frozen": frozen})
 
     def read(self, folder: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read this rank's shares into memory of their own; a collective.
+        """Read this rank's shards into new memory; a collective.
 
         Raises:
-            CheckpointError: A file is missing, or holds something else.
+            CheckpointError: A file is missing or has unexpected content.
         """
-        run = read_state(folder / _RUN)  # the same file on every rank, with the same fault
+        run = read_state(folder / _RUN)  # the same file on all ranks, with the same fault
         try:
             held = self._tensors(frozen=run["frozen"], moments=run["steps"])
             found = {name: torch.zeros_like(tensor) for name, tensor in held.items()}
@@ -263,19 +263,19 @@ class Sharded(TrainedModule):
         return state
 
     def _weights(self, *, frozen: bool) -> dict[str, Tensor]:
-        """This rank's shares of parameters and buffers by name, each once."""
+        """Return this rank's shards of parameters and buffers by name, each once."""
         if not frozen:
             return {name: parameter.detach() for name, parameter in self._trained.items()}
         held = self.module.state_dict(keep_vars=True)
         return {name: t.detach() for name, t in {id(t): (name, t) for name, t in reversed(held.items())}.values()}
 
     def _steps(self) -> dict[str, float]:
-        """Optimiser steps of each parameter that took any."""
+        """Return the number of optimiser steps of each parameter that has taken any."""
         states = {name: self.optimizer.state.get(p) for name, p in self._trained.items()}
         return {name: float(state["step"]) for name, state in states.items() if state}
 
     def _tensors(self, *, frozen: bool, moments: Mapping[str, float]) -> dict[str, Tensor]:
-        """This rank's shares of what a checkpoint holds, with moments of these parameters."""
+        """Return this rank's shards of a checkpoint's tensors, with moments of these parameters."""
         found = {f"weights.{name}": tensor for name, tensor in self._weights(frozen=frozen).items()}
         for name in moments:
             parameter = self._trained[name]
@@ -284,7 +284,7 @@ class Sharded(TrainedModule):
         return found
 
     def full_tensors(self, *, keep: bool, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
-        """Return whole tensors of the model by their `state_dict` names, in its dtype; a collective."""
+        """Return the model's unsharded tensors by `state_dict` name, in its dtype; a collective."""
         found: dict[str, Tensor] = {}
         copies: dict[int, Tensor] = {}
         for name, tensor in self.module.model.state_dict(keep_vars=True).items():
@@ -294,7 +294,7 @@ class Sharded(TrainedModule):
                 whole = tensor.detach()
                 if isinstance(whole, DTensor):
                     whole = _whole(whole)
-                    # On the GPU, one whole tensor at a time.
+                    # On the GPU, one unsharded tensor at a time.
                     whole = whole.to("cpu", self._dtype) if keep else whole.new_empty(0)
                 copies[id(tensor)] = whole
             found[name] = copies[id(tensor)]

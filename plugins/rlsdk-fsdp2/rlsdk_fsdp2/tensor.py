@@ -1,6 +1,6 @@
-"""Tensor parallelism: neighbouring ranks divide the linear layers of a model by transformers' own plan for it.
+"""Tensor parallelism: consecutive ranks split a model's linear layers by transformers' plan for it.
 
-These ranks run each micro-batch together, in turns: that of one of them, then that of the next.
+These ranks run each micro-batch together, in turns: first one rank's, then the next one's.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from rlsdk.kit import SequenceGroup
 
 _PARTIAL = "replicated_with_grad_allreduce"
-"""Names in transformers of norms of single heads: each rank has all of it, and the gradient of its own heads."""
+"""Transformers' names of per-head norms: each rank has the whole norm, and the gradient of its own heads."""
 _KNOWN = ("colwise", "rowwise", _PARTIAL)
 
 
 @attrs.frozen(eq=False)
 class TensorGroup:
-    """The ranks that divide layers with this one; see `rlsdk.kit.SharedRows`.
+    """The ranks that split layers with this one; see `rlsdk.kit.SharedRows`.
 
     Attributes:
         mesh: Device mesh of these ranks.
@@ -45,11 +45,11 @@ class TensorGroup:
 
     @property
     def slices(self) -> int:
-        """Each of these ranks reads all tokens of a micro-batch."""
+        """Return 1, since each of these ranks reads all tokens of a micro-batch."""
         return 1
 
     def adopt(self, model: Any, path: str) -> None:
-        """Change nothing: `divide_layers` does, once the model has its adapters."""
+        """Do nothing: `divide_layers` changes the model once it has its adapters."""
 
     def turns(self, rows: Any) -> list[Any]:
         """Return the rows of each of these ranks, by rank, on all of them."""
@@ -62,7 +62,7 @@ class TensorGroup:
         results = model(rows, *args)
         group = self.mesh.get_group()
         given = results if isinstance(results, tuple) else (results,)
-        # In one exchange, which runs in the backward pass of every rank or of none.
+        # In one exchange, which runs in the backward pass of all ranks or of none.
         stacked = torch.stack([each for each in given if each is not None])
         whole = iter(_Shared.apply(stacked, group))  # type: ignore[no-untyped-call]
         found = tuple(None if g is None else next(whole) if g.requires_grad else next(whole).detach() for g in given)
@@ -71,11 +71,11 @@ class TensorGroup:
 
 @attrs.frozen(eq=False)
 class NestedGroup:
-    """Ranks that share the tokens of rollouts, each of them several that divide layers; see `rlsdk.kit.SharedRows`.
+    """Ranks that split the tokens of rollouts, each a group that splits layers; see `rlsdk.kit.SharedRows`.
 
     Attributes:
-        context: Ranks that hold the same part of each layer as this one, and other tokens.
-        tensor: Ranks that read the same tokens as this one, with other parts of each layer.
+        context: Ranks with the same part of each layer as this one, and other tokens.
+        tensor: Ranks with the same tokens as this one, and other parts of each layer.
     """
 
     context: SequenceGroup
@@ -93,11 +93,11 @@ class NestedGroup:
 
     @property
     def slices(self) -> int:
-        """Number of parts into which they cut the tokens of a micro-batch."""
+        """Number of parts into which they split the tokens of a micro-batch."""
         return self.context.slices
 
     def adopt(self, model: Any, path: str) -> None:
-        """Have a transformers model exchange tokens for heads in its attention."""
+        """Make a transformers model exchange tokens for heads in its attention."""
         self.context.adopt(model, path)
 
     def turns(self, rows: Any) -> list[Any]:
@@ -110,7 +110,7 @@ class NestedGroup:
 
 
 class _Shared(torch.autograd.Function):
-    """Results that all ranks of a group hold, each of which uses them in its own way: gradients are summed."""
+    """Results held by all ranks of a group and used differently by each: gradients are summed."""
 
     @staticmethod
     def forward(ctx: Any, results: Tensor, group: Any) -> Tensor:
@@ -125,26 +125,26 @@ class _Shared(torch.autograd.Function):
 
 
 def plan_of(model: Any) -> dict[str, str]:
-    """Return transformers' plan for the layers of a model: names below its base, with `*` for numbers, to styles.
+    """Return transformers' plan for a model's layers: names below its base, with `*` for numbers -> styles.
 
-    Embeddings, which it may name, stay whole on each rank, as the output head does.
+    Embeddings, which the plan may name, stay whole on each rank, like the output head.
     """
     plan = getattr(model.base_model.config.get_text_config(), "base_model_tp_plan", None) or {}
     return {name: style for name, style in plan.items() if ".*." in name}
 
 
 def _styles(model: Any) -> dict[str, str]:
-    """Return the styles of a model's modules, by their names below its base; those without one are left out."""
+    """Return the styles of a model's modules by name below its base, without modules that have none."""
     plan, names = plan_of(model), [name for name, _ in model.base_model.named_modules()]
     found = ((name, next((style for pattern, style in plan.items() if fnmatch(name, pattern)), None)) for name in names)
     return {name: style for name, style in found if style is not None}
 
 
 def divide_layers(model: Any, mesh: Any) -> None:
-    """Divide the linear layers of a transformers model among ranks: by rows or by columns, and an adapter alike.
+    """Split the linear layers of a transformers model over ranks, by rows or columns, and adapters alike.
 
     Args:
-        model: A whole model, perhaps adapted by peft; it is changed.
+        model: An unsharded model, possibly adapted by peft; modified in place.
         mesh: Device mesh of the ranks.
     """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -161,7 +161,7 @@ def divide_layers(model: Any, mesh: Any) -> None:
 
 
 def partial_gradients(module: nn.Module) -> set[str]:
-    """Names of a policy's or critic's trained parameters of which each rank of a group has a part of the gradient."""
+    """Return names of trained parameters for which each rank of a group has only part of the gradient."""
     model: Any = module.model
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     patterns = [f"{name}.*" for name, style in plan_of(model).items() if style == _PARTIAL]
@@ -173,7 +173,7 @@ def partial_gradients(module: nn.Module) -> set[str]:
 
 
 def faults(model: Any, size: int) -> Sequence[str]:
-    """Say why so many ranks cannot divide the layers of a model, which may have no weights."""
+    """Explain why this many ranks cannot split the layers of a model, possibly without weights."""
     kind, text, plan = type(model).__name__, model.config.get_text_config(), plan_of(model)
     leave = "set learner.tensor_parallel=1"
     if not plan:
@@ -201,7 +201,7 @@ def faults(model: Any, size: int) -> Sequence[str]:
 
 
 def _between(model: Any, styles: Mapping[str, str]) -> list[str]:
-    """Names of parameters beside divided layers, such as those of an activation, for which the plan has no rule."""
+    """Return names of parameters between split layers, such as an activation's, for which the plan has no rule."""
     parents = {name.rpartition(".")[0] for name, style in styles.items() if style in ("colwise", "rowwise")}
     left = [
         f"{parent}.{name}"
@@ -213,7 +213,7 @@ def _between(model: Any, styles: Mapping[str, str]) -> list[str]:
 
 
 def _uneven(model: Any, styles: Mapping[str, str], size: int) -> list[str]:
-    """Names of layers that so many ranks cannot divide into equal parts."""
+    """Return names of layers that this many ranks cannot split evenly."""
     sides = {"colwise": "out_features", "rowwise": "in_features"}
     divided = {name: sides[style] for name, style in styles.items() if style in sides}
     modules = {name: model.base_model.get_submodule(name) for name in divided}
@@ -221,5 +221,5 @@ def _uneven(model: Any, styles: Mapping[str, str], size: int) -> list[str]:
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
-    """Names with `*` for the numbers of layers, each once."""
+    """Return names with `*` for layer numbers, each once."""
     return sorted({re.sub(r"\.\d+\.", ".*.", name) for name in names})

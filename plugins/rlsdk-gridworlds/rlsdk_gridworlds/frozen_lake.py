@@ -26,14 +26,14 @@ _MOVES = {0: (0, -1), 1: (1, 0), 2: (0, 1), 3: (-1, 0)}
 @rlsdk.environment("frozen_lake")
 @attrs.define(kw_only=True, eq=False)
 class FrozenLake(GridWorld):
-    """Walk over a frozen lake to the goal and stay out of the holes; start, goal and holes are drawn by seed.
+    """Walk over a frozen lake to the goal without falling into a hole; start, goal and holes depend on the seed.
 
     The rewards are gymnasium's: 1 for reaching the goal, else 0. An episode ends at the goal, or in a hole.
 
     Attributes:
         size: Cells of a side.
-        p: Share of cells that are ice; the others are holes. A map without a way to the goal is drawn again.
-        is_slippery: Make only one step in three go where it should; the others go to its left or right, at random.
+        p: Share of cells that are ice; the others are holes. Maps without a path to the goal are redrawn.
+        is_slippery: Let only one step in three go as intended; the others slip to its left or right, at random.
     """
 
     NAME: ClassVar[str] = "frozen_lake"

@@ -1,4 +1,4 @@
-"""Tasks that are levels of an environment."""
+"""Task source of environment levels."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def levels(
 ) -> TaskList:
     """Levels of an environment; no test level occurs in training.
 
-    A hash of the first observation decides whether a level is for training or for tests, so that the splits share
-    neither seeds nor levels, whatever their sizes and seeds. Levels are drawn independently: where few are possible,
-    they repeat within a split.
+    A hash of the first observation assigns a level to training or test, so that the splits share neither seeds nor
+    levels, whatever their sizes and seeds. Levels are drawn independently: if few are possible, they repeat within a
+    split.
 
     Args:
         environment: Environment with its options, such as `{use: gridworlds/sokoban, num_boxes: 2}`.
         split: `train`, or `test` (a tenth of all levels).
-        size: Number of tasks; left out, 10,000 to train and 200 to test.
+        size: Number of tasks; by default, 10,000 for training and 200 for test.
         seed: Random seed of the levels.
-        chat: Make prompts user messages, not plain text.
-        demonstrations: Give each task an episode to imitate, in `metadata["demonstration"]`: this share of its actions
-            comes from the environment's `expert()`, the others are drawn from its `answers()`.
+        chat: Use user messages as prompts instead of plain text.
+        demonstrations: Give each task an episode to imitate, `metadata["demonstration"]`: this share of its actions
+            comes from the environment's `expert()`, the rest is drawn from its `answers()`.
 
     Returns:
         Tasks whose prompt is the first observation; `metadata["seed"]` makes the environment show it at `reset`, and
