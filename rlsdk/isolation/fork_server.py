@@ -316,6 +316,8 @@ def _live(connection: socket.socket, work: Work, memory: int) -> NoReturn:
         fork_alone()
         if memory:
             limit_memory(memory)
+        # A reply of a process that the work forks would pass for the reply to the next call.
+        os.register_at_fork(after_in_child=connection.close)
         send(connection, str(os.getpid()).encode())
         work(connection)
         code = 0

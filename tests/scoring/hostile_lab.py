@@ -37,6 +37,8 @@ def _do(text: str) -> float:
     elif kind == "child":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", argument])
         time.sleep(600)
+    elif kind == "fork" and os.fork() == 0:
+        return -1.0  # as does its parent
     elif kind == "nan":
         return float("nan")
     elif kind == "huge":

@@ -95,6 +95,12 @@ def test_what_fails_is_invalid_and_the_next_calls_work(
     assert [s.value for s in (before, after, more, again)] == [4, 5, 100_000, 5]
 
 
+def test_a_process_that_a_reward_forks_and_lets_return_answers_nobody(scorer: Callable[..., Scorer]) -> None:
+    running = scorer("hostile_lab/one", workers=1)
+    for text in ("fork", "good day", "fork", "fine"):
+        assert score(running, text)[0].value == len(text)
+
+
 def test_a_task_that_cannot_be_scored_stops(scorer: Callable[..., Scorer]) -> None:
     running = scorer("hostile_lab/one")
     with pytest.raises(DataError, match="the task has no answer"):
