@@ -31,6 +31,7 @@ from rlsdk.errors import (
     EngineError,
     EnvironmentFault,
     OptionError,
+    RefusedMessagesError,
     RlsdkError,
     UnreachableDataError,
     described,
@@ -310,7 +311,11 @@ class _PlanChecks:
         workflow = self.plan.workflow if trained else self.plan.eval_workflow
         asks = self.plan.plugins.component(workflow).one_answer
         for task in tasks:
-            ids = codec.prompt(task)[1]
+            try:
+                ids = codec.prompt(task)[1]
+            except RefusedMessagesError as error:
+                self.faults += [PlanFinding(path, f"task {task.id!r}: {text}") for text in error.faults]
+                return
             prompts.append(ids)
             if wrong := unreadable(task, codec, ids, asks=asks):
                 self.faults.append(PlanFinding(path, wrong))

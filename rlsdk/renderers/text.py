@@ -232,8 +232,9 @@ class TextRenderer:
                 raise RefusedMessagesError(
                     [
                         f"{self.title} leaves out a message of the role {messages[i].role} "
-                        f"({reprlib.repr(messages[i].text)}), so that the policy would not see it. Let model.tokenizer "
-                        "name a folder whose template shows it, or give its text in another message"
+                        f"({reprlib.repr(messages[i].text)}), so the policy would not see it. A template reads "
+                        "message['content'] or message.content of each message; let model.tokenizer name a folder "
+                        "whose template shows this one, or put its text into another message"
                     ]
                 )
 
