@@ -51,7 +51,7 @@ class Answers:
 
 
 def held_out(plan: Plan) -> list[Task]:
-    """Return the tasks that a plan evaluates on, source after source."""
+    """Return the held-out tasks of a plan, source after source."""
     sources, limit = [opened(source, plan.plugins) for source in plan.tasks_eval], plan.config.eval.limit
     return [tasks[i] for tasks in sources for i in range(min(len(tasks), limit or len(tasks)))]
 
@@ -63,11 +63,11 @@ def evaluator_of(plan: Plan, scorer: Scorer | None, observer: Observer | None = 
 
 
 Produce = Callable[[Sequence[Task], Sampling, int, str], Awaitable[list[Group]]]
-"""Makes the groups of tasks, given sampling parameters, the number of rollouts per task, and a name for the whole."""
+"""Function that creates groups from tasks, sampling parameters, the number of rollouts per task, and a name."""
 
 
 def produced_by(generator: RolloutGenerator, context: RolloutContext) -> Produce:
-    """Return a function that makes groups with a generator.
+    """Return a function that creates groups with a generator.
 
     Args:
         generator: Runs the workflow and scores.
@@ -83,7 +83,7 @@ def produced_by(generator: RolloutGenerator, context: RolloutContext) -> Produce
 async def evaluate(
     produce: Produce, tasks: Sequence[Task], sampling: Sampling, section: EvalSection, *, reseed: Any
 ) -> Answers:
-    """Have the policy answer held-out tasks.
+    """Let the policy answer held-out tasks.
 
     Args:
         produce: Makes the groups.
@@ -119,7 +119,7 @@ def figures(answers: Answers, samples: int, *, scored: bool = True, show: int = 
 
 
 def by_source(*batches: Sequence[Group]) -> dict[str, tuple[list[Group], ...]]:
-    """Divide groups by the source of their tasks, if there are several; else return nothing."""
+    """Split groups by task source; empty if there is only one source."""
     sources = sorted({group.task.source for batch in batches for group in batch})
     if len(sources) < 2:
         return {}
@@ -153,7 +153,7 @@ def _right(group: Group) -> list[bool]:
 
 
 def is_correct(score: Score) -> bool:
-    """Return True if an answer is right: by the metric `correct` of its reward, else by a value of at least 1."""
+    """Return True if an answer is right: by its reward's metric `correct`, or else by a value of at least 1."""
     return score.valid and bool(score.metrics.get("correct", score.value >= 1.0))
 
 
@@ -169,7 +169,7 @@ def scored_trajectories(groups: Sequence[Group]) -> list[list[Score]]:
 
 
 def trajectory_means(trajectories: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, float]:
-    """Average metrics over trajectories, each represented by the mean of its rollouts, however many.
+    """Average metrics over trajectories, each represented by the mean of its rollouts.
 
     Args:
         trajectories: Metrics of the rollouts of each trajectory; those that lack a metric do not count for it.
@@ -180,7 +180,7 @@ def trajectory_means(trajectories: Sequence[Sequence[Mapping[str, float]]]) -> d
 
 
 def _plain_mean(values: Sequence[float]) -> float:
-    """Return the mean; NaN for infinities of both signs, which `fmean` refuses."""
+    """Return the mean; NaN for infinities of both signs, which `fmean` rejects."""
     return sum(values) / len(values)
 
 

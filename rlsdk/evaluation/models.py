@@ -1,4 +1,4 @@
-"""Evaluation without training, of a model or of all checkpoints of a run: figures, transcripts, pictures."""
+"""Evaluate a model or all checkpoints of a run without training: figures, transcripts, pictures."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 def model_of(
     checkpoint: str | Path, plugins: Sequence[str | Path] = (), named: Mapping[str, Any] | None = None
 ) -> Iterator[Path]:
-    """Yield the folder of a checkpoint's model, in the format of transformers; it may be deleted after the block.
+    """Yield the folder of a checkpoint's model in transformers format; it may be deleted after the block.
 
     Args:
         checkpoint: Folder or URL of a run, whose newest intact checkpoint is taken, or of one of its checkpoints; or
@@ -60,7 +60,7 @@ def model_of(
         named: Configuration given by the user; code that it names may be executed.
 
     Raises:
-        CheckpointError: It is none of these.
+        CheckpointError: The path is none of these.
     """
     if is_url(str(checkpoint)):
         at = re.fullmatch(r"(.*?)/checkpoints/step-(\d+)", str(checkpoint).rstrip("/"))
@@ -90,7 +90,7 @@ def evaluate_model(plan: Plan, *, pictures: int = 8, seen: Callable[[int, int], 
     Args:
         plan: Checked plan; its learner is not started.
         pictures: Maximum number of greedy episodes to draw, per source.
-        seen: Called after each rollout with the number of finished ones and the total.
+        seen: Called after each rollout with the numbers of finished and of all rollouts.
 
     Returns:
         Content of `evaluation.json`: `accuracy`, `metrics` (also per source), `tasks` of each source, `invalid`
@@ -207,7 +207,7 @@ def bench(
         config: Configuration of the run, as for `train`.
         *overrides: `key=value` texts.
         plugins: Files of plugins.
-        began: Called with the step whose evaluation begins.
+        began: Called with the step when its evaluation begins.
 
     Returns:
         Content of `bench.json` in the run's folder: for each step, its number and the result of `evaluate_model`.
@@ -248,5 +248,5 @@ def _intact_steps(checkpoints: Checkpoints) -> list[int]:
         else:
             found.append(step)
     if not found:
-        checkpoints.newest_whole("model")  # raises, and says what is wrong with each
+        checkpoints.newest_whole("model")  # raises an error that describes each fault
     return found

@@ -1,4 +1,4 @@
-"""Pictures of an episode, which is replayed: the same seed and answers give the same observations."""
+"""Draw an episode by replaying it: the same seed and answers give the same observations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlsdk.plugins import Plugins
 from rlsdk.types import Rollout
 
 SECONDS = 30.0
-"""Time limit of a whole episode; no model is involved."""
+"""Time limit in seconds of a whole episode; no model is involved."""
 _FRAME_MS = 500
 
 
@@ -74,7 +74,7 @@ def _frame(environment: Any) -> np.ndarray | str | None:
 
 
 def save(frames: Sequence[np.ndarray | str], path: Path) -> Path:
-    """Save frames: pictures, uint8 `[height, width, 3]`, as an animation, texts one below the other.
+    """Save frames: pictures, uint8 `[height, width, 3]`, as an animation, texts one below another.
 
     Args:
         frames: Frames, all of one kind.

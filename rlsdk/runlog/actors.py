@@ -1,4 +1,4 @@
-"""The processes of a run as its watchdog sees them: `actors.json` in the run's folder, for those who look on."""
+"""The processes of a run as seen by its watchdog, in `actors.json` in the run's folder, for other programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 ACTORS = "actors.json"
 EVERY_SECONDS = 5.0
-"""Seconds between two versions of the file."""
+"""Seconds between updates of the file."""
 
 
 @attrs.frozen(kw_only=True)
@@ -31,13 +31,13 @@ class ActorState:
 
     Attributes:
         name: Name of the actor, such as `engine 0`; `driver` for the training's own process.
-        pid: Process id; 0 before the actor has begun to work.
+        pid: Process id; 0 before the actor has started to work.
         host: Name of its machine.
-        state: As `isolation.vitals` says: running, disk, stopped, zombie, gone or unknown; `starting` before.
+        state: State from `isolation.vitals`: running, disk, stopped, zombie, gone or unknown; `starting` before.
         memory: Resident memory in bytes.
         silent: Reason why it counts as silent; empty while it works.
-        silent_for: Seconds of that silence.
-        log: File that takes what it prints.
+        silent_for: Seconds since it became silent.
+        log: File with its output.
     """
 
     name: str
@@ -61,7 +61,7 @@ class ActorState:
 
 @attrs.frozen
 class Actors:
-    """Processes of a run at one time.
+    """Snapshot of a run's processes.
 
     Attributes:
         written: Time of the observation, in seconds since 1970.
@@ -74,14 +74,14 @@ class Actors:
     actors: tuple[ActorState, ...]
 
     def process(self, name: str) -> ActorState | None:
-        """Return the process of a name; None if there is none."""
+        """Return a process by name; None if there is none."""
         return next((each for each in self.actors if each.name == name), None)
 
     def as_json(self, now: float) -> list[dict[str, Any]]:
-        """Return the processes as JSON; the state of one that is gone by now says so.
+        """Return the processes as JSON, with the state of processes that have ended meanwhile updated.
 
         Args:
-            now: Present time.
+            now: Current time.
         """
         gone = [attrs.evolve(each, state="gone") if each.is_gone else each for each in self.actors]
         older = now - self.written
@@ -89,23 +89,23 @@ class Actors:
 
 
 class ActorsFile:
-    """Writes the processes of a run to its folder, every few seconds."""
+    """Write the processes of a run to its folder every few seconds."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / ACTORS
         self._written, self._begun = float("-inf"), False
 
     def report(self, stage: str, seen: Sequence[tuple[Watched, Vitals]], now: float) -> None:
-        """Replace the file, unless it was written a moment ago or the folder does not exist yet.
+        """Replace the file, unless it was just written or the folder does not exist yet.
 
         Args:
             stage: Stage of the run, and for how long.
-            seen: Processes of the run, and what was seen of each.
+            seen: Processes of the run with their vitals.
             now: Time on the clock of the watchdog.
         """
         if now - self._written < EVERY_SECONDS or not (self._path.parent / MARKER).is_file():
             return
-        if self._begun and not seen:  # the run ends: what was last seen of its actors stays
+        if self._begun and not seen:  # the run ends: keep the last snapshot of its actors
             return
         self._written, self._begun = now, bool(seen)
         actors = [_driver(), *(_state(watched, vitals, now) for watched, vitals in seen)]
@@ -114,7 +114,7 @@ class ActorsFile:
         try:
             partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
             partial.replace(self._path)
-        except OSError as error:  # a full disk is the training's to report
+        except OSError as error:  # the training reports a full disk
             log.debug("%s cannot be written: %s", self._path, error)
 
 
@@ -143,7 +143,7 @@ def _state(watched: Watched, vitals: Vitals, now: float) -> ActorState:
 
 
 def read(folder: Path) -> Actors | None:
-    """Return the processes of a run as they were last written down; None if that was never done."""
+    """Return the last snapshot of a run's processes; None if there is none."""
     try:
         found = json.loads((folder / ACTORS).read_text(encoding="utf-8"))
         return Actors(found["written"], found["stage"], tuple(ActorState(**each) for each in found["actors"]))

@@ -1,4 +1,4 @@
-"""Findings of the diagnoses of a run: each once, in the log and in `alerts.jsonl` of the run's folder."""
+"""Report each finding of a run's diagnoses once, in the log and in `alerts.jsonl` in the run's folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlsdk.runlog.metrics import lines_up_to
 log = logging.getLogger(__name__)
 ALERTS = "alerts.jsonl"
 QUIET = 10
-"""Steps in a row without a finding after which the same finding counts as a new one."""
+"""Number of consecutive steps without a finding after which the same finding counts as new."""
 Rule = Callable[[History], Finding | None]
 
 
@@ -27,12 +27,12 @@ class Alert:
     """A finding of a diagnosis at a step of a run.
 
     Attributes:
-        step: Step at which it was first seen.
+        step: Step at which it was first found.
         name: Name of the diagnosis.
         level: `info`, `warning` or `critical`.
-        message: What was seen.
+        message: The observation.
         advice: What to do.
-        metric: The metric whose curve shows it best; empty if there is none, or an older version wrote it.
+        metric: Metric whose curve shows it best; empty if there is none, or if an older version wrote the alert.
     """
 
     step: int
@@ -44,7 +44,7 @@ class Alert:
 
     @classmethod
     def of(cls, step: int, name: str, finding: Finding) -> Self:
-        """Create the alert of a finding of the diagnosis `name`."""
+        """Create the alert for a finding of the diagnosis `name`."""
         return cls(step, name, finding.level, finding.message, finding.advice, finding.metric)
 
     def __str__(self) -> str:
@@ -52,15 +52,15 @@ class Alert:
 
 
 class Diagnoses:
-    """Calls the diagnoses of a run after each step, and returns what is new."""
+    """Run the diagnoses after each step, and return new findings."""
 
     def __init__(self, rules: Mapping[str, Rule]) -> None:
-        """Create it for rules by name; one that raises is logged and not called again."""
+        """Set the rules by name; a rule that raises is logged and not called again."""
         self._rules = dict(rules)
         self._quiet: dict[str, int] = {}
 
     def look(self, history: History) -> list[Alert]:
-        """Return the findings that the last step brought; one that lasts over many steps is returned once."""
+        """Return new findings at the last step; a finding that lasts over many steps is returned once."""
         found: list[Alert] = []
         for name, rule in list(self._rules.items()):
             try:
@@ -69,7 +69,7 @@ class Diagnoses:
                 alert = Alert.of(history.step, name, finding) if finding else None
             except Exception as error:
                 del self._rules[name]
-                log.warning("diagnosis %s failed and is not asked again: %s", name, described(error), exc_info=error)
+                log.warning("diagnosis %s failed and is not called again: %s", name, described(error), exc_info=error)
                 continue
             self._quiet[name] = 0 if finding is not None else self._quiet.get(name, QUIET) + 1
             if alert is not None and new:
@@ -96,14 +96,14 @@ def append_alerts(folder: Path, alerts: Iterable[Alert]) -> None:
 
 
 def begin_alerts(folder: Path, step: int) -> None:
-    """Create the file of a run; of one that is resumed, keep the alerts up to the step that it resumes from."""
+    """Create a run's file; for a resumed run, keep the alerts up to the step from which it resumes."""
     path = folder / ALERTS
     kept = lines_up_to(path, step) if step else []
     path.write_text("".join(kept), encoding="utf-8")
 
 
 def read_alerts(folder: Path) -> list[Alert] | None:
-    """Return the alerts of a run, malformed lines left out; None if it keeps none (an older run)."""
+    """Return the alerts of a run, skipping malformed lines; None for an older run without alerts."""
     path = folder / ALERTS
     if not path.is_file():
         return None
@@ -112,7 +112,7 @@ def read_alerts(folder: Path) -> list[Alert] | None:
 
 
 def alert_from(line: Mapping[str, Any]) -> Alert | None:
-    """Return the alert of a line of `alerts.jsonl`; None if the line lacks something."""
+    """Parse a line of `alerts.jsonl`; None if the line is incomplete."""
     fields = attrs.fields(Alert)
     if any(field.default is attrs.NOTHING and field.name not in line for field in fields):
         return None
@@ -121,11 +121,11 @@ def alert_from(line: Mapping[str, Any]) -> Alert | None:
 
 @attrs.frozen
 class LatestAlert:
-    """The latest alert of a diagnosis, and whether the diagnosis finds the same at the last step of the run.
+    """The latest alert of a diagnosis, and whether the diagnosis still finds it at the last step of the run.
 
     Attributes:
-        alert: What was found, in the words of the last step if it lasts. Its step is where it was first seen, or
-            the last one if it was not found while the run trained.
+        alert: The alert, with the last step's message if it lasts. Its step is the first one with the finding, or the
+            last one if it was not found during the training.
         lasts: True if the diagnosis finds it at the last step.
     """
 
@@ -134,12 +134,12 @@ class LatestAlert:
 
 
 def latest_alerts(history: History, alerts: Iterable[Alert], rules: Mapping[str, Rule]) -> list[LatestAlert]:
-    """Return the latest alert of each diagnosis that has found something.
+    """Return the latest alert of each diagnosis with findings.
 
     Args:
         history: The run's metrics.
-        alerts: What was found while it trained, oldest first.
-        rules: Diagnoses to ask about the last step; of others, the alerts count alone.
+        alerts: Findings during the training, oldest first.
+        rules: Diagnoses to run at the last step; for others, only the alerts count.
     """
     told = {alert.name: alert for alert in alerts}
     now = {alert.name: alert for alert in Diagnoses(rules).look(history)}
@@ -148,12 +148,12 @@ def latest_alerts(history: History, alerts: Iterable[Alert], rules: Mapping[str,
 
 
 def chosen_rules(config: Mapping[str, Any], names: Sequence[str] = (), plugins: Sequence[str] = ()) -> dict[str, Rule]:
-    """Return diagnoses ready to run, with the options that the configuration of a run gives them.
+    """Return diagnoses ready to run, with the options from a run's configuration.
 
     Args:
         config: The run's configuration.
-        names: Diagnoses; none means all built-in ones.
-        plugins: Files of further diagnoses. Those of the configuration are not executed.
+        names: Names of diagnoses; if empty, all built-in ones.
+        plugins: Files with more diagnoses. Plugins of the configuration are not executed.
 
     Raises:
         PluginError: There is no such diagnosis.

@@ -1,4 +1,4 @@
-"""Folders of runs: which folders are some, one program at a time, and `--overwrite` only deletes what rlsdk made."""
+"""Run folders: recognise them, lock them for one program, and let `--overwrite` delete only what rlsdk created."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rlsdk.options import nearest
 
 log = logging.getLogger(__name__)
 MARKER = ".rlsdk-run"
-"""A file in every run's folder, without which `--overwrite` deletes nothing."""
+"""Marker file in every run's folder, without which `--overwrite` deletes nothing."""
 LEASE_SECONDS = 30.0
-"""Time without a sign of life after which the lock of a program on another machine counts as dead."""
+"""Seconds without an update after which the lock of a program on another machine counts as dead."""
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold a run's folder against other programs, on this machine or another that shares the disk.
+    """Lock a run's folder against other programs, on this machine or another one that shares the disk.
 
-    The lock is a file beside the folder with the holder's pid and host, touched every few seconds. That of a dead
-    process of this machine is taken at once, that of another machine when it has not been touched for `LEASE_SECONDS`.
+    The lock is a file next to the folder with the holder's pid and host, touched every few seconds. The lock of a dead
+    process on this machine is taken over at once, another machine's after `LEASE_SECONDS` without a touch.
 
     Args:
         folder: Folder of the run; it need not exist.
@@ -44,7 +44,7 @@ def held(folder: Path) -> Iterator[None]:
         pid, host = _holder(path)
         raise ConfigError(
             [
-                f"name: {folder} is in use by process {pid} on {host}, which trains into it; wait until it has ended, "
+                f"name: {folder} is in use by process {pid} on {host}, which trains into it; wait until it ends, "
                 "end it, or choose another name=…"
             ]
         ) from error
@@ -72,7 +72,7 @@ def _acquire(lease: SoftFileLease, path: Path) -> None:
 
 
 def _is_zombie(pid: str) -> bool:
-    """Return whether a process has ended, and only waits for its parent to ask for its exit status."""
+    """Return whether a process has ended and waits for its parent to collect its exit status."""
     import psutil
 
     try:
@@ -82,7 +82,7 @@ def _is_zombie(pid: str) -> bool:
 
 
 def _holder(path: Path) -> tuple[str, str]:
-    """Read pid and host out of a lock file."""
+    """Read pid and host from a lock file."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:  # released meanwhile
@@ -92,11 +92,11 @@ def _holder(path: Path) -> tuple[str, str]:
 
 
 def why_no_run(path: Path, missing: str) -> str:
-    """Say why a path that a user gave is not the folder of a run, and which folder may have been meant.
+    """Explain why a path given by a user is not a run's folder, and suggest the intended one.
 
     Args:
         path: Path that was given.
-        missing: File that the folder of a run would hold.
+        missing: File that a run's folder would contain.
     """
     if not path.exists():
         near = nearest(path.name, (each.name for each in path.parent.iterdir())) if path.parent.is_dir() else None
@@ -112,24 +112,24 @@ def why_no_run(path: Path, missing: str) -> str:
 
 
 def mark(folder: Path) -> None:
-    """Create a run's folder, with the file that distinguishes it from any other."""
+    """Create a run's folder with its marker file."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARKER).touch()
 
 
 def is_foreign(folder: Path) -> bool:
-    """Return whether something is there that rlsdk did not make."""
+    """Return whether the path holds something that rlsdk did not create."""
     return folder.exists() and not (folder / MARKER).is_file() and (not folder.is_dir() or any(folder.iterdir()))
 
 
 def remove_run(folder: Path) -> None:
-    """Delete a run's folder, moved aside first so that an interrupted deletion leaves no half of a run.
+    """Delete a run's folder, moving it aside first so that an interrupted deletion does not leave half a run.
 
     Args:
         folder: Folder of the run; nothing happens if it is empty or does not exist.
 
     Raises:
-        ConfigError: It holds something that rlsdk did not make.
+        ConfigError: The folder was not created by rlsdk.
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return

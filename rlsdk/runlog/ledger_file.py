@@ -1,4 +1,4 @@
-"""The ledger of a run while it trains: `ledger.jsonl` in its folder, one line a step with the counts of each source."""
+"""The ledger of a running training: `ledger.jsonl` in its folder, one line per step with the counts per source."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ LEDGER = "ledger.jsonl"
 
 
 def note_ledger(folder: Path, step: int, sources: Mapping[str, Mapping[str, int]]) -> None:
-    """Append the counts of each source of tasks after a step.
+    """Append the counts of each task source after a step.
 
     Args:
         folder: Run folder.
-        step: Training steps done.
-        sources: Name of a source -> name of a count -> number of groups since the run began.
+        step: Number of training steps done.
+        sources: Source -> count name -> number of groups since the run began.
     """
     try:
         with (folder / LEDGER).open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, "sources": sources}) + "\n")
-    except OSError as error:  # a full disk is reported where the training needs it
+    except OSError as error:  # the training reports a full disk
         log.debug("%s cannot be written: %s", folder / LEDGER, error)
 
 
 def read_ledger(folder: Path, most: int = 500) -> list[dict[str, Any]]:
-    """Return the counts by step; of a step that was done twice, by a resumed run, those of the second time.
+    """Return the counts by step; if a resumed run repeated a step, its later counts.
 
     Args:
         folder: Run folder.
-        most: Maximum number of steps; of more, some are left out between the first and the last.
+        most: Maximum number of steps; if there are more, intermediate ones are omitted.
     """
     found: list[dict[str, Any]] = []
     try:

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def _handler(console: Console) -> logging.Handler:
-    """Return a handler that wraps records in a terminal, and elsewhere writes each as one line, for grep."""
+    """Return a handler that wraps records in a terminal, and otherwise writes one line per record, for grep."""
     if console.is_terminal:
         return RichHandler(console=console, show_path=False)
     handler = logging.StreamHandler(console.file)
@@ -30,15 +30,15 @@ def log_to(plan: Plan, console: Console | logging.Handler, file: str = "") -> No
 
     Args:
         plan: The plan.
-        console: Console for a person, or what takes the records for one.
-        file: Name of the file in the run's folder `logs`; empty: none.
+        console: Console for the user, or a handler in its place.
+        file: Name of the file in the run's folder `logs`; empty for none.
     """
     root = logging.getLogger("rlsdk")
     root.setLevel(logging.DEBUG)
     root.propagate = False
     for handler in list(root.handlers):
         root.removeHandler(handler)
-        if type(handler) is logging.FileHandler:  # that of an earlier run in this process
+        if type(handler) is logging.FileHandler:  # from an earlier run in this process
             handler.close()
     shown = _handler(console) if isinstance(console, Console) else console
     shown.setLevel(plan.config.log_level.upper())

@@ -13,7 +13,7 @@ import attrs
 log = logging.getLogger(__name__)
 METRICS = "metrics.jsonl"
 _SHOWN = 60
-"""Characters of a malformed line in a message."""
+"""Maximum number of characters of a malformed line in a message."""
 
 
 def lines_up_to(path: Path, step: int) -> list[str]:
@@ -23,7 +23,7 @@ def lines_up_to(path: Path, step: int) -> list[str]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read a run's `metrics.jsonl`; malformed lines are left out, each with a warning."""
+    """Read a run's `metrics.jsonl`, skipping malformed lines with a warning."""
     found = list(_lines(folder / METRICS))
     for line in found:
         if line.fault:
@@ -32,7 +32,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def garbled_lines(path: Path) -> list[str]:
-    """Name the malformed lines of a metrics file, except a last one truncated by a kill."""
+    """Describe the malformed lines of a metrics file, except a last one truncated by a kill."""
     return [line.fault for line in _lines(path) if line.fault]
 
 

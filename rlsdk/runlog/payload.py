@@ -37,9 +37,9 @@ def encode(group: Group, learned: Learned | None = None) -> bytes:
 
     Args:
         group: The group.
-        learned: What the learner computed for each token, such as its own logprobs; `decode_learned` reads it.
+        learned: The learner's per-token results, such as its logprobs; read by `decode_learned`.
     """
-    # Each task object once; nearly all groups have a single one.
+    # Each task object once; nearly all groups have only one.
     tasks = list({id(task): task for task in (group.task, *(r.task for r in group.rollouts))}.values())
     told = {
         "format": FORMAT if learned else 4,
@@ -56,7 +56,7 @@ def encode(group: Group, learned: Learned | None = None) -> bytes:
     if learned:
         told["learned"] = {name: [values is not None for values in each] for name, each in learned.items()}
     out = io.BytesIO()
-    # UTF-8 with lone surrogates instead of escapes: two escaped halves in a row would be read back as one character.
+    # UTF-8 with lone surrogates instead of escapes: two consecutive escaped halves would be read as one character.
     text = json.dumps(told, ensure_ascii=False).encode("utf-8", "surrogatepass")
     out.write(len(text).to_bytes(8, "little") + text)
     for name in ARRAYS if group.rollouts else ():
@@ -72,11 +72,11 @@ def encode(group: Group, learned: Learned | None = None) -> bytes:
 
 
 def decode(payload: bytes, task: Task | None = None) -> Group:
-    """Convert bytes made by `encode` back to a group.
+    """Convert bytes from `encode` back to a group.
 
     Args:
         payload: Result of `encode`.
-        task: The group's task, if it is at hand: the group and its rollouts then refer to this very object.
+        task: The group's task, if available: the group and its rollouts then refer to this object.
 
     Raises:
         ValueFault: The bytes have another format, or belong to another task.
@@ -104,7 +104,7 @@ def decode(payload: bytes, task: Task | None = None) -> Group:
 
 
 def decode_learned(payload: bytes) -> dict[str, list[np.ndarray | None]]:
-    """Read what the learner computed for each token of a stored group; empty for a group without such arrays.
+    """Read the learner's per-token results of a stored group; empty for a group without them.
 
     Args:
         payload: Result of `encode`.

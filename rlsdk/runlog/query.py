@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas
 
 _INSTRUCTIONS = 10_000
-"""SQLite instructions between two checks of the clock and of signals: about a millisecond."""
+"""SQLite instructions between checks of the clock and signals: about a millisecond."""
 
 
 def rollouts(
@@ -39,15 +39,15 @@ def rollouts(
     seconds: float | None = None,
     evaluations: bool = False,
 ) -> pandas.DataFrame:
-    """Return a run's rollouts as a pandas data frame, one row each; a warning says why, if none are saved.
+    """Return a run's rollouts as a pandas data frame, one row each; if none are saved, a warning explains why.
 
     Args:
         run: The run's folder.
-        where: A condition as in SQL, such as `reward < 0.5 and step >= 10`.
+        where: SQL condition, such as `reward < 0.5 and step >= 10`.
         order_by: Column to sort by, followed by ` desc` for descending order; by default, the step.
         limit: Maximum number of rows.
-        seconds: Time limit of the query; None for none.
-        evaluations: True for the rollouts of evaluations instead of those of the training.
+        seconds: Time limit of the query; None for no limit.
+        evaluations: True for evaluation rollouts instead of training rollouts.
 
     Raises:
         EnvironmentFault: pandas is not installed.
@@ -109,13 +109,13 @@ def query(
 
 
 def why_none(run: str | Path, where: str = "", *, evaluations: bool = False, name: str = "") -> str:
-    """Say why a query finds nothing.
+    """Explain why a query finds nothing.
 
     Args:
         run: The run's folder.
         where: Condition of the query.
-        evaluations: True if it was for the rollouts of evaluations.
-        name: How the message calls the run; left out, its folder.
+        evaluations: True if the query was for evaluation rollouts.
+        name: Name of the run in the message; by default, its folder.
     """
     folder, name = Path(run), name or str(run)
     stored = Address.of(folder) is not None
@@ -168,17 +168,17 @@ def _order(rows: sa.Subquery, order_by: str) -> list[sa.ColumnElement[Any]]:
     name, _, way = order_by.strip().partition(" ")
     if name not in COLUMNS or way.strip().lower() not in ("", "asc", "desc"):
         raise ValueFault(f"{order_by!r}: expected a column, or `COLUMN desc`; the columns are {', '.join(COLUMNS)}")
-    # Ties follow an index: rewards have few distinct values, and sorting all rows of one value would take long.
+    # Ties follow an index: rewards have few distinct values, and sorting all rows with one value would take long.
     columns = [rows.c[each] for each in dict.fromkeys((name, "number", "rollout"))]
     first, *rest = [c.desc() if way.strip().lower() == "desc" else c.asc() for c in columns]
     return [sa.nulls_last(first), *rest]
 
 
 def reader(address: Address, seconds: float = math.inf) -> sa.Engine:
-    """Create an engine whose connections cannot write, and whose statements end after `seconds` at the latest.
+    """Create an engine with read-only connections, whose statements end after `seconds` at the latest.
 
-    For a file, the time starts when a connection is made; for PostgreSQL, with each statement. Whoever queries often
-    should keep the engine: to make one takes longer than a query.
+    For a file, the time starts with the connection; for PostgreSQL, with each statement. Reuse the engine for frequent
+    queries: creating it takes longer than a query.
 
     Args:
         address: The database.
@@ -188,13 +188,13 @@ def reader(address: Address, seconds: float = math.inf) -> sa.Engine:
     if address.is_file:
 
         def connect() -> sqlite3.Connection:
-            # SQLAlchemy would create a missing file; sqlite3 opens an existing one to read.
+            # SQLAlchemy would create a missing file; sqlite3 opens an existing one read-only.
             name = f"file:{quote(address.file)}?mode=ro"
             if not os.access(Path(address.file).parent, os.W_OK) and not Path(f"{address.file}-wal").exists():
-                name += "&immutable=1"  # otherwise SQLite creates a file beside the database
+                name += "&immutable=1"  # otherwise SQLite creates a file next to the database
             ends = time.monotonic() + seconds
             connection = sqlite3.connect(name, uri=True, timeout=60)
-            # Calling Python also lets it see signals; an exception raised by one ends the statement.
+            # Calling Python also lets it handle signals; an exception raised by a handler ends the statement.
             connection.set_progress_handler(lambda: time.monotonic() > ends, _INSTRUCTIONS)
             return connection
 

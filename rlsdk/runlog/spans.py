@@ -1,4 +1,4 @@
-"""The spans of a run: `spans.jsonl` in its folder, one line for each time that one of its processes was busy."""
+"""The spans of a run: `spans.jsonl` in its folder, one line per interval in which a process was busy."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from rlsdk.isolation.spans import RECORDER
 log = logging.getLogger(__name__)
 SPANS = "spans.jsonl"
 FLUSH_SECONDS = 2.0
-"""Seconds after which lines go to the file, so that a trace can be written while a run trains."""
+"""Seconds after which lines are flushed, so that a trace can be written while a run trains."""
 
 
 @attrs.frozen
 class Span:
-    """A time in which a process of a run was busy.
+    """An interval in which a process of a run was busy.
 
     Attributes:
-        actor: Who: `driver`, `engine 0`, `learner rank 0`, or the name of a worker of environments.
-        name: With what.
+        actor: `driver`, `engine 0`, `learner rank 0`, or the name of an environment worker.
+        name: Activity.
         begin: Seconds since 1970.
         end: Seconds since 1970.
-        counts: Name -> number of what was done, such as requests and tokens.
+        counts: Name -> count, such as requests and tokens.
     """
 
     actor: str
@@ -41,13 +41,13 @@ class Span:
 
 
 class SpansFile:
-    """Writes spans; any thread may add them, and a disk that refuses ends the recording and nothing else."""
+    """Write spans, from any thread; a disk error ends only the recording."""
 
     def __init__(self, path: Path) -> None:
         """Open a file to append to.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         self._path, self._lock = path, threading.Lock()
         self._file: Any = path.open("a", encoding="utf-8")
@@ -69,7 +69,7 @@ class SpansFile:
                 self._end()
 
     def close(self) -> None:
-        """Write what is left, and close the file."""
+        """Write the remaining spans, and close the file."""
         with self._lock:
             self._end()
 
@@ -84,7 +84,7 @@ class SpansFile:
 
 @contextmanager
 def recorded(folder: Path) -> Iterator[None]:
-    """Record the spans of a run during a block; those of an earlier part of it, before it was resumed, stay."""
+    """Record the spans of a run during a block, keeping those from before a resume."""
     try:
         file = SpansFile(folder / SPANS)
     except OSError as error:
@@ -98,12 +98,12 @@ def recorded(folder: Path) -> Iterator[None]:
         file.close()
         try:
             RECORDER.reset(token)
-        except ValueError:  # a trainer that is used by hand may be closed in another context
+        except ValueError:  # a trainer used manually may be closed in another context
             RECORDER.set(None)
 
 
 def read_spans(folder: Path) -> list[Span]:
-    """Return the spans of a run in the order of their beginnings; lines that are not whole are left out."""
+    """Return the spans of a run in order of start time, skipping incomplete lines."""
     try:
         lines = (folder / SPANS).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -36,7 +36,7 @@ GROUPS = sa.Table(
 )
 """One row per group. `kept_at`: step of the last checkpoint that needs it; `newest`: its newest policy version. Groups
 of evaluations have negative numbers, see `evaluated_entries`."""
-_EVALUATIONS = sa.text("(+number) < 0")  # as the viewer's statements write it, or SQLite would not use the index
+_EVALUATIONS = sa.text("(+number) < 0")  # exactly as in the viewer, or SQLite would not use the index
 _EVALUATIONS_ALONE: dict[str, Any] = {"sqlite_where": _EVALUATIONS, "postgresql_where": _EVALUATIONS}
 ROLLOUTS = sa.Table(
     "rlsdk_rollouts",
@@ -59,9 +59,9 @@ ROLLOUTS = sa.Table(
     sa.Index("rlsdk_rollouts_reward", "reward", "number", "rollout"),
     sa.Index("rlsdk_rollouts_status", "status", "number", "rollout"),
     sa.Index("rlsdk_rollouts_tokens", "tokens", "number", "rollout"),
-    # Holds what the viewer filters by, so that it passes over a million rollouts without reading their texts.
+    # Covers the viewer's filters, so that it can scan a million rollouts without reading their texts.
     sa.Index("rlsdk_rollouts_scan", "number", "rollout", "reward", "status", "tokens"),
-    # Evaluations in these orders: in the indices above, the many rollouts of the training lie between them.
+    # Evaluations in these orders: in the indices above, many training rollouts lie between them.
     sa.Index("rlsdk_rollouts_evaluated_reward", "reward", "number", "rollout", **_EVALUATIONS_ALONE),
     sa.Index("rlsdk_rollouts_evaluated_tokens", "tokens", "number", "rollout", **_EVALUATIONS_ALONE),
 )
@@ -69,14 +69,14 @@ ROLLOUTS = sa.Table(
 EVALUATED: tuple[str, ...] = ("eval greedy", "eval sampled")
 """States of the groups of an evaluation."""
 _EVALUATION = 2**22
-"""Numbers reserved for the groups of one evaluation."""
+"""Number of ids reserved for the groups of one evaluation."""
 _LAST_STEP = 2**40 - 1
-"""Greatest step whose evaluation's numbers a database can hold."""
+"""Last step whose evaluation numbers fit into a database."""
 _OF_GROUP = ("step", "source", "task", "number", "state", "uses")
 COLUMNS = (*_OF_GROUP, *(c.name for c in ROLLOUTS.columns if c.name not in ("run", "number")))
 """Columns of a query's result."""
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-"""Characters that databases refuse in text; the group stored as bytes keeps them."""
+"""Characters that databases reject in text; the group stored as bytes keeps them."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -87,11 +87,11 @@ class Entry:
         number: Number of its task record.
         source: Name of its task source.
         state: Status of the group.
-        step: Step in which it was trained or left out; None while it waits.
+        step: Step in which it was trained or dropped; None while it waits.
         uses: Number of times it was trained.
         kept_at: Step of the checkpoint that restores it; None if none does.
         group: The group.
-        learned: What the learner computed about it; see `payload.encode`.
+        learned: The learner's results for it; see `payload.encode`.
     """
 
     number: int
@@ -105,7 +105,7 @@ class Entry:
 
 
 def evaluated_entries(step: int, batches: Mapping[str, Sequence[Group]]) -> list[Entry]:
-    """Return the entries of an evaluation; their numbers are negative, and fall from one step to the next.
+    """Return the entries of an evaluation, with negative numbers that decrease with the step.
 
     Args:
         step: Training steps done.
@@ -120,14 +120,14 @@ def evaluated_entries(step: int, batches: Mapping[str, Sequence[Group]]) -> list
 
 
 def evaluated_numbers(step_from: int | None, step_to: int | None) -> range:
-    """Return the numbers of the groups of evaluations in a range of steps; a bound that is None always holds."""
+    """Return the numbers of evaluation groups in a range of steps; a bound of None is open."""
     first = min(max(step_from or 0, 0), _LAST_STEP)
     last = _LAST_STEP if step_to is None else min(step_to, _LAST_STEP)
     return range(-(last + 1) * _EVALUATION, -first * _EVALUATION)
 
 
 def create_indices(connection: sa.Connection) -> list[str]:
-    """Create the indices that a database made by an earlier rlsdk lacks, and return their names."""
+    """Create indices missing from a database of an earlier rlsdk, and return their names."""
     there = {index["name"] for table in (GROUPS, ROLLOUTS) for index in sa.inspect(connection).get_indexes(table.name)}
     lacking = [index for table in (GROUPS, ROLLOUTS) for index in table.indexes if index.name not in there]
     for index in lacking:

@@ -29,7 +29,7 @@ class UploadTimes:
         first_retry: Seconds before a failed upload is retried; doubled after each further failure.
         longest_retry: Maximum seconds between retries.
         last_attempts: Attempts after the end of the run; if all fail, the last checkpoint stays in the mirror only.
-        stall: Seconds without progress after which an upload is given up at the end of the run.
+        stall: Seconds without progress after which an upload is abandoned at the end of the run.
     """
 
     first_retry: float = 5.0
@@ -96,7 +96,7 @@ class Uploader:
             self._changed.notify_all()
 
     def finish(self) -> dict[str, Any]:
-        """Wait until the last checkpoint is uploaded or was given up; return a summary of all uploads."""
+        """Wait until the last checkpoint is uploaded or abandoned; return a summary of all uploads."""
         with self._changed:
             self._closing, self._moved = True, time.monotonic()
             self._changed.notify_all()

@@ -50,7 +50,7 @@ def test_a_rule_that_raises_is_named_once_and_the_others_go_on(caplog: pytest.Lo
     with caplog.at_level(logging.WARNING):
         found = [diagnoses.look(History.of(trace(*[2] * n))) for n in (1, 2)]
     assert [[a.name for a in each] for each in found] == [["high"], []]
-    assert [r.getMessage().split(":")[0] for r in caplog.records] == ["diagnosis broken failed and is not asked again"]
+    assert [r.getMessage().split(":")[0] for r in caplog.records] == ["diagnosis broken failed and is not called again"]
 
 
 def test_a_rule_that_returns_something_else_is_one_that_failed(caplog: pytest.LogCaptureFixture) -> None:

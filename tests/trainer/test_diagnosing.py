@@ -94,7 +94,7 @@ def test_options_of_the_configuration_count_and_a_healthy_run_has_an_empty_file(
 def test_a_rule_that_raises_does_not_end_the_run(lab: Path, caplog: pytest.LogCaptureFixture) -> None:
     summary, alerts = trained(lab, "rules_lab/broken", "rules_lab/low")
     assert (summary["status"], [each["name"] for each in alerts]) == ("finished", ["rules_lab/low"])
-    assert "diagnosis rules_lab/broken failed and is not asked again: RuntimeError: by hand" in caplog.text
+    assert "diagnosis rules_lab/broken failed and is not called again: RuntimeError: by hand" in caplog.text
 
 
 def test_a_rule_that_hangs_does_not_end_the_run(
