@@ -64,27 +64,27 @@ class Guide(Protocol):
 
 @attrs.define(kw_only=True, eq=False)
 class GridWorld(abc.ABC):
-    """A puzzle on a grid, played by text; the names of its options are those of ROLL.
+    """A grid puzzle played by text, with ROLL's option names.
 
-    The first observation explains the puzzle, the symbols, the actions and the form of an answer; later ones say what
-    happened. A text without a valid action changes nothing but costs a step; its reward is `format_penalty` alone.
+    The first observation explains the puzzle, the symbols, the actions and the answer format; later ones describe what
+    happened. A text without a valid action changes nothing but costs a step; its reward is just `format_penalty`.
     Metrics are counts since `reset`.
 
     Attributes:
-        env_instruction: Explanation of the puzzle in the first observation; left out, the rules.
-        think: Require thoughts before the answer: another default for `action_pattern` and `user_prompt_format`.
-        action_pattern: A regular expression of the package `regex`; its first match counts. The action is the group
-            `action`, else the last group, else the whole match, and must be a name in `action_lookup`, in any case.
-        user_prompt_format: Form of an answer that the first observation shows.
-        added_text: Beginning of each answer that a workflow writes for the model; a text given to `step` may lack it.
-        template: `full`; or `grid` for observations that consist of the grid alone, for models with few tokens.
-        max_steps: Actions in an episode, invalid ones included; then it is truncated.
-        max_tokens_per_step: Maximum tokens of an answer that the first observation states; null to state none.
+        env_instruction: Explanation of the puzzle in the first observation; by default, the rules.
+        think: Require thoughts before the answer; changes the defaults of `action_pattern` and `user_prompt_format`.
+        action_pattern: Regular expression of the package `regex`; its first match counts. The action is the group
+            `action`, else the last group, else the whole match; it must be a name in `action_lookup`, ignoring case.
+        user_prompt_format: Answer format shown in the first observation.
+        added_text: Beginning of each answer, written by a workflow for the model; texts passed to `step` may lack it.
+        template: `full`, or `grid` for observations that are only the grid, for models with few tokens.
+        max_steps: Maximum number of actions in an episode, including invalid ones; then it is truncated.
+        max_tokens_per_step: Maximum tokens of an answer stated in the first observation; null to state none.
         format_penalty: Reward of a text without a valid action.
         grid_lookup: Symbol of each kind of cell, by number.
-        grid_vocab: Meaning of each symbol in the first observation; left out, the kind of cell.
+        grid_vocab: Meaning of each symbol in the first observation; by default, the kind of cell.
         action_lookup: Name of each action, by number.
-        picture: Show the grid as a picture instead of text, to a model that sees.
+        picture: Show the grid as a picture instead of text, for vision-language models.
     """
 
     NAME: ClassVar[str]

@@ -1,4 +1,4 @@
-"""Scores answers with the scorer of the dataset that the task came from."""
+"""Score answers with the scorer of the task's dataset."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from rlsdk_reasoning_gym.datasets import Spec
 
 @rlsdk.reward("score", cache=True, imports=("reasoning_gym",))
 def score(rollout: Rollout, *, tag: str | None = "answer", partial: bool = True) -> Score:
-    """The score that the task's dataset gives the answer, mostly from 0 to 1.
+    """Score an answer with its dataset's scorer, mostly from 0 to 1.
 
-    If several answers are right, most scorers check the answer itself, not whether it equals the dataset's. Some give
-    partial credit: by default, a text that contains the right answer gets its share of the characters, which a policy
-    may learn to exploit.
+    If several answers are right, most scorers check the answer itself instead of comparing it with the dataset's. Some
+    give partial credit: by default, a text that contains the right answer gets a score equal to its share of the
+    characters, which a policy may learn to exploit.
 
     A few scorers evaluate the answer with Python or sympy. Answers that are not data or plain arithmetic are not passed
     to these and count as no answer. If a scorer raises, the score is 0 if the right answer can be scored, else invalid.
 
     Args:
         rollout: Rollout of a task from `reasoning_gym/tasks`.
-        tag: Take the content of the last closed pair of this tag as the answer; null: all that the policy wrote.
-        partial: Keep scores between 0 and 1; if false, they become 0.
+        tag: Tag whose last closed pair contains the answer; null to use the policy's whole text.
+        partial: Keep scores between 0 and 1; if false, scores below 1 become 0.
 
     Returns:
         A score with the metrics `correct` (the score is 1) and `answered` (there was an answer), 0 or 1.

@@ -55,25 +55,25 @@ def tasks(
     system: str | None = None,
     prefill: str | None = None,
 ) -> TaskList:
-    """Tasks of reasoning-gym's datasets, made on demand; the two splits draw from different halves of all seeds.
+    """Tasks of reasoning-gym's datasets, created on demand; the two splits draw from different halves of all seeds.
 
-    The task at an index hangs on seed, split and index alone, in every process. Its source is the dataset's name, its
-    metadata say by which dataset it was made, which is what `reasoning_gym/score` goes by.
+    The task at an index depends only on seed, split and index, in every process. Its source is the dataset's name; its
+    metadata record the dataset that made it, which `reasoning_gym/score` uses.
 
     Args:
         datasets: Name of a dataset, or of several with their shares: `{chain_sum: {weight: 2, config: {max_terms: 4}},
             countdown: {}}`.
-        config: Fields of the dataset's configuration, where there is one dataset; those left out keep its defaults.
+        config: Fields of the dataset's configuration, if there is one dataset; the others keep their defaults.
         split: `train` or `test`.
-        size: How many tasks; left out, 10,000 to train and 500 to test.
+        size: Number of tasks; by default, 10,000 for training and 500 for test.
         seed: Random seed of the tasks.
-        hold_out: `seeds`: the splits use different seeds, yet a dataset with few possible questions may ask the same in
-            both. `questions`: a hash of the question decides its split, so that no question of the tests is trained on;
-            a task of the tests takes ten draws.
-        instruction: Text after each question, on a line of its own; empty for none.
-        chat: Put the question as the message of a user; without it, it is text.
-        system: A system message that begins every prompt.
-        prefill: The beginning of every answer; it is not trained on.
+        hold_out: `seeds`: the splits use different seeds, but a dataset with few possible questions may repeat some in
+            both. `questions`: a hash of the question decides its split, so that no test question is trained on; a test
+            task takes about ten draws.
+        instruction: Text after each question, on a separate line; empty for none.
+        chat: Use a user message as the prompt instead of plain text.
+        system: System message at the start of every prompt.
+        prefill: Beginning of every answer, which is not trained on.
 
     Returns:
         Tasks whose answer is the dataset's own, a text.
