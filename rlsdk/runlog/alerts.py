@@ -13,7 +13,7 @@ import attrs
 from rlsdk.contracts import Finding, History
 from rlsdk.errors import described
 from rlsdk.plugins import Plugins, short_name
-from rlsdk.runlog.metrics import lines_up_to
+from rlsdk.runlog.metrics import lines_up_to, open_lines
 
 log = logging.getLogger(__name__)
 ALERTS = "alerts.jsonl"
@@ -91,7 +91,7 @@ def diagnose(lines: Iterable[Mapping[str, Any]], rules: Mapping[str, Rule]) -> l
 
 def append_alerts(folder: Path, alerts: Iterable[Alert]) -> None:
     """Append alerts to the file of a run, one JSON object per line."""
-    with (folder / ALERTS).open("a", encoding="utf-8") as file:
+    with open_lines(folder / ALERTS) as file:
         file.writelines(json.dumps(attrs.asdict(alert)) + "\n" for alert in alerts)
 
 

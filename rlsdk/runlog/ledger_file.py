@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlsdk.runlog.metrics import open_lines
+
 log = logging.getLogger(__name__)
 LEDGER = "ledger.jsonl"
 
@@ -21,7 +23,7 @@ def note_ledger(folder: Path, step: int, sources: Mapping[str, Mapping[str, int]
         sources: Source -> count name -> number of groups since the run began.
     """
     try:
-        with (folder / LEDGER).open("a", encoding="utf-8") as file:
+        with open_lines(folder / LEDGER) as file:
             file.write(json.dumps({"step": step, "sources": sources}) + "\n")
     except OSError as error:  # the training reports a full disk
         log.debug("%s cannot be written: %s", folder / LEDGER, error)

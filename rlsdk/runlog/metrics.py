@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import attrs
 
@@ -14,6 +15,16 @@ log = logging.getLogger(__name__)
 METRICS = "metrics.jsonl"
 _SHOWN = 60
 """Maximum number of characters of a malformed line in a message."""
+
+
+def open_lines(path: Path) -> TextIO:
+    """Open a file of lines to append to; a last line that a kill or a full disk cut off is ended first."""
+    with path.open("ab+") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+    return path.open("a", encoding="utf-8")
 
 
 def lines_up_to(path: Path, step: int) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 from rlsdk.isolation.spans import RECORDER
+from rlsdk.runlog.metrics import open_lines
 
 log = logging.getLogger(__name__)
 SPANS = "spans.jsonl"
@@ -50,7 +51,7 @@ class SpansFile:
             OSError: The file cannot be written.
         """
         self._path, self._lock = path, threading.Lock()
-        self._file: Any = path.open("a", encoding="utf-8")
+        self._file: Any = open_lines(path)
         self._flushed = time.monotonic()
 
     def add(self, actor: str, name: str, begin: float, end: float, counts: dict[str, float]) -> None:

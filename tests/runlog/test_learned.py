@@ -75,7 +75,9 @@ def test_the_ledger_of_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
     with (tmp_path / "ledger.jsonl").open("a") as file:
         file.write('{"step": 4, "sour')
     assert [row["step"] for row in read_ledger(tmp_path)] == [1, 2, 3]
-    assert [row["step"] for row in read_ledger(tmp_path, most=2)] == [1, 3]
+    note_ledger(tmp_path, 4, {})  # not glued to the line that was cut off
+    assert [row["step"] for row in read_ledger(tmp_path)] == [1, 2, 3, 4]
+    assert [row["step"] for row in read_ledger(tmp_path, most=3)] == [2, 4]
     assert read_ledger(tmp_path / "none") == []
     assert json.loads((tmp_path / "ledger.jsonl").read_text().splitlines()[0])["sources"] == {"sums": {"trained": 10}}
 
