@@ -1,11 +1,11 @@
-"""Packed tensors that the algorithms read: `CreditInputs` for advantages, `LossInputs` for losses.
+"""Packed tensors for the algorithms: `CreditInputs` for advantages, `LossInputs` for losses.
 
-Two axes and no padding: `n` rollouts, and `t` tokens, the responses of all rollouts one after another. A response
-runs from the first sampled token to the last; tool results and observations between them belong to it, with `loss_mask`
-false.
+There are two axes and no padding: `n` rollouts, and `t` tokens, which are the concatenated responses. A response runs
+from the first sampled token to the last; it includes tool results and observations in between, whose `loss_mask` is
+False.
 
-An optional field that was not given is absent: reading it raises `MissingFieldError`, which names it. The trainer gives
-exactly what a component declared with `needs`.
+Reading an absent optional field raises `MissingFieldError`, which names the field. The trainer provides exactly the
+fields that a component declares with `needs`.
 """
 
 from __future__ import annotations

@@ -12,30 +12,30 @@ WHITEN_EPSILON = 1e-8
 
 
 def wide(values: Tensor) -> Tensor:
-    """`values` in at least float32: sums of many bfloat16 numbers stand still at 256."""
+    """Return `values` in at least float32, since sums of ones in bfloat16 stop growing at 256."""
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
 def size(index: Tensor) -> int:
-    """Number of dense indices: the greatest plus one, 0 for an empty tensor."""
+    """Return the number of dense indices: the maximum plus one, or 0 for an empty tensor."""
     return int(index.max()) + 1 if len(index) else 0
 
 
 def total(values: Tensor, index: Tensor, count: int) -> Tensor:
-    """Sum of the values of each index, `[count]`, in at least float32."""
+    """Return the sum of the values of each index, `[count]`, in at least float32."""
     values = wide(values)
     return torch.zeros(count, dtype=values.dtype, device=values.device).index_add(0, index, values)
 
 
 def row_sums(values: Tensor, lengths: Tensor) -> Tensor:
-    """Sum of each run of `lengths` values, `[n]`, in at least float32."""
+    """Return the sum of each run of `lengths` values, `[n]`, in at least float32."""
     if not len(values):
         return wide(values).new_zeros(len(lengths))
     return torch.segment_reduce(wide(values), "sum", lengths=lengths)
 
 
 def places(mask: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Positions of a padded plane that hold tokens, bool `[n, L]`, and lengths (by default up to each last True)."""
+    """Return the token positions of a padded plane, bool `[n, L]`, and lengths (by default, up to the last True)."""
     positions = torch.arange(mask.shape[1], device=mask.device)
     if lengths is None:
         ends = torch.where(mask, positions + 1, 0)
@@ -57,19 +57,19 @@ def pad(values_t: Tensor, lengths: Tensor, width: int | None) -> Tensor:
 
 
 def bounded(log_ratio: Tensor) -> Tensor:
-    """A log-ratio within ±20, so that its exponential is a number in float32."""
+    """Clamp a log-ratio to ±20, so that its exponential is finite in float32."""
     return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
 def whiten(values: Tensor) -> Tensor:
-    """Mean 0 and (unbiased) variance 1: `(v - mean) / sqrt(var + 1e-8)`, both in float64; a single value becomes 0.
+    """Normalize to mean 0 and unbiased variance 1: `(v - mean) / sqrt(var + 1e-8)` in float64; a single value gives 0.
 
     Args:
-        values: float `[s]`, sampled tokens alone.
+        values: float `[s]`, sampled tokens only.
     """
     if not len(values):
         return values
-    # Rounding may put the mean beyond all values; of equal ones it is exactly their value, so that they become 0.
+    # Rounding may move the mean beyond all values; the mean of equal values is exact, so that they become 0.
     centred = values - values.mean(dtype=torch.float64).to(values.dtype).clamp(values.min(), values.max())
     variance = centred.square().sum(dtype=torch.float64) / max(len(values) - 1, 1)
     return centred.mul_(torch.rsqrt(variance + WHITEN_EPSILON).to(values.dtype))
@@ -82,10 +82,10 @@ def adjusted(advantages: Tensor, loss_mask: Tensor, *, whitened: bool = False, c
         advantages: float `[t]`.
         loss_mask: bool `[t]`, True where the policy sampled the token.
         whitened: Normalize to mean 0 and variance 1 over the sampled tokens.
-        clip: Greatest absolute value; None for no clipping.
+        clip: Maximum absolute value; None for no clipping.
 
     Returns:
-        float `[t]`, zero where nothing was sampled.
+        float `[t]`, 0 for tokens that were not sampled.
     """
     values = torch.where(loss_mask, wide(advantages), 0)
     if whitened:

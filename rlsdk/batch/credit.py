@@ -1,4 +1,4 @@
-"""`CreditInputs`: what shaping and advantages read."""
+"""`CreditInputs`: the inputs of shaping and advantages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlsdk.fields import names
 
 @attrs.frozen(slots=False, eq=False, repr=False)
 class Credit:
-    """Advantages together with the returns that a critic learns, `[t]` each; an advantage may return it."""
+    """Advantages and the critic's target returns, `[t]` each; an advantage may return this."""
 
     advantages: Tensor
     returns: Tensor
@@ -32,10 +32,10 @@ class CreditInputs(Packed):
         groups: int64 `[n]`, dense index of the group (the rollouts that share a baseline).
         lengths: int64 `[n]`, response tokens of each rollout; they add up to `t`.
         loss_mask: bool `[t]`, True where the policy sampled the token.
-        token_rewards: float `[t]`; where given, they replace `rewards`, which equal their sums.
-        values: float `[t]`, the critic's.
-        logprobs: float `[t]`, of the policy before the update.
-        ref_logprobs: float `[t]`, of the reference policy.
+        token_rewards: float `[t]`; if present, they replace `rewards`, which equal their sums.
+        values: float `[t]`, the critic's values.
+        logprobs: float `[t]`, logprobs of the policy before the update.
+        ref_logprobs: float `[t]`, logprobs of the reference policy.
         entropy: float `[t]`, in nats.
         probs_squared_sum: float `[t]`, sum over the vocabulary of squared probabilities.
         baseline_rewards: float `[n]`, reward of the greedy answer (ReMax).
@@ -43,11 +43,11 @@ class CreditInputs(Packed):
         trajectories: int64 `[n]`, dense index of the trajectory.
         steps: int64 `[n]`, position within the trajectory.
         states: int64 `[n]`, equal where the environment's states are equal.
-        shared_scores: bool `[n]`, where there are any: True for a rollout that was not scored itself, whose reward
-            repeats that of the last one of its trajectory.
-        reward_parts: name of a part of the reward -> float `[n]`.
-        train_step: Training steps done before this one; the first is 0.
-        train_steps: Training steps of the whole run.
+        shared_scores: bool `[n]`, if there are any: True for a rollout without its own score, whose reward is a copy of
+            that of the last rollout of its trajectory.
+        reward_parts: Name of a reward term -> float `[n]`.
+        train_step: Number of training steps before this one; the first is 0.
+        train_steps: Number of training steps of the run.
     """
 
     rewards: Tensor
@@ -93,7 +93,7 @@ class CreditInputs(Packed):
             rewards: float `[n]`.
             mask: bool `[n, L]`, True where the policy sampled the token.
             groups: `[n]`, any labels; equal labels share a baseline.
-            lengths: int `[n]`; left out, they run to the last True of each row.
+            lengths: int `[n]`; default: up to the last True of each row.
             **optional: The optional fields, `[n, L]` in place of `[t]`.
         """
         mask = mask.bool()
@@ -104,24 +104,24 @@ class CreditInputs(Packed):
 
     @property
     def segments(self) -> Tensor:
-        """int64 `[t]`: the rollout of each token."""
+        """Rollout of each token, int64 `[t]`."""
         return torch.repeat_interleave(torch.arange(len(self.lengths), device=self.lengths.device), self.lengths)
 
     @property
     def outcomes(self) -> Tensor:
-        """Total reward of each rollout, `[n]`: the sums of `token_rewards` where given (they replace `rewards`)."""
+        """Total reward of each rollout, `[n]`: the sums of `token_rewards` if present, else `rewards`."""
         if not hasattr(self, "token_rewards"):
             return self.rewards
         sums = self.sequence_sum(self.token_rewards).to(self.rewards.dtype)
-        # Rewards that say the same up to rounding stay as they are: equal rewards must remain exactly equal.
+        # Rewards equal to the sums up to rounding are kept: equal rewards must remain exactly equal.
         return torch.where(torch.isclose(sums, self.rewards), self.rewards, sums)
 
     def shaped(self, rewards: Tensor) -> Self:
-        """A copy with the rewards that a shaping returned.
+        """Return a copy with the rewards that a shaping returned.
 
         Args:
-            rewards: float `[n]` or `[t]`. Where token rewards stand already, a change of the whole reward goes to the
-                last sampled token: the others stay where they were earned.
+            rewards: float `[n]` or `[t]`. If there are token rewards, a change of the total is added to the last
+                sampled token, and the others keep their place.
         """
         if len(rewards) != len(self.rewards):
             return self.replace(token_rewards=rewards, rewards=self.sequence_sum(rewards))
@@ -138,7 +138,7 @@ class CreditInputs(Packed):
         return pad(values_t, self.lengths, self._width)
 
     def per_token(self, values_n: Tensor) -> Tensor:
-        """`[n]` -> `[t]`: each rollout's value on all its tokens."""
+        """`[n]` -> `[t]`: repeat each rollout's value on all its tokens."""
         return torch.repeat_interleave(values_n, self.lengths)
 
     def sequence_sum(self, values_t: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ class CreditInputs(Packed):
         return row_sums(torch.where(self.loss_mask, values_t, 0), self.lengths)
 
     def sampled_tokens(self) -> Tensor:
-        """int64 `[n]`: how many tokens of each rollout the policy sampled."""
+        """Number of sampled tokens of each rollout, int64 `[n]`."""
         if bool(self.loss_mask.all()):
             return self.lengths
         return row_sums(self.loss_mask.float(), self.lengths).long()
@@ -156,7 +156,7 @@ class CreditInputs(Packed):
         return Groups(self.groups)
 
     def group_size(self) -> Tensor:
-        """int64 `[n]`: how many rollouts share the baseline."""
+        """Number of rollouts that share the baseline, int64 `[n]`."""
         return self._groups.members()
 
     def group_sum(self, values_n: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ class CreditInputs(Packed):
         return self._groups.sum(values_n)
 
     def group_mean(self, values_n: Tensor) -> Tensor:
-        """`[n]` -> `[n]`: mean over the group, on each of its members; of equal values exactly that value."""
+        """`[n]` -> `[n]`: mean over the group, on each of its members; exact if all values are equal."""
         return self._groups.mean(values_n)
 
     def group_std(self, values_n: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Statistics over groups of rollouts, each written on every member of its group."""
+"""Statistics over groups of rollouts, broadcast to every member of the group."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 from rlsdk.batch.arithmetic import size, total, wide
 
 EPSILON = 1e-6
-"""Added to a standard deviation in a denominator (not specified by GRPO, arXiv:2402.03300; the common value)."""
+"""Added to a standard deviation in a denominator; a common value, since GRPO (arXiv:2402.03300) specifies none."""
 
 
 @attrs.frozen(eq=False)
 class Groups:
-    """Rollouts that belong together. Statistics are computed in float64 and given in the type of the values.
+    """Groups of rollouts. Statistics are computed in float64 and returned in the dtype of the values.
 
     Attributes:
         index: int64 `[n]`, dense index of the group.
@@ -24,7 +24,7 @@ class Groups:
 
     @classmethod
     def by(cls, *labels: Tensor) -> Groups:
-        """Groups of the rollouts that agree in all of these labels, int `[n]` each."""
+        """Group the rollouts that agree in all of these labels, int `[n]` each."""
         return cls(torch.unique(torch.stack(labels), dim=1, return_inverse=True)[1])
 
     @property
@@ -34,12 +34,12 @@ class Groups:
 
     @property
     def first(self) -> Tensor:
-        """int64 `[count]`: the first rollout of each group."""
+        """First rollout of each group, int64 `[count]`."""
         order = torch.arange(len(self.index), device=self.index.device)
         return order.new_zeros(self.count).scatter_reduce(0, self.index, order, "amin", include_self=False)
 
     def members(self) -> Tensor:
-        """int64 `[n]`: how many rollouts the group has."""
+        """Number of rollouts in the group, int64 `[n]`."""
         return torch.bincount(self.index)[self.index]
 
     def sum(self, values: Tensor) -> Tensor:
@@ -47,22 +47,22 @@ class Groups:
         return self._sum(values.double()).to(wide(values).dtype)
 
     def max(self, values: Tensor) -> Tensor:
-        """Greatest value in the group."""
+        """Maximum over the group."""
         empty = values.new_zeros(self.count)
         return empty.scatter_reduce(0, self.index, values, "amax", include_self=False)[self.index]
 
     def min(self, values: Tensor) -> Tensor:
-        """Least value in the group."""
+        """Minimum over the group."""
         return -self.max(-values)
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean over the group; of equal values exactly that value."""
+        """Mean over the group; exact if all values are equal."""
         return self.weighted_mean(values, torch.ones_like(values))
 
     def weighted_mean(self, values: Tensor, weights: Tensor) -> Tensor:
-        """Mean over the group with non-negative weights; if all values are equal, exactly that value.
+        """Mean over the group with non-negative weights; exact if all values are equal.
 
-        Only the excess over the least value is averaged: a common offset would cost the digits of the differences.
+        Only the excess over the minimum is averaged, since a common offset would cost digits of the differences.
         """
         return self._mean(values.double(), weights.double()).to(_real(values))
 
@@ -74,13 +74,13 @@ class Groups:
         return self._std(values.double()).to(_real(values))
 
     def centred(self, values: Tensor, *, std_normalize: bool = False) -> Tensor:
-        """`values - mean`, divided by `std + 1e-6` if asked; exactly 0 in a group of one, or of equal values."""
+        """`values - mean`, optionally divided by `std + 1e-6`; exactly 0 in a group of one or of equal values."""
         exact = values.double()
         centred = exact - self._mean(exact, torch.ones_like(exact))
         return (centred / (self._std(exact) + EPSILON) if std_normalize else centred).to(_real(values))
 
     def rank(self, values: Tensor) -> Tensor:
-        """int64 `[n]`: how many members have a greater value."""
+        """Number of members with a greater value, int64 `[n]`."""
         order = torch.argsort(values, descending=True, stable=True)
         order = order[torch.argsort(self.index[order], stable=True)]
         group, value = self.index[order], values[order]
@@ -103,5 +103,5 @@ class Groups:
 
 
 def _real(values: Tensor) -> torch.dtype:
-    """Type in which a mean of `values` is given."""
+    """Return the dtype of a mean of `values`."""
     return wide(values).dtype if values.is_floating_point() else torch.get_default_dtype()

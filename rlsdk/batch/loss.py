@@ -1,4 +1,4 @@
-"""`LossInputs`: what policy losses and corrections read."""
+"""`LossInputs`: the inputs of policy losses and corrections."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class LossInputs(Packed):
         advantages: float.
         loss_mask: bool, True where the token is trained on.
         segments: int64, dense index of the token's rollout, ascending.
-        behaviour_logprobs: float, log-probabilities reported by the engine; if omitted, `old_logprobs`.
+        behaviour_logprobs: float, log-probabilities reported by the engine; default: `old_logprobs`.
         ref_logprobs: float, log-probabilities under the reference policy.
         entropy: float, entropy of the policy being trained, in nats; carries the gradient.
         values: float, the critic's values before the update.
         pairs: int64 `[n]`, dense index of the pair; a pair is never split.
         preferred: bool `[n]`, the better one of its pair; for a loss that reads no pairs, an answer that is right: its
             reward is at least the algorithm's `passing`.
-        expert: bool `[n]`, written by an expert and not by the policy.
+        expert: bool `[n]`, True if an expert wrote the rollout.
         step: Index of the update within this batch, from 0.
         of_steps: Number of updates on this batch.
-        train_step: Training steps done before this one; the first is 0.
-        train_steps: Training steps of the whole run.
-        update: Optimiser steps done since the training began, over all batches.
-        offset: Position in `whole` at which this part's tokens begin.
+        train_step: Number of training steps before this one; the first is 0.
+        train_steps: Number of training steps of the run.
+        update: Number of optimiser steps since training began, over all batches.
+        offset: Position in `whole` at which this part's tokens start.
         aggregate: Mode in which the core reduces the per-token losses to one number.
     """
 
@@ -90,7 +90,7 @@ class LossInputs(Packed):
             old_logprobs: float `[n, L]`.
             advantages: float `[n, L]` or `[n]`.
             mask: bool `[n, L]`, True where the token is trained on.
-            lengths: int `[n]`; left out, they run to the last True of each row.
+            lengths: int `[n]`; default: up to the last True of each row.
             **optional: The optional fields, `[n, L]` in place of `[t]`.
         """
         mask = mask.bool()
@@ -116,15 +116,15 @@ class LossInputs(Packed):
 
     @property
     def edits(self) -> dict[str, int]:
-        """How often each tensor was changed in place so far, by name, those of `whole` among them."""
+        """Number of in-place changes of each tensor so far, by name, including tensors of `whole`."""
         whole = {} if self._whole is None else self._whole.edits
         return {**super().edits, **{f"whole.{name}": count for name, count in whole.items()}}
 
     @property
     def generator(self) -> torch.Generator:
-        """Source of random choices, the same for a seed and a step wherever the batch is split.
+        """Random generator that depends only on seed and step, however the batch is split.
 
-        A fresh copy at every reading: each micro-batch must draw the same numbers.
+        Each access returns a fresh copy, since every micro-batch must draw the same numbers.
         """
         if self._generator is None:
             return torch.Generator().manual_seed(self.step)
@@ -133,7 +133,7 @@ class LossInputs(Packed):
         return copy
 
     def detach(self) -> Self:
-        """A copy without a graph."""
+        """Return a copy without a graph."""
         held: dict[str, Any] = {k.lstrip("_"): v for k, v in vars(self).items()}
         held |= {k: v.detach() for k, v in held.items() if isinstance(v, Tensor)}
         return self._rebuilt(held)
@@ -147,6 +147,6 @@ class LossInputs(Packed):
         return total(torch.where(self.loss_mask, values_t, 0), self.segments, self.rollouts)[self.segments]
 
     def sequence_mean(self, values_t: Tensor) -> Tensor:
-        """`[t]` -> `[t]`: mean over the rollout's trained tokens, on each of its tokens; 0 where there are none."""
+        """`[t]` -> `[t]`: mean over the rollout's trained tokens, on each of its tokens; 0 if there are none."""
         count = self.sequence_sum(torch.ones_like(wide(values_t.detach())))
         return self.sequence_sum(values_t) / count.clamp(min=1)

@@ -26,7 +26,7 @@ class Packed:
     """Fields that track training progress: numbers, equal on all ranks and in all micro-batches of an update."""
     loss_mask: Tensor
     ALWAYS: ClassVar[frozenset[str]]
-    """Optional fields that every component gets where there are any."""
+    """Optional fields that every component gets if they are present."""
 
     def __attrs_post_init__(self) -> None:
         for field in attrs.fields(type(self)):  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ class Packed:
         return {name: value for name, value in vars(self).items() if name.lstrip("_") not in known}
 
     def with_extra(self, **fields: Tensor | None) -> Self:
-        """Return a copy with fields that plugins declared, `[t]` each; None takes one away."""
+        """Return a copy with fields that plugins declared, `[t]` each; None removes a field."""
         found = copy.copy(self)
         for name, value in fields.items():
             if value is None:
@@ -78,11 +78,11 @@ class Packed:
         return made.with_extra(**{name: held[name] for name in extra if name in held}) if extra else made
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed; None takes an optional field away."""
+        """Return a copy with some fields changed; None removes an optional field."""
         return self._rebuilt({**{k.lstrip("_"): v for k, v in vars(self).items()}, **changes})
 
     def only(self, needs: Iterable[str]) -> Self:
-        """A copy with the optional fields `needs` and those of `ALWAYS`; reading another is an error that names it."""
+        """Return a copy with only the optional fields in `needs` and `ALWAYS`; reading another one raises an error."""
         keep = {*self.ALWAYS, *needs}
         fields = attrs.fields(type(self))  # type: ignore[arg-type]
         optional = [f.name for f in fields if f.kw_only and f.name[0] != "_"]
@@ -90,7 +90,7 @@ class Packed:
 
     @property
     def edits(self) -> dict[str, int]:
-        """How often each tensor was changed in place so far, by name."""
+        """Number of in-place changes of each tensor so far, by name."""
         return {name.lstrip("_"): v._version for name, v in vars(self).items() if isinstance(v, Tensor)}
 
     @property
@@ -99,7 +99,7 @@ class Packed:
         return {name: getattr(self, name) for name in self.CLOCK}
 
     def to(self, device: torch.device | str) -> Self:
-        """A copy with every tensor on `device`."""
+        """Return a copy with every tensor on `device`."""
         return self._rebuilt({k: v.to(device) if isinstance(v, Tensor) else v for k, v in vars(self).items()})
 
     def _expect(self, axis: str, size: int, *names: str) -> None:
@@ -114,5 +114,5 @@ class Packed:
 
 @functools.cache
 def _known(kind: type) -> frozenset[str]:
-    """Names of the fields that a class of inputs has itself."""
+    """Return the names of an input class's own fields."""
     return frozenset(field.name.lstrip("_") for field in attrs.fields(kind))

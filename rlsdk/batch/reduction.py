@@ -17,11 +17,11 @@ AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
 
 @attrs.frozen
 class Totals:
-    """Denominators of the global batch, with which the aggregates of its parts add up to that of the whole.
+    """Denominators of the global batch, with which the aggregates of its parts add up to the whole.
 
     Attributes:
-        tokens: Trained tokens.
-        rollouts: Rollouts with at least one trained token.
+        tokens: Number of trained tokens.
+        rollouts: Number of rollouts with at least one trained token.
     """
 
     tokens: int
@@ -59,12 +59,12 @@ def aggregate(
         loss: float `[t]`, per token.
         loss_mask: bool `[t]`, True where the token counts.
         segments: int64 `[t]`, rollout of each token.
-        mode: One of the four.
-        norm: The length that `seq-mean-token-sum-norm` divides by; required there.
-        totals: Denominators of the global batch; left out, those of this one.
+        mode: One of the four modes.
+        norm: Length that `seq-mean-token-sum-norm` divides by; required for that mode.
+        totals: Denominators of the global batch; default: those of this batch.
 
     Returns:
-        A scalar; zero with a graph where nothing is trained. A rollout with no trained token does not count.
+        A scalar; zero with a graph if nothing is trained. Rollouts without a trained token do not count.
 
     Raises:
         ValueFault: The mode is unknown, or its `norm` is missing.

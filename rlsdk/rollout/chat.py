@@ -1,6 +1,6 @@
-"""The conversation that a workflow holds: builds a rollout token by token.
+"""The conversation that a workflow holds, which builds a rollout token by token.
 
-Later turns only ever append; where the renderer shows earlier answers without their thoughts, another rollout begins.
+Later turns only append. If the renderer drops the thoughts of earlier answers, a new rollout starts.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ STATUS: Mapping[Finish, Status] = {"stop": "finished", "length": "truncated", "a
 class TokenChat:
     """A conversation with the policy.
 
-    Its tokens are those that were sent and those that were sampled, in order. Where the renderer shows earlier answers
-    without their thoughts, the rollout so far is over (`with_earlier` returns it), and the conversation continues with
-    the prompt that is rendered then, as the next rollout of the same trajectory. A message is sent with the next
-    `sample`; a last message that gets no answer has no tokens. Messages are data: the names of special tokens in them
-    are tokenized as ordinary characters. A call of `sample` that is cancelled leaves the conversation as it was.
+    Its tokens are the sent and sampled ones, in order. If the renderer drops the thoughts of earlier answers, the
+    current rollout ends (`with_earlier` returns it), and the conversation continues from the newly rendered prompt as
+    the next rollout of the same trajectory. A message is sent with the next `sample`; a last message without an answer
+    has no tokens. Messages are data: names of special tokens in them are tokenized as ordinary characters. Cancelling
+    `sample` leaves the conversation unchanged.
 
-    A workflow may run on another event loop than the run (`home`). Only this class crosses between the two: for the
-    engines' answers, scores, calls of environments, and the start and end of an endpoint. Everything else happens on
-    the workflow's own loop.
+    A workflow may run on an event loop other than the run's (`home`). Only this class crosses between the loops: for
+    answers, scores, environment calls, and the start and end of an endpoint. Everything else happens on the workflow's
+    loop.
 
     Attributes:
         answer: The last answer as it was sampled.
@@ -62,16 +62,16 @@ class TokenChat:
         scorer: Callable[[Rollout], Awaitable[Score]] | None = None,
         home: LoopBridge | None = None,
     ) -> None:
-        """Begin a conversation.
+        """Start a conversation.
 
         Args:
             prompt: Prompt of the task.
             context: Tokenizer, engines and sampling parameters.
-            group: Shared by the rollouts of one task; equal prompts in it are sampled as one request.
-            seed: Seed of the group's requests; None leaves sampling to the engines' own generators.
+            group: Name shared by the rollouts of one task; equal prompts in it are sampled as one request.
+            seed: Seed of the group's requests; None uses the engines' generators.
             member: Index of this rollout in its group.
             scorer: The run's reward, for `score`.
-            home: Bridge to the event loop of the run, where the workflow has a loop of its own.
+            home: Bridge to the run's event loop, if the workflow has its own loop.
         """
         self._prompt, self._context, self._group = prompt, context, group
         self._seed, self._member, self._scorer, self._home = seed, member, scorer, home
@@ -105,28 +105,27 @@ class TokenChat:
 
     @property
     def begins_anew(self) -> bool:
-        """True if the next answer begins another rollout, since the renderer now drops thoughts of earlier answers."""
+        """True if the next answer starts a new rollout, since the renderer now drops thoughts of earlier answers."""
         return self._sending().anew
 
     def room(self) -> int:
-        """Return the maximum length of the next answer, unsent messages accounted for; 0: none can be sampled."""
+        """Return the maximum length of the next answer after unsent messages; 0 if none can be sampled."""
         return max(0, self._context.max_length - self._sending().length(self._segment))
 
     def say(self, text: str | Sequence[Any], role: Role = "user", *, joined: bool = True) -> None:
         """Append a message that the policy did not write.
 
-        Consecutive messages of one role become a single message, joined by the separator: the first observation of an
-        environment joins the prompt.
+        Consecutive messages of the same role are joined by the separator, so an environment's first observation joins
+        the prompt.
 
         Args:
-            text: Text of the message or, for a model that sees, its parts: texts, `rlsdk.Image`s, or OpenAI's mappings
+            text: Text of the message or, for a vision model, its parts: strings, `rlsdk.Image`s, or OpenAI's mappings
                 (`{"type": "image", "image": …}`).
-            role: Role of its author.
-            joined: False: the message stays apart from one of the same role before it.
+            role: Role of the author.
+            joined: False to keep the message separate from a preceding one of the same role.
 
         Raises:
-            ValueFault: The role is unknown (an assistant's words come from `sample`, with a prefill, or `write`), or a
-                part is.
+            ValueFault: The role or a part is unknown; assistant text comes from `sample`, with a prefill, or `write`.
         """
         if role not in get_args(Role):
             raise ValueFault(f"say: role is one of {', '.join(get_args(Role))}; got {role!r}")
@@ -139,7 +138,7 @@ class TokenChat:
         Args:
             text: Result of the tool, or its error.
             name: Name of the tool.
-            call_id: Id of the call; left out, that of the next call of the last answer.
+            call_id: Id of the call; default: the id of the last answer's next call.
         """
         self._talk.tool_result(text, name, call_id)
         self._pending = None
@@ -147,18 +146,18 @@ class TokenChat:
     def offer(
         self, tools: Sequence[Mapping[str, Any]], *, describe: bool = False, parser: ToolParser | None = None
     ) -> bool:
-        """Have the renderer list tools for the policy.
+        """Make the renderer list tools for the policy.
 
         Args:
             tools: JSON schemas, `{"type": "function", "function": {"name": …, "description": …, "parameters": …}}`.
-            describe: Where the renderer lists none, append a message that describes the tools and how to call them.
-            parser: Syntax of the calls in that message; left out, the model's own.
+            describe: If the renderer cannot list tools, append a message that describes them and how to call them.
+            parser: Call syntax in that message; default: the model's own.
 
         Returns:
-            True if the renderer lists them; False without a chat template, or with one that has no place for tools.
+            True if the renderer lists them; False without a chat template, or with one that does not support tools.
 
         Raises:
-            ValueFault: The policy has written already.
+            ValueFault: The policy has already answered.
         """
         if self._turn:
             raise ValueFault(f"task {self._prompt.task.id!r}: tools must be offered before the first answer")
@@ -181,17 +180,17 @@ class TokenChat:
         """Sample the next assistant message.
 
         Args:
-            max_tokens: Maximum length of this message; left out, the run's setting.
+            max_tokens: Maximum length of this message; default: the run's setting.
             stop: Stop strings of this message, in place of the run's.
-            prefill: Text that the message begins with; it is not trained on.
-            top_logprobs: Number of likeliest tokens to keep beside each sampled one, in `answer`.
-            watch: Called with tokens while they are sampled, on the event loop of the run.
+            prefill: Text at the start of the message; it is not trained on.
+            top_logprobs: Number of most likely tokens to record per sampled token, in `answer`.
+            watch: Called with tokens while they are sampled, on the run's event loop.
 
         Raises:
-            EngineError: The algorithm trains on demonstrations alone, or the engine failed.
+            EngineError: The algorithm trains only on demonstrations, or the engine failed.
             OutOfRoomError: The conversation fills the model's length.
-            ValueFault: The prompt alone fills it, `max_tokens` is less than 1, or the conversation was changed while
-                the answer was sampled.
+            ValueFault: The prompt alone fills it, `max_tokens` is less than 1, or the conversation changed while the
+                answer was sampled.
         """
         client, codec = self._context.client, self._context.codec
         if max_tokens is not None and max_tokens < 1:
@@ -211,16 +210,16 @@ class TokenChat:
         if top_logprobs:
             sampling = attrs.evolve(sampling, top_logprobs=top_logprobs)
         seed, engine = self._seed, self._engine
-        # Only first answers to equal prompts in a group share one request, whose continuations differ by themselves.
-        # Later requests are sent one by one, and with a shared seed equal conversations would stay equal; so may the
-        # first request of users' code, which can wait for something before it.
+        # Only first answers to equal prompts in a group share a request, whose continuations differ anyway. Later
+        # requests are sent one by one, and with a shared seed equal conversations would stay equal. The same holds for
+        # the first request of user code, which may await something before it.
         if seed is not None and (self._home is not None or self._turn or self._talk.new):
             seed = derive(seed, self._member, self._turn)
         request = GenerateRequest(
             self._group, ids, sampling, seed=seed, affinity=engine, watch=watch, **self._images(sending)
         )
         answer = await self._at_home(lambda: client.sample(request))
-        if self._pending is not sending:  # the answer does not follow what is here by now
+        if self._pending is not sending:  # the answer does not continue the current conversation
             raise ValueFault(
                 f"task {self._prompt.task.id!r}: the conversation changed while an answer to it was sampled; await "
                 "`sample` before the next call, or sample several answers from `chat.branch()`"
@@ -228,7 +227,7 @@ class TokenChat:
         return self._take(sending, prefill, answer)
 
     def _images(self, sending: Sending) -> dict[str, Any]:
-        """Return the images of the tokens before the answer, and where they stand, as a request has them."""
+        """Return the images before the answer and their token positions, in the form of a request."""
         token = self._context.codec.image_token(self._talk.shown)
         if token is None:
             return {}
@@ -236,11 +235,11 @@ class TokenChat:
         return {"images": images, "image_positions": sending.image_positions(self._segment, token)}
 
     def take(self, completion: Completion, prefill: str = "") -> Message:
-        """Append an answer that was sampled for this conversation outside of `sample`, as `sample` would have.
+        """Append an answer that was sampled outside of `sample`, as `sample` would.
 
         Args:
             completion: The answer.
-            prefill: Text that the answer begins with.
+            prefill: Text at the start of the answer.
         """
         text = self._context.codec.decode([completion.token_ids])[0]
         return self._take(self._sending(), prefill, Answer(completion, text, self._engine))
@@ -255,9 +254,9 @@ class TokenChat:
         return self._answer(answer.text, done.token_ids, prefill=prefill, ended=done.finish == "stop")
 
     def write(self, text: str) -> None:
-        """Append an expert's assistant message and the token that ends it; it is trained on as if sampled.
+        """Append an expert's assistant message and its end token; it is trained on as if it were sampled.
 
-        What does not fit into the model's length is cut off, as the policy's own answers are.
+        Text beyond the model's length is cut off, as with the policy's answers.
 
         Raises:
             OutOfRoomError: The conversation fills the model's length.
@@ -286,15 +285,15 @@ class TokenChat:
         self._segment = Segment.of(sending.tokens)
 
     def calls(self, parser: ToolParser | None = None) -> tuple[Call | Malformed, ...]:
-        """Read the tool calls in the last answer; its message then holds those that could be read.
+        """Parse the tool calls in the last answer; its message then contains the valid ones.
 
         Args:
-            parser: Syntax of the calls; left out, the model's own (`model.tool_parser`).
+            parser: Parser of the calls; default: the model's own (`model.tool_parser`).
         """
         return self._talk.calls(parser, self._tools)
 
     def reward(self, value: float) -> None:
-        """Reward the last answer, at its last sampled token; several rewards of one token are added up.
+        """Reward the last answer at its last sampled token; several rewards on one token add up.
 
         Raises:
             ValueFault: There is no answer yet.
@@ -304,7 +303,7 @@ class TokenChat:
         self._segment.rewards.append((self._segment.last, float(value)))
 
     async def score(self) -> Score:
-        """Score the rollout as it stands by the run's reward.
+        """Score the current rollout with the run's reward.
 
         Raises:
             ConfigError: The run has no reward.
@@ -321,7 +320,7 @@ class TokenChat:
         Args:
             environment: Environment component with its options.
             seed: Seed of its episode.
-            step_timeout: Timeout of one call of it, in seconds.
+            step_timeout: Timeout of one call in seconds.
         """
         worlds, owner = self._context.worlds, self._owner
         if self._home is None:
@@ -336,13 +335,13 @@ class TokenChat:
             self._worlds.pop().close()
 
     def serve(self, **how: Any) -> AbstractAsyncContextManager[Any]:
-        """Serve the policy to an agent, as an OpenAI-compatible endpoint of this rollout; see `Chat.serve`."""
+        """Serve the policy to an agent through an OpenAI-compatible endpoint of this rollout; see `Chat.serve`."""
         if self._context.recorder is None:
             raise ConfigError(
                 ["the workflow serves the policy to an agent, but these rollouts are made without a server"]
             )
         seed, count = self._seed, len(self._recorders)
-        if seed is not None and count:  # with one seed, a second agent that asks alike would be answered alike
+        if seed is not None and count:  # with one seed, a second agent with equal requests would get equal answers
             seed = derive(seed, self._member, "served", count)
         recorder = self._context.recorder(self._prompt.task, self._context, self._group, seed, self._member, **how)
         self._recorders.append(recorder)
@@ -355,14 +354,14 @@ class TokenChat:
         return self._status == "aborted" or any(recorder.stopped for recorder in self._recorders)
 
     def failed(self) -> Rollout:
-        """Return the rollout of a workflow that failed; where an agent was served, the conversation last answered."""
+        """Return the rollout of a failed workflow; if it served an agent, the last answered conversation."""
         for recorder in reversed(self._recorders):
             if recorder.answers:
                 return recorder.finish(status="failed")[-1]
         return self.finish(status="failed")
 
     def branch(self) -> TokenChat:
-        """Return an independent copy of the conversation with a seed of its own; this one stays as it is."""
+        """Return an independent copy of the conversation with its own seed; this one does not change."""
         other = copy.copy(self)
         if self._seed is not None:
             other._seed = derive(self._seed, self._member, "branch", self._branches)
@@ -373,11 +372,11 @@ class TokenChat:
         return other
 
     def finish(self, **changes: Any) -> Rollout:
-        """Return the rollout as it stands.
+        """Return the current rollout.
 
         Args:
-            **changes: Replace fields such as `status` or `rewards`; `metrics` come beside `turns` and `tokens`. Half an
-                answer that was stopped from outside stays `aborted`: it is sampled again, and not trained on.
+            **changes: New values of fields such as `status` or `rewards`; `metrics` are added to `turns` and `tokens`.
+                A partial answer that was stopped from outside stays `aborted`: it is resampled, not trained on.
         """
         if self._status == "aborted":
             changes["status"] = "aborted"
@@ -389,10 +388,10 @@ class TokenChat:
         return self._rollout(self._talk.messages, earned, **{"status": self._status, **changes, "metrics": metrics})
 
     def with_earlier(self, rollout: Rollout) -> list[Rollout]:
-        """Return the rollouts of a trajectory: those that ended when thoughts were dropped, then the one that is given.
+        """Return the rollouts of a trajectory: those that ended when thoughts were dropped, then the given one.
 
         Args:
-            rollout: Rollout that this conversation, or a branch of it, finished.
+            rollout: Rollout that this conversation or a branch of it finished.
         """
         earlier = self._trajectories.get(rollout.trajectory, [])
         first = rollout.step - len(earlier)
@@ -400,12 +399,12 @@ class TokenChat:
         return [*found, rollout]
 
     def _rollout(self, messages: Sequence[Message], earned: Sequence[float] = (), **fields: Any) -> Rollout:
-        """Return the current segment; rewards that were earned before it stand on its first sampled token.
+        """Return the current segment; earlier rewards are placed on its first sampled token.
 
         Args:
             messages: Messages of the rollout.
             earned: Rewards of earlier rollouts of the trajectory.
-            **fields: Fields that are not taken from the conversation.
+            **fields: Fields that do not come from the conversation.
         """
         arrays = self._segment.arrays(self._context.codec.image_token(messages))
         before = [(int(arrays["loss_mask"].argmax()), value) for value in earned]
@@ -414,7 +413,7 @@ class TokenChat:
         return Rollout(**{**taken, **arrays, **fields})
 
     async def _at_home(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Await work on the event loop of the run."""
+        """Await work on the run's event loop."""
         return await (work() if self._home is None else self._home.run(work))
 
     def _sending(self) -> Sending:

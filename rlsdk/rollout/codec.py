@@ -1,4 +1,4 @@
-"""Text to tokens and back, once each way: what was sampled is never tokenized again."""
+"""Convert text to tokens and back, once each way: sampled tokens are never retokenized."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _HALVES = re.compile("[\ud800-\udfff]")
 class ChatTokenizer:
     """A model's tokenizer together with its renderer.
 
-    A prompt of messages is rendered, by default with the tokenizer's chat template. A prompt that is text stays text:
-    later messages are appended as they are, after a separator.
+    A prompt of messages is rendered, by default with the tokenizer's chat template. A text prompt stays text: later
+    messages are appended after a separator.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class ChatTokenizer:
         """Wrap a tokenizer.
 
         Args:
-            tokenizer: Tokenizer of transformers.
-            separator: Text before each message of a conversation that began as text.
-            keep_history: Continue where the renderer would show earlier answers otherwise.
-            renderer: Renderer of conversations; left out, the tokenizer's own template.
-            tool_parser: Parser of tool calls; left out, the one that reads what the renderer writes.
-            vision: Images of the model; None: it sees none.
+            tokenizer: A transformers tokenizer.
+            separator: Text before each message of a conversation that started as text.
+            keep_history: True to continue even if the renderer would change earlier answers.
+            renderer: Renderer of conversations; default: the tokenizer's chat template.
+            tool_parser: Parser of tool calls; default: the one that reads the renderer's syntax.
+            vision: Image processing of the model; None for a text model.
         """
         self.vision = vision
         self.tokenizer, self.separator = tokenizer, separator
@@ -75,7 +75,7 @@ class ChatTokenizer:
 
         Args:
             plan: The plan.
-            tokenizer: Its tokenizer, where it is loaded already.
+            tokenizer: Its tokenizer, if already loaded.
         """
         model = plan.model
         if tokenizer is None:
@@ -94,7 +94,7 @@ class ChatTokenizer:
 
     @cached_property
     def tool_parser(self) -> ToolParser:
-        """Parser of tool calls: the one chosen, the first that reads what the renderer writes, or the default."""
+        """Parser of tool calls: the chosen one, the first that reads the renderer's syntax, or the default."""
         if self._tool_parser is not None:
             return self._tool_parser
         found: ToolParser = load("tool_parser", self.tool_form or defaults.TOOL_PARSER.name)
@@ -102,14 +102,14 @@ class ChatTokenizer:
 
     @cached_property
     def tool_form(self) -> str:
-        """Name of the first tool parser that reads what the renderer writes; empty if it writes no calls it knows."""
+        """Name of the first tool parser that reads the renderer's syntax; empty if there is none."""
         probe = Call("rlsdk_lookup", {"key": "word", "count": 3})
         text = self.renderer.write_calls([(probe.name, probe.arguments)]) if self.renderer.usable else ""
         found = (name for name in names("tool_parser") if load("tool_parser", name).parse(text) == [probe])
         return next(found, "") if text else ""
 
     def prompt(self, task: Task) -> tuple[tuple[Message, ...], np.ndarray]:
-        """Return a prompt's messages and tokens, int64 `[p]`; a last assistant message is left open (a prefill)."""
+        """Return a prompt's messages and tokens, int64 `[p]`; a final assistant message is left open as a prefill."""
         if isinstance(task.prompt, str):
             messages: tuple[Message, ...] = (Message("user", task.prompt),)
             return messages, self.prompt_tokens(messages, plain=True)
@@ -130,7 +130,7 @@ class ChatTokenizer:
 
         Args:
             messages: The conversation so far; nothing in it was sampled.
-            plain: The conversation began as text.
+            plain: True if the conversation started as text.
             tools: JSON schemas of functions that the renderer shows.
         """
         if plain:
@@ -154,15 +154,15 @@ class ChatTokenizer:
         Args:
             messages: The conversation.
             new: Number of messages, from the end, that follow the last answer.
-            plain: The conversation began as text: answers have neither header nor end.
-            ended: Tokens of the last answer if it ended by itself: its sampled end tokens are not added again.
+            plain: True if the conversation started as text, so that answers have neither header nor end.
+            ended: Tokens of the last answer if it ended by itself; its sampled end tokens are not added again.
             tools: JSON schemas of functions that the renderer shows.
 
         Returns:
-            None where the renderer now shows earlier answers without their thoughts.
+            None if the renderer now drops the thoughts of earlier answers.
 
         Raises:
-            ConfigError: The renderer refuses the messages, or rewrites earlier answers.
+            ConfigError: The renderer rejects the messages, or rewrites earlier answers.
         """
         later = messages[len(messages) - new :]
         if plain:
@@ -182,7 +182,7 @@ class ChatTokenizer:
             )
 
     def _checked(self, ids: np.ndarray, messages: Sequence[Message]) -> np.ndarray:
-        """Return tokens unchanged, if they hold as many that stand for images as the images of the messages have."""
+        """Return tokens unchanged after checking that their number of image tokens matches the messages' images."""
         images = [image for message in messages for image in message.images]
         if images:
             wanted = sum(map(self._sight.count, images))
@@ -198,10 +198,10 @@ class ChatTokenizer:
         return ids
 
     def with_images(self, text: str, images: Sequence[Image]) -> str:
-        """Replace the mark of each image in a rendered text by the text of the tokens that stand for it.
+        """Replace each image mark in a rendered text by the text of its image tokens.
 
         Raises:
-            ConfigError: The model sees no images, or the text has not one mark for each.
+            ConfigError: The model does not read images, or the text does not have one mark per image.
         """
         if not images:
             return text
@@ -224,8 +224,8 @@ class ChatTokenizer:
         return self.vision
 
     def image_token(self, messages: Sequence[Message]) -> int | None:
-        """Return the id of the token that stands for a part of an image; None if no message holds an image."""
-        # Asked of every turn, over all messages so far: most are text.
+        """Return the id of the image token; None if no message holds an image."""
+        # Called at every turn for all messages so far, most of which are text.
         seen = any(message.images for message in messages if not isinstance(message.content, str))
         return self._sight.token if seen else None
 
@@ -237,7 +237,7 @@ class ChatTokenizer:
         return self._array([token for piece in texts for token in self._ids(piece)])
 
     def _ids(self, text: str) -> list[int]:
-        """Tokenize a text without special tokens; transformers' own call takes four times as long for a short one."""
+        """Tokenize a text without special tokens; transformers' call takes four times as long for a short text."""
         inner = self._direct
         if inner is not None and inner.truncation is None and inner.padding is None:
             direct: list[int] = inner.encode(text, add_special_tokens=False).ids
@@ -246,11 +246,11 @@ class ChatTokenizer:
         return found
 
     def as_data(self, text: str) -> str:
-        """Cut a text so that names of control tokens in it are tokenized as ordinary characters.
+        """Insert cuts into a text, so that names of control tokens in it are tokenized as ordinary characters.
 
-        Otherwise an environment's observation or a tool's result could end its own turn and speak as somebody else.
-        Control tokens are all that were added to the vocabulary: role headers, `<tool_call>` and `</think>` as well as
-        the end of text. Unpaired surrogates become U+FFFD.
+        Otherwise an observation or a tool result could end its own turn and impersonate another role. Control tokens
+        are all tokens added to the vocabulary: role headers, `<tool_call>` and `</think>` as well as the end of text.
+        Unpaired surrogates become U+FFFD.
         """
         text = _NO_TEXT.sub("\N{REPLACEMENT CHARACTER}", text)
         if self._controls is None or self._controls.search(text) is None:
@@ -276,7 +276,7 @@ class ChatTokenizer:
         return _with_texts(message, lambda text: text.replace(CUT, ""))
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
-        """Decode several sequences, special tokens left out."""
+        """Decode several sequences without special tokens."""
         if self._fast is not None and len(ids) == 1:
             return [self._fast.decode(ids[0].tolist(), skip_special_tokens=True)]
         if self._fast is not None:
@@ -285,7 +285,7 @@ class ChatTokenizer:
         return list(self.tokenizer.batch_decode(list(ids), **plain))
 
     def decoder(self) -> Callable[[int], str]:
-        """Return a streaming decoder: a function from a token to the text that it adds, special tokens left out.
+        """Return a streaming decoder: a function from a token to the text that it adds, without special tokens.
 
         A token that ends within a character adds nothing; the next one adds the whole character.
         """
@@ -321,7 +321,7 @@ class ChatTokenizer:
 
     @property
     def longest(self) -> int:
-        """Length in characters of the longest token: a text of more than `n` times as many has more than `n` tokens."""
+        """Characters of the longest token; a text of more than `n` times this length has more than `n` tokens."""
         self._longest = self._longest or max(map(len, self.tokenizer.get_vocab()), default=1)
         return self._longest
 
@@ -338,9 +338,9 @@ class ChatTokenizer:
 
     @cached_property
     def turn_end(self) -> int | None:
-        """Id of the token with which an answer of a conversation ends, where that is not the end of text; else `end`.
+        """Id of the end-of-turn token if it differs from the end of text; else `end`.
 
-        Gemma's and Phi's templates end a turn otherwise than a text.
+        Gemma's and Phi's templates use a different token to end a turn.
         """
         if not self.renderer.usable:
             return self.end
@@ -356,8 +356,8 @@ class ChatTokenizer:
     def split_stops(self, stops: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Return the strings and the token ids at which sampling ends, for `contracts.Sampling`.
 
-        Stop strings that are one token become token ids, which costs an engine nothing; the rest stay strings. The
-        tokens that end an answer by the renderer come beside them; at the end of text, every engine stops.
+        Stop strings that are a single token become token ids, which cost an engine nothing; the rest stay strings. The
+        renderer's end-of-answer tokens are added. Every engine stops at the end of text anyway.
         """
         ids = {s: self._as_one_token(s) for s in stops}
         given = (i for i in ids.values() if i is not None)

@@ -1,4 +1,4 @@
-"""The context that all rollouts of a batch share, and the prompt that those of a group share."""
+"""The context shared by the rollouts of a batch, and the prompt shared by those of a group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlsdk.types import Message, Rollout, Task
 
 @attrs.frozen(eq=False)
 class Prompt:
-    """Prompt of a task, tokenized once for its whole group; `plain`: the conversation is text, without a template."""
+    """Prompt of a task, tokenized once for its group; `plain` if the conversation is text without a template."""
 
     task: Task
     messages: tuple[Message, ...]
@@ -32,11 +32,11 @@ class Prompt:
 
 
 class ServedConversations(Protocol):
-    """The conversations that an agent holds with the policy over HTTP, such as `rlsdk.serving.recording.Recorder`."""
+    """Conversations of an agent with the policy over HTTP, such as `rlsdk.serving.recording.Recorder`."""
 
     @property
     def answers(self) -> int:
-        """Count of answers given so far."""
+        """Number of answers so far."""
         ...
 
     @property
@@ -49,22 +49,22 @@ class ServedConversations(Protocol):
         ...
 
     def finish(self, **changes: Any) -> tuple[Rollout, ...]:
-        """Return the rollouts that were recorded."""
+        """Return the recorded rollouts."""
         ...
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class RolloutContext:
-    """Parts that all rollouts of one batch share.
+    """Objects shared by all rollouts of a batch.
 
     Attributes:
         codec: Tokenizer with its renderer.
-        client: Client of the engines; None where nothing is sampled.
+        client: Engine client; None if nothing is sampled.
         sampling: Sampling parameters, stop strings already split.
         max_length: Maximum number of tokens of prompt and response together.
         worlds: Pool in which environments run.
-        user_loop: Event loop of workflows that are not rlsdk's own; None: they run on the loop of the run.
-        recorder: Serves the policy to an agent (`rlsdk.serving.recording.Recorder`); None where no server is offered.
+        user_loop: Event loop of workflows that are not part of rlsdk; None to run them on the run's loop.
+        recorder: Serves the policy to an agent (`rlsdk.serving.recording.Recorder`); None without a server.
     """
 
     codec: ChatTokenizer

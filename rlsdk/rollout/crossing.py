@@ -1,4 +1,4 @@
-"""Parts of a conversation that live on the event loop of the run, for workflows that run on another one."""
+"""Parts of a conversation that stay on the run's event loop while the workflow runs on another one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class CrossedWorld:
-    """Proxy for an environment on another event loop, where it is opened by the first `reset`."""
+    """Proxy for an environment on another event loop; the first `reset` opens it there."""
 
     def __init__(self, bridge: LoopBridge, open_world: Callable[[], EnvHandle]) -> None:
         """Prepare an environment.
@@ -38,7 +38,7 @@ class CrossedWorld:
         return await self._bridge.run(lambda: world.step(text))
 
     def close(self) -> None:
-        """See `EnvHandle.close`; may be called from the thread of either loop."""
+        """See `EnvHandle.close`; may be called from either loop's thread."""
         self._bridge.post_from_anywhere(self._leave)
 
     async def _reset(self) -> Observation:
@@ -53,7 +53,7 @@ class CrossedWorld:
 
 @asynccontextmanager
 async def entered_on(bridge: LoopBridge, context: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
-    """Enter and leave a context on another event loop, and run the block on this one."""
+    """Enter and exit a context on another event loop, and run the block on this one."""
     value = await bridge.run(context.__aenter__)
     try:
         yield value

@@ -1,4 +1,4 @@
-"""Replay buffer: groups that were trained on and may be trained on again, how often, and for how long."""
+"""Replay buffer: trained groups that may be trained on again, within limits on their uses and staleness."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ReplayedGroup:
         position: Position of its task in the stream of the source.
         step: Step that trained on it first.
         uses: Number of steps that trained on it.
-        baseline: Reward of the greedy answer; None where nothing reads it.
+        baseline: Reward of the greedy answer; None if no component reads it.
         group: The group as it was sampled, before filters.
     """
 
@@ -35,7 +35,7 @@ class ReplayedGroup:
 
 
 class ReplayBuffer:
-    """Groups that may be trained on again. They are kept in memory, since none outlives the staleness limit."""
+    """Groups that may be trained on again, kept in memory, since none outlives the staleness limit."""
 
     def __init__(
         self, policy: BufferPolicy, *, count: int, most_uses: int, young: Callable[[Group, int], Group | None]
@@ -43,8 +43,8 @@ class ReplayBuffer:
         """Create an empty buffer.
 
         Args:
-            policy: Priority of each group; None drops it.
-            count: Number of groups that a step trains on again; 0 keeps none.
+            policy: Returns the priority of a group; None drops it.
+            count: Number of groups that a step trains on again; 0 disables the buffer.
             most_uses: Maximum number of steps that train on a group.
             young: Returns the part of a group that is fresh enough for a step; None if there is none.
         """

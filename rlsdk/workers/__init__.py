@@ -1,1 +1,1 @@
-"""Makers of the groups of a run: its own process, or rollout workers."""
+"""Group makers of a run: the driver's process, or rollout workers."""

@@ -1,4 +1,4 @@
-"""The Ray actor of a rollout worker: the conversations of a part of a run's groups, and their scoring."""
+"""The Ray actor of a rollout worker, which samples and scores part of a run's groups."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from rlsdk.workers.messages import (
 from rlsdk.workers.orders import MadeGroup
 
 INTERVAL = 0.005
-"""Least seconds between two messages to the driver, so that many short groups need few of them."""
+"""Minimum seconds between messages to the driver, so that many short groups share a message."""
 _SEEN: ContextVar[list[tuple[Rollout, Score, int]]] = ContextVar("rlsdk_seen")
 """New rollouts of the group that is being made."""
 
@@ -56,7 +56,7 @@ class WorkerSpec:
         plan: Plan of the run.
         surroundings: Working folder and environment variables.
         share: Part of the rollouts that it makes.
-        observed: True if a plugin wants to see each rollout.
+        observed: True if a plugin observes each rollout.
     """
 
     plan: PortablePlan
@@ -66,7 +66,7 @@ class WorkerSpec:
 
 
 class RolloutWorkerActor(RunActor):
-    """Makes groups. Commands come in by `take`, and everything that comes of them goes out by `answers`."""
+    """Make groups. Commands arrive through `take`; their results leave through `answers`."""
 
     def __init__(self, log_path: str) -> None:
         super().__init__(log_path)
@@ -86,11 +86,11 @@ class RolloutWorkerActor(RunActor):
         self._relay = _Relay(self._send)
 
     async def start(self, spec: WorkerSpec) -> None:
-        """Find the plugins, load the tokenizer and start scorer and environments; commands wait until then.
+        """Load plugins and tokenizer, and start scorer and environments; commands wait until then.
 
         Raises:
             FingerprintError: A plugin differs from the driver's.
-            RlsdkError: Something does not start.
+            RlsdkError: A part does not start.
         """
         logging.getLogger("rlsdk").addHandler(self._relay)
         self._loop = asyncio.get_running_loop()
@@ -108,23 +108,23 @@ class RolloutWorkerActor(RunActor):
         self._proceed()
 
     async def identity(self) -> Identity:  # type: ignore[override]
-        """Identify this process, once users' code lets its loop turn: where it does not, the watchdog sees silence."""
+        """Identify this process once user code yields to its loop; if it never does, the watchdog notices."""
         if self._maker is not None:
             await self._maker.user_loop.answer()
         return super().identity()
 
     async def take(self, serial: int, commands: Sequence[Command]) -> None:
-        """Follow the commands of a message.
+        """Execute the commands of a message.
 
         Args:
-            serial: Number of the message, from 0. Ray may deliver messages in another order than they were sent.
+            serial: Number of the message, from 0. Ray may deliver messages out of order.
             commands: Commands, in order.
         """
         self._early[serial] = commands
         self._proceed()
 
     async def answers(self) -> AsyncIterator[WorkerReport]:
-        """Yield what comes of the commands, forever (`num_returns="streaming"`)."""
+        """Yield the results of commands, forever (`num_returns="streaming"`)."""
         while True:
             await self._some.wait()
             self._some.clear()
@@ -135,7 +135,7 @@ class RolloutWorkerActor(RunActor):
             await asyncio.sleep(INTERVAL)
 
     def _proceed(self) -> None:
-        RECORDER.set(self._relay)  # each call of an actor has a context of its own
+        RECORDER.set(self._relay)  # each actor call has its own context
         while self._maker is not None and self._due in self._early:
             commands = self._early.pop(self._due)
             self._due += 1
@@ -182,7 +182,7 @@ class RolloutWorkerActor(RunActor):
             answer = Made(await maker.make(command.order), seen=tuple(seen))
         except UnfinishedError as error:
             answer = Made(MadeGroup(error.group), unfinished=True, seen=tuple(seen))
-        except Exception as error:  # noqa: BLE001 - whoever waits for the group gets it
+        except Exception as error:  # noqa: BLE001 - raised where the group is awaited
             answer = portable(first_error(error))
         self._say(command.number, answer)
 
@@ -218,7 +218,7 @@ class RolloutWorkerActor(RunActor):
 
 
 class _Relay(logging.Handler):
-    """Sends warnings and spans to the driver, from whatever thread; implements `isolation.spans.SpanRecorder`."""
+    """Send warnings and spans to the driver from any thread; implements `isolation.spans.SpanRecorder`."""
 
     def __init__(self, send: Callable[[Notice], None]) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Makes groups in this process: the driver's own, or that of a rollout worker."""
+"""Make groups in this process, which is the driver or a rollout worker."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class RolloutShare:
     Attributes:
         rank: Number of the process.
         of: Number of processes.
-        name: Name of this process, part of those of its requests, logs and environment workers; empty if it is alone.
-        reward_actors: Name of a reward term -> actor that several processes use; None: this one starts its own.
+        name: Name of this process, used in names of its requests, logs and environment workers; empty if it is alone.
+        reward_actors: Name of a reward term -> shared actor; None to start one for this process.
     """
 
     rank: int = 0
@@ -45,13 +45,13 @@ class RolloutShare:
 
 
 class LocalMaker:
-    """Makes groups on the event loop of this process.
+    """Make groups on the event loop of this process.
 
     Attributes:
-        client: Client of the engines; None where nothing is sampled.
-        pausable: Pauses what is sampled; None where nothing is.
-        user_loop: Event loop of users' code.
-        failures: Empty, as the run does not survive the death of this process.
+        client: Engine client; None if nothing is sampled.
+        pausable: Pauses sampling; None if nothing is sampled.
+        user_loop: Event loop of user code.
+        failures: Always empty, since the run does not survive the death of this process.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class LocalMaker:
         """Create a maker.
 
         Args:
-            client: Client of the engines; None where nothing is sampled.
-            pausable: Pauses what is sampled; None where nothing is.
+            client: Engine client; None if nothing is sampled.
+            pausable: Pauses sampling; None if nothing is sampled.
             context: Tokenizer, sampling and environments of rollouts.
-            eval_worlds: Environments of evaluations; None for those of the training.
+            eval_worlds: Environments of evaluations; None to use those of training.
             generator: Makes the groups to train on.
-            demonstrator: Gives demonstrations.
+            demonstrator: Makes demonstrations.
             evaluator: Makes the groups of evaluations.
-            user_loop: Event loop of users' code.
-            sampled: False if the algorithm trains on demonstrations alone.
+            user_loop: Event loop of user code.
+            sampled: False if the algorithm trains only on demonstrations.
         """
         self.client, self.pausable, self.user_loop, self._sampled = client, pausable, user_loop, sampled
         self._context, self._eval_worlds = context, eval_worlds
@@ -102,7 +102,7 @@ class LocalMaker:
         context = self._context
         if order.role == "evaluation" and self._eval_worlds is not None:
             context = attrs.evolve(context, worlds=self._eval_worlds)
-        if order.role == "train" and not self._sampled:  # the engines are for the evaluation alone
+        if order.role == "train" and not self._sampled:  # the engines only serve evaluations
             context = attrs.evolve(context, client=None)
         if order.sampling is not None:
             context = attrs.evolve(context, sampling=order.sampling)
@@ -110,7 +110,7 @@ class LocalMaker:
         return await generator.group(order.task, context, order.size, order.key, order.step, order.before)
 
     async def _greedy(self, order: GroupOrder) -> Group:
-        """Make the answer whose reward is the baseline."""
+        """Sample the answer whose reward is the baseline."""
         sampling = attrs.evolve(self._context.sampling, temperature=0.0)
         context = attrs.evolve(self._context, sampling=sampling)
         return await self._generators["evaluation"].group(order.task, context, 1, f"{order.key} greedy")
@@ -144,15 +144,15 @@ def local_maker(
     observer: Observer | None,
     share: RolloutShare | None = None,
 ) -> Iterator[LocalMaker]:
-    """Provide what makes the groups of a plan in this process; scorer and environments end with the block.
+    """Context manager: create the group maker of a plan in this process, with scorer and environments.
 
     Args:
         plan: The plan.
         codec: Tokenizer of its model.
-        engines: Handles of engine actors that are ready, by rank; without any, a client with routes to come is made if
-            this process is one of several.
-        observer: Called with each rollout for training, its score and step; None if nobody observes.
-        share: Part that this process makes; left out, it makes all.
+        engines: Handles of ready engine actors, by rank; without any, one of several processes gets a client to which
+            engines are added later.
+        observer: Called with each training rollout, its score and step; None without observers.
+        share: Part that this process makes; default: all.
     """
     share = share or RolloutShare()
     logs, config = plan.folder / "logs", plan.config

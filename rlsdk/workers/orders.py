@@ -1,4 +1,4 @@
-"""Orders for groups, the groups that are made, and the interface of whatever makes them: this process or workers."""
+"""Orders for groups, the resulting groups, and the interface of group makers: this process or workers."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from rlsdk.rollout.production import Pausable
 from rlsdk.types import Group, Task
 
 MOST_REASONS = 20
-"""Number of reasons in the summary."""
+"""Maximum number of reasons in the summary."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class GroupOrder:
-    """A group that is wanted.
+    """An order for a group.
 
     Attributes:
         task: Task to solve.
         key: Name of the group, its `uid`; every seed depends on it.
-        size: Rollouts in the group.
-        role: Used for training, in an evaluation, or as an expert's demonstration.
-        sampling: Sampling parameters; None for those of the training.
+        size: Number of rollouts in the group.
+        role: Use of the group: training, evaluation, or expert demonstration.
+        sampling: Sampling parameters; None for those of training.
         step: Training step that the rollouts are for; -1 for none.
-        before: Group that an aborted attempt left.
-        baseline: Make a greedy answer, too, whose reward is a baseline.
+        before: Partial group of an aborted attempt.
+        baseline: True to sample a greedy answer, too, whose reward is the baseline.
     """
 
     task: Task
@@ -45,7 +45,7 @@ class GroupOrder:
 
 @attrs.frozen(eq=False)
 class MadeGroup:
-    """A group that was made; `baseline` is the reward of the greedy answer, if there is one that could be scored."""
+    """A finished group; `baseline` is the reward of the greedy answer, if there is one with a valid score."""
 
     group: Group
     baseline: float | None = None
@@ -53,14 +53,14 @@ class MadeGroup:
 
 @attrs.frozen
 class MakerCounters:
-    """Counts of what makes groups since it began.
+    """Counters of a group maker since its start.
 
     Attributes:
-        wasted: Tokens that were sampled and belong to no rollout.
-        sampled_again: Continuations that were requested again, since their engine died.
-        run_again: Rollouts that were restarted, since the worker of their environment died.
-        environments_lost: Number of workers of environments that were lost.
-        reasons: Why, for the first ones.
+        wasted: Number of sampled tokens that belong to no rollout.
+        sampled_again: Number of continuations that were requested again after their engine died.
+        run_again: Number of rollouts that were restarted after their environment's worker died.
+        environments_lost: Number of lost environment workers.
+        reasons: Reasons of the first losses.
     """
 
     wasted: int = 0
@@ -70,7 +70,7 @@ class MakerCounters:
     reasons: tuple[str, ...] = ()
 
     def __add__(self, other: MakerCounters) -> MakerCounters:
-        """Add up the counts of two makers."""
+        """Add the counters of two makers."""
         return MakerCounters(
             self.wasted + other.wasted,
             self.sampled_again + other.sampled_again,
@@ -81,7 +81,7 @@ class MakerCounters:
 
 
 class GroupMaker(Protocol):
-    """Makes groups: in this process (`workers.local.LocalMaker`), or in others (`workers.pool.RolloutWorkerPool`).
+    """Group maker: in this process (`workers.local.LocalMaker`), or in others (`workers.pool.RolloutWorkerPool`).
 
     Attributes:
         failures: A sentence for each process that died while it made groups.
@@ -91,33 +91,33 @@ class GroupMaker(Protocol):
 
     @property
     def pausable(self) -> Pausable | None:
-        """Interrupts what is being sampled; None where nothing is sampled."""
+        """Interrupts sampling; None if nothing is sampled."""
         ...
 
     async def make(self, order: GroupOrder) -> MadeGroup:
         """Sample and score a group.
 
         Raises:
-            UnfinishedError: It was interrupted; the error has the part that was sampled.
+            UnfinishedError: It was interrupted; the error holds the sampled part.
             RlsdkError: The task cannot be used, or generation failed.
         """
         ...
 
     def held(self) -> AbstractAsyncContextManager[None]:
-        """Interrupt what is being sampled before a block, and resume it afterwards."""
+        """Interrupt sampling for the duration of a block."""
         ...
 
     def counters(self) -> MakerCounters:
-        """Return the counts so far."""
+        """Return the counters so far."""
         ...
 
     async def leave(self, nodes: Sequence[DrainingNode]) -> None:
-        """Begin to move the processes that make groups away from nodes that are to leave the cluster."""
+        """Start moving the processes that make groups off draining nodes."""
         ...
 
 
 async def made_in_order(maker: GroupMaker, orders: Iterable[GroupOrder]) -> list[Group]:
-    """Return groups that are made side by side, in the order of their orders; for errors see `GroupMaker.make`."""
+    """Make groups concurrently, and return them in the order of `orders`; for errors, see `GroupMaker.make`."""
     async with asyncio.TaskGroup() as running:
         made = [running.create_task(maker.make(order)) for order in orders]
     return [each.result().group for each in made]
