@@ -86,7 +86,7 @@ class SweepLines:
     def __call__(self, event: str, outcome: RunOutcome) -> None:
         """Print an event of a run."""
         run = outcome.run
-        if event in ("begins", "goes on"):
+        if event in ("begins", "continues"):
             click.echo(f"{run.name}: {event}, log {run.log}", err=True)
             return
         self._ended += 1

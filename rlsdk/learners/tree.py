@@ -28,7 +28,7 @@ class TokenTree:
     """The distinct beginnings of some sequences: one node for each, in the order of a depth-first walk.
 
     Attributes:
-        depths: Tokens before each node on its way from the root, int64 `[nodes]`.
+        depths: Tokens before each node on the path from the root, int64 `[nodes]`.
         ends: Where the descendants of each node end: those of node `i` are `i + 1, …, ends[i] - 1`; int64 `[nodes]`.
         paths: Of each sequence, the nodes of its tokens, int64.
     """

@@ -396,7 +396,7 @@ class _PlanChecks:
         """Note, once, that multi-turn conversations become several rollouts if thoughts are dropped."""
         talk = (Message("user", "Q"), Message("assistant", "A"), Message("user", "Q"))
         try:
-            anew = codec.bridge_tokens(talk, 1, plain=False) is None
+            new_rollout = codec.bridge_tokens(talk, 1, plain=False) is None
         except ConfigError:
             return  # a run logs it for the conversation that has such a turn
         text = (
@@ -405,7 +405,7 @@ class _PlanChecks:
             "keeps the tokens as sampled)"
         )
         finding = PlanFinding("model.renderer", text)
-        if anew and finding not in self.notes:
+        if new_rollout and finding not in self.notes:
             self.notes.append(finding)
 
 

@@ -104,9 +104,9 @@ class TokenChat:
         return self._turn
 
     @property
-    def begins_anew(self) -> bool:
+    def begins_new_rollout(self) -> bool:
         """True if the next answer starts a new rollout, since the renderer now drops thoughts of earlier answers."""
-        return self._sending().anew
+        return self._sending().new_rollout
 
     def room(self) -> int:
         """Return the maximum length of the next answer after unsent messages; 0 if none can be sampled."""
@@ -277,7 +277,7 @@ class TokenChat:
         self._answer(text, ids, ended=end is not None and not cut)
 
     def _send(self, sending: Sending) -> None:
-        if not sending.anew:
+        if not sending.new_rollout:
             self._segment.append(sending.tokens, False)
             return
         over = self._rollout(self._talk.before)
@@ -427,7 +427,7 @@ class TokenChat:
             how: dict[str, Any] = {"plain": self._plain, "tools": tools}
             bridge = codec.bridge_tokens(messages, self._talk.new, ended=self._ended, **how)
             tokens = codec.prompt_tokens(messages, **how) if bridge is None else bridge
-            self._pending = Sending(tokens, anew=bridge is None)
+            self._pending = Sending(tokens, new_rollout=bridge is None)
         return self._pending
 
     def _full(self) -> Exception:

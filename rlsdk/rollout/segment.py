@@ -90,24 +90,24 @@ class Sending:
 
     Attributes:
         tokens: int64 `[k]`.
-        anew: True if they are a whole prompt, with which another rollout begins.
+        new_rollout: True if they are a whole prompt, with which another rollout begins.
     """
 
     tokens: np.ndarray
-    anew: bool = False
+    new_rollout: bool = False
 
     def length(self, segment: Segment) -> int:
         """Return the number of tokens before the answer."""
-        return len(self.tokens) + (0 if self.anew else segment.length)
+        return len(self.tokens) + (0 if self.new_rollout else segment.length)
 
     def whole(self, segment: Segment, prefill: np.ndarray) -> np.ndarray:
         """Return all tokens before the answer, a prefill at their end."""
-        pieces = [] if self.anew else [part[0] for part in segment.parts]
+        pieces = [] if self.new_rollout else [part[0] for part in segment.parts]
         pieces += [piece for piece in (self.tokens, prefill) if len(piece)]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def image_positions(self, segment: Segment, image_token: int) -> np.ndarray:
         """Return where images stand among all tokens before the answer: tokens of this id that were not sampled."""
-        parts = [] if self.anew else segment.parts
+        parts = [] if self.new_rollout else segment.parts
         stands = [(ids == image_token) & (not sampled) for ids, sampled, *_ in parts]
         return np.flatnonzero(np.concatenate([*stands, self.tokens == image_token]))

@@ -243,13 +243,13 @@ class Recorder:
             for message in history[_answered(history) :]:
                 _say(chat, asked.as_message(message))
             try:
-                anew = chat.begins_anew
+                new_rollout = chat.begins_new_rollout
             except RefusedMessagesError as error:  # as at the start of a conversation: the agent's fault
                 raise APIError("; ".join(error.faults), param="messages") from error
             except ConfigError as error:
                 self.failure = self.failure or error
                 raise
-            if not anew:
+            if not new_rollout:
                 return _Turn(asked, serial, parent, chat, asked.prefill)
         # A separate seed: with the group's, members with equal requests would get equal answers.
         seed = None if self._seed is None else derive(self._seed, self._member, "call", serial)

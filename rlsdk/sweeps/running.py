@@ -38,7 +38,7 @@ class RunOutcome:
 
 
 Told = Callable[[str, RunOutcome], None]
-"""Called with "begins", "goes on", "finished", "kept", "interrupted" or "failed", and the run."""
+"""Called with "begins", "continues", "finished", "kept", "interrupted" or "failed", and the run."""
 
 
 class Interrupted(Exception):
@@ -71,7 +71,7 @@ def train_all(
                     told("kept", ended[run.name])
                     continue
                 outcome = RunOutcome(run, 0)
-                told("goes on" if run.begun else "begins", outcome)
+                told("continues" if run.begun else "begins", outcome)
                 working[run.name] = (outcome, _started(run), time.monotonic())
             if asked:
                 waiting.clear()

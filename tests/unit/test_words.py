@@ -77,3 +77,27 @@ def test_no_name_has_a_retired_word():
 def test_the_glossary_names_no_retired_class():
     text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     assert not [name for name in RETIRED if f"`{name}`" in text]
+
+
+RETIRED_PHRASES = (
+    r"\banew\b",
+    r"\bgoes on\b",
+    r"\bon its way\b",
+    r"\bone and the same\b",
+    r'"""(What|Whether|Make one)\b',
+    r"(?<!here )\b(is|are) no (?!longer|more|faster|slower)(?=[a-z`])",
+)
+"""Regular expressions of phrases that read as translated."""
+
+
+def test_neither_code_nor_pages_use_a_retired_phrase():
+    retired = re.compile("|".join(RETIRED_PHRASES))
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if "zh" not in path.parts]
+    files = [ROOT / "README.md", *pages, *(ROOT / "rlsdk").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")]
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {match[0]}"
+        for path in sorted(files)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if (match := retired.search(line))
+    ]
+    assert not found

@@ -17,7 +17,7 @@ from rlsdk.isolation.sandboxed.border import AnswerServer, Far, Tested
 from rlsdk.isolation.sandboxed.plain import encode
 
 Step = tuple[str, str, Any]
-"""What to do with the module of the answer: ("run", source, None), ("value", expression, None), ("test", source, None)
+"""An operation on the module of the answer: ("run", source, None), ("value", expression, None), ("test", source, None)
 or ("call", name of a function, arguments)."""
 
 
