@@ -1,4 +1,4 @@
-"""Start and kill Ray actors, and explain why a call of one failed: a dead process, or an error in its code."""
+"""Start and kill Ray actors, and explain why a call failed: a dead process, or an error in the actor's code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlsdk.isolation.vitals import Identity, identity
 from rlsdk.isolation.watching import forget_actor, watch_actor
 
 LONGEST = 240
-"""Maximum characters of a reason; Ray's own texts fill a screen."""
+"""Maximum length of a reason in characters, since Ray's texts fill a screen."""
 
 
 class RunActor:
@@ -30,7 +30,7 @@ class RunActor:
             redirect(log_path)
 
     def identity(self) -> Identity:
-        """Identify this process, which can write its stacks on request; an answer shows that it is not stuck."""
+        """Identify this process, which can write its stacks on request; any answer shows that it is not stuck."""
         import ray
 
         return identity(ray.get_runtime_context().get_node_id())
@@ -59,17 +59,17 @@ def spawn(
         cls: Class of the actor.
         *arguments: Arguments of its constructor.
         cpus: Cores that Ray reserves.
-        gpus: GPUs that Ray reserves, wherever it finds them; a fraction if they are shared.
-        seat: GPUs that were reserved for this actor; None if it has none, or asks for some with `gpus`.
-        resources: Further resources that Ray reserves, by name.
+        gpus: Number of GPUs that Ray reserves on any node; a fraction if they are shared.
+        seat: GPUs already reserved for this actor; None if it has none or requests them with `gpus`.
+        resources: Additional resources that Ray reserves, by name.
         environment: Environment variables of its process.
-        python: What starts its process in place of Python; empty for Python.
+        python: Command that starts its process in place of Python; empty for Python.
         name: Name of the actor in Ray; empty for none.
         namespace: Ray namespace of that name; empty for the driver's.
-        node: Id of the node to run on; empty leaves that to Ray.
+        node: Id of the node to run on; empty lets Ray choose.
         concurrency: Maximum concurrent calls; 0 for Ray's default.
         watched_as: Name in the watchdog's messages, such as `learner rank 0`; empty for an actor that is not watched.
-        log_path: File with the actor's output, for those messages.
+        log_path: File with the actor's output, named in those messages.
         replaced: True if a dead actor is replaced, so that the run continues.
     """
     import ray
@@ -98,13 +98,13 @@ def spawn(
 
 
 def kill(actor: Any) -> None:
-    """Kill an actor, which may be unreachable, dead, or ended with its Ray; the watchdog does not report it."""
+    """Kill an actor, which may be unreachable or already dead; the watchdog does not report it."""
     import ray
 
     forget_actor(actor)
-    if not ray.is_initialized():  # `ray.kill` would start Ray again
+    if not ray.is_initialized():  # `ray.kill` would restart Ray
         return
-    with suppress(ray.exceptions.ActorHandleNotFoundError):  # Ray was shut down and started again since
+    with suppress(ray.exceptions.ActorHandleNotFoundError):  # Ray has been restarted in the meantime
         ray.kill(actor)
 
 
@@ -122,7 +122,7 @@ def died(error: BaseException) -> bool:
         return not error.actor_init_failed
     gone = (
         exceptions.NodeDiedError,
-        exceptions.ObjectLostError,  # an answer was lost with the node that held it
+        exceptions.ObjectLostError,  # an answer was lost with its node
         exceptions.OutOfMemoryError,
         exceptions.WorkerCrashedError,
     )
@@ -130,21 +130,21 @@ def died(error: BaseException) -> bool:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Return the exception of the actor's own code; the error itself if it was not raised there."""
+    """Return the exception that the actor's code raised, or the error itself if it was not raised there."""
     return getattr(error, "cause", None) or error
 
 
 def described(error: BaseException) -> str:
-    """Say in one line why a call of an actor failed: because it died, or because its code raised."""
+    """Describe in one line why a call of an actor failed: it died, or its code raised."""
     cause = cause_of(error)
     return f"its process died: {reason(cause)}" if died(cause) else f"{type(cause).__name__}: {cause}"
 
 
 def reason(error: BaseException) -> str:
-    """Return the cause of a death in one line, as far as Ray knows it."""
+    """Return the cause of a death in one line, as reported by Ray."""
     if short := out_of_memory(str(error)):
         return short
-    if "unexpectedly exits with a connection error" in str(error):  # the end of a connection is all that Ray saw
+    if "unexpectedly exits with a connection error" in str(error):  # Ray only saw the connection end
         return "it crashed, or something killed it"
     text = re.sub(r"Worker exit type: \w+ Worker exit detail: ", "", str(error)).split(" Some common causes")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
@@ -153,7 +153,7 @@ def reason(error: BaseException) -> str:
 
 
 def last_words(log: Path) -> str:
-    """Return the last line of an actor's log, shortened; empty if there is none on this machine."""
+    """Return the last line of an actor's log, shortened; empty if this machine does not have the log."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 4096))
@@ -165,7 +165,7 @@ def last_words(log: Path) -> str:
 
 
 def out_of_memory(text: str) -> str:
-    """Turn the screenful that Ray writes when it kills a process to save its node into a sentence; else return ""."""
+    """Summarise Ray's out-of-memory report in a sentence; return "" for any other text."""
     if "due to the node running low on memory" not in text:
         return ""
     node = re.search(r"Memory on the node \(IP: ([^,)]+)[^)]*\) was ([\d.]+GB) used / ([\d.]+GB) limit", text)

@@ -1,4 +1,4 @@
-"""The running Ray cluster that a run joins: where its address comes from, and how it is reached in time."""
+"""Join a running Ray cluster: find its address, and connect within a timeout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlsdk.errors import RunError
 
 log = logging.getLogger(__name__)
 JOIN_SECONDS = 60.0
-"""Seconds within which Ray must join a cluster whose address accepts connections."""
+"""Timeout in seconds for joining a cluster whose address accepts connections."""
 
 
 @attrs.frozen
@@ -33,7 +33,7 @@ class RayAddress:
 
     @classmethod
     def find(cls, placement: PlacementSection) -> RayAddress | None:
-        """Return the address that the configuration or the environment names; None if Ray is started for the run."""
+        """Return the address from the configuration or the environment; None to start Ray for the run."""
         if placement.ray and placement.ray != "local":
             return cls(placement.ray, "placement.ray")
         found = None if placement.ray else os.environ.get("RAY_ADDRESS")
@@ -46,7 +46,7 @@ class RayAddress:
             **options: Options of `ray.init`.
 
         Raises:
-            RunError: There is no such cluster, or it does not answer in time; the message names the origin.
+            RunError: The cluster does not exist or does not answer in time; the message names the origin.
         """
         log.info("Ray is at %s, from %s", self.address, self.origin)
         target = self._gcs()
@@ -76,7 +76,7 @@ class RayAddress:
             raise self._error(f"cannot be joined: {said} ({MODE} is {mode})") from failures[0]
 
     def _gcs(self) -> str:
-        """Return `HOST:PORT` of the cluster's GCS; empty for an address that only Ray's client understands."""
+        """Return `HOST:PORT` of the cluster's GCS; empty for an address of Ray Client."""
         if self.address == "auto":
             from ray._private.services import canonicalize_bootstrap_address
 

@@ -1,9 +1,9 @@
-"""Nodes that are about to leave a Ray cluster, and which actors are on them.
+"""Find nodes that are about to leave a Ray cluster, and the actors on them.
 
-A node is drained by Ray's autoscaler (also KubeRay's), by `ray drain-node` after the notice of a spot instance, and by
-SIGTERM to `ray start --block`. Ray then places nothing on it any more, and leaves what runs there alone until somebody
-ends the node. Ray 2.60 has no public call that tells which nodes are drained: its own Train and Serve ask the GCS as
-this module does. The reason that was given with the request is shown only after the node is gone.
+Nodes are drained by Ray's autoscaler (also KubeRay's), by `ray drain-node` after a spot-instance notice, and by SIGTERM
+to `ray start --block`. Ray then places nothing new on the node, but leaves running actors alone until the node ends.
+Ray 2.60 has no public call that lists draining nodes; like Ray Train and Serve, this module asks the GCS. Ray shows the
+reason for a drain only after the node has gone.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import attrs
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 EVERY_SECONDS = 3.0
-"""Seconds between two questions to Ray's GCS; an answer takes half a millisecond."""
+"""Polling interval of Ray's GCS in seconds; a query takes half a millisecond."""
 HAND_BACK_SECONDS = 5.0
-"""Seconds before a node's deadline in which unfinished work is handed back."""
+"""Seconds before a node's deadline at which unfinished work is handed back."""
 ANSWER_SECONDS = 5.0
-"""Seconds in which the GCS, or an actor that is asked where it is, must answer; it is asked again later."""
+"""Timeout in seconds for answers of the GCS or of an actor; the query is repeated later."""
 
 
 @attrs.frozen
 class DrainingNode:
-    """A node that is to leave the cluster.
+    """A node that is about to leave the cluster.
 
     Attributes:
         id: Ray's id of the node.
         name: Address and host name.
-        deadline: Time (`time.time`) at which it may be gone; None if nobody said when.
+        deadline: Time (`time.time`) at which it may be gone; None if unknown.
     """
 
     id: str
@@ -46,12 +46,12 @@ class DrainingNode:
 
     @property
     def seconds_to_finish(self) -> float | None:
-        """Seconds for work on the node to finish before it has to be handed back; None if there is no deadline."""
+        """Seconds left before unfinished work on the node is handed back; None without a deadline."""
         return None if self.deadline is None else max(0.0, self.deadline - HAND_BACK_SECONDS - time.time())
 
 
 def draining_nodes() -> list[DrainingNode]:
-    """Ask Ray which nodes of the cluster are to leave it.
+    """Ask Ray for the cluster's draining nodes.
 
     Raises:
         RayError: The GCS does not answer.
@@ -59,7 +59,7 @@ def draining_nodes() -> list[DrainingNode]:
     import ray
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
-    # `ray._private.state` would answer as well, but ends this process if the GCS is gone for a minute.
+    # `ray._private.state` would also answer, but ends this process if the GCS is gone for a minute.
     client = GcsClient(address=ray.get_runtime_context().gcs_address)
     deadlines: Mapping[str, int] = client.get_draining_nodes(timeout=ANSWER_SECONDS)  # in ms; 0: no deadline
     if not deadlines:
@@ -85,11 +85,11 @@ def node_name(node: Mapping[str, Any]) -> str:
 
 
 async def on_draining(nodes: Sequence[DrainingNode], actors: Mapping[T, Any]) -> dict[T, DrainingNode]:
-    """Return which of some actors are on draining nodes; one that does not answer in time is left out.
+    """Return the actors on draining nodes; actors that do not answer in time are left out.
 
     Args:
         nodes: Draining nodes.
-        actors: Handles of `RunActor`s, by whatever names them.
+        actors: Handles of `RunActor`s, by any key.
     """
     by_id = {node.id: node for node in nodes}
     asked = {asyncio.ensure_future(_node_of(actor)): name for name, actor in actors.items()}
@@ -102,7 +102,7 @@ async def on_draining(nodes: Sequence[DrainingNode], actors: Mapping[T, Any]) ->
 
 
 async def _node_of(actor: Any) -> str:
-    """Return the id of an actor's node; empty if the actor is dead, which whoever calls it will notice."""
+    """Return the id of an actor's node; empty if the actor is dead, which its next caller will notice."""
     from ray.exceptions import RayError
 
     try:
@@ -112,15 +112,15 @@ async def _node_of(actor: Any) -> str:
 
 
 async def watch_nodes(told: Callable[[Sequence[DrainingNode]], Awaitable[None]]) -> None:
-    """Call a function every few seconds with the draining nodes, while there are any; runs until it is cancelled."""
+    """Call a function every few seconds with the draining nodes, if there are any; runs until cancelled."""
     import ray
 
     while ray.is_initialized():
         try:
             if nodes := await asyncio.to_thread(draining_nodes):
                 await told(nodes)
-        except ray.exceptions.RpcError as error:  # whether Ray is lost is for the watchdog to say
+        except ray.exceptions.RpcError as error:  # the watchdog reports a lost Ray
             log.debug("Ray does not say which nodes are drained: %s", error)
-        except Exception:  # without this watch a run continues as if nodes went away unannounced
+        except Exception:  # without this watch, a run only notices nodes once they are gone
             log.exception("nodes that are to leave the cluster could not be left, which is tried again")
         await asyncio.sleep(EVERY_SECONDS)

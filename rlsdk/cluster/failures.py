@@ -1,4 +1,4 @@
-"""Records of actors that died and were replaced, and the message for one that died too often."""
+"""Record actors that died and were replaced, and build the message for one that died too often."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlsdk.cluster.actors import last_words, reason
 
 
 class ActorFailures:
-    """Deaths of the actors of one role.
+    """Deaths of actors of one role.
 
     Attributes:
         sentences: A sentence for each death: which actor, when and why.
@@ -20,7 +20,7 @@ class ActorFailures:
 
         Args:
             role: Role of the actors, such as `rollout worker`, whose logs are `rollout-worker-RANK.log`.
-            most: Number of deaths of each rank that a run survives (`placement.engine_restarts`).
+            most: Maximum number of deaths per rank (`placement.engine_restarts`).
             logs: Folder of their logs; None if they have none.
         """
         self._role, self._most, self._logs = role, most, logs
@@ -44,7 +44,7 @@ class ActorFailures:
         return said
 
     def too_many(self, rank: int) -> str:
-        """Say that an actor has died more often than a run survives; empty if it has not."""
+        """Return the message for an actor that died too often; empty if it has not."""
         failures = self._of[rank]
         if len(failures) <= self._most:
             return ""
@@ -55,7 +55,7 @@ class ActorFailures:
         )
 
     def forget(self, rank: int) -> None:
-        """Count deaths of a rank from zero: a new actor bears its number."""
+        """Reset the deaths of a rank, since a new actor takes it."""
         self._of[rank].clear()
 
     def _log(self, rank: int) -> str:

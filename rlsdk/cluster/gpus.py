@@ -1,4 +1,4 @@
-"""Which GPUs each engine and each rank of the learner gets."""
+"""Assign GPUs to engines and learner ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlsdk.errors import EnvironmentFault
 
 RoleName = Literal["engine", "learner"]
 ROLES: tuple[RoleName | ApartRole, ...] = ("engine", "learner", "critic", "reference")
-"""Roles of all actors that may have GPUs."""
+"""Roles of actors that may have GPUs."""
 
 
 @attrs.frozen
@@ -22,10 +22,10 @@ class GPUNode:
     """A node of the cluster.
 
     Attributes:
-        name: Host name or address, for people.
+        name: Host name or address, for display.
         gpus: Number of GPUs that can be reserved.
-        resources: Ray's other resources of the node, by name.
-        id: Ray's id of the node; empty for one that is only imagined.
+        resources: Other Ray resources of the node, by name.
+        id: Ray's id of the node; empty for a hypothetical node.
     """
 
     name: str
@@ -40,7 +40,7 @@ class GPUPlace:
 
     Attributes:
         node: Index of the node.
-        gpus: Indices of its GPUs on the node, in ascending order.
+        gpus: Indices of its GPUs on the node, ascending.
     """
 
     node: int
@@ -53,9 +53,9 @@ class GPUMap:
 
     Attributes:
         nodes: Nodes of the cluster.
-        engines: Place of each engine, by its rank.
-        learners: Place of each rank of the learner.
-        apart: Places of the ranks of models that have processes of their own.
+        engines: Place of each engine, by rank.
+        learners: Place of each learner rank.
+        apart: Places of ranks of models with separate processes.
     """
 
     nodes: tuple[GPUNode, ...]
@@ -64,7 +64,7 @@ class GPUMap:
     apart: Mapping[ApartRole, tuple[GPUPlace, ...]] = {}
 
     def users(self, node: int, gpu: int) -> list[str]:
-        """Name the actors of a GPU, such as `engine 0` and `learner rank 0`."""
+        """Return the names of a GPU's actors, such as `engine 0` and `learner rank 0`."""
         roles = [("engine", self.engines), ("learner rank", self.learners)]
         roles += [(f"{role} rank", places) for role, places in self.apart.items()]
         return [
@@ -75,7 +75,7 @@ class GPUMap:
         ]
 
     def rows(self) -> Iterator[tuple[str, int, list[str]]]:
-        """Name of the node, index of the GPU, and its users, for every GPU."""
+        """Yield node name, GPU index and users of every GPU."""
         for number, node in enumerate(self.nodes):
             for gpu in range(node.gpus):
                 yield node.name, gpu, self.users(number, gpu)
@@ -91,12 +91,12 @@ class _Demand:
     resources: Mapping[str, float]
 
     def fits(self, free: Sequence[int], left: Mapping[str, float]) -> bool:
-        """Return whether a node with these free GPUs and resources has room for a block."""
+        """Return True if a node with these free GPUs and resources has room for a block."""
         return len(free) >= self.size and all(left.get(name, 0) >= amount for name, amount in self.resources.items())
 
 
 class _NoRoomError(Exception):
-    """A demand finds no node."""
+    """Raised when no node has room for a demand."""
 
     def __init__(self, demand: _Demand) -> None:
         super().__init__(demand)
@@ -111,21 +111,21 @@ def assign_gpus(
     roles: Sequence[RoleName] = ("engine", "learner"),
     apart: Mapping[ApartRole, RoleSection] | None = None,
 ) -> GPUMap:
-    """Give every engine and every rank of the learner its GPUs.
+    """Assign GPUs to every engine and learner rank.
 
-    Nodes and GPUs are filled in their order. The GPUs of an engine are on one node, and so are ranks that share
-    sequences. With `colocate`, engine and rank of the same number share a GPU, if an engine has one; otherwise no
-    GPU is given twice. A model that has ranks of its own has GPUs of its own.
+    Nodes and GPUs are filled in order. The GPUs of an engine are on one node, and so are ranks that share sequences.
+    With `colocate`, the engine and learner rank of the same number share a GPU if the engine has one; otherwise
+    no GPU is assigned twice. A model with separate ranks has separate GPUs.
 
     Args:
         placement: Counts, and the resources that select nodes.
         nodes: Nodes of the cluster.
-        neighbours: Number of successive ranks that must be on one node (`learner.sequence_parallel`).
-        roles: Roles that are placed; the others take nothing.
-        apart: Models that have ranks of their own.
+        neighbours: Number of consecutive ranks that must be on one node (`learner.sequence_parallel`).
+        roles: Roles to place; others get no GPUs.
+        apart: Models with separate ranks.
 
     Raises:
-        EnvironmentFault: There are too few GPUs, or they are divided among nodes so that something does not fit.
+        EnvironmentFault: There are too few GPUs, or their distribution over nodes does not fit.
     """
     engines = _Demand("engine", placement.engines, placement.gpus_per_engine, placement.engine_resources)
     of_block = {name: amount * neighbours for name, amount in placement.learner_resources.items()}
@@ -138,7 +138,7 @@ def assign_gpus(
             taken = {(block.node, gpu) for blocks in found.values() for block in blocks for gpu in block.gpus}
             found |= _fill(alone, nodes, taken)
         else:
-            # Large blocks first: they are the ones that may find no node whole.
+            # Large blocks first, since they are the hardest to fit on one node.
             found = _fill(sorted([*demands, *alone], key=lambda demand: -demand.size), nodes)
     except _NoRoomError as error:
         raise EnvironmentFault(_no_room(placement, demands, alone, error.demand, nodes)) from error
@@ -154,7 +154,7 @@ def assign_gpus(
 def _fill(
     demands: Sequence[_Demand], nodes: Sequence[GPUNode], taken: Collection[tuple[int, int]] = ()
 ) -> dict[RoleName | ApartRole, list[GPUPlace]]:
-    """Place blocks on the first node with room, none of them on the same GPU, nor on one that is taken."""
+    """Place blocks on the first node with room, each on different free GPUs."""
     free = [[gpu for gpu in range(node.gpus) if (n, gpu) not in taken] for n, node in enumerate(nodes)]
     left = [dict(node.resources) for node in nodes]
     found: dict[RoleName | ApartRole, list[GPUPlace]] = {}
@@ -178,7 +178,7 @@ def _no_room(
     missing: _Demand,
     nodes: Sequence[GPUNode],
 ) -> str:
-    """Say how many GPUs are needed and there are and, if there are enough, what finds no node with room."""
+    """Return how many GPUs are needed and available and, if there are enough, which block fits on no node."""
     counts = {demand.role: demand.count * demand.size for demand in demands}
     needed = max(counts.values()) if placement.colocate else sum(counts.values())
     users = [f"{count} for {role}s" for role, count in sorted(counts.items())]

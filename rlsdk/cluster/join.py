@@ -1,7 +1,7 @@
-"""Stand in for the Python that Ray starts: have a template process fork the worker, or become that Python.
+"""Replacement for the Python that Ray starts: have a template process fork the worker, or exec that Python.
 
-Ray runs this file as `py_executable`, with the socket of the template and what Python would have been given. It imports
-next to nothing: it is there to save the time of imports.
+Ray runs this file as `py_executable`, with the template's socket and Python's arguments. It imports almost nothing,
+since its purpose is to save the time of imports.
 """
 
 import json
@@ -10,11 +10,11 @@ import socket
 import sys
 
 PATIENCE = 25.0
-"""Seconds to wait for a template that is still importing; Ray waits for 60 until a worker reports."""
+"""Seconds to wait for a template that is still importing; Ray waits 60 s for a worker to report."""
 
 
 def main() -> None:
-    """Ask for a fork with this process's arguments, environment and streams, and stay as long as it lives."""
+    """Request a fork with this process's arguments, environment and streams, and stay alive as long as it does."""
     path, *arguments = sys.argv[1:]
     request = json.dumps({"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}).encode()
     forked = b""
@@ -28,7 +28,7 @@ def main() -> None:
                 template.settimeout(None)
                 template.sendall(b"g")
                 template.recv(1)  # until the worker ends
-    except OSError:  # the template is gone, or too busy
+    except OSError:  # the template has ended or is too busy
         pass
     if not forked:
         os.execv(sys.executable, [sys.executable, *arguments])

@@ -1,6 +1,6 @@
-"""Start a Ray of a run's own on this machine: quickly, quietly, and on loopback alone.
+"""Start a private Ray on this machine for a run: quickly, quietly, and on loopback only.
 
-Ray has no options for much of this, so attributes of its private modules are replaced while it starts; its version is
+Ray lacks options for much of this, so attributes of its private modules are patched while it starts. Its version is
 pinned for that reason.
 """
 
@@ -20,13 +20,13 @@ from rlsdk.errors import RunError
 
 log = logging.getLogger(__name__)
 START_ATTEMPTS = 3
-"""How often Ray is started before a run gives up."""
+"""Number of attempts to start Ray before the run fails."""
 
 
 def silence_reports_of_actor_failures() -> None:
-    """Keep Ray from printing a screenful for each process that ends; rlsdk says in a line which one and why.
+    """Stop Ray from printing a screenful for each process that ends; rlsdk logs the process and the reason in a line.
 
-    Ray 2.60 has no setting for it: `log_to_driver` is about what workers print.
+    Ray 2.60 has no setting for it; `log_to_driver` only affects the output of workers.
     """
     from ray._private import worker
 
@@ -43,7 +43,7 @@ def silence_reports_of_actor_failures() -> None:
 
 
 def start_ray(**options: Any) -> None:
-    """Start Ray on this machine, in a few attempts: it gives its processes 30 s to start, too little on a busy machine.
+    """Start Ray on this machine, with retries, since its 30 s startup timeout is too short on a busy machine.
 
     Args:
         **options: Options of `ray.init`.
@@ -61,7 +61,7 @@ def start_ray(**options: Any) -> None:
             with _on_loopback(), _quickly():
                 ray.init(address="local", include_dashboard=False, **options)
             return
-        except ValueError:  # of the arguments or the machine, such as too little shared memory: it would come again
+        except ValueError:  # caused by arguments or machine, such as too little shared memory: a retry would not help
             raise
         except Exception as error:
             ray.shutdown()
@@ -81,7 +81,7 @@ def start_ray(**options: Any) -> None:
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Have a cluster of one machine listen only on 127.0.0.1.
+    """Make a single-machine cluster listen only on 127.0.0.1.
 
     Ray replaces `_node_ip_address="127.0.0.1"` by another address of the machine. On Windows and macOS it listens on
     loopback because of this constant, which can be set by an environment variable only before the first import.
@@ -98,7 +98,7 @@ def _on_loopback() -> Iterator[None]:
 
 @contextmanager
 def _quickly() -> Iterator[None]:
-    """Have Ray start only the processes that a run needs: GCS, raylet, workers, and the agent of their environments.
+    """Make Ray start only the processes that a run needs: GCS, raylet, workers, and the runtime-env agent.
 
     The others would compute for some four seconds at every start: the head of the dashboard, which runs for statistics
     of use even where there is no dashboard, and its agent; the autoscaler, of one machine; the monitor of logs that
@@ -138,7 +138,7 @@ def _quickly() -> Iterator[None]:
             ((node.Node, "start_api_server"), no_head),
             ((services, "get_node"), soon_registered),
             ((services, "_build_python_executable_command_memory_profileable"), no_agent),
-            ((utils, "get_dashboard_dependency_error"), partial(ImportError, "not wanted")),  # it imports them to see
+            ((utils, "get_dashboard_dependency_error"), partial(ImportError, "not wanted")),  # it imports them to check
         ):
             stack.callback(setattr, *where, getattr(*where))
             setattr(*where, replacement)

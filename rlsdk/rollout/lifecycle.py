@@ -1,6 +1,6 @@
-"""The ledger of tasks: statuses, legal transitions between them, and counts that add up.
+"""Task ledger: statuses, legal transitions between them, and counts that add up.
 
-Plain bookkeeping, without time, engines or events, so that it can be checked as a state machine.
+It is pure bookkeeping without time, engines or events, so that it can be tested as a state machine.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ LEGAL: Mapping[TaskStatus, frozenset[TaskStatus]] = {
     TaskStatus.FAILED: frozenset(),
     TaskStatus.TRAINED: frozenset(),
 }
-"""Status -> statuses that may follow. Final statuses have none."""
+"""Status -> statuses that may follow; final statuses have none."""
 ENDS = frozenset(state for state, after in LEGAL.items() if not after)
 WASTED = frozenset({TaskStatus.EXPIRED, TaskStatus.FILTERED, TaskStatus.FAILED})
-"""Statuses in which the tokens sampled for a task will never be trained on."""
+"""Statuses of tasks whose sampled tokens are never trained on."""
 
 
 def sampled_tokens(group: Group | None) -> int:
@@ -38,10 +38,10 @@ def sampled_tokens(group: Group | None) -> int:
 
 
 class TaskLedger:
-    """All task records that have not ended, and the counts of those that have.
+    """All unfinished task records, and the counts of finished ones.
 
     Attributes:
-        wasted: Tokens sampled for groups that expired, were filtered or failed, since the ledger was created.
+        wasted: Number of tokens sampled for groups that expired, were filtered or failed, since the ledger was created.
     """
 
     def __init__(self, sources: Sequence[str]) -> None:
@@ -50,7 +50,7 @@ class TaskLedger:
         Args:
             sources: Names of the sources, without duplicates.
         """
-        # Records that have not ended, by source, status and number: the frequent queries need no search.
+        # Unfinished records by source, status and number, so that frequent queries need no search.
         self._live: dict[str, dict[TaskStatus, dict[int, TaskRecord]]] = {
             name: {state: {} for state in TaskStatus if state not in ENDS} for name in sources
         }
@@ -69,7 +69,7 @@ class TaskLedger:
             source: Name of its source.
             task: The task.
             position: Position of the task in the stream of its source.
-            number: Number that it had in the checkpoint being resumed; left out, the next one.
+            number: Its number in the checkpoint being resumed; default: the next number.
 
         Raises:
             KeyError: There is no such source.
@@ -86,13 +86,13 @@ class TaskLedger:
         Args:
             record: Record to change.
             to: New status.
-            group: Sampled group, with `completed` and with `filtered`; for an aborted task, the part sampled so
-                far, which stays while it runs again.
+            group: Sampled group for `completed` and `filtered`; for an aborted task, the part sampled so far, which
+                is kept while it runs again.
 
         Raises:
-            RunError: The transition is not legal: a task would end twice, or be lost.
+            RunError: The transition is illegal: a task would end twice or be lost.
         """
-        # A group that the trainer has cannot expire: it is trained, filtered or failed in this step.
+        # A group that the trainer holds cannot expire; this step trains, filters or fails it.
         legal = LEGAL[record.state] - ({TaskStatus.EXPIRED} if record.taken else set())
         live = self._live[record.source]
         if to not in legal or live[record.state].get(record.number) is not record:
@@ -115,10 +115,10 @@ class TaskLedger:
             live[to][record.number] = record
 
     def take(self, record: TaskRecord) -> Group:
-        """Hand a group to the trainer, once.
+        """Give a group to the trainer, once.
 
         Raises:
-            RunError: There is no group, or the trainer has it already.
+            RunError: There is no group, or the trainer already has it.
         """
         if record.state is not TaskStatus.COMPLETED or record.taken or record.group is None:
             raise RunError(f"task {record.number} of {record.source} is {record.state}: it has no group to take")
@@ -128,7 +128,7 @@ class TaskLedger:
         return record.group
 
     def ask(self, source: str, target: int) -> None:
-        """Raise the total number of groups that the trainer requests of a source; a lower number changes nothing."""
+        """Raise the total number of groups that the trainer requests from a source; a lower number has no effect."""
         self._target[source] = max(self._target[source], target)
 
     def counts(self, source: str) -> TaskCounts:
@@ -153,8 +153,8 @@ class TaskLedger:
     def wanted(self, source: str, batch: int, oversample: float) -> int:
         """Return the number of tasks to start now.
 
-        Running tasks stay within the target and a reserve. The reserve is a share of the batch, not of the gap: it does
-        not shrink as the gap closes.
+        Running tasks stay within the target plus a reserve. The reserve is a share of the batch, so it does not shrink
+        as the deficit closes.
 
         Args:
             source: Name of the source.
@@ -172,12 +172,12 @@ class TaskLedger:
 
     @property
     def issued(self) -> int:
-        """Number of records issued in all."""
+        """Total number of issued records."""
         live = sum(len(records) for states in self._live.values() for records in states.values())
         return live + sum(count.total() for count in self._ended.values())
 
     def state(self) -> dict[str, Any]:
-        """Return targets, counts and the next number, as plain JSON; all unfinished tasks are issued again."""
+        """Return targets, counts and the next number as plain JSON; unfinished tasks are issued again on restore."""
         sources = {
             name: {
                 "target": self._target[name],
@@ -190,7 +190,7 @@ class TaskLedger:
         return {"next": self._next, "sources": sources}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the ledger from `state()`; a source that is new since then begins at zero."""
+        """Restore the ledger from `state()`; new sources start at zero."""
         self._next = state["next"]
         for name, then in state["sources"].items():
             if name in self._target:
