@@ -1,4 +1,4 @@
-"""Messages between the driver and a rollout worker: commands one way, and what comes of them the other way."""
+"""Messages between the driver and a rollout worker: commands to the worker, and reports back."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Make:
 
 @attrs.frozen
 class Cancel:
-    """End the making of a group; there is no answer."""
+    """Cancel a group; there is no answer."""
 
     number: int
 
 
 @attrs.frozen(eq=False)
 class Admit:
-    """Send requests to an engine; `incarnation` tells its actor from those that had its rank before."""
+    """Send requests to an engine; `incarnation` distinguishes its actor from earlier ones of the same rank."""
 
     rank: int
     incarnation: int
@@ -43,7 +43,7 @@ class Dismiss:
 
 @attrs.frozen
 class Drain:
-    """Send no further requests to an engine; answered by None once those that it has are answered."""
+    """Send no further requests to an engine; answered by None once its current requests are answered."""
 
     number: int
     rank: int
@@ -51,7 +51,7 @@ class Drain:
 
 @attrs.frozen
 class Hold:
-    """Interrupt what is being sampled; answered by None once it is, and resumed by `Resume`."""
+    """Interrupt sampling; answered by None once it has stopped. `Resume` resumes it."""
 
     number: int
 
@@ -63,7 +63,7 @@ class Resume:
 
 @attrs.frozen
 class Interrupt:
-    """End what is being sampled with partial answers, until `Release`."""
+    """Stop sampling with partial answers until `Release`."""
 
 
 @attrs.frozen
@@ -76,7 +76,7 @@ Command = Make | Cancel | Admit | Dismiss | Drain | Hold | Resume | Interrupt | 
 
 @attrs.frozen(eq=False)
 class Made:
-    """A group that was made.
+    """A finished group.
 
     Attributes:
         made: The group.
@@ -100,7 +100,7 @@ class EngineDied:
 
 @attrs.frozen
 class Logged:
-    """A line of the worker's log that the run's log shall have, too."""
+    """A line of the worker's log, to be copied to the run's log."""
 
     logger: str
     level: int
@@ -126,9 +126,9 @@ class WorkerReport:
     """A message to the driver.
 
     Attributes:
-        counters: Counts of the worker so far.
+        counters: Counters of the worker so far.
         answers: Number of a command, and its answer.
-        notices: What nobody has asked for.
+        notices: Unsolicited notices.
     """
 
     counters: MakerCounters

@@ -1,4 +1,4 @@
-"""All rollout workers of a run: spreads groups over them, and replaces those that die while the run continues."""
+"""All rollout workers of a run: distribute groups over them, and replace workers that die."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from rlsdk.workers.worker import RolloutWorker, WorkerEvents
 
 log = logging.getLogger(__name__)
 Start = Callable[[int, int], tuple[Any, Any]]
-"""Starts the worker of a rank, given the number of earlier starts; returns its handle, and what to wait for."""
+"""Start the worker of a rank, given its number of earlier starts; return its handle and an awaitable for readiness."""
 
 
 @attrs.define(eq=False)
 class _Job:
-    """A group that is being made; `worker` is None while there is none to make it."""
+    """A group in progress; `worker` is None while no worker is available."""
 
     order: GroupOrder
     answer: asyncio.Future[Made]
@@ -53,28 +53,28 @@ class _Job:
 
 
 class RolloutWorkerPool:
-    """Makes groups in workers; implements `GroupMaker`, `engines.client.EngineRoutes` and `Pausable`.
+    """Make groups in workers; implements `GroupMaker`, `engines.client.EngineRoutes` and `Pausable`.
 
-    A group is made by the worker that owes the fewest rollouts. Those of a worker that dies are made again by others,
-    from the same seeds; so each group that was ordered is made once.
+    Each group goes to the worker with the fewest outstanding rollouts. If a worker dies, others make its groups again
+    from the same seeds, so each ordered group is made once.
 
     Attributes:
-        lost: Called with rank, actor and error when a worker has found an engine dead.
-        failures: A sentence for each death of a worker: which, when and why.
+        lost: Called with rank, actor and error when a worker finds an engine dead.
+        failures: A sentence for each worker death: which worker, when and why.
     """
 
     def __init__(
         self, start: Start, started: Sequence[Any], engines: Sequence[Any], *, most: int, logs: Path, observer: Observer
     ) -> None:
-        """Create a pool of workers that have started.
+        """Create a pool of started workers.
 
         Args:
             start: Starts a replacement for a dead worker.
             started: Handles of the workers, by rank.
-            engines: Handles of the engines, by rank; none if nothing is sampled.
-            most: Number of deaths per worker that a run survives.
-            logs: Folder of the workers' logs.
-            observer: Called with each new rollout for training, its score and step.
+            engines: Handles of the engines, by rank; empty if nothing is sampled.
+            most: Maximum number of deaths per worker.
+            logs: Folder of the worker logs.
+            observer: Called with each new training rollout, its score and step.
         """
         self._start, self._observer = start, observer
         self._events = WorkerEvents(answered=self._answer, noticed=self._notice, lost=self._lose)
@@ -121,7 +121,7 @@ class RolloutWorkerPool:
         return made.made
 
     def counters(self) -> MakerCounters:
-        """See `GroupMaker.counters`; what a dead worker had counted since its last answer is missing."""
+        """See `GroupMaker.counters`; lacks what a dead worker counted after its last answer."""
         return sum((worker.counters for worker in self._workers.values()), self._past)
 
     # Pauses
@@ -144,9 +144,9 @@ class RolloutWorkerPool:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """See `GroupMaker.held`; the block starts once every worker has said that it samples nothing any more."""
+        """See `GroupMaker.held`; the block starts once every worker has confirmed that it no longer samples."""
         workers = [self._ready(worker) for worker in self._workers.values()]
-        self._held = True  # for workers that start meanwhile
+        self._held = True  # for workers that start in the meantime
         holding = [worker.confirmed(Hold(next(self._numbers))) for worker in workers]
         try:
             await asyncio.gather(*holding)
@@ -180,7 +180,7 @@ class RolloutWorkerPool:
             await asyncio.gather(*draining)
 
     def fail(self, error: Exception) -> None:
-        """See `EngineRoutes.fail`; every group that is being made fails with the error."""
+        """See `EngineRoutes.fail`; every group in progress fails with the error."""
         self._failure = self._failure or error
         for job in self._jobs.values():
             if not job.answer.done():
@@ -197,7 +197,7 @@ class RolloutWorkerPool:
             worker.end()
 
     async def leave(self, nodes: Sequence[DrainingNode]) -> None:
-        """See `GroupMaker.leave`; a worker finishes its groups or, when the time is up, others make them again."""
+        """See `GroupMaker.leave`; a worker finishes its groups, or others make them again after the deadline."""
         staying = {worker: worker.actor for worker in self._workers.values() if not worker.leaving}
         for worker, node in (await on_draining(nodes, staying)).items():
             if not (worker.leaving or worker.gone):
@@ -207,10 +207,10 @@ class RolloutWorkerPool:
                 self._background(self._move(worker, node))
 
     async def _move(self, worker: RolloutWorker, node: DrainingNode) -> None:
-        """Wait until a worker has made its groups, or others have to; start it on another node."""
+        """Wait until a worker has finished its groups or the deadline has passed; start it on another node."""
         if unanswered := [job.answer for job in self._jobs.values() if job.worker is worker]:
             await asyncio.wait(unanswered, timeout=node.seconds_to_finish)
-        if self._workers.get(worker.rank) is not worker:  # it died meanwhile, and is replaced
+        if self._workers.get(worker.rank) is not worker:  # it has died in the meantime and is being replaced
             return
         if unmade := self._remove(worker):
             said = "rollout worker %d is on %s: its %d groups are made again by others"
@@ -220,7 +220,7 @@ class RolloutWorkerPool:
             self._assign(number, job)
 
     def _remove(self, worker: RolloutWorker) -> list[tuple[int, _Job]]:
-        """End a worker, and return the groups that it had not made."""
+        """End a worker, and return its unfinished groups."""
         del self._workers[worker.rank]
         self._past += worker.counters
         worker.end()
@@ -232,7 +232,7 @@ class RolloutWorkerPool:
         task.add_done_callback(self._changes.discard)
 
     def _assign(self, number: int, job: _Job) -> None:
-        """Give a group to the worker with the fewest rollouts; without any, it waits for one."""
+        """Give a group to the worker with the fewest rollouts; without workers, it waits for one."""
         staying = [worker for worker in self._workers.values() if not worker.leaving]
         job.worker = min(staying, key=lambda each: (each.load, each.rank), default=None)
         if job.worker is not None:
@@ -240,7 +240,7 @@ class RolloutWorkerPool:
             self._ready(job.worker).send([Make(number, job.order)])
 
     def _ready(self, worker: RolloutWorker) -> RolloutWorker:
-        """Tell a worker the state of the run, if it has heard nothing yet; it may have been created without a loop."""
+        """Send a new worker the state of the run; the worker may have been created before a loop was running."""
         if worker.rank in self._unannounced:
             self._unannounced.discard(worker.rank)
             commands: list[Command] = [
@@ -252,7 +252,7 @@ class RolloutWorkerPool:
         return worker
 
     def _tell_all(self, commands: Iterable[Command]) -> None:
-        """Send commands to all workers; one that has heard nothing yet will hear of the state that they lead to."""
+        """Send commands to all workers; a new worker gets the resulting state instead."""
         for worker in self._workers.values():
             if worker.rank not in self._unannounced:
                 worker.send(commands)
@@ -277,7 +277,7 @@ class RolloutWorkerPool:
             note(notice.actor, notice.name, notice.begin, **notice.counts)
 
     def _lose(self, worker: RolloutWorker, error: Exception) -> None:
-        """Handle the end of a worker once: its groups go to others, and a new worker replaces it."""
+        """Handle the end of a worker once: reassign its groups, and start a replacement."""
         if self._workers.get(worker.rank) is not worker:
             return
         unanswered = self._remove(worker)

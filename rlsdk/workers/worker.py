@@ -1,4 +1,4 @@
-"""The driver's side of one rollout worker: commands of one iteration of the event loop travel as one message."""
+"""The driver's client of one rollout worker; commands of one event-loop turn are sent as one message."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class WorkerEvents:
     """Callbacks of a worker, each with the worker as its first argument.
 
     Attributes:
-        answered: Takes the number of a command and its answer.
-        noticed: Takes what nobody has asked for.
-        lost: Takes the error with which its process ended, or its code failed; called once.
+        answered: Called with the number of a command and its answer.
+        noticed: Called with unsolicited notices.
+        lost: Called once with the error that ended its process or that its code raised.
     """
 
     answered: Callable[[RolloutWorker, int, Any], None]
@@ -34,11 +34,11 @@ class RolloutWorker:
 
     Attributes:
         rank: Number of the worker.
-        load: Rollouts that it owes.
-        counters: Its counts, when it last answered.
+        load: Number of outstanding rollouts.
+        counters: Its counters at its last answer.
         actor: Its handle.
-        leaving: True if it gets no more groups, since its node is to leave the cluster.
-        gone: True once it is dead, or was ended.
+        leaving: True if it gets no more groups, since its node is draining.
+        gone: True once it has died or was ended.
     """
 
     def __init__(self, rank: int, actor: Any, events: WorkerEvents) -> None:
@@ -58,7 +58,7 @@ class RolloutWorker:
         self._listening: asyncio.Task[None] | None = None
 
     def send(self, commands: Iterable[Command]) -> None:
-        """Send commands with the others of this iteration of the event loop; a dead worker ignores them."""
+        """Send commands together with others of this event-loop turn; a dead worker ignores them."""
         if self.gone:
             return
         loop = asyncio.get_running_loop()
@@ -69,7 +69,7 @@ class RolloutWorker:
         self._outbox += commands
 
     def confirmed(self, command: Hold | Drain) -> asyncio.Future[None]:
-        """Send a command, and return a future that is done when the worker has followed it, or is gone."""
+        """Send a command, and return a future that completes when the worker has executed it or has gone."""
         confirmation: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.gone:
             confirmation.set_result(None)
