@@ -21,7 +21,7 @@ class WeightCalls:
     Attributes:
         actors: Actor handles, by rank.
         wait: Waits for the answers of all ranks to a call, which it names if one of them fails.
-        transfer: Way of the weights to the engines; None for Ray's object store.
+        transfer: Weight transfer to the engines; None for Ray's object store.
         version: Version of the actor's weights: training steps done.
         lock: Held while all ranks are called: some calls are collective, so all ranks need them in one order.
     """
