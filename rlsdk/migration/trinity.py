@@ -122,7 +122,9 @@ def _response(given: Given) -> int:
 
 def _algorithm(name: str, given: Given) -> dict[str, Any]:
     algorithm, advantage, loss = ALGORITHMS[name]
-    values: dict[str, Any] = {"algorithm.use": algorithm, "algorithm.critic": name == "ppo"}
+    # Trinity trains a critic with its PPO whatever the advantage; only GAE reads it.
+    critic = name == "ppo" and given.flat.get("algorithm.advantage_fn", "ppo") == "ppo"
+    values: dict[str, Any] = {"algorithm.use": algorithm, "algorithm.critic": critic}
     if advantage and "algorithm.advantage_fn" not in given.flat:
         values |= _advantage(advantage, given)
     if loss and name not in ("sft", "dpo") and "algorithm.policy_loss_fn" not in given.flat:
