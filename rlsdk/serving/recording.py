@@ -186,7 +186,7 @@ class Recorder:
             RuntimeError: Nothing was sampled; that is the agent's failure, and does not end the run.
         """
         if not self._nodes:
-            why = f"its last request was rejected: {self.refusal}" if self.refusal else "pass it `base_url`"
+            why = f"its last request was refused: {self.refusal}" if self.refusal else "pass it `base_url`"
             raise RuntimeError(f"the agent got no answer from the policy; {why}")
         leaves = [node for node in self._nodes if not node.children]
         metrics = {"calls": float(self.calls), "conversations": float(len(leaves)), **changes.pop("metrics", {})}

@@ -297,7 +297,7 @@ def test_migrate_refuses_the_configuration_of_another_trainer(tmp_path):
     assert ended.exit_code == 2
     assert "TRL has none of its 4 keys; it looks like a config of veRL: rlsdk migrate verl" in ended.output
     file.write_text("")
-    assert "is empty; expected keys" in run("migrate", "verl", str(file)).output
+    assert "is empty; expected a mapping" in run("migrate", "verl", str(file)).output
 
 
 def test_diagnose_runs_with_an_empty_config(tmp_path):

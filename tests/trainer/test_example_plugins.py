@@ -68,5 +68,5 @@ def test_a_remote_service_computes_the_advantage(service: str, monkeypatch: pyte
 def test_a_service_that_answers_too_little_is_an_error(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with pytest.raises(ValueError, match="gave 3 advantages for 4 rollouts"):
+    with pytest.raises(ValueError, match="returned 3 advantages for 4 rollouts"):
         advantage(f"{service}/short")(inputs())

@@ -185,17 +185,17 @@ def test_the_score_of_the_last_conversation_is_that_of_all(file):
         ("odd", "expected None, a number"),
         (
             "refused",
-            "workflow failed: RefusedError: the agent's last request was refused: n: this server gives one",
+            "workflow failed: RefusedError: the agent's last request was refused: n: this server returns one",
         ),
         ("refused", "agent_lab.py, line 10)"),
         (
             "never_answered",
-            "no answer from the policy; its last request was refused: n: this server gives one answer for each request",
+            "no answer from the policy; its last request was refused: n: this server returns one answer per request",
         ),
         ("wordy", "no answer from the policy; its last request was refused: task 't': "),
         ("wordy", "leave no room in model.max_length"),
         ("recovers", "workflow failed: KeyError: 'no such tool'"),
-        ("not_unicode", "RefusedError: the agent's last request was refused: the body holds text that is not Unicode"),
+        ("not_unicode", "last request was refused: the body contains text that is not Unicode"),
         ("own_timeout", "TimeoutError: a tool of the agent's"),
     ],
 )
