@@ -37,8 +37,9 @@ def as_numbers(metrics: Mapping[str, Any], giver: str) -> dict[str, float | None
     found: dict[str, float | None] = {}
     for name, value in metrics.items():
         try:
-            found[name] = value if value is None or type(value) in (float, int) else float(_number(value))
-        except (TypeError, ValueError, RuntimeError) as error:
+            number = None if value is None else float(_number(value))  # of a long integer, an OverflowError
+            found[name] = value if type(value) is int else number
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             given = reprlib.repr(value)
             raise RunError(f"metric {name!r} of {giver}: expected one number, got {given}") from error
     return found

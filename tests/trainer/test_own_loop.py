@@ -98,7 +98,7 @@ def test_callbacks_that_are_none_are_refused_before_anything_starts() -> None:
             Trainer.from_config({}, callbacks=given)
 
 
-@pytest.mark.parametrize("wrong", ["3", [1.0, 2.0], np.ones(2), torch.ones(2)], ids=str)
+@pytest.mark.parametrize("wrong", ["3", [1.0, 2.0], np.ones(2), torch.ones(2), 10**400], ids=lambda v: str(v)[:9])
 def test_a_metric_of_a_callback_is_one_number_of_whatever_library(tmp_path: Path, wrong: Any) -> None:
     seen: dict[str, Any] = {}
 
