@@ -40,7 +40,7 @@ COMMANDS = {
     "trace": "Export the timings of a run as a trace for Perfetto.",
     "train": "Train a model.",
     "view": "Show runs on a local web page, live while they train.",
-    "what-if": "Recompute a run's rollouts with another reward, algorithm or filter.",
+    "what-if": "Apply another reward, algorithm or filter to a run's saved rollouts.",
 }
 """Name -> help; a command is the attribute of its name, with underscores, in the module `rlsdk.cli.NAME`."""
 

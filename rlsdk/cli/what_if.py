@@ -58,7 +58,7 @@ def what_if(
     files: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Recompute the stored rollouts of RUN with another reward, algorithm or filter, and show the changes.
+    """Apply another reward, algorithm or filter to the stored rollouts of RUN, and show the changes.
 
     Nothing is sampled or trained, and Ray is not started. Shown are rewards, groups that would have been trained,
     tokens whose advantage changes sign, and the rollouts whose reward changes most; with --checkpoint, also the cosine

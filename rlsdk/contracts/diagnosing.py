@@ -153,7 +153,7 @@ class Finding:
     Attributes:
         message: One sentence with the numbers: what was observed, and the value it is compared with.
         advice: What to do about it.
-        level: `info`, `warning`, or `critical` if training fails unless something is done.
+        level: `info`, `warning`, or `critical` for what ruins the training if nothing is done.
         metric: The metric whose curve shows it best; empty if there is none.
     """
 

@@ -111,7 +111,7 @@ class Sampling:
         max_tokens: Maximum tokens of one response.
         stop: Stop strings; a response is kept up to and including one.
         stop_token_ids: Tokens that end a response, in addition to the tokenizer's end of text; they are kept.
-        ignore_eos: Sample `max_tokens` tokens, ignoring stop tokens (for benchmarks).
+        ignore_eos: Sample `max_tokens` tokens, ignoring stop tokens and strings (for benchmarks).
         top_logprobs: Number of likeliest tokens to report for each position.
     """
 
