@@ -1,4 +1,4 @@
-"""Checkpoints: written to a temporary folder, synced, then renamed, so that an unfinished one is never found."""
+"""Checkpoints, written to a temporary folder, synced and then renamed, so an unfinished one is never found."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ class Checkpoints:
         """Write a checkpoint.
 
         Args:
-            step: Number of training steps done.
+            step: Number of completed training steps.
             state: State of the run as plain JSON values.
-            write: Called with a folder, into which it writes everything else.
+            write: Called with a folder, to write everything else into it.
 
         Raises:
-            CheckpointError: It cannot be written; earlier checkpoints are untouched.
+            CheckpointError: The checkpoint cannot be written; earlier ones are untouched.
         """
         final, partial = self.path(step), self._folder / f".step-{step}.partial"
         replaced = self._folder / f".step-{step}{_REPLACED}"
@@ -113,7 +113,7 @@ class Checkpoints:
             for root, _, files in os.walk(partial):
                 for path in (*(Path(root) / name for name in files), Path(root)):
                     _sync(path)
-            if final.exists():  # deleting it takes a while; in the meantime there must be a complete one
+            if final.exists():  # deleting takes a while, and one complete checkpoint must exist at all times
                 final.rename(replaced)
             partial.rename(final)
             _sync(self._folder)
@@ -127,17 +127,17 @@ class Checkpoints:
         if self._saved is not None:
             self._saved(step)
         for old in self.steps()[: -self._keep]:
-            # Renamed first, so that no half of it passes for a checkpoint.
+            # Rename first, so that a partly deleted folder is not taken for a checkpoint.
             _remove(self.path(old), self._folder / f".step-{old}.removed.partial")
         return final
 
     def recover(self) -> list[int]:
-        """Give checkpoints their names back that a kill left without one, just before the new one of their step had it.
+        """Restore the names of checkpoints that a kill interrupted while they were being replaced.
 
-        For the process that writes checkpoints to this folder: in any other, a checkpoint may be in the middle of it.
+        Only for the process that writes checkpoints to this folder; another process may be replacing one right now.
 
         Returns:
-            Steps of these checkpoints.
+            Steps of the restored checkpoints.
         """
         found = []
         for replaced in sorted(self._folder.glob(f".step-*{_REPLACED}")):
@@ -151,7 +151,7 @@ class Checkpoints:
         kept = self.latest()
         last = f"the checkpoint of step {kept} is kept" if kept is not None else "there is no earlier checkpoint"
         code = getattr(error, "errno", None)
-        # A learner writes in other processes, through libraries that do not say why they failed.
+        # Learners write in other processes, through libraries that do not report the cause.
         if code is None and os.statvfs(self._folder).f_flag & os.ST_RDONLY:
             code = errno.EROFS
         elif code is None and shutil.disk_usage(self._folder).free < _NOTHING_LEFT:
@@ -166,13 +166,13 @@ class Checkpoints:
         """Find the newest checkpoint whose files are intact.
 
         Args:
-            part: Part that is needed; see `verify`.
+            part: Required part; see `verify`.
 
         Returns:
-            Its step, None if there is no checkpoint at all; and step -> fault of each newer one.
+            Its step, or None without any checkpoint; and a mapping step -> fault of the damaged newer ones.
 
         Raises:
-            CheckpointError: There are checkpoints and all are damaged, or one is of another format.
+            CheckpointError: All checkpoints are damaged, or one has another format.
         """
         damaged: dict[int, str] = {}
         for step in reversed(self.steps()):
@@ -193,7 +193,7 @@ class Checkpoints:
 
         Args:
             step: Step of the checkpoint.
-            part: Part that is needed; see `verify`.
+            part: Required part; see `verify`.
 
         Raises:
             CheckpointError: There is no checkpoint of this step, or one of its files is missing or changed.
@@ -213,12 +213,12 @@ class Checkpoints:
 
         Args:
             step: Step of the checkpoint.
-            part: Files to compare: `learner` for those that a run is resumed from; `model` for those of the export or,
-                if there is none, those of the learner, which would write it.
+            part: Files to compare: `learner` for those needed to resume; `model` for the export or, without one, the
+                learner files from which it can be written.
 
         Raises:
             DamagedCheckpointError: A file is missing or changed.
-            CheckpointError: The checkpoint is of another format.
+            CheckpointError: The checkpoint has another format.
         """
         state = self.read(step)
         try:
@@ -253,8 +253,8 @@ class Checkpoints:
         """Read the state of a checkpoint.
 
         Raises:
-            DamagedCheckpointError: `state.json` is missing, or differs from what was written.
-            CheckpointError: The checkpoint is of another format.
+            DamagedCheckpointError: `state.json` is missing or has been changed.
+            CheckpointError: The checkpoint has another format.
         """
         path = self.path(step) / "state.json"
         try:
@@ -276,12 +276,12 @@ class Checkpoints:
         return state
 
     def _unreadable(self, step: int, error: Exception) -> CheckpointError:
-        # Without the right to read a checkpoint, a run should not continue from an older one.
+        # If a checkpoint is unreadable for lack of permission, do not fall back to an older one.
         kind = CheckpointError if isinstance(error, PermissionError) else DamagedCheckpointError
         return kind(f"checkpoint {self.path(step)} cannot be read: {error}")
 
     def set_aside(self, step: int, why: Literal["damaged", "superseded"]) -> Path:
-        """Rename a checkpoint to an unused name, so that no run continues from it; return its new path."""
+        """Rename a checkpoint to an unused name, so that no run resumes from it; return its new path."""
         names = (f"step-{step}.{why}", *(f"step-{step}.{why}-{again}" for again in range(2, 1000)))
         aside = next(path for path in map(self._folder.joinpath, names) if not path.exists())
         return self.path(step).rename(aside)
@@ -289,7 +289,7 @@ class Checkpoints:
 
 @contextmanager
 def _shown(folder: Path, size: int) -> Iterator[Seen | None]:
-    """Show the progress of hashing if there is much to hash."""
+    """Show a progress bar if many bytes are to be hashed."""
     if size < _LARGE:
         yield None
         return
@@ -301,11 +301,11 @@ def _shown(folder: Path, size: int) -> Iterator[Seen | None]:
 
 
 def _remove(folder: Path, renamed: Path | None = None) -> None:
-    """Delete a folder; what cannot be deleted now, such as a file that somebody reads over NFS, is left to later.
+    """Delete a folder; files that cannot be deleted now, such as those open over NFS, are left for a later call.
 
     Args:
-        folder: The folder.
-        renamed: Path that it gets before anything in it is deleted; left out, it keeps its own.
+        folder: Folder to delete.
+        renamed: Path to rename the folder to before deleting its contents; default: no renaming.
     """
     try:
         shutil.rmtree(folder if renamed is None else folder.rename(renamed))
@@ -323,7 +323,7 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file, or the entries of a folder, are on the disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

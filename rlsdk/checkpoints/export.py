@@ -1,4 +1,4 @@
-"""Export of a run's checkpoint to a folder in the format of transformers."""
+"""Export a run's checkpoint to a folder in transformers format."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def export(
 ) -> int:
     """Write a run's model to a folder that `transformers.from_pretrained` opens.
 
-    The export in a checkpoint is copied; without one, the run's learner is started to write it.
+    The checkpoint's own export is copied; if it has none, the run's learner is started to write one.
 
     Args:
         run: Folder of the run.
-        folder: Target folder, which must not exist or be empty; it appears only once it is complete.
+        folder: Target folder; must be empty or not exist, and appears only when it is complete.
         step: Step of the checkpoint; by default, the newest intact one.
-        plugins: Files of plugins that the run was started with.
-        named: Configuration given by the user: code that the run's own configuration names must be named there, too.
+        plugins: Plugin files that the run was started with.
+        named: The user's configuration, which must also name any code that the run's own configuration names.
 
     Returns:
         Step of the checkpoint.
 
     Raises:
-        CheckpointError: There is no such run or checkpoint, it is damaged, its export holds more than data, or `folder`
+        CheckpointError: There is no such run or checkpoint, it is damaged, its export contains code, or `folder`
             is not empty.
         ConfigError: The learner must be started, and the run's configuration is no longer valid, or names code that the
             user did not name.
@@ -87,7 +87,7 @@ def _choose(checkpoints: Checkpoints, run: Path, step: int | None) -> int:
 
 
 def _check_data(folder: Path) -> None:
-    """Refuse files that hold more than data, or name code: the run's folder may come from someone else."""
+    """Refuse files that contain or name code, since the run's folder may come from someone else."""
     files = [file for file in sorted(folder.rglob("*")) if file.is_symlink() or not file.is_dir()]
     wrong = [file for file in files if file.suffix not in _DATA or file.is_symlink() or _names_code(file)]
     if wrong:
@@ -99,7 +99,7 @@ def _check_data(folder: Path) -> None:
 
 
 def _names_code(file: Path) -> bool:
-    """Return whether transformers would import a module because of this file, perhaps one from the hub."""
+    """Return whether this file would make transformers import a module, perhaps from the hub."""
     if file.suffix != ".json":
         return False
     try:
@@ -129,7 +129,7 @@ def _plan_of(run: Path, plugins: Sequence[str | Path], named: Mapping[str, Any])
 
 @contextmanager
 def written_aside(folder: Path) -> Iterator[Path]:
-    """Yield a folder beside `folder`, which is renamed to it on success and removed otherwise.
+    """Yield a temporary folder next to `folder`; rename it to `folder` on success, else remove it.
 
     Raises:
         CheckpointError: `folder` exists and is not empty, or cannot be created.

@@ -1,4 +1,4 @@
-"""A run whose folder is a URL: trained in a local mirror, uploaded after each checkpoint, downloaded to be resumed."""
+"""Runs at a URL: trained in a local mirror, uploaded after each checkpoint, downloaded to resume."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _KNOWN_AT_MOST = 20
 
 
 class Mirror:
-    """The local mirror of a run and its remote folder, which this program holds.
+    """Local mirror of a run, with the remote folder that this program has locked.
 
     Attributes:
         notices: Lines for the run's log.
@@ -72,7 +72,7 @@ class Mirror:
             self._uploader.submit(step)
 
     def finish(self) -> dict[str, Any]:
-        """Wait for the last upload; returns the fate of the uploads, with a message for the user under `warning`."""
+        """Wait for the last upload; return the outcome of the uploads, with a message for the user under `warning`."""
         if self._finished is None:
             found: dict[str, Any] = {"url": self._remote.url, "uploaded": []}
             if self._uploader is not None:
@@ -91,12 +91,12 @@ class Mirror:
         return self._finished
 
     def close(self) -> None:
-        """Wait for the last upload, send the run's own files in their final state, and release the remote folder."""
+        """Wait for the last upload, upload the final state of the run's own files, and release the remote folder."""
         try:
             found = self.finish()
             if self._uploader is not None and not found["warning"] and self._lock.is_ours():
                 self._uploader.send_own_files()
-        except Exception as error:  # noqa: BLE001 - network, rights: each file system has its own errors
+        except Exception as error:  # noqa: BLE001 - network, permissions: each file system raises its own errors
             log.warning("summary and logs are not in %s: %s", self._remote.url, error)
         finally:
             self._lock.release()
@@ -104,22 +104,22 @@ class Mirror:
     def _there(self) -> dict[int, Copy]:
         try:
             return copies.copies(self._remote)
-        except Exception as error:  # noqa: BLE001 - network, as above: then nothing is known to be there
+        except Exception as error:  # noqa: BLE001 - as above: the contents are unknown
             log.debug("%s cannot be listed: %s", self._remote.url, error)
             return {}
 
 
 @contextmanager
 def mirrored(plan: Plan, *, resume: bool | int, overwrite: bool) -> Iterator[Mirror | None]:
-    """Hold the remote folder of a run whose `out` is a URL, and bring its mirror up to date; None for a local run.
+    """Lock the remote folder of a run whose `out` is a URL, and update its mirror; None for a local run.
 
     Args:
-        plan: The plan; its local folder is held already.
-        resume: Download the newest whole checkpoint, or that of this step, if this machine has not got it.
+        plan: Plan of the run; its local folder is already locked.
+        resume: Download the newest intact checkpoint, or the one of this step, if this machine lacks it.
         overwrite: Delete an earlier run at the URL.
 
     Raises:
-        ConfigError: The URL is in use, holds a run already, or something else than a run.
+        ConfigError: The URL is in use, already holds a run, or holds something other than a run.
         RunError: The URL cannot be reached.
     """
     if not is_url(plan.config.out):
@@ -136,7 +136,7 @@ def mirrored(plan: Plan, *, resume: bool | int, overwrite: bool) -> Iterator[Mir
             if resume is not False:
                 mirror.notices += pull(remote, plan.folder, None if isinstance(resume, bool) else resume)
             elif overwrite:
-                # First the manifests, without which no checkpoint is found; the marker comes last.
+                # Delete the manifests first, without which no checkpoint is found, and the marker last.
                 copies.withdraw(remote, *copies.copies(remote))
                 remote.remove(*(name for name in remote.names() if name not in (LOCK, MARKER)))
             elif (remote.read("config.yaml") is not None) or copies.copies(remote):
@@ -217,7 +217,7 @@ def pull(remote: RemoteFolder, folder: Path, step: int | None = None) -> list[st
 
 
 def known(folder: Path) -> list[str]:
-    """Return the ids of the uploads that a mirror made or was downloaded from."""
+    """Return the ids of the uploads that a mirror has made or been downloaded from."""
     try:
         found = json.loads((folder / KNOWN).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -226,7 +226,7 @@ def known(folder: Path) -> list[str]:
 
 
 def note_known(folder: Path, upload: str) -> None:
-    """Note the id of an upload in a mirror, before it can be found."""
+    """Record the id of an upload in a mirror, before the upload becomes visible."""
     partial = folder / f"{KNOWN}.partial"
     partial.write_text(json.dumps([*known(folder), upload][-_KNOWN_AT_MOST:]), encoding="utf-8")
     partial.replace(folder / KNOWN)

@@ -29,12 +29,12 @@ def reached(remote: RemoteFolder) -> Iterator[None]:
 
 @contextmanager
 def local_copy(run: str | Path, *, step: int | None = None, checkpoint: bool = True) -> Iterator[Path]:
-    """Yield the local folder of a run, to read from: the folder itself, or a temporary download of a URL.
+    """Yield a local folder to read a run from: its own folder, or a temporary download of its URL.
 
     Args:
         run: Folder or URL of the run.
         step: Step of the checkpoint; by default, the newest complete one.
-        checkpoint: False to fetch only the run's own files: configuration, metrics, rollouts.
+        checkpoint: False to download only the run's own files: configuration, metrics, rollouts.
 
     Raises:
         CheckpointError: There is no such run or checkpoint.
@@ -60,7 +60,7 @@ def local_copy(run: str | Path, *, step: int | None = None, checkpoint: bool = T
 
 
 def newest_step(plan: Plan) -> int | None:
-    """Return the step of the newest checkpoint of a run, be it local or at a URL; None if there is none.
+    """Return the step of the newest checkpoint of a run, local or at a URL; None if there is none.
 
     Raises:
         RunError: The URL cannot be reached.

@@ -47,7 +47,7 @@ _COUNTERS = {"tokens": "sampled_tokens_total", "prompt_tokens": "prompt_tokens_t
 
 
 class CheckpointReader:
-    """Reads the models of a run's checkpoints, the newest intact one first, each at most once.
+    """Read the models of a run's checkpoints, the newest intact one first and each at most once.
 
     Attributes:
         remote: True if the run is at a URL, which is checked less often.
@@ -58,8 +58,8 @@ class CheckpointReader:
 
         Args:
             plan: Plan of the run.
-            files: Files of plugins that the run was started with.
-            scratch: Folder for the models it reads.
+            files: Plugin files that the run was started with.
+            scratch: Folder for the models that are read.
         """
         self._plan, self._files, self._scratch = plan, files, scratch
         self._checkpoints = Checkpoints(plan.folder, plan.config.checkpoint.keep)
@@ -67,7 +67,7 @@ class CheckpointReader:
         self.remote = is_url(plan.config.out)
 
     def read_newest(self) -> Weights | None:
-        """Read the newest checkpoint, if it is new since the last call; a damaged one is skipped.
+        """Read the newest checkpoint if it appeared since the last call; damaged ones are skipped.
 
         Returns:
             Weights, with the step as their version; None if there is nothing new.
@@ -79,7 +79,7 @@ class CheckpointReader:
                     return None
                 self._seen.add(stamp)
                 return self._read(step)
-            except (CheckpointError, RunError, OSError) as error:  # the training may have removed it meanwhile
+            except (CheckpointError, RunError, OSError) as error:  # the training may have just removed it
                 log.warning("the checkpoint of step %d will not be served: %s", step, error)
         return None
 
@@ -115,19 +115,19 @@ def serve_run(
     options: ServerOptions,
     ready: Callable[[str, int | None], None],
 ) -> None:
-    """Serve a run's newest checkpoint until SIGINT or SIGTERM; until there is one, the model it starts from.
+    """Serve a run's newest checkpoint until SIGINT or SIGTERM; before the first one, serve the initial model.
 
-    Newer checkpoints are loaded meanwhile: requests in progress continue with the new weights.
+    Newer checkpoints are loaded as they appear; requests in progress continue with the new weights.
 
     Args:
         plan: Plan of the run; no training is started.
-        files: Files of plugins that the run was started with.
+        files: Plugin files that the run was started with.
         options: Address, name and key.
         ready: Called with the base URL and the served step once requests are accepted.
 
     Raises:
-        ConfigError: The plan generates nothing, or the server would be open to other machines.
-        EnvironmentFault: The address is taken.
+        ConfigError: The plan has no generation, or the server would be open to other machines.
+        EnvironmentFault: The address is in use.
         EngineError: An engine did not start, or died.
         RunError: A process was silent for too long.
     """
@@ -154,7 +154,7 @@ def serve_run(
 
 
 class _Serving:
-    """The server of the engines, and the loading of new weights."""
+    """Server of the engines that loads new weights."""
 
     def __init__(self, plan: Plan, engines: Sequence[Any], reader: CheckpointReader, options: ServerOptions) -> None:
         codec = ChatTokenizer.of(plan)

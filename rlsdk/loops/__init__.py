@@ -1,4 +1,4 @@
-"""Event loops in threads of their own: calls between loops, and a watch over them."""
+"""Event loops in separate threads: calls between them, and detection of blocked loops."""
 
 from rlsdk.loops.bridge import LoopBridge
 from rlsdk.loops.user import UserLoop

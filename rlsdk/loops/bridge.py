@@ -17,7 +17,7 @@ CANCEL_SECONDS = 2.0
 
 @attrs.define(eq=False)
 class _Call(Generic[T]):
-    """A coroutine on the target loop, and the future on the source loop that gets its outcome."""
+    """A coroutine on the target loop, with the future on the source loop that receives its outcome."""
 
     work: Callable[[], Awaitable[T]]
     outcome: asyncio.Future[T]
@@ -26,10 +26,10 @@ class _Call(Generic[T]):
 
 
 class LoopBridge:
-    """Runs coroutines on another event loop; cancellation, exceptions and context variables cross with them.
+    """Run coroutines on another event loop, with cancellation, exceptions and context variables passed across.
 
-    Calls made in one turn of this loop begin in one turn of the other, in their order, and outcomes come back likewise:
-    requests that an engine would batch because they come together still come together.
+    Calls made in one iteration of this loop start in one iteration of the other, in order, and outcomes return the same
+    way. So requests that arrive together, which an engine would batch, still arrive together.
     """
 
     def __init__(self, source: asyncio.AbstractEventLoop, target: asyncio.AbstractEventLoop) -> None:
@@ -46,7 +46,7 @@ class LoopBridge:
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """Await `work()` on the target loop.
 
-        A call that is cancelled here is cancelled there, and waited for up to `CANCEL_SECONDS`.
+        Cancelling the call cancels the work on the target loop, and waits for it for up to `CANCEL_SECONDS`.
 
         Raises:
             RuntimeError: The target loop is closed.
@@ -60,7 +60,7 @@ class LoopBridge:
             try:
                 await asyncio.wait([call.outcome], timeout=CANCEL_SECONDS)
             finally:
-                # Whatever comes of it now, nobody reads it.
+                # Its outcome is no longer read.
                 if not call.outcome.cancel() and not call.outcome.cancelled():
                     call.outcome.exception()
             raise
@@ -68,7 +68,7 @@ class LoopBridge:
         return result
 
     def post_from_anywhere(self, work: Callable[[], None]) -> None:
-        """Have the target loop call a function, without waiting; from any thread, and out of order with `run`."""
+        """Schedule a function on the target loop from any thread, without waiting and not ordered with `run`."""
         _call_on(self._target, [work])
 
     def _send(self, work: Callable[[], None], begun: _Call[Any] | None = None) -> None:
@@ -99,7 +99,7 @@ class LoopBridge:
 
 
 async def _contained(work: Callable[[], Awaitable[T]]) -> T:
-    """Await work; a SystemExit in it becomes an ordinary error, and does not end the loop that it runs on."""
+    """Await work; turn a SystemExit in it into an ordinary error, so that it does not end the loop."""
     try:
         return await work()
     except (SystemExit, KeyboardInterrupt) as error:
@@ -126,7 +126,7 @@ def _settle(call: _Call[Any]) -> None:
 
 
 def _call_on(loop: asyncio.AbstractEventLoop, functions: Sequence[Callable[[], None]]) -> bool:
-    """Have a loop call functions in one turn, from another thread; False if the loop is closed."""
+    """Schedule functions in one iteration of a loop from another thread; return False if the loop is closed."""
 
     def call_all() -> None:
         for function in functions:

@@ -1,4 +1,4 @@
-"""Health of one event loop: how long it has been blocked, and by whose code."""
+"""Detect that an event loop is blocked, for how long, and by which code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IDLE_SHARE = 0.02
 
 
 class LoopHealth:
-    """Has a loop tick, and reports when it does not; `look` must be called often enough."""
+    """Make a loop tick, and report when it does not; call `look` regularly."""
 
     def __init__(
         self,
@@ -29,11 +29,11 @@ class LoopHealth:
 
         Args:
             loop: Event loop.
-            thread: Thread that runs it. The loop cannot be asked for it: code may block it before its first turn.
+            thread: Thread that runs the loop; asking the loop could fail, since code may block its first iteration.
             name: Name in messages.
-            warn: Seconds without a turn after which it counts as blocked, up to `BLOCKED_SECONDS`; infinite for never.
-            now: Time in seconds.
-            spent: CPU seconds of the thread with a native id; left out, as the operating system has them.
+            warn: Seconds without a tick after which it counts as blocked, up to `BLOCKED_SECONDS`; infinite for never.
+            now: Clock, in seconds.
+            spent: CPU seconds of the thread with a native id; default: those of the operating system.
         """
         self._loop, self._thread, self._name, self._now = loop, thread, name, now
         self._limit = warn if warn == float("inf") else min(warn, BLOCKED_SECONDS)
@@ -45,12 +45,12 @@ class LoopHealth:
 
     @property
     def blocked_for(self) -> float:
-        """Seconds since the tick that is due; 0 if none is due."""
+        """Seconds since the overdue tick; 0 if none is due."""
         asked = self._asked  # the loop's own thread clears it
         return 0.0 if asked is None else self._now() - asked
 
     def look(self) -> str:
-        """Have the loop tick; returns a message, empty if there is nothing new."""
+        """Request a tick; return a message, or an empty string if nothing is new."""
         now = self._now()
         if self._asked is None:
             said, stood, self._said = self._said, self._stood, None
@@ -76,7 +76,7 @@ class LoopHealth:
         return min(now - self._idle, now - asked)
 
     def describe(self) -> str:
-        """Say for how long the loop has been blocked, and by whose code."""
+        """Describe for how long the loop has been blocked, and by which code."""
         return (
             f"the event loop of {self._name} has been blocked for {self.blocked_for:.0f} s in {culprit(self._thread)}"
         )

@@ -1,4 +1,4 @@
-"""Signals to a run: Ctrl-C and SIGTERM end it after its step, a second one at once, and SIGUSR1 saves it."""
+"""Signal handling: Ctrl-C or SIGTERM ends a run after its step, a second one at once; SIGUSR1 saves it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ GRACE_SECONDS = 10.0
 
 @contextmanager
 def handled(notice: str, end: Callable[[], object], save: Callable[[], object] | None = None) -> Iterator[None]:
-    """Handle signals while a block runs; only the main thread of a program can, and elsewhere nothing happens.
+    """Handle signals while a block runs; has no effect outside the main thread, which alone can handle them.
 
-    The handlers are the process's, not the event loop's: they work while a workflow blocks the loop.
+    These are handlers of the process, not of the event loop, so they work even if a workflow blocks the loop.
 
     Args:
         notice: Shown at the first Ctrl-C or SIGTERM.
         end: Called in the event loop at the first Ctrl-C or SIGTERM.
-        save: Called in the event loop at SIGUSR1; without it the signal is ignored.
+        save: Called in the event loop at SIGUSR1; if None, the signal is ignored.
 
     Raises:
         KeyboardInterrupt: A second Ctrl-C or SIGTERM came. If the process is still there after `GRACE_SECONDS`, or at

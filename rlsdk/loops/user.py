@@ -1,8 +1,7 @@
-"""The event loop of users' coroutines: one that blocks delays other users' code, but not the run itself.
+"""The event loop for user coroutines: if one blocks, it delays other user code, but not the run itself.
 
-The driver's loop steers a run: requests to engines, the endpoint, the ledger, signals, the watchdog. Workflows,
-tools, agents and rewards that are not rlsdk's own run on this loop; their calls into rlsdk cross back
-(`rollout.chat`).
+The driver's loop runs requests to engines, the endpoint, the ledger, signals and the watchdog. Workflows, tools,
+agents and rewards that are not part of rlsdk run on this loop; their calls into rlsdk cross back (`rollout.chat`).
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ CLOSE_SECONDS = 5.0
 
 
 class UserLoop:
-    """An event loop in a daemon thread, watched; both start with the first call."""
+    """A monitored event loop in a daemon thread; both start with the first call."""
 
     def __init__(self, blocked_seconds: float = BLOCKED_SECONDS) -> None:
         """Prepare a loop.
 
         Args:
-            blocked_seconds: Time without a turn of the loop after which what blocks it is named in the log.
+            blocked_seconds: Seconds without an iteration after which the log names the blocking code.
         """
         self._blocked_seconds = blocked_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -45,12 +44,12 @@ class UserLoop:
         self.close()
 
     async def answer(self) -> None:
-        """Return once this loop takes turns; at once if it has not started."""
+        """Return once this loop responds; immediately if it has not started."""
         if self._loop is not None and not self._closed:
             await self.run(_nothing)
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Await `work()` on this loop; called on another one.
+        """Await `work()` on this loop; call it from another loop.
 
         Raises:
             RuntimeError: This loop is closed.
@@ -58,11 +57,11 @@ class UserLoop:
         return await self._between()[0].run(work)
 
     def way_back(self) -> LoopBridge:
-        """Return the bridge from this loop to the one that runs now."""
+        """Return the bridge from this loop to the running one."""
         return self._between()[1]
 
     def close(self) -> None:
-        """Cancel what still runs, and end the thread; code that blocks it is named, and abandoned."""
+        """Cancel running tasks and end the thread; name and abandon code that blocks it."""
         self._closed = True
         if self._loop is None:
             return
@@ -89,16 +88,16 @@ class UserLoop:
             self._thread = threading.Thread(target=self._work, args=(loop,), name="rlsdk-user-code", daemon=True)
             self._thread.start()
             self._watch = LoopWatch(loop, self._thread, "users' code", self._blocked_seconds)
-            if (watchdog := CURRENT.get()) is not None:  # which ends a run whose users' code never comes back
+            if (watchdog := CURRENT.get()) is not None:  # it ends a run whose user code never returns
                 watchdog.add_loop(loop, self._thread, "users' code", says=False)
         return self._loop
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:  # its end cancels what still runs
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:  # leaving it cancels running tasks
             while not self._stop.is_set():
                 try:
                     runner.run(self._wait())
-                except BaseException:  # raised by a task that nobody awaits, such as SystemExit: the others go on
+                except BaseException:  # a SystemExit in a task that nobody awaits; others continue
                     log.exception("a task of user code stopped the event loop of user code; it is running again")
 
     async def _wait(self) -> Any:

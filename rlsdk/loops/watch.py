@@ -1,4 +1,4 @@
-"""A watch over an event loop: when it stands still, the log names the code that blocks it, with its stack."""
+"""Monitor an event loop: if it is blocked, log the blocking code with its stack."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOT_USERS = (f"{Path(__file__).resolve().parents[1]}{os.sep}", *_LIBRARIES, "<"
 
 
 class LoopWatch:
-    """Logs a warning whenever an event loop stands still: once at the limit, again at each doubling of it."""
+    """Log a warning whenever an event loop is blocked: once at the limit, and again at each doubling of it."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, name: str, limit: float = BLOCKED_SECONDS
@@ -37,7 +37,7 @@ class LoopWatch:
             loop: Loop to watch.
             thread: Thread that runs it.
             name: Name of the loop in warnings.
-            limit: Seconds without a turn after which it counts as blocked.
+            limit: Seconds without an iteration after which the loop counts as blocked.
         """
         self._loop, self._thread, self._name, self._limit = loop, thread, name, limit
         self._closed = threading.Event()
@@ -62,13 +62,13 @@ class LoopWatch:
                     "something that does not block, or write a plain function, which rlsdk runs in a thread.\n%s",
                     *(self._name, seconds, culprit(self._thread), stack(self._thread)),
                 )
-                limit = seconds  # twice as long in all
+                limit = seconds  # twice as long in total
             if blocked and turned.is_set():
                 log.warning("the event loop of %s is running again, after %.0f s", self._name, time.monotonic() - began)
 
 
 def culprit(thread: threading.Thread) -> str:
-    """Name what a thread is doing: plugin, function, file and line of the innermost call of users' code."""
+    """Describe what a thread is doing: plugin, function, file and line of the innermost user call."""
     frames = _frames(thread)
     if not frames:
         return f"thread {thread.name!r} has ended"
