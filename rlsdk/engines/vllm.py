@@ -441,7 +441,7 @@ class Vllm:
         return found
 
     def _before_others(self, name: str, count: int) -> AbstractContextManager[None]:
-        """Read a prompt before the requests whose cache must be recomputed, which may take long.
+        """Read a prompt before, not along with, requests whose cache must be recomputed, which may take long.
 
         The weight sync waits for these logprobs. If vLLM runs in separate processes, its scheduler is out of reach, and
         the prompt waits its turn.

@@ -93,7 +93,7 @@ class TrainedModule(ABC):
     def follow(self) -> float:
         """Take an optimiser step along the gradient with learning rate `lr`, and drop the gradient.
 
-        A gradient that is not finite on any rank changes no weight on any rank.
+        If the gradient is not finite on at least one rank, no weight changes on any rank.
 
         Returns:
             Norm of the whole gradient before clipping, equal on all ranks; not finite or negative if no step was taken.

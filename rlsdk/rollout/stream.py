@@ -92,7 +92,7 @@ class TaskStream:
 
 
 def opened(source: TaskSource, plugins: Plugins) -> Sequence[Task]:
-    """Open the tasks of a source, under the name that the config gives it.
+    """Open the tasks of a source, under the name that the config gives it, if any.
 
     Raises:
         DataError: The source cannot be read.

@@ -238,7 +238,8 @@ def staleness_metrics(versions: np.ndarray, step: int, *, spread: bool) -> dict[
 def gap_metrics(learner: np.ndarray, engine: np.ndarray, current: np.ndarray, segments: np.ndarray) -> dict[str, float]:
     """Return the gap between learner and engine logprobs under the same weights; empty if no token qualifies.
 
-    `actor/gap` is the maximum difference per token; `actor/gap_generation` the mean difference per whole rollout.
+    `actor/gap` is the maximum difference per token; `actor/gap_generation` sums it over each rollout: the mean of the
+    absolute sums.
 
     Args:
         learner: Learner logprobs, float32 `[t]`, in nats.
