@@ -1,4 +1,4 @@
-"""The watchdog's access to processes: directly on this machine, through an actor on every other node."""
+"""Process checks for the watchdog: directly on this machine, through an actor on every other node."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ CONNECT_SECONDS = 3.0
 
 @attrs.define(eq=False)
 class Watched:
-    """A process that is watched.
+    """A watched process.
 
     Attributes:
         name: Name in messages.
-        log: File that takes what it prints.
-        actor: Its Ray handle; None for a process that belongs to no actor.
+        log: File with its output.
+        actor: Its Ray handle; None if it is not an actor.
         identity: The process, once known.
         replaced: True if the run continues without it.
-        vital: True if the run ends at once with it.
-        asked: Time of an unanswered request to identify itself; None if there is none.
+        vital: True if its end ends the run at once.
+        asked: Time of an unanswered request to identify itself; None without one.
         answer: Pending answer to that request.
-        base: Time, CPU seconds and bytes when it was last found at work.
-        silent: Time since when it is silent, and the reason; None while it works.
-        told: True once its silence was reported.
+        base: Time, CPU seconds and bytes when it was last seen working.
+        silent: Start of its silence and the reason; None while it works.
+        told: True once its silence has been reported.
     """
 
     name: str
@@ -64,14 +64,14 @@ class Watched:
 
 
 class NodeProbe:
-    """Ray actor that checks the processes of its node."""
+    """Ray actor that checks the processes on its node."""
 
     def look(self, processes: Sequence[Identity]) -> list[Vitals]:
-        """Return the vitals of processes, in their order."""
+        """Return the vitals of processes, in order."""
         return vitals.look(processes)
 
     def write_stacks(self, process: Identity) -> bool:
-        """Have a process write its stacks."""
+        """Make a process write its stacks."""
         return vitals.write_stacks(process)
 
     def kill(self, process: Identity) -> None:
@@ -81,7 +81,7 @@ class NodeProbe:
 
 @attrs.define
 class _WatchedNode:
-    """A node other than the driver's: its probe, the pending question, and the last answer."""
+    """A node other than the driver's, with its probe, pending request and last answer."""
 
     probe: Any
     heard: float
@@ -92,7 +92,7 @@ class _WatchedNode:
 
 
 class Prober:
-    """Checks processes on any node of a run."""
+    """Check processes on any node of a run."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -102,18 +102,18 @@ class Prober:
         """Ask an actor to identify its process; return the argument for `answer`."""
         import ray
 
-        return actor.identity.remote() if ray.is_initialized() else None  # a call would start another Ray
+        return actor.identity.remote() if ray.is_initialized() else None  # otherwise the call would start another Ray
 
     def answer(self, asked: Any) -> tuple[bool, Identity | None]:
-        """Return whether an `ask` is over, and its answer; None if the actor cannot be reached."""
+        """Return whether an `ask` has finished, and its answer; None if the actor cannot be reached."""
         return _ready(asked)
 
     def look(self, processes: Sequence[Identity], *, measured: bool = True) -> list[Vitals]:
-        """Return the vitals of processes, in their order; those on other nodes are some seconds old.
+        """Return the vitals of processes, in order; those of other nodes are a few seconds old.
 
         Args:
-            processes: Processes to look at.
-            measured: False for the states alone, which is cheaper.
+            processes: Processes to check.
+            measured: False to return only their states, which is cheaper.
         """
         here = vitals.machine()
         local = iter(vitals.look([each for each in processes if each.machine == here], measured=measured))
@@ -122,7 +122,7 @@ class Prober:
         return [next(local) if each.machine == here else self._found(each) for each in processes]
 
     def write_stacks(self, process: Identity) -> bool:
-        """Have a process write its Python stacks to its log; False if it cannot."""
+        """Make a process write its Python stacks to its log; return False if it cannot."""
         if process.machine == vitals.machine():
             return vitals.write_stacks(process)
         node = self._nodes.get(process.machine)
@@ -181,7 +181,7 @@ class GcsAddress:
         self._address, self._looked, self._refused = address, float("-inf"), 0
 
     def lost(self, now: float) -> str:
-        """Say that the address no longer accepts connections; empty if it does, or was checked a moment ago."""
+        """Return why the address no longer accepts connections; empty if it does, or was checked recently."""
         if now - self._looked < EVERY_SECONDS:
             return ""
         self._looked = now
@@ -191,7 +191,7 @@ class GcsAddress:
 
 
 def unreachable(address: str, seconds: float) -> str:
-    """Say why nothing accepts connections at `HOST:PORT`; empty if something does."""
+    """Return why nothing accepts connections at `HOST:PORT`; empty if something does."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds):
@@ -210,7 +210,7 @@ class _TakesRay(Protocol):
 
 @contextmanager
 def ray_watched(*, started: bool) -> Iterator[None]:
-    """Have the watchdog of the run watch Ray itself during a block.
+    """Make the run's watchdog watch Ray itself during a block.
 
     Args:
         started: True if this process started Ray, whose processes are then its children.

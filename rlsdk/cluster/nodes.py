@@ -1,4 +1,4 @@
-"""Checks of the nodes of a cluster that was joined: the same packages as the driver's, and the run's folder."""
+"""Check the nodes of an existing cluster: same packages as the driver, and access to the run's folder."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class NodeReport:
 
     Attributes:
         name: Address and host name.
-        versions: Version of each package; packages that are missing are left out.
-        sees: True if the node sees the file that the driver has written to the run's folder.
+        versions: Version of each installed package.
+        sees: True if the node sees the file that the driver wrote to the run's folder.
         trains: True if the node has the resources of a learner rank.
     """
 
@@ -40,15 +40,15 @@ class NodeReport:
 
 
 def check_nodes(plan: Plan, *, trains: bool) -> None:
-    """Compare the nodes on which actors of a run may be placed with this machine.
+    """Compare the nodes that may get actors of a run with this machine.
 
     Args:
         plan: Plan of the run.
-        trains: True for a program that has a learner, whose ranks write to the run's folder.
+        trains: True for a program with a learner, whose ranks write to the run's folder.
 
     Raises:
-        EnvironmentFault: rlsdk or a plugin is missing on a node, or has another version; or no node for the learner
-            sees the folder.
+        EnvironmentFault: rlsdk or a plugin is missing or has another version on a node, or no learner node sees the
+            folder.
     """
     required = {"rlsdk", *(mark.distribution for mark in plan.plugins.used().values() if mark.distribution)}
     here = {name: found for name in sorted(required | set(STACK)) if (found := preflight.version(name))}
@@ -65,19 +65,19 @@ def check_nodes(plan: Plan, *, trains: bool) -> None:
 
 
 def package_faults(here: Mapping[str, str], packages: Sequence[str], reports: Sequence[NodeReport]) -> list[str]:
-    """Name the packages that nodes lack or have in another version, a line for each node, with the command that helps.
+    """List packages that nodes lack or have in another version, one line per node, with the command that fixes it.
 
     Args:
         here: Versions on this machine.
         packages: Packages to compare.
-        reports: Answers of the nodes.
+        reports: The nodes' answers.
     """
     lines = []
     for report in reports:
         wrong = []
         for package in packages:
             version, other = here[package], report.versions.get(package)
-            if other is None and package not in STACK:  # nodes without a GPU may well have no vLLM
+            if other is None and package not in STACK:  # nodes without a GPU may lack vLLM
                 wrong.append(f"{package} is missing ({version} here)")
             elif other is not None and _public(other) != _public(version):
                 wrong.append(f"{package} is {other} ({version} here)")
@@ -89,7 +89,7 @@ def package_faults(here: Mapping[str, str], packages: Sequence[str], reports: Se
 
 
 def check_folder(folder: Path, reports: Sequence[NodeReport]) -> None:
-    """Check that nodes on which ranks of the learner may be placed see the run's folder.
+    """Check that nodes that may get learner ranks see the run's folder.
 
     Raises:
         EnvironmentFault: None of them sees it.
@@ -114,7 +114,7 @@ def check_folder(folder: Path, reports: Sequence[NodeReport]) -> None:
 
 
 def _public(version: str) -> str:
-    """Leave out the local part, which names a build."""
+    """Remove the local part of a version, which names a build."""
     return version.partition("+")[0]
 
 
@@ -123,7 +123,7 @@ def _has_room(node: Mapping[str, float], resources: Mapping[str, float]) -> bool
 
 
 def _ask(plan: Plan, packages: Sequence[str], mark: str) -> list[NodeReport]:
-    """Ask every node on which an engine or a rank may be placed; one that does not answer in time is left out.
+    """Query every node that may get an engine or a rank; skip those that do not answer in time.
 
     Args:
         plan: Plan of the run.
@@ -133,7 +133,7 @@ def _ask(plan: Plan, packages: Sequence[str], mark: str) -> list[NodeReport]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    # Defined here, Ray sends it by value: it must run where rlsdk is missing.
+    # A local function, which Ray sends by value, since it must run where rlsdk is missing.
     def look(packages: Sequence[str], mark: str) -> tuple[dict[str, str], bool]:
         import os
         import time
@@ -146,7 +146,7 @@ def _ask(plan: Plan, packages: Sequence[str], mark: str) -> list[NodeReport]:
             except metadata.PackageNotFoundError:
                 continue
         end = time.monotonic() + 5
-        while mark and not os.path.exists(mark) and time.monotonic() < end:  # network disks show files late
+        while mark and not os.path.exists(mark) and time.monotonic() < end:  # on network disks files appear late
             time.sleep(0.5)
         return found, not mark or os.path.exists(mark)
 

@@ -24,14 +24,14 @@ from rlsdk.errors import ConfigError
 VARIABLES: Mapping[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_ENABLE_AUTO_CONNECT": "0",  # a thread that calls Ray after its end would start another
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # a thread that calls Ray after its end would start another Ray
     "RAY_worker_niceness": "0",  # with 15, any other program could starve the actors
-    # Ray would keep a hundred thousand calls for its dashboard, and its GCS grow by some 70 KiB with each step.
+    # By default Ray keeps 100,000 calls for its dashboard, and its GCS grows by about 70 KiB per step.
     "RAY_task_events_max_num_task_in_gcs": "2000",
-    # Two workers that nobody asked for, since those of a run have environments of their own.
+    # Avoid two idle workers that are never used, since a run's workers have their own environments.
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "900",  # 60 would end a run while it saves
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "900",  # with 60, a run could end while it saves
 }
 """Environment variables of Ray, where they are not set already."""
 
@@ -46,8 +46,8 @@ class Layout:
         learner_threads: OpenMP threads of each rank.
         engines: Reserved GPUs of each engine, by its rank; empty on the CPU.
         learners: Reserved GPUs of each rank of the learner; empty on the CPU.
-        apart: Reserved GPUs of the ranks of models that have processes of their own; empty on the CPU.
-        python: What starts the processes of a role in place of Python; none of a role that Python starts.
+        apart: Reserved GPUs of the ranks of models with dedicated processes; empty on the CPU.
+        python: Command that starts the processes of a role instead of Python, by role; roles without one use Python.
     """
 
     device: str
@@ -62,18 +62,18 @@ class Layout:
 def layout(
     plan: Plan, cores: int, gpus: int, *, roles: Sequence[RoleName | ApartRole] = ROLES, apart: bool = False
 ) -> Layout:
-    """Divide cores among the actors and, on GPUs, reserve those of each actor.
+    """Divide the cores among the actors and reserve each actor's GPUs.
 
     Args:
         plan: Plan of the run.
         cores: CPU cores of one machine.
         gpus: GPUs of the cluster.
         roles: Roles whose actors are started here.
-        apart: True if engines and learner belong to different programs, which cannot take turns on a GPU.
+        apart: True if engines and learner belong to different programs, which cannot share a GPU.
 
     Raises:
         ConfigError: Different programs would share a GPU.
-        EnvironmentFault: CUDA is requested, and there are too few GPUs, or they are not free.
+        EnvironmentFault: CUDA is requested, but there are too few GPUs, or they are in use.
     """
     placement = plan.config.placement
     device = placement.device if placement.device != "auto" else ("cuda" if gpus else "cpu")
@@ -88,7 +88,7 @@ def layout(
 
 
 def sections_apart(plan: Plan) -> dict[ApartRole, RoleSection]:
-    """Return the sections of the models that have processes of their own."""
+    """Return the sections of the models with dedicated processes."""
     return {role: getattr(plan.config, role) for role in plan.apart}
 
 
@@ -96,7 +96,7 @@ def threads_of(placement: PlacementSection, cores: int) -> tuple[int, int]:
     """Return the OpenMP threads of each engine and of each rank of the learner.
 
     Args:
-        placement: Counts of actors and, where they are given, threads.
+        placement: Numbers of actors and, if given, threads.
         cores: CPU cores of one machine.
     """
     return (
@@ -106,15 +106,15 @@ def threads_of(placement: PlacementSection, cores: int) -> tuple[int, int]:
 
 
 def gpu_map(plan: Plan, nodes: Sequence[GPUNode], roles: Sequence[RoleName | ApartRole] = ROLES) -> GPUMap:
-    """Give the actors of a plan their GPUs; there are no engines where nothing is sampled.
+    """Assign GPUs to the actors of a plan, which has no engines if nothing is sampled.
 
     Args:
         plan: Plan of the run.
         nodes: Nodes of the cluster.
-        roles: Roles whose actors are placed, of those that the plan has.
+        roles: Roles to place, among those of the plan.
 
     Raises:
-        EnvironmentFault: Not all actors have room.
+        EnvironmentFault: There are too few GPUs for all actors.
     """
     learner = plan.plugins.resolve(plan.learner)
     neighbours = learner.sequence_parallel if isinstance(learner, SharesSequences) else 1
@@ -126,17 +126,17 @@ def gpu_map(plan: Plan, nodes: Sequence[GPUNode], roles: Sequence[RoleName | Apa
 
 @contextmanager
 def ray_cluster(plan: Plan, *, trains: bool = False) -> Iterator[int]:
-    """Connect to Ray, or start it for this run, and disconnect at the end; yield the number of GPUs.
+    """Connect to Ray, or start it for this run; yield the number of GPUs, and disconnect at the end.
 
-    A program that has connected itself keeps its connection: it is used, and stays open.
+    If the program is already connected, its connection is used and stays open.
 
     Args:
         plan: Plan of the run.
-        trains: True for a program that has a learner, whose nodes must see the run's folder.
+        trains: True for a program with a learner, whose nodes must see the run's folder.
 
     Raises:
-        ConfigError: `placement.runtime_env` is not one of Ray's runtime environments, or Ray was connected without it.
-        EnvironmentFault: The nodes of a cluster that was joined have other packages than this machine.
+        ConfigError: `placement.runtime_env` is not a valid Ray runtime environment, or Ray was connected without it.
+        EnvironmentFault: The nodes of an existing cluster have other packages than this machine.
         RunError: Ray cannot be joined or started.
     """
     for name, value in VARIABLES.items():
@@ -169,7 +169,7 @@ def ray_cluster(plan: Plan, *, trains: bool = False) -> Iterator[int]:
             ray.shutdown()
             raise
     else:
-        # At every start Ray says whether it asks for a token; that is noise for a cluster on loopback.
+        # Ray logs at every start whether it requires a token, which is noise for a cluster on loopback.
         logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
         apart = sum(section.ranks for section in sections_apart(plan).values())
         actors = placement.engines + placement.learners + apart
@@ -195,17 +195,17 @@ def _runtime_env(placement: PlacementSection) -> dict[str, Any]:
 
 
 def no_room(plan: Plan, found: Layout, now: int, wanted: int) -> str:
-    """Say what is lacking for more engines, as the end of a sentence; empty if nothing is.
+    """Return what is lacking for more engines, as the end of a sentence; empty if nothing is.
 
     Args:
         plan: Plan of the run.
         found: Resources of each actor.
-        now: Number of engines.
-        wanted: Number of engines to have, which is greater.
+        now: Current number of engines.
+        wanted: Desired number of engines, which is greater.
     """
     import ray
 
-    if found.engines:  # their places are kept for them, as long as the node is there
+    if found.engines:  # their GPUs stay reserved as long as the node exists
         if wanted > len(found.engines):
             return (
                 f"this run reserved GPUs for {len(found.engines)} engines when it started; for more, end it and resume "
@@ -222,6 +222,6 @@ def no_room(plan: Plan, found: Layout, now: int, wanted: int) -> str:
 
 
 def placed_everywhere(plan: Plan, found: Layout) -> dict[str, Any]:
-    """Return the fields that the specs of all actors share."""
+    """Return the fields that all actors' specs share."""
     colocated = plan.config.placement.colocate
     return {"device": found.device, "seed": plan.config.seed, "cpus": os.cpu_count() or 1, "colocated": colocated}

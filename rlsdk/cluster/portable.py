@@ -1,4 +1,4 @@
-"""Values between an actor and the program that starts it: a plan, its surroundings, and errors on the way back."""
+"""Values exchanged between an actor and the program that starts it: plans, environments and errors."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ OF_THE_PROCESS = ("RAY_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 @attrs.frozen
 class Surroundings:
-    """Working folder and environment variables of a program, by default of this one.
+    """Working folder and environment variables of a program; by default, this one's.
 
     Attributes:
-        folder: Folder to which relative paths refer.
+        folder: Working folder, to which relative paths refer.
         environment: Environment variables.
     """
 
@@ -31,7 +31,7 @@ class Surroundings:
     environment: Mapping[str, str] = attrs.field(factory=lambda: dict(os.environ), repr=False)
 
     def take_over(self) -> None:
-        """Make them those of this process; on a machine without the folder, relative paths lead elsewhere."""
+        """Apply them to this process; on a machine without the folder, relative paths lead elsewhere."""
         if os.path.isdir(self.folder):
             os.chdir(self.folder)
         else:
@@ -44,13 +44,13 @@ class Surroundings:
 
 @attrs.frozen
 class PortablePlan:
-    """A plan that can be sent to an actor, which finds the plugins itself and compares their fingerprints.
+    """A plan to send to an actor, which loads the plugins itself and compares their fingerprints.
 
     Attributes:
-        files: Path and text of each plugin that is a single file.
+        files: Path and text of each single-file plugin.
         active: Names of the plugins that the run uses.
         code: Fingerprints of the plugins and objects that the run uses, by name.
-        pickled: The rest of the plan, pickled; it may refer to the modules of the plugins.
+        pickled: The rest of the plan, pickled; it may refer to modules of the plugins.
     """
 
     files: tuple[tuple[str, str], ...]
@@ -72,7 +72,7 @@ class PortablePlan:
         """Unpack the plan.
 
         Raises:
-            FingerprintError: This process has other code of a plugin than the program that packed the plan.
+            FingerprintError: The code of a plugin differs from that of the program that packed the plan.
             PluginError: A plugin is missing or broken here.
         """
         from ray import cloudpickle
@@ -80,7 +80,7 @@ class PortablePlan:
         plugins = Plugins()
         for path, text in self.files:
             plugins.add_file(path, text)
-        for name in self.active:  # before the rest is unpickled, which may refer to what they define
+        for name in self.active:  # before the rest is unpickled, which may refer to their definitions
             plugins.activate(name)
             if (here := plugins.fingerprint(name)) != self.code[name]:
                 raise FingerprintError(
@@ -92,12 +92,12 @@ class PortablePlan:
 
 
 def portable(error: BaseException) -> BaseException:
-    """Return an error that other processes can read: itself or, if it cannot be pickled, its text."""
+    """Return an error that other processes can read: the error itself or, if it cannot be pickled, its text."""
     from ray import cloudpickle
 
     try:
         found: BaseException = cloudpickle.loads(cloudpickle.dumps(error))
-    except Exception as failed:  # noqa: BLE001 - whatever an exception's constructor wants
+    except Exception as failed:  # noqa: BLE001 - an exception's constructor may raise anything
         log.debug("an error travels as text: %s", failed)
         return RunError(f"{type(error).__name__}: {error}")
     return found

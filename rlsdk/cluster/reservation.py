@@ -1,4 +1,4 @@
-"""Reserve the GPUs of a run with Ray, so that every actor sees exactly its own."""
+"""Reserve the GPUs of a run with Ray, so that every actor sees exactly its own GPUs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class GPUSeat:
     """Reserved GPUs of one actor.
 
     Attributes:
-        group: Ray's placement group, which reserves GPUs of one node for this run alone.
+        group: Ray placement group that reserves GPUs of one node for this run.
         bundles: Index of the bundle of each of the actor's GPUs.
-        devices: The actor's GPUs, as `CUDA_VISIBLE_DEVICES` names them.
-        node: Ray's id of the node.
+        devices: The actor's GPUs, as in `CUDA_VISIBLE_DEVICES`.
+        node: Ray node id.
     """
 
     group: Any
@@ -36,10 +36,10 @@ class GPUSeat:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables that show the actor its GPUs and no others.
+        """Environment variables that make exactly its GPUs visible to the actor.
 
-        The actor asks Ray for no GPU itself: a share of one could be put on any GPU, and an actor that shares two has
-        no number to ask for. Ray then hides all GPUs, unless it is told not to touch the variable.
+        The actor requests no GPU from Ray: Ray could place a fraction on any GPU, and there is no request for an actor
+        that shares two. Ray then hides all GPUs, unless it is told to leave the variable alone.
         """
         return {
             "CUDA_VISIBLE_DEVICES": ",".join(self.devices),
@@ -58,7 +58,7 @@ class Reservation:
 
 
 def gpu_nodes() -> list[GPUNode]:
-    """Return the nodes of the running cluster that have GPUs, in the order of their addresses."""
+    """Return the nodes of the running cluster that have GPUs, sorted by address."""
     nodes = []
     for node in staying_nodes():
         resources: Mapping[str, float] = node["Resources"]
@@ -72,15 +72,15 @@ def gpu_nodes() -> list[GPUNode]:
 def reserve(
     found: GPUMap, placement: PlacementSection, apart: Mapping[ApartRole, RoleSection] | None = None
 ) -> Reservation:
-    """Reserve the GPUs of a map, in one placement group for each node; they are free again when the run ends.
+    """Reserve the GPUs of a map in one placement group per node; they are released when the run ends.
 
     Args:
         found: GPUs of each actor.
         placement: Custom resources that engines and ranks reserve as well.
-        apart: The same of models that have ranks of their own.
+        apart: Custom resources of models with dedicated ranks.
 
     Raises:
-        EnvironmentFault: The GPUs are not free.
+        EnvironmentFault: The GPUs are in use.
     """
     bundles = _bundles(found, placement, apart or {})
     groups = {node: _group(found.nodes[node], [*of_node.values()]) for node, of_node in bundles.items()}
@@ -98,7 +98,7 @@ def reserve(
 def _bundles(
     found: GPUMap, placement: PlacementSection, apart: Mapping[ApartRole, RoleSection]
 ) -> dict[int, dict[int, dict[str, float]]]:
-    """Return the resources to reserve, node -> GPU -> resources; an actor's own beside GPUs are with its first GPU."""
+    """Return the resources to reserve, node -> GPU -> resources; an actor's custom ones are with its first GPU."""
     bundles: dict[int, dict[int, dict[str, float]]] = {}
     roles = [(found.engines, placement.engine_resources), (found.learners, placement.learner_resources)]
     roles += [(places, apart[role].resources) for role, places in found.apart.items()]
@@ -136,7 +136,7 @@ def _group(node: GPUNode, bundles: Sequence[Mapping[str, float]]) -> Any:
 
 
 def _devices(group: Any, node: GPUNode, count: int) -> list[str]:
-    """Ask which GPU each bundle got.
+    """Return the GPU that each bundle got.
 
     Raises:
         EnvironmentFault: Ray reserved them on another node.
@@ -153,7 +153,7 @@ def _devices(group: Any, node: GPUNode, count: int) -> list[str]:
 
 
 def _ask(group: Any, bundle: int) -> Any:
-    """Ask which node a bundle is on, and which GPU it got there; returns Ray's reference of the answer."""
+    """Request the node and GPU of a bundle; return the Ray reference of the answer."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -165,9 +165,9 @@ def _ask(group: Any, bundle: int) -> Any:
 
 
 async def present_seat(seat: GPUSeat) -> GPUSeat:
-    """Return a seat with its present GPUs: when its node goes, Ray reserves others elsewhere as soon as it can.
+    """Return a seat with its current GPUs: if its node is gone, wait until Ray has reserved others elsewhere.
 
-    Waits for that; while a node is drained but still there, Ray neither moves what is reserved on it nor uses it.
+    While a node is drained but still present, Ray neither moves reservations away from it nor uses them.
     """
     found = await asyncio.gather(*(_ask(seat.group, bundle) for bundle in seat.bundles))
     return attrs.evolve(seat, devices=tuple(device for _, device in found), node=found[0][0])

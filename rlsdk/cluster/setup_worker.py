@@ -1,7 +1,7 @@
-"""Stand in for Ray's script of this name, which sets the environment of each worker and then becomes the worker.
+"""Replace Ray's script of this name, which sets the environment of each worker and then becomes the worker.
 
-Ray's imports half of Ray for that, before every worker. This one imports nothing that is not in Python, and hands
-whatever a run of its own does not need (containers, other languages) to Ray's.
+Ray's script imports half of Ray before every worker. This one imports only the standard library, and delegates
+whatever a local run does not need (containers, other languages) to Ray's.
 """
 
 import argparse
@@ -28,9 +28,9 @@ def main() -> None:
         theirs = os.path.join(sysconfig.get_path("purelib"), "ray", "_private", "workers", "setup_worker.py")
         os.execv(sys.executable, [sys.executable, theirs, *sys.argv[1:]])
     for name, value in (context.get("env_vars") or {}).items():
-        # As Ray has it: a variable in the value is replaced by its own, one that is not set by nothing.
+        # As in Ray: variables in the value are expanded, unset ones to nothing.
         os.environ[name] = re.sub(r"\$\{[A-Z0-9_]+\}", "", os.path.expandvars(value))
-    python = context.get("py_executable") or sys.executable  # in the words of a shell
+    python = context.get("py_executable") or sys.executable  # in shell syntax
     command = [*(context.get("command_prefix") or ()), "exec", python, *map(shlex.quote, worker)]
     os.execvp("bash", ["bash", "-c", " ".join(command)])
 

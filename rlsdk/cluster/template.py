@@ -1,9 +1,10 @@
-"""A process that imports what engines and learner need while the checks run; Ray's workers are then forked from it.
+"""A process that imports the libraries of engines and learner while the checks run; Ray's workers are forked from it.
 
-On a CPU the imports of torch, transformers, vLLM and DeepSpeed are most of a start. A *template* makes them once,
-beside the driver. The command starts it before it knows its plan: at first it imports what all roles need. Told the
-roles, it is forked into one process for each, which imports what only its role needs. Ray starts `join.py` in place of
-Python, and that has the process of its role fork the worker. If it cannot, the worker is started as any other.
+On a CPU, the imports of torch, transformers, vLLM and DeepSpeed dominate the start of a run. A *template* makes them
+once, concurrently with the driver. The command starts it before the plan is known: it first imports what all roles
+need. Once it gets the roles, it forks into one process per role, which imports what only that role needs. Ray starts
+`join.py` instead of Python, which asks the process of its role to fork the worker. If that fails, the worker starts
+like any other.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ ROLES: tuple[RoleName, ...] = ("engine", "learner")
 """Roles whose processes may be forks."""
 COMMON = (
     *("torch", "transformers.modeling_utils", "transformers.models.auto.tokenization_auto"),
-    "transformers.modeling_layers",  # which the file of each model imports
-    # What Ray imports in each worker. Not pyarrow, which starts a thread.
+    "transformers.modeling_layers",  # imported by every model file
+    # Modules that Ray imports in each worker, except pyarrow, which starts a thread.
     *("google.protobuf.json_format", "google.protobuf.timestamp_pb2", "jsonschema", "pydantic.v1", "requests"),
 )
 """Modules that the processes of all roles need."""
@@ -65,8 +66,8 @@ class TemplateRole:
 
     Attributes:
         name: engine or learner.
-        component: What their processes start.
-        environment: Variables of their processes.
+        component: Component that their processes run.
+        environment: Environment variables of their processes.
     """
 
     name: RoleName
@@ -76,13 +77,13 @@ class TemplateRole:
 
 @attrs.frozen(eq=False)
 class Template:
-    """A template that imports what all roles need, and waits to be told the roles.
+    """A template that imports what all roles need, and waits for the roles.
 
     Attributes:
         process: Its process.
         folder: Folder of its sockets.
-        listeners: Sockets by the name of the role that they are for.
-        compiler: Variables of the compiler that it was started with.
+        listeners: Sockets, by role.
+        compiler: Compiler variables that it was started with.
     """
 
     process: subprocess.Popen[bytes]
@@ -100,7 +101,7 @@ class Template:
                 listeners[name] = stack.enter_context(socket.socket(socket.AF_UNIX))
                 listeners[name].bind(f"{folder}/{name}")
                 listeners[name].listen()
-            # A pool of threads would not survive a fork. Each worker sets the number of its own.
+            # A thread pool would not survive a fork. Each worker sets its own number of threads.
             single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
             process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, json.dumps(_path()), str(os.getpid())],
@@ -114,14 +115,14 @@ class Template:
             try:
                 yield cls(process, folder, listeners, compiler)
             finally:
-                process.kill()  # and with it what it has forked
+                process.kill()  # together with its forks
                 process.wait()
                 assert process.stdin is not None
                 with suppress(BrokenPipeError):
                     process.stdin.close()
 
     def serve(self, roles: Sequence[TemplateRole]) -> dict[str, str]:
-        """Have the template serve these roles; returns what stands in place of Python for each, by its name."""
+        """Make the template serve these roles; return the command that replaces Python for each, by its name."""
         import cloudpickle
 
         served = [(self.listeners[role.name].fileno(), role.component, dict(role.environment)) for role in roles]
@@ -137,7 +138,7 @@ class Template:
 
 @contextmanager
 def warmed() -> Iterator[Template | None]:
-    """Start a template before a plan is known, for `template`; None where no run has one."""
+    """Start a template before the plan is known, for `template`; None if no run could use one."""
     if _can_fork() and not os.environ.get("RAY_ADDRESS"):
         with Template.begun(EXPECTED) as begun:
             yield begun
@@ -147,14 +148,14 @@ def warmed() -> Iterator[Template | None]:
 
 @contextmanager
 def template(plan: Plan, begun: Template | None = None) -> Iterator[Mapping[str, str]]:
-    """Have a template serve a run; yield what stands in place of Python for each role, by its name, until it ends.
+    """Make a template serve a run; yield the command that replaces Python for each role, by its name.
 
-    Nothing is yielded where workers cannot be forks: on a cluster that was started before, in an environment that Ray
-    makes, on a machine with GPUs (CUDA does not survive a fork), or if roles differ in what torch reads when imported.
+    Yields nothing if workers cannot be forked: on an existing cluster, in a Ray runtime environment, on a machine with
+    GPUs (CUDA does not survive a fork), or if roles differ in variables that torch reads when it is imported.
 
     Args:
         plan: Plan of the run.
-        begun: Template that was started before; it serves no second run.
+        begun: Template that was started earlier; it can serve only one run.
     """
     place = plan.config.placement
     elsewhere = RayAddress.find(place) is not None or place.runtime_env
@@ -170,7 +171,7 @@ def template(plan: Plan, begun: Template | None = None) -> Iterator[Mapping[str,
 
 
 def import_common() -> None:
-    """Import what the processes of all roles need, and the driver's checks as well; faults show where it is used."""
+    """Import what all roles and the driver's checks need; failed imports are reported where they are used."""
     for name in COMMON:
         with suppress(Exception):  # a broken installation raises anything
             importlib.import_module(name)
@@ -200,13 +201,13 @@ def _roles(plan: Plan) -> list[TemplateRole]:
 
 
 def main() -> None:
-    """Run the template: import what all roles need, fork one process for each role, and wait to be ended."""
+    """Run the template: import what all roles need, fork one process per role, and wait to be ended."""
     end_with_parent(int(sys.argv[2]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt ends
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles interrupts
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the forks are not waited for
     with importing(), hidden("ray"):
         import_common()
-        with suppress(Exception):  # hundreds of patterns, which each process would compile when it loads a model
+        with suppress(Exception):  # otherwise each process compiles hundreds of patterns when it loads a model
             importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("")
     sys.path[:], roles, others = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the process that started this one
     for descriptor in others:
@@ -221,20 +222,20 @@ def main() -> None:
             end_with_parent(base)
             _serve(listener, component, environment)
             return
-    for listener in listeners:  # or whoever calls a role's process that is dead would wait for this one
+    for listener in listeners:  # otherwise a caller of a dead role process would wait for this one
         listener.close()
     while True:
         signal.pause()
 
 
 def _serve(listener: socket.socket, reference: ComponentRef, environment: Mapping[str, str]) -> None:
-    """Import what a role needs, then fork a worker for each caller; returns in a worker, at its end."""
+    """Import what a role needs, then fork a worker per caller; returns only in a worker, at its end."""
     os.environ.update(environment)
-    with importing(), hidden("ray"):  # it reads its variables when it is imported, and Ray sets them for each worker
+    with importing(), hidden("ray"):  # Ray reads its variables when it is imported, and sets them for each worker
         component = Plugins().resolve(reference)
         if isinstance(component, Preloads):
             component.preload()
-    if len(os.listdir("/proc/self/task")) > 1:  # a thread that a plugin has started would be missing in the forks
+    if len(os.listdir("/proc/self/task")) > 1:  # threads started by a plugin would be missing in the forks
         return
     while True:
         caller, _ = listener.accept()
@@ -247,11 +248,11 @@ def _serve(listener: socket.socket, reference: ComponentRef, environment: Mappin
 
 
 def _work(caller: socket.socket) -> None:
-    """Become the worker that the caller would have been; the caller ends when the connection is closed, at the end."""
+    """Become the worker in place of the caller, which ends when the connection is closed at the end."""
     size, streams, _, _ = socket.recv_fds(caller, 8, 3)
     request = json.loads(exactly(caller, int.from_bytes(size, "big")))
     caller.sendall(b"f")
-    if caller.recv(1) != b"g":  # it waited too long, and has become the worker itself
+    if caller.recv(1) != b"g":  # it timed out, and has become the worker itself
         return
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
@@ -260,7 +261,7 @@ def _work(caller: socket.socket) -> None:
     environment = request["environment"]
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
-    # Ray finds the title of its process beside the first variable, which must not move.
+    # Ray locates the process title next to the first variable, which must not move.
     os.environ.update({k: v for k, v in environment.items() if os.environ.get(k) != v})
     if "torch" in sys.modules and (threads := environment.get("OMP_NUM_THREADS")):
         sys.modules["torch"].set_num_threads(int(threads))

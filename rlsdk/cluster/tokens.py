@@ -1,4 +1,4 @@
-"""Ray's token: whether a cluster requires one, and whether this process has the right one.
+"""Ray's authentication token: whether a cluster requires one, and whether this process has the right one.
 
 Ray reports a wrong token after a minute of warnings, and a missing one as a failed connection. Here one call asks the
 cluster first.
@@ -21,7 +21,7 @@ MODE = "RAY_AUTH_MODE"
 
 @attrs.frozen
 class RayToken:
-    """The token that Ray would use in this process.
+    """Token that Ray would use in this process.
 
     Attributes:
         text: The token; empty if there is none.
@@ -33,7 +33,7 @@ class RayToken:
 
     @classmethod
     def find(cls) -> RayToken:
-        """Look where Ray looks, in its order: `RAY_AUTH_TOKEN`, `RAY_AUTH_TOKEN_PATH`, `~/.ray/auth_token`."""
+        """Search the same places as Ray, in order: `RAY_AUTH_TOKEN`, `RAY_AUTH_TOKEN_PATH`, `~/.ray/auth_token`."""
         if text := os.environ.get("RAY_AUTH_TOKEN", "").strip():
             return cls(text, "the environment variable RAY_AUTH_TOKEN")
         file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
@@ -45,11 +45,11 @@ def access(target: str, token: str = "") -> Access:
 
     Args:
         target: `HOST:PORT` of the GCS.
-        token: Token to show; empty for none.
+        token: Token to present; empty for none.
 
     Returns:
-        `open` if the call was answered without a token, `granted` with one, `refused` if it was refused; `unknown` if
-        nothing that speaks Ray's language answered.
+        `open` if the call succeeded without a token, `granted` with one, `refused` if it was rejected; `unknown` if no
+        Ray server answered.
     """
     import grpc
 
@@ -63,7 +63,7 @@ def access(target: str, token: str = "") -> Access:
 
 
 def token_fault(target: str) -> str:
-    """Set Ray's token mode as a cluster requires it, and say why this process cannot join; empty if it can.
+    """Set Ray's token mode to what a cluster requires; return why this process cannot join, or an empty string.
 
     Args:
         target: `HOST:PORT` of the cluster's GCS.
@@ -87,7 +87,7 @@ def token_fault(target: str) -> str:
 
 
 def _use_tokens() -> None:
-    """Switch token authentication on in this process, even if Ray was imported before."""
+    """Enable token authentication in this process, even if Ray is already imported."""
     os.environ[MODE] = "token"
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 

@@ -1,7 +1,7 @@
-"""The watchdog of a run: a thread that reports which process or event loop is silent, and ends the run after a limit.
+"""The watchdog of a run: a thread that reports silent processes and event loops, and ends the run after a time limit.
 
-A process is silent if it is stopped, or if it neither uses CPU nor a disk nor answers. One that works is never ended,
-however long it takes.
+A process is silent if it is stopped, or if it uses neither CPU nor disk and does not answer. A working process is
+never ended, however long it takes.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ WRITE_SECONDS = 1.0
 
 @attrs.define(eq=False)
 class _Run:
-    """Handles by which a run is ended: its task, and a function that ends it after its step."""
+    """Ways to end a run: its task, and a function that ends it after its step."""
 
     task: asyncio.Task[Any]
     finish: Callable[[], object]
 
 
 class Watchdog:
-    """Watches the processes and event loops of one run; see `rlsdk.isolation.watching` for how they are told of.
+    """Watch the processes and event loops of one run; `rlsdk.isolation.watching` registers them.
 
     Attributes:
-        verdict: Why the run is ended; empty while it is not.
+        verdict: Reason why the run is being ended; empty otherwise.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class Watchdog:
         abandon: Callable[[str], None] = lambda verdict: None,
         report: Callable[[str, Sequence[tuple[Watched, Vitals]], float], None] | None = None,
     ) -> None:
-        """Prepare a watchdog; `start` has it watch.
+        """Prepare a watchdog; `start` starts watching.
 
         Args:
             section: Limits.
-            prober: Looks at processes; left out, those of this machine and of Ray's nodes.
-            now: Time in seconds.
-            abandon: Called with the verdict when the run did not end within `GRACE_SECONDS`; writes down how it ended
+            prober: Checks processes; default: those of this machine and of Ray's nodes.
+            now: Clock, in seconds.
+            abandon: Called with the verdict if the run did not end within `GRACE_SECONDS`; records how the run ended
                 and exits.
-            report: Called after each look with the present stage, what was seen of each process, and the time.
+            report: Called after each check with the current stage, the findings for each process, and the time.
         """
         self._report = report
         self._warn = section.warn
@@ -88,7 +88,7 @@ class Watchdog:
         self._closed = threading.Event()
 
     def start(self) -> None:
-        """Begin to watch, in a thread."""
+        """Start watching, in a thread."""
         threading.Thread(target=self._watch, name="rlsdk-watchdog", daemon=True).start()
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Watchdog:
     # What is watched
 
     def enter(self, stage: str) -> object:
-        """Begin a stage; returns its key."""
+        """Start a stage; return its key."""
         with self._lock:
             self._stages[key := next(self._keys)] = stage, self._now()
         return key
@@ -123,7 +123,7 @@ class Watchdog:
         Args:
             name: Name in messages.
             identity: The process.
-            log: File that takes what it prints.
+            log: File with its output.
         """
         self._add(Watched(name, log, identity=identity, vital=True))
 
@@ -132,7 +132,7 @@ class Watchdog:
         self._gcs = GcsAddress(address)
 
     def release_ray(self) -> None:
-        """Check once more that Ray lives, then stop watching all processes: Ray is being shut down."""
+        """Check once more that Ray is alive, then stop watching all processes, since Ray is being shut down."""
         with self._lock:
             vital = [each for each in self._watched if each.vital]
             self._watched, self._gcs = [], None
@@ -146,7 +146,7 @@ class Watchdog:
     def add_loop(
         self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, name: str, *, says: bool = True
     ) -> Callable[[], None]:
-        """Watch an event loop that a thread runs, logging stalls if `says`; returns a function that stops watching."""
+        """Watch a thread's event loop, and log stalls if `says`; return a function that stops watching."""
         watch = LoopHealth(loop, thread, name, self._warn if says else float("inf"), self._now)
         with self._lock:
             self._loops.append(watch)
@@ -158,7 +158,7 @@ class Watchdog:
         return stop
 
     def add_run(self, task: asyncio.Task[Any], finish: Callable[[], object]) -> Callable[[], None]:
-        """Register how the run is ended: after its step by `finish`, at once by cancelling its task."""
+        """Register how to end the run: after its step by `finish`, at once by cancelling its task."""
         self._run = _Run(task, finish)
 
         def stop() -> None:
@@ -174,7 +174,7 @@ class Watchdog:
 
     @property
     def stage(self) -> str:
-        """Current stage of the run, and its duration so far."""
+        """Current stage of the run and its duration so far."""
         with self._lock:
             if not self._stages:
                 return "between two stages"
@@ -189,11 +189,11 @@ class Watchdog:
             try:
                 with self._looking:
                     self.look()
-            except Exception:  # a watchdog that fails must not end a run
+            except Exception:  # a failing watchdog must not end a run
                 log.exception("the watchdog failed, and tries again")
 
     def look(self) -> None:
-        """Look once at everything that is watched."""
+        """Check everything that is watched once."""
         now = self._now()
         with self._lock:
             watched, loops = list(self._watched), list(self._loops)
@@ -219,7 +219,7 @@ class Watchdog:
             deadline[1]()
 
     def _ask(self, watched: Watched, now: float) -> None:
-        """Take the answer of an actor, or ask it."""
+        """Collect an actor's answer, or ask it."""
         if watched.actor is None:
             return
         if watched.asked is None:
@@ -228,7 +228,7 @@ class Watchdog:
             return
         ended, found = self._prober.answer(watched.answer)
         if ended and found is None:
-            if watched.identity is None:  # it never came to be; whoever started it is told so by Ray
+            if watched.identity is None:  # it never started, which Ray reports to its creator
                 self.remove_actor(watched.actor)
             watched.asked = None
             return
@@ -246,16 +246,16 @@ class Watchdog:
         watched.identity, watched.asked = found, None
 
     def _is_long(self, now: float) -> bool:
-        """True if the present stage takes so long that actors are asked to identify themselves."""
+        """True if the current stage takes so long that actors are asked to identify themselves."""
         with self._lock:
             return any(now - began >= self._warn / 2 for _, began in self._stages.values())
 
     def _judge(self, watched: Watched, vitals: Vitals, now: float, *, measured: bool) -> None:
-        """Record the state of a process, report a long silence, and end the process after one that is too long."""
+        """Record the state of a process, report a long silence, and end the process once it is too long."""
         if vitals.state in ("gone", "zombie"):
             if watched.vital:
                 self._lose(watched)
-            else:  # whoever calls it is told so by Ray
+            else:  # Ray reports it to its callers
                 self.remove_actor(watched.actor)
             return
         found = self._silence(watched, vitals, now, measured=measured)
@@ -280,12 +280,12 @@ class Watchdog:
             self._end_silent(watched, seconds)
 
     def _silence(self, watched: Watched, vitals: Vitals, now: float, *, measured: bool) -> tuple[float, str] | None:
-        """Return the time since when a process is silent, and a predicate that says why; None if it works."""
+        """Return the start of a process's silence, and a predicate that describes it; None if it works."""
         if vitals.state == "stopped":
             return now, _STOPPED
         if vitals.state == "unknown":
             return now, "cannot be inspected, because its node does not answer"
-        if watched.vital:  # the processes below Ray's are watched themselves
+        if watched.vital:  # child processes of Ray's are watched separately
             return None
         if not measured:
             return watched.silent if watched.silent and watched.silent[1] != _STOPPED else None
@@ -295,7 +295,7 @@ class Watchdog:
         is_active = vitals.state == "disk" or vitals.moved != moved
         if watched.base is None or is_active or vitals.cpu - cpu >= IDLE_SHARE * max(now - then, 0.5):
             watched.base = now, vitals.cpu, vitals.moved
-            watched.asked = None if watched.asked is None else now  # its answer waits behind its work
+            watched.asked = None if watched.asked is None else now  # its answer comes only after its work
             return None
         if watched.asked is None or now - watched.asked < self._warn:
             return None
@@ -335,7 +335,7 @@ class Watchdog:
             self.condemn(f"{watched} has died, and with it all actors of its node; its log is {watched.log}")
 
     def _lose_gcs(self, what: str) -> None:
-        """Handle the loss of Ray's head: actors answer for a while, so that the run can finish its step and save."""
+        """Handle the loss of Ray's head: actors still answer for a while, so the run can finish its step and save."""
         self._gcs = None
         if self.verdict:
             return
@@ -352,7 +352,7 @@ class Watchdog:
         """End the run at once.
 
         Args:
-            verdict: Why, as a sentence that names the culprit.
+            verdict: Reason, as a sentence that names the culprit.
         """
         if self.verdict:
             return

@@ -1,4 +1,4 @@
-"""Blocks that a watchdog watches: a run, and whatever else runs on engines, such as an evaluation or a server."""
+"""Context managers that watch a run, or other work on engines such as an evaluation or a server."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def watching(
 
     Args:
         section: Limits.
-        abandon: Called with the verdict, if the run does not end though it was told to: writes down how it ended. The
-            process then exits, unless the run is in another than its main thread, as in a notebook.
-        report: Called with what is seen of the processes; see `Watchdog`.
+        abandon: Called with the verdict if the run does not end when told to; records how it ended. The process then
+            exits, unless the run is not in its main thread, as in a notebook.
+        report: Called with the findings for the processes; see `Watchdog`.
     """
     is_main = threading.current_thread() is threading.main_thread()
 
@@ -48,13 +48,13 @@ def watching(
         yield watchdog
     finally:
         watchdog.close()
-        with suppress(ValueError):  # a trainer that is used by hand may be closed in another context
+        with suppress(ValueError):  # a manually used trainer may be closed in another context
             CURRENT.reset(token)
 
 
 @contextmanager
 def watched(section: WatchdogSection, name: str) -> Iterator[None]:
-    """Watch what runs on engines without being a run, during a block; a process that is silent for too long ends it.
+    """Watch work on engines that is not a run, during a block; a process that is silent for too long ends it.
 
     Args:
         section: Limits.

@@ -27,13 +27,13 @@ log = logging.getLogger(__name__)
 def group_maker(
     plan: Plan, codec: ChatTokenizer, engines: Sequence[Any], observer: Observer | None
 ) -> Iterator[LocalMaker | RolloutWorkerPool]:
-    """Provide what makes the groups of a plan: this process, or its rollout workers, which end with the block.
+    """Provide the group maker of a plan: this process, or rollout workers, which end with the block.
 
     Args:
-        plan: The plan.
+        plan: Plan of the run.
         codec: Tokenizer of its model.
-        engines: Handles of engine actors that are ready, by rank.
-        observer: Called with each new rollout for training, its score and step; None if nobody observes.
+        engines: Handles of ready engine actors, by rank.
+        observer: Called with each new training rollout, its score and step; None without an observer.
 
     Raises:
         RlsdkError: A worker did not start.
@@ -50,7 +50,7 @@ def group_maker(
 def _started(
     plan: Plan, engines: Sequence[Any], observer: Observer | None, actors: Mapping[str, Any], stack: ExitStack
 ) -> RolloutWorkerPool:
-    """Start all workers, which end with the stack."""
+    """Start all workers; closing the stack ends them."""
     import ray
 
     portable = PortablePlan.of(plan)
@@ -89,13 +89,13 @@ def _start(
     rank: int,
     incarnation: int,
 ) -> tuple[Any, Any]:
-    """Start a worker beside an engine: its handle, and an `ObjectRef` that resolves when it is ready."""
+    """Start a worker on an engine's node; return its handle and an `ObjectRef` that resolves when it is ready."""
     near = nodes[rank % len(nodes)] if nodes else ""
     path = plan.folder.resolve() / "logs" / f"rollout-worker-{rank}.log"
     actor = spawn(
         RolloutWorkerActor,
         str(path),
-        node=near if near in {node["NodeID"] for node in staying_nodes()} else "",  # Ray finds another one
+        node=near if near in {node["NodeID"] for node in staying_nodes()} else "",  # otherwise Ray chooses one
         concurrency=10_000,
         watched_as=f"rollout worker {rank}",
         log_path=path,
