@@ -1,4 +1,4 @@
-"""A model of transformers with a cache of slots: reads prompts, then a token at a time for all that runs."""
+"""A transformers model with a slot cache: reads prompts, then decodes one token at a time for all running rows."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from rlsdk.weights import from_weights
 
 
 class CachedModel:
-    """A model and the cache of the continuations that it runs.
+    """A model with the cache of its running continuations.
 
     Attributes:
-        net: Model of transformers.
-        vision: Images as the model reads them.
+        net: The transformers model.
+        vision: Image processing of the model.
         rows: Running continuations.
-        vocabulary: Number of tokens.
-        row_bytes: Bytes of the cache for each continuation, whatever its length.
-        token_bytes: Bytes of the cache for each token of each continuation.
+        vocabulary: Vocabulary size.
+        row_bytes: Cache bytes per continuation, independent of its length.
+        token_bytes: Cache bytes per token of a continuation.
     """
 
     def __init__(self, model: Model, place: ActorSpec, *, capacity: int, compiled: bool, routed: bool) -> None:
@@ -41,13 +41,13 @@ class CachedModel:
 
         Args:
             model: Model to load.
-            place: Where it runs.
-            capacity: Continuations that run at once.
-            compiled: Decode with a model under `torch.compile`.
-            routed: Keep the experts that tokens choose.
+            place: Placement of the engine.
+            capacity: Maximum number of concurrent continuations.
+            compiled: True to decode with `torch.compile`.
+            routed: True to record the experts that tokens choose.
 
         Raises:
-            EngineError: A layer keeps neither keys and values nor a state.
+            EngineError: A layer has neither keys and values nor a state.
         """
         self._model, self._device, self._routed = model, place.device, routed
         self.vision = Vision(model)
@@ -72,7 +72,7 @@ class CachedModel:
         self._expected: Mapping[str, tuple[int, ...]] | None = None
 
     def replace(self, weights: Weights) -> None:
-        """Replace the weights; nothing changes if they are refused.
+        """Replace the weights; if they are rejected, nothing changes.
 
         Raises:
             EngineError: A tensor of the model is missing, has a different shape, or does not belong to the model.
@@ -81,7 +81,7 @@ class CachedModel:
         self._copy(weights)
 
     def replace_parts(self, version: int, parts: Iterator[Weights]) -> None:
-        """Replace the weights as `replace` does, part by part; those before one that is refused are changed."""
+        """Replace the weights part by part; if a part is rejected, earlier parts stay replaced."""
         for part in checked(version, parts, self._shapes()):
             self._copy(part)
 
@@ -120,15 +120,15 @@ class CachedModel:
             self._slots.clear()
 
     def wake(self, budget: int) -> None:
-        """Take the device back, and read again what runs."""
+        """Take the device back, and recompute the cache of running continuations."""
         if self._device != "cpu":
             self.net.to(self._device)
             self.read_again(budget)
 
     def read_again(self, budget: int) -> None:
-        """Recompute the cache of all that runs, in passes of `budget` tokens.
+        """Recompute the cache of all running continuations, in passes of `budget` tokens.
 
-        Tokens keep the experts with which they were first read.
+        Tokens keep the experts that they chose when they were first read.
         """
         rows, running = self.rows, self.rows.running
         if len(running):
@@ -145,7 +145,7 @@ class CachedModel:
             requests: Requests whose prompts are read.
             rows: int64 `[k]`, rows to fill.
             source: int64 `[k]`, index of each row's request.
-            budget: Prompt tokens, padding included, in one pass.
+            budget: Maximum prompt tokens per pass, padding included.
 
         Returns:
             Logits after each row's prompt, `[k, vocabulary]`.
@@ -187,7 +187,7 @@ class CachedModel:
         return found
 
     def _seeing(self, requests: Sequence[Request], lengths: Sequence[int]) -> See | None:
-        """Return what makes the model's arguments of the requests' tokens and images; None if there are no images."""
+        """Return a function that builds the model's arguments from tokens and images; None if there are no images."""
         if not any(request.images for request in requests):
             return None
 
@@ -202,13 +202,13 @@ class CachedModel:
         return see
 
     def advance(self) -> torch.Tensor:
-        """Read the newest token of each running row; returns the logits after it, `[running, vocabulary]`."""
+        """Read the newest token of each running row; return the logits after it, `[running, vocabulary]`."""
         rows = self.rows
         alive, running = rows.alive[: rows.used], rows.running
         width = int(rows.length[running].max()) + 1
-        columns = np.minimum(rows.length[: rows.used], width - 1)  # of a dead row, any column will do
+        columns = np.minimum(rows.length[: rows.used], width - 1)  # for a dead row, any column works
         inputs = rows.tokens[np.arange(rows.used), columns]
-        # One row would be another graph.
+        # A single row would compile another graph.
         decoder = self._decoder if rows.used > 1 else self.net
         if self._routed:
             self._routers.record()
@@ -228,18 +228,18 @@ class CachedModel:
 
 
 def _compiled(net: Any) -> Callable[..., Any]:
-    """The model as a function, compiled once for any number of rows and columns."""
+    """Return the model as a function, compiled once for any number of rows and columns."""
     from torch.fx.experimental import _config as config
 
-    # Else rows that are as many as a head's numbers, say, in the first step, would be taken for the same, and compiled
-    # again when they are not. The setting is the calling task's own, and steps are not taken in that of `start`.
+    # Otherwise dimensions that happen to be equal in the first step would be treated as one, and compiled again later.
+    # The setting belongs to the calling context, and steps do not run in the context of `start`.
     context = copy_context()
     context.run(setattr, config, "use_duck_shape", False)
     return partial(context.run, torch.compile(net, dynamic=True))
 
 
 def _parts(lengths: Sequence[int], budget: int) -> Iterable[range]:
-    """Consecutive ranges; the padded size of one that holds several, count times longest, is within the budget."""
+    """Return consecutive ranges; the padded size of a range of several, count times longest, is within the budget."""
     start, longest = 0, 0
     for index, length in enumerate(lengths):
         if index > start and (index + 1 - start) * max(longest, length) > budget:
@@ -250,7 +250,7 @@ def _parts(lengths: Sequence[int], budget: int) -> Iterable[range]:
 
 
 class ExactHead(nn.Module):
-    """Logits computed in float32 from the parameters of another head, whose names stay as they were."""
+    """Head that computes logits in float32 from the parameters of another head, and keeps their names."""
 
     def __init__(self, linear: Any) -> None:
         super().__init__()
@@ -260,7 +260,7 @@ class ExactHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """`[…, d]` -> float32 `[…, V]`."""
         if hidden.is_cuda and hidden.dtype != torch.float32:
-            # Sums in float32 without a float32 copy of the weight at every step.
+            # Accumulates in float32 without copying the weight to float32 at every step.
             rows = hidden.reshape(-1, hidden.shape[-1])
             logits = torch.mm(rows, self.weight.t(), out_dtype=torch.float32).view(*hidden.shape[:-1], -1)
         else:

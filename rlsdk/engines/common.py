@@ -36,12 +36,12 @@ def mix(*numbers: int) -> int:
 
 
 def positions(config: Any) -> float:
-    """Return the number of tokens that a model was made to read; infinity if its config names none.
+    """Return the maximum number of tokens that a model supports; infinity if its config names none.
 
-    A factor by which rotary positions are stretched counts, unless `max_position_embeddings` counts it already.
+    Includes the scaling factor of rotary positions, unless `max_position_embeddings` already does.
 
     Args:
-        config: Config of the language model, from transformers.
+        config: transformers config of the language model.
     """
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
     named = [found for name in names if (found := getattr(config, name, None))]
@@ -58,10 +58,10 @@ def positions(config: Any) -> float:
 
 
 def check_requests(requests: Sequence[Request], *, max_length: int, vocabulary: int) -> None:
-    """Refuse what an engine cannot generate, before any request is admitted.
+    """Refuse requests that an engine cannot generate, before any is admitted.
 
     Raises:
-        ValueFault: A prompt is empty, too long or holds ids that the model does not know; an option is out of range.
+        ValueFault: A prompt is empty, too long or contains unknown token ids, or an option is out of range.
     """
     for request in requests:
         ids, sampling = request.prompt_ids, request.sampling
@@ -90,11 +90,11 @@ def check_images(requests: Sequence[Request], vision: Vision | None) -> None:
     """Refuse images that cannot be read, before any request is admitted.
 
     Args:
-        requests: Requests.
-        vision: Images as the model reads them; None: it reads none.
+        requests: Requests to check.
+        vision: Image processing of the model; None if it reads no images.
 
     Raises:
-        ValueFault: The model or the engine reads no images, or a request's tokens do not stand for its images.
+        ValueFault: The model or the engine reads no images, or a request's image tokens do not match its images.
         ConfigError: The model's image processor cannot be opened.
     """
     for request in requests:
@@ -111,10 +111,10 @@ def check_images(requests: Sequence[Request], vision: Vision | None) -> None:
 
 
 def check_known(ids: Sequence[str], running: Iterable[str]) -> None:
-    """Refuse ids that are taken.
+    """Refuse request ids that are in use.
 
     Raises:
-        ValueFault: An id comes twice or is running.
+        ValueFault: An id occurs twice or is running.
     """
     taken = set(running)
     for name in ids:
@@ -124,19 +124,19 @@ def check_known(ids: Sequence[str], running: Iterable[str]) -> None:
 
 
 def open_tokenizer(model: Model) -> Any:
-    """The tokenizer of a model."""
+    """Return the tokenizer of a model."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model.tokenizer or model.path, trust_remote_code=model.trust_remote_code)
 
 
 def end_ids(model: Model, tokenizer: Any) -> tuple[int, ...]:
-    """Tokens that end a text: the tokenizer's own, those of the generation config, and those of the model's config."""
+    """Return the end tokens: the tokenizer's, those of the generation config, and those of the model's config."""
     from transformers import AutoConfig, GenerationConfig
 
     config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     found = {tokenizer.eos_token_id, *_listed(getattr(config, "eos_token_id", None))}
-    with suppress(OSError):  # a model need not have one
+    with suppress(OSError):  # the file is optional
         found.update(_listed(GenerationConfig.from_pretrained(model.path).eos_token_id))
     return tuple(sorted(i for i in found if i is not None))
 
@@ -148,7 +148,7 @@ def _listed(ids: int | Sequence[int] | None) -> Sequence[int]:
 
 
 class StopStrings:
-    """Watches one continuation for strings that end it."""
+    """Watch one continuation for stop strings."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
         """Watch for the given stop strings.
@@ -188,7 +188,7 @@ class StopStrings:
         return any(stop in window for stop in self._stops)
 
     def _decode(self, token: int) -> str:
-        """The text that this token adds; empty while it is half a character."""
+        """Return the text that this token adds; empty if it is only part of a character."""
         if self._backend is not None:
             return self._stream.step(self._backend, token) or ""
         self._ids.append(token)
@@ -212,8 +212,8 @@ class Continuation:
         stops: Stop-string watcher, if there are stop strings.
         likeliest: Number of top tokens to record for each sampled token.
         top: The recorded top tokens, as (ids, logprobs).
-        routing: Experts of successive tokens, arrays `[tokens, layers, k]`, from the prompt's first on.
-        prompt: Number of tokens of the prompt.
+        routing: Experts of successive tokens, arrays `[tokens, layers, k]`, starting with the prompt's first token.
+        prompt: Number of prompt tokens.
     """
 
     request: str
@@ -234,14 +234,14 @@ class Continuation:
         return cls(request.id, index, stops, request.sampling.top_logprobs, prompt=len(request.prompt_ids))
 
     def stamp(self, version: int) -> None:
-        """Tokens from here on are sampled by weights of this version."""
+        """Record that the following tokens are sampled by weights of this version."""
         if not self.spans or self.spans[-1][1] != version:
             self.spans.append((len(self.token_ids), version))
 
     def record(
         self, tokens: Sequence[int], logprobs: Sequence[float], top: Sequence[tuple[np.ndarray, np.ndarray]] = ()
     ) -> bool:
-        """Append what was sampled; return whether a stop string ends it (tokens after its last one are dropped)."""
+        """Append sampled tokens; return whether a stop string ends them (tokens after the stop string are dropped)."""
         kept = len(tokens)
         stopped = False
         if self.stops is not None:
@@ -262,7 +262,7 @@ class Continuation:
         )
 
     def _routed(self) -> np.ndarray | None:
-        """Experts of all tokens but the last, -1 for those that the engine did not report."""
+        """Return the experts of all tokens but the last; -1 where the engine did not report them."""
         if not self.routing:
             return None
         reported = np.concatenate(self.routing)[: self.prompt + len(self.token_ids) - 1]
@@ -270,7 +270,7 @@ class Continuation:
         return np.pad(reported.astype(np.int16), ((0, missing), (0, 0), (0, 0)), constant_values=-1)
 
     def since(self, start: int) -> Sampled:
-        """Return the tokens from a position on, while there may be more to come."""
+        """Return the tokens from a position on, of a continuation that is still running."""
         return Sampled(request=self.request, index=self.index, start=start, **self._arrays(start))
 
     def _arrays(self, start: int) -> dict[str, Any]:
@@ -284,7 +284,7 @@ class Continuation:
 
 
 def stack_top(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> TopTokens:
-    """Join the likeliest tokens of successive positions, each given as (ids, logprobs)."""
+    """Join the most likely tokens of successive positions, each given as (ids, logprobs)."""
     if not rows:
         return TopTokens(np.zeros((0, 0), np.int64), np.zeros((0, 0), np.float32))
     ids, logprobs = zip(*rows, strict=True)
@@ -292,7 +292,7 @@ def stack_top(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> TopTokens:
 
 
 def spread(spans: Sequence[tuple[int, int]], count: int) -> np.ndarray:
-    """Version of each token, int64 `[count]`, from (first token, version) pairs in order."""
+    """Return the version of each token, int64 `[count]`, from (first token, version) pairs in order."""
     versions = np.empty(count, dtype=np.int64)
     for start, version in spans:
         versions[start:] = version
@@ -300,12 +300,12 @@ def spread(spans: Sequence[tuple[int, int]], count: int) -> np.ndarray:
 
 
 def with_tied_head(weights: Weights, tied: bool) -> Weights:
-    """Weights with the output head named beside the input embeddings, where the model ties them.
+    """Return weights that also name the output head, if the model ties it to the input embeddings.
 
-    Left out, the head of vLLM on the CPU would stay as it was without a sound: it is kept prepacked.
+    Otherwise vLLM on the CPU would silently keep the old head, which it holds prepacked.
 
     Raises:
-        EngineError: The model ties them and the embeddings are not there under a known name.
+        EngineError: The model ties them, but no known name of the embeddings is present.
     """
     if not tied:
         return weights
@@ -326,7 +326,7 @@ def with_tied_head(weights: Weights, tied: bool) -> Weights:
 
 
 def with_tied_heads(parts: Iterator[Weights], tied: bool) -> Iterator[Weights]:
-    """Parts of weights with the output head beside the input embeddings, where the model ties them."""
+    """Yield parts of weights that also name the output head, if the model ties it to the input embeddings."""
     for part in parts:
         yield with_tied_head(part, tied and any(name.endswith(_INPUT_EMBEDDINGS) for name in part.tensors))
 
@@ -345,7 +345,7 @@ def check_names(weights: Weights, expected: Mapping[str, tuple[int, ...]]) -> No
 
 
 def checked(version: int, parts: Iterator[Weights], expected: Mapping[str, tuple[int, ...]]) -> Iterator[Weights]:
-    """Pass parts of weights on that fit the model, and see at the end that none is missing; see `check_names`."""
+    """Yield parts of weights that fit the model, and check at the end that none is missing; see `check_names`."""
     came: set[str] = set()
     for part in parts:
         _refuse(version, {}, (), _misshapen(part, expected))

@@ -1,4 +1,4 @@
-"""Memory that an engine will need, from its options and the shapes of its model."""
+"""Memory estimates of engines, from their options and the shapes of the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VLLM_PROCESS_BYTES = 1200 * 2**20
 def transformers_memory(
     model: Model, net: Any, place: ActorSpec, *, max_num_seqs: int, kv_cache_gib: float
 ) -> tuple[MemoryUse, ...]:
-    """Estimate the memory of the engine `transformers` at its greatest."""
+    """Estimate the peak memory of the engine `transformers`."""
     from rlsdk.engines.slots import token_bytes
 
     full = max_num_seqs * model.max_length * token_bytes(net.config.get_text_config(), DTYPE_BYTES[model.dtype])
@@ -26,12 +26,12 @@ def transformers_memory(
 def vllm_memory(
     model: Model, net: Any, place: ActorSpec, *, kv_cache_gib: int, gpus: int, room: int
 ) -> tuple[MemoryUse, ...]:
-    """Estimate the memory of vLLM; on each of its GPUs, the KV cache gets what the weights leave of the `room`.
+    """Estimate the memory of vLLM; on each GPU, the KV cache takes the part of `room` that the weights leave.
 
-    On a CPU each of the processes that divide the model has a KV cache.
+    On a CPU, each process that shares the model has its own KV cache.
     """
     weights = _weights(model, net)
-    processes = (gpus + (gpus > 1)) * VLLM_PROCESS_BYTES  # one more schedules
+    processes = (gpus + (gpus > 1)) * VLLM_PROCESS_BYTES  # one more process runs the scheduler
     if place.device == "cpu":
         return _uses(weights, gpus * kv_cache_gib * 2**30, processes, place)
     own = weights // gpus

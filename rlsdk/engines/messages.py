@@ -1,4 +1,4 @@
-"""Messages of an engine's actor to those who sample: finished answers, and the tokens of those that are streamed."""
+"""Messages from an engine actor to its clients: completions, and new tokens of streamed requests."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rlsdk.contracts import Completion, Finish, Sampled, TopTokens
 
 @attrs.frozen(eq=False)
 class Progress:
-    """A message of `generate`: what requests that stream have sampled since the last one."""
+    """A message of `generate`: tokens that streamed requests have sampled since the previous message."""
 
     sampled: list[Sampled]
 
 
 class Bundle(list[Completion]):
-    """Completions that are pickled as a few long arrays: thousands of short ones cost more than generating them."""
+    """Completions, pickled as a few long arrays, since pickling thousands of short ones is slower than sampling."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not self:
@@ -40,7 +40,7 @@ def _unbundle(
     top: list[TopTokens | None] | None,
     routing: list[np.ndarray | None] | None,
 ) -> Bundle:
-    """The completions; their arrays are views."""
+    """Return the completions, whose arrays are views."""
     ends, blank = np.cumsum(lengths), [None] * len(names)
     return Bundle(
         Completion(

@@ -1,4 +1,4 @@
-"""The running continuations of the transformers engine as arrays, one row each: no Python work for each token."""
+"""The running continuations of the transformers engine as arrays, one row each, without Python work per token."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Pending:
         index: Index among the request's continuations.
         seed: Seed of its random numbers.
         limit: Maximum number of tokens, prompt included.
-        ends: Row in the table of end tokens.
+        ends: Row of the end-token table.
         stops: Stop-string watcher, if there are stop strings.
     """
 
@@ -49,10 +49,10 @@ class Pending:
 
 
 class EndTable:
-    """Sets of tokens that end a continuation, as rows of one table.
+    """Sets of end tokens, as rows of one table.
 
     Attributes:
-        vocabulary: Tokens of the model.
+        vocabulary: Vocabulary size.
         table: bool `[sets, vocabulary]`.
     """
 
@@ -62,7 +62,7 @@ class EndTable:
         self._rows: dict[frozenset[int], int] = {}
 
     def row(self, ends: Iterable[int]) -> int:
-        """The row of a set of tokens, made if there is none."""
+        """Return the row of a set of tokens, added if it is new."""
         key = frozenset(ends)
         if key not in self._rows:
             new = np.zeros((1, self.vocabulary), dtype=bool)
@@ -73,22 +73,22 @@ class EndTable:
 
 
 class RunningRows:
-    """Row `r` holds one continuation while `alive[r]`; dead rows below `used` take part in the forward pass in vain.
+    """Running continuations; row `r` holds one while `alive[r]`. Dead rows below `used` are computed but ignored.
 
     Attributes:
-        capacity: Rows there are.
-        used: Rows `0 .. used - 1` have been given out.
+        capacity: Number of rows.
+        used: Rows `0 .. used - 1` have been assigned.
         alive: bool `[capacity]`.
         length: int64 `[capacity]`, tokens in the KV cache; the token at this position is the next input.
-        start: int64 `[capacity]`, of the prompt.
-        offset: int64 `[capacity]`, added to a column to get a position: images have more tokens than positions.
-        limit: int64 `[capacity]`, tokens at most, prompt included.
+        start: int64 `[capacity]`, prompt length.
+        offset: int64 `[capacity]`, position minus column, since images have more tokens than positions.
+        limit: int64 `[capacity]`, maximum number of tokens, prompt included.
         tokens: int64 `[capacity, columns]`, prompt and response.
-        logprobs: float32 `[capacity, columns]`, of the sampled ones.
-        versions: int64 `[capacity, columns]`, of the weights that sampled them.
-        top: Likeliest tokens at each sampled position, as (ids, logprobs), of the rows whose requests want them.
-        routing: int16 `[capacity, columns, layers, k]`, experts that the tokens chose when they were first read; no
-            layers where nobody asked for them.
+        logprobs: float32 `[capacity, columns]`, logprobs of the sampled tokens.
+        versions: int64 `[capacity, columns]`, versions of the weights that sampled them.
+        top: Most likely tokens at each sampled position, as (ids, logprobs), for rows whose requests want them.
+        routing: int16 `[capacity, columns, layers, k]`, experts that the tokens chose when they were first read; zero
+            layers if they are not recorded.
     """
 
     def __init__(self, capacity: int, layers: int = 0, chosen: int = 0) -> None:
@@ -96,8 +96,8 @@ class RunningRows:
 
         Args:
             capacity: Number of rows.
-            layers: Layers whose experts are kept; 0: none.
-            chosen: Number of experts that a token chooses.
+            layers: Number of layers whose experts are recorded; 0 for none.
+            chosen: Number of experts per token.
         """
         self.capacity, self.used = capacity, 0
         self.routing = np.zeros((capacity, 0, layers, chosen), dtype=np.int16)
@@ -115,7 +115,7 @@ class RunningRows:
 
     @property
     def running(self) -> np.ndarray:
-        """int64, the rows that are alive."""
+        """Rows that are alive, int64."""
         return np.flatnonzero(self.alive[: self.used])
 
     def requests(self, rows: np.ndarray) -> list[Request]:
@@ -123,11 +123,11 @@ class RunningRows:
         return [held.request for row in rows.tolist() if (held := self.held[row]) is not None]
 
     def free(self) -> np.ndarray:
-        """int64, rows that can be given out, those among the used ones first."""
+        """Rows that can be assigned, used ones first, int64."""
         return np.flatnonzero(~self.alive)
 
     def place(self, row: int, pending: Pending) -> None:
-        """Give a row to a continuation; `length` becomes that of its prompt."""
+        """Assign a row to a continuation; its `length` becomes the prompt's."""
         request, sampling = pending.request, pending.request.sampling
         count = len(request.prompt_ids)
         self._grow(count + 1)
@@ -138,7 +138,7 @@ class RunningRows:
         self.offset[row] = 0
         self.limit[row], self.ends[row], self.seed[row] = pending.limit, pending.ends, pending.seed
         self.temperature[row] = sampling.temperature
-        # The likeliest token is the likeliest whatever is cut off, and its logprob is that of temperature 1.
+        # Truncation does not change which token is most likely, and its logprob is the one at temperature 1.
         self.top_p[row] = sampling.top_p if sampling.temperature else 1.0
         self.top_k[row] = sampling.top_k if sampling.temperature else 0
         self.tokens[row, :count] = request.prompt_ids
@@ -156,7 +156,7 @@ class RunningRows:
         self.versions[rows, at] = version
 
     def stopped_by_text(self, rows: np.ndarray) -> np.ndarray:
-        """bool, for each of these rows, whether the token just written completes one of its stop strings."""
+        """Return bool per row: whether the token just written completes one of its stop strings."""
         if not self.watched:
             return np.zeros(len(rows), dtype=bool)
         found = np.zeros(len(rows), dtype=bool)
@@ -168,7 +168,7 @@ class RunningRows:
         return found
 
     def take(self, row: int, end: int, finish: Finish) -> Completion:
-        """End a row; what it sampled before position `end` is handed out."""
+        """End a row and return its completion up to position `end`."""
         held = self.held[row]
         assert held is not None
         start = int(self.start[row])
@@ -178,7 +178,7 @@ class RunningRows:
             request=held.request.id,
             index=held.index,
             finish=finish,
-            # Those of the last token are missing, since it was not read.
+            # The last token has none, since it was not read.
             routed_experts=self.routing[row, : end - 1].copy() if self.routing.shape[2] else None,
             **self._arrays(row, start, end),
         )
@@ -208,7 +208,7 @@ class RunningRows:
         return found
 
     def compact(self) -> np.ndarray:
-        """Move the rows that are alive to the front; returns where they were, int64 ascending."""
+        """Move the rows that are alive to the front; return their old indices, int64 ascending."""
         kept = self.running
         count = len(kept)
         for array in (
@@ -243,5 +243,5 @@ class RunningRows:
 
 
 def room(sampling: Sampling, prompt: int, max_length: int) -> int:
-    """Tokens that a continuation has at most, its prompt of `prompt` tokens included."""
+    """Return the maximum number of tokens of a continuation, its prompt of `prompt` tokens included."""
     return min(prompt + sampling.max_tokens, max_length)

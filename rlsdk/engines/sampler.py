@@ -1,4 +1,4 @@
-"""Sampling of a whole batch at once, reproducible for each continuation whatever runs beside it."""
+"""Batched sampling, reproducible for each continuation regardless of the rest of the batch."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import torch
 
 
 def uniforms(seeds: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Draw a number in [0, 1) for each continuation, determined by its seed and position alone.
+    """Draw a number in [0, 1) for each continuation, determined only by its seed and position.
 
-    SplitMix64 as a counter-based generator: no state to keep, no loop over generators.
+    SplitMix64 as a counter-based generator: no state, and no loop over generators.
 
     Args:
         seeds: Seeds of the continuations, uint64 `[n]`.
-        counts: Tokens that each continuation has sampled so far, int64 `[n]`.
+        counts: Number of tokens sampled so far, int64 `[n]`.
 
     Returns:
-        float64 `[n]`, multiples of 2^-48: below 1 even after a product with a sum that was rounded.
+        float64 `[n]`, multiples of 2^-48, so that a product with a rounded sum also stays below it.
     """
     state = seeds + (counts.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -33,7 +33,7 @@ def sample(
 
     Args:
         logits: `[n, vocabulary]`, any float type; not changed.
-        temperature: float32 `[n]`; 0 takes the likeliest token, whose logprob is that of temperature 1.
+        temperature: float32 `[n]`; 0 takes the most likely token, with its logprob at temperature 1.
         top_p: float32 `[n]`; 1 is off. Applied after top-k.
         top_k: int64 `[n]`; 0 is off.
         uniform: float64 `[n]`, in [0, 1).
@@ -54,7 +54,7 @@ def sample(
 def likeliest(
     logits: torch.Tensor, temperature: np.ndarray, top_p: np.ndarray, top_k: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Find the likeliest tokens of one row, in the distribution that `sample` draws from.
+    """Return the most likely tokens of one row, in the distribution that `sample` draws from.
 
     Returns:
         Ids int64 `[count]` and their logprobs float32 `[count]`, descending.
@@ -64,7 +64,7 @@ def likeliest(
 
 
 def _distribution(logits: torch.Tensor, temperature: np.ndarray, top_p: np.ndarray, top_k: np.ndarray) -> torch.Tensor:
-    """Logprobs `[n, vocabulary]` of the distributions that are sampled from."""
+    """Return the logprobs `[n, vocabulary]` of the distributions to sample from."""
     scores = logits.float()
     greedy = temperature == 0
     if (temperature != 1).any():
@@ -78,14 +78,14 @@ def _distribution(logits: torch.Tensor, temperature: np.ndarray, top_p: np.ndarr
 
 
 def _limit(scores: torch.Tensor, top_p: np.ndarray, top_k: np.ndarray) -> torch.Tensor:
-    """`scores` `[n, vocabulary]` with minus infinity outside the `top_k` likeliest and, of these, outside `top_p`."""
+    """Return `scores` `[n, vocabulary]` with minus infinity outside `top_k` and, within it, outside `top_p`."""
     ordered, order = scores.sort(dim=-1, descending=True)
     rank = torch.arange(scores.shape[-1], device=scores.device)
     most = torch.from_numpy(np.where(top_k > 0, top_k, scores.shape[-1])).to(scores.device)[:, None]
     ordered = ordered.masked_fill(rank >= most, -torch.inf)
     mass = ordered.softmax(-1)
     before = mass.cumsum(-1) - mass
-    # The likeliest stays whatever rounding does; where top_p is off, so does all the rest.
+    # Keep the most likely token despite rounding and, if top_p is off, all others.
     share = torch.from_numpy(np.where(top_p < 1, top_p, np.inf).astype(np.float32)).to(scores.device)[:, None]
     ordered = ordered.masked_fill((before >= share) & (rank > 0), -torch.inf)
     return torch.empty_like(scores).scatter_(-1, order, ordered)

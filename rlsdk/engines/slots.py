@@ -1,4 +1,4 @@
-"""A cache of slots: a row for each running continuation, whose tokens start at column 0, written in place."""
+"""A slot cache, written in place: one row per running continuation, whose tokens start at column 0."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Cursor:
         self.column: int | None = None
 
     def move(self, columns: torch.Tensor, width: int) -> None:
-        """Go to these columns, one for each row from row 0 on."""
+        """Move to these columns, one per row starting with row 0."""
         self.rows, self.columns, self.width = len(columns), columns, width
         first = int(columns[0])
         self.column = first if bool((columns == first).all()) else None
@@ -58,7 +58,7 @@ class SlotLayer(CacheLayerMixin):
         self.cursor = cursor
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Make room for nothing yet, in the shape of these states."""
+        """Create an empty cache in the shape of these states."""
         self.keys = key_states.new_zeros(0, key_states.shape[1], 0, key_states.shape[3])
         self.values = value_states.new_zeros(0, value_states.shape[1], 0, value_states.shape[3])
         self.is_initialized = True
@@ -66,10 +66,10 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write one token for each row and return what attention reads."""
+        """Write one token per row and return the keys and values that attention reads."""
         at = self.cursor
         for held, new in ((self.keys, key_states), (self.values, value_states)):
-            # Compiled, a number in an index would be one graph for each.
+            # When compiled, a plain number as an index would create a graph for each value.
             if torch.compiler.is_compiling() or at.column is None:
                 held[at.index, :, at.columns] = new[:, :, 0]
             else:
@@ -77,7 +77,7 @@ class SlotLayer(CacheLayerMixin):
         return self.keys[: at.rows, :, : at.width], self.values[: at.rows, :, : at.width]
 
     def reserve(self, rows: int, columns: int) -> None:
-        """Grow the cache to at least so many rows and columns: by zeros, since masked columns must be finite."""
+        """Grow the cache to at least this many rows and columns, with zeros, since masked columns must be finite."""
         for name in ("keys", "values"):
             held = getattr(self, name)
             if held.shape[0] < rows or held.shape[2] < columns:
@@ -87,11 +87,11 @@ class SlotLayer(CacheLayerMixin):
                 setattr(self, name, larger)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Columns that a mask covers, and where they begin."""
+        """Return the number of columns that a mask covers, and their first."""
         return self.cursor.width, 0
 
     def get_seq_length(self) -> int:
-        """Columns before the new token."""
+        """Return the number of columns before the new token."""
         return max(self.cursor.width - 1, 0)
 
     def get_max_length(self) -> int:
@@ -110,10 +110,10 @@ class Slots(Cache):
         """
         self.cursor = Cursor()
         self.window: int = getattr(config, "sliding_window", None) or 0
-        # Without types of layers, a window is that of all layers.
+        # If the config names no layer types, a window applies to all layers.
         self.kinds = set(getattr(config, "layer_types", None) or (("sliding_attention",) if self.window else ()))
         self.by_kind = bool(getattr(config, "layer_types", None))
-        # Eager attention adds its mask to the scores; all others take True for what is seen.
+        # Eager attention adds its mask to the scores; all others expect True for visible columns.
         self.added = config._attn_implementation == "eager"
         kinds = layer_kinds(config)
         super().__init__(layers=[StateLayer() if kind in KINDS else SlotLayer(self.cursor) for kind in kinds])
@@ -121,16 +121,16 @@ class Slots(Cache):
         self.recurrent = [layer for layer in self.layers if isinstance(layer, StateLayer)]
 
     def fill(self, prefilled: Cache, source: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor) -> None:
-        """Copy what a prefill of left-padded prompts cached.
+        """Copy the cache of a prefill of left-padded prompts.
 
         Args:
-            prefilled: Its cache: `[m, heads, width, head size]` for each layer of attention, and states of the others.
-            source: int64 `[k]`, which of the `m` prompts goes into each row; one may go into several.
-            lengths: int64 `[m]`, of the prompts.
+            prefilled: Its cache: `[m, heads, width, head size]` per attention layer, and states of other layers.
+            source: int64 `[k]`, index of each row's prompt; several rows may share one.
+            lengths: int64 `[m]`, prompt lengths.
             rows: int64 `[k]`, rows to write.
         """
         width = int(lengths.max())
-        # Column c of a row is column c + padding of its prompt; beyond its end all is masked until it is overwritten.
+        # Column c of a row is column c + padding of its prompt; columns beyond are masked until overwritten.
         columns = torch.arange(width, device=rows.device) + (width - lengths)[source, None]
         columns.clamp_(max=width - 1)
         whole = bool((lengths == width).all())
@@ -160,8 +160,8 @@ class Slots(Cache):
             device: Device of the model.
             tokens: New tokens, int64 `[n]`.
             columns: Columns of these tokens, int64 `[n]`.
-            width: Greatest column plus one.
-            offsets: Their positions less their columns, int64 `[n]`; None: they are the same.
+            width: Largest column plus one.
+            offsets: Positions minus columns, int64 `[n]`; None if they are equal.
 
         Returns:
             Logits for the following token, `[n, vocabulary]`.
@@ -172,7 +172,7 @@ class Slots(Cache):
         for layer in self.recurrent:
             layer.show(len(columns))
         for layer in self.attention:
-            # One row and column more than are read: a model that is compiled has one graph for all, another for less.
+            # Reserve one more row and column than are read, so that a compiled model needs a single graph.
             layer.reserve(len(columns) + 1, -(-(width + 1) // by) * by)
         seen = torch.arange(width, device=device) <= at[:, None]
         mask: Any = self._mask(seen)
@@ -192,7 +192,7 @@ class Slots(Cache):
         return logits
 
     def _mask(self, seen: torch.Tensor) -> torch.Tensor:
-        """Mask `[n, 1, 1, width]` from what each row sees, bool `[n, width]`."""
+        """Return the mask `[n, 1, 1, width]` for the visible columns of each row, bool `[n, width]`."""
         mask = seen[:, None, None]
         if not self.added:
             return mask
@@ -200,7 +200,7 @@ class Slots(Cache):
         return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
 
     def keep(self, rows: torch.Tensor, columns: int) -> None:
-        """Move these rows, ascending, to the front, their first `columns` columns."""
+        """Move the first `columns` columns of these rows, ascending, to the front."""
         for layer in self.attention:
             for held in (layer.keys, layer.values):
                 held[: len(rows), :, :columns] = held[rows, :, :columns]
@@ -216,7 +216,7 @@ class Slots(Cache):
             state.clear()
 
     def state_bytes(self, net: Any, device: str) -> int:
-        """Bytes of the states of a continuation, which do not grow with it; measured on one token."""
+        """Return the state bytes of a continuation, which do not depend on its length; measured on one token."""
         if not self.recurrent:
             return 0
         cache = prefill(net, [np.zeros(1, dtype=np.int64)], device)[1]
@@ -233,11 +233,11 @@ def prefill(
         net: The model.
         prompts: Prompt tokens, int64 arrays.
         device: Device of the model.
-        see: Gives, for token ids and a mask that is false at padding, the model's arguments where there are images.
+        see: Function from token ids and a mask (False at padding) to the model's arguments, if there are images.
 
     Returns:
-        Logits after each prompt `[m, vocabulary]`, the cache, the prompt lengths int64 `[m]`, and the next positions
-        less these lengths, int64 `[m]`, where there are images.
+        Logits after each prompt `[m, vocabulary]`, the cache, the prompt lengths int64 `[m]`, and, with images, the
+        next positions minus these lengths, int64 `[m]`.
     """
     lengths = torch.tensor([len(p) for p in prompts], device=device)
     width = int(lengths.max())
@@ -246,7 +246,7 @@ def prefill(
         row[width - len(prompt) :] = prompt
     seen = torch.arange(width, device=device) >= (width - lengths)[:, None]
     kinds = layer_kinds(net.config.get_text_config())
-    # Its own layers of transformers would drop what is outside a window, whose columns the slots have.
+    # transformers' own layers would drop columns outside a window, which the slots keep.
     cache = Cache(layers=[LinearAttentionLayer() if kind in KINDS else DynamicLayer() for kind in kinds])
     tokens = torch.from_numpy(ids).to(device)
     positions = (seen.cumsum(-1) - 1).clamp_(min=0)
@@ -257,7 +257,7 @@ def prefill(
 
 
 def use_attention(net: Any, compiled: bool) -> None:
-    """Use `_attention` for decoding, where it is faster than the `sdpa` of transformers.
+    """Use `_attention` for decoding if it is faster than transformers' `sdpa`.
 
     Args:
         net: The model.
@@ -281,8 +281,8 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     """Compute `sdpa` attention; with one new token per row, the heads of a group become its queries.
 
-    With a mask, transformers copies the cache once for each of these heads, in every layer and step. Compiled,
-    without groups, sums of products become one kernel, which short rows pass through twice as fast as through torch's.
+    With a mask, transformers copies the cache once per head, in every layer and step. When compiled without groups,
+    explicit sums of products become one kernel, which is twice as fast as torch's for short rows.
 
     Args:
         module: The model's attention layer.
@@ -313,19 +313,19 @@ def _attention(
 
 
 def layer_kinds(config: Any) -> list[str]:
-    """Return the type of each layer of a text model; those of a model that names none are of attention."""
+    """Return the type of each layer of a text model; the default is attention."""
     return list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
 
 
 def check_layers(config: Any, compiled: bool) -> None:
-    """Refuse models with layers for which there is no cache.
+    """Refuse models with layers that have no cache here.
 
     Args:
         config: Configuration of the text model.
         compiled: True if decoding is compiled.
 
     Raises:
-        EngineError: A layer is of another type.
+        EngineError: A layer has an unsupported type.
     """
     kinds = set(layer_kinds(config))
     if others := sorted(kinds - {"full_attention", "sliding_attention", *KINDS}):
@@ -346,7 +346,7 @@ def check_layers(config: Any, compiled: bool) -> None:
 
 
 def token_bytes(config: Any, itemsize: int) -> int:
-    """Bytes of the cache for each token of each continuation."""
+    """Return the cache bytes per token of a continuation."""
     heads = config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     kept = getattr(config, "num_key_value_heads", None) or heads

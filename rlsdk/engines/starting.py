@@ -25,7 +25,7 @@ PATIENCE = 60.0
 def start_engines(
     plan: Plan, found: Layout, adapter: Adapter | None = None, *, replaced: bool | None = None
 ) -> list[tuple[Any, Any]]:
-    """Begin to start the engines: their handles, each with what `started_engines` waits for; see `start_engine`."""
+    """Begin starting the engines; return handles with the refs that `started_engines` awaits; see `start_engine`."""
     ranks = range(plan.config.placement.engines)
     return [start_engine(plan, found, adapter, rank, replaced=replaced) for rank in ranks]
 
@@ -41,7 +41,7 @@ def start_engine(
         adapter: Shape of the adapter it will receive instead of whole models; None for whole models.
         rank: Rank of the engine.
         incarnation: Number of earlier starts; placement, caches and log file stay the same.
-        replaced: False if what runs ends with the engine; None: as `placement.engine_restarts` has it.
+        replaced: False if the run ends with the engine; None follows `placement.engine_restarts`.
 
     Returns:
         Actor handle, and an `ObjectRef` that resolves when the engine is ready.
@@ -50,7 +50,7 @@ def start_engine(
     cache = str(folder / "cache" / f"engine-{rank}")
     common = placed_everywhere(plan, found)
     place = ActorSpec(role="engine", rank=rank, world_size=world, threads=found.engine_threads, cache=cache, **common)
-    # Ray gives a name back when the last handle of a dead actor is gone, whenever that is.
+    # Ray releases a name only when the last handle of a dead actor is gone.
     name = f"engine-{rank}" + (f"-life-{incarnation + 1}" if incarnation else "")
     path = folder / "logs" / f"engine-{rank}.log"
     engine = launch_engine(
@@ -72,7 +72,7 @@ def start_engine(
 async def restart_engine(
     plan: Plan, found: Layout, adapter: Adapter | None, rank: int, incarnation: int
 ) -> tuple[Any, Any]:
-    """Start an engine in place of an earlier one, as `start_engine` does, on the GPUs that it has by now."""
+    """Start an engine to replace an earlier one, as `start_engine` does, on its current GPUs."""
     if found.engines:
         seats = list(found.engines)
         seats[rank] = await until_ready(rank, present_seat(seats[rank]))
@@ -81,7 +81,7 @@ async def restart_engine(
 
 
 def started_engines(plan: Plan, starting: Sequence[tuple[Any, Any]]) -> list[Any]:
-    """The engines, once all are ready.
+    """Wait until all engines are ready, and return them.
 
     Raises:
         EngineError: One did not start.
@@ -98,7 +98,7 @@ def started_engines(plan: Plan, starting: Sequence[tuple[Any, Any]]) -> list[Any
 
 
 async def until_ready(rank: int, ready: Any) -> Any:
-    """Wait for a part of an engine's start, and return its result; log which resources are free while it takes long."""
+    """Wait for a step of an engine's start and return its result; if it takes long, log the free resources."""
     import ray
 
     start = asyncio.ensure_future(ready)
@@ -112,7 +112,7 @@ async def until_ready(rank: int, ready: Any) -> Any:
 
 
 async def load_weights(engines: Sequence[Any], weights: Weights) -> None:
-    """Have all engines take the same weights, which are put into the cluster's memory once."""
+    """Load the same weights into all engines; they are put into the object store once."""
     import ray
 
     shared = await asyncio.to_thread(ray.put, weights)
@@ -120,12 +120,12 @@ async def load_weights(engines: Sequence[Any], weights: Weights) -> None:
 
 
 def exchanged_adapter(plan: Plan) -> Adapter | None:
-    """The shape of the adapters that are sent in place of whole models: the learner gives them, the engine takes them.
+    """Return the shape of adapters if they are sent instead of whole models, which learner and engine must support.
 
-    None where whole models are sent.
+    None if whole models are sent.
 
     Raises:
-        EngineError: The engine takes adapters, but not this one.
+        EngineError: The engine supports adapters, but not this one.
     """
     engine, learner = plan.plugins.resolve(plan.engine), plan.plugins.resolve(plan.learner)
     adapter = learner.adapter if isinstance(learner, GivesAdapter) else None

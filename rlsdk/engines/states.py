@@ -1,4 +1,4 @@
-"""States of layers that keep one for each continuation instead of keys and values: linear attention, state spaces."""
+"""Per-continuation states of layers without keys and values: linear attention and state-space models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KINDS = ("linear_attention", "conv", "moe", "mlp")
 
 
 class StateLayer(LinearAttentionLayer):
-    """States of one layer, a row for each continuation; the model reads and writes those of the first rows in place."""
+    """States of one layer, one row per continuation; the model reads and writes the first rows in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class StateLayer(LinearAttentionLayer):
 
         Args:
             done: States after `m` prompts.
-            source: int64 `[k]`, which of the `m` prompts goes into each row.
+            source: int64 `[k]`, index of each row's prompt.
             rows: int64 `[k]`, rows to write.
         """
         for name, index, state in states(done):
@@ -36,7 +36,7 @@ class StateLayer(LinearAttentionLayer):
                 self.conv_kernel_size[index] = state.shape[-1]
 
     def show(self, rows: int) -> None:
-        """Let the model see the states of these rows, from the first on."""
+        """Expose the states of the first rows to the model."""
         for (name, index), held in self._held.items():
             getattr(self, name)[index] = held[:rows]
             getattr(self, f"is_{name}_initialized")[index] = True
@@ -55,7 +55,7 @@ class StateLayer(LinearAttentionLayer):
 
 
 def states(layer: LinearAttentionLayer) -> Iterator[tuple[str, int, torch.Tensor]]:
-    """Yield the states of a layer, `[rows, ...]`, with the attribute and the index by which the layer has them."""
+    """Yield the states of a layer, `[rows, ...]`, with their attribute and index in the layer."""
     for name in ("conv_states", "recurrent_states"):
         for index, state in getattr(layer, name).items():
             if state is not None:
