@@ -1,4 +1,4 @@
-"""Peak memory of a forward and backward pass, found without computing: torch's fake tensors have shapes alone."""
+"""Estimate the peak memory of a forward and backward pass with torch's fake tensors, which compute nothing."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ FEW_LAYERS = 4
 
 @attrs.frozen
 class PassMemory:
-    """Greatest memory of a forward pass, or a forward and backward pass, beyond weights and added-up gradients.
+    """Peak memory of a forward pass, or of forward and backward, beyond weights and accumulated gradients.
 
     Attributes:
-        bytes: All of it.
-        head: The part that the output head holds at that moment.
+        bytes: Total peak.
+        head: Part of it that the output head holds at that moment.
     """
 
     bytes: int
     head: int = 0
 
     def plus(self, other: PassMemory, minus: PassMemory, times: int) -> PassMemory:
-        """Add `other - minus` so many times."""
+        """Add `other - minus` the given number of times."""
         return PassMemory(
             self.bytes + times * (other.bytes - minus.bytes), max(0, self.head + times * (other.head - minus.head))
         )
 
 
 class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all living tensors, by what is being computed while they are made."""
+    """Count the bytes of all live tensors, by the computation that created them."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -78,14 +78,13 @@ def pass_memory(
 ) -> PassMemory:
     """Return the peak memory of a micro-batch of an update: forward pass, loss and backward pass.
 
-    Of a model with many layers, few of each kind are run. The estimate is for operators as they run on a CPU; those of
-    a GPU keep the same tensors.
+    Only a few layers of each kind are run. The operators are those of a CPU; GPU operators keep the same tensors.
 
     Args:
-        build: Makes the module; its tensors are fake, so this costs no memory.
-        make_rows: Makes the rows of the micro-batch.
-        trains: False for a forward pass alone, without a graph.
-        **options: Arguments of the module beside the rows.
+        build: Builds the module with fake tensors, which takes no memory.
+        make_rows: Builds the rows of the micro-batch.
+        trains: False for a forward pass without a graph.
+        **options: Arguments of the module besides the rows.
     """
     from transformers.initialization import no_init_weights
 
@@ -108,7 +107,7 @@ def pass_memory(
 
 
 def _kinds(layers: nn.ModuleList) -> dict[Any, list[nn.Module]]:
-    """Group layers whose passes need the same memory: of one class, with parameters of the same shapes."""
+    """Group layers that need the same memory: same class, parameters of the same shapes."""
     found: dict[Any, list[nn.Module]] = {}
     for layer in layers:
         shapes = tuple((name, tuple(p.shape), p.requires_grad) for name, p in layer.named_parameters())
@@ -158,7 +157,7 @@ def _run(module: nn.Module, make_rows: Callable[[], TokenRows], options: dict[st
 
 @contextmanager
 def no_packed_rows() -> Iterator[None]:
-    """Have transformers build no mask for packed rows: it cannot see from fake positions that there are none."""
+    """Stop transformers from building a mask for packed rows, which it cannot rule out from fake positions."""
     from transformers import masking_utils
 
     held = masking_utils.find_packed_sequence_indices
@@ -170,7 +169,7 @@ def no_packed_rows() -> Iterator[None]:
 
 
 def _drop_gradient(parameter: Tensor) -> None:
-    parameter.grad = None  # it is added to the gradient of the optimiser step, which is counted elsewhere
+    parameter.grad = None  # added to the gradient of the optimiser step, which is counted elsewhere
 
 
 def _marks_head(head: Head, counted: _Allocations) -> list[Any]:

@@ -33,7 +33,7 @@ class LearnerActor(RunActor):
         self._first = True
 
     def where(self) -> tuple[str, int]:
-        """Address of this process's node, and a port that is free there."""
+        """Return the address of this process's node, and a free port there."""
         host = _host()
         for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
             with socket.socket() as probe, contextlib.suppress(OSError):
@@ -42,7 +42,7 @@ class LearnerActor(RunActor):
         raise LearnerError(f"no port between {_PORTS.start} and {_PORTS.stop} is free: ranks need one to connect")
 
     def sees(self, path: str) -> tuple[str, bool]:
-        """Address of this process's node, and whether a file is there."""
+        """Return the address of this process's node, and whether it sees a file."""
         return _host(), os.path.exists(path)
 
     def start(
@@ -66,7 +66,7 @@ class LearnerActor(RunActor):
         return getattr(self._learner, method)(*args, **options)
 
     def weights(self, method: str, version: int) -> tuple[None, Weights | None]:
-        """Weights for the engines (rank 0; None elsewhere), with a value beside them for a driver that only waits."""
+        """Return None for a driver that only waits, and the weights for the engines (rank 0; None elsewhere)."""
         return None, getattr(self._learner, method)(version)
 
     def offer(self, method: str, version: int, engines: int) -> tuple[None, Any]:
@@ -76,7 +76,7 @@ class LearnerActor(RunActor):
         return None, self._transfer.offer(iter(parts), engines, _host()) if self._first else None
 
     def send(self, version: int) -> str:
-        """Send the weights to the engines of the last offer; returns why that failed, empty if it did not."""
+        """Send the weights to the engines of the last offer; return why that failed, or an empty string."""
         learner = self._learner
         parts = (
             learner.weight_parts(version)
@@ -90,21 +90,21 @@ class LearnerActor(RunActor):
         except TransferError as error:
             fault = str(error)
         finally:
-            for _ in parts:  # the other ranks take part in gathering each of them
+            for _ in parts:  # reading each part is collective
                 pass
         return fault
 
     def checksums(self, method: str) -> dict[str, str] | None:
-        """CRC-32 of each tensor that `method` gives now (rank 0; None elsewhere)."""
+        """Return the CRC-32 of each tensor that `method` returns now (rank 0; None elsewhere)."""
         from rlsdk.weights import checksums
 
         weights = getattr(self._learner, method)(-1)
         return None if weights is None else checksums(weights)
 
     def clock(self) -> dict[str, float]:
-        """Return the learner's timings, none for a learner without a clock, and the greatest memory of its process.
+        """Return the learner's timings, if it has a clock, and the peak memory of its process.
 
-        The memory is in bytes: main memory and, on a GPU, that of tensors and all that was held.
+        Memory is in bytes: main memory and, on a GPU, allocated and reserved memory.
         """
         import torch
 

@@ -1,4 +1,4 @@
-"""Answers of all ranks of a learner to a call, or the failure of the rank that failed first."""
+"""Collect the answers of all ranks to a call, or the error of the rank that failed first."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def answers(name: str, what: str, refs: Sequence[Any], logs: Sequence[Path]) -> 
     """Wait for the answers of all ranks.
 
     Args:
-        name: Name of the ranks, in messages and in the record of what processes did.
+        name: Name of the ranks, in messages and in the record of process activity.
         what: Name of the call.
-        refs: Ray's references of the answers, by rank.
+        refs: Ray references of the answers, by rank.
         logs: Log files of the ranks.
 
     Raises:
-        RlsdkError: A rank failed; its own error where it is one of rlsdk's, otherwise a `LearnerError`.
+        RlsdkError: A rank failed; its own error if that is an `RlsdkError`, otherwise a `LearnerError`.
     """
     import ray
 
@@ -43,7 +43,7 @@ def answers(name: str, what: str, refs: Sequence[Any], logs: Sequence[Path]) -> 
 
 
 def _first_failure(refs: Sequence[Any], failed: Any, error: Exception) -> tuple[int, Exception]:
-    """Return rank and error of one that died, rather than of one that lost its peer by that."""
+    """Return rank and error, preferring a rank that died over one that lost its peer because of it."""
     import ray
 
     done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=GRACE_SECONDS)
@@ -59,6 +59,6 @@ def _first_failure(refs: Sequence[Any], failed: Any, error: Exception) -> tuple[
 def _in_words(failed: str, error: Exception, log: Path) -> RlsdkError:
     cause = cause_of(error)
     said = str(cause) if isinstance(cause, RlsdkError) else described(error)
-    # An error whose constructor takes its message alone keeps its kind.
+    # An error whose constructor takes only the message keeps its type.
     kind = type(cause) if isinstance(cause, RlsdkError) and "__init__" not in vars(type(cause)) else LearnerError
     return kind(f"{failed}: {said}; its log is {log}")

@@ -1,4 +1,4 @@
-"""A learner whose critic or reference model has processes of its own, which work beside those of the policy."""
+"""A learner whose critic or reference model runs in dedicated processes, concurrently with the policy."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class DividedLearnerGroup(LearnerGroup):
-    """The ranks of the policy, and beside them those of other models; both compute at the same time.
+    """Ranks of the policy and dedicated ranks of other models, which compute concurrently.
 
-    Results are those of one group that holds all models, except for rounding if the numbers of ranks differ.
+    Results equal those of a single group with all models, except for rounding if the numbers of ranks differ.
 
     Attributes:
-        apart: Groups of the models that have processes of their own, by role.
+        apart: Groups of the models with dedicated processes, by role.
     """
 
     apart: dict[ApartRole, LearnerGroup] = attrs.field(factory=dict)
 
     def named_actors(self) -> dict[str, Any]:
-        """Return the actors of all ranks by their names in messages, such as `critic rank 0`."""
+        """Return the actors of all ranks by their name in messages, such as `critic rank 0`."""
         groups = (self, *self.apart.values())
         return {f"{group.name} rank {rank}": actor for group in groups for rank, actor in enumerate(group.actors)}
 
     def forward(self, batch: TrainBatch, fields: Sequence[str]) -> dict[str, np.ndarray]:
-        """Return fields that passes without a gradient give, each of the group that holds its model."""
+        """Return fields computed by passes without gradient, each from the group that holds its model."""
         inside = super().forward
         calls: dict[str, Callable[[], Any]] = {}
         for role, group in self.apart.items():
@@ -59,7 +59,7 @@ class DividedLearnerGroup(LearnerGroup):
         return self.apart["critic"].values(batch) if "critic" in self.apart else super().values(batch)
 
     def update(self, batch: TrainBatch, minibatches: Sequence[np.ndarray], step: int) -> dict[str, float]:
-        """Take one optimiser step for each minibatch, of the policy and of the critic at the same time."""
+        """Take one optimiser step per minibatch, for policy and critic concurrently."""
         calls: dict[str, Callable[[], dict[str, float]]] = {"actor": partial(super().update, batch, minibatches, step)}
         if "critic" in self.apart:
             calls["critic"] = partial(self.apart["critic"].update, batch, minibatches, step)
@@ -69,13 +69,13 @@ class DividedLearnerGroup(LearnerGroup):
     def forward_backward(
         self, batch: TrainBatch, totals: Totals | None = None, *, role: TrainedRole = "actor", **context: Any
     ) -> None:
-        """Add the gradient of a batch to that of the optimiser step, in the group that holds the model."""
+        """Add a batch's gradient to the current optimiser step, in the group that holds the model."""
         apart = role == "critic" and "critic" in self.apart
         add = self.apart["critic"].forward_backward if apart else super().forward_backward
         add(batch, totals, role=role, **context)
 
     def optimizer_step(self, role: TrainedRole = "actor") -> dict[str, float]:
-        """Take one optimiser step along the gradient that `forward_backward` added up."""
+        """Take one optimiser step with the gradient that `forward_backward` accumulated."""
         apart = role == "critic" and "critic" in self.apart
         return self.apart["critic"].optimizer_step(role) if apart else super().optimizer_step(role)
 
@@ -87,23 +87,23 @@ class DividedLearnerGroup(LearnerGroup):
             super().set_learning_rate(lr, role)
 
     def save(self, folder: Path) -> None:
-        """Write what `load` needs; a critic with ranks of its own writes into a folder inside, which is hashed too."""
+        """Write the state that `load` needs; a critic with dedicated ranks uses a subfolder, also hashed."""
         if "critic" in self.apart:
             self.apart["critic"].save(folder / "apart")
         super().save(folder)
 
     def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote.
+        """Load the state that `save` wrote.
 
         Raises:
-            CheckpointError: It is damaged, or of a learner that was set up otherwise.
+            CheckpointError: It is damaged, or belongs to a learner with a different setup.
         """
         super().load(folder)
         if "critic" in self.apart:
             self.apart["critic"].load(folder / "apart")
 
     def clock(self) -> dict[str, float]:
-        """Seconds and greatest bytes of memory so far by name, each of the rank that has most."""
+        """Return seconds and peak memory in bytes so far by name, each the maximum over ranks."""
         clocks = [super().clock(), *(group.clock() for group in self.apart.values())]
         return {name: max(clock.get(name, 0.0) for clock in clocks) for name in clocks[0]}
 
@@ -114,7 +114,7 @@ class DividedLearnerGroup(LearnerGroup):
         super().stop()
 
     def _together(self, calls: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-        """Call groups at the same time; if one fails, all are stopped, and its error is raised."""
+        """Call groups concurrently; if one fails, stop all and raise its error."""
         with ThreadPoolExecutor(len(calls)) as threads:
             begun = {name: threads.submit(call) for name, call in calls.items()}
             try:

@@ -1,4 +1,4 @@
-"""Memory that a rank of a learner will need, from the configs of its models: no weight is loaded."""
+"""Estimate the memory of a learner rank from the configs of its models, without loading weights."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ LIVE_ELEMENTS = 1_000_000_000
 
 @attrs.frozen(kw_only=True)
 class RankMemory:
-    """Memory of a rank, whatever its micro-batches are.
+    """Memory of a rank, independent of its micro-batches.
 
     Attributes:
         uses: Weights, gradients, optimiser state and the like.
-        step: What an optimiser step needs beside them, while there are no activations.
+        step: Additional memory of an optimiser step, when there are no activations.
     """
 
     uses: tuple[MemoryUse, ...]
@@ -47,12 +47,12 @@ class RankMemory:
 
     @property
     def on_device(self) -> int:
-        """Bytes on the device that computes."""
+        """Bytes on the compute device."""
         return sum(use.bytes for use in self.uses if not use.on_host)
 
 
 def update_memory(options: LearnerOptions, roles: Roles, place: ActorSpec, shape: UpdateShape) -> tuple[MemoryUse, ...]:
-    """Estimate the memory of a rank at its greatest; see `EstimatesUpdates`."""
+    """Estimate the peak memory of a rank; see `EstimatesUpdates`."""
     held = options.rank_memory(roles, place)
     tokens = options.micro_batch_tokens
     if tokens == "auto":
@@ -68,7 +68,7 @@ def update_memory(options: LearnerOptions, roles: Roles, place: ActorSpec, shape
 
 
 def zero_memory(options: DeepSpeedOptions, roles: Roles, place: ActorSpec) -> RankMemory:
-    """Return what a rank holds, as DeepSpeed divides it among the ranks."""
+    """Return the memory of a rank, as DeepSpeed shards it."""
     cpu = place.device == "cpu"
     uses, trained = [], []
     if roles.actor is not None:
@@ -114,10 +114,10 @@ class _Trained:
         width, ranks, cuda = DTYPE_BYTES[model.dtype], place.world_size, place.device == "cuda"
         stage = 1 if width == 2 and options.zero_stage == 0 else options.zero_stage
         share = -(-trained // ranks) if stage else trained
-        # Gradients are added up in float32, by stages 2 and 3 those of the own share alone.
+        # Gradients accumulate in float32; in stages 2 and 3 only those of the rank's shard.
         gradients = 4 * (share if stage >= 2 else trained)
         narrow = stage == 1 and width == 2
-        if narrow:  # an optimiser of its own, which also keeps gradients of each micro-batch, but needs no buffers
+        if narrow:  # a separate optimiser, which also keeps gradients of each micro-batch, but needs no buffers
             gradients += width * trained
         buckets = 0 if stage == 0 or narrow else 1 if stage == 3 else 2
         gathered = min(every, LIVE_ELEMENTS) * width if stage == 3 and ranks > 1 else 0
@@ -140,16 +140,16 @@ def micro_batch_memory(
 
     Args:
         options: Options of the learner.
-        model: Model that is trained, or that only runs forwards.
+        model: Model that is trained, or that runs only forward passes.
         shape: Rollouts of an optimiser step.
         tokens: Token budget of a micro-batch.
-        trains: False for a model that only runs forwards.
+        trains: False for a model that runs only forward passes.
     """
     from rlsdk.learners.activations import no_packed_rows, pass_memory
     from rlsdk.learners.lora import wrap
     from rlsdk.learners.model import blank_policy
 
-    # Flash attention keeps what the kernel behind sdpa keeps, and needs no mask for packed rows.
+    # Flash attention keeps the same tensors as the kernel of sdpa, and needs no mask for packed rows.
     flash = options.attention == "flash_attention_2"
     apart = flash or (options.packs_without_mask and _attends_fully(model))
 
@@ -168,8 +168,8 @@ def micro_batch_memory(
 
 
 def largest_rows(options: LearnerOptions, model: Model, shape: UpdateShape, tokens: int) -> TokenRows:
-    """Lay out the first micro-batch as a rank would: its rollouts are the longest."""
-    # Ranks that share sequences read as many tokens each as one that reads its own.
+    """Lay out the first micro-batch, which has the longest rollouts, as a rank would."""
+    # Ranks that share sequences read as many tokens each as ranks that do not.
     prompt, response = (max(1, -(-n // options.readers)) for n in (shape.prompt, shape.response))
     count = max(1, shape.rollouts)
     of_prompt = np.arange(count) * min(shape.prompts, count) // count
@@ -183,24 +183,24 @@ def largest_rows(options: LearnerOptions, model: Model, shape: UpdateShape, toke
     if model.exact:
         return to_exact_row(batch.select(np.arange(1)), model.max_length)
     part = plan(read_lengths(batch), tokens, packed=options.rows == "packed")[0]
-    # A tree of rollouts that share nothing is a row for each.
+    # In a tree, rollouts without a common prefix have a row each.
     return to_rows(batch.select(part), "padded" if options.rows == "tree" else options.rows)
 
 
 def auto_tokens(options: LearnerOptions, roles: Roles, place: ActorSpec, free: int) -> int:
-    """Choose the token budget of a micro-batch: the largest that fits, each half of the one before.
+    """Choose the largest micro-batch token budget that fits, halving until it does.
 
     Args:
         options: Options of the learner.
         roles: Models of the learner.
         place: Ranks of the learner.
-        free: Bytes that are free on the rank's device before it loads anything.
+        free: Free bytes on the rank's device before it loads anything.
     """
     left = AUTO_SHARE * free - options.rank_memory(roles, place).on_device
     longest, tokens = roles.main.max_length, AUTO_MOST
     while tokens > AUTO_LEAST:
         shape = UpdateShape(rollouts=-(-tokens // longest), prompt=1, response=longest - 1)
-        # A budget below the longest rollout changes nothing for that one, and something for all others.
+        # A budget below the longest rollout does not affect that rollout, but all others.
         needed = micro_batch_memory(options, roles.main, shape, tokens, trains=roles.trains).bytes
         if needed <= left or tokens < longest:
             break
@@ -209,7 +209,7 @@ def auto_tokens(options: LearnerOptions, roles: Roles, place: ActorSpec, free: i
 
 
 def free_memory(place: ActorSpec) -> int:
-    """Return the bytes that are free for this rank: on its GPU, or its part of the machine's main memory."""
+    """Return the free bytes of this rank: on its GPU, or its share of the machine's main memory."""
     if place.device == "cuda":
         import torch
 
@@ -225,7 +225,7 @@ def free_memory(place: ActorSpec) -> int:
 
 @cache
 def _attends_fully(model: Model) -> bool:
-    """Return True for a model whose packed rollouts attend one after another; only its config is read."""
+    """Return True if packed rollouts of a model can attend separately; reads only its config."""
     from rlsdk.conversion import without_weights
     from rlsdk.learners.packing import attends_fully
 
@@ -234,11 +234,11 @@ def _attends_fully(model: Model) -> bool:
 
 @cache
 def count_parameters(model: Model, lora: Any = None) -> tuple[int, int]:
-    """Count the parameters of a model, all of them and those that are trained.
+    """Count all parameters of a model and the trained ones.
 
     Args:
-        model: Folder or hub id; only its config is read.
-        lora: Adapters that are trained in place of all weights, if any.
+        model: Folder or hub id; only the config is read.
+        lora: Adapters that are trained instead of all weights, if any.
     """
     from rlsdk.conversion import without_weights
     from rlsdk.learners.lora import count_adapter

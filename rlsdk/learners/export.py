@@ -1,4 +1,4 @@
-"""Export of the actor: as weights for engines, and as a folder that `transformers.from_pretrained` opens."""
+"""Export the actor as weights for engines, and as a folder that `transformers.from_pretrained` opens."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _TOKENIZER_FILES = (
 
 @attrs.frozen
 class WeightExporter:
-    """Gathers the actor's tensors on rank 0; every method is a collective, called on all ranks.
+    """Gather the actor's tensors on rank 0; every method is a collective, called on all ranks.
 
     Attributes:
-        model: The transformers model inside what divides it among ranks.
+        model: The transformers model without the wrapper that shards it.
         source: Origin of the model.
-        ranks: Ranks that hold its parts.
-        lora: LoRA settings it was wrapped with, if any.
-        gather: Gives its whole tensors, as `TrainedModule.full_tensors` does; left out, it is whole or DeepSpeed's.
+        ranks: Ranks that hold its shards.
+        lora: Its LoRA settings, if any.
+        gather: Returns full tensors, as `TrainedModule.full_tensors` does; default: the model is whole or DeepSpeed's.
     """
 
     model: Any
@@ -57,7 +57,7 @@ class WeightExporter:
     gather: Callable[..., dict[str, Tensor]] | None = None
 
     def weights(self, version: int) -> Weights | None:
-        """All tensors as `save_pretrained` would write them, an adapter merged; gathered layer by layer."""
+        """Return all tensors as `save_pretrained` would write them, with an adapter merged; gathered layer by layer."""
         return joined(self.parts(version))
 
     def parts(self, version: int, *, copy: bool = True) -> Iterator[Weights | None]:
@@ -76,13 +76,13 @@ class WeightExporter:
                 yield None
 
     def adapter_weights(self, version: int) -> Weights | None:
-        """The adapter's tensors, by the names of peft's files."""
+        """Return the adapter's tensors under the names of peft's files."""
         assert self.lora is not None
         weights = to_weights(version, peft_names(self._tensors(is_adapter)))
         return attrs.evolve(weights, adapter=self.lora.adapter) if self.ranks.rank == 0 else None
 
     def export(self, folder: Path) -> None:
-        """Write weights (safetensors), config and tokenizer; an adapter merged, and as peft writes it in `adapter`."""
+        """Write weights (safetensors), config and tokenizer; adapters are merged, and also saved in `adapter`."""
         tensors = self._tensors()
         if self.ranks.rank == 0:
             write_model(folder, self.model, self._whole(tensors), self.source)
@@ -102,14 +102,14 @@ def write_model(folder: Path, model: Any, tensors: Mapping[str, Tensor], source:
     """Write config, generation config, weights (safetensors) and tokenizer.
 
     Args:
-        folder: Made if missing.
+        folder: Target folder, created if missing.
         model: The transformers model, for its config.
-        tensors: All of its tensors, whole.
+        tensors: All its tensors, gathered.
         source: Path or hub id of the original model.
     """
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, state_dict=dict(tensors))
-    if model.config.dtype != source.dtype:  # that of the parameters, which may be wider than what passes compute in
+    if model.config.dtype != source.dtype:  # the parameters' dtype, which may be wider than the compute dtype
         model.config.dtype = source.dtype
         model.config.save_pretrained(folder)
     copy_tokenizer(source.tokenizer or source.path, folder, trust_remote_code=source.trust_remote_code)
@@ -121,7 +121,7 @@ def write_model(folder: Path, model: Any, tensors: Mapping[str, Tensor], source:
 def copy_tokenizer(source: str, folder: Path, *, trust_remote_code: bool) -> None:
     """Copy a tokenizer's files unchanged; a tokenizer given by hub id is loaded and saved.
 
-    Loading and saving may change a tokenizer without a sound: transformers rebuilds some of them by rules of its own.
+    Loading and saving may change a tokenizer silently, since transformers rebuilds some by its own rules.
     """
     if not Path(source).is_dir():
         from transformers import AutoTokenizer

@@ -1,4 +1,4 @@
-"""State of policy losses and corrections: advanced once per optimiser step, and equal on all ranks."""
+"""State of policy losses and corrections, advanced once per optimiser step and equal on all ranks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Gather = Callable[[Any], list[Any]]
 
 
 class Memory:
-    """The state of a component whose calls are spread over micro-batches and ranks.
+    """State of a component whose calls are spread over micro-batches and ranks.
 
-    Every call of an optimiser step begins from one state. At its end, a component with `advance(metrics)` moves on by
-    what its calls reported, over all micro-batches and ranks. Without `advance`, the state that calls left is taken,
-    which must be the same for all of them: one may count steps, but not what is in a micro-batch.
+    All calls of an optimiser step start from the same state. At its end, a component with `advance(metrics)` updates
+    its state from the metrics of all micro-batches and ranks. Without `advance`, the state that the calls left is used,
+    which must be the same for all: a component may count steps, but not the contents of micro-batches.
     """
 
     def __init__(self, part: Any) -> None:
-        """Start from the component's present state.
+        """Start from the component's current state.
 
         Args:
-            part: Has `state()` and `restore(state)`, in plain JSON.
+            part: Component with `state()` and `restore(state)`, in plain JSON.
         """
         self.part = part
         self._advances = callable(getattr(part, "advance", None))
@@ -37,10 +37,10 @@ class Memory:
 
     @classmethod
     def of(cls, part: Any) -> Memory | None:
-        """The memory of a component, or None if it remembers nothing.
+        """Return the memory of a component; None if it has no state.
 
         Raises:
-            LearnerError: It has one of `state`, `restore` and `advance`, but not what goes with it.
+            LearnerError: It has only some of the methods `state`, `restore` and `advance` that belong together.
         """
         has = {name: callable(getattr(part, name, None)) for name in ("state", "restore", "advance")}
         if not any(has.values()):
@@ -70,11 +70,11 @@ class Memory:
         self._before, self._left, self._reported = self.state(), [], MetricAccumulator()
 
     def forget(self) -> None:
-        """Forget the calls of an optimiser step that did not end."""
+        """Discard the calls of an unfinished optimiser step."""
         self.restore(self._before)
 
     def call(self, x: LossInputs) -> Any:
-        """Call the component on a micro-batch, from the state in which the optimiser step began."""
+        """Call the component on a micro-batch, from the state at the start of the optimiser step."""
         if self._left and self._left[-1] != self._before:
             self.part.restore(self._before)
         found = self.part(x)
@@ -84,7 +84,7 @@ class Memory:
         return found
 
     def advance(self, gather: Gather, *, taken: bool = True) -> None:
-        """End an optimiser step; every rank takes part.
+        """End an optimiser step; a collective call.
 
         Args:
             gather: Exchanges values between the ranks.

@@ -1,4 +1,4 @@
-"""Metrics that add up: exact over micro-batches, optimiser steps and ranks."""
+"""Additive metrics, exact over micro-batches, optimiser steps and ranks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _EXTREMES = ("_max", "_min")
 
 
 class MetricAccumulator:
-    """Weighted sums by name, and extremes: a name that ends in `_max` or `_min` keeps the greatest or the least."""
+    """Weighted sums by name; a name that ends in `_max` or `_min` keeps the maximum or minimum."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[float, float]] = {}
 
     def add(self, name: str, total: float, weight: float = 1.0) -> None:
-        """Add to the sum and to the weight of a metric; of an extreme, `total` is a value and `weight` is not read."""
+        """Add to the sum and weight of a metric; for an extreme, `total` is the value and `weight` is ignored."""
         self.merge({name: (total, weight)})
 
     def add_tokens(self, name: str, values: Tensor, mask: Tensor) -> None:
@@ -39,7 +39,7 @@ class MetricAccumulator:
             self.add(name, float(chosen.sum()), len(chosen))
 
     def merge(self, other: Mapping[str, tuple[float, float]]) -> None:
-        """Add what another rank, or another micro-batch, held."""
+        """Add the sums of another rank or micro-batch."""
         for name, (total, weight) in other.items():
             held = self._held.get(name)
             if held is None:
@@ -71,8 +71,8 @@ def add_component_metrics(
 
     Args:
         accumulator: Accumulator to add to.
-        prefix: Put before the names.
-        metrics: name -> `[t]` values per token (averaged over trained tokens), or a number, weighed by trained tokens.
+        prefix: Prefix of the names.
+        metrics: name -> `[t]` values per token (averaged over trained tokens), or a number, weighted by trained tokens.
         mask: bool `[t]`, True where the token is trained on.
     """
     from torch import Tensor

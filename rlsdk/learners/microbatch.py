@@ -1,6 +1,6 @@
 """Split rollouts over ranks by tokens, then into micro-batches within a token budget.
 
-Both cut the same order, longest first and stable: however a batch is split, its parts laid end to end are that order.
+Both cut the same stable, longest-first order: however a batch is split, its concatenated parts have that order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def canonical(lengths: np.ndarray, pairs: np.ndarray | None = None) -> np.ndarra
 
 
 def split(lengths: np.ndarray, world: int, pairs: np.ndarray | None = None) -> list[np.ndarray]:
-    """Share rollouts out over ranks, balanced by tokens; a pair stays on one rank.
+    """Distribute rollouts over ranks, balanced by tokens; a pair stays on one rank.
 
     Args:
         lengths: int64 `[n]`, tokens of each rollout.

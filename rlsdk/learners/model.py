@@ -1,4 +1,4 @@
-"""Wraps a transformers model to compute logprobs or values at response positions only."""
+"""Wrap a transformers model to compute logprobs or values at response positions only."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class PolicyModel(nn.Module):
     """Backbone and output head; the head returns logprobs and entropies, never logits.
 
     Attributes:
-        model: A transformers causal language model whose head is a `Head`; names in its `state_dict` are as they were.
+        model: A transformers causal language model whose head is a `Head`; names in its `state_dict` are unchanged.
         router_loss: Load-balancing loss that the model's config asks for, if any.
-        vision: Images as the model reads them; None for a model of text.
+        vision: Image processing of the model; None for a text model.
     """
 
     def __init__(self, model: Any, *, exact: bool = False, vision: Vision | None = None) -> None:
@@ -64,7 +64,7 @@ class PolicyModel(nn.Module):
     def forward(
         self, rows: TokenRows, temperature: float = 1.0, entropy: EntropyMode = "none", squares: bool = False
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Logprobs, entropy and sum of squared probabilities `[t]`, float32; None for what was not asked for."""
+        """Return logprobs, entropy and sum of squared probabilities, float32 `[t]`; None for those not requested."""
         outputs = _outputs(self.model.base_model, rows, self._routers, self.vision)
         states = _at_responses([output.last_hidden_state for output in outputs], rows)
         self._balance = None
@@ -101,7 +101,7 @@ class Critic(nn.Module):
             nn.init.normal_(self.value.weight, std=1e-2 * width**-0.5, generator=generator)
 
     def forward(self, rows: TokenRows) -> Tensor:
-        """float32 `[t]`: values of the states in which the response tokens were chosen."""
+        """Return the values of the states before each response token, float32 `[t]`."""
         outputs = _outputs(self.model, rows, vision=self.vision)
         values: Tensor = self.value(_at_responses([output.last_hidden_state for output in outputs], rows))
         return values[:, 0].float() if rows.kept is None else values[rows.kept, 0].float()
@@ -110,16 +110,16 @@ class Critic(nn.Module):
 def _outputs(
     backbone: nn.Module, rows: TokenRows, routers: Routers | None = None, vision: Vision | None = None
 ) -> list[Any]:
-    """Outputs of the backbone: those of shared prompts, if any, before those of the rows.
+    """Return the outputs of the backbone, those of shared prompts, if any, before those of the rows.
 
     Args:
         backbone: The model without its head.
         rows: Inputs.
-        routers: Routers that choose the experts of `rows.routing`; None: nothing is replayed.
-        vision: Images as the model reads them; None for a model of text.
+        routers: Routers that replay the experts of `rows.routing`; None for no replay.
+        vision: Image processing of the model; None for a text model.
 
     Raises:
-        LearnerError: There are images, and the model sees none.
+        LearnerError: There are images, but the model reads none.
     """
     if vision is not None:
         seen = vision.inputs(backbone, rows.input_ids, rows.image_mask, rows.images)
@@ -137,19 +137,19 @@ def _outputs(
 
 
 def _at_responses(parts: Sequence[Tensor], rows: TokenRows) -> Tensor:
-    """`[t, d]`: the outputs at which response tokens were chosen."""
+    """Return the outputs from which response tokens are predicted, `[t, d]`."""
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])[rows.states]
 
 
 def _behind_prompts(backbone: nn.Module, rows: TokenRows, prompts: Prompts, routers: Routers | None) -> list[Any]:
-    """Outputs for prompts and rows; rows attend to the keys and values of their prompt."""
+    """Return the outputs of prompts and rows; rows attend to the keys and values of their prompt."""
     from rlsdk.learners.prefix import Prefix
 
     before = prompts.input_ids.numel()
     if routers is not None:
         routers.force(None if rows.routing is None else rows.routing[:before])
     read = backbone(input_ids=prompts.input_ids, use_cache=True)
-    # Each row has a copy, through which its gradient reaches the prompt.
+    # Each row has a copy, through which its gradient flows to the prompt.
     copies = [(layer.keys[prompts.of_row], layer.values[prompts.of_row]) for layer in read.past_key_values.layers]
     count, width = rows.input_ids.shape
     longest = prompts.input_ids.shape[1]
@@ -171,7 +171,7 @@ def _behind_prompts(backbone: nn.Module, rows: TokenRows, prompts: Prompts, rout
 
 
 def _along_trees(backbone: Any, rows: TokenRows, ends: Tensor) -> Any:
-    """Outputs for rows that are trees: each token attends to its ancestors and itself."""
+    """Return the outputs of tree rows, in which each token attends to its ancestors and itself."""
     at = torch.arange(ends.shape[1], device=ends.device)
     mask = ((at <= at[:, None]) & (at[:, None] < ends[:, None]))[:, None]
     if backbone.config._attn_implementation == "eager":  # it adds a mask to the scores
@@ -183,13 +183,13 @@ def _along_trees(backbone: Any, rows: TokenRows, ends: Tensor) -> Any:
 def policy_faults(
     net: Any, attention: Attention, rows: RowStyle = "padded", *, without_mask: bool = False
 ) -> list[str]:
-    """Say why a causal language model cannot be trained as a policy, from its class and its config alone.
+    """Return why a causal language model cannot be trained as a policy, judging by its class and config.
 
     Args:
         net: The model; it may have no weights.
-        attention: Its attention.
-        rows: Style of its rows.
-        without_mask: True if packed rollouts attend one after another, where the model allows it.
+        attention: Its attention implementation.
+        rows: Row layout.
+        without_mask: True if packed rollouts attend separately, if the model allows it.
     """
     settings = {name: getattr(net.config, name, None) for name in _BENT_LOGITS}
     faults = []
@@ -199,7 +199,7 @@ def policy_faults(
 
 
 def backbone_faults(net: Any, attention: Attention, rows: RowStyle, *, without_mask: bool) -> list[str]:
-    """Say why a model cannot run on rows, as a policy, a reference or a critic; arguments as of `policy_faults`."""
+    """Return why a model cannot run on rows, as policy, reference or critic; arguments as in `policy_faults`."""
     kind, text = type(net).__name__, net.config.get_text_config()
     faults = []
     supported = {"sdpa": net._supports_sdpa, "flash_attention_2": net._supports_flash_attn, "eager": True}
@@ -234,10 +234,10 @@ def backbone_faults(net: Any, attention: Attention, rows: RowStyle, *, without_m
 
 
 def load_policy(model: Model, attention: Attention, checkpointing: bool) -> PolicyModel:
-    """A policy from a folder or a hub id.
+    """Load a policy from a folder or a hub id.
 
     Raises:
-        LearnerError: Weights are missing, or the model's logits are more than a product with its head.
+        LearnerError: Weights are missing, or the model's logits are not a plain product with its head.
     """
     loaded = _load(policy_class, model, attention, checkpointing)
     if faults := policy_faults(loaded, attention):
@@ -246,7 +246,7 @@ def load_policy(model: Model, attention: Attention, checkpointing: bool) -> Poli
 
 
 def load_critic(model: Model, attention: Attention, checkpointing: bool, init: ValueInit) -> Critic:
-    """A critic on the backbone of a folder or a hub id.
+    """Load a critic on the backbone of a folder or a hub id.
 
     Raises:
         LearnerError: Weights are missing.
@@ -258,13 +258,13 @@ def load_critic(model: Model, attention: Attention, checkpointing: bool, init: V
 
 
 def _vision(model: Model, net: Any) -> Vision | None:
-    """Return the images of a model that sees, if they can be read; else it is trained on text."""
+    """Return the image processing of a vision model, if available; otherwise the model is trained on text."""
     vision = Vision(model)
     return vision if sees(net) and vision.usable else None
 
 
 def blank_policy(model: Model, attention: Attention, checkpointing: bool) -> PolicyModel:
-    """Build a policy from its config alone: made of fake tensors, it tells the memory of a pass without using any."""
+    """Build a policy from its config; with fake tensors, it shows the memory of a pass without using any."""
     config = read_config(model, local_files_only=True)
     net = policy_class(config).from_config(
         config,
@@ -307,16 +307,16 @@ def _trainable(net: Any, checkpointing: bool) -> Any:
         net.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     net.train()  # gradient checkpointing works only in this mode; dropout was set to 0
     for module in net.modules():
-        if any("jitter" in name for name in vars(module)):  # it samples experts, or adds noise to what it reads
+        if any("jitter" in name for name in vars(module)):  # it samples experts, or adds noise to its inputs
             module.training = False
     return net
 
 
 def check_layers(config: Any, rows: RowStyle = "shared") -> None:
-    """Refuse models whose beginnings cannot be shared: layers that do not attend to all tokens before.
+    """Refuse models that cannot share prefixes, since layers do not attend to all previous tokens.
 
     Raises:
-        LearnerError: A layer is of another type.
+        LearnerError: A layer has an unsupported type.
     """
     text = config.get_text_config()
     if others := sorted(_layer_types(text) - {"full_attention"}):

@@ -1,6 +1,6 @@
-"""Optimiser steps of a loop that calls the learner's primitives, checked before any rank is called.
+"""Check the order of calls to the learner's primitives before any rank is called.
 
-A rank that fails ends the learner. A call in the wrong order must not: in a notebook it can be corrected and repeated.
+A failing rank ends the learner. A call in the wrong order must not: in a notebook it can be corrected and repeated.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rlsdk.errors import LearnerError
 
 @attrs.define
 class OpenSteps:
-    """Optimiser steps that `forward_backward` began and `optimizer_step` has not taken.
+    """Optimiser steps that `forward_backward` has started and `optimizer_step` has not taken yet.
 
     Attributes:
         name: Name of the learner.
-        learner: The learner as the driver resolves it.
+        learner: The learner, as resolved in the driver.
         roles: Models that it holds.
-        complete: Role -> True once the last batch of its optimiser step was added.
+        complete: Role -> True once the last batch of its optimiser step has been added.
     """
 
     name: str
@@ -31,10 +31,10 @@ class OpenSteps:
     complete: dict[str, bool] = attrs.field(factory=dict)
 
     def add(self, role: str, *, last: bool) -> None:
-        """Note a call of `forward_backward`.
+        """Record a call of `forward_backward`.
 
         Raises:
-            LearnerError: The learner cannot do it, or `optimizer_step` is due.
+            LearnerError: The learner does not support it, or `optimizer_step` is due.
         """
         if not isinstance(self.learner, GivesPrimitives):
             raise LearnerError(
@@ -50,10 +50,10 @@ class OpenSteps:
         self.complete[role] = last
 
     def take(self, role: str) -> None:
-        """Note a call of `optimizer_step`.
+        """Record a call of `optimizer_step`.
 
         Raises:
-            LearnerError: No gradient was computed, or not all of it.
+            LearnerError: No gradient was computed, or only part of it.
         """
         self._check_role("optimizer_step", role)
         if role not in self.complete:
@@ -71,7 +71,7 @@ class OpenSteps:
             what: Method that is called.
 
         Raises:
-            LearnerError: An optimiser step was begun and not taken.
+            LearnerError: An optimiser step was started and not taken.
         """
         if self.complete:
             raise LearnerError(
@@ -82,7 +82,7 @@ class OpenSteps:
         """Check a call of `set_learning_rate`.
 
         Raises:
-            LearnerError: The learner cannot do it, or the learning rate is negative or not finite.
+            LearnerError: The learner does not support it, or the learning rate is negative or not finite.
         """
         if not isinstance(self.learner, SetsLearningRate):
             raise LearnerError(

@@ -1,4 +1,4 @@
-"""Attention of packed rollouts, each to itself: no mask of tokens × tokens, which would hold what no token may see."""
+"""Attention within each packed rollout, without a mask of tokens × tokens."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _adopted = count()
 
 @attrs.define(eq=False)
 class PackedAttention:
-    """Runs models on packed rows, rank by rank; see `SharedRows`.
+    """Run models on packed rows, rank by rank; see `SharedRows`.
 
-    A model that mixes tokens otherwise than in full attention keeps its own attention, and a mask.
+    Models that mix tokens other than by full attention keep their own attention with a mask.
     """
 
     rank: int = attrs.field(init=False, default=0)
@@ -35,31 +35,31 @@ class PackedAttention:
     _spans: PackedSpans = attrs.field(init=False)
 
     def adopt(self, model: Any, path: str) -> None:
-        """Have a transformers model attend within each rollout alone, if it can."""
+        """Make a transformers model attend within each rollout, if possible."""
         if attends_fully(model):
             replace_attention(model, self._attention)
 
     def turns(self, rows: TokenRows) -> list[TokenRows]:
-        """Return the rows: this rank runs its own."""
+        """Return this rank's own rows."""
         return [rows]
 
     def __call__(self, model: Callable[..., Any], rows: TokenRows, *args: Any) -> Any:
         """Run a model on rows."""
-        # Attention reads it here, and again where a backward pass recomputes activations: before the next pass.
+        # Attention reads it now, and again when a backward pass recomputes activations, before the next pass.
         self._spans = PackedSpans.of_rows(rows, rows.input_ids.shape[1])
         return model(rows, *args)
 
     def _attention(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any
     ) -> Any:
-        """Attend as transformers asks: `query` `[rows, heads, tokens, size]` to `[rows, tokens, heads, size]`."""
+        """Attend, as called by transformers: `query` `[rows, heads, tokens, size]` to `[rows, tokens, heads, size]`."""
         check_plain(module, attention_mask, options)
         found = attend(query, key, value, self._spans, options.get("scaling"))
         return found.transpose(1, 2).contiguous(), None
 
 
 def attends_fully(model: Any) -> bool:
-    """Return True for a transformers model whose layers all attend to every token before, by replaceable attention."""
+    """Return True for a transformers model whose layers all attend to every earlier token, by replaceable attention."""
     return not other_layers(model.config) and replaceable(model)
 
 
@@ -69,7 +69,7 @@ def replaceable(model: Any) -> bool:
 
 
 def other_layers(config: Any) -> set[str]:
-    """Return the types of a model's layers, from its config, but for full attention."""
+    """Return the layer types in a model's config other than full attention."""
     text = config.get_text_config()
     types = set(getattr(text, "layer_types", None) or ())
     if not types and getattr(text, "sliding_window", None) is not None:
@@ -78,20 +78,20 @@ def other_layers(config: Any) -> set[str]:
 
 
 def replace_attention(model: Any, attention: Callable[..., Any]) -> None:
-    """Have a transformers model use an attention, under a name for which transformers builds no mask."""
+    """Make a transformers model use an attention, registered under a name for which transformers builds no mask."""
     from transformers import AttentionInterface
 
-    # A name of its own: models of another learner in this process read the spans of other rows.
+    # A unique name, since models of another learner in this process read spans of other rows.
     name = f"rlsdk_{next(_adopted)}"
     AttentionInterface.register(name, attention)
     model.set_attn_implementation(name)
 
 
 def check_plain(module: Any, mask: Any, options: Mapping[str, Any]) -> None:
-    """Refuse attention that is more than causal, by what a layer of transformers gives with it.
+    """Refuse attention that is not plainly causal, judging by the arguments that a transformers layer passes.
 
     Raises:
-        LearnerError: It would be computed otherwise.
+        LearnerError: The result would differ.
     """
     more = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]
     if mask is not None or more:
@@ -104,18 +104,17 @@ def check_plain(module: Any, mask: Any, options: Mapping[str, Any]) -> None:
 
 @attrs.frozen(eq=False)
 class PackedSpans:
-    """Columns of packed rows within which tokens attend to each other: those of each rollout, one after another.
+    """Column spans of packed rows within which tokens attend to each other, one per rollout.
 
-    Short rollouts of about the same length attend in one call, as a stack.
+    Short rollouts of similar length attend in one call, as a stack.
 
     Attributes:
         sizes: Tokens of each stack.
-        columns: For each stack, the place among its tokens that stands at each column of each rollout, int64
-            `[rollouts, longest]`: shorter ones repeat their last token, which no token before it sees. None for a
-            rollout alone.
-        real: For each stack, false where a token is repeated, bool `[rollouts, longest]`; None for a rollout alone.
+        columns: For each stack, index into its tokens for each column of each rollout, int64 `[rollouts, longest]`;
+            shorter rollouts repeat their last token, which no earlier token sees. None for a single rollout.
+        real: For each stack, False where a token is repeated, bool `[rollouts, longest]`; None for a single rollout.
         order: Column of each token, stack by stack, int64 `[tokens]`; None if that is their order in the row.
-        restores: Place of each column in `order`, int64 `[tokens]`; None if there is no `order`.
+        restores: Index of each column in `order`, int64 `[tokens]`; None without `order`.
     """
 
     sizes: list[int]
@@ -126,14 +125,14 @@ class PackedSpans:
 
     @classmethod
     def of_rows(cls, rows: TokenRows, width: int) -> PackedSpans:
-        """Find the spans of rows, the last one of which ends with column `width`."""
+        """Return the spans of rows; the last span ends with column `width`."""
         positions = rows.position_ids
         begins = [0] if positions is None else (positions[0] == 0).nonzero()[:, 0].tolist()
         return cls.of(list(zip(begins, [*begins[1:], width], strict=True)), rows.input_ids.device)
 
     @classmethod
     def of(cls, spans: list[tuple[int, int]], device: torch.device | str) -> PackedSpans:
-        """Stack spans of columns, which follow each other."""
+        """Stack consecutive spans of columns."""
         stacks: dict[tuple[str, int], list[tuple[int, int]]] = {}
         for begin, end in spans:
             alike = ("length", (end - begin - 1) // ALIKE) if end - begin <= SHORT else ("alone", begin)
@@ -153,7 +152,7 @@ class PackedSpans:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, within: PackedSpans, scale: float | None) -> Tensor:
-    """Causal attention within spans of columns: `[rows, heads, tokens, size]`."""
+    """Compute causal attention within spans of columns: `[rows, heads, tokens, size]`."""
     grouped = query.shape[1] != key.shape[1]
 
     def one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -163,7 +162,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, within: PackedSpans, scale
 
     order, restores = within.order, within.restores
     stacked = [each if order is None else each[:, :, order] for each in (query, key, value)]
-    # One split, not a slice for each stack, whose gradient would be as large as the whole.
+    # One split instead of a slice per stack, whose gradient would be as large as the whole.
     pieces = zip(*(torch.split(each, within.sizes, 2) for each in stacked), strict=True)
     parts = []
     for columns, real, qkv in zip(within.columns, within.real, pieces, strict=True):

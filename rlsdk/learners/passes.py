@@ -1,4 +1,4 @@
-"""Passes of a rank over its rollouts, micro-batch by micro-batch, in step with the other ranks."""
+"""Passes of a rank over its rollouts, one micro-batch at a time, synchronised with the other ranks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class MicroBatch:
     """Rollouts of one forward pass.
 
     Attributes:
-        rollouts: int64, their places in the batch.
-        trees: int64, the tree of each of them; None if rows are not trees.
+        rollouts: int64, their indices in the batch.
+        trees: int64, tree of each rollout; None if rows are not trees.
     """
 
     rollouts: np.ndarray
@@ -33,14 +33,14 @@ class MicroBatch:
 
 
 class SharedRows(Protocol):
-    """Ranks that run each micro-batch together: in each turn all of them run that of one of them.
+    """Ranks that run each micro-batch together; in each turn they all run the micro-batch of one of them.
 
-    A rank by itself is one, too, if models must be run in a way of its own: see `rlsdk.learners.packing`.
+    Also used for a single rank whose models need special handling: see `rlsdk.learners.packing`.
     """
 
     @property
     def rank(self) -> int:
-        """Rank of this process among them."""
+        """Rank of this process among these ranks."""
         ...
 
     @property
@@ -50,14 +50,14 @@ class SharedRows(Protocol):
 
     @property
     def slices(self) -> int:
-        """Number of parts into which they cut the tokens of a micro-batch; 1 if each reads all of them."""
+        """Number of parts that they split the tokens of a micro-batch into; 1 if each reads all tokens."""
         ...
 
     def adopt(self, model: Any, path: str) -> None:
-        """Prepare a transformers model before it is divided among ranks.
+        """Prepare a transformers model before it is sharded.
 
         Args:
-            model: The model, which is changed.
+            model: The model, changed in place.
             path: Its folder or hub id, for messages.
 
         Raises:
@@ -66,30 +66,30 @@ class SharedRows(Protocol):
         ...
 
     def turns(self, rows: TokenRows) -> list[TokenRows]:
-        """Return the rows of each of these ranks, by rank, on all of them."""
+        """Return the rows of all these ranks, by rank; the same on each of them."""
         ...
 
     def __call__(self, model: Callable[..., Any], rows: TokenRows, *args: Any) -> Any:
-        """Run a model that gives `[t]`, or a tuple of `[t]` and None, on rows that all of them hold.
+        """Run a model that returns `[t]`, or a tuple of `[t]` and None, on rows that all these ranks hold.
 
-        Results are the same on all of them; the gradient of each rank's own use of them reaches the model once.
+        Results are the same on all of them; the gradient of each rank's use of them reaches the model once.
         """
         ...
 
 
 @attrs.define
 class MicroBatchRunner:
-    """Runs a model over rollouts in micro-batches.
+    """Run a model over rollouts in micro-batches.
 
     Attributes:
         ranks: The learner's ranks; all run the same number of micro-batches, since ZeRO communicates in each.
-        clock: Timer for passes without a gradient.
-        style: Row style.
-        budget: Token budget of a micro-batch on each rank that runs it, padding included.
+        clock: Timer for passes without gradient.
+        style: Row layout.
+        budget: Token budget of a micro-batch per rank that runs it, padding included.
         width: Hidden size of the policy.
-        sequences: Ranks that share each rollout, or how one runs models; None if models run as they are.
-        exact_width: `model.max_length` where logprobs are exact: each rollout is a micro-batch of its own; else None.
-        halved: True once the budget was halved, since memory had run out.
+        sequences: Ranks that share each rollout, or the special handling of one rank; None to run models unchanged.
+        exact_width: `model.max_length` if logprobs are exact, with one rollout per micro-batch; otherwise None.
+        halved: True once the budget was halved because memory ran out.
     """
 
     ranks: Ranks
@@ -120,11 +120,11 @@ class MicroBatchRunner:
         return model(rows, *args) if self.sequences is None else self.sequences(model, rows, *args)
 
     def halve(self) -> None:
-        """Take half as many tokens in each micro-batch from now on."""
+        """Halve the token budget of micro-batches from now on."""
         self.budget, self.halved = max(1, self.budget // 2), True
 
     def plan(self, batch: TrainBatch) -> list[MicroBatch]:
-        """This rank's micro-batches; none for no rollouts."""
+        """Return this rank's micro-batches; none without rollouts."""
         if self.exact_width is not None:
             return [MicroBatch(part) for part in plan(read_lengths(batch), 1)]
         if self.style == "tree":
@@ -137,10 +137,10 @@ class MicroBatchRunner:
     def micro_batches(
         self, batch: TrainBatch, parts: Sequence[MicroBatch], count: int
     ) -> Iterator[tuple[TrainBatch | None, TokenRows]]:
-        """The rows of `count * shared_by` passes, and the rollouts whose results they give.
+        """Yield the rows of `count * shared_by` passes, with the rollouts that they compute.
 
-        Where a rank has no more micro-batches, or it is another rank's turn, the rollouts are None: results of these
-        rows must weigh nothing.
+        If a rank has no more micro-batches, or it is another rank's turn, the rollouts are None, and results of these
+        rows must have weight zero.
         """
         for i in range(count):
             part = batch.select(parts[i].rollouts) if i < len(parts) else None
@@ -161,10 +161,10 @@ class MicroBatchRunner:
     def forward(
         self, run: Callable[[TokenRows], Mapping[str, Tensor]], batch: TrainBatch, fields: Sequence[str]
     ) -> dict[str, np.ndarray]:
-        """Results per response token without a graph, float32 `[t]` each, in the order of the batch.
+        """Return results per response token without a graph, float32 `[t]` each, in batch order.
 
         Args:
-            run: Gives `[t]` for each of `fields`.
+            run: Returns `[t]` for each of `fields`.
             batch: This rank's rollouts.
             fields: Names of the results.
         """

@@ -1,4 +1,4 @@
-"""Checkpoints of rlsdk 0.1, which DeepSpeed wrote as pickles: read without executing anything that they hold."""
+"""Read checkpoints of rlsdk 0.1, which DeepSpeed wrote as pickles, without executing their contents."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rlsdk.errors import CheckpointError
 
 
 def read_pickled(folder: Path, rank: int, *, stage: int, dtype: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the files of DeepSpeed's own `save_checkpoint`.
+    """Read the files of DeepSpeed's `save_checkpoint`.
 
     Args:
-        folder: Folder of a role: actor or critic.
+        folder: Folder of a role, actor or critic.
         rank: Rank of this process.
-        stage: Stage of ZeRO.
-        dtype: Dtype of the weights during computation.
+        stage: ZeRO stage.
+        dtype: Compute dtype of the weights.
 
     Returns:
         State of the model and of the optimiser, in the form that `Trained.save` writes.
@@ -42,10 +42,10 @@ def read_pickled(folder: Path, rank: int, *, stage: int, dtype: str) -> tuple[di
 
 
 def read_pickled_state(path: Path) -> dict[str, Any]:
-    """Read a file that rlsdk 0.1 wrote through `torch.save`, without executing anything that it holds.
+    """Read a file that rlsdk 0.1 wrote through `torch.save`, without executing its contents.
 
-    Tensors, plain values and the three types that DeepSpeed puts beside them are read; whatever else a pickle names is
-    refused before it is looked up.
+    Only tensors, plain values and three types of DeepSpeed are read; any other name in a pickle is refused before it
+    is looked up.
 
     Raises:
         CheckpointError: The file is missing, or holds anything else.

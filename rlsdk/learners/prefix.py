@@ -1,4 +1,4 @@
-"""A transformers cache of the keys and values of shared prompts, which stores nothing of the rows after them."""
+"""A transformers cache with the keys and values of shared prompts only, not of the rows after them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from transformers.cache_utils import CacheLayerMixin
 
 
 class Prefix(Cache):
-    """The cache of all layers.
+    """Cache of all layers.
 
-    One of transformers' own would keep keys and values of the rows, too: a compiled model would hand them out, and have
-    gradients of zeros made for them.
+    transformers' own caches also store keys and values of the rows: a compiled model would return them, with gradients
+    of zeros.
     """
 
     def __init__(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -32,18 +32,18 @@ class _PrefixLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: keys and values are given at creation."""
+        """Do nothing, since keys and values are given at creation."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Return the keys and values for attention: those of the prompts, followed by those of the rows."""
         return torch.cat([self.keys, key_states], dim=2), torch.cat([self.values, value_states], dim=2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Columns that a mask covers, and where they begin."""
+        """Return the number of columns that a mask covers, and their first."""
         return self.get_seq_length() + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Columns of the prompts."""
+        """Return the number of prompt columns."""
         return self.keys.shape[2]
 
     def get_max_length(self) -> int:
