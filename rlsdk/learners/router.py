@@ -22,7 +22,7 @@ class RouterLoss:
     Attributes:
         coefficient: Weight of the penalty in the actor's loss.
         experts: Number of experts, `E`.
-        chosen: Number of experts that a token chooses.
+        chosen: Number of experts chosen per token.
     """
 
     coefficient: float
@@ -31,9 +31,9 @@ class RouterLoss:
 
     @classmethod
     def of(cls, config: Any) -> RouterLoss | None:
-        """Build the penalty that a model's config asks for, by the rule of transformers; None if there is none.
+        """Build the penalty that a model's config enables, as transformers does; None if there is none.
 
-        A model is trained with it if its config has `output_router_logits: true` and a `router_aux_loss_coef` above 0.
+        A config enables it by `output_router_logits: true` and a `router_aux_loss_coef` above 0.
         """
         text = config.get_text_config()
         coefficient = getattr(text, "router_aux_loss_coef", None)
@@ -42,13 +42,13 @@ class RouterLoss:
         return cls(float(coefficient), expert_count(text), int(text.num_experts_per_tok))
 
     def __call__(self, logits: Sequence[Tensor]) -> Tensor:
-        """Compute the penalty of all layers together, before the coefficient.
+        """Compute the penalty over all layers, without the coefficient.
 
         Args:
-            logits: Router logits of each layer `[t, E]`, of the same tokens.
+            logits: Router logits of each layer for the same tokens, `[t, E]`.
 
         Returns:
-            Scalar, float32; it is as great as `chosen` where all experts get as many tokens.
+            Scalar, float32; equal to `chosen` if tokens are spread evenly over experts.
         """
         probabilities = torch.cat([layer.float().softmax(-1) for layer in logits])
         chosen = probabilities.topk(self.chosen, dim=-1).indices

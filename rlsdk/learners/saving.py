@@ -1,4 +1,4 @@
-"""Checkpoints of the models that a learner trains: every rank writes its part, and all ranks continue, or none."""
+"""Checkpoints of a learner's trained models: each rank writes its part, and either all ranks resume or none."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def save_models(
     """Write each rank's part of all models, and a manifest of hashes; a collective.
 
     Args:
-        folder: Folder that all ranks see.
+        folder: Folder visible to all ranks.
         models: Trained modules by role.
         ranks: Ranks of the learner.
-        facts: Settings that `load_models` must find equal.
-        memory: State of the loss's components, plain JSON, the same on all ranks; kept with the actor.
-        frozen: Keep parameters that are not trained, too.
+        facts: Settings that must be equal in `load_models`.
+        memory: State of the loss components, as plain JSON, equal on all ranks; saved with the actor.
+        frozen: True to save untrained parameters as well.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for role, trained in models.items():
@@ -39,21 +39,21 @@ def save_models(
 def load_models(
     folder: Path, models: Models, ranks: Ranks, facts: Mapping[str, Any], *, frozen: bool, same_ranks: bool
 ) -> dict[str, Any]:
-    """Continue from what `save_models` wrote; nothing is opened unless all hashes match, and nothing executed.
+    """Resume from what `save_models` wrote; files are opened only if all hashes match, and nothing is executed.
 
     Args:
-        folder: Folder that all ranks see.
+        folder: Folder visible to all ranks.
         models: Trained modules by role.
         ranks: Ranks of the learner.
         facts: Settings that must equal those of the checkpoint.
-        frozen: True if the checkpoint holds parameters of the actor that are not trained, too.
+        frozen: True if the checkpoint also holds untrained parameters of the actor.
         same_ranks: False if another number of ranks may have written it.
 
     Returns:
-        The state of the loss's components.
+        State of the loss components.
 
     Raises:
-        CheckpointError: A file is missing or changed, or the learner was set up otherwise.
+        CheckpointError: A file is missing or changed, or the settings differ.
     """
     faults = ranks.gather(shards.check_manifest(folder, ranks.rank, ranks.world, facts, same_ranks=same_ranks))
     if wrong := [f"rank {rank}: {fault}" for rank, fault in enumerate(faults) if fault]:
@@ -65,7 +65,7 @@ def load_models(
             states = trained.read(folder / role, ranks.rank)
         except CheckpointError as error:
             fault = str(error)
-        # Every rank continues, or none: the others would wait for it.
+        # If one rank fails, all must: the others would wait for it.
         if wrong := [fault for fault in ranks.gather(fault) if fault]:
             raise CheckpointError(wrong[0])
         assert states is not None

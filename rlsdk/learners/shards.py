@@ -1,4 +1,4 @@
-"""Manifest of a checkpoint's files: files are opened only if their hashes match."""
+"""Checkpoint manifests: files are opened only if their hashes match."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rlsdk.errors import CheckpointError, DamagedCheckpointError
 
 _PREFIX = "manifest-"
 _SHOWN = 80
-"""Characters of a wrong manifest in a message."""
+"""Maximum characters of an invalid manifest in a message."""
 _CHUNK = 2**23
-"""Bytes that are read at once."""
+"""Bytes per read."""
 Seen = Callable[[int], None]
-"""Told how many bytes more were hashed, from several threads."""
+"""Callback that receives the number of bytes just hashed, called from several threads."""
 
 
 def write_manifest(folder: Path, rank: int, world: int, facts: Mapping[str, Any]) -> None:
-    """Hash this rank's share of the files of `folder`; called on every rank when all files are written.
+    """Hash this rank's share of the files in `folder`; called on every rank once all files are written.
 
     Args:
         folder: Folder visible to all ranks.
@@ -46,7 +46,7 @@ def check_manifest(folder: Path, rank: int, world: int, facts: Mapping[str, Any]
         same_ranks: False if another number of ranks may have written the files.
 
     Returns:
-        Description of the damage; empty if there is none. Load nothing until all ranks have found none.
+        Description of the damage; empty if there is none. Load nothing until all ranks have reported none.
 
     Raises:
         CheckpointError: The manifest is missing, or belongs to a run with other settings.
@@ -69,7 +69,7 @@ def find_damage(folder: Path, seen: Seen | None = None) -> str:
         seen: Callback that receives the number of bytes just read.
 
     Returns:
-        Description of the damage; empty if there is none, or no manifest, since not every learner writes one.
+        Description of the damage; empty if there is none or no manifest, since not every learner writes one.
 
     Raises:
         DamagedCheckpointError: A manifest cannot be read.
@@ -90,18 +90,18 @@ def _misplaced(folder: Path, shares: Sequence[Mapping[str, str]]) -> str:
 
 
 def find_changed(folder: Path, digests: Mapping[str, str], seen: Seen | None = None) -> str:
-    """Compare files with their hashes; returns what is wrong, empty if nothing is."""
+    """Compare files with their hashes and return the mismatches as text, empty if there are none."""
     now = hash_files(folder, digests, seen)
     changed = [name for name, digest in digests.items() if now[name] != digest]
     return f"changed since they were written: {', '.join(changed)}" if changed else ""
 
 
 def hash_files(folder: Path, names: Iterable[str], seen: Seen | None = None) -> dict[str, str]:
-    """Compute the SHA-256 of files below a folder, several at once.
+    """Compute the SHA-256 of files below a folder in parallel.
 
     Args:
         folder: The folder.
-        names: Their paths there.
+        names: Paths of the files, relative to the folder.
         seen: Callback that receives the number of bytes just read.
     """
 
@@ -109,7 +109,7 @@ def hash_files(folder: Path, names: Iterable[str], seen: Seen | None = None) -> 
         found = hashlib.sha256()
         with (folder / name).open("rb") as file:
             while chunk := file.read(_CHUNK):
-                found.update(chunk)  # releases the interpreter
+                found.update(chunk)  # releases the GIL
                 if seen is not None:
                     seen(len(chunk))
         return found.hexdigest()

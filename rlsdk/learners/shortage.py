@@ -1,4 +1,4 @@
-"""Recovery of a rank that runs out of memory: half the micro-batch, once, and the same gradient from the beginning."""
+"""Recovery from out-of-memory errors: halve the micro-batch once and recompute the same gradient from the start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REMEDIES = (
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Return True if an exception says that memory ran out, on a GPU or of the machine."""
+    """Return True if an exception reports that GPU or main memory ran out."""
     import torch
 
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
@@ -31,17 +31,17 @@ def is_shortage(error: BaseException) -> bool:
 def with_less(
     passes: MicroBatchRunner, what: str, run: Callable[[], T], *, again: Callable[[], T], why_not: str = ""
 ) -> T:
-    """Run passes; if memory runs out, halve the micro-batch and run once more.
+    """Run passes; if memory runs out, halve the micro-batch and retry once.
 
     Args:
         passes: Runner of the micro-batches.
-        what: What is run, for messages.
-        run: Runs all micro-batches.
-        again: Undoes what `run` did and runs everything with the smaller micro-batches.
-        why_not: Why that is not possible; empty if it is.
+        what: Name of the work, for messages.
+        run: Callable that runs all micro-batches.
+        again: Callable that undoes `run` and repeats everything with the smaller micro-batches.
+        why_not: Reason why the work cannot be repeated; empty if it can.
 
     Raises:
-        LearnerError: Memory ran out although the micro-batch was halved before, or the work cannot be repeated.
+        LearnerError: Memory ran out after the micro-batch was already halved, or the work cannot be repeated.
     """
     try:
         return run()
@@ -49,7 +49,7 @@ def with_less(
         if not is_shortage(error):
             raise
         said = next(iter(str(error).splitlines()), "") or type(error).__name__
-    # Outside of the handler: until then the exception holds the frames, and these the activations.
+    # Retry outside the handler: inside it, the exception keeps the frames alive, and they hold the activations.
     if passes.halved:
         why_not = "the micro-batch was halved before"
     if why_not:

@@ -69,7 +69,7 @@ def start_learner(plan: Plan, found: Layout, adapter: Adapter | None, steps: int
 
 
 def roles(plan: Plan) -> Roles:
-    """The models that the learner's own processes hold."""
+    """Return the models that run in the learner's main processes."""
     critic = plan.algorithm.critic and "critic" not in plan.apart
     reference = plan.needs_reference and "reference" not in plan.apart
     return Roles(
@@ -80,6 +80,6 @@ def roles(plan: Plan) -> Roles:
 
 
 def roles_apart(plan: Plan) -> dict[ApartRole, Roles]:
-    """The models that have processes of their own."""
+    """Return the models that run in separate processes."""
     held: dict[ApartRole, Roles] = {"critic": Roles(critic=plan.critic), "reference": Roles(reference=plan.reference)}
     return {role: held[role] for role in plan.apart}

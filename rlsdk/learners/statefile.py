@@ -1,4 +1,4 @@
-"""Files of a learner's state: nested plain values and tensors as one safetensors file, which executes nothing."""
+"""Learner state files: nested plain values and tensors in one safetensors file; loading executes no code."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TREE = "rlsdk"
-"""Key of the file's metadata whose value is the nesting, as JSON."""
+"""Metadata key of the nested structure, as JSON."""
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a state: mappings, lists, tuples, sets, numbers, text, None and tensors, nested in any way.
+    """Write a state: mappings, lists, tuples, sets, numbers, text, None and tensors, nested arbitrarily.
 
     Args:
         path: Path of the file.
         state: State to write; a tensor that occurs several times is written once.
 
     Raises:
-        LearnerError: The state contains a value of another type; the message names its place.
+        LearnerError: The state contains a value of another type; the message names its path.
     """
     from safetensors.torch import save_file
 
@@ -35,7 +35,7 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Read what `write_state` wrote; tensors are on the CPU, in memory of their own.
+    """Read what `write_state` wrote; tensors are on the CPU and own their memory.
 
     Raises:
         CheckpointError: The file is missing or not a state file.
@@ -45,7 +45,7 @@ def read_state(path: Path) -> dict[str, Any]:
     try:
         with safe_open(str(path), framework="pt", device="cpu") as file:
             tree = json.loads((file.metadata() or {})[_TREE])
-            # Copies: a tensor that is mapped would read the file again, when it may be gone.
+            # Copies: a memory-mapped tensor would read the file later, when it may be gone.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no mapping
         state = _unpack(tree, tensors)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -61,7 +61,7 @@ class _Packer:
     """Moves tensors from a nested value to a flat mapping.
 
     Attributes:
-        tensors: The tensors by their place.
+        tensors: Tensors by their path in the value.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class _Packer:
         self._names: dict[tuple[Any, ...], str] = {}
 
     def pack(self, value: Any, path: str) -> Any:
-        """Return a value as JSON; types unknown to JSON become mappings with one key that begins with `$`."""
+        """Return a value as JSON; types that JSON lacks become mappings with a single key that begins with `$`."""
         import torch
 
         if value is None or isinstance(value, bool | int | float | str):
