@@ -1,4 +1,4 @@
-"""Rollouts as input rows of a transformers model: padded on the right, packed, or after shared prompts."""
+"""Lay out rollouts as input rows of a transformers model: right-padded, packed, or after shared prompts."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Prompts:
     """Prompts shared by several rows.
 
     Attributes:
-        input_ids: int64 `[prompts, width]`, padded on the right.
-        lengths: int64 `[prompts]`.
-        of_row: int64 `[rows]`, the prompt of each row.
-        padded: True if any is shorter than the width.
+        input_ids: Right-padded tokens, int64 `[prompts, width]`.
+        lengths: Length of each prompt, int64 `[prompts]`.
+        of_row: Prompt of each row, int64 `[rows]`.
+        padded: True if any prompt is shorter than the width.
     """
 
     input_ids: torch.Tensor
@@ -46,18 +46,18 @@ class TokenRows:
 
     Attributes:
         input_ids: Tokens, int64 `[rows, width]`.
-        position_ids: Positions, restarting at each rollout, int64 `[rows, width]`; None where each row is one rollout.
+        position_ids: Positions, restarting at each rollout, int64 `[rows, width]`; None if each row is one rollout.
         states: Index of the state that predicts each response token, in the flattened rows, int64 `[t]`; shared
             prompts, if any, are flattened before the rows.
         targets: Response tokens, int64 `[t]`.
-        prompts: Shared prompts that the rows continue; None where each row holds its own prompt.
-        routing: Experts that the tokens choose, int16 `[tokens, layers, k]` for the flattened rows, shared prompts
-            before them; -1 leaves a choice to the model's router. None: all are left to it.
-        kept: Results that are wanted, as indices into those of `targets`, int64; None for all.
-        image_mask: bool `[rows, width]`, True for tokens that stand for images; None: there are none.
-        images: Images of each row; its tokens may stand for the first of them alone.
-        ends: Where each token's descendants end in its row, int64 `[rows, width]`: a token attends to the earlier ones
-            whose end lies after it. None: rows are not trees.
+        prompts: Shared prompts that the rows continue; None if each row contains its own prompt.
+        routing: Experts chosen by each token, int16 `[tokens, layers, k]`, for the flattened shared prompts and rows;
+            -1 leaves a choice to the model's router. None leaves all of them to the router.
+        kept: Indices into `targets` of the results to return, int64; None for all.
+        image_mask: True for image placeholder tokens, bool `[rows, width]`; None if there are no images.
+        images: Images of each row; its placeholder tokens may cover only the first of them.
+        ends: Column at which each token's descendants end in its row, int64 `[rows, width]`: a token attends to earlier
+            tokens whose end lies after it. None if rows are not trees.
     """
 
     input_ids: torch.Tensor
@@ -82,22 +82,22 @@ class TokenRows:
 
 
 def read_lengths(batch: TrainBatch) -> np.ndarray:
-    """int64 `[n]`: tokens of each rollout that the model reads: all before the last response token."""
+    """Return how many tokens of each rollout the model reads, int64 `[n]`: all before the last response token."""
     return np.asarray(batch.starts + batch.responses - 1)
 
 
 def to_rows(batch: TrainBatch, style: Literal["padded", "packed", "shared"]) -> TokenRows:
-    """Lay out rollouts; trees are laid out by `rlsdk.learners.tree`.
+    """Lay out rollouts in any style but `tree`, for which see `rlsdk.learners.tree`.
 
-    Padding stands on the right, where causal attention keeps it out of every state that is used.
+    Padding is on the right, where causal attention keeps it out of every state that is used.
 
     Args:
         batch: At least one rollout.
-        style: `padded` gives each rollout a row, `packed` puts all of them into one, `shared` reads equal prompts once
-            and gives each response a row. Rollouts with images are padded.
+        style: `padded` gives each rollout a row, `packed` puts all of them into one row, `shared` reads equal prompts
+            once and gives each response a row. Rollouts with images require `padded`.
 
     Raises:
-        LearnerError: There are images, and another style.
+        LearnerError: There are images and the style is not `padded`.
     """
     import torch
 
@@ -133,7 +133,7 @@ def to_rows(batch: TrainBatch, style: Literal["padded", "packed", "shared"]) -> 
 
 
 def routing_of(batch: TrainBatch, count: int, places: np.ndarray, tokens: np.ndarray) -> torch.Tensor | None:
-    """Experts that the batch's `tokens` chose, at their `places` among so many positions of rows."""
+    """Scatter the experts chosen by the batch's `tokens` to their `places` among `count` positions of the rows."""
     import torch
 
     chosen = batch.context.get("routed_experts")
@@ -145,7 +145,7 @@ def routing_of(batch: TrainBatch, count: int, places: np.ndarray, tokens: np.nda
 
 
 def to_exact_row(batch: TrainBatch, width: int) -> TokenRows:
-    """Lay out one rollout as `rlsdk.exact` says: padded to `width`, with results of all positions; few are kept.
+    """Lay out one rollout as `rlsdk.exact` requires: padded to `width`, with all positions computed and few kept.
 
     Args:
         batch: One rollout.
@@ -168,12 +168,12 @@ def _behind_prompts(batch: TrainBatch, offsets: np.ndarray, targets: torch.Tenso
     first = np.unique(of_row, return_index=True)[1]
     lengths = batch.starts[first]
     prompt_ids = padded(batch.token_ids[ranges(offsets[first], lengths)], lengths)
-    # The last token of a response is read by nobody. A row without any other holds padding, so that there are rows.
+    # The last token of a response is never read. A row without any other token holds padding, so that it exists.
     reads = batch.responses - 1
     input_ids = padded(batch.token_ids[ranges(offsets + batch.starts, reads)], reads)
     width = input_ids.shape[1]
     positions = batch.starts[:, None] + np.arange(width)
-    # The first token of a response was chosen in the last state of its prompt, the others in those of its own row.
+    # The last state of the prompt predicts the first response token; states of the row predict the others.
     states = ranges(prompt_ids.size + np.arange(len(reads)) * width - 1, batch.responses)
     firsts = np.cumsum(batch.responses) - batch.responses
     some = batch.responses > 0
@@ -193,14 +193,14 @@ def _behind_prompts(batch: TrainBatch, offsets: np.ndarray, targets: torch.Tenso
 
 
 def ranges(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """int64: `begin, begin + 1, …` for each of `lengths`, one after another."""
+    """Concatenate `begin, begin + 1, …, begin + length - 1` for all pairs, int64."""
     lengths = np.maximum(lengths, 0)
     ends = np.cumsum(lengths)
     return np.asarray(np.arange(int(lengths.sum())) + np.repeat(begins - ends + lengths, lengths))
 
 
 def padded(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Pad concatenated sequences on the right with zeros: int64 `[rows, width]`, width at least 1."""
+    """Right-pad concatenated sequences with zeros to int64 `[rows, width]`, with a width of at least 1."""
     lengths = np.maximum(lengths, 0)
     width = max(int(lengths.max()), 1)
     plane = np.zeros((len(lengths), width), np.int64)
@@ -209,11 +209,11 @@ def padded(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def empty_rows(style: RowStyle) -> TokenRows:
-    """Build a row of one token and one target, with which a rank without rollouts joins collectives, at zero weight."""
+    """Build a row of one token and one target, so that a rank without rollouts joins collectives at zero weight."""
     import torch
 
     zero = torch.zeros(1, dtype=torch.int64)
     if style != "shared":
         return TokenRows(zero[None], None, zero, zero)
-    # As many passes as other ranks make; the result depends on all of them.
+    # A prompt, too: this rank must make as many passes as the others, and its result must depend on all of them.
     return TokenRows(zero[None], zero[None] + 1, zero + 1, zero, Prompts(zero[None], zero + 1, zero, False))

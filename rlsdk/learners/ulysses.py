@@ -1,7 +1,7 @@
 """Sequence parallelism (DeepSpeed-Ulysses, arXiv:2309.14509): the ranks of a group share the tokens of each rollout.
 
-Outside attention a rank holds one slice of the tokens, inside it all tokens of some of the heads; the two are exchanged
-all to all. The ranks of a group take turns: in each turn all of them run the micro-batch of one of them.
+Outside attention, a rank holds a slice of the tokens; inside attention, all tokens of a subset of the heads. An
+all-to-all converts between the two. Ranks of a group take turns: in each turn, all of them run one rank's micro-batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SequenceGroup:
         size: Number of ranks that share a rollout.
         group: Process group of torch.
         option: Name of the learner's option, for messages.
-        divided: Number of ranks that divide the heads of each of them.
+        divided: Number of ranks over which the heads are already sharded.
     """
 
     rank: int
@@ -42,54 +42,54 @@ class SequenceGroup:
 
     @classmethod
     def join(cls, ranks: Ranks, size: int) -> SequenceGroup:
-        """Join the group of `size` neighbouring ranks, which are likely on one node; `size` divides the ranks."""
-        # Every rank takes part in the making of every group.
+        """Join the group of `size` neighbouring ranks, which are likely on one node; `size` divides the world size."""
+        # Every rank takes part in creating every group.
         groups = [dist.new_group(list(range(first, first + size))) for first in range(0, ranks.world, size)]
         return cls(ranks.rank % size, size, groups[ranks.rank // size])
 
     @property
     def slices(self) -> int:
-        """Each of these ranks reads its slice of the tokens of a micro-batch."""
+        """Number of slices of a micro-batch's tokens: one per rank."""
         return self.size
 
     def adopt(self, model: Any, path: str) -> None:
-        """Have a transformers model exchange tokens for heads in its attention.
+        """Make a transformers model's attention exchange tokens for heads.
 
         Raises:
-            LearnerError: It cannot.
+            LearnerError: The model does not allow it.
         """
         if faults := sequence_faults(model, self.size, self.option, divided=self.divided):
             raise LearnerError(f"model {path}: {'; '.join(faults)}")
         replace_attention(model, self._attention)
 
     def turns(self, rows: Any) -> list[Any]:
-        """Return the rows of each rank of the group, by rank, on all of them."""
+        """All-gather the rows of the group, by rank."""
         held: list[Any] = [None] * self.size
         dist.all_gather_object(held, rows, group=self.group)
         return held
 
     def __call__(self, model: Callable[..., Any], rows: TokenRows, *args: Any) -> Any:
-        """Run a model that gives `[t]`, or a tuple of `[t]` and None, on rows that all ranks of the group gave alike.
+        """Run a model that returns `[t]`, or a tuple of `[t]` and None, on rows that are equal on all ranks of a group.
 
-        Gradients of the results are summed over the group: each rank may weigh them as it likes.
+        Gradients of the results are summed over the group, so each rank may weight them differently.
         """
         share, places = self._slice(rows)
-        # Attention reads it here, and again where a backward pass recomputes activations: before the next pass.
+        # Attention reads it now, and again if the backward pass recomputes activations; both precede the next pass.
         self._spans = PackedSpans.of_rows(rows, -(-rows.input_ids.shape[1] // self.size) * self.size)
         results = model(share, *args)
         given = results if isinstance(results, tuple) else (results,)
-        # In one exchange, which runs in the backward pass of every rank or of none.
+        # A single exchange, so its backward pass runs on all ranks or on none.
         stacked = torch.stack([result for result in given if result is not None])
         whole = iter(_Gather.apply(stacked, places, len(rows.states), self.group))  # type: ignore[no-untyped-call]
         found = tuple(None if g is None else next(whole) if g.requires_grad else next(whole).detach() for g in given)
         return found if isinstance(results, tuple) else found[0]
 
     def _slice(self, rows: TokenRows) -> tuple[TokenRows, Tensor]:
-        """This rank's columns of the rows, and which of the states lie in them."""
+        """Return this rank's columns of the rows, and the indices of the states in them."""
         count, width = rows.input_ids.shape
         share = -(-width // self.size)
         begin = self.rank * share
-        # As wide on every rank: the last ones may hold padding, which causal attention keeps out of every state.
+        # Equal width on every rank: the last ones may hold padding, which causal attention keeps out of every state.
         beyond = (0, share * self.size - width)
         if rows.position_ids is None:
             positions = torch.arange(begin, begin + share, device=rows.input_ids.device).repeat(count, 1)
@@ -109,23 +109,23 @@ class SequenceGroup:
     def _attention(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any
     ) -> Any:
-        """Attention as transformers calls it: `query` `[rows, heads, share, size]` to `[rows, share, heads, size]`."""
+        """Implement transformers' interface: `query` `[rows, heads, share, size]` to `[rows, share, heads, size]`."""
         check_plain(module, attention_mask, options)
-        if key.shape[1] < self.size:  # a head of keys and values that several ranks read
+        if key.shape[1] < self.size:  # several ranks read the same key-value head
             copies = self.size // key.shape[1]
             key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)
         query, key, value = (self._to_heads(each) for each in (query, key, value))
         return self._to_tokens(attend(query, key, value, self._spans, options.get("scaling"))), None
 
     def _to_heads(self, held: Tensor) -> Tensor:
-        """`[rows, heads, share, size]` to `[rows, heads / ranks, tokens, size]`."""
+        """Exchange `[rows, heads, share, size]` to `[rows, heads / ranks, tokens, size]`."""
         rows, heads, share, size = held.shape
         parts = held.reshape(rows, self.size, heads // self.size, share, size).permute(1, 3, 0, 2, 4)
         found: Tensor = _Exchange.apply(parts, self.group)  # type: ignore[no-untyped-call]
         return found.flatten(0, 1).permute(1, 2, 0, 3)
 
     def _to_tokens(self, held: Tensor) -> Tensor:
-        """`[rows, heads / ranks, tokens, size]` to `[rows, share, heads, size]`."""
+        """Exchange `[rows, heads / ranks, tokens, size]` to `[rows, share, heads, size]`."""
         rows, heads, tokens, size = held.shape
         parts = held.permute(2, 0, 1, 3).reshape(self.size, tokens // self.size, rows, heads, size)
         found: Tensor = _Exchange.apply(parts, self.group)  # type: ignore[no-untyped-call]
@@ -133,7 +133,7 @@ class SequenceGroup:
 
 
 class _Exchange(torch.autograd.Function):
-    """`[ranks, …]`: part `i` of this rank becomes that of this rank on rank `i`; its own inverse."""
+    """All-to-all over `[ranks, …]`: part `i` goes to rank `i`, where it is indexed by the sender; its own inverse."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: Any) -> Tensor:
@@ -149,7 +149,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """Columns of `[k, t]` that the ranks of a group hold, on all of them; the gradient is summed over the group."""
+    """Gather the columns of `[k, t]` that are spread over a group; the gradient is summed over the group."""
 
     @staticmethod
     def forward(ctx: Any, held: Tensor, places: Tensor, count: int, group: Any) -> Tensor:
@@ -169,15 +169,15 @@ class _Gather(torch.autograd.Function):
 
 
 def sequence_faults(model: Any, size: int, option: str = "sequence_parallel", *, divided: int = 1) -> Sequence[str]:
-    """Say why ranks cannot share the tokens of rollouts; a model that has no weights will do.
+    """List the reasons why ranks cannot share the tokens of rollouts; the model needs no weights.
 
-    A model may mix tokens in full attention alone, whose heads can be divided among the ranks.
+    A model may mix tokens only by full attention, with heads that can be divided among the ranks.
 
     Args:
-        model: A causal language model of transformers, or its backbone.
+        model: A transformers causal language model, or its backbone.
         size: Number of ranks that share a rollout.
         option: Name of the learner's option, for messages.
-        divided: Number of ranks that divide the heads already.
+        divided: Number of ranks over which the heads are already sharded.
     """
     kind, text = type(model).__name__, model.config.get_text_config()
     leave = f"set learner.{option}=1"

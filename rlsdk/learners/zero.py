@@ -1,4 +1,4 @@
-"""A module trained by DeepSpeed: configuration, steps along the exact gradient of the global loss, full tensors."""
+"""Train a module with DeepSpeed: configuration, optimiser steps on the exact global gradient, and full tensors."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 Offload = Literal["none", "optimizer", "all"]
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
-"""Parameters of glibc's `mallopt`."""
+"""Parameter numbers of glibc's `mallopt`."""
 _GREATEST_THRESHOLD = 32 * 2**20
-"""Threshold that glibc itself arrives at in a process that frees large tensors: fresh memory for each would be slow."""
+"""Threshold that glibc reaches by itself in a process that frees large tensors; mapping each one would be slow."""
 _DERIVED = ("loss_scaler", "param_slice_mappings")
-"""Entries of an optimiser's state that hold objects of DeepSpeed's own; a fresh engine has the same."""
+"""Entries of an optimiser's state that hold DeepSpeed objects; a fresh engine has the same ones."""
 
 
 @attrs.frozen(kw_only=True)
@@ -39,7 +39,7 @@ class DeepSpeedConfig:
         weight_decay: Weight decay of AdamW.
         grad_clip: Maximum gradient norm; 0 disables clipping.
         stage: ZeRO stage.
-        offload: State that is kept in main memory.
+        offload: State kept in main memory.
         dtype: float32 or bfloat16.
         device: cpu or cuda.
     """
@@ -58,7 +58,7 @@ class DeepSpeedConfig:
     def deepspeed(self) -> dict[str, Any]:
         """DeepSpeed's own configuration."""
         config = {
-            # Both 1: the learner decides what a micro-batch is, and when a step is due.
+            # Both are 1: the learner decides on the micro-batches and on when to step.
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,
             "optimizer": {
@@ -68,26 +68,26 @@ class DeepSpeedConfig:
                     "betas": list(self.betas),
                     "eps": self.eps,
                     "weight_decay": self.weight_decay,
-                    # torch's fused AdamW needs no compiler; DeepSpeed's own would build one of its extensions.
+                    # torch's fused AdamW needs no compiler; DeepSpeed's would compile an extension.
                     "torch_adam": True,
                     "fused": True,
                 },
             },
             "zero_optimization": self._zero,
-            # Without ZeRO, DeepSpeed clips but does not tell the norm; `Trained.step` does both.
+            # Without ZeRO, DeepSpeed clips but does not return the norm; `Trained.follow` does both.
             "gradient_clipping": self.grad_clip if self.stage else 0.0,
             "zero_force_ds_cpu_optimizer": False,
         }
         if self.dtype == "bfloat16":
-            # Sums of many micro-batches and over ranks lose their digits in bfloat16.
-            # An update whose gradient is not finite is left out, in bfloat16 as well.
+            # bfloat16 would lose precision in sums over micro-batches and ranks.
+            # An update with a non-finite gradient is skipped in bfloat16 as well.
             config |= {"bf16": {"enabled": True, "check_grad_overflow": True}, "communication_data_type": "fp32"}
             config["data_types"] = {"grad_accum_dtype": "fp32"}
         return config
 
     @property
     def inference(self) -> dict[str, Any]:
-        """DeepSpeed's configuration of a module that is not trained, split over the ranks."""
+        """DeepSpeed's configuration for a frozen module that is sharded across ranks."""
         found = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": self._zero}
         return found | ({"bf16": {"enabled": True}} if self.dtype == "bfloat16" else {})
 
@@ -136,19 +136,19 @@ class Trained(TrainedModule):
         return self.engine(*args)
 
     def backward(self, losses: Iterator[Tensor], count: int, clock: PhaseTimer, *, last: bool) -> None:
-        """Add the gradient of losses to that of the optimiser step; see `TrainedModule.backward`."""
+        """Accumulate the gradient of losses; see `TrainedModule.backward`."""
         for i in range(count):
-            # A sum over micro-batches: with one accumulation step, DeepSpeed divides by no count of them.
+            # With one accumulation step, DeepSpeed sums over micro-batches and does not divide by their number.
             self.engine.set_gradient_accumulation_boundary(last and i == count - 1)
             with clock("forward_seconds"):
                 loss = next(losses)
             with clock("update_seconds"):
-                # A sum over ranks: DeepSpeed takes their mean.
+                # DeepSpeed averages over ranks; the factor makes it a sum.
                 self.engine.backward(loss * self._world)
 
     @property
     def repeat_fault(self) -> str:
-        """Say why the gradient of an optimiser step cannot be dropped and computed again; empty if it can."""
+        """Reason why the gradient of an optimiser step cannot be dropped and recomputed; empty if it can."""
         if self._world > 1:
             return "other ranks wait for this one, so it cannot begin again"
         if self._config.stage == 3 or self._config.offload != "none":
@@ -156,14 +156,14 @@ class Trained(TrainedModule):
         return ""
 
     def drop_gradients(self) -> None:
-        """Drop the gradient of the optimiser step, and what a backward pass left behind that did not end."""
+        """Drop the gradient of the optimiser step and the leftovers of an interrupted backward pass."""
         for parameter in self.engine.module.parameters():
             parameter.grad = None
         if self._config.stage == 0:
             return
         optimizer = self.engine.optimizer
         optimizer.zero_grad(set_to_none=True)
-        if not hasattr(optimizer, "ipg_buckets"):  # bfloat16 in stage 1, with gradients in buffers of float32
+        if not hasattr(optimizer, "ipg_buckets"):  # bfloat16 in stage 1, with float32 gradient buffers
             return
         for held in (optimizer.averaged_gradients, optimizer.all_grad_tensors, optimizer.extra_large_param_to_reduce):
             held.clear()
@@ -176,7 +176,7 @@ class Trained(TrainedModule):
         optimizer.clear_backward_seen_flag()
 
     def follow(self) -> float:
-        """Take an optimiser step along the gradient, and return its norm before clipping."""
+        """Take an optimiser step and return the gradient norm before clipping."""
         import torch
 
         for group in self.engine.optimizer.param_groups:
@@ -189,13 +189,13 @@ class Trained(TrainedModule):
             else:
                 self.engine.zero_grad()
             return norm
-        # Leaves out a step whose gradient is not finite, and drops that gradient.
+        # Skips the step and drops the gradient if it is not finite.
         self.engine.step()
-        # In place of a norm that is not finite, DeepSpeed may give -1.
+        # DeepSpeed may return -1 instead of a non-finite norm.
         return float(self.engine.get_global_grad_norm())
 
     def save(self, folder: Path, rank: int, state: Mapping[str, Any], *, frozen: bool) -> None:
-        """Write this rank's part of what `read` reads, as safetensors; a collective. See `TrainedModule.save`."""
+        """Write this rank's part of the state as safetensors, for `read`; a collective. See `TrainedModule.save`."""
         engine, optimizer = self.engine, self.engine.optimizer
         folder.mkdir(parents=True, exist_ok=True)
         if hasattr(optimizer, "checkpoint_event_prologue"):
@@ -212,17 +212,17 @@ class Trained(TrainedModule):
             optimizer.checkpoint_event_epilogue()
 
     def read(self, folder: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read what `save` wrote, or rlsdk 0.1, whose pickles are read without executing anything in them.
+        """Read what `save` wrote, or the pickles of rlsdk 0.1 without executing their contents.
 
         Args:
-            folder: Folder that all ranks see.
+            folder: Folder visible to all ranks.
             rank: Rank of this process.
 
         Returns:
-            The model's state and the optimiser's, for `restore`.
+            States of the model and the optimiser, for `restore`.
 
         Raises:
-            CheckpointError: A file is missing, or holds something else.
+            CheckpointError: A file is missing or has unexpected contents.
         """
         if (folder / "model-0.safetensors").is_file():
             model = read_state(folder / f"model-{self._source(rank, 3)}.safetensors")
@@ -230,7 +230,7 @@ class Trained(TrainedModule):
         return read_pickled(folder, rank, stage=self._config.stage, dtype=self._config.dtype)
 
     def restore(self, model: Mapping[str, Any], saved: dict[str, Any], rank: int, *, strict: bool) -> dict[str, Any]:
-        """Continue from what `read` returned; a collective. See `TrainedModule.restore`.
+        """Resume from what `read` returned; a collective. See `TrainedModule.restore`.
 
         Raises:
             CheckpointError: The states do not fit.
@@ -243,7 +243,7 @@ class Trained(TrainedModule):
             if self._config.stage:
                 if hasattr(optimizer, "loss_scaler"):
                     saved["loss_scaler"] = optimizer.loss_scaler
-                # Nothing is read from the other ranks' states.
+                # DeepSpeed does not read the states of other ranks.
                 states: list[Any] = [None] * self._world
                 states[rank] = saved
                 full = engine.zero_load_from_fp32_weights()
@@ -263,11 +263,11 @@ class Trained(TrainedModule):
         return state
 
     def _source(self, rank: int, split: int) -> int:
-        """The rank whose file this rank reads: its own if the stage splits the content, otherwise rank 0's."""
+        """Return the rank whose file this rank reads: its own if the stage shards the content, otherwise rank 0."""
         return rank if self._config.stage >= split else 0
 
     def full_tensors(self, *, keep: bool, wanted: Wanted | None = None) -> dict[str, Tensor]:
-        """Return whole tensors of the model by their `state_dict` names; a collective under ZeRO-3."""
+        """Return full tensors of the model by their `state_dict` names; a collective under ZeRO-3."""
         return full_tensors(self.engine.module.model, keep=keep, wanted=wanted)
 
     def close(self) -> None:
@@ -277,20 +277,20 @@ class Trained(TrainedModule):
 
 @contextmanager
 def divided_while_loaded(config: DeepSpeedConfig) -> Iterator[None]:
-    """Have `from_pretrained` divide each tensor among the ranks as it is made, so that no rank holds a whole model.
+    """Make `from_pretrained` shard each tensor on creation, so that no rank ever holds the whole model.
 
     Args:
-        config: Settings of stage 3.
+        config: Settings for ZeRO stage 3.
     """
     import deepspeed
     from deepspeed.runtime.zero.partition_parameters import DeepSpeedTensorOverride
     from transformers.integrations import HfDeepSpeedConfig
 
     init = deepspeed.zero.Init
-    # By default it also rounds every buffer to the parameters' dtype. In bfloat16 rotary frequencies would be wrong by
-    # up to 0.4 %: a token 1,000 places back would seem to be up to four places elsewhere.
+    # By default it also rounds every buffer to the parameters' dtype. In bfloat16, rotary frequencies would be off by
+    # up to 0.4 %: a token 1,000 positions back would appear shifted by up to four positions.
     deepspeed.zero.Init = partial(init, tensor_overrides=[DeepSpeedTensorOverride.device])
-    enabled = HfDeepSpeedConfig(config.inference)  # `from_pretrained` finds this object by itself while it lives
+    enabled = HfDeepSpeedConfig(config.inference)  # `from_pretrained` finds this object while it is alive
     try:
         with _freed_at_once():
             yield
@@ -301,9 +301,9 @@ def divided_while_loaded(config: DeepSpeedConfig) -> Iterator[None]:
 
 @contextmanager
 def _freed_at_once() -> Iterator[None]:
-    """Give memory of large tensors back to the system as they are freed.
+    """Return the memory of large tensors to the system as soon as they are freed.
 
-    glibc otherwise keeps it between the parts that stay, until the process is as large as if it held whole models.
+    Otherwise glibc keeps it between the remaining shards, and the process grows as if it held whole models.
     """
     import ctypes
 
@@ -320,15 +320,15 @@ def _freed_at_once() -> Iterator[None]:
 
 
 def full_tensors(module: nn.Module, *, keep: bool, wanted: Wanted | None = None) -> dict[str, Tensor]:
-    """Return all tensors of a module by their `state_dict` names; a collective call under ZeRO-3.
+    """Return full tensors of a module by their `state_dict` names; a collective under ZeRO-3.
 
     Args:
-        module: Module, possibly partitioned over the ranks by DeepSpeed.
-        keep: Return the tensors on this rank; otherwise it only takes part in the collective.
+        module: Module, possibly sharded across ranks by DeepSpeed.
+        keep: True to return the tensors on this rank; otherwise it only takes part in the collective.
         wanted: Filter by name; by default, all tensors.
 
     Returns:
-        Detached tensors. Those that ZeRO-3 held in parts are copies; others are the module's own memory.
+        Detached tensors. Those sharded by ZeRO-3 are copies; others share the module's memory.
     """
     import deepspeed
 
