@@ -7,7 +7,7 @@ import socket
 
 _LENGTH = 8
 _MOST = 1 << 20
-"""Bytes that are read at once."""
+"""Maximum number of bytes per read."""
 
 
 def send(connection: socket.socket, message: bytes) -> None:
@@ -16,17 +16,17 @@ def send(connection: socket.socket, message: bytes) -> None:
 
 
 def receive(connection: socket.socket) -> bytes:
-    """The next message; raises EOFError where the other end is closed."""
+    """Return the next message; raises EOFError if the peer has closed the connection."""
     return exactly(connection, int.from_bytes(exactly(connection, _LENGTH), "big"))
 
 
 async def send_async(connection: socket.socket, message: bytes) -> None:
-    """Send a message, on a socket that does not block."""
+    """Send a message on a non-blocking socket."""
     await asyncio.get_running_loop().sock_sendall(connection, _framed(message))
 
 
 async def receive_async(connection: socket.socket) -> bytes:
-    """The next message, on a socket that does not block; raises EOFError where the other end is closed."""
+    """Return the next message on a non-blocking socket; raises EOFError if the peer has closed the connection."""
     return await _exactly_async(connection, int.from_bytes(await _exactly_async(connection, _LENGTH), "big"))
 
 
@@ -35,7 +35,7 @@ def _framed(message: bytes) -> bytes:
 
 
 def exactly(connection: socket.socket, count: int) -> bytes:
-    """So many bytes; raises EOFError where the other end is closed before."""
+    """Read exactly `count` bytes; raises EOFError if the peer closes the connection first."""
     parts = []
     while count:
         part = connection.recv(min(count, _MOST))

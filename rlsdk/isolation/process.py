@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 
 @contextmanager
 def hidden(name: str) -> Iterator[None]:
-    """In the block, importing a module fails as if it were not installed, unless it has been imported before."""
+    """Make importing a module fail in the block as if it were not installed, unless it is already imported."""
     if name in sys.modules:
         yield
         return
@@ -30,7 +30,7 @@ def hidden(name: str) -> Iterator[None]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Look for no garbage in the block, nor ever among what exists after it: a quarter of the time of large imports."""
+    """Disable garbage collection in the block and freeze all objects after it; saves 25% of large imports' time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -42,7 +42,7 @@ def importing() -> Iterator[None]:
 
 
 def redirect(path: str | os.PathLike[str]) -> None:
-    """Send what this process writes to stdout and stderr, C code included, to the end of a file."""
+    """Append the stdout and stderr of this process, including C code's, to a file."""
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
@@ -53,13 +53,13 @@ def redirect(path: str | os.PathLike[str]) -> None:
 
 
 def settle() -> None:
-    """Exclude all objects that exist now from garbage collection: imports and loaded models stay anyway."""
+    """Exclude all current objects from garbage collection, since imports and loaded models stay anyway."""
     gc.collect()
     gc.freeze()
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process when its parent does (Linux), and at once if that has ended already."""
+    """End this process when its parent ends (Linux), or immediately if the parent has already ended."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -68,14 +68,14 @@ def end_with_parent(parent: int) -> None:
 
 def fork_alone() -> None:
     """Give a fork its own process group, end it with its parent, and shield it from interrupts."""
-    os.setpgid(0, 0)  # no session of its own: that would be a scheduling group, in which niceness means nothing
+    os.setpgid(0, 0)  # not setsid: a session is a scheduling group of its own, in which niceness has no effect
     end_with_parent(os.getppid())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt ends
 
 
 def limit_memory(extra: int) -> None:
-    """Limit the address space of this process (Linux) to its present size and some bytes more; no core is dumped."""
+    """Limit the address space of this process to its current size plus `extra` bytes (Linux); disable core dumps."""
     import resource  # not on Windows
 
     if sys.platform == "linux":

@@ -1,6 +1,6 @@
-"""A separate process that ends everything a run started when the driver's pipe closes.
+"""A separate process that ends all processes of a run when the driver's pipe closes.
 
-Ray's processes end with a driver that shuts down cleanly; if the driver was killed, Ray's agents stay alive.
+Ray's processes end when the driver shuts down cleanly; if the driver is killed, Ray's agents stay alive.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     import psutil
 
 MARK = "RLSDK_RUN_MARK"
-"""Environment variable that everything which a run starts inherits."""
+"""Environment variable inherited by all processes of a run."""
 GRACE_SECONDS = 3.0
-"""How long processes may take to end by themselves."""
+"""Seconds that processes have to exit by themselves before SIGKILL."""
 SWEEPS = 5
 
 
 @contextmanager
 def reaped() -> Iterator[None]:
-    """Ensure that every process started in the block ends within seconds of the block, if need be by SIGKILL."""
+    """Ensure that every process started in the block ends within seconds of its exit, by SIGKILL if necessary."""
     mark = uuid.uuid4().hex
     os.environ[MARK] = mark
-    os.environ.setdefault("SPT_NOENV", "1")  # Ray's process titles would overwrite the environment that is looked at
-    # Its own environment lacks the mark, or it would end itself; its own session keeps Ctrl-C from it.
+    os.environ.setdefault("SPT_NOENV", "1")  # Ray's process titles would overwrite the environment that `marked` reads
+    # Without the mark, the reaper does not kill itself; in a session of its own, it does not receive Ctrl-C.
     environment = {k: v for k, v in os.environ.items() if k != MARK}
     command = [sys.executable, __file__, mark]
     with subprocess.Popen(
@@ -51,14 +51,14 @@ def marked(mark: str) -> list[psutil.Process]:
 
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # gone meanwhile, or another user's
+        with contextlib.suppress(psutil.Error):  # it has exited, or belongs to another user
             if process.environ().get(MARK) == mark:
                 found.append(process)
     return found
 
 
 def main() -> None:
-    """Wait for the end of standard input, then end what carries the mark."""
+    """Wait for the end of standard input, then end all processes with the mark."""
     import psutil
 
     mark = sys.argv[1]
@@ -66,7 +66,7 @@ def main() -> None:
     end = time.monotonic() + GRACE_SECONDS
     while marked(mark) and time.monotonic() < end:
         time.sleep(0.2)
-    for _ in range(SWEEPS):  # one that is killed may have started another
+    for _ in range(SWEEPS):  # a killed process may have started another
         left = marked(mark)
         for process in left:
             with contextlib.suppress(psutil.Error):

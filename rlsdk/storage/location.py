@@ -8,13 +8,13 @@ from pathlib import Path
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*(::[a-z][a-z0-9+.-]*)*://", re.IGNORECASE)
 _EXTRAS = {"s3": "rlsdk[s3]", "s3a": "rlsdk[s3]"}
-"""Protocol -> extra of rlsdk that installs its package."""
+"""Protocol -> rlsdk extra that installs its package."""
 FOLDERLESS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "memory"})
 """Protocols of stores without folders, where names contain slashes; creating a folder could create a bucket."""
 
 
 def is_url(text: str) -> bool:
-    """Return whether a text is the URL of a remote folder (`s3://…`), not the path of a local one."""
+    """Return whether a string is the URL of a remote folder (`s3://…`) rather than a local path."""
     return _URL.match(text) is not None
 
 
@@ -23,7 +23,7 @@ def mirror_of(url: str, base: str | None = None) -> Path:
 
     Args:
         url: URL of the remote folder.
-        base: Folder of all mirrors; by default, `rlsdk/runs` in the platform's cache folder.
+        base: Parent folder of all mirrors; by default, `rlsdk/runs` in the platform's cache folder.
     """
     import platformdirs
 
@@ -34,7 +34,7 @@ def mirror_of(url: str, base: str | None = None) -> Path:
 
 
 def url_fault(url: str) -> str:
-    """Say why a URL cannot be used on this machine; empty if it can. No connection is made."""
+    """Return why a URL cannot be used on this machine, without connecting; empty if it can."""
     from fsspec.registry import get_filesystem_class
 
     protocol = url.partition("://")[0].rpartition("::")[2].lower()

@@ -1,4 +1,4 @@
-"""A lock on a remote folder: a file with the holder's process id and host, rewritten every few seconds."""
+"""A lock on a remote folder: a file with the holder's process id and host, refreshed every few seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlsdk.storage.remote import RemoteFolder
 
 log = logging.getLogger(__name__)
 LOCK = ".rlsdk-lock"
-"""Name of the file."""
+"""Name of the lock file."""
 
 
 class RemoteLock:
@@ -25,11 +25,11 @@ class RemoteLock:
 
     Only runs of rlsdk respect the lock. A holder that was stopped or offline for longer than the lease may lose it to
     another program; it notices this before it publishes its next upload, and then uploads nothing more. If two programs
-    take over the lock of a dead holder at the same moment, each reads it again to see which of them has it.
+    take over the lock of a dead holder at the same moment, each rereads it to see which of them holds it.
 
     Args:
         folder: Remote folder.
-        beat: Seconds between two writes of the file.
+        beat: Seconds between writes of the lock file.
         lease: Seconds without a write after which a holder on another machine counts as dead.
     """
 
@@ -66,7 +66,7 @@ class RemoteLock:
             log.warning("the lock of %s could not be removed, and expires by itself: %s", self._folder.url, error)
 
     def _take_over(self) -> None:
-        """Replace the lock of a holder that is dead.
+        """Replace the lock of a dead holder.
 
         Raises:
             ConfigError: The holder is alive, or another program was faster.
@@ -90,7 +90,7 @@ class RemoteLock:
                         raise self._refusal(now)
                     break  # it was released
         self._folder.write(LOCK, self._content())
-        time.sleep(min(2.0, self._beat))  # a program that takes it over at the same time has written by then
+        time.sleep(min(2.0, self._beat))  # by then, any concurrent takeover has been written
         if not self.is_ours():
             raise self._refusal(self._holder())
 
@@ -104,7 +104,7 @@ class RemoteLock:
         )
 
     def _holder(self) -> dict[str, Any]:
-        """Read the lock; empty if there is none, or if it is being written."""
+        """Read the lock file; empty if it does not exist or is being written."""
         try:
             found = json.loads(self._folder.read(LOCK) or b"{}")
         except ValueError:
@@ -120,14 +120,14 @@ class RemoteLock:
         while not self._ended.wait(self._beat):
             try:
                 if not self.is_ours():
-                    return  # the uploader notices this, too, and reports it
+                    return  # the uploader also notices and reports this
                 self._folder.write(LOCK, self._content())
             except Exception as error:  # noqa: BLE001 - network; uploads fail as well, and log warnings
                 log.debug("the lock of %s could not be rewritten: %s", self._folder.url, error)
 
 
 def _is_alive(pid: Any) -> bool:
-    """Return whether a process of this machine runs; zombies do not count."""
+    """Return whether a process is running on this machine; zombies do not count."""
     import psutil
 
     try:
