@@ -1,4 +1,4 @@
-"""When each process of a run was busy with what, as the driver sees it: for the run's trace."""
+"""Spans of what each process of a run was busy with, as seen by the driver, for the run's trace."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ CUT_SECONDS = 1.0
 
 
 class SpanRecorder(Protocol):
-    """Where the spans of a run go."""
+    """Interface of a recorder of a run's spans."""
 
     def add(self, actor: str, name: str, begin: float, end: float, counts: dict[str, float]) -> None:
-        """Take a span.
+        """Record a span.
 
         Args:
-            actor: Who was busy, such as `learner rank 0`.
-            name: With what, such as `update`.
+            actor: Name of the busy actor, such as `learner rank 0`.
+            name: What it was busy with, such as `update`.
             begin: Seconds since 1970.
             end: Seconds since 1970.
-            counts: Name -> number of what was done in it, such as tokens.
+            counts: Name -> amount of work in the span, such as tokens.
         """
         ...
 
@@ -68,7 +68,7 @@ class Busy:
         """Count requests as answered.
 
         Args:
-            requests: How many.
+            requests: Number of requests.
             **counts: What was done for them, such as tokens.
         """
         self._open = max(self._open - requests, 0)

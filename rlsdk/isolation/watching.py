@@ -15,7 +15,7 @@ __all__ = ["CURRENT", "Watch", "forget_actor", "main_loop", "stage", "watch_acto
 
 
 class Watch(Protocol):
-    """Interface of the watchdog for code that has something to be watched."""
+    """Interface of the watchdog for code that needs watching."""
 
     def enter(self, stage: str) -> object:
         """Begin a stage; returns its key."""
@@ -50,10 +50,10 @@ CURRENT: ContextVar[Watch | None] = ContextVar("rlsdk_watchdog", default=None)
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Tell the watchdog, and the run's trace, what the run does during a block.
+    """Report what the run does during a block to the watchdog and the run's trace.
 
     Args:
-        name: Stage, as log lines have it, such as `update`.
+        name: Stage as named in log lines, such as `update`.
     """
     watch = CURRENT.get()
     with span("driver", name):
@@ -73,7 +73,7 @@ def watch_actor(name: str, actor: Any, log: object, *, replaced: bool = False) -
     Args:
         name: Name of the actor in messages, such as `learner rank 0`.
         actor: Handle of an actor with a method `identity` that returns `isolation.vitals.identity(…)`.
-        log: Path of the file that takes what it prints.
+        log: Path of the file that receives its output.
         replaced: True if another takes its place when it dies, so that the run need not end.
     """
     if (watch := CURRENT.get()) is not None:

@@ -60,7 +60,7 @@ class RemoteFolder:
     def create(self, name: str, content: bytes) -> bool:
         """Write a small file unless it exists; return whether it was written.
 
-        On S3 this is atomic: of several writers, only one succeeds. Other stores may check first and write then.
+        On S3 this is atomic: of several writers, only one succeeds. Other stores may check first and then write.
         """
         if self.read(name) is not None:
             return False
@@ -75,7 +75,7 @@ class RemoteFolder:
         return True
 
     def upload(self, file: Path, name: str, moved: Callable[[], None] | None = None) -> None:
-        """Upload a local file; `moved` is called now and then while data is transferred."""
+        """Upload a local file; `moved` is called from time to time during the transfer."""
         self._fs.put_file(str(file), self._made(name), callback=_Pulse(moved))
 
     def download(self, name: str, file: Path) -> None:
