@@ -120,7 +120,7 @@ def run(
     """Execute code as one module, once for each of `runs`, sequentially.
 
     Args:
-        code: Python source, in parts that continue one another.
+        code: Python source, in consecutive parts.
         runs: Inputs or test steps of each run.
         timeout: Total seconds for all runs.
         limits: Resource limits.
@@ -193,7 +193,7 @@ def _tried(prelude: str, limits: SandboxLimits, isolation: Isolation, packages: 
 
 
 class _Nowhere:
-    """Placeholder where no folder is needed."""
+    """Placeholder if no folder is needed."""
 
     def __enter__(self) -> str:
         return ""
@@ -226,7 +226,7 @@ def _request(
 
 def _visible(extra: Sequence[str]) -> list[str]:
     """Return the paths that the code can read, without paths nested in others."""
-    base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}  # not those of a virtual environment
+    base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}  # not a virtual environment's
     folders = [sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")]
     library = sysconfig.get_config_var("LIBDIR")
     if library and Path(library).is_relative_to(sys.base_prefix):
@@ -250,7 +250,7 @@ def _served(request: dict[str, Any], seconds: float) -> bytes:
         try:
             return started.communicate(marshal.dumps(request), timeout=seconds)[0]
         except subprocess.TimeoutExpired:
-            started.kill()  # and with it all that lives in its namespaces
+            started.kill()  # and with it all processes in its namespaces
             return started.communicate()[0]
         except BaseException:
             started.kill()
@@ -264,7 +264,7 @@ def _read(report: bytes) -> tuple[str, list[SandboxResult]]:
         word, *values, size = report[place:end].decode().split(" ")
         content = report[end + 1 : end + 1 + int(size)]
         place = end + 1 + int(size)
-        if len(content) < int(size):  # it was killed while it wrote
+        if len(content) < int(size):  # it was killed while writing
             break
         if word == "fault":
             return content.decode("utf-8", "replace"), []

@@ -28,7 +28,7 @@ _STEP = re.compile(r"checkpoints/step-(\d+)(\.run|\.json)?(/.*)?")
 
 @attrs.frozen
 class Copy:
-    """A completely uploaded checkpoint.
+    """A fully uploaded checkpoint.
 
     Attributes:
         step: Training step of the checkpoint.
@@ -82,7 +82,7 @@ def withdraw(remote: RemoteFolder, *steps: int) -> None:
 
 
 def remove_unfinished(remote: RemoteFolder) -> None:
-    """Delete the files of uploads that were not finished."""
+    """Delete the files of unfinished uploads."""
     names = remote.names("checkpoints")
     whole = {int(m[1]) for name in names if (m := _MANIFEST.fullmatch(name))}
     left = {int(m[1]) for name in names if (m := _STEP.fullmatch(name))} - whole
@@ -99,7 +99,7 @@ def fetch(remote: RemoteFolder, copy: Copy, folder: Path, *, checkpoint: bool = 
         checkpoint: False to download only the run's own files.
 
     Raises:
-        DamagedCheckpointError: A file is missing, or has another size than the manifest says.
+        DamagedCheckpointError: A file is missing, or its size differs from the manifest's.
     """
     prefix, run = f"step-{copy.step}/", f"step-{copy.step}.run/"
     for name, size in copy.files.items():
