@@ -46,6 +46,7 @@ class EnvPlaces:
         self._count, self._warned = count, False
         self._held: Counter[object] = Counter()
         self._waiting: dict[asyncio.Future[None], object] = {}
+        self._requests: Counter[object] = Counter()
 
     async def acquire(self, owner: object) -> None:
         """Wait for a slot.
@@ -55,35 +56,41 @@ class EnvPlaces:
         """
         place = asyncio.get_running_loop().create_future()
         self._waiting[place] = owner
+        self._requests[owner] += 1
         self._give()
         try:
             await place
         except asyncio.CancelledError:
-            self._waiting.pop(place, None)
+            if place in self._waiting:
+                self._withdraw(place)
             if not place.cancelled():  # it already had the slot
                 self.release(owner)
             raise
 
     def release(self, owner: object) -> None:
         """Release a slot of a rollout."""
-        self._held[owner] -= 1
-        self._held += Counter()  # drops owners without slots
+        _discount(self._held, owner)
         self._give()
 
     def _give(self) -> None:
         while self._waiting:
             place = next(iter(self._waiting))
             if place.cancelled():
-                del self._waiting[place]
+                self._withdraw(place)
                 continue
             if self._held.total() >= self._count:
-                waiting = set(self._waiting.values())
-                if not waiting.issuperset(self._held):
+                if any(owner not in self._requests for owner in self._held):
                     return
                 place = next(each for each, owner in self._waiting.items() if owner in self._held)
                 self._warn()
-            self._held[self._waiting.pop(place)] += 1
+            self._held[self._withdraw(place)] += 1
             place.set_result(None)
+
+    def _withdraw(self, place: asyncio.Future[None]) -> object:
+        """Remove a request, and return its owner."""
+        owner = self._waiting.pop(place)
+        _discount(self._requests, owner)
+        return owner
 
     def _warn(self) -> None:
         if not self._warned:
@@ -94,6 +101,13 @@ class EnvPlaces:
                 "environments.per_worker to the rollouts that run at a time × the environments of each",
                 self._count,
             )
+
+
+def _discount(counts: Counter[object], owner: object) -> None:
+    """Count one less for an owner, who is dropped at zero."""
+    counts[owner] -= 1
+    if not counts[owner]:
+        del counts[owner]
 
 
 class EnvWorkerPool:
