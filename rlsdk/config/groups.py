@@ -58,7 +58,7 @@ def critic_faults(advantage: Any) -> list[str]:
     ]
 
 
-def pair_faults(size: int, loss: Any, filters: Iterable[Any]) -> list[str]:
+def pair_faults(size: int, loss: Any, filters: Sequence[Any]) -> list[str]:
     """Report filters that leave a loss for pairs anything but pairs of a better and a worse rollout.
 
     Args:
@@ -66,21 +66,13 @@ def pair_faults(size: int, loss: Any, filters: Iterable[Any]) -> list[str]:
         loss: Policy loss, ready to run.
         filters: Filters, ready to run.
     """
-    component, filters = component_of(loss), list(filters)
+    component = component_of(loss)
     if component is None or "pairs" not in component.needs:
         return []
     for rewards in ([1.0] * size, _rewards(size)[:size]):
-        kept: Group | bool = _group(rewards)
-        for each in filters:
-            try:
-                answer = each(kept)
-            except Exception:  # noqa: BLE001 - `rlsdk check` and the run report a part that is wrong
-                return []
-            kept = answer if isinstance(answer, Group) or not answer else kept
-            if not kept:
-                break
-        if isinstance(kept, Group) and (len(kept) != 2 or len({score.value for score in kept.scores}) != 2):
-            what = f"{len(kept)} rollouts" if len(kept) != 2 else "two equal rewards"
+        left = _filtered(_group(rewards), filters)
+        if left and (len(left) != 2 or len({score.value for score in left.scores}) != 2):
+            what = f"{len(left)} rollouts" if len(left) != 2 else "two equal rewards"
             return [
                 f"algorithm.filters: the policy loss {_name(loss)} learns from pairs of a better and a worse rollout, "
                 f"but with group_size={size} these filters leave it groups of {what}; add the filter 'best_worst'"
@@ -122,6 +114,19 @@ def _keeps(part: Any, size: int) -> bool:
     except Exception:  # noqa: BLE001 - as above
         return True
     return any(len(answer) if isinstance(answer, Group) else answer for answer in answers)
+
+
+def _filtered(group: Group, filters: Sequence[Any]) -> Group | None:
+    """Return the part of a trial group that filters keep; None if they drop it, or if they cannot be tried."""
+    try:
+        for each in filters:
+            answer = each(group)
+            if not answer:
+                return None
+            group = answer if isinstance(answer, Group) else group
+    except Exception:  # noqa: BLE001 - as above
+        return None
+    return group
 
 
 def _group(rewards: Sequence[float]) -> Group:

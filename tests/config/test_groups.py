@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
 import rlsdk
 from rlsdk.config import check
-from rlsdk.config.groups import group_faults
+from rlsdk.config.groups import group_faults, pair_faults
 from rlsdk.errors import ConfigError
 
 QUICKSTART = "examples/quickstart.yaml"
@@ -63,6 +64,15 @@ def test_a_loss_for_pairs_needs_filters_that_leave_pairs(size: int, filters: str
 @pytest.mark.parametrize(("size", "filters"), [(2, "[nonzero_variance]"), (2, "[best_worst]"), (4, "[best_worst]")])
 def test_filters_that_leave_pairs_are_accepted(size: int, filters: str) -> None:
     assert faults(f"group_size={size}", f"algorithm={{use: dpo, filters: {filters}}}") == ()
+
+
+def test_a_filter_may_drop_a_group_by_returning_none_of_it() -> None:
+    @rlsdk.policy_loss("paired", needs=("pairs",))
+    def paired(x: rlsdk.LossInputs) -> torch.Tensor:
+        return -x.logprobs
+
+    assert pair_faults(4, paired, [lambda group: attrs.evolve(group, rollouts=[], scores=[])]) == []
+    assert pair_faults(4, paired, [])
 
 
 def test_options_count_a_pass_rate_without_bounds_keeps_groups_of_one() -> None:
