@@ -87,8 +87,16 @@ def reward(
             f"@rlsdk.reward({name!r}): cache=True keeps the score of a rollout, but with batch='group' it depends on "
             "the rest of its group; leave cache out"
         )
-    marks = {"cache": cache, "imports": tuple(imports), "reads_given": reads_given, "check": check}
-    return mark("reward", name, batch=batch, runs=runs, **marks)
+    return mark(
+        "reward",
+        name,
+        batch=batch,
+        runs=runs,
+        cache=cache,
+        imports=tuple(imports),
+        reads_given=reads_given,
+        check=check,
+    )
 
 
 def shaping(

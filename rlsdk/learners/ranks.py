@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import attrs
 
+from rlsdk.cluster.health import unreachable
 from rlsdk.contracts import ActorSpec
 
 _PATIENCE = 60.0
@@ -75,11 +74,8 @@ class Ranks:
 
 def await_listener(address: str) -> None:
     """Wait until host:port accepts connections: torch, refused once, tries again only after half a second."""
-    host, _, port = address.rpartition(":")
     deadline = time.monotonic() + _PATIENCE
-    while time.monotonic() < deadline:
-        with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=1):
-            return
+    while unreachable(address, seconds=1) and time.monotonic() < deadline:
         time.sleep(0.01)
 
 

@@ -122,7 +122,8 @@ def pack(
     versions = np.concatenate([r.policy_versions for r in rollouts])
     # A response begins with the first token that was sampled, even if that is too old to be trained on.
     sampled_tokens = mask | (versions >= 0)
-    mask[np.cumsum(lengths) - lengths] = sampled_tokens[np.cumsum(lengths) - lengths] = False
+    firsts = np.cumsum(lengths) - lengths
+    mask[firsts] = sampled_tokens[firsts] = False
     starts, responses = spans(sampled_tokens, lengths)
     inside = _inside(lengths, starts, responses)
     arrays = TrainBatch(
