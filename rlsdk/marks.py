@@ -151,6 +151,8 @@ def policy_loss(
 ) -> Callable[[T], T]:
     """Mark a policy loss: `(x: LossInputs, *, …) -> Tensor[t] | (Tensor[t], metrics)`, per token and not averaged.
 
+    A metric is a number, or a tensor with a value per token (averaged over trained tokens), per rollout or per pair.
+
     Args:
         name: Name within the plugin.
         needs: Optional input fields that it reads. Without `pairs`, `preferred` is True for right answers; with

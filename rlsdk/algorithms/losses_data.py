@@ -39,8 +39,7 @@ def dpo(x: LossInputs, *, beta: Positive = 0.1, label_smoothing: Share = 0.0) ->
     count = int(x.pairs.max()) + 1 if len(x.pairs) else 0
     margin = beta * signed.new_zeros(count).index_add(0, x.pairs, signed)
     loss = -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
-    metrics = {"pair_accuracy": _mean(margin > 0), "pair_margin": _mean(margin)}
-    return loss[x.pairs][x.segments], metrics
+    return loss[x.pairs][x.segments], {"pair_accuracy": margin > 0, "pair_margin": margin.detach()}
 
 
 @policy_loss("kto", needs=("ref_logprobs", "preferred"), whole_batch=True, aggregates=PER_ROLLOUT)

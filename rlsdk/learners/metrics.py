@@ -30,13 +30,17 @@ class MetricAccumulator:
             values: Values `[t]`, of any number type or bool.
             mask: bool `[t]`, True where the token is trained on.
         """
-        chosen = values.detach()[mask].double()
-        if not len(chosen):
+        self.add_values(name, values[mask])
+
+    def add_values(self, name: str, values: Tensor) -> None:
+        """Add a metric with one value per rollout, pair or token, reduced to its mean or extreme."""
+        values = values.detach().double()
+        if not len(values):
             return
         if name.endswith(_EXTREMES):
-            self.add(name, float(chosen.max() if name.endswith("_max") else chosen.min()))
+            self.add(name, float(values.max() if name.endswith("_max") else values.min()))
         else:
-            self.add(name, float(chosen.sum()), len(chosen))
+            self.add(name, float(values.sum()), len(values))
 
     def merge(self, other: Mapping[str, tuple[float, float]]) -> None:
         """Add the sums of another rank or micro-batch."""
@@ -72,15 +76,16 @@ def add_component_metrics(
     Args:
         accumulator: Accumulator to add to.
         prefix: Prefix of the names.
-        metrics: name -> `[t]` values per token (averaged over trained tokens), or a number, weighted by trained tokens.
+        metrics: name -> `[t]` values per token (averaged over trained tokens), `[n]` values per rollout or pair
+            (averaged), or a number, weighted by trained tokens.
         mask: bool `[t]`, True where the token is trained on.
     """
     from torch import Tensor
 
     tokens = int(mask.sum())
     for name, value in metrics.items():
-        if isinstance(value, Tensor) and value.dim() == 1 and value.shape == mask.shape:
-            accumulator.add_tokens(prefix + name, value, mask)
+        if isinstance(value, Tensor) and value.dim() == 1:
+            accumulator.add_values(prefix + name, value[mask] if value.shape == mask.shape else value)
         elif tokens:
             number = float(value)
             accumulator.add(prefix + name, number if name.endswith(_EXTREMES) else number * tokens, tokens)

@@ -226,6 +226,24 @@ class TestObjective:
         assert (means["actor/loss"], means["actor/policy_loss/loss"]) == (pytest.approx(1.0), 9.0)
         assert (means["actor/ratio"], means["actor/policy_loss/ratio"]) == (pytest.approx(np.exp(0.1), rel=1e-5), 7.0)
 
+    def test_a_metric_with_a_value_per_rollout_counts_each_rollout_once_whatever_its_length(
+        self, make_batch: Make
+    ) -> None:
+        @policy_loss("ranked")
+        def ranked(x: LossInputs) -> tuple[torch.Tensor, dict[str, Any]]:
+            tokens = torch.bincount(x.segments).double()
+            return x.logprobs * 0, {"length": tokens, "length_max": tokens, "long": tokens > 6, "none": tokens[:0]}
+
+        objective, tally, lengths = bind(ranked), MetricAccumulator(), np.zeros(0)
+        for batch in (make_batch(5), make_batch(2)):
+            objective(objective.inputs(batch, logprobs_of(batch), None, moment(batch)), moment(batch).totals, tally)
+            lengths = np.append(lengths, batch.responses)
+        means = tally.means()
+        assert means["actor/length"] == pytest.approx(lengths.mean())
+        assert means["actor/long"] == pytest.approx((lengths > 6).mean())
+        assert means["actor/length_max"] == lengths.max()
+        assert "actor/none" not in means
+
     @pytest.mark.parametrize("field", ["logprobs", "advantages", "loss_mask", "whole.advantages"])
     def test_a_loss_that_changes_its_inputs_in_place_is_refused(self, make_batch: Make, field: str) -> None:
         @policy_loss("careless", whole_batch=True)
