@@ -74,7 +74,13 @@ def kto(
 
 
 def per_fits(run: RunFacts, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Refuse a `per` that contradicts the aggregation."""
+    """Refuse a `per` that contradicts the aggregation, and runs without both the policy's and an expert's answers."""
+    if run.rollouts != "mixed":
+        yield (
+            "mu",
+            f"weighs the policy's samples against an expert's answers, and with algorithm.rollouts={run.rollouts} "
+            "there is only one of the two; set it to mixed, or use the policy loss 'ppo' or 'sft'",
+        )
     follows = _per(run.aggregate)
     if options["per"] not in (None, follows):
         yield (

@@ -174,6 +174,7 @@ def facts_of(
         aggregate=algorithm.aggregate,
         rewards=tuple(part.rule.name for part in rewards),
         shaping=tuple(part.component.name for part in chosen if part.component.kind == "shaping"),
+        rollouts=algorithm.rollouts,
     )
 
 

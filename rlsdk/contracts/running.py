@@ -332,6 +332,7 @@ class RunFacts:
         aggregate: Aggregation mode: how per-token losses are reduced to one number.
         rewards: Names of the parts of the reward; empty if the workflow gives it.
         shaping: Names of the shapings, in order.
+        rollouts: Whether the policy samples the rollouts, they are demonstrations, or both are mixed.
     """
 
     teacher: bool
@@ -342,6 +343,7 @@ class RunFacts:
     aggregate: str
     rewards: tuple[str, ...] = ()
     shaping: tuple[str, ...] = ()
+    rollouts: Literal["sampled", "demonstrations", "mixed"] = "sampled"
 
 
 class AlgorithmDefaults(Protocol):

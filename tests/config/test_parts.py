@@ -232,6 +232,16 @@ def test_mix_follows_the_aggregation(plan, faults):
     )
 
 
+@pytest.mark.parametrize("rollouts", ["sampled", "demonstrations"])
+def test_mix_needs_both_the_policys_samples_and_an_experts_answers(faults, rollouts):
+    (fault,) = faults("algorithm=mix", f"algorithm.rollouts={rollouts}")
+    assert fault == (
+        "algorithm.policy_loss.mu: weighs the policy's samples against an expert's answers, and with "
+        f"algorithm.rollouts={rollouts} there is only one of the two; set it to mixed, or use the policy loss 'ppo' or "
+        "'sft'"
+    )
+
+
 # --- teacher and rewards
 
 
