@@ -139,20 +139,26 @@ class ForkServer:
         Raises:
             ForkServerError: The server did not start, or cannot fork.
         """
-        here, there = socket.socketpair()
-        here.setblocking(False)
-        try:
-            with there:
-                await self.ready()
-                await self._request(there)
-            return Fork(int(await receive_async(here)), here)
-        except (EOFError, OSError) as error:
-            here.close()
-            why = "are memory and processes left?"
-            raise ForkServerError(f"no process could be forked for {self._what}; {why}") from error
-        except BaseException:
-            here.close()
-            raise
+        retried, server = False, None
+        while True:
+            here, there = socket.socketpair()
+            here.setblocking(False)
+            try:
+                with there:
+                    await self.ready()
+                    server = self._process
+                    await self._request(there)
+                return Fork(int(await receive_async(here)), here)
+            except (EOFError, OSError) as error:
+                here.close()
+                # A server that was killed before it read the request is replaced.
+                if retried or server is None or not await asyncio.to_thread(_has_ended, server):
+                    why = "are memory and processes left?"
+                    raise ForkServerError(f"no process could be forked for {self._what}; {why}") from error
+                retried = True
+            except BaseException:
+                here.close()
+                raise
 
     async def ending(self, fork: Fork) -> str:
         """Describe how a fork ended."""
@@ -255,6 +261,13 @@ def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
     control.close()
     process.kill()  # its forks end with it
     process.wait()
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Return True if a process has ended or does so within `_LAST_WORDS` seconds."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_LAST_WORDS)
+    return process.poll() is not None
 
 
 def main(descriptor: int) -> None:

@@ -94,6 +94,23 @@ def test_requests_that_a_busy_server_cannot_take_yet_wait() -> None:
     assert asyncio.run(work()) == {str(i).encode() for i in range(count)}
 
 
+def test_requests_that_a_killed_server_has_not_read_go_to_the_next_server() -> None:
+    async def work() -> set[bytes]:
+        server = ForkServer("workers", prepare, "")
+        await server.ready()
+        (process,) = (p for p in psutil.Process().children() if "fork_server" in " ".join(p.cmdline()))
+        process.suspend()
+        forks = asyncio.gather(*(_asked(server, str(i).encode()) for i in range(3)))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        process.kill()
+        replies = set(await forks)
+        server.close()
+        return replies
+
+    assert asyncio.run(work()) == {b"0", b"1", b"2"}
+
+
 async def _asked(server: ForkServer, message: bytes) -> bytes:
     fork = await server.fork()
     reply = await fork.ask(message)
