@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -16,6 +17,9 @@ MAX_CHARACTERS = 65_536
 
 MAX_DEPTH = 100
 """Maximum nesting of a call's arguments."""
+
+MAX_BITS = 4096
+"""Maximum size of an integer in a call's arguments; Python cannot write one of more than 4,300 digits as text."""
 
 
 @attrs.frozen
@@ -139,8 +143,8 @@ def read_value(text: str) -> Any:
 def with_json_arguments(call: Call | Malformed) -> Call | Malformed:
     """Return a call if its arguments are JSON values, as required by templates, clients and the rollout store.
 
-    Python literals may be sets, bytes, or mappings with numeric keys, and JSON may be too deeply nested to be written
-    again.
+    Python literals may be sets, bytes, huge integers, or mappings with numeric keys. Python's JSON parser accepts NaN,
+    reads 1e999 as infinity, and accepts values that are too deeply nested to be written again.
     """
     if isinstance(call, Malformed):
         return call
@@ -152,14 +156,23 @@ def _not_json(value: Any, depth: int) -> str:
     """Return why a value is not JSON; empty if it is."""
     if depth > MAX_DEPTH:
         return f"its arguments are nested deeper than {MAX_DEPTH}"
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        return f"an integer has {value.bit_length()} bits; at most {MAX_BITS} are read"
+    if value is None or isinstance(value, int | str) or (isinstance(value, float) and math.isfinite(value)):
         return ""
     if isinstance(value, Mapping):
-        keys = [f"a key is {reprlib.repr(key)}; expected text" for key in value if not isinstance(key, str)]
+        keys = [f"a key is {_brief(key)}; expected text" for key in value if not isinstance(key, str)]
         return next(chain(keys, filter(None, (_not_json(each, depth + 1) for each in value.values()))), "")
     if isinstance(value, list | tuple):
         return next(filter(None, (_not_json(each, depth + 1) for each in value)), "")
-    return f"{reprlib.repr(value)} is not a JSON value"
+    return f"{_brief(value)} is not a JSON value"
+
+
+def _brief(value: Any) -> str:
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # it contains an integer that is too large to be written
+        return f"a value of type {type(value).__name__}"
 
 
 def too_long(text: str) -> Malformed:

@@ -127,13 +127,17 @@ def test_whatever_goes_wrong_is_told_and_nothing_raises(file: str) -> None:
         ("pythonic", "[add(a={1: 2})]", "add: a key is 1; expected text"),
         ("pythonic", "[add(a={1, 2})]", "add: {1, 2} is not a JSON value"),
         ("pythonic", "[add(b'1')]", "add: b'1' is not a JSON value"),
+        ("pythonic", f"[add(0x{'f' * 4000})]", "add: an integer has 16000 bits; at most 4096 are read"),
+        ("pythonic", f"[add(a={{0x{'f' * 4000}: 1}})]", "add: a key is a value of type int; expected text"),
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>', "add: nan is not a JSON value"),
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": [-1e999]}}</tool_call>', "add: -inf is not a JSON"),
         (
             "hermes",
             '<tool_call>{"name": "add", "arguments": ' + '{"a":' * 600 + "1" + "}" * 600 + "}</tool_call>",
             "add: its arguments are nested deeper than 100",
         ),
     ],
-    ids=["keys", "set", "bytes", "nested"],
+    ids=["keys", "set", "bytes", "integer", "key", "nan", "infinity", "nested"],
 )
 def test_arguments_that_are_no_json_are_told_and_end_no_run(file: str, parser: str, said: str, why: str) -> None:
     answers = iter([said, "I give up."])
@@ -241,6 +245,7 @@ WANTS: list[tuple[dict[str, Any], str, Any]] = [
     ({"enum": ["1", "2"]}, "2", "2"),
     ({"enum": [1, 2]}, "2", 2),
     ({"type": "number"}, "2", 2),
+    ({"type": "number"}, "Infinity", "Infinity"),
     ({}, "2", 2),
 ]
 
