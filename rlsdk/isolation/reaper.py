@@ -45,6 +45,17 @@ def reaped() -> Iterator[None]:
             reaper.stdin.close()
 
 
+@contextmanager
+def unmarked() -> Iterator[None]:
+    """Start processes in the block that may outlive the run; they must end with this process by themselves."""
+    mark = os.environ.pop(MARK, None)
+    try:
+        yield
+    finally:
+        if mark is not None:
+            os.environ[MARK] = mark
+
+
 def marked(mark: str) -> list[psutil.Process]:
     """Find the processes that carry the run's mark in their environment."""
     import psutil  # `rlsdk explain` imports this module where no training is installed

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, TextIO
 
 import rlsdk
 from rlsdk.contracts import Run
+from rlsdk.isolation.reaper import unmarked
 from rlsdk.runlog.metrics import METRICS, lines_up_to
 
 log = logging.getLogger(__name__)
@@ -127,6 +128,8 @@ class WandbTracker:
             **({"id": known, "resume": "allow"} if known else {}),
         }
         chosen = self._mode or os.environ.get("WANDB_MODE")
+        with unmarked():  # wandb keeps its service process for later runs of this process, and ends it at exit
+            wandb.setup()
         try:
             if not chosen and not wandb.login(prompt=False):
                 raise wandb.errors.AuthenticationError("not logged in (run `wandb login`, or set WANDB_API_KEY)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 import rlsdk
 from rlsdk.contracts import Run
+from rlsdk.isolation.reaper import MARK, marked
 from rlsdk.plugins import Plugins
 from rlsdk.runlog.observers import Observers, ObserverThread
 from rlsdk.runlog.trackers import MlflowTracker, TensorboardTracker, WandbTracker
@@ -157,6 +159,17 @@ def test_wandb_works_offline_by_itself_and_resumes_its_own_run(tmp_path, no_logi
     files = list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     assert len({file.stem for file in files}) == 1  # one id, under which `wandb sync` joins both parts
     assert (tmp_path / "trackers" / "wandb").read_text() == files[0].stem.removeprefix("run-")
+
+
+def test_the_end_of_a_run_leaves_wandbs_process_to_the_next_run(tmp_path, no_login, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    wandb.teardown()  # an earlier test may have started its process
+    monkeypatch.setenv(MARK, "of-this-test")
+    tracker = WandbTracker(mode="offline")
+    tracker.open(run_of(tmp_path))
+    assert marked("of-this-test") == []  # the end of a run kills what has its mark
+    assert os.environ[MARK] == "of-this-test"
+    tracker.close()
 
 
 def test_wandb_works_offline_where_the_service_is_not_reached(tmp_path, no_login, monkeypatch, caplog):
