@@ -128,7 +128,10 @@ class _Resolver:
             bound = self.plugins.bind(component, found.options)
         except OptionError as error:
             known = {option.name for option in component.options}
+            broken = {fault.partition(":")[0] for fault in self.faults}  # an option left out for a fault is not missing
             for below, text in error.faults:
+                if f"{path}.{below}" in broken:
+                    continue
                 if below in use.options and below not in known:
                     text = unknown("option", below, known.union(beside))
                 self.faults.append(f"{path}.{below}: {text}")

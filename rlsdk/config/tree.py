@@ -224,7 +224,9 @@ def _interpolate(tree: Tree) -> tuple[Tree, list[str]]:
                 value = node[key]
             except (OmegaConfBaseException, ValueError) as error:
                 raw = OmegaConf.to_container(node, resolve=False)[key]
-                faults.append(f"{where}: {raw!r} cannot be resolved: {_first_line(error)}")
+                unset = re.search(r"Environment variable '(.+)' not found", str(error))
+                why = f"the environment variable {unset[1]} is not set" if unset else _first_line(error)
+                faults.append(f"{where}: {raw!r} cannot be resolved: {why}")
                 continue
             out[key] = walk(value, where) if isinstance(value, DictConfig | ListConfig) else value
         return list(out.values()) if isinstance(node, ListConfig) else out

@@ -91,6 +91,8 @@ def hint(key: str) -> str:
     for name in (key, key.partition(".")[2], key.rpartition(".")[2]):
         if name and name in known:
             row, table = known[name]
+            if key in row.to:  # the place is right: another component, such as another engine, has this option
+                return ""
             note = f" ({row.note})" if row.note and row.status == "changed" else ""
             return f"; {table.title}'s {name} is {' and '.join(row.to)} here{note}"
     return ""

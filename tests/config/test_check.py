@@ -95,6 +95,12 @@ def test_options_of_components_are_checked_before_anything_starts(faults):
     assert found["reward.score"] == "expected float, got 'high'"
 
 
+def test_an_option_that_refers_to_nothing_is_not_also_called_missing(faults, monkeypatch):
+    monkeypatch.delenv("RLSDK_TEST_NOWHERE", raising=False)
+    (found,) = faults("tasks.train={use: parquet, path: '${oc.env:RLSDK_TEST_NOWHERE}/train.parquet'}")
+    assert found.startswith("tasks.train.path: '${oc.env:RLSDK_TEST_NOWHERE}/train.parquet' cannot be resolved")
+
+
 @pytest.mark.parametrize(
     ("override", "path", "text"),
     [

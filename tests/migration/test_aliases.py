@@ -60,6 +60,8 @@ def test_there_are_hundreds():
         ("learner.learning_rate=1e-5", "TRL's learning_rate is learner.lr here"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=8", "is minibatches here"),
         ("stpes=3", "did you mean 'steps'?"),
+        # an option of another engine: veRL's name for it is the same path, which helps nobody
+        ("engine.gpu_memory_utilization=0.4", "unknown option 'gpu_memory_utilization'; known: "),
     ],
 )
 def test_a_fault_tells_it(override, says):
