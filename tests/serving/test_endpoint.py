@@ -681,7 +681,7 @@ def test_requests_that_are_refused_are_told_why_and_leave_no_trace():
             assert (refused["param"], refused["type"]) == (param, "invalid_request_error")
             assert said in refused["message"]
         async with httpx.AsyncClient(verify=False) as client:
-            for body in (b"{", b"[" * 100_000, b"[]"):
+            for body in (b"{", b"[" * 100_000, b"[]", b'{"messages": [{"role": "user", "content": "\xed\xa0\x80"}]}'):
                 refused = error(await client.post(served.base_url + "/chat/completions", content=body))
                 assert "JSON" in refused["message"]
             half = b'{"messages": [{"role": "user", "content": "\\ud800"}]}'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -155,6 +156,8 @@ def test_a_prefill_is_continued():
 
 
 def test_errors_are_those_that_the_client_knows():
+    deep: dict[str, Any] = functools.reduce(lambda inner, _: {"a": inner}, range(900), {})
+
     async def use(client: Any, url: str) -> None:
         create, complete = client.chat.completions.create, client.completions.create
         with pytest.raises(openai.AuthenticationError, match="API key"):
@@ -173,6 +176,7 @@ def test_errors_are_those_that_the_client_knows():
             ("n: expected 1 to 128", {"n": 1000}),
             ("presence_penalty: not supported by this server", {"presence_penalty": 0.5}),
             ("response_format: not supported by this server", {"response_format": {"type": "json_object"}}),
+            ("nested too deeply", {"tools": [{"type": "function", "function": {"name": "f", "parameters": deep}}]}),
             ("top_logprobs: expected 0 to 20", {"logprobs": True, "top_logprobs": 50}),
         ]:
             with pytest.raises(openai.BadRequestError, match=refused):
