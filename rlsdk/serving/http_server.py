@@ -121,7 +121,7 @@ class _Full(asyncio.Protocol):
 
 
 def refusal_of(error: Exception, what: str) -> APIError:
-    """Convert an error to the client's error reply; errors that are not the client's are logged with their traceback."""
+    """Convert an error to the client's error reply; others than the client's are logged with their traceback."""
     if isinstance(error, APIError):
         return error
     if isinstance(error, RecursionError):  # only a client's JSON can be nested without limit

@@ -101,14 +101,14 @@ def _opening(
             turn = before.key, said.key
             thought = told[i].reasoning or written.get(turn, "")
             told[i] = attrs.evolve(told[i], prompt=turn not in written, reasoning=thought)
-    offered = asked.tools if asked.calling and not plain and codec.renderer.shows_tools(asked.tools) else ()
-    if asked.calling and not offered:
-        told = _introduced(told, dialect.introduce(asked.tools))
-    # Messages are data, whether written by an agent, a tool or a web page. A prefill is the agent's own request, as in
-    # `chat.sample`, and may contain control tokens such as `<think>`.
-    kept = len(told) - bool(asked.prefill)
-    messages = (*map(codec.message_as_data, told[:kept]), *told[kept:])
     try:
+        offered = asked.tools if asked.calling and not plain and codec.renderer.shows_tools(asked.tools) else ()
+        if asked.calling and not offered:
+            told = _introduced(told, dialect.introduce(asked.tools))
+        # Messages are data, whether written by an agent, a tool or a web page. A prefill is the agent's own request, as
+        # in `chat.sample`, and may contain control tokens such as `<think>`.
+        kept = len(told) - bool(asked.prefill)
+        messages = (*map(codec.message_as_data, told[:kept]), *told[kept:])
         ids = codec.prompt_tokens(messages, plain=plain, tools=offered)
     except ConfigError as error:
         raise APIError("; ".join(error.faults), param="messages") from error

@@ -729,6 +729,17 @@ def test_messages_that_the_template_refuses_are_the_agents_fault_and_not_the_run
     assert [m.role for m in rollout.messages] == ["user", "assistant", "user", "assistant"]
 
 
+def test_tools_that_the_template_refuses_are_the_agents_fault():
+    codec = chatml(CHATML.replace("{{ t.function.name }}", "{{ t.function.name }}{{ t.function.parameters.items() }}"))
+
+    async def agent(served, post):
+        refused = error(await post(tools=[{"type": "function", "function": {"name": "add"}}]))
+        assert "'parameters'" in refused["message"]
+        message(await post(tools=[ADD]))
+
+    serve(agent, "3", codec=codec)
+
+
 def test_a_long_history_is_tokenised_beside_the_event_loop(monkeypatch):
     """The loop turns while a history is tokenised: the thread waits for it."""
     turned = threading.Event()
