@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import reprlib
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -242,6 +243,18 @@ def _float(value: Any) -> float:
     return float(value)
 
 
+def _flag(what: str) -> Callable[[Any], bool]:
+    """Return a converter to a bool; text is refused, since "no" would count as true."""
+
+    def flag(value: Any) -> bool:
+        with suppress(ValueFault):
+            if (found := number(value, what)) in (0, 1):
+                return bool(found)
+        raise ValueFault(f"{what} is {reprlib.repr(value)}; expected True or False")
+
+    return flag
+
+
 REWARD_LIMIT = 1e18
 """Maximum absolute reward: its square, and sums of such squares, are finite in float32."""
 
@@ -265,7 +278,7 @@ class Score(Frozen):
     """
 
     value: float = attrs.field(converter=_float)
-    valid: bool = True
+    valid: bool = attrs.field(default=True, converter=_flag("`valid` of a score"))
     metrics: Mapping[str, float] = attrs.field(factory=dict, converter=frozen_numbers)
     reason: str = ""
     token_rewards: tuple[tuple[int, float], ...] | None = attrs.field(
@@ -388,6 +401,6 @@ class Step(Frozen):
 
     observation: Observation = attrs.field(validator=_observation)
     reward: float = attrs.field(default=0.0, converter=_reward)
-    terminated: bool = False
-    truncated: bool = False
+    terminated: bool = attrs.field(default=False, converter=_flag("`terminated` of a step"))
+    truncated: bool = attrs.field(default=False, converter=_flag("`truncated` of a step"))
     metrics: Mapping[str, float] = attrs.field(factory=dict, converter=frozen_numbers)

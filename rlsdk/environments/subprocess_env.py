@@ -64,8 +64,8 @@ def _answer(environment: Any, call: Mapping[str, Any], runner: asyncio.Runner) -
         return {
             "observation": _observed(result.observation),
             "reward": float(result.reward),
-            "terminated": bool(result.terminated),
-            "truncated": bool(result.truncated),
+            "terminated": result.terminated,
+            "truncated": result.truncated,
             "metrics": {key: float(value) for key, value in result.metrics.items()},
         }
     return {"other": repr(result)}

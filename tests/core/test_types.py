@@ -88,12 +88,21 @@ def test_a_rollout_does_not_change_with_the_array_it_was_made_from():
         (lambda: Step("a wall"), "the observation of a step is 'a wall'; expected an rlsdk.Observation"),
         (lambda: Step(Observation("x"), "1"), "the reward of a step is '1'; expected a number"),
         (lambda: Step(Observation("x"), np.ones(2)), "the reward of a step is array"),
+        (lambda: Step(Observation("x"), terminated="no"), "`terminated` of a step is 'no'; expected True or False"),
+        (lambda: Step(Observation("x"), truncated=None), "`truncated` of a step is None; expected True or False"),
+        (lambda: Step(Observation("x"), terminated=2), "`terminated` of a step is 2; expected True or False"),
+        (lambda: Score(1.0, valid="false"), "`valid` of a score is 'false'; expected True or False"),
         (lambda: content_of({"a": 1}), "a message's content is {'a': 1}; expected text, or a list of texts and images"),
     ],
 )
 def test_what_environments_and_workflows_give_is_checked_where_it_is_made(make, words):
     with pytest.raises(ValueFault, match=re.escape(words)):
         make()
+
+
+@pytest.mark.parametrize("flag", [True, 1, np.bool_(True), torch.tensor(True)], ids=["bool", "int", "numpy", "tensor"])
+def test_flags_of_a_step_are_bools(flag):
+    assert Step(Observation("x"), terminated=flag).terminated is True
 
 
 @pytest.mark.parametrize(
