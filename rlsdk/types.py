@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import reprlib
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -243,16 +243,23 @@ def _float(value: Any) -> float:
     return float(value)
 
 
-def _flag(what: str) -> Callable[[Any], bool]:
-    """Return a converter to a bool; text is refused, since "no" would count as true."""
+def _flag(value: Any, what: str) -> bool:
+    with suppress(ValueFault):
+        if (found := number(value, what)) in (0, 1):
+            return bool(found)
+    raise ValueFault(f"{what} is {reprlib.repr(value)}; expected True or False")
 
-    def flag(value: Any) -> bool:
-        with suppress(ValueFault):
-            if (found := number(value, what)) in (0, 1):
-                return bool(found)
-        raise ValueFault(f"{what} is {reprlib.repr(value)}; expected True or False")
 
-    return flag
+def _valid(value: Any) -> bool:
+    return _flag(value, "`valid` of a score")
+
+
+def _terminated(value: Any) -> bool:
+    return _flag(value, "`terminated` of a step")
+
+
+def _truncated(value: Any) -> bool:
+    return _flag(value, "`truncated` of a step")
 
 
 REWARD_LIMIT = 1e18
@@ -278,7 +285,7 @@ class Score(Frozen):
     """
 
     value: float = attrs.field(converter=_float)
-    valid: bool = attrs.field(default=True, converter=_flag("`valid` of a score"))
+    valid: bool = attrs.field(default=True, converter=_valid)
     metrics: Mapping[str, float] = attrs.field(factory=dict, converter=frozen_numbers)
     reason: str = ""
     token_rewards: tuple[tuple[int, float], ...] | None = attrs.field(
@@ -401,6 +408,6 @@ class Step(Frozen):
 
     observation: Observation = attrs.field(validator=_observation)
     reward: float = attrs.field(default=0.0, converter=_reward)
-    terminated: bool = attrs.field(default=False, converter=_flag("`terminated` of a step"))
-    truncated: bool = attrs.field(default=False, converter=_flag("`truncated` of a step"))
+    terminated: bool = attrs.field(default=False, converter=_terminated)
+    truncated: bool = attrs.field(default=False, converter=_truncated)
     metrics: Mapping[str, float] = attrs.field(factory=dict, converter=frozen_numbers)
