@@ -81,7 +81,7 @@ def _reference(answer: object) -> str | None:
     if not isinstance(answer, str) or not answer.strip():
         return None
     final = last_boxed(answer)
-    if final is None:  # files whose line breaks were lost have ####, which occurs in no formula, within a line
+    if final is None:  # a file that lost its line breaks has #### within a line; formulas never contain it
         final = answer.rpartition("####")[2]
     return final.strip() or None
 
@@ -95,7 +95,7 @@ def _fault(reference: str, answer: str, tolerance: float) -> str:
     try:
         given, wanted = read(answer), read(reference)
     except UnreadableError as error:
-        return f"it cannot be compared by value: {error}"
+        return f"it cannot be compared with the reference by value: {error}"
     seed = "\n".join(sorted((reference, answer)))
     right = equal(wanted, given, seed=seed, tolerance=tolerance)
     return "" if right else "the answer does not equal the reference"
@@ -127,9 +127,9 @@ _MATHEMATICS = re.compile(r"\$([^$\n]{1,400})\$|\\\(([^\n]{1,400}?)\\\)|\\\[([^\
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the closed `\boxed{…}` that begins last; None if there is none.
+    r"""Return the content of the closed `\boxed{…}` that starts last; None if there is none.
 
-    `\fbox{…}` counts where there is no `\boxed{…}`, or within it.
+    `\fbox{…}` counts if there is no `\boxed{…}`, or inside it.
     """
     held = _last_of("boxed", text)
     framed = _last_of("fbox", text if held is None else held)

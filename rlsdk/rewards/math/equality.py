@@ -1,6 +1,6 @@
-"""Equality of two answers by arithmetic: exact for rational values, with 60 digits elsewhere.
+"""Compare two answers by arithmetic: exactly for rational values, otherwise to 60 digits.
 
-Expressions with variables are compared at points that depend on both texts. Nothing is simplified: simplifying a
+Expressions with variables are compared at points derived from both texts. Nothing is simplified: simplifying a
 model's expression may take forever, while evaluating it takes time linear in its length.
 """
 
@@ -17,17 +17,17 @@ from rlsdk.rewards.math.values import Number
 
 _POINTS = 16
 _ENOUGH = 5
-"""Number of points where both must have a value."""
+"""Minimum number of points where both expressions must have a value."""
 
 
 def equal(first: Form, second: Form, *, seed: str = "", tolerance: float = 0.0) -> bool:
-    """Return True if two answers are equal; their order does not matter.
+    """Return True if two answers are equal; the comparison is symmetric.
 
     Args:
         first: First answer.
         second: Second answer.
         seed: Seed of the points at which expressions with variables are compared.
-        tolerance: Relative difference of two values that is attributed to rounding.
+        tolerance: Maximum relative difference of two equal values, to allow for rounding.
     """
     try:
         return _Comparison(seed, tolerance).equal(first, second)
@@ -102,13 +102,13 @@ class _Comparison:
             return True
         if a.difference is None or b.difference is None or a.sign != b.sign:
             return False
-        if not (a.difference.symbols or b.difference.symbols):  # a statement about numbers: any two are proportional
+        if not (a.difference.symbols or b.difference.symbols):  # any two numbers are proportional, so compare them
             left, right = _at(a.difference, {}), _at(b.difference, {})
             return None not in (left, right) and values.close(left, right)
         return self._proportional(a.difference, b.difference, signed=a.sign not in {"=", "!="})
 
     def _proportional(self, first: Expression, second: Expression, *, signed: bool) -> bool:
-        """Return True if one is a constant multiple of the other (positive if `signed`) and so equivalent."""
+        """Return True if one is a constant multiple of the other (positive if `signed`), hence equivalent."""
         if first.symbols != second.symbols:
             return False
         ratio: Number = None
@@ -140,7 +140,7 @@ class _Comparison:
         return self._expressions(a.expression, b.expression, factors)
 
     def _percentage(self, a: Value, b: Value) -> bool:
-        """Return whether a percentage equals a plain value: as its hundredth, or as the number before the sign."""
+        """Return True if a percentage equals a plain value, read as hundredths or as the number before the sign."""
         readings = [each for each in (a.expression, a.percent) if each is not None]
         return any(self._expressions(each, b.expression, (Fraction(1), Fraction(1))) for each in readings)
 
@@ -166,7 +166,7 @@ class _Comparison:
         return values.close(x, y, self.tolerance)
 
     def _points(self, names: frozenset[str]) -> Iterator[Point]:
-        """Yield values for the variables, of several magnitudes and both signs; unpredictable without both texts."""
+        """Yield values for the variables, in several magnitudes and both signs; unpredictable without both texts."""
         random = Random(self.seed)
         for index in range(_POINTS):
             largest, signs = (1, 4, 30, 4)[index % 4], ((1,), (1, -1), (1,), (-1,))[index % 4]
@@ -190,7 +190,7 @@ def _letter(form: Words | Value) -> str:
 
 
 def _at(expression: Expression, point: Point, complex_: bool = False) -> Number | None:
-    """Return the value at a point; None if it is undefined, or not real although only real numbers count."""
+    """Return the value at a point; None if it is undefined, or not real unless `complex_`."""
     try:
         value = expression.compute(point)
     except (values.NoValueError, OverflowError, ZeroDivisionError):

@@ -1,6 +1,6 @@
-"""Expressions: parsed from tokens by recursive descent, and evaluated at points, never simplified.
+"""Parse expressions from tokens by recursive descent and evaluate them at points, without simplifying them.
 
-Ambiguous notation (`1/2x`, `2^3^4`, `f(2)`) is refused: readers could understand it as different values.
+Ambiguous notation (`1/2x`, `2^3^4`, `f(2)`) is rejected, because readers could understand it as different values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Expression:
 
     Attributes:
         symbols: Variables of the expression.
-        compute: Computes the value from those of the variables; raises `NoValueError` if there is none.
+        compute: Function from values of the variables to the value; raises `NoValueError` if there is none.
         imaginary: True if it contains the imaginary unit.
     """
 
@@ -44,7 +44,7 @@ def constant(value: Number) -> Expression:
 
 
 def apply(function: Callable[..., Number], *operands: Expression) -> Expression:
-    """Return the expression of a function applied to other expressions."""
+    """Return the expression that applies a function to other expressions."""
     if not any(operand.symbols for operand in operands):
         return _computed_once(lambda: function(*(operand.compute({}) for operand in operands)), operands)
     return Expression(
@@ -95,13 +95,13 @@ def read_expression(tokens: Sequence[Token]) -> Expression:
     for token in tokens:
         letters = letters_of(token.text) if token.kind == "words" else [token]
         if not letters:
-            raise UnreadableError(f"the word {token.text[:20]!r} belongs to no expression")
+            raise UnreadableError(f"unknown word {token.text[:20]!r} in an expression")
         spelt += letters
     spelt = with_braces(spelt)
     parser = _Parser(spelt)
     found = parser.sum(0)
     if parser.position < len(spelt):
-        raise UnreadableError(f"{spelt[parser.position].text!r} is out of place")
+        raise UnreadableError(f"unexpected {spelt[parser.position].text!r}")
     return found
 
 
@@ -113,7 +113,7 @@ class _Parser:
 
     def sum(self, depth: int) -> Expression:
         if depth > MAX_DEPTH:
-            raise UnreadableError(f"it is nested deeper than {MAX_DEPTH}")
+            raise UnreadableError(f"it is nested more than {MAX_DEPTH} levels deep")
         terms = [self._signed_term(depth)]
         while self._at("+", "-"):
             terms.append(self._signed_term(depth))
@@ -129,7 +129,7 @@ class _Parser:
 
     def _term(self, depth: int) -> Expression:
         product = [self._power(depth)]
-        divided = False  # after that, a factor could belong to either part
+        divided = False  # True after a division, where a factor could belong to either part
         while True:
             if self._take("*"):
                 product.append(self._signed_factor(depth))
@@ -141,7 +141,7 @@ class _Parser:
                 divided = True
             elif self._begins_factor():
                 if divided:
-                    raise UnreadableError("it is ambiguous whether a factor after / is part of the divisor")
+                    raise UnreadableError("ambiguous: a factor after / may or may not belong to the divisor")
                 product.append(self._power(depth))
             else:
                 break
@@ -168,16 +168,16 @@ class _Parser:
 
     def _exponent_operand(self, depth: int) -> Expression:
         if depth > MAX_DEPTH:
-            raise UnreadableError(f"it is nested deeper than {MAX_DEPTH}")
+            raise UnreadableError(f"it is nested more than {MAX_DEPTH} levels deep")
         operand = self._primary(depth + 1, mixed=False)
         if self._at("!"):
-            raise UnreadableError("whether ! belongs to the exponent is ambiguous")
+            raise UnreadableError("ambiguous: ! may or may not belong to the exponent")
         return operand
 
     def _postfix(self, operand: Expression) -> Expression:
         if self._take("!"):
             if self._at("!"):
-                raise UnreadableError("double factorials are not known")
+                raise UnreadableError("double factorials are not supported")
             return apply(values.factorial, operand)
         if self._take("degree"):
             return apply(lambda a, b: values.multiply([a, b]), operand, _DEGREE)
@@ -195,7 +195,7 @@ class _Parser:
             return self._function(token, depth)
         if token.kind == "sign" and token.text in _CLOSING:
             return self._bracket(token.text, depth)
-        raise UnreadableError(f"{token.text!r} is out of place")
+        raise UnreadableError(f"unexpected {token.text!r}")
 
     def _bracket(self, opening: str, depth: int) -> Expression:
         self.bars += opening == "|"
@@ -240,7 +240,7 @@ class _Parser:
         if self._take("_"):
             return self._named(f"{name}_{self._index()}")
         if self._at("(") and (name in _UNAPPLIED or (name == "h" and self._texts(3)[2:] == [")"])):
-            raise UnreadableError(f"the function {name} is not known")
+            raise UnreadableError(f"unknown function {name}")
         return _CONSTANTS.get(name) or self._named(name)
 
     def _named(self, name: str) -> Expression:
@@ -256,7 +256,7 @@ class _Parser:
 
     def _simple(self, token: Token) -> str:
         if token.kind not in {"number", "symbol"} and token.text not in {"+", "-", ","}:
-            raise UnreadableError("an index holds letters and numbers")
+            raise UnreadableError("an index may contain only letters and numbers")
         return token.text
 
     def _function(self, token: Token, depth: int) -> Expression:
@@ -296,7 +296,7 @@ class _Parser:
             return self._symbol(token)
         if token.kind == "number" and len(token.text) == 1:
             return constant(token.value)
-        raise UnreadableError(f"{token.text!r} is not an argument in braces")
+        raise UnreadableError(f"expected an argument in braces, got {token.text!r}")
 
     def _base(self, depth: int) -> Expression:
         if not self._take("_"):
@@ -306,11 +306,11 @@ class _Parser:
             return self._bracket("{", depth)
         if token.kind == "number":
             if not self._next_is("number") and not self._begins_factor():
-                raise UnreadableError("how many digits are the base is ambiguous")
+                raise UnreadableError("ambiguous: the base of a logarithm may have one digit or more")
             return constant(token.value)
         if token.kind == "symbol":
             return self._symbol(token)
-        raise UnreadableError("a logarithm's base is a number, a letter or a group")
+        raise UnreadableError("the base of a logarithm must be a number, a letter or a group")
 
     def _function_exponent(self, name: str, depth: int) -> Expression | str | None:
         if not self._take("^"):
@@ -321,7 +321,7 @@ class _Parser:
         if written != "-1":
             return exponent
         if name not in _INVERSE:
-            raise UnreadableError(f"whether {name}^-1 is the inverse is ambiguous")
+            raise UnreadableError(f"ambiguous: {name}^-1 may be the inverse function or the reciprocal")
         return "inverse"
 
     def _operand(self, depth: int) -> Expression:
@@ -366,6 +366,6 @@ class _Parser:
 
     def _advance(self) -> Token:
         if self.position >= len(self.tokens):
-            raise UnreadableError("it ends too early")
+            raise UnreadableError("it ends unexpectedly")
         self.position += 1
         return self.tokens[self.position - 1]

@@ -19,8 +19,8 @@ class Value:
     Attributes:
         expression: Expression without the unit.
         unit: Unit; None if there is none.
-        with_unit: Reading with the last letter as a unit rather than a variable (`5 m`).
-        percent: Number before the sign of a percentage: `50\%` may be meant as 50.
+        with_unit: The same value with its last letter read as a unit instead of a variable (`5 m`).
+        percent: Number before the percent sign, since `50\%` may be meant as 50.
     """
 
     expression: Expression
@@ -55,14 +55,14 @@ class Ordered:
 
 @attrs.frozen
 class Matrix:
-    """Rows of forms, all of one length."""
+    """Rows of forms, all of the same length."""
 
     rows: tuple[tuple[Form, ...], ...]
 
 
 @attrs.frozen
 class RealSet:
-    """A union of intervals; `variable` if it comes from an inequality."""
+    """A union of intervals; `variable` is set if it comes from an inequality."""
 
     intervals: tuple[Interval, ...]
     variable: str | None = None
@@ -75,7 +75,7 @@ class Relation:
     Attributes:
         difference: Left minus right side.
         sign: One of `=`, `!=`, `<` and `<=`.
-        name: Left side that an equation assigns to, `x` or `f(x)`.
+        name: Left side of an assignment, such as `x` or `f(x)`.
         assigned: Assigned value.
     """
 
@@ -87,7 +87,7 @@ class Relation:
 
 @attrs.frozen
 class Based:
-    """A whole number with the base it is written in."""
+    """An integer with the base it is written in."""
 
     value: int
     base: int
@@ -97,7 +97,7 @@ Form = Value | Words | Listing | Ordered | Matrix | RealSet | Relation | Based
 
 
 def as_set(form: Form) -> RealSet | None:
-    """Return a form as a set of real numbers; None if it is not such a set."""
+    """Return a form as a set of real numbers; None if it is not one."""
     if isinstance(form, RealSet):
         return form
     if isinstance(form, Listing) and form.is_set:

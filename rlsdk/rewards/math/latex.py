@@ -1,6 +1,6 @@
 """Tokenise answers into numbers, symbols, signs and words, from LaTeX or plain text, in linear time.
 
-Pure formatting is dropped, and equivalent notations become the same token. Only the digits 0 to 9 are known.
+Pure formatting is dropped, and equivalent notations become the same token. Only the digits 0 to 9 are supported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class UnreadableError(ValueError):
 
 
 class UnknownCommandError(UnreadableError):
-    """A LaTeX command is unknown to this reader."""
+    """The text contains an unknown LaTeX command."""
 
 
 @attrs.frozen(slots=True)
@@ -159,7 +159,7 @@ def tokenize(text: str) -> list[Token]:
         text: LaTeX, or plain text.
 
     Raises:
-        UnreadableError: The text is too long, or contains something that does not occur in answers.
+        UnreadableError: The text is too long, or contains an unsupported character or command.
     """
     if len(text) > MAX_CHARACTERS:
         raise UnreadableError(f"it has {len(text)} characters, more than {MAX_CHARACTERS}")
@@ -169,9 +169,9 @@ def tokenize(text: str) -> list[Token]:
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
-            raise UnreadableError(f"the character {text[position]!r} belongs to no answer")
+            raise UnreadableError(f"unsupported character {text[position]!r}")
         kind, found = str(match.lastgroup), match[0]
-        if kind == "comma" and depth:  # in brackets a comma separates
+        if kind == "comma" and depth:  # in brackets, a comma separates items
             match = re.compile(r"[0-9]+").match(text, position)
             kind, found = "number", match[0]  # type: ignore[index]  # it begins with a digit
         position += len(found)
@@ -204,7 +204,7 @@ def _prepared(text: str) -> str:
 
 def _number(digits: str) -> list[Token]:
     if len(digits) > MAX_DIGITS:
-        raise UnreadableError(f"it holds a number of more than {MAX_DIGITS} digits")
+        raise UnreadableError(f"it contains a number with more than {MAX_DIGITS} digits")
     return [Token("number", digits, Fraction(digits))]
 
 
@@ -215,7 +215,7 @@ def _without_separators(text: str) -> list[Token]:
 def _scientific(text: str) -> list[Token]:
     mantissa, exponent = re.split("[eE]", text)
     if len(mantissa) > MAX_DIGITS or abs(int(exponent)) > 1_000:
-        raise UnreadableError("it holds a number of too many digits")
+        raise UnreadableError("it contains a number with too many digits")
     return [Token("number", text, Fraction(mantissa) * Fraction(10) ** int(exponent))]
 
 
@@ -224,7 +224,7 @@ def _repeating(text: str) -> list[Token]:
     whole, _, fixed = plain.partition(".")
     period = re.sub(r"[^0-9]", "", period)
     if len(text) > MAX_DIGITS:
-        raise UnreadableError(f"it holds a number of more than {MAX_DIGITS} digits")
+        raise UnreadableError(f"it contains a number with more than {MAX_DIGITS} digits")
     value = Fraction(int(whole or "0")) + Fraction(int(fixed or "0"), 10 ** len(fixed))
     value += Fraction(int(period), 10 ** len(fixed) * (10 ** len(period) - 1))
     return [Token("number", text, value)]
@@ -238,7 +238,7 @@ def _command(text: str) -> list[Token]:
         return [Token("function", name)]
     if name in _SIGNS:
         return [Token("sign", _SIGNS[name])]
-    raise UnknownCommandError(f"the command {text[:20]} is not known")
+    raise UnknownCommandError(f"unknown command {text[:20]}")
 
 
 def _letters(text: str) -> list[Token]:
@@ -299,7 +299,7 @@ def _escaped(text: str) -> list[Token]:
         return [Token("sign", "%")]
     if text in {r"\{", r"\}"}:
         return [Token("sign", text)]
-    raise UnreadableError(f"{text} belongs to no answer")
+    raise UnreadableError(f"unsupported character {text}")
 
 
 _READERS: dict[str, Callable[[str], list[Token]]] = {
@@ -334,19 +334,19 @@ def split(tokens: Sequence[Token], signs: frozenset[str]) -> tuple[list[list[Tok
     for token in tokens:
         depth += nesting(token)
         if depth < 0:
-            raise UnreadableError("a bracket is closed that was never opened")
+            raise UnreadableError("a closing bracket has no opening bracket")
         if depth == 0 and token.kind == "sign" and token.text in signs:
             parts.append([])
             between.append(token.text)
         else:
             parts[-1].append(token)
     if depth:
-        raise UnreadableError("a bracket is never closed")
+        raise UnreadableError("a bracket is not closed")
     return parts, between
 
 
 def nesting(token: Token) -> int:
-    """Return the change of nesting depth caused by a token."""
+    """Return how a token changes the nesting depth: 1, 0 or -1."""
     if token.kind == "environment":
         return 1 if token.text.startswith("begin") else -1
     if token.kind != "sign":
@@ -357,7 +357,7 @@ def nesting(token: Token) -> int:
 
 
 def with_braces(tokens: Sequence[Token]) -> list[Token]:
-    r"""The tokens, with braces around the digits of `\frac12`, `\frac1{2}` and `\frac{1}2`."""
+    r"""Return the tokens with braces around the digits of `\frac12`, `\frac1{2}` and `\frac{1}2`."""
     found: list[Token] = []
     index = 0
     while index < len(tokens):

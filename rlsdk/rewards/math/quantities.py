@@ -1,4 +1,4 @@
-"""Values with their units, read from tokens."""
+"""Read values with units from tokens."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _with_last_letter(tokens: list[Token]) -> Value | None:
 
 
 def _unit(tokens: list[Token]) -> tuple[list[Token], Unit | None]:
-    """Split tokens into those of the number and the unit after it."""
+    """Split tokens into the number's tokens and the unit after them."""
     if tokens[-1].text == "degree" and len(tokens) > 1 and not _APPLIED & {t.text for t in tokens}:
         return tokens[:-1], read_unit("degree")
     money = next((i for i in (0, 1) if i < len(tokens) and tokens[i].kind == "words"), None)
@@ -86,4 +86,4 @@ def _unit_part(token: Token) -> str:
         return ""
     if token.text in {"/", "^", "*", "-"} or token.kind == "number":
         return token.text
-    raise UnreadableError(f"{token.text!r} belongs to no unit")
+    raise UnreadableError(f"{token.text!r} is not part of a unit")

@@ -1,4 +1,4 @@
-"""Parse answers; brackets, separators and relations determine the form of an answer."""
+"""Parse answers, whose brackets, separators and relations determine their form."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _PLAIN_WORDS = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mathit|m
 
 @lru_cache(maxsize=4096)
 def read(text: str) -> Form:
-    """Parse an answer; results are cached, since the rollouts of a group share a reference and often answers.
+    """Parse an answer; results are cached, since rollouts of a group share a reference and often give equal answers.
 
     Args:
         text: LaTeX or plain text.
 
     Raises:
-        UnreadableError: The answer has no known form.
+        UnreadableError: The answer does not have a known form.
     """
     based = _BASED.fullmatch(text.strip())
     if based:
@@ -100,12 +100,12 @@ def _based(digits: str, base: int) -> Based:
     try:
         return Based(int(digits, base), base)
     except ValueError as error:
-        raise UnreadableError(f"{digits!r} is not a number of base {base}") from error
+        raise UnreadableError(f"{digits!r} is not a number in base {base}") from error
 
 
 def _form(tokens: Sequence[Token], depth: int) -> Form:
     if depth > _MAX_DEPTH:
-        raise UnreadableError(f"lists are nested deeper than {_MAX_DEPTH}")
+        raise UnreadableError(f"lists are nested more than {_MAX_DEPTH} levels deep")
     if not tokens:
         raise UnreadableError("a part of it is empty")
     while len(tokens) > 2 and tokens[0].text == "{" and _spans(tokens, "{"):
@@ -162,7 +162,7 @@ def _without_name(forms: list[Form]) -> list[Form]:
 
 
 def _flat(forms: list[Form]) -> list[Form]:
-    """Replace lists such as that of `± 1` by their items."""
+    """Replace lists, such as the one that `± 1` stands for, by their items."""
     items = (form.items if isinstance(form, Listing) and not form.is_set else (form,) for form in forms)
     return [item for each in items for item in each]
 
@@ -173,7 +173,7 @@ def _single(tokens: Sequence[Token], depth: int) -> Form:
     if between:
         if len(parts) == 2 and len(parts[0]) == 1 and parts[0][0].kind == "symbol":
             return _form(parts[1], depth + 1)
-        raise UnreadableError("only a letter can be in a set")
+        raise UnreadableError("the left side of ∈ must be a single letter")
     parts, between = split(tokens, _RELATIONS)
     if between:
         return _relation(parts, between, depth)
@@ -188,10 +188,10 @@ def _single(tokens: Sequence[Token], depth: int) -> Form:
 
 def _combined(parts: list[list[Token]], between: list[str], depth: int) -> Form:
     if len(set(between)) > 1:
-        raise UnreadableError("unions and intersections need brackets")
+        raise UnreadableError("a mix of unions, intersections and differences needs brackets")
     found = [as_set(_form(part, depth + 1)) for part in parts]
     if any(each is None for each in found):
-        raise UnreadableError("a union is of intervals and sets of numbers")
+        raise UnreadableError("unions may contain only intervals and sets of numbers")
     sets = [each.intervals for each in found if each is not None]
     total = sets[0]
     for each in sets[1:]:
@@ -204,7 +204,7 @@ def _combined(parts: list[list[Token]], between: list[str], depth: int) -> Form:
 
 def _both_signs(tokens: Sequence[Token], depth: int) -> Form:
     if sum(token.text in {"pm", "mp"} for token in tokens) > 1:
-        raise UnreadableError("which of several ± belong together is ambiguous")
+        raise UnreadableError("ambiguous: it contains several ±")
 
     def chosen(pm: str, mp: str) -> list[Token]:
         signs = {"pm": pm, "mp": mp}
@@ -241,7 +241,7 @@ def _set(tokens: Sequence[Token], depth: int) -> Form:
     if len(between) == 1 and parts[0] and parts[0][0].kind == "symbol":  # {x | x > 3}
         name = parts[0][0].text
         if len(parts[0]) > 1 and [token.text for token in parts[0][1:]] != ["in", "reals"]:
-            raise UnreadableError("a set of what is unknown")
+            raise UnreadableError("a set with a condition must begin with a letter or with a letter ∈ ℝ")
         found = _form(parts[1], depth + 1)
         if not isinstance(found, RealSet) or found.variable != name:
             raise UnreadableError("the condition of a set is not an inequality of its variable")
@@ -270,11 +270,11 @@ def _relation(parts: list[list[Token]], signs: list[str], depth: int) -> Form:
     if set(signs) == {"="}:
         return _chain(parts, depth)
     if len(signs) != 2 or len({sign[0] for sign in signs}) != 1 or signs[0][0] not in "<>":
-        raise UnreadableError("a chain of relations goes in one direction")
+        raise UnreadableError("a chain must have two inequalities in the same direction")
     sides = [_comparison(parts[i], signs[i], parts[i + 1], depth) for i in range(2)]
     first, second = sides
     if not isinstance(first, RealSet) or not isinstance(second, RealSet) or first.variable != second.variable:
-        raise UnreadableError("a chain of inequalities bounds one variable")
+        raise UnreadableError("a chain of inequalities must bound one variable")
     return RealSet(intervals.intersection(first.intervals, second.intervals), first.variable)
 
 
@@ -284,7 +284,7 @@ def _chain(parts: list[list[Token]], depth: int) -> Form:
     forms = [_form(part, depth + 1) for part in (parts[1:] if named else parts)]
     numbers = [real_value(form) for form in forms]
     if any(number is None or not values.close(number, numbers[0]) for number in numbers):
-        raise UnreadableError("a chain of equations is of equal numbers")
+        raise UnreadableError("the values in a chain of equations are not equal numbers")
     return Relation(None, "=", named, forms[-1]) if named else forms[-1]
 
 
@@ -325,7 +325,7 @@ def _equation(left: list[Token], right: list[Token], depth: int) -> Form:
         raise UnreadableError("the sides of an equation are not expressions")
     if difference is not None and not difference.symbols:
         if not values.is_zero(difference.compute({})):
-            raise UnreadableError("an equation of numbers does not hold")
+            raise UnreadableError("an equation between numbers is false")
         return _form(right, depth + 1)
     symbol = name in (difference.symbols if difference is not None else ())
     if symbol and isinstance(assigned, Value) and name in assigned.expression.symbols:  # x = x^2 gives x no value

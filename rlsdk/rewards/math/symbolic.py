@@ -1,11 +1,11 @@
 r"""Parse expressions with further commands, such as `\max`, with math-verify's LaTeX parser.
 
-It evaluates while parsing, is slow, and reads unknown commands as products of letters (`\coth x` as cot(hx)). Hence it
-is used last, for short texts within limits and with known commands. Its result is compared like any other, by
-arithmetic.
+The parser evaluates while parsing, is slow, and reads unknown commands as products of letters (`\coth x` as cot(hx)).
+It is therefore the last resort, for short texts within limits and with known commands. Like any other, its result is
+compared by arithmetic.
 
 The limits are checked on the text alone, in linear time. Sympy computes any integers it reads: `9^{9^{9}}` or
-`10000000!` would take hours. An answer over these limits is wrong, not invalid: no reference needs as much.
+`10000000!` would take hours. An answer over these limits is wrong, not invalid: no reference needs that much.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ def read_by_algebra(text: str) -> Expression:
     too_much = over_limits(text)
     word = _WORD.search(text)
     if too_much or word:
-        raise UnreadableError(too_much or f"{word and word[0]!r} belongs to no expression that is known")
+        raise UnreadableError(too_much or f"unsupported {word and word[0]!r} in an expression")
     unknown = set(re.findall(r"\\([A-Za-z]+)", text)) - _COMMANDS - _OTHERS
     depths = list(accumulate((character == "{") - (character == "}") for character in text))
     if unknown or r"\\" in text or min(depths) < 0 or depths[-1]:
-        raise UnreadableError(f"commands are not known, or braces not balanced: {', '.join(sorted(unknown))[:40]}")
+        raise UnreadableError(f"unknown commands or unbalanced braces: {', '.join(sorted(unknown))[:40]}")
     return _converted(_parsed(text))
 
 
@@ -93,10 +93,10 @@ def _parsed(text: str) -> Any:
     from latex2sympy2_extended.latex2sympy2 import latex2sympy
 
     try:
-        # The fraction: if parsing fails somewhere, its grammar takes the part before for the whole.
+        # Without the fraction, the parser would return the part before a syntax error as if it were the whole.
         return latex2sympy(rf"\frac{{{text}}}{{1}}", is_real=True, convert_degrees=False, normalization_config=None)
-    except Exception as error:  # its parser and sympy may raise anything
-        raise UnreadableError(f"math-verify cannot read it: {type(error).__name__}") from error
+    except Exception as error:  # the parser and sympy may raise anything
+        raise UnreadableError(f"math-verify cannot parse it: {type(error).__name__}") from error
 
 
 def _converted(tree: Any) -> Expression:
@@ -120,24 +120,24 @@ def _converted(tree: Any) -> Expression:
         return apply(lambda *of: reduce(lambda a, b: a if compare(a, b) == sign else b, of), *operands)
     if name in _FUNCTIONS and len(operands) == 1 + (name == "binomial"):
         return apply(_FUNCTIONS[name], *operands)
-    raise UnreadableError(f"{name} has no value that is computed here")
+    raise UnreadableError(f"{name} is not supported")
 
 
 def over_limits(text: str) -> str:
-    """Return why a text would be too costly for a computer algebra system; empty if it would not."""
+    """Return why a text would be too costly for a computer algebra system; empty if it is within the limits."""
     if len(text) > MAX_CHARACTERS:
         return f"it has {len(text)} characters, more than {MAX_CHARACTERS}"
     if _nesting(text) > MAX_NESTING:
-        return f"its brackets are nested deeper than {MAX_NESTING}"
+        return f"its brackets are nested more than {MAX_NESTING} levels deep"
     if text.count("|") + text.count(r"\vert") > MAX_BARS:
         return f"it has more than {MAX_BARS} bars"
     if any(len(digits) > MAX_DIGITS for digits in _DIGITS.findall(text)):
-        return f"it holds a number of more than {MAX_DIGITS} digits"
+        return f"it contains a number with more than {MAX_DIGITS} digits"
     costly = _COSTLY.search(text)
     if costly:
-        return f"{costly[0]} would have to be computed"
+        return f"{costly[0]} may take too long to compute"
     if not all(_small_factorial(*match.groups()) for match in _FACTORIAL.finditer(text)):
-        return f"it holds a factorial above {MAX_FACTORIAL}!"
+        return f"it contains a factorial of a computed value, or above {MAX_FACTORIAL}!"
     return _exponents_fault(text)
 
 

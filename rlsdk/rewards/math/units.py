@@ -1,4 +1,4 @@
-"""Units after a number: which ones are equivalent, and how they convert."""
+"""Parse units after a number and convert between them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ was were equal equals isn wrong incorrect false correct true maybe perhaps possi
 either neither any all many some other others undefined nothing
 """
 _OTHER_WORDS = frozenset(_CHANGING.split())
-"""Words after a number that may change or revoke it instead of naming what is counted."""
+"""Words after a number that may change or revoke it instead of naming counted things."""
 
 
 def _table() -> Mapping[str, tuple[str, Fraction]]:
@@ -187,7 +187,7 @@ def _known(name: str, *, any_noun: bool = False) -> tuple[str, Fraction]:
 
 
 def is_noun(word: str) -> bool:
-    """Return whether a word after a number may name the things counted, without changing the number."""
+    """Return True if a word after a number may name counted things, without changing the number."""
     return len(word) > 2 and not {word.lower(), _singular(word)} & _OTHER_WORDS
 
 
@@ -196,7 +196,7 @@ def _singular(word: str) -> str:
 
 
 def is_unit_word(word: str) -> bool:
-    """Return True if a word after a number is a unit even when it is not marked as text."""
+    """Return True if a word after a number is a unit even if it is not marked as text."""
     try:
         _known(word)
     except UnreadableError:

@@ -1,6 +1,6 @@
 """Bounded arithmetic for comparing answers: exact where possible, otherwise with 100 digits.
 
-A value is a `Fraction`, an infinity (a `float`), or a complex number of mpmath. Slow computations are refused in
+A value is a `Fraction`, an infinity (a `float`), or an mpmath complex number. Slow computations are rejected in
 advance, based on the size of their operands.
 """
 
@@ -21,9 +21,9 @@ MAX_MAGNITUDE = 10_000
 """Maximum logarithm of an inexact value."""
 DIGITS = 100
 _SAME = 60
-"""Digits that inexact values must agree to: far more than people write, far fewer than are computed."""
+"""Digits to which equal inexact values must agree: far more than people write, far fewer than are computed."""
 _NOTHING = 80
-"""Differences of inexact values below 10 to the power of minus this count as zero."""
+"""Differences of inexact values below 10 to the power of minus this number count as zero."""
 _SMALLEST = 60
 
 
@@ -45,12 +45,12 @@ def context() -> Any:
 
 
 def inexact(value: Number) -> Any:
-    """Convert a value to a complex number of mpmath."""
+    """Convert a value to an mpmath complex number."""
     if isinstance(value, Fraction):
         mp = context()
         return mp.mpc(mp.mpf(value.numerator) / value.denominator)
     if isinstance(value, float):
-        raise NoValueError("an infinity is not an operand")
+        raise NoValueError("arithmetic with infinity")
     return value
 
 
@@ -102,7 +102,7 @@ def negate(a: Number) -> Number:
 
 
 def power(base: Number, exponent: Number) -> Number:
-    """Return a power; an odd root of a negative number is the real one, as taught at school."""
+    """Return a power; an odd root of a negative number is the real root, as taught at school."""
     if isinstance(exponent, Fraction) and exponent.denominator == 1 and isinstance(base, Fraction):
         return _whole_power(base, int(exponent))
     if isinstance(base, Fraction) and isinstance(exponent, Fraction):
@@ -140,7 +140,7 @@ def _root_power(base: Fraction, exponent: Fraction) -> Number:
 
 
 def _exact_root(value: int, degree: int) -> int | None:
-    """Return the whole number whose power is `value`; None if there is none."""
+    """Return the root of `value` if it is an integer; otherwise None."""
     if degree == 2:
         root = math.isqrt(value)
     elif degree > value.bit_length() or degree > 64:
@@ -170,7 +170,7 @@ def logarithm(value: Number) -> Number:
 
 
 def factorial(value: Number) -> Number:
-    """Return the factorial, or the gamma function's value between whole numbers."""
+    """Return the factorial of an integer, or the gamma function's value for other numbers."""
     if isinstance(value, Fraction) and value.denominator == 1:
         if not 0 <= value <= 1_500:
             raise NoValueError("the factorial of a number below 0 or above 1500")
@@ -207,7 +207,7 @@ def rounded(down: bool) -> Callable[[Number], Fraction]:
             return Fraction(math.floor(value) if down else math.ceil(value))
         real = real_part(value)
         if real is None or abs(real) > 10**50:
-            raise NoValueError("no real number, or one too large to be rounded")
+            raise NoValueError("rounding of a number that is not real or too large")
         mp = context()
         nearest = mp.nint(real)
         if abs(real - nearest) < mp.mpf(10) ** -_SAME:
@@ -238,9 +238,9 @@ def function(name: str) -> Callable[[Number], Number]:
         try:
             found = context().mpc(getattr(context(), name)(argument))
         except (ValueError, ArithmeticError) as error:
-            raise NoValueError(f"{name} has no value there") from error
+            raise NoValueError(f"{name} is undefined there") from error
         if not context().isfinite(found) or abs(found) > context().mpf(10) ** _NOTHING:  # a pole
-            raise NoValueError(f"{name} has no value there")
+            raise NoValueError(f"{name} is undefined there")
         return found
 
     return of
@@ -257,7 +257,7 @@ def close(a: Number, b: Number, tolerance: float = 0.0) -> bool:
     Args:
         a: First value.
         b: Second value.
-        tolerance: Relative difference that counts as rounding; 0 compares rational values exactly.
+        tolerance: Maximum relative difference of equal values; 0 compares rational values exactly.
     """
     if isinstance(a, float) or isinstance(b, float):  # only infinities are
         return isinstance(a, float) and isinstance(b, float) and a == b
