@@ -1,4 +1,4 @@
-"""The number of engines a run has and the number a user requested: two small JSON files in the run's folder."""
+"""Two small JSON files in a run's folder: the status of its engines, and the number of engines a user requested."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class EngineScaling:
         alive: Ranks of the engines that receive requests.
         lost: Number of engines that died so far.
         refused: Reason why the last request was refused; empty if it was fulfilled.
-        driver: Process id of the run's driver, on its machine.
-        host: Name of that machine.
+        driver: Process id of the run's driver.
+        host: Name of the driver's machine.
         ended: How the run ended: finished, interrupted or failed; empty while it runs.
     """
 
@@ -46,7 +46,7 @@ class EngineScaling:
 
 
 def request_engines(folder: Path, count: int) -> None:
-    """Ask a run for a number of engines; it reads the request at the start of each step and when it is resumed.
+    """Request a number of engines; the run reads the request at the start of each step and when it is resumed.
 
     Args:
         folder: Run folder.
@@ -67,7 +67,7 @@ def write_status(folder: Path, state: EngineScaling) -> None:
 
 
 def clear_status(folder: Path) -> None:
-    """Delete the status that an earlier start of the run left."""
+    """Delete the status left by an earlier start of the run."""
     (folder / STATUS).unlink(missing_ok=True)
 
 

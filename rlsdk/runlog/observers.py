@@ -1,4 +1,4 @@
-"""Trackers and plugins with hooks, each called in its own thread, so that none of them can end or delay a run."""
+"""Call trackers and plugin hooks, each in its own thread, so that none of them can end or delay a run."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ log = logging.getLogger(__name__)
 WAITING_CALLS = 10_000
 """Maximum number of calls in the queue of one observer; further ones are dropped and counted."""
 SLOW_SECONDS = 60.0
-"""Seconds after which a call that still runs is reported."""
+"""Seconds after which a running call is reported."""
 CLOSE_SECONDS = 30.0
-"""Seconds that the end of a run waits for all observers together."""
+"""Seconds to wait for all observers together at the end of a run."""
 
 
 class ObserverThread:
     """Makes the calls of one observer, in order, in a daemon thread.
 
-    Calls that raise are counted, and the first one is logged. After a call that hangs, no further ones are made.
+    Calls that raise are counted, and the first one is logged. A call that hangs blocks all later ones.
     """
 
     def __init__(self, name: str) -> None:
@@ -65,7 +65,7 @@ class ObserverThread:
             log.warning("%s: %s has not returned for %.0f s; the run continues", self.name, running[0], SLOW_SECONDS)
 
     def close(self, seconds: float) -> str:
-        """Wait for the queued calls, and sum up how they went.
+        """Wait for the queued calls and summarise their results.
 
         Args:
             seconds: Maximum time to wait.
@@ -133,7 +133,7 @@ class Observers:
                 self._hooks.setdefault(caller.name, []).append((thread, hook))
 
     def observes(self, hook: str) -> bool:
-        """Return whether any plugin implements a hook."""
+        """Return True if any plugin implements a hook."""
         return hook in self._hooks
 
     def tell(self, hook: str, **arguments: Any) -> None:
@@ -147,7 +147,7 @@ class Observers:
             thread.submit(hook, partial(call, **arguments))
 
     def open(self, trackers: Mapping[str, Tracker], run: Run) -> None:
-        """Start each tracker in a thread of its own.
+        """Start each tracker in its own thread.
 
         Args:
             trackers: Name -> tracker.

@@ -49,7 +49,7 @@ class SourceProgress(Protocol):
 
     @property
     def filtered(self) -> int:
-        """Groups that filters left out."""
+        """Groups that filters dropped."""
         ...
 
     @property
@@ -62,7 +62,7 @@ ProgressSource = Callable[[], Mapping[str, SourceProgress]]
 
 
 def source_counts(sources: Mapping[str, SourceProgress]) -> dict[str, str]:
-    """Return, for each source of tasks, the counts that are not zero; a source without such is left out."""
+    """Return the nonzero counts of each task source; sources without any are left out."""
     counts = {
         name: {"available": s.available, "in flight": s.scheduled, "filtered": s.filtered, "stale": s.expired}
         for name, s in sources.items()
@@ -74,7 +74,7 @@ def source_counts(sources: Mapping[str, SourceProgress]) -> dict[str, str]:
 
 
 def fitting(parts: Sequence[str], room: int) -> str:
-    """Join as many of the parts as fit into a number of columns, the first ones first."""
+    """Join as many leading parts as fit into a number of columns."""
     shown = ""
     for part in parts:
         longer = f"{shown}  {part}" if shown else part
@@ -85,7 +85,7 @@ def fitting(parts: Sequence[str], room: int) -> str:
 
 
 class _Live(Progress):
-    """A bar, and below it one line for each task source, read again whenever the screen is drawn."""
+    """A bar with one line per task source below it, whose counts are read at every redraw."""
 
     sources: ProgressSource = staticmethod(dict)
 
@@ -98,7 +98,7 @@ class _Live(Progress):
 
 
 class _Metrics(ProgressColumn):
-    """The metrics of the last step, as many as fit beside step and time, which are always shown."""
+    """The metrics of the last step, as many as fit next to step and time, which are always shown."""
 
     def __init__(self, console: Console, total: int) -> None:
         super().__init__()
@@ -106,18 +106,18 @@ class _Metrics(ProgressColumn):
         self._fixed = len(f"step {total}/{total} ") + len(" 0:00:00 left 0:00:00")
 
     def render(self, task: Task) -> Text:
-        """Return the text for the width that the terminal has now."""
+        """Return the text for the current width of the terminal."""
         room = self._console.width - self._fixed - bar_width(self._console.width)
         return Text(fitting(task.fields["shown"], room), no_wrap=True)
 
 
 def bar_width(columns: int) -> int:
-    """Return the width of the bar in a terminal of so many columns."""
+    """Return the width of the bar in a terminal with this number of columns."""
     return 20 if columns >= 120 else 10 if columns >= 80 else 4
 
 
 class ProgressLine:
-    """A bar in a terminal; elsewhere a line for each step, which a log file keeps."""
+    """A bar in a terminal; elsewhere one line per step, for log files."""
 
     def __init__(self, console: Console, total: int, done: int, sources: ProgressSource = dict) -> None:
         """Start the display.
@@ -172,5 +172,5 @@ class ProgressLine:
 
 
 def log_console(**options: Any) -> Console:
-    """Return a console on standard error, which all text for people goes to; standard output is left for data."""
+    """Return a console on standard error, for all human-readable text; standard output is for data."""
     return Console(stderr=True, **options)

@@ -54,7 +54,7 @@ def draw_curves(folder: Path, title: str) -> Path | None:
 
 
 def figure_text(figure: float | None, form: str = ".1%") -> str:
-    """Format a figure for people; None becomes `n/a`: nothing could be scored.
+    """Format a figure for people; None, which means that nothing could be scored, becomes `n/a`.
 
     Args:
         figure: The figure.
@@ -120,7 +120,7 @@ def _print_invalid(console: Console, invalid: Mapping[str, Any]) -> None:
 
 
 def _print_tasks(console: Console, tasks: Mapping[str, int]) -> None:
-    """Print how many tasks were trained, filtered and so on, unless each task was trained and none expired."""
+    """Print the number of trained tasks, filtered tasks and so on, unless all were trained and none expired."""
     expired = tasks.get("expired", 0)
     if tasks.get("issued", 0) == tasks.get("trained", 0) and not expired:
         return

@@ -1,4 +1,4 @@
-"""Rollouts in a form for people: a prompt as one text, a rollout as JSON."""
+"""Human-readable rollouts: a prompt as one text, a rollout as JSON."""
 
 from __future__ import annotations
 

@@ -25,14 +25,14 @@ from rlsdk.types import Group, Task
 
 log = logging.getLogger(__name__)
 DATABASE, ADDRESS = "rollouts.db", "rollouts.json"
-"""Files in a run's folder: the SQLite database, or the address of a database elsewhere."""
+"""Files in a run's folder: the SQLite database, or the address of an external database."""
 _LOCAL = "sqlite:///"
 BUSY_SECONDS = 5.0
 """Seconds that SQLite waits for another writing process before a warning is logged."""
 LOCK_SECONDS = 1800.0
-"""Seconds after which a run gives up waiting for that process."""
+"""Timeout in seconds for that process."""
 _CHUNK = 500
-"""Maximum number of rows named in one statement, since databases limit its parameters."""
+"""Maximum number of rows in one statement, since databases limit its parameters."""
 _NOTHING_LEFT = 2**20
 """Free bytes below which a disk counts as full."""
 _FULL = "53100"
@@ -62,7 +62,7 @@ class Address:
 
     @classmethod
     def make(cls, folder: Path, url: str | None, password_env: str | None) -> Address:
-        """Create the address for a run folder, and record it there if the database is elsewhere."""
+        """Create the address for a run folder, and record it there if the database is external."""
         if url is None:
             (folder / ADDRESS).unlink(missing_ok=True)
             return cls(f"{_LOCAL}{folder / DATABASE}")
@@ -78,7 +78,7 @@ class Address:
 
     @property
     def file(self) -> str:
-        """Path of that file."""
+        """Path of the SQLite file."""
         return self.url.removeprefix(_LOCAL)
 
     def engine(self, **how: Any) -> sa.Engine:
@@ -100,7 +100,7 @@ class Address:
 
 
 class RolloutStore:
-    """Groups by the number of their task record. Used by one thread at a time; changes need a `transaction`."""
+    """Groups by the number of their task record; use it from one thread at a time, and change it in a `transaction`."""
 
     def __init__(self, address: Address) -> None:
         """Connect, and create the tables if they do not exist.
@@ -128,10 +128,10 @@ class RolloutStore:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Make all changes of the block, or none.
+        """Context manager: apply all changes of the block, or none.
 
         Raises:
-            RunError: The database refuses; the message names it, without a password.
+            RunError: The database reports an error; the message names the database, without a password.
             OSError: The disk is full.
         """
         with self._explained(), self._connection.begin():
@@ -140,7 +140,7 @@ class RolloutStore:
             yield
 
     def _lock(self) -> None:
-        """Begin to write; while another process writes, wait and log its name."""
+        """Begin a write transaction; while another process writes, wait and log its name."""
         began, said = time.monotonic(), False
         while True:
             try:
@@ -162,7 +162,7 @@ class RolloutStore:
             return
 
     def put(self, entries: Sequence[Entry]) -> None:
-        """Store groups; one with the number of a stored group replaces it."""
+        """Store groups; a group replaces a stored one with the same number."""
         if not entries:
             return
         keys = [{"r": self._run, "n": entry.number} for entry in entries]
@@ -185,11 +185,11 @@ class RolloutStore:
         self._connection.execute(change, rows)
 
     def forget(self, checkpoint: int, every: int) -> None:
-        """Delete groups that only checkpoints before a certain one needed.
+        """Delete groups that only checkpoints before the given one need.
 
         Args:
-            checkpoint: Step of the oldest checkpoint that a run may be resumed from.
-            every: Groups of each step that is a multiple of this number are kept.
+            checkpoint: Step of the oldest checkpoint that the run may be resumed from.
+            every: Interval in steps; groups of every step that is a multiple of it are kept.
         """
         unwanted = GROUPS.c.kept_at.is_not(None) & (GROUPS.c.kept_at < checkpoint)
         passing = GROUPS.c.step.is_(None) | (GROUPS.c.step % every != 0)
@@ -205,7 +205,7 @@ class RolloutStore:
         self.settle([(number, *then) for number, then in kept.items()])
         later = GROUPS.c.step.is_(None) | (GROUPS.c.step > step)
         waiting = [number for number, (_, ended, _) in kept.items() if ended is None]
-        for part in _chunks(waiting):  # marked in parts, so that a single statement can delete all others
+        for part in _chunks(waiting):  # marked in chunks, so that a single statement can delete all others
             same = (GROUPS.c.run == self._run) & GROUPS.c.number.in_(part)
             self._connection.execute(GROUPS.update().where(same).values(kept_at=-1))
         self._delete(later & (GROUPS.c.kept_at.is_(None) | (GROUPS.c.kept_at != -1)))
@@ -217,7 +217,7 @@ class RolloutStore:
 
         Args:
             tasks: Tasks by group number.
-            step: Step of the checkpoint; rollouts from later weights belong to a discarded continuation of the run.
+            step: Step of the checkpoint; rollouts from later weights belong to a continuation that was discarded.
         """
         found: dict[int, Group] = {}
         for part in _chunks(list(tasks)):
@@ -254,7 +254,7 @@ class RolloutStore:
 
 
 def lock_holder(file: Path) -> str:
-    """Name the process that holds the write lock of a database, from /proc/locks; empty if it is not found."""
+    """Return the process that holds a database's write lock, from /proc/locks; empty if it is not found."""
     nodes = {beside.stat().st_ino for beside in (file, file.with_name(f"{file.name}-shm")) if beside.exists()}
     try:
         locks = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
@@ -269,7 +269,7 @@ def lock_holder(file: Path) -> str:
 
 
 def damage_of(file: Path) -> str:
-    """Describe the damage of a database file; empty if it is intact, missing, or cannot be opened now."""
+    """Describe the damage to a database file; empty if it is intact, missing, or cannot be opened now."""
     if not file.is_file():
         return ""
     try:
@@ -277,15 +277,15 @@ def damage_of(file: Path) -> str:
             found: str = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.DatabaseError as error:
         damaged = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-        return str(error) if damaged else ""  # other errors are reported when the database is opened to write
+        return str(error) if damaged else ""  # other errors are reported when the database is opened for writing
     return "" if found == "ok" else " ".join(found.split())
 
 
 def set_aside(file: Path) -> Path:
-    """Rename a database and the files that SQLite keeps beside it to unused names; return the new path."""
+    """Rename a database and SQLite's files next to it to unused names; return the new path."""
     names = ("damaged", *(f"damaged-{again}" for again in range(2, 1000)))
     aside = next(path for path in (file.with_name(f"{file.name}.{name}") for name in names) if not path.exists())
-    for suffix in ("-wal", "-shm", ""):  # the database last: after a crash in between, it is found and set aside again
+    for suffix in ("-wal", "-shm", ""):  # the database last, so that it is set aside again after a crash in between
         beside = file.with_name(file.name + suffix)
         if beside.exists():
             beside.rename(aside.with_name(aside.name + suffix))

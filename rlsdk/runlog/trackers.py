@@ -1,4 +1,4 @@
-"""Outputs of metrics: the file `metrics.jsonl` of every run, and the services named in the config."""
+"""Metric trackers: the file `metrics.jsonl` of every run, and the services in the config."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlsdk.runlog.metrics import METRICS, lines_up_to
 
 log = logging.getLogger(__name__)
 CONNECT_SECONDS = 30
-"""Seconds within which a tracker must reach its service."""
+"""Timeout in seconds for connecting to a tracker's service."""
 
 
 @rlsdk.tracker("jsonl")
@@ -30,7 +30,7 @@ class JsonlTracker:
         kept = lines_up_to(path, run.resumed_from) if run.resumed_from else []
         partial = path.with_name(f".{path.name}.partial")
         partial.write_text("".join(kept), encoding="utf-8")
-        partial.replace(path)  # where the disk is full, or the run is killed here, the lines so far stay
+        partial.replace(path)  # if the disk is full or the run is killed before this, the old file stays
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
@@ -45,7 +45,7 @@ class JsonlTracker:
 
 
 def service_run(run: Run, service: str) -> str | None:
-    """Return the id under which a service knows a run that is resumed; None for a new run.
+    """Return the id of a resumed run on a service; None for a new run.
 
     Args:
         run: The run.
@@ -56,12 +56,12 @@ def service_run(run: Run, service: str) -> str | None:
 
 
 def keep_service_run(run: Run, service: str, identity: str) -> None:
-    """Record the id under which a service knows a run, for a resume.
+    """Record the id of a run on a service, for a resume.
 
     Args:
         run: The run.
         service: Name of the service.
-        identity: Id that the service gave.
+        identity: Id assigned by the service.
     """
     path = run.folder / "trackers" / service
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def keep_service_run(run: Run, service: str, identity: str) -> None:
 
 @rlsdk.tracker("tensorboard")
 class TensorboardTracker:
-    """Event files for TensorBoard below the run's folder (extra `tensorboard`)."""
+    """Event files for TensorBoard in the run's folder (extra `tensorboard`)."""
 
     requires: ClassVar = ("tensorboard",)
 
@@ -178,7 +178,7 @@ class MlflowTracker:
         keep_service_run(run, "mlflow", started.info.run_id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send the metrics of a step; MLflow takes no '@' in names."""
+        """Send the metrics of a step; MLflow does not allow '@' in names."""
         self._mlflow.log_metrics({k.replace("@", "_at_"): float(v) for k, v in metrics.items()}, step=step)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Writes rollouts to their database in a thread, while training continues; a failure is raised by the next call."""
+"""Write rollouts to their database in a thread while training continues; the next call raises a failure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rlsdk.runlog.store import RolloutStore
 
 Job = Callable[[RolloutStore], None]
 _WAITING = 8
-"""Maximum number of jobs in the queue, each about the groups of one step; `submit` waits while it is full."""
+"""Maximum number of queued jobs, each about the groups of one step; `submit` waits while the queue is full."""
 
 
 class RolloutWriter:
-    """Runs jobs on a store in order; jobs that wait together share a transaction."""
+    """Runs jobs on a store in order; jobs queued at the same time share a transaction."""
 
     def __init__(self, store: RolloutStore) -> None:
-        """Start the thread, which alone may use the store until `close`."""
+        """Start the thread; until `close`, no other thread may use the store."""
         self._store = store
         self._jobs: queue.Queue[Job | threading.Event | None] = queue.Queue(_WAITING)
         self._failure: BaseException | None = None
@@ -45,7 +45,7 @@ class RolloutWriter:
         self._check()
 
     def close(self) -> None:
-        """Wait for all jobs, and end the thread.
+        """Wait for all jobs and end the thread.
 
         Raises:
             BaseException: The exception of a job, unless it was raised before.
@@ -73,7 +73,7 @@ class RolloutWriter:
             last = None in waiting
             jobs = [job for job in waiting if callable(job)]
             try:
-                if jobs and not failed:  # after a failure, jobs are dropped, so that nobody waits for ever
+                if jobs and not failed:  # after a failure, jobs are dropped, so that no caller waits for ever
                     with self._store.transaction():
                         for job in jobs:
                             job(self._store)

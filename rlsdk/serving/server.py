@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server with an address and a key of its own, for clients that rlsdk did not start."""
+"""An OpenAI-compatible server with its own address and API key, for clients that rlsdk did not start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 GRACE = 60.0
-"""Seconds that requests in progress get when the server ends."""
+"""Seconds that in-flight requests get to finish when the server stops."""
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -30,10 +30,10 @@ class ServerOptions:
     """Address of a server, and its access control.
 
     Attributes:
-        host: Address of a network of this machine.
-        port: Port there; 0: any that is free.
-        name: Name of the model for clients; empty: its path.
-        api_key: Key that clients send; empty: none, on loopback alone.
+        host: Network address of this machine to listen on.
+        port: Port to listen on; 0 picks any free port.
+        name: Model name for clients; empty for the model's path.
+        api_key: Key that clients must send; it may be empty only if `host` is loopback.
     """
 
     host: str = "127.0.0.1"
@@ -42,24 +42,24 @@ class ServerOptions:
     api_key: str = attrs.field(default="", repr=False)
 
     def check(self) -> None:
-        """Refuse to let other machines in without a key.
+        """Require an API key if other machines can connect.
 
         Raises:
-            ConfigError: There is none, and the host is not this machine's loopback.
+            ConfigError: There is no key, and the host is not loopback.
         """
         if not self.api_key and not _is_loopback(self.host):
             raise ConfigError(
                 [
-                    f"--host {self.host} admits other machines without a key: give --api-key KEY, or "
-                    "set RLSDK_API_KEY, or leave --host out (127.0.0.1)"
+                    f"--host {self.host} would let other machines connect without a key: pass --api-key KEY, or "
+                    "set RLSDK_API_KEY, or omit --host (127.0.0.1)"
                 ]
             )
 
     def bind(self) -> socket.socket:
-        """Take the address, before anything is started that costs time.
+        """Bind the address, so that a conflict is reported before anything slow starts.
 
         Raises:
-            EnvironmentFault: It cannot be taken.
+            EnvironmentFault: The address cannot be bound.
         """
         try:
             family, _, _, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
@@ -69,8 +69,8 @@ class ServerOptions:
         except OSError as error:
             reason = error.strerror or error
             raise EnvironmentFault(
-                f"cannot listen on {self.host}, port {self.port}: {reason}; choose others with --host and --port (0: "
-                "any free port)"
+                f"cannot listen on {self.host}, port {self.port}: {reason}; choose another address with --host and "
+                "--port (0 picks any free port)"
             ) from error
         return taken
 
@@ -81,12 +81,12 @@ class PublicServer:
     def __init__(
         self, service: EngineService, options: ServerOptions, counters: Callable[[], Mapping[str, float]] = dict
     ) -> None:
-        """Prepare a server.
+        """Create a server without starting it.
 
         Args:
-            service: Answers the requests.
+            service: Service that answers the requests.
             options: Address and key.
-            counters: Numbers for `/metrics`, by name.
+            counters: Returns the values for `/metrics`, by name.
         """
         self._service, self._options, self._counters = service, options, counters
         self._key = _digest(f"Bearer {options.api_key}") if options.api_key else b""
@@ -94,11 +94,11 @@ class PublicServer:
         self._http = HttpServer(self._answer, grace=GRACE)
 
     async def start(self, taken: socket.socket) -> str:
-        """Listen at an address that was taken; returns the base URL for clients."""
+        """Listen on a bound socket; return the base URL for clients."""
         return f"{await self._http.start(taken)}/v1"
 
     async def stop(self) -> None:
-        """Take no more requests, and let those under way finish within the grace."""
+        """Stop accepting requests, and let in-flight ones finish within the grace period."""
         await self._http.stop()
 
     async def _answer(self, request: web.Request) -> HttpReply:
@@ -125,10 +125,10 @@ class PublicServer:
         return await answer(await read_json(request) if request.method == "POST" else None)
 
     def _admit(self, request: web.Request) -> None:
-        """Refuse whoever has no key; without a key, whatever a page in somebody's browser could send here.
+        """Reject requests without the key or, if the server has none, requests that a web page could have sent.
 
         Raises:
-            APIError: The request is not admitted.
+            APIError: The request is rejected.
         """
         if self._key:
             if not hmac.compare_digest(_digest(request.headers.get("authorization", "")), self._key):
@@ -136,7 +136,7 @@ class PublicServer:
                     "this server requires its API key: `Authorization: Bearer KEY`", status=401, code="invalid_api_key"
                 )
             return
-        # A page cannot forge these: the host is the name that it asked for, and JSON is sent elsewhere only if allowed.
+        # A web page cannot forge these: the browser sets the host, and sends JSON across origins only if allowed.
         host = request.host.rpartition(":")[0] if request.host.rpartition(":")[2].isdigit() else request.host
         if not _is_loopback(host.strip("[]")):
             raise APIError(

@@ -1,4 +1,4 @@
-"""OpenAI's API on the engines, without recording: what `--mode serve` and `debug engine` serve."""
+"""OpenAI's API on the engines, without recording, for `--mode serve` and `debug engine`."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ NO_IMAGES: Mapping[str, Any] = {}
 class EngineService:
     """Answers `/completions` (also for token ids) and `/chat/completions` with the engines and settings of a run.
 
-    A request may override temperature, top-p, top-k, seed, length and stops.
+    A request may override temperature, top-p, top-k, seed, length and stop strings.
 
     Attributes:
         step: Training step of the served weights; None if unknown.
     """
 
     def __init__(self, context: RolloutContext, model: str, dialect: Dialect, *, strict: bool = False) -> None:
-        """Prepare a service.
+        """Create a service.
 
         Args:
             context: Tokenizer, engines and sampling of the run.
-            model: Name of the model for clients.
+            model: Model name for clients.
             dialect: Parser of tool calls.
-            strict: Refuse other model names, and fields that are not supported, instead of ignoring them.
+            strict: Reject other model names and unsupported fields instead of ignoring them.
         """
         self._context, self._model, self._dialect, self._strict = context, model, dialect, strict
         self._serial = itertools.count()
@@ -80,7 +80,7 @@ class EngineService:
         return self._listed()
 
     def _no_model(self, name: str) -> APIError:
-        said = f"model: there is no {name!r}; {self._model!r} is served"
+        said = f"model: unknown model {name!r}; this server serves {self._model!r}"
         return APIError(said, status=404, code="model_not_found", param="model")
 
     async def _chat(self, body: Any) -> HttpReply:
@@ -117,7 +117,7 @@ class EngineService:
         tasks = [asyncio.ensure_future(start(None)) for start in starts]
         try:
             answers = await asyncio.gather(*tasks)
-        finally:  # if one fails or the client disconnects, the others end
+        finally:  # if one answer fails or the client disconnects, cancel the others
             for task in tasks:
                 task.cancel()
         return self._reply(head, body=replies.whole(answers))
@@ -196,14 +196,14 @@ class EngineService:
 
 
 def tool_parser_of(plan: Plan, codec: ChatTokenizer) -> Dialect:
-    """Return how a plan's workflow has tools called; as its model does where the workflow does not say."""
+    """Return the tool parser of a plan's workflow or, if the workflow does not set one, of its model."""
     workflow = plan.plugins.resolve(plan.workflow)
     named = workflow.dialect if isinstance(workflow, CallsTools) else None
     return named or Dialect.of(codec.tool_parser)
 
 
 class _TextReplies:
-    """Writes the answers to one request of `/completions`."""
+    """Writes the answers to one `/completions` request."""
 
     def __init__(
         self, asked: CompletionRequest, head: AnswerHead, context: RolloutContext, prompts: Sequence[np.ndarray]
@@ -261,8 +261,8 @@ class _TextReplies:
 
 
 def _failed(error: Exception) -> Exception:
-    """Turn an engine's error into the client's error; the traceback of its process stays in the log."""
+    """Convert an engine's error to an error for the client; the traceback of its process stays in the log."""
     cause = cause_of(error)
-    if isinstance(cause, ValueFault):  # the engine refused this request, but runs
+    if isinstance(cause, ValueFault):  # the engine rejected this request, but is alive
         return APIError(str(cause))
     return cause if isinstance(cause, RlsdkError) else EngineError(f"{type(cause).__name__}; see the log")

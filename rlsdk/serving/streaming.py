@@ -1,4 +1,4 @@
-"""Answers while they are sampled: the text that can be sent already, and the tokens that belong to it."""
+"""Stream answers while they are sampled: the text that can be sent, and its tokens."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _HALF = "\ufffd"
 async def sampled_live(
     starts: Sequence[Callable[[Watch], Awaitable[T]]],
 ) -> AsyncGenerator[tuple[int, Sampled | None, T | None], None]:
-    """Run what makes answers, and yield their tokens while they are sampled, then each answer.
+    """Sample answers concurrently; yield tokens as they are sampled, and each answer when it is complete.
 
-    Leaving the iteration cancels what still runs.
+    Leaving the iteration cancels the remaining answers.
 
     Args:
-        starts: Each begins one answer and has its tokens shown to the watch that it is given.
+        starts: Coroutine functions that sample one answer each, and report its tokens to the given watch.
 
     Yields:
-        (which answer, new tokens, None), or (which answer, None, the answer).
+        (index of the answer, new tokens, None), or (index of the answer, None, the answer).
     """
     queue: asyncio.Queue[tuple[int, Sampled | None]] = asyncio.Queue()
 
@@ -55,21 +55,21 @@ async def sampled_live(
     finally:
         for task in running:
             task.cancel()
-            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody else will look at it
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # marks it as retrieved
 
 
 class LiveAnswer:
-    """One answer of a stream, as text.
+    """Text of one streamed answer.
 
-    Text is held back while it may be half a character, or the beginning of a stop string.
+    Text is held back while it may be an incomplete character or the beginning of a stop string.
     """
 
     def __init__(self, codec: ChatTokenizer, stops: Sequence[str] = ()) -> None:
-        """Begin an answer.
+        """Create an empty answer.
 
         Args:
             codec: Tokenizer of the model.
-            stops: Texts that end the answer and are not part of it.
+            stops: Stop strings, which are not part of the answer.
         """
         self._codec, self._stops = codec, tuple(stops)
         self._tokens: list[tuple[int, float, int]] = []
@@ -79,7 +79,7 @@ class LiveAnswer:
         self.sent = ""
 
     def feed(self, sampled: Sampled) -> None:
-        """Take tokens; those from their start on replace what was there, as after the death of an engine."""
+        """Add tokens; they replace all tokens from their start position, as after the death of an engine."""
         if sampled.start < len(self._tokens):
             del self._tokens[sampled.start :], self._top[sampled.start :]
             self._text, self._decoder = "", self._codec.decoder()
@@ -91,7 +91,7 @@ class LiveAnswer:
         self._text += "".join(map(self._decoder, columns[0]))
 
     def take_text(self) -> str:
-        """Return the text that can be sent now and was not sent before."""
+        """Return the new text that can be sent."""
         text = self._text.rstrip(_HALF)
         text = text[: _stop_begins(text, self._stops)]
         new = text[len(self.sent) :]
@@ -99,17 +99,17 @@ class LiveAnswer:
         return new
 
     def take_rest(self, content: str) -> str:
-        """Return what is missing of the whole content.
+        """Return the part of the whole content that was not sent.
 
         Raises:
-            EngineError: Something else was sent before.
+            EngineError: The text that was sent is not the beginning of the content.
         """
         rest = _rest(content, self.sent)
         self.sent = content
         return rest
 
     def take_tokens(self, whole: Completion | None = None) -> TokenLogprobs:
-        """Return the tokens that were not reported before: those that came, or those of the whole answer."""
+        """Return the tokens that were not reported yet, of the tokens so far or of the whole answer."""
         start = self._reported
         if whole is not None:
             top = whole.top and stack_top(list(zip(whole.top.ids, whole.top.logprobs, strict=True))[start:])
@@ -119,7 +119,7 @@ class LiveAnswer:
         return TokenLogprobs(ids.astype(np.int64), logprobs, stack_top(self._top[start:]) if self._top else None)
 
     def cut(self) -> Completion | None:
-        """Return what was sampled until now as a truncated answer; None if that is nothing."""
+        """Return the tokens so far as a truncated answer; None if there are none."""
         if not self._tokens:
             return None
         ids, logprobs, versions = (np.array(column) for column in zip(*self._tokens, strict=True))
@@ -128,15 +128,15 @@ class LiveAnswer:
 
 
 class LiveChatAnswer(LiveAnswer):
-    """One answer of a stream of chat completions: its thought and its content, until a call of a tool begins."""
+    """Thought and content of one streamed chat completion, up to the first tool call."""
 
     def __init__(self, codec: ChatTokenizer, asked: ChatCompletionRequest, parser: ToolParser | None) -> None:
-        """Begin an answer.
+        """Create an empty answer.
 
         Args:
             codec: Tokenizer of the model, with its renderer.
             asked: The request.
-            parser: Parser of tool calls; None where no tools are offered.
+            parser: Parser of tool calls; None if the request offers no tools.
         """
         super().__init__(codec, asked.stop)
         self._asked, self._parser = asked, parser
@@ -144,9 +144,8 @@ class LiveChatAnswer(LiveAnswer):
         self._thought = ""
 
     def take_delta(self) -> dict[str, str]:
-        """Return what can be sent now and was not sent before, under the names of its fields."""
-        # All tokens are read again each time: so that the whole costs no more than a few readings, a long answer is
-        # sent in longer pieces.
+        """Return the new text that can be sent, by field name."""
+        # Each call parses all tokens again, so long answers are sent in longer pieces to bound the total cost.
         if len(self._tokens) - len(self._looked_at) < 1 + len(self._tokens) // 64:
             return {}
         self._looked_at = ids = np.array([token for token, *_ in self._tokens], np.int64)
@@ -156,23 +155,23 @@ class LiveChatAnswer(LiveAnswer):
         texts = (text.rstrip(_HALF) for text in without_prefill(parsed, self._asked, self._codec))
         content, thought = (text[: _stop_begins(text, self._stops)] for text in texts)
         if not content.startswith(self.sent) or not thought.startswith(self._thought):
-            return {}  # what was sent turns out to be something else; the whole answer decides
+            return {}  # the text that was sent is now parsed differently; the whole answer decides
         return self._delta(content, thought)
 
     def take_rest_of(self, message: ChatMessage, token_ids: np.ndarray) -> dict[str, str]:
-        """Return what is missing of the whole answer.
+        """Return the part of the whole answer that was not sent, by field name.
 
         Args:
-            message: The answer as it is read once it is complete.
+            message: The answer, parsed after it was complete.
             token_ids: Its tokens.
 
         Raises:
-            EngineError: Other tokens were sent before.
+            EngineError: The tokens that were sent are not the beginning of these.
         """
         fits = message.content.startswith(self.sent) and message.reasoning.startswith(self._thought)
         if not fits and np.array_equal(token_ids[: len(self._looked_at)], self._looked_at):
-            # A mark such as `</think>` came late, and divides the answer otherwise than it was sent. The client is sent
-            # the rest as it stands.
+            # A late mark such as `</think>` divides the answer differently than it was sent. The client gets the rest
+            # as it is.
             text = self._codec.decode([token_ids])[0]
             text = text[: _stop_begins(text, self._stops)] if text.startswith(self.sent) else self.sent
             return self._delta(text, self._thought)
@@ -185,7 +184,7 @@ class LiveChatAnswer(LiveAnswer):
 
 
 def without_prefill(parsed: ParsedAnswer, asked: ChatCompletionRequest, codec: ChatTokenizer) -> tuple[str, str]:
-    """Return content and thought of an answer as far as they come after the prefill of its request."""
+    """Return the content and the thought of an answer without the prefill of its request."""
     if not asked.prefill:
         return parsed.content, parsed.reasoning
     begun = codec.renderer.parse(NOTHING, prefill=asked.prefill, continued=True)
@@ -193,12 +192,12 @@ def without_prefill(parsed: ParsedAnswer, asked: ChatCompletionRequest, codec: C
 
 
 def _after(begun: str, whole: str) -> str:
-    """Return what a text has after its beginning; white space at the end of a short text may have been cut off."""
+    """Return a text without its beginning; white space at the end of a short text may have been cut off."""
     return "" if begun.startswith(whole) else whole.removeprefix(begun)
 
 
 def _stop_begins(text: str, stops: Sequence[str]) -> int:
-    """Position where a stop string is, or may begin; the end of the text if nowhere."""
+    """Return the position where a stop string is or may begin; the end of the text if there is none."""
     found = len(text)
     for stop in stops:
         at = text.find(stop)
@@ -212,7 +211,7 @@ def _stop_begins(text: str, stops: Sequence[str]) -> int:
 def _rest(whole: str, sent: str) -> str:
     if not whole.startswith(sent):
         raise EngineError(
-            "the engine died or the connection to it was lost, and the answer was sampled again; it differs from the "
-            "part that was already sent. Ask again"
+            "the engine died or the connection to it was lost, so the answer was sampled again, and it differs from "
+            "the part that was already sent. Repeat the request"
         )
     return whole[len(sent) :]

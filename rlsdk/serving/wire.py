@@ -1,4 +1,4 @@
-"""Requests in OpenAI's format, for chat completions and completions: parsed strictly, with limits."""
+"""Parse requests in OpenAI's format, for chat completions and completions, strictly and with limits."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class GenerationRequest:
     Attributes:
         n: Number of answers to each prompt.
         max_tokens: Maximum tokens of an answer; None for the server's setting.
-        stop: Texts that end an answer.
+        stop: Stop strings.
         sampling: Fields of `contracts.Sampling` that the request sets.
         seed: Seed of the request.
         stream: Send tokens as they are sampled.
         stream_usage: Send token counts at the end of a stream.
-        model: Name that the client gives.
+        model: Model name in the request.
         top_logprobs: Number of most likely tokens to report at each position; None for no logprobs.
-        return_token_ids: Report token ids, as vLLM does, and the versions of the weights that sampled them.
+        return_token_ids: Return token ids, as vLLM does, and the versions of the weights that sampled them.
     """
 
     n: int = 1
@@ -78,7 +78,7 @@ class ChatCompletionRequest(GenerationRequest):
         return sum(len(message.content) for message in self.messages)
 
     def as_message(self, said: ChatMessage) -> Message:
-        """Return a message as a renderer takes it; clients tell the name of a result's tool with the call."""
+        """Convert a message for the renderer; a tool result gets its tool's name from the call that it answers."""
         names = {call.id: call.name for each in self.messages for call in each.calls}
         name = (said.name or names.get(said.call_id, "")) if said.role == "tool" else ""
         calls = [ToolCall(call.name, _arguments(call.arguments), call.id) for call in said.calls]
@@ -93,7 +93,7 @@ class ChatCompletionRequest(GenerationRequest):
 
 
 def _arguments(text: str) -> Mapping[str, Any]:
-    """Return the arguments of a call; if they are not a JSON object, under the key `arguments`."""
+    """Return the arguments of a call; a text that is not a JSON object is returned under the key `arguments`."""
     try:
         read = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -103,20 +103,20 @@ def _arguments(text: str) -> Mapping[str, Any]:
 
 @attrs.frozen(kw_only=True)
 class CompletionRequest(GenerationRequest):
-    """A request to continue texts, or tokens."""
+    """A request to continue texts or token ids."""
 
     prompts: tuple[str | tuple[int, ...], ...]
 
 
 def read_chat(body: Any, *, strict: bool = False) -> ChatCompletionRequest:
-    """Read a request of `/chat/completions`.
+    """Parse a `/chat/completions` request.
 
     Args:
         body: JSON body of the request.
-        strict: Refuse sampling fields that are not supported, instead of ignoring them.
+        strict: Reject unsupported sampling fields instead of ignoring them.
 
     Raises:
-        APIError: The request is malformed, or asks for something that is not supported.
+        APIError: The request is malformed or not supported.
     """
     fields = read_object(body)
     given = read_list(fields, "messages")
@@ -140,7 +140,7 @@ def read_chat(body: Any, *, strict: bool = False) -> ChatCompletionRequest:
 
 
 def _check_continued(fields: Mapping[str, Any], last: ChatMessage) -> None:
-    """Refuse a request whose last message and `continue_final_message` contradict each other."""
+    """Reject a request whose last message and `continue_final_message` contradict each other."""
     prefilled, asked = last.role == "assistant", fields.get("continue_final_message")
     if prefilled and (last.calls or not last.content):
         raise APIError(
@@ -153,14 +153,14 @@ def _check_continued(fields: Mapping[str, Any], last: ChatMessage) -> None:
 
 
 def read_completion(body: Any, *, strict: bool = False) -> CompletionRequest:
-    """Read a request of `/completions`.
+    """Parse a `/completions` request.
 
     Args:
         body: JSON body of the request.
-        strict: As in `read_chat`.
+        strict: Reject unsupported sampling fields instead of ignoring them.
 
     Raises:
-        APIError: The request is malformed, or asks for something that is not supported.
+        APIError: The request is malformed or not supported.
     """
     fields = read_object(body)
     common = _common(fields, strict=strict)
@@ -244,7 +244,7 @@ def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
             raise APIError(f"{name}: expected {least:g} to {greatest:g}, got {found[name]}", param=name)
     ids = fields.get("stop_token_ids") or ()
     if not isinstance(ids, list | tuple) or not all(type(i) is int and 0 <= i <= MAX_SEED for i in ids):
-        raise APIError("stop_token_ids: expected a list of whole numbers of at least 0", param="stop_token_ids")
+        raise APIError("stop_token_ids: expected a list of non-negative integers", param="stop_token_ids")
     if len(ids) > MAX_STOPS:
         raise APIError(f"stop_token_ids: at most {MAX_STOPS}, got {len(ids)}", param="stop_token_ids")
     if ids:
@@ -268,4 +268,4 @@ _NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "functions": ([],),
 }
-"""Unsupported fields that would change answers, with the values that would change nothing."""
+"""Unsupported fields that would change answers -> values that change nothing."""

@@ -670,7 +670,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [SAY] * 4097}, "messages", "at most 4096, got 4097"),
     ({"messages": [{"role": "user", "content": "a" * 200_000}]}, "messages", "200000 characters cannot fit"),
     ({"seed": 2**70}, "seed", "expected 0 to"),
-    ({"stop_token_ids": [2**70]}, "stop_token_ids", "a list of whole numbers"),
+    ({"stop_token_ids": [2**70]}, "stop_token_ids", "a list of non-negative integers"),
 ]
 
 

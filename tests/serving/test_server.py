@@ -162,7 +162,7 @@ def test_errors_are_those_that_the_client_knows():
         create, complete = client.chat.completions.create, client.completions.create
         with pytest.raises(openai.AuthenticationError, match="API key"):
             await client.with_options(api_key="guess").models.list()
-        with pytest.raises(openai.NotFoundError, match="'tiny' is served") as unknown:
+        with pytest.raises(openai.NotFoundError, match="this server serves 'tiny'") as unknown:
             await create(model="gpt-5", messages=[SAY])
         assert unknown.value.code == "model_not_found"
         with pytest.raises(openai.NotFoundError, match="POST /v1/chat/completions"):
