@@ -69,47 +69,67 @@ class SampledTokens:
         return rewards.new_zeros(int(self.counts.sum())).index_copy_(0, self.ends[some] - 1, rewards[some])
 
 
-def sums_to_go(values: Tensor, lengths: Tensor, factor: float) -> Tensor:
-    """Compute `y_t = v_t + factor · y_{t+1}` within each segment.
+@attrs.frozen(eq=False)
+class Segments:
+    """Consecutive segments of a packed axis, for sums along them.
 
-    Each block of tokens is summed by a product with a triangular matrix of powers of `factor`; the block sums follow
-    the same recursion, 64 times shorter. Nothing is divided by a power of `factor`, which could underflow.
+    Each block of tokens is summed by a product with a triangular matrix of powers of the factor; the block sums follow
+    the same recursion, 64 times shorter. Nothing is divided by a power of the factor, which could underflow.
 
-    Args:
-        values: float `[s]`.
-        lengths: int64, lengths of the segments; their sum is `s`.
-        factor: Between 0 and 1.
-
-    Returns:
-        float `[s]`.
+    Attributes:
+        blocks: int64 `[k]`, blocks in each segment.
+        width: Tokens of a block.
+        slots: int64 `[s]`, each token's position after every segment is padded to whole blocks; None without padding.
+        above: Segments of block sums; None if no segment has more than one token.
     """
-    longest = int(lengths.max()) if len(lengths) else 0
-    if longest <= 1:
-        return values
-    width = min(_BLOCK, longest)
-    blocks = (lengths + width - 1) // width
-    slots = _slots(lengths, blocks, width)
-    rows = int(blocks.sum())
-    plane = values if slots is None else values.new_zeros(rows * width).index_copy_(0, slots, values)
-    # Column `t` of the triangle weights the tokens from `t` on by `factor^(distance)`.
-    steps = torch.arange(width, device=values.device)
-    distance = steps[:, None] - steps
-    triangle = torch.where(distance >= 0, torch.pow(factor, distance.clamp(min=0).double()), 0).to(values.dtype)
-    plane = plane.view(rows, width) @ triangle
-    # Then add the sums of the next block in the same segment; a segment's last block has none.
-    following = torch.roll(sums_to_go(plane[:, 0].contiguous(), blocks, factor**width), -1)
-    following[blocks.cumsum(0)[blocks > 0] - 1] = 0
-    plane.addmm_(following[:, None], factor ** torch.arange(width, 0, -1).to(values)[None])
-    return plane.view(-1) if slots is None else plane.view(-1).index_select(0, slots)
 
+    blocks: Tensor
+    width: int
+    slots: Tensor | None
+    above: Segments | None
 
-def _slots(lengths: Tensor, blocks: Tensor, width: int) -> Tensor | None:
-    """Return each token's position after padding every segment to whole blocks; None if none needs padding."""
-    padding = blocks * width - lengths
-    if not bool(padding.any()):
-        return None
-    before = padding.cumsum(0) - padding
-    return torch.repeat_interleave(before, lengths).add_(torch.arange(int(lengths.sum()), device=lengths.device))
+    @classmethod
+    def of(cls, lengths: Tensor) -> Segments:
+        """Return segments of these lengths, int64 `[k]`."""
+        longest = int(lengths.max()) if len(lengths) else 0
+        if longest <= 1:
+            return cls(lengths, 1, None, None)
+        width = min(_BLOCK, longest)
+        blocks = (lengths + width - 1) // width
+        padding = blocks * width - lengths
+        slots = None
+        if bool(padding.any()):
+            before = padding.cumsum(0) - padding
+            slots = torch.repeat_interleave(before, lengths)
+            slots.add_(torch.arange(len(slots), device=lengths.device))
+        return cls(blocks, width, slots, cls.of(blocks))
+
+    def to_go(self, values: Tensor, factor: float = 1.0) -> Tensor:
+        """Compute `y_t = v_t + factor · y_{t+1}` within each segment, `[s]`; the factor is between 0 and 1."""
+        return self._sums(values, factor, forwards=False)
+
+    def so_far(self, values: Tensor, factor: float = 1.0) -> Tensor:
+        """Compute `y_t = v_t + factor · y_{t-1}` within each segment, `[s]`; the factor is between 0 and 1."""
+        return self._sums(values, factor, forwards=True)
+
+    def _sums(self, values: Tensor, factor: float, *, forwards: bool) -> Tensor:
+        if self.above is None:
+            return values
+        rows, width = int(self.blocks.sum()), self.width
+        plane = values if self.slots is None else values.new_zeros(rows * width).index_copy_(0, self.slots, values)
+        # Column `t` of the triangle weights the tokens from `t` on, or up to `t`, by `factor^(distance)`.
+        steps = torch.arange(width, device=values.device)
+        distance = steps - steps[:, None] if forwards else steps[:, None] - steps
+        triangle = torch.where(distance >= 0, torch.pow(factor, distance.clamp(min=0).double()), 0).to(values.dtype)
+        plane = plane.view(rows, width) @ triangle
+        # Then add the sums of the neighbouring block; a segment's outermost block has no neighbour.
+        neighbour = self.above._sums(plane[:, -1 if forwards else 0].contiguous(), factor**width, forwards=forwards)
+        neighbour = torch.roll(neighbour, 1 if forwards else -1)
+        some = self.blocks[self.blocks > 0]
+        neighbour[some.cumsum(0) - (some if forwards else 1)] = 0
+        powers = torch.arange(1, width + 1) if forwards else torch.arange(width, 0, -1)
+        plane.addmm_(neighbour[:, None], factor ** powers.to(values)[None])
+        return plane.view(-1) if self.slots is None else plane.view(-1).index_select(0, self.slots)
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

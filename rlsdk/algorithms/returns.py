@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms.packed import SampledTokens, sums_to_go
+from rlsdk.algorithms.packed import SampledTokens, Segments
 from rlsdk.algorithms.parts import in_parts, whiten_sampled
 from rlsdk.batch import Credit, CreditInputs, Groups, row_sums, wide
 from rlsdk.contracts import RunFacts
@@ -42,7 +42,7 @@ def gae(x: CreditInputs, *, gamma: Share = 1.0, lam: Share = 1.0, whiten: bool =
         targets = sampled.rewards(part).to(values.dtype)
         if gamma * (1 - lam):
             targets = sampled.next(values).mul_(gamma * (1 - lam)).add_(targets)
-        returns = sums_to_go(targets, sampled.counts, gamma * lam)
+        returns = Segments.of(sampled.counts).to_go(targets, gamma * lam)
         return sampled.put(returns - values), sampled.put(returns)
 
     advantages, returns = in_parts(estimate, x)
@@ -64,7 +64,7 @@ def reinforce_plus_plus(x: CreditInputs, *, gamma: Share = 1.0) -> Credit:
 
     def estimate(part: CreditInputs) -> tuple[Tensor]:
         sampled = SampledTokens.of(part)
-        return (sampled.put(sums_to_go(sampled.rewards(part), sampled.counts, gamma)),)
+        return (sampled.put(Segments.of(sampled.counts).to_go(sampled.rewards(part), gamma)),)
 
     (returns,) = in_parts(estimate, x)
     return Credit(whiten_sampled(returns.clone(), x.loss_mask), returns)
@@ -95,7 +95,7 @@ def remax(x: CreditInputs) -> Credit:
 
     def estimate(part: CreditInputs) -> tuple[Tensor, Tensor]:
         sampled = SampledTokens.of(part)
-        returns = sums_to_go(sampled.rewards(part), sampled.counts, 1.0)
+        returns = Segments.of(sampled.counts).to_go(sampled.rewards(part))
         baseline = sampled.per_token(wide(part.baseline_rewards))
         return sampled.put(returns - baseline), sampled.put(returns)
 
@@ -124,7 +124,7 @@ def segment_returns(x: CreditInputs, *, gamma: Share = 1.0, whiten: bool = False
         per_rollout = row_sums(starts.float(), sampled.counts).long()
         rewards = sampled.rewards(part)
         earned = rewards.new_zeros(int(per_rollout.sum())).index_add_(0, turn, rewards)
-        return (sampled.put(sums_to_go(earned, per_rollout, gamma).index_select(0, turn)),)
+        return (sampled.put(Segments.of(per_rollout).to_go(earned, gamma).index_select(0, turn)),)
 
     (returns,) = in_parts(estimate, x)
     return Credit(whiten_sampled(returns.clone(), x.loss_mask) if whiten else returns, returns)
@@ -175,15 +175,18 @@ def optimal_token_baseline(x: CreditInputs) -> Credit:
 def _against_token_baseline(x: CreditInputs) -> tuple[Tensor, Tensor]:
     """Return advantages and returns of whole groups."""
     sampled = SampledTokens.of(x)
-    returns = sums_to_go(sampled.rewards(x), sampled.counts, 1.0)
+    segments, row = Segments.of(sampled.counts), torch.repeat_interleave(sampled.counts)
+    returns = segments.to_go(sampled.rewards(x))
     energy = sampled.take(x.logprobs).exp().mul_(-2).add_(1).add_(sampled.take(x.probs_squared_sum)).clamp_(min=0)
-    # Sums from the front are sums to go over the tokens in reverse order.
-    weights = sums_to_go(energy.flip(0), sampled.counts.flip(0), 1.0).flip(0).to(returns.dtype)
-    index = x.groups - x.groups.min() if len(x.groups) else x.groups
-    cell, groups, outcomes = _cells(index, sampled), Groups(index), wide(x.outcomes)
+    weights = segments.so_far(energy).to(returns.dtype)
+    groups, outcomes = Groups(x.groups - x.groups.min() if len(x.groups) else x.groups), wide(x.outcomes)
+    # Tokens at the same position of the same group's rollouts share a cell.
+    longest = int(sampled.counts.max()) if len(sampled.counts) else 0
+    before = groups.index * longest - (sampled.ends - sampled.counts)
+    cell = torch.arange(len(row), device=row.device).add_(before.index_select(0, row))
+    size = groups.count * longest
     # Subtracting the group's minimum reward keeps precision, and gives exactly zero if rewards are equal.
-    above = returns - sampled.per_token(groups.min(outcomes).to(returns.dtype))
-    size = int(cell.max()) + 1 if len(cell) else 0
+    above = returns - groups.min(outcomes).to(returns.dtype).index_select(0, row)
     weight = returns.new_zeros(size).index_add_(0, cell, weights)
     mean = returns.new_zeros(size).index_add_(0, cell, weights.mul_(above)).div_(torch.where(weight > 0, weight, 1))
     above.sub_(mean.index_select(0, cell))
@@ -201,10 +204,3 @@ def _turn_starts(sampled: SampledTokens) -> Tensor:
         starts = torch.diff(sampled.index, prepend=sampled.index[:1]) > 1
     starts[(sampled.ends - sampled.counts)[sampled.counts > 0]] = True
     return starts
-
-
-def _cells(groups: Tensor, sampled: SampledTokens) -> Tensor:
-    """Return int64 `[s]`, an index shared by tokens at the same position of the same group's rollouts."""
-    longest = int(sampled.counts.max()) if len(sampled.counts) else 0
-    place = torch.arange(int(sampled.counts.sum()), device=groups.device)
-    return place + sampled.per_token(groups * longest - (sampled.ends - sampled.counts))

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms.packed import sums_to_go
+from rlsdk.algorithms.packed import Segments
 from rlsdk.batch import CreditInputs, Groups, wide
 from rlsdk.limits import NonNegative, Share
 from rlsdk.marks import advantage
@@ -73,7 +73,7 @@ def gigpo(x: CreditInputs, *, omega: NonNegative = 1.0, gamma: Share = 0.95, std
     # Discounted rewards from each step to the end of its trajectory.
     order = torch.argsort(x.steps, stable=True)
     order = order[torch.argsort(trajectories.index[order], stable=True)]
-    to_go = sums_to_go(rewards[order], torch.bincount(trajectories.index), gamma)
+    to_go = Segments.of(torch.bincount(trajectories.index)).to_go(rewards[order], gamma)
     returns = torch.empty_like(to_go).index_copy(0, order, to_go)
     anchored = Groups.by(x.groups, x.states).centred(returns, std_normalize=std_normalize)
     return episode + omega * anchored

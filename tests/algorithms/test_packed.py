@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlsdk
-from rlsdk.algorithms.packed import SampledTokens, sums_to_go
+from rlsdk.algorithms.packed import SampledTokens, Segments
 from rlsdk.batch import AGGREGATIONS, CreditInputs, LossInputs, Totals, aggregate
 from rlsdk.batch.arithmetic import adjusted, whiten
 from rlsdk.errors import MissingFieldError, ValueFault
@@ -31,27 +31,32 @@ def random_batch(lengths: list[int], seed: int, keep: float = 0.7) -> tuple[torc
 
 @pytest.mark.parametrize("factor", [1.0, 0.97, 0.5, 0.0])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_sums_to_go_equal_the_recursion(factor, dtype):
+def test_sums_equal_the_recursion_from_either_end(factor, dtype):
     lengths = torch.tensor([0, 3, 64, 65, 1, 0, 130, 700, 4200, 0])
     values = torch.randn(int(lengths.sum()), dtype=dtype)
-    found, start = sums_to_go(values, lengths, factor), 0
+    segments, start = Segments.of(lengths), 0
+    to_go, so_far = segments.to_go(values, factor), segments.so_far(values, factor)
     for length in lengths.tolist():
-        later = 0.0
-        for t in range(start + length - 1, start - 1, -1):
-            later = float(values[t]) + factor * later
-            assert float(found[t]) == pytest.approx(later, abs=1e-11 if dtype == torch.float64 else 1e-4)
+        places = range(start, start + length)
+        for found, order in ((to_go, reversed(places)), (so_far, places)):
+            running = 0.0
+            for t in order:
+                running = float(values[t]) + factor * running
+                assert float(found[t]) == pytest.approx(running, abs=1e-11 if dtype == torch.float64 else 1e-4)
         start += length
 
 
 def test_sums_to_go_of_whole_numbers_are_exact():
     values = torch.randint(-3, 4, (5000,)).float()
-    assert torch.equal(sums_to_go(values, torch.tensor([5000]), 1.0), values.flip(0).cumsum(0).flip(0))
+    assert torch.equal(Segments.of(torch.tensor([5000])).to_go(values, 1.0), values.flip(0).cumsum(0).flip(0))
 
 
 def test_a_small_factor_does_not_underflow():
     values = torch.ones(3000)
-    assert torch.allclose(sums_to_go(values, torch.tensor([3000]), 0.01), torch.full((3000,), 1 / 0.99), atol=0.02)
-    assert float(sums_to_go(values, torch.tensor([3000]), 0.01)[0]) == pytest.approx(1 / 0.99)
+    assert torch.allclose(
+        Segments.of(torch.tensor([3000])).to_go(values, 0.01), torch.full((3000,), 1 / 0.99), atol=0.02
+    )
+    assert float(Segments.of(torch.tensor([3000])).to_go(values, 0.01)[0]) == pytest.approx(1 / 0.99)
 
 
 def test_whiten_is_unbiased_and_finite():
