@@ -117,8 +117,8 @@ class ChatTokenizer:
             raise ConfigError(
                 [
                     f"task {task.id!r} is a conversation, but the tokenizer {self.name!r} has no chat template; let "
-                    "model.tokenizer name one that has, choose a model.renderer, or use prompts that are text ("
-                    "template 'base', chat: false)"
+                    "model.tokenizer name one that has, choose a model.renderer, or use prompts that are text (of "
+                    "files whose prompts are single messages: columns: {prompt: prompt.0.content})"
                 ]
             )
         return task.prompt, self.prompt_tokens(task.prompt, plain=False)

@@ -27,7 +27,7 @@ class NoColumnError(BadRowError):
 
 @attrs.frozen(kw_only=True)
 class Columns:
-    """Names of the columns that tasks are created from; `a.b` is the field b of the column a.
+    """Names of the columns that tasks are created from; `a.b` is the field b of the column a, `a.0` its first item.
 
     Attributes:
         prompt: Column of prompts, text or lists of messages; by default, `prompt`.
@@ -127,6 +127,9 @@ def _value(row: Mapping[str, Any], place: str) -> Any:
         value = row[place]
     else:
         for part in place.split("."):
+            if isinstance(value, list | tuple) and part.isdigit() and int(part) < len(value):
+                value = value[int(part)]
+                continue
             if not isinstance(value, Mapping) or part not in value:
                 raise NoColumnError(f"there is no column {place!r}; there are: {', '.join(map(str, row)) or 'none'}")
             value = value[part]

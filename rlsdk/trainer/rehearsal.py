@@ -142,9 +142,11 @@ async def _fault(plan: Plan, part: RewardTerm, rollouts: Sequence[Rollout]) -> l
             return await _compares(part, scorer, rollouts) if _may_be_split(part) else []
     finally:
         scorer.close()
+    task = rollouts[0].task
+    reference = "which has no reference answer" if task.answer is None else "its reference answer among them"
     return [
-        f"{part.rule.name!r} could score none of {len(rollouts)} made-up answers to task {rollouts[0].task.id!r}, its "
-        f"reference answer among them: {scores[0].reason}. A wrong answer is worth a low number, never an error. "
+        f"{part.rule.name!r} could score none of {len(rollouts)} made-up answers to task {task.id!r}, "
+        f"{reference}: {scores[0].reason}. A wrong answer is worth a low number, never an error. "
         "Repair the reward (`rlsdk score` tries it on texts of your own), or skip this trial: scoring.trial=false"
     ]
 

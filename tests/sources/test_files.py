@@ -88,6 +88,16 @@ def test_columns_are_mapped(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_an_item_of_a_list_is_a_column(tmp_path, kind):
+    path = tmp_path / "a"
+    (save_parquet if kind == "parquet" else save)(path, [VERL])
+    task = load(kind, path=str(path), columns={"prompt": "prompt.1.content"})[0]
+    assert task.prompt == "2 + 2?"
+    with pytest.raises(DataError, match=r"no column 'prompt\.2\.content'"):
+        load(kind, path=str(path), columns={"prompt": "prompt.2.content"})
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_a_demonstration_may_be_a_conversation(tmp_path, kind):
     turns = [("assistant", "1"), ("user", "No."), ("assistant", "2")]
     rows = [{"prompt": "1 + 1?", "demonstration": [{"role": role, "content": text} for role, text in turns]}]

@@ -135,6 +135,13 @@ def test_a_reward_that_can_score_nothing_is_refused_with_task_and_cause(lab: Pat
     assert cause in fault
 
 
+def test_a_task_without_an_answer_is_not_said_to_have_one(lab: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "3,5>8:"}\n')
+    plan = plan_of(lab, "trial_lab/raises", f"tasks.train={{use: jsonl, path: {tmp_path / 'a.jsonl'}}}")
+    with pytest.raises(ConfigError, match=r"made-up answers to task 'a:0', which has no reference answer: .*TypeError"):
+        rehearsed(plan)
+
+
 @pytest.mark.parametrize("name", ["wrong", "strict", "tokens", "together", "compares", "counting"])
 def test_a_wrong_answer_is_fine_and_so_is_a_reward_that_fails_on_some(lab: Path, name: str) -> None:
     assert rehearsed(plan_of(lab, f"trial_lab/{name}")) == Rehearsal()
