@@ -15,7 +15,7 @@ from rlsdk.cli.lazy import LazyGroup
 
 COMMANDS = {
     "check": "Check a plugin's components, or a model's tokenizer and chat template.",
-    "compare": "Compare runs: different settings, results with confidence intervals, winners.",
+    "compare": "Compare runs: settings that differ, results with confidence intervals, winners.",
     "config": "Show all configuration keys with type, default, unit and description.",
     "data": "Create and inspect data sets.",
     "debug": "Serve a configuration's engine and try its workflow on one task, without training.",

@@ -17,7 +17,7 @@ import click
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compare(runs: Sequence[Path], html: Path | None, as_json: bool) -> None:
-    """Compare the runs in folders RUN: different settings, results with confidence intervals, winners.
+    """Compare the runs in folders RUN: settings that differ, results with confidence intervals, winners.
 
     Runs that differ only in their seed form one group.
     """

@@ -47,7 +47,7 @@ def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int
 @click.option(
     "--target-range", nargs=2, type=int, default=(10, 100), show_default=True, help="Smallest and largest target."
 )
-@click.option("--operators", default="+-*/", show_default=True, help="Operators that solutions may use, from +-*/.")
+@click.option("--operators", default="+-*/", show_default=True, help="Operators that solutions may need, from +-*/.")
 @click.option(
     "--template", type=click.Choice(get_args(Template)), default="base", show_default=True, help="Prompt format."
 )

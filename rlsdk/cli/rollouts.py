@@ -44,7 +44,7 @@ def rollouts(run: str, where: str, order_by: str, limit: int, timeout: float, ev
     """Query rollouts of the run in the folder (or at the URL) RUN, also while it trains.
 
     Columns: step (in which the group was trained or filtered), source, task, number (of the group), state, uses (times
-        trained), rollout (index in the group), reward, valid, reason, parts (JSON), status, tokens (sampled),
+    trained), rollout (index in the group), reward, valid, reason, parts (JSON), status, tokens (sampled),
     length, least_version, greatest_version, trajectory, prompt, response.
     """
     from rlsdk.checkpoints.reading import local_copy

@@ -1,7 +1,7 @@
 """Exact evaluation of arithmetic expressions written by a model: only integers, `+ - * /` and brackets.
 
-The text is tokenised by one regular expression and evaluated by the shunting-yard algorithm on explicit stacks: time
-and memory are linear in the length of any text, without recursion or `eval`.
+The text is tokenised by one regular expression and evaluated by the shunting-yard algorithm on explicit stacks: the
+number of steps is linear in the length of any text, without recursion or `eval`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def tokenize(text: str) -> list[str]:
 def evaluate(tokens: Sequence[str]) -> Ratio:
     """Evaluate an expression exactly.
 
-    The caller must limit the size of the numbers: all digits are read.
+    The caller must limit the size and count of the numbers: the arithmetic is exact, and slow for long ones.
 
     Args:
         tokens: From `tokenize`.

@@ -26,9 +26,10 @@ Style = Literal["auto", "trl", "verl", "verl_batch", "openrlhf", "verifiers", "r
 class Foreign:
     """A reward of TRL, veRL, OpenRLHF, verifiers, reasoning-gym or Trinity-RFT, unmodified.
 
-    The convention is recognised from the signature before a run starts. Exceptions, NaN, None and lists of the wrong
-    length give invalid scores, never zeros. Functions may be async; classes are instantiated. A function that takes
-    many rollouts at once (TRL, veRL's batches) may compare them: it is called once with all rollouts of a task.
+    The convention is recognised from the signature before a run starts. Exceptions, NaN and lists of the wrong length
+    give invalid scores, never zeros; so does None, unless `none` is `zero`. Functions may be async; classes are
+    instantiated. A function that takes many rollouts at once (TRL, veRL's batches) may compare them: it is called once
+    with all rollouts of a task.
 
     Attributes:
         path: `my_file.py:function` or `package.module:function`; a class or `object.method` may replace the function.

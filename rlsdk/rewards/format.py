@@ -26,9 +26,10 @@ def _where(reward: Format) -> Literal["driver", "pool"]:
 @rlsdk.reward("format", runs=_where, cache=True)
 @attrs.frozen(kw_only=True)
 class Format:
-    """1 if the response is JSON, or just the given tags in order, each once, with white space between; else 0.
+    """1 if the response is the given tags, in order and each once, or matches a pattern or JSON schema; else 0.
 
-    If the prompt is text that ends with the first opening tag (`…<think>`), the response continues after that tag.
+    Only white space may be outside the tags. If the prompt is text that ends with the first opening tag (`…<think>`),
+    the response continues after that tag.
 
     Attributes:
         pattern: Regular expression (of the package `regex`) that must match the whole response; it replaces the tags.

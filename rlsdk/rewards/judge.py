@@ -50,8 +50,8 @@ class Judge:
         extra: Additional fields of the request, such as `{reasoning_effort: low}`.
         max_characters: Maximum characters of each text; the middle of longer texts is omitted.
         max_concurrency: Maximum concurrent requests.
-        retries: Number of retries after connection errors, status 429 and 5xx, with exponential backoff or the server's
-            Retry-After.
+        retries: Number of retries after connection errors, status 429 and 5xx, with exponential backoff, or after the
+            server's Retry-After if that is longer.
         timeout: Time limit in seconds for a verdict, including retries, excluding the wait for its turn.
         cache: File that stores verdicts; a response already judged by the same judge with the same rubric is not judged
             again.

@@ -64,15 +64,15 @@ def exact_match(
 @rlsdk.reward("regex", cache=True)
 @attrs.frozen(kw_only=True)
 class Regex:
-    """1 if a regular expression matches in the text or, with `group`, if its match is the task's answer; else 0.
+    """1 if a regular expression matches in the text or, with `group`, if that group is the task's answer; else 0.
 
     Attributes:
         pattern: Regular expression of the package `regex`; begin it with `(?i)` to ignore case, with `(?s)` to let the
             dot match line breaks.
-        where: Text to compare: the last message, the whole response (all turns), or the last `<answer>…</answer>`.
+        where: Text to search: the last message, the whole response (all turns), or the last `<answer>…</answer>`.
         whole: Require a match of the whole text.
-        group: Number or name of the group that must contain the task's answer, in the last match (the last nonempty
-            one, if any); by default, a match is enough.
+        group: Number or name of the group that must equal the task's answer, in the last match (the last nonempty one,
+            if any); by default, a match is enough.
         timeout: Time limit in seconds for a search; if exceeded, the score is invalid.
     """
 

@@ -29,7 +29,7 @@ class Standing:
     Attributes:
         algorithm: The algorithm, as given.
         scores: Task -> seed -> score; runs without a score are omitted.
-        missing: Number of runs without a score.
+        missing: Names of the runs without a score.
     """
 
     algorithm: str

@@ -33,7 +33,7 @@ class EnvironmentWorkflow:
         max_turns: Number of actions after which the rollout is truncated.
         max_tokens: Maximum tokens of an answer; by default, the run's setting.
         step_timeout: Time limit of one call of the environment, in seconds.
-        timeout: Seconds after the first observation after which the rollout is truncated; by default, no limit.
+        timeout: Seconds from the first observation until the rollout is truncated; by default, no limit.
     """
 
     environment: Use | None = None

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rlsdk.kit import SequenceGroup
 
 _PARTIAL = "replicated_with_grad_allreduce"
-"""Transformers' names of per-head norms: each rank has the whole norm, and the gradient of its own heads."""
+"""Transformers' style of per-head norms: each rank has the whole norm, and the gradient of its own heads."""
 _KNOWN = ("colwise", "rowwise", _PARTIAL)
 
 

@@ -1,7 +1,7 @@
 """Compare two answers by arithmetic: exactly for rational values, otherwise to 60 digits.
 
 Expressions with variables are compared at points derived from both texts. Nothing is simplified: simplifying a
-model's expression may take forever, while evaluating it takes time linear in its length.
+model's expression may take forever, while the time to evaluate it is bounded.
 """
 
 from __future__ import annotations
