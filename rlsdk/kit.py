@@ -12,7 +12,7 @@
   `TrainedModule`, a model in training; `LearningRate`, `PhaseTimer`, `RankMemory`, `count_parameters`; sequence
   parallelism: `SharedRows`, `SequenceGroup`, `sequence_faults`; files of tensors and plain values: `read_state`,
   `write_state`.
-* Marks: `Component`, and `component_of`, which returns that of a marked function or class.
+* Marks: `Component`, and `component_of`, which returns the component of a marked function or class.
 
 Names are imported on first use, so that a light plugin stays light.
 """

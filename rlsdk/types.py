@@ -138,7 +138,7 @@ class Rollout(Frozen):
         messages: The whole conversation, including the prompt. `Message.prompt` says which assistant messages belong to
             the prompt; where it is None, those do that the task's prompt has in the same place.
         token_ids: int64 `[T]`.
-        loss_mask: bool `[T]`; True exactly where the policy sampled the token.
+        loss_mask: bool `[T]`; True exactly where the policy sampled the token, or an expert wrote it.
         logprobs: float32 `[T]`, in nats, under the sampling distribution; 0 if the token was not sampled.
         policy_versions: int64 `[T]`; version of the weights that sampled the token, -1 if it was not sampled.
         routed_experts: int16 `[T, layers, k]`; experts chosen for the token in the engine, -1 if unknown and in layers
@@ -281,7 +281,7 @@ class Score(Frozen):
         metrics: Numbers to log, including the parts of a sum.
         reason: Reason for an invalid or low score.
         token_rewards: (token position, value) pairs with sum `value`; None puts all of it on the last sampled token.
-        shared: True for a rollout without a score of its own: it has that of the last one of its trajectory.
+        shared: True for a rollout that has no score of its own, but that of the last rollout of its trajectory.
     """
 
     value: float = attrs.field(converter=_float)

@@ -38,8 +38,8 @@ def clip_cov(
     Args:
         x: The batch.
         ratio: Share of trained tokens to draw.
-        cov_low: Minimum covariance of a token to draw.
-        cov_high: Maximum covariance of a token to draw.
+        cov_low: Exclusive lower bound of the covariance of tokens to draw.
+        cov_high: Exclusive upper bound of the covariance of tokens to draw.
         clip_low: How far PPO's ratio may fall below 1.
         clip_high: How far it may rise above 1.
     """

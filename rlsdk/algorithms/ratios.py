@@ -17,7 +17,7 @@ from rlsdk.limits import at_least
 DualClip = Annotated[float, at_least(1)]
 """Bound of ratios for negative advantages; below 1 it would clip the loss of unchanged tokens."""
 Metrics = dict[str, Tensor]
-"""Name -> detached scalar, a mean over the trained tokens."""
+"""Name -> detached scalar, a mean over the trained tokens, or one value per rollout or pair."""
 
 
 def trained(x: LossInputs, values_t: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ def whiten(values: Tensor) -> Tensor:
     """
     if not len(values):
         return values
-    # Rounding may move the mean beyond all values; the mean of equal values is exact, so that they become 0.
+    # Rounding may put the mean beyond all values; if all are equal, clamping makes it their value: they become 0.
     centred = values - values.mean(dtype=torch.float64).to(values.dtype).clamp(values.min(), values.max())
     variance = centred.square().sum(dtype=torch.float64) / max(len(values) - 1, 1)
     return centred.mul_(torch.rsqrt(variance + WHITEN_EPSILON).to(values.dtype))

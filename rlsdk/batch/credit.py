@@ -45,7 +45,7 @@ class CreditInputs(Packed):
         states: int64 `[n]`, equal where the environment's states are equal.
         shared_scores: bool `[n]`, if there are any: True for a rollout without its own score, whose reward is a copy of
             that of the last rollout of its trajectory.
-        reward_parts: Name of a reward term -> float `[n]`.
+        reward_parts: Name of a part of the reward -> float `[n]`.
         train_step: Number of training steps before this one; the first is 0.
         train_steps: Number of training steps of the run.
     """

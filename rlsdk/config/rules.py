@@ -58,6 +58,7 @@ LEAST: dict[str, int] = {
     "eval.environments.per_worker": 1,
     "eval.environments.threads": 1,
     "canary.tokens": 2,
+    "canary.tolerance": 0,
     "scoring.workers": 0,
     "scoring.memory": 64,
 }
@@ -186,6 +187,11 @@ def _sizes(config: Config) -> list[tuple[bool, str]]:
             f"tasks.train: expected weights of at least 0, not all 0; got {[e.weight for e in config.tasks.train]}",
         ),
         (config.scoring.timeout <= 0, f"scoring.timeout: seconds above 0, got {config.scoring.timeout}"),
+        (config.watchdog.warn <= 0, f"watchdog.warn: seconds above 0, got {config.watchdog.warn}"),
+        (
+            config.watchdog.end is not None and config.watchdog.end <= 0,
+            f"watchdog.end: seconds above 0, or null for never; got {config.watchdog.end}",
+        ),
         (not 0 <= share <= 1, f"max_invalid: a share between 0 and 1, got {share}"),
         (
             not is_hub_id and not (Path(path).expanduser() / "config.json").is_file(),

@@ -222,8 +222,9 @@ class CanarySection(Section):
 
     Attributes:
         tokens: Number of tokens to compare.
-        tolerance: Maximum difference of a logprob in nats; null means 1e-3 for float32, 0.15 for 16-bit types. In a
-            16-bit mixture of experts, a tenth of the tokens may exceed it, since another expert may be chosen.
+        tolerance: Maximum difference of a logprob in nats; null means 1e-3 for float32, 0.15 for bfloat16, 0.05 for
+            float16. In a 16-bit mixture of experts, a tenth of the tokens may exceed it, since another expert may be
+            chosen. With `model.exact` it is always 0.
     """
 
     tokens: int = 32

@@ -84,8 +84,8 @@ class Renderer(Protocol):
     """Turns conversations into tokens, and sampled tokens into messages.
 
     Sampled tokens are never re-tokenised from text: a conversation grows by `bridge_tokens`. Only if the renderer shows
-    earlier answers differently from how they were sampled (most templates drop their thoughts) does it restart from
-    `prompt_tokens`, as another rollout of the same trajectory.
+    earlier messages differently from before (most templates drop the thoughts of answers, some move system messages)
+    does it restart from `prompt_tokens`, as another rollout of the same trajectory.
     """
 
     def open(self, codec: TextCodec, *, keep_history: bool = False) -> None:
@@ -151,7 +151,7 @@ class Renderer(Protocol):
             tools: As in `prompt_tokens`.
 
         Returns:
-            None if earlier answers are now rendered differently from how they were sampled.
+            None if earlier messages are now rendered differently: answers without thoughts, or in another order.
 
         Raises:
             ConfigError: The conversation cannot be rendered.

@@ -155,10 +155,10 @@ class EngineStatus:
     """Engines of a run.
 
     Attributes:
-        wanted: Requested number of engines.
+        wanted: Target number of engines.
         alive: Ranks of the engines that receive requests.
         lost: Number of engines that died.
-        refused: Reason why the requested number cannot be reached; empty if it can.
+        refused: Reason why the last requested number was refused; empty if it was not.
     """
 
     wanted: int
@@ -258,7 +258,7 @@ class Rollouts(Protocol):
         """Evaluate the engines' weights on the held-out tasks.
 
         Raises:
-            ScoringError: More than a share of `max_invalid` of the answers could not be scored.
+            ScoringError: The share of answers that could not be scored exceeds `max_invalid`.
         """
         ...
 

@@ -325,8 +325,8 @@ class RunFacts:
     Attributes:
         teacher: True if `model.reference` differs from the model that is trained.
         max_tokens: Maximum tokens of one answer.
-        longest_response: Maximum tokens of a response: `max_tokens` if a rollout is a single answer, else
-            `model.max_length` minus one token of prompt.
+        longest_response: Maximum tokens of a response: `model.max_length` minus one token of prompt and, if a rollout
+            is a single answer, at most `max_tokens`.
         group_size: Rollouts of each task.
         updates: Optimiser steps per batch.
         aggregate: Aggregation mode: how per-token losses are reduced to one number.

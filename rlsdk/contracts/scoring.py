@@ -31,13 +31,13 @@ class HasTimeout(Protocol):
 
     @property
     def timeout(self) -> float:
-        """Seconds after which the reward itself ends a call; rlsdk ends the call one second later."""
+        """Seconds after which the reward itself ends a call; rlsdk waits at least one second longer."""
         ...
 
 
 @runtime_checkable
 class UsesGPUs(Protocol):
-    """Optional interface of a reward that runs in a separate actor with GPUs."""
+    """Optional interface of a reward that runs in a separate actor and may use GPUs."""
 
     @property
     def gpus(self) -> float:

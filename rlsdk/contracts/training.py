@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from rlsdk.types import Image
 
 TrainedRole = Literal["actor", "critic"]
+"""A model that a learner trains."""
 ApartRole = Literal["critic", "reference"]
 """A role that may have dedicated processes."""
-"""A model that a learner trains."""
 
 
 @attrs.frozen(kw_only=True)

@@ -19,6 +19,13 @@ _SHOWS = 0.1
 """Share of the tolerance that the learner must have moved by before every engine must show a change."""
 
 
+def tolerance_of(model: Model, given: float | None) -> float:
+    """Return the tolerance in nats for a model: 0 if it is exact, else the given one or the default of its dtype."""
+    if model.exact:
+        return 0.0
+    return TOLERANCE[model.dtype] if given is None else given
+
+
 def allowed_outliers(model: Model) -> float:
     """Return the share of tokens whose gap may exceed the tolerance for a model."""
     if model.dtype == "float32":

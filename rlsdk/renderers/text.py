@@ -180,7 +180,7 @@ class TextRenderer:
         ended: np.ndarray,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> np.ndarray | None:
-        """Return the tokens between the last answer and the next; None if earlier thoughts are dropped."""
+        """Return the tokens between the last answer and the next; None if the text before them changes."""
         written = self.between(messages, new, tools)
         if written is None:
             return None
@@ -202,7 +202,7 @@ class TextRenderer:
         return ids
 
     def _expect_shown(self, messages: Sequence[Message], text: str, write: Callable[[Sequence[Message]], str]) -> None:
-        """Refuse a conversation of which the template leaves out a message without saying so.
+        """Refuse a conversation if the template silently leaves out one of its messages.
 
         Args:
             messages: Messages that the text shows; answers may lack their thoughts.
@@ -223,7 +223,7 @@ class TextRenderer:
         ]
         if not missing:
             return
-        # A template may write a text in another form, such as JSON: only one word that is gone, too, is left out.
+        # A template may write a text in another form, such as JSON; a message is left out if one word in its place is.
         marks = {i: f"rlsdkmessage{i}" for i in missing}
         marked = [attrs.evolve(m, content=marks[i]) if i in marks else m for i, m in enumerate(messages)]
         shown = write(marked)
@@ -239,7 +239,9 @@ class TextRenderer:
                 )
 
     def between(self, messages: Sequence[Message], new: int, tools: Sequence[Mapping[str, Any]] = ()) -> Between | None:
-        """Return the text between the last answer and the next; None if earlier thoughts are dropped because of it.
+        """Return the text between the last answer and the next; None if it changes the text before.
+
+        Most templates then drop the thoughts of earlier answers; some move system messages to the beginning.
 
         A marker replaces the last answer, so that the policy's own text has no influence.
 
@@ -317,7 +319,9 @@ class TextRenderer:
         return Between(closed[at : alike(closed, text)], text[at:])
 
     def keeps_answers(self, roles: tuple[str, ...]) -> bool:
-        """Return True if an answer is unchanged when messages of these roles follow; False if its thought is dropped.
+        """Return True if all text up to an answer stays unchanged when messages of these roles follow.
+
+        It is False if the answer's thought is dropped, or a message moved before the answer.
 
         Raises:
             ConfigError: The answer is changed in another way.

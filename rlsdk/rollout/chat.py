@@ -1,6 +1,6 @@
 """The conversation that a workflow holds, which builds a rollout token by token.
 
-Later turns only append. If the renderer drops the thoughts of earlier answers, a new rollout starts.
+Later turns only append. If the renderer changes earlier text, such as by dropping thoughts, a new rollout starts.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ STATUS: Mapping[Finish, Status] = {"stop": "finished", "length": "truncated", "a
 class TokenChat:
     """A conversation with the policy.
 
-    Its tokens are the sent and sampled ones, in order. If the renderer drops the thoughts of earlier answers, the
-    current rollout ends (`with_earlier` returns it), and the conversation continues from the newly rendered prompt as
-    the next rollout of the same trajectory. A message is sent with the next `sample`; a last message without an answer
-    has no tokens. Messages are data: names of special tokens in them are tokenized as ordinary characters. Cancelling
-    `sample` leaves the conversation unchanged.
+    Its tokens are the sent and sampled ones, in order. If the renderer changes earlier text (it drops the thoughts of
+    answers, or moves messages), the current rollout ends (`with_earlier` returns it), and the conversation continues
+    from the newly rendered prompt as the next rollout of the same trajectory. A message is sent with the next `sample`;
+    a last message without an answer has no tokens. Messages are data: names of special tokens in them are tokenized as
+    ordinary characters. Cancelling `sample` leaves the conversation unchanged.
 
     A workflow may run on an event loop other than the run's (`home`). Only this class crosses between the loops: for
     answers, scores, environment calls, and the start and end of an endpoint. Everything else happens on the workflow's
@@ -105,7 +105,7 @@ class TokenChat:
 
     @property
     def begins_new_rollout(self) -> bool:
-        """True if the next answer starts a new rollout, since the renderer now drops thoughts of earlier answers."""
+        """True if the next answer starts a new rollout, since the renderer now changes earlier text."""
         return self._sending().new_rollout
 
     def room(self) -> int:
@@ -375,8 +375,8 @@ class TokenChat:
         """Return the current rollout.
 
         Args:
-            **changes: New values of fields such as `status` or `rewards`; `metrics` are added to `turns` and `tokens`.
-                A partial answer that was stopped from outside stays `aborted`: it is resampled, not trained on.
+            **changes: New values of fields such as `status` or `rewards`; `metrics` are merged with `turns` and
+                `tokens`. A partial answer that was stopped from outside stays `aborted`: it is resampled, not trained.
         """
         if self._status == "aborted":
             changes["status"] = "aborted"
@@ -388,7 +388,7 @@ class TokenChat:
         return self._rollout(self._talk.messages, earned, **{"status": self._status, **changes, "metrics": metrics})
 
     def with_earlier(self, rollout: Rollout) -> list[Rollout]:
-        """Return the rollouts of a trajectory: those that ended when thoughts were dropped, then the given one.
+        """Return the rollouts of a trajectory: those that ended when earlier text changed, then the given one.
 
         Args:
             rollout: Rollout that this conversation or a branch of it finished.

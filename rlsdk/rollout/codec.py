@@ -159,7 +159,7 @@ class ChatTokenizer:
             tools: JSON schemas of functions that the renderer shows.
 
         Returns:
-            None if the renderer now drops the thoughts of earlier answers.
+            None if the renderer now changes earlier text: it drops the thoughts of answers, or moves messages.
 
         Raises:
             ConfigError: The renderer rejects the messages, or rewrites earlier answers.

@@ -85,7 +85,8 @@ class Transcript:
     def tool_result(self, text: str, name: str, call_id: str) -> None:
         """Append the result of a call; without an id, of the next call of the last answer."""
         codec = self.codec
-        call_id = call_id or id_of(self._answers, self.new)
+        results = sum(message.role == "tool" for message in self.messages[len(self.messages) - self.new :])
+        call_id = call_id or id_of(self._answers, results)
         self._append(Message("tool", codec.as_data(text), codec.as_data(name), tool_call_id=call_id))
 
     def _append(self, message: Message) -> None:

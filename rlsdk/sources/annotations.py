@@ -31,9 +31,9 @@ def annotated_tasks(
     """Tasks with answers that people compared, corrected or scored on the Annotate page of `rlsdk view`.
 
     `pairs` have `chosen` and `rejected` in their metadata, for `algorithm: {use: dpo, rollouts: demonstrations}`; pairs
-    that most people consider equal, or that have as many votes either way, are skipped. `edits` have the corrected
-    answer as `demonstration`, for `sft` or `mix`. `scores` have the answer as `demonstration` and whether it is right
-    as `label`, for `algorithm: {use: kto, rollouts: demonstrations}`. The last annotation of each person counts.
+    without more votes for one answer than for the other are skipped. `edits` have the corrected answer as
+    `demonstration`, for `sft` or `mix`. `scores` have the answer as `demonstration` and whether it is right as `label`,
+    for `algorithm: {use: kto, rollouts: demonstrations}`. The last annotation of each person counts.
 
     Args:
         path: A run's folder, a file `annotations.jsonl`, or a list of these.
@@ -52,7 +52,7 @@ def annotated_tasks(
         DataError: The file has no annotation of that kind, or a label without a value.
     """
     if labels and take != "scores":
-        raise OptionError("tasks 'annotations'", [("labels", f"scores alone have labels; take is {take!r}")])
+        raise OptionError("tasks 'annotations'", [("labels", f"only scores have labels; take is {take!r}")])
     paths = (path,) if isinstance(path, str) else path
     made = [each for each in read_annotations(paths) if not by or each.by in by]
     wanted = [each for each in made if _split(str(each.task.get("id")), held_out) == split]
@@ -72,7 +72,7 @@ def _split(task: str, held_out: float) -> str:
 
 
 def _pairs(made: Sequence[Annotation]) -> Iterator[Task]:
-    """Yield a task for each pair with a majority for one answer."""
+    """Yield a task for each pair with more votes for one answer than for the other; `same` does not count."""
     said: dict[tuple[str, str], dict[str, tuple[Annotation, int]]] = {}
     for each in made:
         if each.kind != "pair":

@@ -29,7 +29,7 @@ class Table(Protocol):
         """Return a row with all columns; raises BadRowError if it cannot be read."""
 
     def scan(self, needed: Any) -> Iterator[Row | BadRowError]:
-        """Yield each row, or why it cannot be read; `needed` selects the columns that must be present."""
+        """Yield each row, or why it cannot be read; `needed` selects the columns to read, others may be None."""
 
     def label(self, index: int) -> str:
         """Return file and row, for messages."""

@@ -19,7 +19,7 @@ MAX_DEPTH = 100
 """Maximum nesting of a call's arguments."""
 
 MAX_BITS = 4096
-"""Maximum size of an integer in a call's arguments; Python cannot write one of more than 4,300 digits as text."""
+"""Maximum bits of an integer in a call's arguments; Python cannot write one of more than 4,300 digits as text."""
 
 
 @attrs.frozen

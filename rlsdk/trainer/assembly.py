@@ -18,7 +18,7 @@ from rlsdk.cluster.placement import Layout, layout, no_room
 from rlsdk.config import Plan
 from rlsdk.config.rules import fresh_groups, longest_prompt
 from rlsdk.contracts.rollouts import Rollouts
-from rlsdk.engines.canary import TOLERANCE, Canary, allowed_outliers
+from rlsdk.engines.canary import Canary, allowed_outliers, tolerance_of
 from rlsdk.engines.client import EngineRoutes
 from rlsdk.engines.group import EngineGroup, RestartPolicy
 from rlsdk.engines.starting import exchanged_adapter, restart_engine, start_engines, started_engines
@@ -162,7 +162,7 @@ def explorer_on(
             streams=_streams(plan, tasks, codec),
             canary=Canary(
                 _canary_tokens(codec, tasks[0], min(config.canary.tokens, config.model.max_length - 1)),
-                0.0 if config.model.exact else config.canary.tolerance or TOLERANCE[config.model.dtype],
+                tolerance_of(plan.model, config.canary.tolerance),
                 outliers=allowed_outliers(plan.model),
                 rounds=config.model.dtype != "float32",
             ),

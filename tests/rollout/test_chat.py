@@ -20,6 +20,7 @@ from rlsdk.errors import ConfigError, OutOfRoomError, ValueFault
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.testing import ScriptedPolicy
+from rlsdk.tool_calls.calls import call_id
 from rlsdk.types import Message, Rollout, Score, Task
 from tests.rollout.codecs import CHATML, FORGETFUL, LLAMA_TOKENS, QWEN_TOKENS, QWEN_WORDS, chatml, like, plain
 
@@ -342,6 +343,19 @@ def test_a_template_that_rewrites_an_answer_is_an_error_that_names_it() -> None:
     rollout, policy = converse(codec, TALK, talk, "<think>hm</think>no", "yes")
     check_integrity(rollout, policy)
     assert "<think>hm</think>no<|im_end|>\n<|im_start|>user\nagain<|im_end|>\n" in decoded(codec, policy.prompts[1])
+
+
+def test_results_belong_to_the_calls_in_their_order_also_with_a_message_between_them() -> None:
+    async def talk(chat: TokenChat) -> None:
+        await chat.sample()
+        chat.tool_result("4", name="add")
+        chat.say("Continue.")
+        chat.tool_result("5", name="add")
+        await chat.sample()
+
+    rollout, _ = converse(chatml(), TALK, talk, "a", "b")
+    ids = [m.tool_call_id for m in rollout.messages if m.role == "tool"]
+    assert ids == [call_id(1, 0), call_id(1, 1)]
 
 
 def test_a_template_that_refuses_a_role_is_named() -> None:

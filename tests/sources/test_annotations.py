@@ -86,7 +86,7 @@ def test_scores_are_demonstrations_with_a_label(tmp_path: Path) -> None:
     assert (wrong.metadata["demonstration"], wrong.metadata["label"]) == ("6", False)
     with pytest.raises(DataError, match=r"ann scored a rollout of task 't' 'bad', a label without a value"):
         taken(path, "scores")
-    with pytest.raises(OptionError, match="scores alone have labels"):
+    with pytest.raises(OptionError, match="only scores have labels"):
         taken(path, "edits", labels={"bad": 0.0})
 
 

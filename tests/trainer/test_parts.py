@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlsdk.cluster.placement import threads_of
 from rlsdk.config.schema import PlacementSection
 from rlsdk.contracts import Model
-from rlsdk.engines.canary import Canary, allowed_outliers, describe_checksums
+from rlsdk.engines.canary import Canary, allowed_outliers, describe_checksums, tolerance_of
 from rlsdk.errors import CanaryError, DataError
 from rlsdk.evaluation.evaluation import is_correct, measured, pass_at, scored_trajectories
 from rlsdk.rollout.stream import TaskStream
@@ -91,6 +91,13 @@ def test_a_mixture_of_experts_may_differ_in_a_few_tokens_but_not_in_many_and_nev
 def test_only_a_mixture_of_experts_of_16_bits_may_differ(tmp_path: Path, name: str, dtype: Any, share: float) -> None:
     make(tmp_path, name)
     assert allowed_outliers(Model(path=str(tmp_path), dtype=dtype)) == share
+
+
+def test_a_tolerance_of_zero_is_kept_and_an_exact_model_has_no_other() -> None:
+    assert tolerance_of(Model(path="m"), 0.0) == 0.0
+    assert tolerance_of(Model(path="m"), None) == 1e-3
+    assert tolerance_of(Model(path="m", dtype="float16"), None) == 0.05
+    assert tolerance_of(Model(path="m", exact=True), 0.1) == 0.0
 
 
 def test_the_canary_sees_nan() -> None:
