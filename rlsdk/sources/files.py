@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -25,6 +26,7 @@ LARGE = 2**28
 _SHOWN = 5
 """Maximum bad rows quoted in a message."""
 _COLUMNS = "\n  name the columns that tasks are made of, such as `columns: {prompt: question, answer: solution}`"
+_SHARD = re.compile(r"-\d+-of-\d+(?=\.[^/]*$)")
 _log = logging.getLogger(__name__)
 
 
@@ -150,20 +152,22 @@ class _Rows:
 
     tables: tuple[Table, ...]
     names: tuple[str, ...]
+    sources: tuple[str, ...]
     good: np.ndarray
     """Table and row of each task, int64 `[tasks, 2]`."""
     reader: RowReader
 
     def __call__(self, index: int) -> Task:
         table, row = self.good[index].tolist()
-        return self.reader.task(self.tables[table].row(row), f"{self.names[table]}:{row}", self.names[table])
+        return self.reader.task(self.tables[table].row(row), f"{self.names[table]}:{row}", self.sources[table])
 
 
 def _tasks(tables: Sequence[Table], columns: Columns, wording: Wording, skip_bad: float) -> TaskList:
     """Read every row once, so that bad rows are found now and not in the middle of a run."""
     if not 0 <= skip_bad <= 1:
         raise OptionError("tasks", [("skip_bad", f"expected a share from 0 to 1, got {skip_bad}")])
-    reader, names = RowReader(columns=columns, wording=wording), _names(tables)
+    reader = RowReader(columns=columns, wording=wording)
+    names, sources = _names([table.name for table in tables]), _sources([table.name for table in tables])
     good: list[tuple[int, int]] = []
     bad: list[str] = []
     seen: dict[str, str] = {}
@@ -175,7 +179,7 @@ def _tasks(tables: Sequence[Table], columns: Columns, wording: Wording, skip_bad
             try:
                 if isinstance(row, BadRowError):
                     raise row
-                task = reader.task(row, f"{names[number]}:{index}", names[number])
+                task = reader.task(row, f"{names[number]}:{index}", sources[number])
                 if columns.id:  # ids derived from file and row cannot collide
                     if task.id in seen:
                         raise BadRowError(f"its id {task.id!r} is taken by {seen[task.id]}")
@@ -197,14 +201,22 @@ def _tasks(tables: Sequence[Table], columns: Columns, wording: Wording, skip_bad
     ]
     good = [place for place in good if place not in lacking]
     _judge(len(good), bad, skip_bad, [table.name for table in tables], _COLUMNS if unmapped else "")
-    return TaskList(_Rows(tuple(tables), names, np.array(good, dtype=np.int64), reader), len(good), tuple(bad))
+    return TaskList(_Rows(tuple(tables), names, sources, np.array(good, dtype=np.int64), reader), len(good), tuple(bad))
 
 
-def _names(tables: Sequence[Table]) -> tuple[str, ...]:
-    """Return a unique short name for each table, independent of the data's folder."""
-    stems = [PurePosixPath(table.name).name.partition(".")[0] for table in tables]
+def _names(files: Sequence[str]) -> tuple[str, ...]:
+    """Return a unique short name for each file, independent of the data's folder."""
+    stems = [PurePosixPath(file).name.partition(".")[0] for file in files]
     count = Counter(stems)
     return tuple(stem if count[stem] == 1 else f"{stem}-{number}" for number, stem in enumerate(stems))
+
+
+def _sources(files: Sequence[str]) -> tuple[str, ...]:
+    """Return the default source of each file's tasks; files such as `train-00001-of-00004.parquet` are one source."""
+    whole = [_SHARD.sub("", file) for file in files]
+    unique = tuple(dict.fromkeys(whole))
+    names = dict(zip(unique, _names(unique), strict=True))
+    return tuple(names[file] for file in whole)
 
 
 def _judge(good: int, bad: Sequence[str], skip_bad: float, names: Sequence[str], remedy: str) -> None:

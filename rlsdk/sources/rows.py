@@ -32,7 +32,8 @@ class Columns:
     Attributes:
         prompt: Column of prompts, text or lists of messages; by default, `prompt`.
         answer: Column of answers; by default, `reward_model.ground_truth` as in veRL's files, or `answer`, if present.
-        source: Column of the data source's name; by default, `data_source` if present, else the file name.
+        source: Column of the data source's name; by default, `data_source` if present, else the file name without its
+            shard number.
         demonstration: Column of expert answers, text or lists of messages; by default, `demonstration` if present.
         id: Column of ids; by default, tasks are named by file and row.
     """

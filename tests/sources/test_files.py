@@ -222,6 +222,17 @@ def test_a_row_without_the_answer_that_others_of_its_source_have_is_bad(tmp_path
     assert [task.prompt for task in load("jsonl", path=path, skip_bad=0.5)] == ["a", "c"]
 
 
+def test_shards_of_a_split_are_one_source(tmp_path):
+    save(tmp_path / "train-00000-of-00002.jsonl", [{"prompt": "a", "answer": 1}])
+    save(tmp_path / "train-00001-of-00002.jsonl", [{"prompt": "b"}])
+    with pytest.raises(DataError, match=r"train-00001-of-00002\.jsonl, line 1: it has no answer, unlike .* 'train'"):
+        load("jsonl", path=str(tmp_path))
+    save(tmp_path / "train-00001-of-00002.jsonl", [{"prompt": "b", "answer": 2}])
+    tasks = load("jsonl", path=str(tmp_path))
+    assert [t.source for t in tasks] == ["train", "train"]
+    assert [t.id for t in tasks] == ["train-00000-of-00002:0", "train-00001-of-00002:0"]
+
+
 def test_only_the_first_of_many_bad_rows_are_listed(tmp_path):
     path = save(tmp_path / "a.jsonl", ["{"] * 50)
     with pytest.raises(DataError, match="and 45 more") as caught:
