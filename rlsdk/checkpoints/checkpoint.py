@@ -19,6 +19,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from rlsdk.errors import CheckpointError, DamagedCheckpointError, LearnerError
 from rlsdk.learners.shards import Seen, find_changed, find_damage, hash_files
+from rlsdk.preflight import existing_parent, size_text
 from rlsdk.runlog.progress import log_console
 
 log = logging.getLogger(__name__)
@@ -150,13 +151,14 @@ class Checkpoints:
     def _cannot(self, step: int, error: Exception) -> str:
         kept = self.latest()
         last = f"the checkpoint of step {kept} is kept" if kept is not None else "there is no earlier checkpoint"
-        code = getattr(error, "errno", None)
-        # Learners write in other processes, through libraries that do not report the cause.
-        if code is None and os.statvfs(self._folder).f_flag & os.ST_RDONLY:
+        # Learners write in other processes, through libraries that report the cause in their text or not at all.
+        code = getattr(error, "errno", None) or next((c for c in REMEDIES if os.strerror(c) in str(error)), None)
+        place = existing_parent(self._folder)
+        if code is None and os.statvfs(place).f_flag & os.ST_RDONLY:
             code = errno.EROFS
-        elif code is None and shutil.disk_usage(self._folder).free < _NOTHING_LEFT:
+        elif code is None and shutil.disk_usage(place).free < _NOTHING_LEFT:
             code = errno.ENOSPC
-        what = "the disk is full" if code == errno.ENOSPC else str(error)
+        what = f"the disk is full ({free_text(place)})" if code == errno.ENOSPC else str(error)
         return (
             f"the checkpoint of step {step} cannot be written to {self._folder}: {what}; {last}. "
             f"{REMEDIES.get(code or 0, 'Repair this')}, then continue with --resume"
@@ -298,6 +300,11 @@ def _shown(folder: Path, size: int) -> Iterator[Seen | None]:
     columns = (TextColumn("checking"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         yield partial(progress.advance, progress.add_task("", total=size))
+
+
+def free_text(path: str | os.PathLike[str]) -> str:
+    """Return how much space is left where a path is or would be, such as `12 KiB free`."""
+    return f"{size_text(shutil.disk_usage(existing_parent(path)).free)} free"
 
 
 def _remove(folder: Path, renamed: Path | None = None) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from rlsdk.runlog.folder import MARKER
+from rlsdk.runlog.folder import MARKER, replace_text
 
 if TYPE_CHECKING:
     from rlsdk.cluster.health import Watched
@@ -110,10 +110,8 @@ class ActorsFile:
         self._written, self._begun = now, bool(seen)
         actors = [_driver(), *(_state(watched, vitals, now) for watched, vitals in seen)]
         content = {"written": time.time(), "stage": stage, "actors": [attrs.asdict(each) for each in actors]}
-        partial = self._path.with_name(f".{ACTORS}.{os.getpid()}")
         try:
-            partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
-            partial.replace(self._path)
+            replace_text(self._path, json.dumps(content) + "\n")
         except OSError as error:  # the training reports a full disk
             log.debug("%s cannot be written: %s", self._path, error)
 

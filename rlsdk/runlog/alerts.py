@@ -13,6 +13,7 @@ import attrs
 from rlsdk.contracts import Finding, History
 from rlsdk.errors import described
 from rlsdk.plugins import Plugins, short_name
+from rlsdk.runlog.folder import replace_text
 from rlsdk.runlog.metrics import lines_up_to, open_lines
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ def begin_alerts(folder: Path, step: int) -> None:
     """Create a run's file; for a resumed run, keep the alerts up to the step from which it resumes."""
     path = folder / ALERTS
     kept = lines_up_to(path, step) if step else []
-    path.write_text("".join(kept), encoding="utf-8")
+    replace_text(path, "".join(kept))
 
 
 def read_alerts(folder: Path) -> list[Alert] | None:

@@ -11,6 +11,8 @@ from typing import Any
 import attrs
 import psutil
 
+from rlsdk.runlog.folder import replace_text
+
 REQUEST = "engines.asked.json"
 STATUS = "engines.json"
 
@@ -89,9 +91,7 @@ def read_status(folder: Path) -> EngineScaling | None:
 
 
 def _write(path: Path, value: Any) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(value) + "\n", encoding="utf-8")
-    partial.replace(path)
+    replace_text(path, json.dumps(value) + "\n")
 
 
 def _read(path: Path) -> Any:

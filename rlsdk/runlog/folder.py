@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import socket
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import SoftFileLease, Timeout
@@ -20,6 +21,22 @@ MARKER = ".rlsdk-run"
 """Marker file in every run's folder, without which `--overwrite` deletes nothing."""
 LEASE_SECONDS = 30.0
 """Seconds without an update after which the lock of a program on another machine counts as dead."""
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file aside and rename it: if the disk is full or the process is killed, the previous file stays.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink()
+        raise
 
 
 @contextmanager

@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import platform
+import sys
+from contextlib import suppress
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -14,6 +16,26 @@ from rlsdk.config import Plan
 from rlsdk.plugins import version
 
 log = logging.getLogger(__name__)
+
+
+class _LogFile(logging.FileHandler):
+    """Log file that may fail to be written: the other handlers are told once, and the run continues."""
+
+    _told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - a name of `logging`
+        """Log the first error of the file system; without this, each record would print a stack trace."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._told:
+            self._told = True
+            log.warning("%s cannot be written: %s", self.baseFilename, error.strerror)
+
+    def close(self) -> None:
+        """Close the file; what a full disk did not take is lost."""
+        with suppress(OSError):
+            super().close()
 
 
 def _handler(console: Console) -> logging.Handler:
@@ -38,13 +60,13 @@ def log_to(plan: Plan, console: Console | logging.Handler, file: str = "") -> No
     root.propagate = False
     for handler in list(root.handlers):
         root.removeHandler(handler)
-        if type(handler) is logging.FileHandler:  # from an earlier run in this process
+        if isinstance(handler, _LogFile):  # from an earlier run in this process
             handler.close()
     shown = _handler(console) if isinstance(console, Console) else console
     shown.setLevel(plan.config.log_level.upper())
     root.addHandler(shown)
     if file:
-        kept = logging.FileHandler(plan.folder / "logs" / file, encoding="utf-8")
+        kept = _LogFile(plan.folder / "logs" / file, encoding="utf-8")
         kept.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         root.addHandler(kept)
         log.debug("rlsdk %s: run %r in %s", version(), plan.config.name, plan.folder)

@@ -12,8 +12,10 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from rlsdk.errors import visible
+from rlsdk.runlog.folder import replace_text
 from rlsdk.runlog.metrics import read_metrics
 
+SUMMARY = "summary.json"
 CURVES = (
     ("reward/mean", "training reward"),
     ("eval/sampled", "held-out, sampled"),
@@ -24,8 +26,8 @@ CURVES = (
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> Path:
     """Write `summary.json`, the report for programs; return its path."""
-    path = folder / "summary.json"
-    path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    path = folder / SUMMARY
+    replace_text(path, json.dumps(summary, indent=2) + "\n")
     return path
 
 

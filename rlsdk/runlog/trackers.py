@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, TextIO
 import rlsdk
 from rlsdk.contracts import Run
 from rlsdk.isolation.reaper import unmarked
+from rlsdk.runlog.folder import replace_text
 from rlsdk.runlog.metrics import METRICS, lines_up_to
 
 log = logging.getLogger(__name__)
@@ -28,15 +29,17 @@ class JsonlTracker:
         """Open the file; on resume, cut it back to the step that the run resumes from."""
         path = run.folder / METRICS
         kept = lines_up_to(path, run.resumed_from) if run.resumed_from else []
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text("".join(kept), encoding="utf-8")
-        partial.replace(path)  # if the disk is full or the run is killed before this, the old file stays
+        replace_text(path, "".join(kept))
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Append one line and flush it, so that it survives a kill of this process."""
-        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+            self._file.flush()
+        except OSError as error:
+            error.filename = self._file.name
+            raise
 
     def close(self) -> None:
         """Sync the file to the disk and close it."""

@@ -34,7 +34,7 @@ from rlsdk.runlog.engine_scaling import EngineScaling, requested_engines, write_
 from rlsdk.runlog.ledger_file import note_ledger
 from rlsdk.runlog.observers import CLOSE_SECONDS, Observers
 from rlsdk.runlog.progress import ProgressLine
-from rlsdk.runlog.report import figure_text
+from rlsdk.runlog.report import SUMMARY, figure_text
 from rlsdk.runlog.rollouts import prompt_text
 from rlsdk.runlog.store import RolloutStore
 from rlsdk.runlog.tables import EVALUATED, Entry, evaluated_entries
@@ -221,6 +221,7 @@ class Logging(Callback):
         """Open the trackers."""
         plan = trainer.plan
         run = Run(plan.config.name, plan.folder, plan.tree, trainer.version)
+        (plan.folder / SUMMARY).unlink(missing_ok=True)  # of an earlier start, which a kill would leave behind
         self._observers.tell("rlsdk_run_start", config=plan.tree, folder=plan.folder)
         self._observers.open(named_trackers(plan.plugins.resolve, plan.trackers), run)
         self._metrics.open(run)

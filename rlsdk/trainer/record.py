@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 from rich.console import Console
 
-from rlsdk.checkpoints.checkpoint import REMEDIES, Checkpoints
+from rlsdk.checkpoints.checkpoint import REMEDIES, Checkpoints, free_text
 from rlsdk.checkpoints.mirror import Mirror, mirrored
 from rlsdk.cluster.placement import ray_cluster
 from rlsdk.cluster.watched import watching
@@ -189,8 +189,9 @@ def _explained(error: BaseException, checkpoints: Checkpoints) -> BaseException:
     """Turn an operating-system error with a known remedy into one that says what is kept and what to do."""
     if not isinstance(error, OSError) or error.errno not in REMEDIES:
         return error
-    what = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
-    where = error.filename or "while writing"
+    what, where = error.strerror, error.filename or "while writing"
+    if error.errno == errno.ENOSPC:
+        what, where = "the disk is full", f"{where}; {free_text(error.filename or checkpoints.path(0))}"
     return RunError(f"{what} ({where}); {_kept(checkpoints)}. {REMEDIES[error.errno]}, then continue with --resume")
 
 

@@ -18,8 +18,9 @@ from rlsdk.config.kept import CODE, KeptConfig, kept_config
 from rlsdk.config.tree import normalise
 from rlsdk.errors import ConfigError, PluginError
 from rlsdk.plugins import CORE
-from rlsdk.runlog.folder import is_foreign, mark, remove_run
+from rlsdk.runlog.folder import is_foreign, mark, remove_run, replace_text
 from rlsdk.runlog.metrics import METRICS, garbled_lines
+from rlsdk.runlog.report import SUMMARY
 from rlsdk.runlog.store import DATABASE, damage_of, set_aside
 from rlsdk.trainer.changes import KEPT, Difference, differences
 
@@ -147,14 +148,13 @@ def _keep_config(plan: Plan, *, changed: bool, new: bool, step: int) -> list[str
         aside = next(folder / name for name in names if not (folder / name).exists())
         shutil.copyfile(folder / KEPT, aside)
         notices.append(f"the previous configuration is kept as {aside.name}")
+        (folder / SUMMARY).unlink(missing_ok=True)  # of the previous configuration
     kept = kept_config(plan)
     for name, text in kept.files.items():
         (folder / CODE).mkdir(exist_ok=True)
         (folder / CODE / f"{name}.py").write_text(text, encoding="utf-8")
     if changed or new:
-        partial = folder / f".{KEPT}.partial"
-        partial.write_text(_kept_text(plan, kept), encoding="utf-8")
-        partial.replace(folder / KEPT)  # atomic: a run killed here has one of the two files intact
+        replace_text(folder / KEPT, _kept_text(plan, kept))
     notices += [
         f"the source of {each} cannot be kept, since it is not defined at the top of a file or a notebook's cell: "
         "rlsdk eval, rlsdk explain and --resume on the command line will not find it"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlsdk.checkpoints.checkpoint import EXPORT, LEARNER, SECTIONS, Checkpoints
-from rlsdk.errors import CheckpointError
+from rlsdk.errors import CheckpointError, LearnerError
 from rlsdk.learners.shards import hash_files, write_manifest
 from rlsdk.trainer.record import _explained
 
@@ -67,7 +67,8 @@ def test_a_full_disk_keeps_the_last_one_and_says_what_to_do(tmp_path: Path) -> N
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(
-        CheckpointError, match=r"step 4 cannot be written.*the disk is full; the checkpoint of step 3 is kept.*--resume"
+        CheckpointError,
+        match=r"step 4 cannot be written.*the disk is full \(.* free\); the checkpoint of step 3 is kept.*--resume",
     ):
         checkpoints.save(4, {}, full)
     assert checkpoints.steps() == [3]
@@ -273,5 +274,11 @@ def test_the_advice_fits_the_error(tmp_path: Path, code: int, remedy: str) -> No
         Checkpoints(tmp_path, keep=1).save(1, STATE, fails)
     assert os.strerror(code) in str(caught.value)
     assert ("Free space" in str(caught.value)) == (code == errno.EDQUOT)
+
+    def fails_in_a_rank(folder: Path) -> None:
+        raise LearnerError(f"learner rank 0 failed in save: SafetensorError: {os.strerror(code)} (os error {code})")
+
+    with pytest.raises(CheckpointError, match=remedy):
+        Checkpoints(tmp_path, keep=1).save(1, STATE, fails_in_a_rank)
     said = str(_explained(OSError(code, os.strerror(code), "metrics.jsonl"), Checkpoints(tmp_path, keep=1)))
     assert remedy in said and "metrics.jsonl" in said and "there is no checkpoint yet" in said

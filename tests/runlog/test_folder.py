@@ -13,7 +13,7 @@ import pytest
 
 from rlsdk.errors import ConfigError
 from rlsdk.runlog import folder as folders
-from rlsdk.runlog.folder import MARKER, held, mark, remove_run
+from rlsdk.runlog.folder import MARKER, held, mark, remove_run, replace_text
 
 HOLD = "import sys; from pathlib import Path; from rlsdk.runlog.folder import held\n"
 HOLD += "with held(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
@@ -116,3 +116,12 @@ def test_a_link_to_a_run_is_not_followed(tmp_path):
     with pytest.raises(ConfigError):
         remove_run(tmp_path / "run")
     assert (tmp_path / "kept" / MARKER).is_file()
+
+
+def test_a_file_that_a_full_disk_does_not_take_stays_as_it_was(tmp_path):
+    file = tmp_path / "summary.json"
+    replace_text(file, "before")
+    (tmp_path / f".summary.json.{os.getpid()}.partial").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        replace_text(file, "after")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("summary.json", "before")]

@@ -55,3 +55,16 @@ def test_in_a_terminal_a_long_record_wraps(plan: Plan) -> None:
     logging.getLogger("rlsdk.trial").info("waiting " * 20)
     assert len(shown.getvalue().splitlines()) > 2
     assert max(map(len, shown.getvalue().splitlines())) <= 80
+
+
+def test_a_log_on_a_full_disk_is_told_once_and_without_a_stack_trace(
+    plan: Plan, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shown, file = io.StringIO(), plan.folder / "logs" / "driver.log"
+    file.symlink_to("/dev/full")
+    log_to(plan, Console(file=shown), "driver.log")
+    logging.getLogger("rlsdk.trial").info("step 1")
+    log_to(plan, Console(file=shown))  # the next run in this process
+    (told, step) = shown.getvalue().splitlines()
+    assert f"{file} cannot be written: No space left on device" in told and step.endswith("step 1")
+    assert capfd.readouterr().err == ""

@@ -127,7 +127,11 @@ def test_what_makes_it_another_training_is_shown_and_refused(run: Run, change: s
 def test_with_leave_it_goes_on_and_the_old_file_is_kept(run: Run) -> None:
     run.begin()
     before = run.text()
+    summary = run.folder / "runs" / "trial" / "summary.json"
+    summary.touch()
+    assert run.resume() == Prepared(4) and summary.exists()
     found = run.resume("learner.lr=0.001", allow_changes=True)
+    assert not summary.exists()  # it is that of the old configuration
     assert found.step == 4
     assert found.notices == (
         "changed since the run was last started: learner.lr: was 0.0001, is 0.001",

@@ -238,14 +238,18 @@ def test_a_run_that_is_interrupted_while_it_saves_has_its_export_nevertheless(tm
     class Interrupting(Noting):
         async def before_save(self, trainer: Trainer, kept: Sequence[Entry]) -> None:
             trainer.interrupt()
+            stale.append(summary.exists())
 
     trainer = make_trainer(tmp_path, checkpoint={"every": 1, "export": "last"})
     trainer.plan.folder.mkdir(parents=True)
+    summary, stale = trainer.plan.folder / "summary.json", list[bool]()
+    summary.write_text('{"status": "interrupted"}')
     own = Interrupting(trainer.rollouts.said)
     trainer.callbacks = standard_callbacks(Console(quiet=True), Told(), None, [own])  # type: ignore[arg-type]
     trainer.train()
     assert trainer.version == 1
     assert (trainer.checkpoints.path(1) / "export").is_dir()
+    assert stale == [False, False]  # a kill must not leave the summary of an earlier start
     assert sorted(path.name for path in trainer.checkpoints.path(1).parent.iterdir()) == ["step-1"]
 
 
