@@ -257,10 +257,26 @@ class _InProcessEnv:
     async def _run(self, function: Callable[..., Any], *arguments: Any, seconds: float) -> Any:
         def call() -> Awaitable[Any]:
             if inspect.iscoroutinefunction(function):
-                return _limited(function(*arguments), seconds)
-            return self._threads.call(function, *arguments, seconds=seconds)
+                return _limited(_awaited(function, *arguments), seconds)
+            return self._threads.call(_called, function, *arguments, seconds=seconds)
 
         return await (call() if self._lock is None else self._lock.call(call))
+
+
+def _called(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function; its own TimeoutError becomes a `RaisedInProcessError`, distinct from the time limit's."""
+    try:
+        return function(*arguments)
+    except TimeoutError as error:
+        raise RaisedInProcessError(described(error)) from error
+
+
+async def _awaited(function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+    """Await an async function; see `_called`."""
+    try:
+        return await function(*arguments)
+    except TimeoutError as error:
+        raise RaisedInProcessError(described(error)) from error
 
 
 async def _limited(work: Any, seconds: float) -> Any:

@@ -82,7 +82,7 @@ async def _awaited(result: Any) -> Any:
 
 
 class RaisedInProcessError(Exception):
-    """An exception raised by an environment in its process: type name and message."""
+    """An exception raised by an environment's code: type name and message."""
 
 
 class SubprocessEnv:

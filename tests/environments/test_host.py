@@ -47,6 +47,26 @@ def test_a_hung_call_under_the_lock_fails_those_behind_it_and_nobody_waits(local
     assert time.perf_counter() - began < 10
 
 
+@pytest.mark.parametrize("isolation", ["thread", "lock", "process"])
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_an_environments_own_timeout_is_an_exception_of_its_code(local, isolation, how) -> None:
+    async def go() -> None:
+        host = local()
+        host.worlds._specs._isolation = isolation
+        name = "worlds_lab/plain" if how == "sync" else "worlds_lab/waits"
+        options = {} if how == "sync" else {"median": 0.001}
+        first, second = (host.worlds.open(rlsdk.Use(name, options), seed, 5.0) for seed in (1, 2))
+        for world in (first, second):
+            await world.reset()
+        with pytest.raises(RuntimeError, match=r"\(seed 1\): step 1 raised TimeoutError: a server is silent"):
+            await first.step("55")
+        await second.step("1")  # nobody holds a lock
+        first.close()
+        second.close()
+
+    asyncio.run(go())
+
+
 def test_processes_of_their_own_are_killed_when_they_hang_and_fail_alone_when_they_end(local, tmp_path) -> None:
     stage = local(step_timeout=1.5)
     tasks = [stage.task(i, "apart", folder=str(tmp_path)) for i in range(5)]

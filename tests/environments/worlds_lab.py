@@ -59,6 +59,8 @@ class Plain:
         self.steps += 1
         if text == "13":
             raise ValueError("unlucky")
+        if text == "55":
+            raise TimeoutError("a server is silent")
         if text == "99":
             time.sleep(60)
         if text == "88":
@@ -149,5 +151,7 @@ class Waits(Slow):
         return Observation("0:")
 
     async def step(self, text: str) -> Step:
+        if text == "55":
+            raise TimeoutError("a server is silent")
         await asyncio.sleep(60 if text == "99" else self.left.pop())
         return self.shown()

@@ -75,6 +75,8 @@ def pid(rollout) -> float:
 @rlsdk.reward("waits", runs="driver")
 async def waits(rollout) -> float:
     """Waits as long as the response says, in the driver."""
+    if rollout.response == "own":
+        raise TimeoutError("a server is silent")
     await asyncio.sleep(float(rollout.response))
     return float(os.getpid())
 

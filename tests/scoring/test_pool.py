@@ -202,6 +202,7 @@ def test_async_rewards_wait_together_in_the_driver_and_have_a_limit(scorer: Call
     assert time.monotonic() - start < 10
     assert {s.value for s in found[:-1]} == {os.getpid()}
     assert found[-1].reason == "waits: it took longer than 1 s"
+    assert score(running, "own")[0].reason.startswith("waits: TimeoutError: a server is silent")
 
 
 def test_a_batch_of_another_length_is_invalid(scorer: Callable[..., Scorer]) -> None:
