@@ -57,8 +57,8 @@ def token_logprobs(
             the weight until the backward pass. Otherwise, products of narrow types are rounded to that type.
 
     Returns:
-        Logprobs, entropy and sum of squared probabilities, `[t]` each, in nats, float32 (float64 for float64 inputs);
-        None for values that were not requested.
+        Logprobs and entropy in nats, and sum of squared probabilities, `[t]` each, float32 (float64 for float64
+        inputs); None for values that were not requested.
     """
     if exact:
         hidden, weight = _at_least_float32(hidden), _at_least_float32(weight)

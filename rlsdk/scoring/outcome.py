@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import math
 import reprlib
 import sys
 from collections.abc import Collection, Iterator, Mapping, Set
@@ -14,15 +15,22 @@ from rlsdk.components import component_of
 from rlsdk.errors import ValueFault
 from rlsdk.types import Score
 
+_ROUNDING = 1e-4
+"""Difference of a score's value from the sum of its token rewards, as a share of these, that counts as rounding."""
+
 
 def as_score(result: Any) -> Score:
-    """Convert a reward's result to a score; a value that is not a number gives an invalid score with that reason.
+    """Convert a reward's result to a score, invalid if it is not a number or its token rewards have another sum.
 
     Args:
         result: A `Score` or a number, including NumPy scalars and tensors of one element.
     """
     if isinstance(result, Score):
-        return result
+        given = [value for _, value in result.token_rewards or ()]
+        off = abs(math.fsum(given) - result.value)
+        if not result.valid or result.token_rewards is None or off <= _ROUNDING * math.fsum(map(abs, given)):
+            return result
+        return Score.invalid(f"its token_rewards add up to {math.fsum(given):g}; expected its value, {result.value:g}")
     try:
         return Score(_number(result))
     except ValueFault as error:

@@ -7,6 +7,7 @@ import pytest
 from rlsdk.contracts import RewardSpec
 from rlsdk.errors import ValueFault
 from rlsdk.scoring.combine import combine
+from rlsdk.scoring.outcome import as_score
 from rlsdk.types import Score, Task
 
 
@@ -59,6 +60,16 @@ def test_what_rewards_the_whole_rollout_lands_on_the_last_token():
     assert combine(parts, last_token=7).token_rewards == ((2, 3.0), (7, 0.5))
     with pytest.raises(ValueFault, match=r"'b'.*last_token"):
         combine(parts)
+
+
+def test_token_rewards_with_another_sum_than_the_value_are_invalid():
+    kept = Score(1.0, token_rewards=[(3, 0.1)] * 10)
+    assert as_score(kept) is kept
+    assert as_score(Score(0.0, token_rewards=())).valid
+    for value, pairs in ((1.0, [(3, 0.25)]), (0.5, []), (0.0, [(3, 1.0)])):
+        score = as_score(Score(value, token_rewards=pairs))
+        assert not score.valid
+        assert score.reason.endswith(f"expected its value, {value:g}")
 
 
 def test_nothing_cannot_be_combined():
