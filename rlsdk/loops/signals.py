@@ -1,4 +1,4 @@
-"""Signal handling: Ctrl-C or SIGTERM ends a run after its step, a second one at once; SIGUSR1 saves it."""
+"""Signal handling: Ctrl-C, SIGTERM or SIGHUP ends a run after its step, a second one at once; SIGUSR1 saves it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from rlsdk.isolation.watching import main_loop
@@ -26,8 +26,8 @@ def handled(notice: str, end: Callable[[], object], save: Callable[[], object] |
     These are handlers of the process, not of the event loop, so they work even if a workflow blocks the loop.
 
     Args:
-        notice: Shown at the first Ctrl-C or SIGTERM.
-        end: Called in the event loop at the first Ctrl-C or SIGTERM.
+        notice: Shown at the first Ctrl-C, SIGTERM or SIGHUP.
+        end: Called in the event loop at that signal.
         save: Called in the event loop at SIGUSR1; if None, the signal is ignored.
 
     Raises:
@@ -47,19 +47,26 @@ def handled(notice: str, end: Callable[[], object], save: Callable[[], object] |
         nonlocal asked
         asked += 1
         if asked == 1:
-            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{notice}\n".encode())
             loop.call_soon_threadsafe(end)
+            with suppress(OSError):  # Ctrl-C also ends the `tee` that standard error is piped to
+                os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{notice}\n".encode())
             return
         if asked > 2:
             os._exit(INTERRUPTED)
         deadline.start()
         raise KeyboardInterrupt
 
+    def hang_up(_: int, __: FrameType | None) -> None:
+        if not asked:  # a terminal that closes sends it twice: the kernel does, and the shell
+            ask_to_end(_, __)
+
     def ask_to_save(_: int, __: FrameType | None) -> None:
         if save is not None:
             loop.call_soon_threadsafe(save)
 
     wanted = {signal.SIGINT: ask_to_end, signal.SIGTERM: ask_to_end, signal.SIGUSR1: ask_to_save}
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under `nohup`, it stays ignored
+        wanted[signal.SIGHUP] = hang_up
     before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
     try:
         with main_loop(end):

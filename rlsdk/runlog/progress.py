@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -20,6 +22,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+log = logging.getLogger(__name__)
 SHOWN = (
     ("reward", "reward/mean", "{:.3f}"),
     ("accuracy", "accuracy/mean", "{:.1%}"),
@@ -171,6 +174,20 @@ class ProgressLine:
             self._progress.stop()
 
 
+class _LogConsole(Console):
+    """Console whose output may be gone, such as a closed terminal or a `tee` that Ctrl-C ended; the run continues."""
+
+    def on_broken_pipe(self) -> None:
+        """Print nothing more; rich would exit."""
+        self.quiet = True
+        log.warning("standard error is closed; the run continues, and its log is in its folder")
+
+    def __exit__(self, *error: object) -> None:
+        """Print; a disk that is full, or a terminal that is closed, takes nothing."""
+        with suppress(OSError):
+            super().__exit__(*error)
+
+
 def log_console(**options: Any) -> Console:
     """Return a console on standard error, for all human-readable text; standard output is for data."""
-    return Console(stderr=True, **options)
+    return _LogConsole(stderr=True, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -58,7 +59,8 @@ def test_the_third_signal_ends_even_code_that_catches_interrupts():
 
 
 def test_the_first_signal_and_usr1_call_the_run_in_its_loop_and_leave_no_handler():
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
 
     async def work() -> list[str]:
         heard: asyncio.Queue[str] = asyncio.Queue()
@@ -74,3 +76,26 @@ def test_the_first_signal_and_usr1_call_the_run_in_its_loop_and_leave_no_handler
         during = runner.run(work())
     assert during == ["save", "end"] and time.monotonic() - start < 20
     assert {number: signal.getsignal(number) for number in before} == before
+
+
+@pytest.mark.parametrize(("before", "heard"), [(signal.default_int_handler, ["end"]), (signal.SIG_IGN, [])])
+def test_a_terminal_that_closes_ends_the_run_after_its_step_unless_nohup_protects_it(
+    before, heard, monkeypatch: pytest.MonkeyPatch
+):
+    async def work() -> list[str]:
+        ends: list[str] = []
+        with handled("finishing", lambda: ends.append("end")):
+            for _ in range(3):  # from the kernel and from the shell
+                signal.raise_signal(signal.SIGHUP)
+            await asyncio.sleep(0)
+        return ends
+
+    reading, writing = os.pipe()
+    os.close(reading)
+    shell = signal.signal(signal.SIGHUP, before)
+    try:
+        with os.fdopen(writing, "w") as closed:
+            monkeypatch.setattr(sys, "__stderr__", closed)
+            assert asyncio.run(work()) == heard
+    finally:
+        signal.signal(signal.SIGHUP, shell)

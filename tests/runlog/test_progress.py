@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import os
@@ -54,6 +55,20 @@ def test_without_a_terminal_a_step_is_one_line_with_the_counts_of_each_source():
         "step 10/10  reward 0.500  left 0:00:00"
         "  countdown: available 3  in flight 128  filtered 17  stale 2  jsonl: in flight 6\n"
     )
+
+
+def test_a_reader_that_is_gone_and_a_full_disk_do_not_end_the_run(monkeypatch, caplog):
+    reading, writing = os.pipe()
+    os.close(reading)
+    for descriptor in (writing, os.open("/dev/full", os.O_WRONLY)):
+        output = os.fdopen(descriptor, "w", buffering=1)
+        monkeypatch.setattr(sys, "stderr", output)
+        line = progress.ProgressLine(progress.log_console(), 10, 0)
+        line.update(1, {})
+        line.update(2, {})
+        with contextlib.suppress(OSError):
+            output.close()
+    assert caplog.text.count("standard error is closed") == 1
 
 
 def test_the_only_source_is_not_named():
