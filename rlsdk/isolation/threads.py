@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 MOST_STUCK = 64
-"""Calls that hang at once; each keeps a thread until it returns."""
+"""Maximum number of hanging calls; each keeps a thread until it returns."""
 
 
 def run_to_end(awaitable: Awaitable[T]) -> T:
@@ -35,7 +35,7 @@ class Threads:
         """Create the pool; threads start when they are needed.
 
         Args:
-            limit: Concurrent calls; further calls wait, and their time limit starts when they begin.
+            limit: Maximum number of concurrent calls; further calls wait, and their time limit starts when they begin.
         """
         self._limit = limit
         self._idle: list[_Worker] = []
@@ -104,7 +104,7 @@ class _Worker:
 
         def call() -> None:
             result, error = _outcome(function, arguments)
-            with suppress(RuntimeError):  # the loop ended, and nobody waits
+            with suppress(RuntimeError):  # the loop has ended, so no caller waits
                 loop.call_soon_threadsafe(_settle, future, result, error)
 
         self._calls.put(call)
@@ -117,17 +117,17 @@ class _Worker:
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
-            del call  # an idle thread keeps nothing alive
+            del call  # so that an idle thread keeps nothing alive
 
 
 def _outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, Exception | None]:
     try:
         return function(*arguments), None
-    except StopIteration as error:  # which no future takes
+    except StopIteration as error:  # futures do not accept it
         return None, RuntimeError(f"StopIteration: {error}")
     except Exception as error:  # noqa: BLE001 - the caller gets it
         return None, error
-    except BaseException as error:  # noqa: BLE001 - a foreign SystemExit ends no training
+    except BaseException as error:  # noqa: BLE001 - a SystemExit of foreign code must not end the training
         return None, RuntimeError(f"{type(error).__name__}: {error}")
 
 

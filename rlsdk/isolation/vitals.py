@@ -1,4 +1,4 @@
-"""Activity of processes as the operating system reports it: state, CPU time, bytes read and written."""
+"""Activity of processes as reported by the operating system: state, CPU time, bytes read and written."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 State = Literal["running", "disk", "stopped", "zombie", "gone", "unknown"]
 STACK_SIGNAL = getattr(signal, "SIGUSR2", None)
-"""Has a process that called `identity` write the Python stacks of its threads to standard error, its log file."""
+"""Signal that makes a process that called `identity` write its threads' Python stacks to standard error, its log."""
 CLOCK_SECONDS = 2.0
-"""By how much the starting time of one process may differ as two processes see it, whose clock was set in between."""
+"""Tolerance for a process's starting time between two observers, since the clock may be set in between."""
 
 
 @attrs.frozen
 class Identity:
-    """A process, on whichever machine.
+    """A process on any machine.
 
     Attributes:
         pid: Process id.
-        started: Time at which it was started: tells it from a later process with the same id.
+        started: Starting time, which distinguishes it from a later process with the same id.
         host: Name of its machine.
-        machine: Same for two processes if they see each other's process ids.
+        machine: Equal for two processes if they see each other's process ids.
         node: Ray's id of its node; empty for the driver.
-        stacks: True if it writes its stacks at `STACK_SIGNAL`.
+        stacks: True if it writes its stacks on `STACK_SIGNAL`.
     """
 
     pid: int
@@ -55,7 +55,7 @@ class Vitals:
         cpu: CPU seconds so far, child processes included.
         moved: Bytes read from and written to disks so far, child processes included.
         stopped: Id of a stopped child process; 0 if there is none.
-        memory: Resident memory of the process itself, in bytes; not compared, as it changes all the time.
+        memory: Resident memory of the process itself, in bytes; ignored in comparisons, since it always changes.
     """
 
     state: State
@@ -67,7 +67,7 @@ class Vitals:
 
 @cache
 def machine() -> str:
-    """Identify the machine, or the container, whose process ids this process sees."""
+    """Return an id of the machine or container whose process ids this process sees."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -76,7 +76,7 @@ def machine() -> str:
 
 
 def identity(node: str = "") -> Identity:
-    """Identify this process, and have it write its stacks to standard error at `STACK_SIGNAL`.
+    """Return the identity of this process, and make it write its stacks to standard error on `STACK_SIGNAL`.
 
     Args:
         node: Ray's id of the node.
@@ -87,18 +87,18 @@ def identity(node: str = "") -> Identity:
 
 
 def identify(pid: int, *, node: str = "", stacks: bool = False) -> Identity:
-    """Identify a process of this machine."""
+    """Return the identity of a process on this machine."""
     import psutil
 
     return Identity(pid, psutil.Process(pid).create_time(), platform.node(), machine(), node, stacks)
 
 
 def look(processes: Sequence[Identity], *, measured: bool = True) -> list[Vitals]:
-    """Look at processes of this machine, in their order.
+    """Return the vitals of processes on this machine, in order.
 
     Args:
         processes: Processes to look at.
-        measured: False for the states of the processes themselves alone, which costs little.
+        measured: False to return only the states of the processes themselves, which is cheap.
     """
     below = _children() if measured else {}
     return [_look(each, below, measured=measured) for each in processes]
@@ -106,7 +106,7 @@ def look(processes: Sequence[Identity], *, measured: bool = True) -> list[Vitals
 
 def _children() -> dict[int, list[psutil.Process]]:
     """Return the children of every running process, by process id."""
-    import psutil  # `rlsdk explain` imports this module where no training is installed
+    import psutil  # imported here, since `rlsdk explain` imports this module without the extra `train`
 
     found: dict[int, list[psutil.Process]] = {}
     for each in psutil.process_iter():
@@ -168,7 +168,7 @@ def _moved(process: psutil.Process) -> int:
 
 
 def peak_memory() -> int:
-    """Return the greatest main memory that this process has used so far, in bytes."""
+    """Return the peak main memory of this process in bytes."""
     import resource  # not on Windows
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -176,7 +176,7 @@ def peak_memory() -> int:
 
 
 def write_stacks(process: Identity) -> bool:
-    """Have a process of this machine write its stacks to its log; False if it cannot."""
+    """Make a process on this machine write its stacks to its log; return False if it cannot."""
     if (
         not process.stacks
         or STACK_SIGNAL is None
@@ -188,7 +188,7 @@ def write_stacks(process: Identity) -> bool:
 
 
 def kill(process: Identity) -> None:
-    """Kill a process of this machine, also a stopped one; nothing happens if it has ended."""
+    """Kill a process on this machine, even a stopped one; does nothing if it has ended."""
     if look([process], measured=False)[0].state != "gone":
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A snapshot of a checkpoint for an upload, while the run continues to write and delete files."""
+"""Snapshot a checkpoint for an upload, while the run continues to write and delete files."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _LEFT_OUT = ("cache", "checkpoints", "logs")
 
 @attrs.define(eq=False)
 class Staged:
-    """Snapshot of a checkpoint and of the run's own files at the time it was written.
+    """Snapshot of a checkpoint and of the run's own files at that time.
 
     Attributes:
         step: Step of the checkpoint.
-        folder: Holds `step-N/` (hard links, which cost no space) and `step-N.run/`.
-        database: Connection to the database of rollouts with an open transaction, which sees it as it was; None if
-            there is no such file, or it was copied already.
-        sent: Names of the files that were uploaded.
-        published: True once its manifest was uploaded.
+        folder: Folder with `step-N/` (hard links, which take no space) and `step-N.run/`.
+        database: Connection to the rollout database with an open transaction, which sees the state at the snapshot;
+            None if there is no such file, or it has been copied.
+        sent: Names of uploaded files.
+        published: True once the manifest has been uploaded.
     """
 
     step: int
@@ -37,7 +37,7 @@ class Staged:
     published: bool = False
 
     def finish(self) -> None:
-        """Copy the database, which may take long."""
+        """Copy the database, which may take a long time."""
         if self.database is None:
             return
         partial = self.folder / "database.partial"
@@ -48,7 +48,7 @@ class Staged:
         self.database = None
 
     def files(self) -> dict[str, int]:
-        """Return all names below the folder, with their sizes in bytes."""
+        """Return the names of all files below the folder, with their sizes in bytes."""
         found = sorted(path for path in self.folder.rglob("*") if path.is_file())
         return {path.relative_to(self.folder).as_posix(): path.stat().st_size for path in found}
 
@@ -99,12 +99,12 @@ def stage(run: Path, step: int, database: str) -> Staged:
 
 
 def own_files(run: Path, database: str, *, left_out: Sequence[str] = _LEFT_OUT) -> list[Path]:
-    """Return the files of a run besides checkpoints and database: configuration, metrics, ids of trackers, marker.
+    """Return the files of a run except checkpoints and database: configuration, metrics, tracker ids, marker.
 
     Args:
         run: Local folder of the run.
         database: Name of the SQLite file of rollouts.
-        left_out: Names of folders to leave out.
+        left_out: Names of folders to omit.
     """
     found = []
     for path in run.iterdir():

@@ -1,1 +1,1 @@
-"""Code that runs inside the sandbox: standard library only, without packages and without the rest of rlsdk."""
+"""Code that runs inside the sandbox; it imports only the standard library and this package."""

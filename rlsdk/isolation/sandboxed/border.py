@@ -26,7 +26,7 @@ LOST = 3
 """Exit status of the tests' process when the answer's process is gone."""
 
 _MUTABLE = (list, dict, set)
-"""Arguments that the answer may change in place."""
+"""Types of arguments that the answer may change in place."""
 
 _DO: dict[str, Callable[..., Any]] = {
     "call": lambda function, /, *given, **named: function(*given, **named),
@@ -41,7 +41,7 @@ _DO: dict[str, Callable[..., Any]] = {
 }
 """Operations that tests may apply to an object of the answer."""
 
-# StopIteration would end loops of the tests early; what is not an Exception would end the tests.
+# StopIteration would end the tests' loops early, and an exception such as SystemExit would end the tests.
 _RAISED = {
     name: each
     for name, each in vars(builtins).items()
@@ -91,7 +91,7 @@ class Far:
 
 
 class Tested:
-    """Proxy of the answer in the tests' process."""
+    """Proxy in the tests' process for the answer."""
 
     def __init__(self, requests: BinaryIO, replies: BinaryIO) -> None:
         self._requests, self._replies = requests, replies
@@ -99,15 +99,15 @@ class Tested:
         self._near: list[Callable[..., Any]] = []
 
     def names(self, wanted: list[str]) -> dict[str, Any]:
-        """Return the values of those names that the answer's module defines."""
+        """Return name -> value for the wanted names that the answer's module defines."""
         given: dict[str, Any] = self._ask("names", *wanted)
-        found = {name: given[name] for name in wanted if name in given}  # and no others that hostile code may add
-        # A module of the standard library is the tests' own, which the answer has not patched.
+        found = {name: given[name] for name in wanted if name in given}  # no others, which hostile code may add
+        # For modules of the standard library, use the tests' own, which the answer cannot have patched.
         modules = [name for name, value in found.items() if isinstance(value, Far) and value._kind == "module"]
         return found | {name: import_module(name) for name in modules if name in sys.stdlib_module_names}
 
     def function(self, name: str) -> Any:
-        """A function of the answer, or a method of a new `Solution`."""
+        """Return a function of the answer, or a method of a new `Solution`."""
         return self._ask("function", name)
 
     def _ask(self, do: str, /, *operands: Any, **named: Any) -> Any:
@@ -122,10 +122,10 @@ class Tested:
         return self._decoded(reply["value"])
 
     def _called(self, number: int, given: Any) -> bytes:
-        """Call a function of the tests for the answer; return its result, or the exception, pickled."""
+        """Call a function of the tests for the answer; return its pickled result or exception."""
         try:
             return self._pickled((self._near[number](*self._decoded(given)), None))
-        except Exception as error:  # noqa: BLE001 - the answer may handle it, as it would within one process
+        except Exception as error:  # noqa: BLE001 - the answer may handle it, as it would in a single process
             return self._pickled((None, error if type(error) in _RAISED.values() else RuntimeError(str(error))))
 
     def _pickled(self, message: Any) -> bytes:
@@ -140,16 +140,16 @@ class Tested:
             self._requests.write(message)
             self._requests.flush()
         except BrokenPipeError:
-            os._exit(LOST)  # no `except` of a test is to catch it
+            os._exit(LOST)  # so that no `except` of a test catches it
 
     def _received(self) -> dict[str, Any]:
         line = self._replies.readline()
         if not line.endswith(b"\n"):
             os._exit(LOST)
-        return json.loads(line)  # type: ignore[no-any-return]  # whatever else it is fails the test
+        return json.loads(line)  # type: ignore[no-any-return]  # anything else fails the test
 
     def _reference(self, value: Any) -> tuple[str, int] | None:
-        """Reference an argument not passed by value: objects of the answer, functions and classes of the tests."""
+        """Return the reference for what is not pickled: objects of the answer, functions and classes of the tests."""
         if isinstance(value, Far):
             return ("yours", value._number)
         if isinstance(value, FunctionType | MethodType | type) and value.__module__ == "tests":
@@ -170,13 +170,13 @@ class Tested:
 def _overwrite(target: Any, value: Any) -> None:
     """Update a test's argument with the changes that the answer made to it."""
     if type(target) is not type(value) or type(target) not in _MUTABLE:
-        raise TypeError("the answer changed an argument that cannot change")
+        raise TypeError("the answer changed an immutable argument")
     target.clear()
     target.extend(value) if isinstance(target, list) else target.update(value)
 
 
 class AnswerServer:
-    """The answer's module, which serves the tests' process."""
+    """Serves requests of the tests' process with the answer's module."""
 
     def __init__(self, module: ModuleType, requests: BinaryIO, replies: int) -> None:
         self._module, self._requests, self._replies = module, requests, replies
@@ -208,9 +208,9 @@ class AnswerServer:
         return _function(self._module, *operands) if do == "function" else _DO[do](*operands, **named)
 
     def _raised(self, error: BaseException) -> tuple[str, Any, str]:
-        """The name of an exception's class, the arguments to make it again, and a sentence.
+        """Return an exception's class name, the arguments to create it again, and its text.
 
-        Tests know exceptions of Python alone: another counts as the class of Python's that it derives from.
+        Tests know only Python's own exceptions; any other is replaced by the built-in class that it derives from.
         """
         kind = type(error)
         try:
@@ -218,14 +218,14 @@ class AnswerServer:
             name = next((each.__name__ for each in kind.__mro__ if _RAISED.get(each.__name__) is each), "")
             given = error.args if kind.__name__ == name else (said,)
             return name, self._encoded(given), said
-        except BaseException:  # noqa: BLE001 - an exception of the answer's code may have a __str__ that raises
+        except BaseException:  # noqa: BLE001 - the answer's exception may have a __str__ that raises
             return "", {"tuple": []}, kind.__name__
 
     def _encoded(self, value: Any) -> Any:
         return encode(value, self._numbered)
 
     def _numbered(self, value: Any) -> Any:
-        if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a number of numpy's
+        if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a NumPy scalar
             return self._encoded(value.item())
         number = self._numbers.setdefault(id(value), len(self._objects))
         if number == len(self._objects):
@@ -233,7 +233,7 @@ class AnswerServer:
         return {"far": [number, type(value).__name__]}
 
     def _received(self) -> Any:
-        unpickler = pickle.Unpickler(self._requests)  # noqa: S301 - from the tests, into a process that may do no harm
+        unpickler = pickle.Unpickler(self._requests)  # noqa: S301 - from the tests, into a confined process
         unpickler.persistent_load = self._resolved  # type: ignore[method-assign]
         try:
             return unpickler.load()
@@ -247,7 +247,7 @@ class AnswerServer:
 
         def far(*given: Any) -> Any:
             self._send({"called": [number, self._encoded(given)]})
-            while len(message := self._received()) == 3:  # the tests' function calls the answer, too
+            while len(message := self._received()) == 3:  # the tests' function may call the answer itself
                 self._send(self._reply(*message))
             found, error = message
             if error is not None:
@@ -263,11 +263,11 @@ class AnswerServer:
 
 
 def _function(module: ModuleType, name: str) -> Callable[..., Any]:
-    """A function of the module, or a method of a new `Solution`, as LeetCode has it."""
+    """Return a function of the module, or a method of a new `Solution`, as on LeetCode."""
     found: Any = getattr(module, name, None)
     if callable(found):
         return found  # type: ignore[no-any-return]
     if isinstance(solution := getattr(module, "Solution", None), type):
         method: Callable[..., Any] = getattr(solution(), name)
         return method
-    raise NameError(f"there is no function {name!r}, and no class Solution with it")
+    raise NameError(f"there is no function {name!r}, and no class Solution with this method")

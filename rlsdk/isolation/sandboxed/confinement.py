@@ -1,4 +1,4 @@
-"""Confinement of the sandbox: namespaces, a file system of its own, no privileges, resource limits."""
+"""Confine the sandbox: separate namespaces and file system, no privileges, resource limits."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ _NAMESPACES = kernel.NEWNS | kernel.NEWPID | kernel.NEWNET | kernel.NEWIPC | ker
 _NOBODY = 65534
 _DEVICES = ("null", "zero", "random", "urandom")
 _BASE = "/tmp"
-"""Folder in which the new root is built; every Linux has it, and mounts still see its content."""
+"""Folder where the new root is built; every Linux has it, and mounts still see its content."""
 
 WORK = "/sandbox"
-"""The one folder that can be written to."""
+"""The only writable folder."""
 
 
 def leave() -> bool:
     """Move this process to new namespaces; its future forks get a new process namespace.
 
     Returns:
-        Whether it had the rights of root for it, and needed no namespace of users.
+        True if it had root privileges, and so needed no user namespace.
     """
     user, group = os.geteuid(), os.getegid()
     if user == 0 and _can_be_nobody():
         try:
             kernel.unshare(_NAMESPACES)
-        except PermissionError:  # root of a container, without the rights of root
+        except PermissionError:  # root in a container, without root privileges
             pass
         else:
             return True
@@ -42,10 +42,10 @@ def close(visible: list[str], disk: int, was_root: bool, outside: int) -> None:
     """Confine this process, the first of its namespace, and its future children.
 
     Args:
-        visible: Folders and files that can be read.
-        disk: Bytes that can be written in `WORK`.
-        was_root: From `leave`.
-        outside: A pipe whose other end the parent holds; when that is closed, the parent is gone.
+        visible: Readable folders and files.
+        disk: Size of `WORK` in bytes.
+        was_root: Result of `leave`.
+        outside: A pipe whose other end the parent holds; it is closed when the parent is gone.
     """
     self = os.open("/proc/self", os.O_PATH)
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
@@ -63,10 +63,10 @@ def close(visible: list[str], disk: int, was_root: bool, outside: int) -> None:
 
 
 def die_with_parent(outside: int) -> None:
-    """Have this process killed when its parent ends, even if the parent has already ended.
+    """Make the kernel kill this process when its parent ends; exit now if the parent has already ended.
 
     Args:
-        outside: A pipe whose other end the parent alone holds, and writes nothing to.
+        outside: A pipe whose other end only the parent holds, and never writes to.
     """
     kernel.die_with_parent()
     if select.select([outside], [], [], 0)[0]:
@@ -74,7 +74,7 @@ def die_with_parent(outside: int) -> None:
 
 
 def _can_be_nobody() -> bool:
-    """Return True if the user nobody exists; a user namespace may map only few users."""
+    """Return True if this user namespace maps the user nobody; it may map only a few users."""
     with open("/proc/self/uid_map", encoding="ascii") as opened:
         ranges = [tuple(map(int, line.split())) for line in opened]
     with open("/proc/self/setgroups", encoding="ascii") as opened:
@@ -83,11 +83,11 @@ def _can_be_nobody() -> bool:
 
 
 def _become_nobody(self: int) -> None:
-    """Become the user nobody, in a user namespace of its own, so that its processes are counted there."""
+    """Become the user nobody in a new user namespace, so that its processes are counted there."""
     os.setgroups([])
     os.setresgid(_NOBODY, _NOBODY, _NOBODY)
     os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-    kernel.set_dumpable(True)  # or the map belongs to root
+    kernel.set_dumpable(True)  # otherwise root owns the id maps
     kernel.unshare(kernel.NEWUSER)
     _map_ids(self, _NOBODY, _NOBODY)
 
@@ -106,12 +106,12 @@ def _write(folder: int, name: str, text: str) -> None:
         finally:
             os.close(opened)
     except OSError as error:
-        raise OSError(error.errno, f"{name} of a namespace of users: {os.strerror(error.errno or 0)}") from None
+        raise OSError(error.errno, f"{name} of a user namespace: {os.strerror(error.errno or 0)}") from None
 
 
 def _build(visible: list[str]) -> None:
     """Assemble the sandbox's root file system in `_BASE`."""
-    # Opened first, since the new root hides what lies below _BASE; a link is followed, and needs no target here.
+    # Opened first, since the new root hides the content of _BASE; this also follows links, so they need no target here.
     sources = [(path, os.open(path, os.O_PATH)) for path in (*visible, *(f"/dev/{name}" for name in _DEVICES))]
     kernel.mount("tmpfs", _BASE, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     os.makedirs(_BASE + WORK)

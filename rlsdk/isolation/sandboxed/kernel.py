@@ -1,6 +1,6 @@
-"""Linux system calls that confine a process, made through libc: Python 3.11 offers few of them.
+"""Linux system calls that confine a process, through libc, since Python 3.11 offers few of them.
 
-Everything here raises an `OSError` that begins with the name of the call that failed.
+All functions raise an `OSError` that begins with the name of the failed call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x4
 _MNT_DETACH = 2
 
 _SYS_MOUNT_SETATTR = 442
-"""The same number on every architecture, as for all calls that came after 5.1; this one came with 5.12."""
+"""Number of a call added in Linux 5.12; calls added after 5.1 have the same number on every architecture."""
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _READ_ONLY, _NOSUID = 0x1, 0x2
 
@@ -27,10 +27,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, *arguments: int | bytes | None) -> int:
-    """Call a function of libc; whole numbers go as `long`.
+    """Call a function of libc; integers are passed as `long`.
 
     Raises:
-        OSError: It returned -1.
+        OSError: The call returned -1.
     """
     found: int = getattr(_libc, name)(*(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments))
     if found == -1:
@@ -57,7 +57,7 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def read_only(target: str) -> None:
-    """Make a mount, and all below it, read-only and without set-user-id programs."""
+    """Make a mount and all mounts below it read-only, and disable set-user-id programs."""
     attributes = (ctypes.c_uint64 * 4)(_READ_ONLY | _NOSUID, 0, 0, 0)
     pointer = ctypes.addressof(attributes)
     try:
@@ -77,7 +77,7 @@ def enter_root(folder: str) -> None:
 
 
 def die_with_parent() -> None:
-    """Be killed when the parent ends; a change of user or capabilities undoes it."""
+    """Make the kernel kill this process when its parent ends; a change of user or capabilities resets this."""
     call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
 
 
@@ -92,7 +92,7 @@ def drop_capabilities() -> None:
         try:
             call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)
         except OSError:
-            if capability < 32:  # beyond the last that this kernel knows it refuses
+            if capability < 32:  # the kernel rejects numbers beyond its last capability
                 raise
             break
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)

@@ -1,7 +1,7 @@
-"""The first process of the sandbox: it confines itself, then runs the tested code in child processes.
+"""The first process of the sandbox, which confines itself and then runs the tested code in child processes.
 
-It reads a request from its standard input and writes what came of it to its standard output: `ready`, then a header and
-bytes for each run, or `fault` and a sentence. No process of the tested code has that output, or may look into this one.
+It reads a request from standard input and writes the outcome to standard output: `ready`, then a header and bytes for
+each run, or `fault` and a sentence. Processes of the tested code do not have that output, and cannot inspect this one.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if sys.platform == "linux":
 
 _POLL = 0.002
 _ERROR_BYTES = 2_000
-"""That are kept of what the tested code wrote to its standard error: the end, which names the exception."""
+"""Maximum bytes kept from the end of the tested code's standard error, which names the exception."""
 
 _OURS = 3
-"""Processes of the sandbox itself and of the tests, which count as the tested code's."""
+"""Number of processes of the sandbox and of the tests, which count towards the tested code's limit."""
 
 _HIGH = 64
-"""File descriptors from here on are in nobody's way."""
+"""First file descriptor that is safe to use for the sandbox's own files."""
 
 
 def main() -> None:
-    """Serve one request, and end this process and those it forked.
+    """Serve one request, then end this process and its forks.
 
-    None of them takes down its interpreter: that touches every object, and so copies the memory that forks share.
+    They skip the interpreter's shutdown, which touches every object and thus copies memory shared by forks.
     """
     request = _read()
     report = os.dup(1)
@@ -49,7 +49,7 @@ def main() -> None:
         (_isolated if request["isolated"] else _plain)(request, report)
     except OSError as error:
         _send(report, "fault", (error.strerror or str(error)).encode())
-    except Exception:  # noqa: BLE001 - whatever it is, the caller has to know
+    except Exception:  # noqa: BLE001 - the caller must know about any failure
         import traceback
 
         _send(report, "fault", traceback.format_exc().encode())
@@ -74,11 +74,11 @@ def _plain(request: dict[str, Any], report: int) -> None:
 
 
 def _isolated(request: dict[str, Any], report: int) -> None:
-    """Fork the first process of the new namespaces, which does the rest; wait for it outside."""
+    """Fork the first process of the new namespaces, which does the rest, and wait for it outside."""
     limits = request["limits"]
     was_root = confinement.leave()
     kernel.die_with_parent()
-    if os.getppid() != request["parent"]:  # it ended before that call
+    if os.getppid() != request["parent"]:  # the parent ended before that call
         return
     outside, held = os.pipe()
     proc = os.open("/proc", os.O_PATH)
@@ -91,8 +91,8 @@ def _isolated(request: dict[str, Any], report: int) -> None:
         return
     os.close(held)
     os.close(proc)
-    if os.getpid() != 1:  # `_clear` would kill whatever this user runs
-        raise RuntimeError("the sandbox has no process namespace of its own")
+    if os.getpid() != 1:  # `_clear` would kill all processes of this user
+        raise RuntimeError("the sandbox does not have its own process namespace")
     confinement.close(request["visible"], limits["disk"], was_root, outside)
     _serve(request, report)
 
@@ -101,7 +101,7 @@ def _serve(request: dict[str, Any], report: int) -> None:
     os.environ.clear()
     os.environ.update(HOME=os.getcwd(), TMPDIR=os.getcwd(), PATH="/usr/bin:/bin", LANG="C.UTF-8")
     sys.path += request["packages"]
-    site.setquit()  # programs end with exit(), too, which an interpreter without site lacks
+    site.setquit()  # programs may call exit(), which an interpreter without site lacks
     _send(report, "ready")
     until = time.monotonic() + request["limits"]["timeout"]
     left = request["limits"]["output"]
@@ -127,7 +127,7 @@ def _serve(request: dict[str, Any], report: int) -> None:
 
 
 def _answer_and_tests(request: dict[str, Any], run: dict[str, Any], given: int, output: int, error: int) -> list[int]:
-    """Start the answer, and in another process the tests; only the latter has the file for results."""
+    """Start the answer and the tests in separate processes; only the tests have the file for results."""
     asked, ask = os.pipe()
     replied, reply = os.pipe()
     nothing = os.open("/dev/null", os.O_RDWR)
@@ -149,7 +149,7 @@ def _forked(request: dict[str, Any], files: list[int], run: Callable[[], None]) 
     child = os.fork()
     if not child:
         play.to_its_end(lambda: _run(request, files, run))
-    with suppress(ProcessLookupError):  # as it does itself, but it may have to be killed before that
+    with suppress(ProcessLookupError):  # the child does it, too, but may have to be killed earlier
         os.setpgid(child, child)
     return child
 

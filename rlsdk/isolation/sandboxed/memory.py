@@ -1,6 +1,6 @@
-"""A limit on the memory of all processes of a sandbox together, held from outside by a process that can see them.
+"""Limit the total memory of all processes of a sandbox, from a process outside that can see them.
 
-A cgroup would do it too, but few machines let a process make one; `/proc` is everywhere.
+A cgroup would do it, too, but few machines let a process create one; `/proc` exists everywhere.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 _EVERY = 0.02
-"""Seconds between two looks. Each process has a limit of its own, which bounds how fast all can grow."""
+"""Seconds between checks. Each process has its own limit, which bounds the total growth between two checks."""
 
 
 def wait_within(child: int, most: int, proc: int) -> None:
-    """Wait for a process to end, and kill its descendants whenever they use too much memory together.
+    """Wait for a process to end, and kill its descendants when their total memory exceeds a limit.
 
     Args:
-        child: The process, whose own memory does not count.
-        most: Bytes.
+        child: Id of the process; its own memory does not count.
+        most: Limit in bytes.
         proc: File descriptor of `/proc`, opened before the child hid it.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # so that `sigtimedwait` is told of it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # required by `sigtimedwait`
     while not os.waitpid(child, os.WNOHANG)[0]:
         signal.sigtimedwait({signal.SIGCHLD}, _EVERY)
         processes = list(_descendants(proc, child))
@@ -40,13 +40,13 @@ def _descendants(proc: int, process: int) -> Iterator[int]:
 
 
 def _resident(proc: int, process: int) -> int:
-    """Return the bytes of memory that a process has in use; what several share counts for each."""
+    """Return the memory used by a process in bytes; shared pages count in full for each process."""
     pages = _text(proc, f"{process}/statm").split()
     return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if pages else 0
 
 
 def _proportional(proc: int, process: int) -> int:
-    """Return the same with each shared page divided among those that share it, where the kernel says so."""
+    """Return the same with shared pages divided among their processes, if the kernel reports this."""
     for line in _text(proc, f"{process}/smaps_rollup").splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
@@ -68,5 +68,5 @@ def _text(proc: int, path: str) -> str:
     try:
         with open(os.open(path, os.O_RDONLY, dir_fd=proc), encoding="ascii") as opened:
             return opened.read()
-    except OSError:  # it ended meanwhile, or may not be looked into
+    except OSError:  # it ended meanwhile, or its files may not be read
         return ""

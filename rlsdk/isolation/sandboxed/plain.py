@@ -1,4 +1,4 @@
-"""Encodes Python values as plain data, the only data that leaves the process of tested code."""
+"""Encode Python values as plain data, the only data that leaves the process of the tested code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 MAX_DIGITS = 4_000
-"""Whole numbers with more are written in hexadecimal: Python refuses to read them, or write them, in decimal."""
+"""Integers with more digits are written in hexadecimal, because Python refuses to convert them to or from decimal."""
 
 _WRITTEN = {
     "decimal.Decimal": "",
@@ -16,18 +16,18 @@ _WRITTEN = {
     "datetime.datetime": "fromisoformat",
     "datetime.time": "fromisoformat",
 }
-"""Types of the standard library that travel as text -> what reads it; empty: the type itself."""
+"""Types of the standard library that are sent as text -> name of the parser; empty for the type itself."""
 
 
 def encode(value: Any, other: Callable[[Any], Any] = lambda value: {"other": type(value).__name__}) -> Any:
-    """Return a value as JSON that keeps the types of Python's literals apart.
+    """Return a value as JSON that distinguishes the types of Python's literals.
 
-    Numbers, text, booleans and None stand for themselves; lists, tuples, sets, mappings, bytes, very large numbers,
-    decimals, fractions, dates and times are objects with one key.
+    Numbers, text, booleans and None stay as they are; lists, tuples, sets, mappings, bytes, very large numbers,
+    decimals, fractions, dates and times become objects with one key.
 
     Args:
-        value: Any value; one of a class derived from these types counts as one of these types.
-        other: Writes anything else; by default as the name of its type, which equals nothing.
+        value: Any value; an instance of a subclass of these types is encoded like the type.
+        other: Encodes anything else; by default as the name of its type, which equals nothing.
     """
     if value is None or isinstance(value, bool | str | float):
         return value
@@ -48,14 +48,14 @@ def encode(value: Any, other: Callable[[Any], Any] = lambda value: {"other": typ
 
 
 def decode(found: Any, other: Callable[[str, Any], Any]) -> Any:
-    """Return the value that was encoded, built from nothing but Python's own types.
+    """Return the encoded value, built only from Python's own types.
 
     Args:
-        found: From `encode`, through JSON; or whatever hostile code wrote in its place.
-        other: Reads what `encode` left to its own `other`, given as a key and its content.
+        found: Result of `encode`, parsed from JSON; hostile code may have written anything instead.
+        other: Decodes values that the `other` of `encode` encoded, from their key and content.
 
     Raises:
-        Exception: It was never encoded.
+        Exception: `encode` did not produce this.
     """
     if found is None or isinstance(found, bool | str | float | int):
         return found
@@ -71,7 +71,7 @@ def decode(found: Any, other: Callable[[str, Any], Any]) -> Any:
         return int(held, 16)
     if kind == "written":
         name, text = held
-        reader = _WRITTEN[name]  # before anything is imported: hostile code may name any module
+        reader = _WRITTEN[name]  # looked up before any import, since hostile code may name any module
         module, _, made_by = name.partition(".")
         maker = getattr(import_module(module), made_by)
         return getattr(maker, reader)(text) if reader else maker(text)

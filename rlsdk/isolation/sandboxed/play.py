@@ -17,12 +17,12 @@ from rlsdk.isolation.sandboxed.border import AnswerServer, Far, Tested
 from rlsdk.isolation.sandboxed.plain import encode
 
 Step = tuple[str, str, Any]
-"""An operation on the module of the answer: ("run", source, None), ("value", expression, None), ("test", source, None)
-or ("call", name of a function, arguments)."""
+"""An operation on the answer's module: ("run", source, None), ("value", expression, None), ("test", source, None) or
+("call", function name, arguments)."""
 
 
 def to_its_end(run: Callable[[], None]) -> NoReturn:
-    """Run a function, then end the process as Python ends a program: threads, exit functions, output, status."""
+    """Run a function, then end the process as Python ends a program, with threads, exit handlers, output and status."""
     status = 0
     try:
         run()
@@ -50,19 +50,19 @@ def to_its_end(run: Callable[[], None]) -> NoReturn:
 
 
 def program(code: list[str]) -> None:
-    """Run code as the program that Python was started with; its exceptions and its exit are its own."""
+    """Run code as Python's main program; the caller handles its exceptions and its exit."""
     _module("__main__", code)
 
 
 def answer(code: list[str], requests: BinaryIO, replies: int) -> None:
-    """Run code as a module, and let the tests' process call it."""
+    """Run code as a module and serve calls from the tests' process."""
     AnswerServer(_module("answer", code), requests, replies).serve()
 
 
 def tests(todo: list[Step], names: list[str], tested: Tested, results: int) -> None:
-    """Run test steps against an answer in another process, writing a line `INDEX JSON` per result as it comes.
+    """Run test steps against an answer in another process, and write a line `INDEX JSON` for each result.
 
-    No code of the model runs in this process, and the answer's process cannot reach its results.
+    This process runs no code of the model, and the answer's process cannot access the results.
 
     Args:
         todo: Steps to run.
@@ -75,7 +75,7 @@ def tests(todo: list[Step], names: list[str], tested: Tested, results: int) -> N
     for index, step in enumerate(todo):
         try:
             found = {"value": encode(_take(step, tested, space), _kind)}
-        except BaseException as error:  # noqa: BLE001 - whatever a test raises is its result
+        except BaseException as error:  # noqa: BLE001 - any exception of a test is its result
             found = {"raised": f"{type(error).__name__}: {error}"[:200]}
         line = f"{index} {json.dumps(found)}\n".encode()
         while line:

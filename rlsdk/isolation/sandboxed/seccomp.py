@@ -1,7 +1,7 @@
-"""System call filter: blocks calls that reach beyond namespaces, and parts of the kernel with past vulnerabilities.
+"""Filter system calls that reach beyond namespaces or into parts of the kernel with past vulnerabilities.
 
-A second line of defence: without capabilities, and in a user namespace that forbids further ones, most fail anyway.
-On an architecture without a table here there is no filter.
+This is a second line of defence: without capabilities, and without nested user namespaces, most fail anyway.
+Architectures without a table here get no filter.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _LOAD, _EQUAL, _AT_LEAST, _HAS_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 _ALLOWED, _REFUSED, _UNKNOWN = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 _X32 = 0x40000000
-"""Calls from here on are those of another ABI, which the table does not know."""
+"""First call number of another ABI, which the table does not cover."""
 
 _CLONE3 = 435
 _NEW = (425, 426, 427, 438, 447)
 """io_uring (three calls), pidfd_getfd and memfd_secret, with the same numbers everywhere."""
 # ptrace, process_vm_readv, process_vm_writev, kcmp; add_key, request_key, keyctl; bpf, perf_event_open, userfaultfd;
-# name_to_handle_at, open_by_handle_at; unshare, setns; shmget, semget, msgget, mq_open, memfd_create: memory that no
-# limit of a process counts
+# name_to_handle_at, open_by_handle_at; unshare, setns; and shmget, semget, msgget, mq_open, memfd_create, whose memory
+# no process limit counts
 _TABLES = {
     "x86_64": (
         0xC000003E,
@@ -40,16 +40,16 @@ _TABLES = {
         (117, 270, 271, 272, 217, 218, 219, 280, 241, 282, 264, 265, 97, 268, 194, 190, 186, 180, 279),
     ),
 }
-"""Machine -> (its number in a filter, the calls `socket` and `clone`, calls that are refused)."""
+"""Machine -> (its number in filters, numbers of the calls `socket` and `clone`, numbers of refused calls)."""
 _FAMILIES = (1, 2, 10)
-"""Unix, IPv4 and IPv6 are confined by the namespace of networks; vsock, which reaches the host of a machine, is not."""
+"""Unix, IPv4 and IPv6, which the network namespace confines, unlike vsock, which reaches a virtual machine's host."""
 
 _Step = tuple[int, int, int, int]
 """(code, steps to skip if true, steps to skip if false, value)."""
 
 
 def refuse_calls() -> None:
-    """Install the filter; needs `no_new_privs`."""
+    """Install the filter, which requires `no_new_privs`."""
     table = _TABLES.get(os.uname().machine)
     if table is None:
         return
@@ -67,7 +67,7 @@ def _steps(architecture: int, socket: int, clone: int, refused: tuple[int, ...])
         (_LOAD, 0, 0, _NUMBER),
         (_AT_LEAST, 0, 1, _X32),
         _end(_REFUSED),
-        # Its flags stand in memory, where no filter sees them; without it libc takes `clone`.
+        # Its flags are in memory, where a filter cannot read them; without clone3, libc uses `clone`.
         (_EQUAL, 0, 1, _CLONE3),
         _end(_UNKNOWN),
     ]
