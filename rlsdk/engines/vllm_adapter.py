@@ -1,4 +1,4 @@
-"""Adapters in vLLM: one LoRA under one id that every request names, replaced in place."""
+"""LoRA adapters in vLLM: one adapter with a fixed id, which all requests name and which is replaced in place."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from rlsdk.weights import from_weights
 
 _NAME, _ID = "rlsdk", 1
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""vLLM's `MaxLoRARanks`: what it makes room for; a smaller adapter fits into a larger room."""
+"""vLLM's `MaxLoRARanks`: the maximum ranks that it can reserve memory for; lower ranks fit, too."""
 
 
 def arguments(adapter: Adapter) -> dict[str, Any]:
-    """Fields of vLLM's `EngineArgs` that make room for one adapter.
+    """Return the fields of vLLM's `EngineArgs` that reserve memory for one adapter.
 
     Raises:
-        EngineError: Its rank is above what vLLM can serve.
+        EngineError: The rank is higher than vLLM supports.
     """
     ranks = [rank for rank in _RANKS if rank >= adapter.rank]
     if not ranks:
         raise EngineError(
-            f"an adapter of rank {adapter.rank}: vLLM serves ranks up to {_RANKS[-1]}; choose a smaller one, or have "
-            "whole models sent (learner.lora.sync: merged)"
+            f"an adapter of rank {adapter.rank}: vLLM supports ranks up to {_RANKS[-1]}; choose a lower rank, or send "
+            "whole models (learner.lora.sync: merged)"
         )
     return {"enable_lora": True, "max_lora_rank": ranks[0], "max_loras": 1}
 
 
 def request() -> Any:
-    """Return the LoRA request attached to every request: the id of the adapter, which the engine has loaded."""
+    """Return the LoRA request to attach to every request: the id of the loaded adapter."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(_NAME, _ID, _NAME)
 
 
 def load_blank(llm: Any) -> None:
-    """Load an adapter of zeros under the id, so that requests before the first real one sample from the base."""
+    """Load a zero adapter under the id, so that requests before the first real adapter sample from the base model."""
     llm.collective_rpc("rlsdk_blank_adapter", args=(_NAME, _ID))
 
 
 def load(llm: Any, weights: Weights) -> None:
-    """Replace the adapter on every worker; requests in flight keep its id, and so continue with the new one.
+    """Replace the adapter on every worker; in-flight requests keep its id, so they continue with the new adapter.
 
     Args:
         llm: vLLM's `LLMEngine`.
@@ -64,11 +64,11 @@ def load(llm: Any, weights: Weights) -> None:
 
 @contextmanager
 def _written(weights: Weights) -> Iterator[Path]:
-    """A folder in shared memory as peft writes it: what vLLM reads, whichever process its workers are in."""
+    """Write the adapter in peft's format to a folder in shared memory, which vLLM's workers read in any process."""
     from safetensors.torch import save_file
 
     assert weights.adapter is not None
-    # What vLLM reads of it; which layers there are, the tensors' names say.
+    # The fields that vLLM reads; it finds the adapted layers by the tensors' names.
     config = {"r": weights.adapter.rank, "lora_alpha": weights.adapter.alpha, "target_modules": "all-linear"}
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="rlsdk-adapter-") as name:
         folder = Path(name)

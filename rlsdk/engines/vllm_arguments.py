@@ -69,7 +69,7 @@ def engine_arguments(
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-        # A step then returns what it sampled, and no step is running when weights are replaced.
+        # Each step then returns its own tokens, and none is running while weights are replaced.
         "async_scheduling": False,
         "worker_extension_cls": "rlsdk.engines.vllm_worker.WorkerExtension",
         "scheduler_cls": "rlsdk.engines.vllm_scheduler.DecodeScheduler",

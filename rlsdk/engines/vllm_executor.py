@@ -1,4 +1,4 @@
-"""vLLM's executor of a model that several processes divide: where one of them dies, the engine dies."""
+"""vLLM's executor for tensor parallelism; if one of its processes dies, the engine dies."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ log = logging.getLogger(__name__)
 
 
 class TensorParallelExecutor(MultiprocExecutor):
-    """Executor that ends this process with the first of its workers, so that the engine is replaced as a whole.
+    """Executor that ends this process when one of its workers dies, so that the engine is replaced as a whole.
 
-    vLLM's own ends the other workers, and answers every call from then on with an error.
+    vLLM's own executor ends the other workers, and all later calls raise an error.
     """
 
     is_failed: bool
@@ -25,12 +25,12 @@ class TensorParallelExecutor(MultiprocExecutor):
         return super().collective_rpc(*args, **kwargs)
 
     def shutdown(self) -> None:
-        """End all workers; vLLM calls this when one has died, before any call that waits for it fails."""
+        """End all workers; vLLM calls this after a worker has died, before pending calls to it fail."""
         self._require_workers()
         super().shutdown()
 
     def _require_workers(self) -> None:
         if self.is_failed:
-            log.error("this engine ends, since one of the processes that divide its model has died")
+            log.error("this engine ends, since one of its tensor-parallel processes has died")
             logging.shutdown()
             os._exit(1)

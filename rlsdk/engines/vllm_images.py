@@ -1,4 +1,4 @@
-"""Images for vLLM: what it is started with to read them, and the prompts that show them."""
+"""Images in vLLM: engine arguments and prompts for models that read images."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from rlsdk.contracts import Request
 from rlsdk.vision import Vision
 
 ARGUMENTS = {
-    # vLLM builds the model's processor, which wants the tokenizer, although it is given ids and pixels.
+    # vLLM creates the model's processor, which requires the tokenizer even for ids and pixels.
     "skip_tokenizer_init": False,
     "mm_processor_cache_gb": 0,
-    "mm_device_do_normalize": False,  # the pixels are normalised
+    "mm_device_do_normalize": False,  # the pixels are normalised already
 }
 """Fields of vLLM's `EngineArgs` for a model that reads images."""
 
 
 def prompt_with_images(request: Request, vision: Vision) -> Any:
-    """Return vLLM's input for a prompt with images: its ids as they are, and the pixels that the learner reads, too.
+    """Return vLLM's input for a prompt with images: the ids unchanged, and the same pixels as the learner reads.
 
-    vLLM would tokenise and cut images by its own means, which might differ from the learner's.
+    vLLM's own tokenisation and preprocessing of images might differ from the learner's.
 
     Args:
-        request: With images, whose tokens have been counted.
-        vision: Images as the model reads them.
+        request: Request with images; its prompt contains their tokens.
+        vision: Image preprocessing of the model.
     """
     import torch
     from vllm.inputs.engine import mm_input
@@ -35,7 +35,7 @@ def prompt_with_images(request: Request, vision: Vision) -> Any:
     for image in request.images:
         given = dict(vision.pixels(image))
         patches = torch.tensor([len(given["pixel_values"])])
-        if "image_grid_thw" not in given:  # Gemma 3's
+        if "image_grid_thw" not in given:  # Gemma 3
             given["num_patches"] = patches
         fields = {name: MultiModalFieldConfig.batched("image", keep_on_cpu=True) for name in given}
         fields["pixel_values"] = MultiModalFieldConfig.flat_from_sizes("image", patches)

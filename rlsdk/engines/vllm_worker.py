@@ -1,4 +1,4 @@
-"""Extension class that vLLM mixes into its workers: loads versioned weights and sets a seed."""
+"""Extension class that vLLM mixes into its workers, to load versioned weights and set a seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlsdk.contracts import Weights
 from rlsdk.errors import EngineError, RlsdkError
 from rlsdk.weights import from_weights
 
-# It warns of every layer without weights, such as the rotary embedding; that all came is checked before.
+# It warns about every layer without weights, such as rotary embeddings; the engine checks for missing tensors before.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
 
@@ -25,25 +25,25 @@ class WorkerExtension:
     def rlsdk_load(self, source: Weights | str) -> None:
         """Replace the weights in place.
 
-        vLLM's layerwise reload runs, for each layer, the processing that follows loading: on the CPU linear weights are
-        prepacked then, and a plain copy into the parameters would change nothing.
+        vLLM's layerwise reload repeats each layer's processing after loading. On the CPU this prepacks linear weights,
+        so a plain copy into the parameters would have no effect.
 
         Args:
-            source: The weights, or, for a worker in a process of its own, the folder that `share` wrote.
+            source: The weights or, for a worker in a separate process, the folder that `share` wrote.
 
         Raises:
-            EngineError: vLLM took no new weights for some experts.
+            EngineError: vLLM did not update the weights of some experts.
         """
         weights = source if isinstance(source, Weights) else read_shared(Path(source))
         with self._new_expert_kernels():
             self.reload_weights(weights_iterator=from_weights(weights))
 
     def rlsdk_load_parts(self, parts: Iterator[Weights]) -> None:
-        """Replace the weights in place, each part as it comes.
+        """Replace the weights in place, loading each part as it arrives.
 
         Raises:
-            EngineError: A part does not fit, or vLLM took no new weights for some experts.
-            TransferError: The parts ended too early.
+            EngineError: A part does not fit the model, or vLLM did not update the weights of some experts.
+            TransferError: The stream of parts ended early.
         """
         faults: list[RlsdkError] = []
 
@@ -51,7 +51,7 @@ class WorkerExtension:
             try:
                 for part in parts:
                     yield from from_weights(part)
-            except RlsdkError as error:  # vLLM must come to its end: later it would mix other weights with these
+            except RlsdkError as error:  # vLLM must finish this reload, or the next one would mix its weights in
                 faults.append(error)
 
         with self._new_expert_kernels():
@@ -61,12 +61,12 @@ class WorkerExtension:
 
     @contextmanager
     def _new_expert_kernels(self) -> Iterator[None]:
-        """Have experts on a CPU padded and prepacked again: vLLM 0.32 does so only where it sets up their kernel.
+        """Context manager: make vLLM 0.32 pad and prepack experts on a CPU, which it does only on kernel setup.
 
-        Without, it copies plain weights into the memory of prepacked ones, and every logprob is wrong.
+        Otherwise it copies plain weights into the memory of prepacked ones, and every logprob is wrong.
 
         Raises:
-            EngineError: vLLM took no new weights for some experts.
+            EngineError: vLLM did not update the weights of some experts.
         """
         from vllm.platforms import current_platform
 
@@ -82,21 +82,21 @@ class WorkerExtension:
             method.moe_kernel = kernel
         if old:
             raise EngineError(
-                f"vLLM on the CPU takes no new weights for the experts of this model ({', '.join(old)}), which would "
-                "keep the old ones; use engine=transformers"
+                f"vLLM on the CPU cannot update the expert weights of this model ({', '.join(old)}), so they would "
+                "stay the old ones; use engine=transformers"
             )
 
     def rlsdk_blank_adapter(self, name: str, number: int) -> None:
-        """Load the adapter of zeros that vLLM warms up with: it reads none without tensors from a file."""
+        """Load the zero adapter that vLLM warms up with, since it cannot load an adapter file without tensors."""
         from vllm.lora.request import LoRARequest
 
         self.model_runner.lora_manager.add_dummy_lora(LoRARequest(name, number, name), rank=1)
 
     def rlsdk_seed(self, seed: int) -> None:
-        """Seed the generators that sample where a request has no seed of its own.
+        """Seed the generators that sample for requests without a seed.
 
-        vLLM samples with torch's; its second model runner, the default on GPUs, draws a seed for each such request from
-        numpy's.
+        vLLM samples with torch's generator. Its second model runner, the default on GPUs, draws a seed for each such
+        request from numpy's.
         """
         import numpy as np
         import torch
@@ -106,11 +106,11 @@ class WorkerExtension:
 
 
 def share(weights: Weights, folder: Path) -> None:
-    """Write weights where workers of this machine map them into memory: arguments of their calls travel as msgpack.
+    """Write weights to a folder that workers of this machine map into memory; call arguments go through msgpack.
 
     Args:
-        weights: To write.
-        folder: An empty folder in shared memory.
+        weights: Weights to write.
+        folder: Empty folder in shared memory.
     """
     import json
 
@@ -123,7 +123,7 @@ def share(weights: Weights, folder: Path) -> None:
 
 
 def read_shared(folder: Path) -> Weights:
-    """The weights that `share` wrote, mapped read-only."""
+    """Return the weights that `share` wrote, mapped read-only."""
     import json
 
     import numpy as np

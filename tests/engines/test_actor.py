@@ -432,7 +432,7 @@ def test_an_engine_dies_with_one_of_the_processes_that_divide_its_model(launched
             ray.get(next(stream))
         assert died(cause_of(failed.value))
         assert (
-            "this engine ends, since one of the processes that divide its model has died"
+            "this engine ends, since one of its tensor-parallel processes has died"
             in (tmp_path / "engine.log").read_text()
         )
         for _ in range(100):

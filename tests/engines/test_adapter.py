@@ -180,7 +180,7 @@ def test_room_for_an_adapter() -> None:
     assert [vllm_adapter.arguments(Adapter(rank=r, alpha=1))["max_lora_rank"] for r in (1, 2, 16, 17, 512)] == (
         [1, 8, 16, 32, 512]
     )
-    with pytest.raises(EngineError, match=r"rank 513: vLLM serves ranks up to 512; .*learner.lora.sync: merged"):
+    with pytest.raises(EngineError, match=r"rank 513: vLLM supports ranks up to 512; .*learner.lora.sync: merged"):
         Vllm().expect_adapter(Adapter(rank=513, alpha=1))
 
 

@@ -244,7 +244,7 @@ def test_each_process_that_divides_a_model_has_a_cache_of_its_own() -> None:
     [
         (1, {}, []),
         (2, {}, []),
-        (3, {}, ["8 attention heads", "100 rows of a feed-forward layer", "4 heads of keys and values"]),
+        (3, {}, ["8 attention heads", "100 rows of a feed-forward layer", "4 key-value heads"]),
         (8, {}, ["100 rows of a feed-forward layer"]),  # two processes for each head of keys and values
         (2, {"moe_intermediate_size": 7, "num_key_value_heads": None}, ["7 rows of an expert"]),
     ],
@@ -255,7 +255,7 @@ def test_models_that_so_many_processes_cannot_divide(size: int, change: dict[str
     config.get_text_config = lambda: config
     faults = parallel_faults(SimpleNamespace(config=config), size)
     assert [fault.partition(" (")[0] for fault in faults] == counts
-    assert all(f"cannot be divided by {size}; set engine.tensor_parallel_size otherwise" in fault for fault in faults)
+    assert all(f"cannot be divided by {size}; change engine.tensor_parallel_size" in fault for fault in faults)
 
 
 @pytest.mark.parametrize(

@@ -87,10 +87,10 @@ def test_what_cannot_be_right_is_said(folder: Path, setting: str, says: str) -> 
 @pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM's build for CPUs")
 def test_vllm_on_a_cpu_needs_torchvision_and_does_not_read_images_as_gemma_does(folder: Path) -> None:
     make(folder / "gemma", "gemma3")
-    torchvision = "imports torchvision to run model type 'qwen2_5_vl', and it is not installed here"
+    torchvision = "needs torchvision for model type 'qwen2_5_vl', and it is not installed here"
     found = faults(folder, "engine=vllm")
     assert [torchvision in fault for fault in found] == [True] * (find_spec("torchvision") is None)
-    says = "has no attention in which the tokens of an image see each other, as those of model type 'gemma3' do"
+    says = "does not support bidirectional attention between the tokens of an image, which model type 'gemma3' uses"
     assert any(says in fault for fault in faults(folder, "engine=vllm", model="gemma"))
 
 

