@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -135,25 +136,28 @@ def setup_of(plan: Plan, rates: Rates, lengths: Lengths, *, engines: int, learne
         steps: Number of simulated steps.
 
     Raises:
-        ConfigError: The config generates nothing.
+        ConfigError: The config generates nothing, or no batch would ever be complete.
     """
     config = plan.config
     if not plan.needs_engine:
         raise ConfigError(["algorithm: it trains on demonstrations; there are no rollouts to simulate"])
-    return Setup(
-        rates=rates,
-        lengths=lengths,
-        engines=engines,
-        learners=learners,
-        batch=config.batch_size,
-        group=config.group_size,
-        steps=steps,
-        rollout=config.rollout,
-        policy=partial(plan.plugins.resolve, plan.buffer),
-        stop=partial(plan.plugins.resolve, plan.stop),
-        sources={source.name: source.weight for source in plan.tasks_train},
-        seed=config.seed,
-    )
+    try:
+        return Setup(
+            rates=rates,
+            lengths=lengths,
+            engines=engines,
+            learners=learners,
+            batch=config.batch_size,
+            group=config.group_size,
+            steps=steps,
+            rollout=config.rollout,
+            policy=partial(plan.plugins.resolve, plan.buffer),
+            stop=partial(plan.plugins.resolve, plan.stop),
+            sources={source.name: source.weight for source in plan.tasks_train},
+            seed=config.seed,
+        )
+    except ValueFault as error:
+        raise ConfigError([str(error)]) from error
 
 
 def resized(setup: Setup, batch: int) -> Setup:
@@ -276,7 +280,9 @@ def changed(rates: Rates, lengths: Lengths, given: Mapping[str, float]) -> tuple
             [f"--rate {name}: unknown; the names are {', '.join(sorted(of_rates | of_lengths))}" for name in unknown]
         )
     whole = {name for name in ("slots", "prompt_tokens") if name in given}
-    new_rates: dict[str, Any] = {n: int(v) if n in whole else v for n, v in given.items() if n in of_rates}
+    new_rates: dict[str, Any] = {
+        n: int(v) if n in whole and math.isfinite(v) else v for n, v in given.items() if n in of_rates
+    }
     new_lengths: dict[str, Any] = {n: v for n, v in given.items() if n in of_lengths}
     try:
         if new_lengths:

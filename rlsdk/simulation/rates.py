@@ -12,13 +12,20 @@ from rlsdk.errors import ValueFault
 
 
 def _positive(instance: object, attribute: attrs.Attribute[Any], value: float) -> None:
-    if not value > 0:
-        raise ValueFault(f"{attribute.name} must be above 0; got {value:g}")
+    if not 0 < value < math.inf:
+        finite = " and finite" if value == math.inf else ""
+        raise ValueFault(f"{attribute.name} must be above 0{finite}; got {value:g}")
 
 
 def _not_negative(instance: object, attribute: attrs.Attribute[Any], value: float) -> None:
-    if not value >= 0:
-        raise ValueFault(f"{attribute.name} must be at least 0; got {value:g}")
+    if not 0 <= value < math.inf:
+        finite = " and finite" if value == math.inf else ""
+        raise ValueFault(f"{attribute.name} must be at least 0{finite}; got {value:g}")
+
+
+def _share(instance: object, attribute: attrs.Attribute[Any], value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueFault(f"{attribute.name} must be from 0 to 1; got {value:g}")
 
 
 @attrs.frozen(kw_only=True)
@@ -78,7 +85,7 @@ class Rates:
     bandwidth: float = attrs.field(default=1e10, validator=_positive)
     engines_per_node: int = attrs.field(default=8, validator=_positive)
     relayed: bool = attrs.field(default=False, converter=bool)
-    filtered: float = attrs.field(default=0.0, validator=_not_negative)
+    filtered: float = attrs.field(default=0.0, validator=_share)
 
     def decode(self, running: int) -> float:
         """Return the seconds of a decode step with this many sequences."""

@@ -55,7 +55,8 @@ class Setup:
         all_engines: Number of engines of the whole training, if this is a slice of it; 0 if it is not.
 
     Raises:
-        ValueFault: Replay would leave no new group in a batch.
+        ValueFault: Replay would leave no new group in a batch, or filters would drop all groups that dynamic sampling
+            samples.
     """
 
     rates: Rates
@@ -77,6 +78,11 @@ class Setup:
             share = self.rollout.replay.share
             raise ValueFault(
                 f"rollout.replay.share: {share} of a batch of {self.batch} leaves no new group; give a smaller share"
+            )
+        if self.rollout.dynamic_sampling and self.rates.filtered >= 1:
+            raise ValueFault(
+                "filtered is 1: filters drop every group, and with rollout.dynamic_sampling no batch is ever complete; "
+                "give --rate filtered=SHARE below 1"
             )
 
     @property

@@ -8,13 +8,14 @@ from typing import Any
 
 MOST_BYTES = 2**18
 """Maximum number of bytes of a log per reply."""
-_JSON_BYTES = 2**24
+_MOST_READ = 2**24
+"""Maximum number of bytes of a file that is read whole."""
 
 
 def read_json(path: Path) -> Any:
     """Return the content of a small JSON file; None if it is missing, being written or not JSON."""
     try:
-        if path.stat().st_size > _JSON_BYTES:
+        if path.stat().st_size > _MOST_READ:
             return None
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -22,12 +23,14 @@ def read_json(path: Path) -> Any:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file; empty if there is none."""
+    """Return the mapping in a small YAML file; empty if it is missing, being written or not a mapping."""
     import yaml
 
     try:
+        if path.stat().st_size > _MOST_READ:
+            return {}
         found = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -28,7 +28,7 @@ class MetricTable:
     Attributes:
         generation: Number of times the file was truncated, as a resumed run does; earlier rows are then invalid.
         steps: Step of each row.
-        times: Time at which the file last grew.
+        changed: Modification time of the file when it last grew, in seconds since 1970; 0 before.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -73,7 +73,7 @@ class ViewerService:
             studio: Studio, which writes configurations and starts runs; None for a read-only viewer.
 
         Raises:
-            RunError: A folder does not exist or holds no run.
+            RunError: A URL cannot be read or, without the studio, a folder does not exist or holds no run.
         """
         self.token = token
         self.studio = studio

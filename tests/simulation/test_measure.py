@@ -210,6 +210,11 @@ def test_the_table_says_what_the_figures_are(run: Path) -> None:
     [
         (("--rate", "speed=3"), r"--rate speed: unknown; the names are bandwidth, "),
         (("--rate", "bandwidth=0"), r"--rate bandwidth must be above 0; got 0"),
+        (("--rate", "bandwidth=inf"), r"--rate bandwidth must be above 0 and finite; got inf"),
+        (("--rate", "step_seconds=inf"), r"--rate step_seconds must be at least 0 and finite; got inf"),
+        (("--rate", "slots=nan"), r"--rate slots must be above 0; got nan"),
+        (("--rate", "filtered=1.5"), r"--rate filtered must be from 0 to 1; got 1.5"),
+        (("--rate", "filtered=1", "rollout.dynamic_sampling=true"), r"filters drop every group"),
         (("--gpus", "8,1"), r"--gpus 1: an engine needs 1 and the learner at least 1; give 2 or more"),
         (("algorithm=sft",), r"trains on demonstrations"),
     ],

@@ -60,7 +60,9 @@ def test_damaged_files_of_one_run_cost_the_page_nothing(service: ViewerService, 
     with (run / "metrics.jsonl").open("a") as file:
         file.write(f'{{"step": 1{"0" * 30}}}\n{{"step": 7, "x": 1{"0" * 400}}}\n{{"step": 8, "reward/mean": 0.9}}\n')
     (run / STATUS).write_text('"x"')
+    (run / "config.yaml").write_text(f"name: {'x' * 2**24}")
     status, _, content = ask(service, "/api/state")
+    assert content["runs"][0]["name"] == run.name
     assert (status, content["runs"][0]["step"], content["runs"][0]["last"]["reward/mean"]) == (200, 8, 0.9)
     status, _, content = ask(service, f"/api/rollouts/{content['runs'][0]['id']}/groups/1{'0' * 30}")
     assert (status, "too large" in content["error"]) == (400, True)

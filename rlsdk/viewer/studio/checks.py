@@ -1,4 +1,4 @@
-"""Check configurations, each in its own process, which imports the current plugins and can be killed."""
+"""Check configurations in a separate process, which imports the current plugins and can be killed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _ENDED = "the check's process died; see the terminal of `rlsdk view`"
 class Checker:
     """Describe the form, and check configurations.
 
-    The server itself imports neither torch nor plugins. A second process does, and forks for each request.
+    The server itself imports neither torch nor plugins. A second process imports torch, and its fork the plugins; it
+    answers requests until a plugin's file changes, and a new fork replaces it.
     """
 
     def __init__(self) -> None:
@@ -45,8 +46,8 @@ class Checker:
             request: `text`; `edits` from the form; `file`, to which paths are relative, or null.
 
         Returns:
-            `text` and `tree` after the edits; `faults` and `warnings`; if there are no faults, `plan`, `name` and
-            `folder` of the run, and whether it `exists`.
+            `text` and `tree` after the edits; `faults` and `warnings`; if there are no faults, `plan`, `defaults`,
+            `name` and `folder` of the run, and whether it `exists`.
         """
         return await self._ask({"check": dict(request)})
 
