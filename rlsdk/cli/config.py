@@ -38,7 +38,7 @@ def config(section: str | None, schema: bool, files: tuple[str, ...], as_json: b
     plugins = Plugins(files)
     if schema:
         if section or as_json:
-            raise click.UsageError("--schema is of the whole configuration, and JSON already; give it alone.")
+            raise click.UsageError("--schema covers the whole configuration and is already JSON; give it alone.")
         click.echo(json.dumps(json_schema(offered(plugins)), indent=1))
         return
     found = _chosen(plugins, section)

@@ -35,8 +35,8 @@ def engine(config: Path, settings: tuple[str, ...], files: tuple[str, ...]) -> N
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
 @plugin_files
-@click.option("--task", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Of tasks.train.")
-@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Rollouts.")
+@click.option("--task", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Index in tasks.train.")
+@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Rollouts to run.")
 @click.option("--url", default="", help="Base URL of an OpenAI-compatible server.  [default: that of `debug engine`]")
 @click.option("--api-key", default="", envvar="RLSDK_API_KEY", show_envvar=True, help="API key for that server.")
 @click.option(

@@ -35,7 +35,7 @@ from rlsdk.errors import ConfigError
 )
 @click.option("--overwrite", is_flag=True, help="First delete an earlier evaluation in that folder.")
 @click.option(
-    "--pictures", type=click.IntRange(0), default=8, show_default=True, help="Number of tasks to draw from each source."
+    "--pictures", type=click.IntRange(0), default=8, show_default=True, help="Tasks per source to save as pictures."
 )
 @plugin_files
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -54,13 +54,16 @@ async def _view(runs: tuple[str, ...], port: int | None, host: str, *, opens: bo
 
     def ready(address: str) -> None:
         click.echo(address)
-        click.echo("Ctrl-C ends the server.", err=True)
+        click.echo("Ctrl-C stops the server.", err=True)
         if opens:
             webbrowser.open(address)
 
     try:
-        await serve(service, host, PORT if port is None else port, ready, ended)
-    except EnvironmentFault:
-        if port is not None:
-            raise
-        await serve(service, host, 0, ready, ended)
+        try:
+            await serve(service, host, PORT if port is None else port, ready, ended)
+        except EnvironmentFault:
+            if port is not None:
+                raise
+            await serve(service, host, 0, ready, ended)
+    finally:
+        service.close()

@@ -90,7 +90,7 @@ def _bounds(text: str | None) -> tuple[int | None, int | None]:
     if text is None:
         return None, None
     first, dash, last = text.partition("-")
-    if not all(part.isdigit() or not part for part in (first, last)) or not (first or last):
+    if not all(part.isdecimal() or not part for part in (first, last)) or not (first or last):
         raise ConfigError([f"--steps: {text!r} given; expected a step or a range: 5, 3-8, 3- or -8"])
     start = int(first) if first else None
     return start, (int(last) if last else None) if dash else start

@@ -256,7 +256,7 @@ async def _static(request: web.Request) -> web.StreamResponse:
 async def serve(
     service: ViewerService, host: str, port: int, ready: Callable[[str], None], ended: asyncio.Event
 ) -> None:
-    """Serve until an event is set.
+    """Serve until an event is set; the viewer stays open.
 
     Args:
         service: The viewer.
@@ -286,7 +286,6 @@ async def serve(
         await ended.wait()
     finally:
         await runner.cleanup()
-        service.close()
 
 
 def secret() -> str:

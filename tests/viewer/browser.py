@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,8 @@ def served(*runs: Path, studio: Studio | None = None) -> Iterator[str]:
             address.append(where)
             ready.set()
 
-        await serve(ViewerService([str(run) for run in runs], studio=studio), "127.0.0.1", 0, begun, ended)
+        with closing(ViewerService([str(run) for run in runs], studio=studio)) as service:
+            await serve(service, "127.0.0.1", 0, begun, ended)
 
     thread = threading.Thread(target=lambda: asyncio.run(main()))
     thread.start()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from pathlib import Path
 
 import pytest
 
-from rlsdk.errors import RlsdkError
+from rlsdk.errors import EnvironmentFault, RlsdkError
 from rlsdk.storage import copies
 from rlsdk.storage.copies import Copy
 from rlsdk.storage.remote import RemoteFolder
 from rlsdk.viewer import remote
 from rlsdk.viewer.filters import Filter
-from rlsdk.viewer.service import ViewerService
+from rlsdk.viewer.service import ViewerService, serve
 from tests.viewer.recorded import make_run
 
 
@@ -41,5 +43,9 @@ def test_a_remote_run_is_shown_and_follows_its_uploads(tmp_path: Path, monkeypat
     service.look()
     (again,) = service.runs
     assert (again.state()["step"], again.id) == (5, run.id)
+    with socket.socket() as taken, pytest.raises(EnvironmentFault):  # `rlsdk view` then tries another port
+        taken.bind(("127.0.0.1", 0))
+        asyncio.run(serve(service, "127.0.0.1", taken.getsockname()[1], print, asyncio.Event()))
+    assert len(again.browser.page(Filter())["rows"]) == 30
     service.close()
     assert not again.path.exists()
