@@ -18,6 +18,7 @@ import attrs
 
 from rlsdk.errors import DataError, RunError, ValueFault
 from rlsdk.messages import Message
+from rlsdk.plurals import counted
 
 if TYPE_CHECKING:
     from rlsdk.types import Rollout
@@ -83,7 +84,7 @@ class Annotation:
         if self.kind == "skip":
             expected = 2 if self.value == "pair" else 1
         if len(self.rollouts) != (1 if expected is None else expected):
-            raise ValueFault(f"{self.kind}: {len(self.rollouts)} rollouts given; expected {expected or 1}")
+            raise ValueFault(f"{self.kind}: {counted(len(self.rollouts), 'rollout')} given; expected {expected or 1}")
         if fault := _value_fault(self.kind, self.value):
             raise ValueFault(f"{self.kind}: value is {self.value!r:.80}; expected {fault}")
 

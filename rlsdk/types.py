@@ -16,6 +16,7 @@ import attrs
 
 from rlsdk.errors import ValueFault
 from rlsdk.messages import Content, Frozen, Image, Message, Role, ToolCall, frozen_mapping, frozen_numbers, number
+from rlsdk.plurals import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -335,7 +336,7 @@ class Group:
 
     def __attrs_post_init__(self) -> None:
         if len(self.rollouts) != len(self.scores):
-            counts = f"{len(self.rollouts)} rollouts, {len(self.scores)} scores"
+            counts = f"{counted(len(self.rollouts), 'rollout')}, {counted(len(self.scores), 'score')}"
             raise ValueFault(f"group of task {self.task.id!r}: {counts}; expected equal numbers of both")
 
     def __len__(self) -> int:

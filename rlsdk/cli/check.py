@@ -21,6 +21,7 @@ from rlsdk.errors import ConfigError, OptionError, PluginError, UnknownComponent
 from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import nearest
 from rlsdk.plugins import Plugins
+from rlsdk.plurals import counted
 from rlsdk.testing.findings import PropertyResult, Report
 
 FAULTY = 1
@@ -203,9 +204,9 @@ def _print(report: Report, seconds: float) -> None:
         out.print(f"\n[red]{escape(str(finding.fault))}[/red]", soft_wrap=True)
     for kind, cause in report.broken.items():
         out.print(f"\n[red]{kind}: {escape(cause)}[/red]", soft_wrap=True)
-    counted = ", ".join(f"{count} {outcome}" for outcome, count in report.counts().items())
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in report.counts().items())
     plugin = f"{escape(report.plugin)} ({escape(report.origin)})"
-    out.print(f"\n{plugin}: {len(by_component)} components, {counted} in {seconds:.1f} s")
+    out.print(f"\n{plugin}: {counted(len(by_component), 'component')}, {outcomes} in {seconds:.1f} s")
 
 
 def _remarks(findings: tuple[PropertyResult, ...]) -> str:

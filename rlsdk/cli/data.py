@@ -10,6 +10,7 @@ from typing import Any, get_args
 import click
 
 from rlsdk.errors import DataError, visible
+from rlsdk.plurals import counted
 from rlsdk.sources.templates import Template
 
 
@@ -81,7 +82,7 @@ def countdown(out: Path, train_size: int, test_size: int, overwrite: bool, **opt
             advance = partial(progress.advance, line)
             write(tasks[split], file, advance, tinyzero_columns)
     for split, file in files.items():
-        click.echo(f"{file}: {sizes[split]:,} tasks, {file.stat().st_size / 1e6:.1f} MB")
+        click.echo(f"{file}: {counted(sizes[split], 'task')}, {file.stat().st_size / 1e6:.1f} MB")
 
 
 @data.command()

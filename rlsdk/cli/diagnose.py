@@ -11,6 +11,7 @@ import click
 
 from rlsdk.cli.parameters import RunPath
 from rlsdk.errors import ConfigError
+from rlsdk.plurals import counted
 
 
 @click.command()
@@ -54,6 +55,6 @@ def diagnose(run: str, rules: Sequence[str], plugins: Sequence[str], as_json: bo
         return
     steps = max((line["step"] for line in lines), default=0)
     if not found:
-        click.echo(f"Nothing found in {steps} steps of {run}.")
+        click.echo(f"Nothing found in {counted(steps, 'step')} of {run}.")
     for alert in found:
         click.echo(f"step {alert.step}  {alert.level}  {alert.name}: {alert.message}\n  {alert.advice}")

@@ -8,6 +8,7 @@ import click
 from rich.markup import escape
 
 from rlsdk.cli.listing import console, wrapped
+from rlsdk.plurals import counted
 
 FAULTY = 1
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -39,6 +40,8 @@ def doctor(context: click.Context, as_json: bool) -> None:
                 remedy = wrapped(" " * (width + 7) + each.remedy, indent=width + 7)
                 out.print(escape(remedy), style="dim", soft_wrap=True, highlight=False)
         warned = sum(each.status == "warn" for each in found)
-        out.print(f"\n{len(found)} checks, {warned} warnings, {len(failed)} failed", highlight=False)
+        out.print(
+            f"\n{counted(len(found), 'check')}, {counted(warned, 'warning')}, {len(failed)} failed", highlight=False
+        )
     if failed:
         context.exit(FAULTY)

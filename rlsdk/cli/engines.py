@@ -9,6 +9,7 @@ import attrs
 import click
 
 from rlsdk.errors import ConfigError, RunError
+from rlsdk.plurals import counted
 from rlsdk.runlog.engine_scaling import read_status, request_engines, requested_engines
 from rlsdk.runlog.folder import why_no_run
 
@@ -46,7 +47,7 @@ def engines(run: Path, count: int | None, as_json: bool) -> None:
         click.echo("The run has not reported its engines yet.")
     else:
         ranks = ", ".join(map(str, state.alive)) or "none"
-        click.echo(f"{state.wanted} engines; running: {ranks}; {state.lost} died so far.")
+        click.echo(f"{counted(state.wanted, 'engine')}; running: {ranks}; {state.lost} died so far.")
         if state.refused:
             click.echo(state.refused)
     if wish is not None and (state is None or wish != state.wanted):

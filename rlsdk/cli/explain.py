@@ -24,6 +24,7 @@ from rlsdk.components import brief
 from rlsdk.config import check
 from rlsdk.config.origins import Origin, origins
 from rlsdk.errors import ConfigError
+from rlsdk.plurals import counted
 from rlsdk.readiness.checks import PlanFinding, examine, gpu_faults
 from rlsdk.readiness.disk import DiskEstimate, in_words
 from rlsdk.readiness.explained import batch, describe, finding_of
@@ -76,8 +77,10 @@ def explain(
         misplaced = tuple(PlanFinding("placement", text) for text in gpu_faults(plan, nodes))
         found = attrs.evolve(found, faults=(*found.faults, *misplaced))
         if not misplaced:
-            rows = gpu_map(plan, nodes).rows()
-            plan_text["gpus"] = {f"{node}, GPU {gpu}": ", ".join(users) or "unused" for node, gpu, users in rows}
+            rows = list(gpu_map(plan, nodes).rows())
+            plan_text["gpus"] = {f"{node}, GPU {gpu}": ", ".join(users) for node, gpu, users in rows if users}
+            unused = sum(not users for _, _, users in rows)
+            plan_text["gpus"] |= {"unused": counted(unused, "GPU")} if unused else {}
     memory = MemoryEstimate()
     if with_memory:
         gpu_bytes = None if gpu_memory is None else int(gpu_memory * 2**30)

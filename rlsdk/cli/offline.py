@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlsdk.errors import DataError, visible
+from rlsdk.plurals import counted
 from rlsdk.scoring.scorer import Scorer
 from rlsdk.sources.rows import BadRowError, Columns, RowReader, Wording
 from rlsdk.sources.tables import find, read_jsonl, read_parquet
@@ -227,7 +228,9 @@ def show(found: Mapping[str, Any], out: Console) -> None:
     numbers = ((name, found[name]) for name in ("mean", "std", "min", "max"))
     text = ", ".join(f"{name} {value:.4g}" for name, value in numbers if value is not None)
     left_out = f", {len(found['unreadable'])} unreadable" if found["unreadable"] else ""
-    out.print(f"{found['rows']} rows: {found['valid']} valid, {found['invalid']} invalid{left_out}", markup=False)
+    out.print(
+        f"{counted(found['rows'], 'row')}: {found['valid']} valid, {found['invalid']} invalid{left_out}", markup=False
+    )
     if text:
         out.print(text, markup=False)
     for reason, count in found["reasons"].items():

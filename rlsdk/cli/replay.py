@@ -14,6 +14,7 @@ import click
 from rlsdk.cli.parameters import plugin_files
 from rlsdk.cli.settings import SettingsCommand
 from rlsdk.errors import ConfigError
+from rlsdk.plurals import counted
 from rlsdk.replay.names import FRAMEWORKS
 
 
@@ -103,7 +104,8 @@ def _show(found: Mapping[str, Any]) -> None:
 
     out = console()
     out.print(
-        f"{found['framework']}: {found['rollouts']} rollouts in {found['groups']} groups, {found['tokens']} tokens",
+        f"{found['framework']}: {counted(found['rollouts'], 'rollout')} in {counted(found['groups'], 'group')}, "
+        f"{counted(found['tokens'], 'token')}",
         markup=False,
     )
     table = Table("stage", "rlsdk", "theirs", "greatest difference", "", title_justify="left", box=None, pad_edge=False)

@@ -14,6 +14,7 @@ from rlsdk.cli.listing import console
 from rlsdk.cli.parameters import plugin_files
 from rlsdk.cli.settings import SettingsCommand
 from rlsdk.errors import ConfigError, ValueFault
+from rlsdk.plurals import counted
 
 if TYPE_CHECKING:
     from rlsdk.config import Plan
@@ -189,8 +190,9 @@ def _show(predictions: Sequence[Prediction], beside: MeasuredRun | None) -> None
     out = console()
     for found in predictions:
         setup = found.setup
-        size = f"{found.gpus} GPUs: " if found.gpus else ""
-        title = f"{size}{setup.engines} engines, {setup.learners} ranks, {setup.batch} × {setup.group} rollouts a step"
+        size = f"{counted(found.gpus, 'GPU')}: " if found.gpus else ""
+        title = f"{size}{counted(setup.engines, 'engine')}, {counted(setup.learners, 'rank')}, "
+        title += f"{setup.batch} × {setup.group} rollouts a step"
         title += f" ({found.share:.1%} of them simulated)" if found.share < 1 else ""
         table = Table(title=title)
         for i, column in enumerate(COLUMNS):
@@ -198,7 +200,7 @@ def _show(predictions: Sequence[Prediction], beside: MeasuredRun | None) -> None
         table.add_row("as configured", *_cells(attrs.asdict(found.configured)))
         table.add_row("synchronous", *_cells(attrs.asdict(found.synchronous)))
         if beside is not None:
-            table.add_row(f"measured, {beside.steps} steps", *_cells(attrs.asdict(beside)))
+            table.add_row(f"measured, {counted(beside.steps, 'step')}", *_cells(attrs.asdict(beside)))
         out.print(table)
         bound = max(found.engines_alone, found.learner_alone)
         out.print(

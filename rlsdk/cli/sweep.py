@@ -13,6 +13,7 @@ from rich.table import Column, Table
 from rlsdk.cli import listing
 from rlsdk.cli.lazy import INTERRUPTED
 from rlsdk.cli.settings import SettingsCommand
+from rlsdk.plurals import counted
 from rlsdk.sweeps.results import Failure, ResultRow
 from rlsdk.sweeps.running import RunOutcome
 from rlsdk.sweeps.statistics import Estimate
@@ -56,7 +57,7 @@ def sweep(
 
     folder, runs, plans = sweep_of(config, settings, files, seeds=seeds)
     metric = metric or default_metric(plans.values())
-    click.echo(f"{len(runs)} runs in {folder}", err=True)
+    click.echo(f"{counted(len(runs), 'run')} in {folder}", err=True)
     try:
         with held(folder):
             outcomes = train_all(runs, plans, SweepLines(len(runs)), parallel=parallel)

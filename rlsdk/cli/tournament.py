@@ -15,6 +15,7 @@ from rlsdk.cli import listing
 from rlsdk.cli.lazy import INTERRUPTED
 from rlsdk.cli.settings import SettingsCommand
 from rlsdk.cli.sweep import SweepLines, tell_failures, told
+from rlsdk.plurals import counted
 from rlsdk.sweeps.results import EVALUATED
 from rlsdk.sweeps.tournament import Standing
 
@@ -67,7 +68,9 @@ def tournament(
     folder = out or Path("runs") / f"tournament-{Path(suite).name}"
     runs, plans = room.tournament_of(algorithms, tasks, folder, settings=settings, plugins=files, seeds=seeds)
     click.echo(
-        f"{len(algorithms)} algorithms × {len(tasks)} tasks × {seeds} seeds: {len(runs)} runs in {folder}", err=True
+        f"{counted(len(algorithms), 'algorithm')} × {counted(len(tasks), 'task')} × {counted(seeds, 'seed')}: "
+        f"{counted(len(runs), 'run')} in {folder}",
+        err=True,
     )
     if len(algorithms) == 1:
         click.echo(f"nothing to compare: {algorithms[0]} is the only algorithm; name others after it", err=True)
@@ -98,7 +101,7 @@ def _table(ranking: Sequence[Standing], tasks: Sequence[str], metric: str) -> Ta
     table.title = f"{metric}: interquartile mean over tasks and seeds; mean over seeds for each task \\[95 % interval]"
     table.title_justify = "left"
     for each in ranking:
-        missing = f" ({len(each.missing)} runs missing)" if each.missing else ""
+        missing = f" ({counted(len(each.missing), 'run')} missing)" if each.missing else ""
         cells = [escape(told(estimate)) for estimate in (each.whole, *(each.task(task) for task in tasks))]
         table.add_row(escape(each.algorithm) + missing, *cells)
     return table

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rlsdk.errors import visible
+from rlsdk.plurals import counted
 from rlsdk.runlog.rollouts import transcript
 from rlsdk.types import Rollout
 
@@ -63,8 +64,8 @@ def show(found: Debugged, out: Console) -> None:
     out.rule()
     rate = r["tokens"] / r["seconds"] if r["seconds"] else 0.0
     out.print(
-        f"{r['count']:g} requests: {r['tokens']:g} tokens, {rate:.0f} a second within a request, the longest "
-        f"{r['longest_seconds']:.2f} s"
+        f"{counted(r['count'], 'request')}: {counted(r['tokens'], 'token')}, {rate:.0f} a second within a request, "
+        f"the longest {r['longest_seconds']:.2f} s"
     )
     for note in found.notes:
         out.print(f"note: {_lines(note)}", markup=False)

@@ -11,6 +11,7 @@ import attrs
 from rlsdk.config.schema import PlacementSection, RoleSection
 from rlsdk.contracts import ApartRole
 from rlsdk.errors import EnvironmentFault
+from rlsdk.plurals import counted
 
 RoleName = Literal["engine", "learner"]
 ROLES: tuple[RoleName | ApartRole, ...] = ("engine", "learner", "critic", "reference")
@@ -186,7 +187,7 @@ def _no_room(
         users.append("shared" if placement.colocate else "not shared")
     needed += sum(demand.count for demand in alone)
     users += [f"{demand.count} for the {demand.role}" for demand in alone]
-    text = f"placement needs {needed} GPUs ({', '.join(users)}); "
+    text = f"placement needs {counted(needed, 'GPU')} ({', '.join(users)}); "
     text += ", ".join(f"{node.name} has {node.gpus}" for node in nodes) or "no node has any"
     if sum(node.gpus for node in nodes) < needed:
         return text

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from rlsdk.config.rollout import StorageSection
 from rlsdk.config.schema import Config
 from rlsdk.contracts import AlgorithmDefaults
+from rlsdk.plurals import counted
 from rlsdk.storage.location import is_url, url_fault
 
 LEAST: dict[str, int] = {
@@ -178,7 +179,8 @@ def _sizes(config: Config) -> list[tuple[bool, str]]:
         (config.epochs is not None and config.epochs <= 0, f"epochs: above 0, got {config.epochs}"),
         (
             config.minibatches > rollouts,
-            f"minibatches: {config.minibatches} of {rollouts} rollouts leaves some empty; give at most {rollouts}",
+            f"minibatches: {config.minibatches} of {counted(rollouts, 'rollout')} leaves some empty; "
+            f"give at most {rollouts}",
         ),
         (not config.tasks.train, "tasks.train: expected at least one source of tasks, got none"),
         (

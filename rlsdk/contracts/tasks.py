@@ -8,6 +8,7 @@ from typing import Protocol, overload, runtime_checkable
 import attrs
 
 from rlsdk.errors import DataError
+from rlsdk.plurals import counted
 from rlsdk.types import Task
 
 
@@ -47,7 +48,7 @@ class TaskList(Sequence[Task]):
         return map(self.make, range(self.size))
 
     def __repr__(self) -> str:
-        return f"TaskList({self.size} tasks)"
+        return f"TaskList({counted(self.size, 'task')})"
 
 
 @runtime_checkable

@@ -13,6 +13,7 @@ from rlsdk.components import Use, brief
 from rlsdk.config import Plan, TaskSource
 from rlsdk.contracts import LimitsMicroBatches, RewardSpec, SharesSequences
 from rlsdk.plugins import ComponentRef, short_name
+from rlsdk.plurals import counted, every
 from rlsdk.readiness.checks import PlanFinding
 from rlsdk.storage.location import is_url
 
@@ -33,14 +34,14 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
     """Describe the run of a plan: section -> name -> text, flag or list of texts."""
     config = plan.config
     updates = config.minibatches * config.passes
-    rollouts = f"{config.group_size} rollouts" if plan.sampled else "their demonstrations"
-    length = f"{config.steps} steps" if config.steps is not None else f"{config.epochs:g} epochs"
+    rollouts = counted(config.group_size, "rollout") if plan.sampled else "their demonstrations"
+    length = counted(config.steps, "step") if config.steps is not None else counted(config.epochs or 0, "epoch")
     return {
         "run": {
             "folder": plan.location,
             **({"mirror": str(plan.folder)} if is_url(plan.config.out) else {}),
             "length": length,
-            "each step": f"{config.batch_size} tasks × {rollouts}, {updates} optimiser steps",
+            "each step": f"{counted(config.batch_size, 'task')} × {rollouts}, {counted(updates, 'optimiser step')}",
             "seed": config.seed,
         },
         "model": {"path": config.model.path, "dtype": config.model.dtype, "max_length": config.model.max_length},
@@ -54,7 +55,7 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
             **({"tool calls": _reference(plan.tool_parser)} if plan.tool_parser is not None else {}),
             "trained first": _reference(plan.buffer),
             "engine": _reference(plan.engine) if plan.needs_engine else "none: nothing is generated",
-            "made in": f"{config.rollout.workers} rollout workers"
+            "made in": counted(config.rollout.workers, "rollout worker")
             if config.rollout.workers
             else "the driver's process",
         },
@@ -78,14 +79,14 @@ def _around(plan: Plan) -> dict[str, dict[str, Any]]:
     config, evaluation, saved = plan.config, plan.config.eval, plan.config.checkpoint
     times = [
         *(["before the first step"] if evaluation.before else []),
-        *([f"every {evaluation.every} steps"] if evaluation.every else []),
+        *([every(evaluation.every, "step")] if evaluation.every else []),
         *(["after the last step"] if evaluation.after else []),
     ]
-    limit = f", {evaluation.limit} tasks of each source" if evaluation.limit else ""
+    limit = f", {counted(evaluation.limit, 'task')} of each source" if evaluation.limit else ""
     sampling = {
         "temperature": config.sampling.temperature,
-        "longest answer": f"{config.sampling.max_tokens} tokens",
-        "longest prompt": f"{config.max_prompt_tokens} tokens; longer ones are "
+        "longest answer": counted(config.sampling.max_tokens, "token"),
+        "longest prompt": f"{counted(config.max_prompt_tokens, 'token')}; longer ones are "
         + ("dropped" if config.long_prompts == "drop" else "an error"),
         **({"stop": [json.dumps(text) for text in config.sampling.stop]} if config.sampling.stop else {}),
     }
@@ -97,10 +98,10 @@ def _around(plan: Plan) -> dict[str, dict[str, Any]]:
             **({"workflow": _reference(plan.eval_workflow)} if plan.eval_workflow != plan.workflow else {}),
         },
         "checkpoint": {
-            "saved": f"{f'every {saved.every} steps and ' if saved.every else ''}after the last step",
+            "saved": f"{every(saved.every, 'step')} and after the last step" if saved.every else "after the last step",
             "kept": saved.keep,
             "exported": {"last": "the last one", "every": "every one", "never": "none"}[saved.export],
-            "rollouts": f"every {config.save_rollouts} steps" if config.save_rollouts else "not saved",
+            "rollouts": every(config.save_rollouts, "step") if config.save_rollouts else "not saved",
         },
         "trackers": {"metrics": ["metrics.jsonl", *(_reference(tracker) for tracker in plan.trackers)]},
     }
@@ -154,7 +155,7 @@ def _placement(plan: Plan) -> dict[str, Any]:
         never_run.append("engines asleep while the learner works")
     return {
         "device": f"{place.device}{'' if place.device != 'auto' else ' (cuda here)' if cuda else ' (cpu here)'}",
-        "engines": f"{engines}, {place.gpus_per_engine} GPUs each" if cuda else engines,
+        "engines": f"{engines}, {counted(place.gpus_per_engine, 'GPU')} each" if cuda else engines,
         "learner ranks": f"{ranks}, {apart}" if engines else ranks,
         **({"never run": never_run} if cuda else {}),
     }
@@ -184,12 +185,15 @@ def batch(plan: Plan) -> dict[str, str]:
         longest = config.model.max_length
     share = ceil(minibatch / place.learners)
     words = {
-        "rollouts": f"{config.batch_size:,} tasks × {each:,} = {rollouts:,} rollouts in each step"
+        "rollouts": f"{counted(config.batch_size, 'task')} × {each:,} = {counted(rollouts, 'rollout')} in each step"
         + (f", some {ceil(rollouts / place.engines):,} for each engine ({place.engines})" if plan.sampled else "")
         + f", of at most {longest:,} tokens with their prompts",
-        "optimiser steps": f"{rollouts:,} rollouts / {config.minibatches} minibatches = {minibatch:,} rollouts in each "
-        f"optimiser step; {config.minibatches} × {config.passes} passes = {updates} optimiser steps in each step",
-        "ranks": f"{minibatch:,} rollouts / {place.learners} = {share:,} rollouts on each rank of the learner",
+        "optimiser steps": f"{counted(rollouts, 'rollout')} / "
+        f"{counted(config.minibatches, 'minibatch', 'minibatches')} = {counted(minibatch, 'rollout')} in each "
+        f"optimiser step; {config.minibatches} × {counted(config.passes, 'pass', 'passes')} = "
+        f"{counted(updates, 'optimiser step')} in each step",
+        "ranks": f"{counted(minibatch, 'rollout')} / {place.learners} = {counted(share, 'rollout')} on each rank of "
+        "the learner",
     }
     if isinstance(learner, LimitsMicroBatches):
         limit = learner.micro_batch_tokens
@@ -199,12 +203,12 @@ def batch(plan: Plan) -> dict[str, str]:
         else:
             most = max(1, min(share, ceil(share * longest / limit)))
             words["micro-batches"] = (
-                f"{share:,} rollouts × {longest:,} tokens in forward passes of at most {limit:,} tokens: at full "
-                f"length some {most:,} for each optimiser step; {exact}"
+                f"{counted(share, 'rollout')} × {longest:,} tokens in forward passes of at most {limit:,} tokens: at "
+                f"full length some {most:,} for each optimiser step; {exact}"
             )
     if config.steps is not None:
         words["whole run"] = (
-            f"{config.steps:,} steps: {config.steps * rollouts:,} rollouts, {config.steps * updates:,} "
+            f"{counted(config.steps, 'step')}: {counted(config.steps * rollouts, 'rollout')}, "
+            f"{counted(config.steps * updates, 'optimiser step')}"
         )
-        words["whole run"] += "optimiser steps"
     return words

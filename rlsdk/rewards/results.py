@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from rlsdk.plurals import counted
 from rlsdk.types import Score, is_reward
 
 _NOTHING = "it returned None: not applicable here"
@@ -141,7 +142,7 @@ def per_rollout(value: Any, count: int, log: Log | None = None) -> list[Score]:
     if listed is None:
         return [Score.invalid(f"it returned {reprlib.repr(value)}; expected a list of {count} numbers")] * count
     if len(listed) != count:
-        wrong = f"it returned {len(listed)} rewards for {count} rollouts; expected {count}, one for each"
+        wrong = f"it returned {counted(len(listed), 'reward')} for {counted(count, 'rollout')}; expected one for each"
         return [Score.invalid(wrong)] * count
     return [_with(scored(each), log.of(i) if log else {}) for i, each in enumerate(listed)]
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.errors import RunError
+from rlsdk.plurals import counted
 from rlsdk.rollout.lifecycle import TaskLedger
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.types import Group, Task
@@ -329,8 +330,9 @@ class RolloutScheduler:
         self._dropped_in_a_row += 1
         if self._most_dropped is not None and self._dropped_in_a_row >= self._most_dropped:
             raise RunError(
-                f"buffer: its policy dropped {self._dropped_in_a_row} groups in a row (as many as max_empty_steps "
-                "batches have), so no batch can be filled; let it return a priority for some, or choose another policy"
+                f"buffer: its policy dropped {counted(self._dropped_in_a_row, 'group')} in a row (as many as "
+                "max_empty_steps batches have), so no batch can be filled; let it return a priority for some, or "
+                "choose another policy"
             )
 
     def _fill(self) -> None:

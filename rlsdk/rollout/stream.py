@@ -13,6 +13,7 @@ from rlsdk.config import TaskSource
 from rlsdk.contracts import KeepsOrder, TaskList
 from rlsdk.errors import DataError
 from rlsdk.plugins import Plugins
+from rlsdk.plurals import counted
 from rlsdk.types import Task
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class TaskStream:
                 return task, position
             if self._on_long == "error":
                 raise DataError(
-                    f"task {task.id!r}: its prompt has {length} tokens, {self._setting} allows {self._limit}"
+                    f"task {task.id!r}: its prompt has {counted(length, 'token')}, {self._setting} allows {self._limit}"
                 )
             self.dropped += 1
         count, limit = len(self._tasks), self._limit

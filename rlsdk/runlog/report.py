@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from rlsdk.errors import visible
+from rlsdk.plurals import counted
 from rlsdk.runlog.folder import replace_text
 from rlsdk.runlog.metrics import read_metrics
 
@@ -82,7 +83,7 @@ def print_report(
         times.add_row(name, f"{value:.1f}")
     console.print(times)
     console.print(
-        f"{summary['steps']} steps, {summary['tokens_per_second']:,.0f} sampled tokens/s while generating",
+        f"{counted(summary['steps'], 'step')}, {summary['tokens_per_second']:,.0f} sampled tokens/s while generating",
         highlight=False,
     )
     _print_tasks(console, summary.get("tasks") or {})
@@ -115,7 +116,7 @@ def _print_invalid(console: Console, invalid: Mapping[str, Any]) -> None:
     """Print the rollouts that could not be scored, if any."""
     if not invalid.get("rollouts"):
         return
-    count = f"{invalid['rollouts']} trajectories ({invalid['share']:.1%})"
+    count = f"{counted(invalid['rollouts'], 'trajectory', 'trajectories')} ({invalid['share']:.1%})"
     console.print(f"[yellow]{count} could not be scored and were left out:[/]", highlight=False)
     for reason, count in invalid["reasons"].items():
         console.print(f"  {count} × {_plain(reason)}", highlight=False)
@@ -127,8 +128,8 @@ def _print_tasks(console: Console, tasks: Mapping[str, int]) -> None:
     if tasks.get("issued", 0) == tasks.get("trained", 0) and not expired:
         return
     ends = ", ".join(f"{count:,} {name}" for name, count in tasks.items() if name not in ("issued", "expired"))
-    old = f"; {expired:,} groups expired before they could be trained" if expired else ""
-    console.print(f"{tasks['issued']:,} tasks: {ends}{old}", highlight=False)
+    old = f"; {counted(expired, 'group')} expired before they could be trained" if expired else ""
+    console.print(f"{counted(tasks['issued'], 'task')}: {ends}{old}", highlight=False)
 
 
 def _print_environments(console: Console, found: Mapping[str, Any]) -> None:
@@ -136,8 +137,8 @@ def _print_environments(console: Console, found: Mapping[str, Any]) -> None:
     if not found.get("workers_lost"):
         return
     console.print(
-        f"[yellow]{found['workers_lost']} environment workers were lost; {found['rollouts_run_again']} rollouts were "
-        "run again:[/]",
+        f"[yellow]{counted(found['workers_lost'], 'environment worker')} lost; "
+        f"{counted(found['rollouts_run_again'], 'rollout')} run again:[/]",
         highlight=False,
     )
     for reason in found["reasons"]:
@@ -149,8 +150,8 @@ def _print_engines(console: Console, found: Mapping[str, Any]) -> None:
     if not found.get("lost"):
         return
     console.print(
-        f"[yellow]{found['lost']} engines were lost and replaced; {found['sampled_again']} answers were sampled "
-        "again:[/]",
+        f"[yellow]{counted(found['lost'], 'engine')} lost and replaced; "
+        f"{counted(found['sampled_again'], 'answer')} sampled again:[/]",
         highlight=False,
     )
     for reason in found["reasons"]:

@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rlsdk.plurals import counted
 from rlsdk.scoring.outcome import as_score
 from rlsdk.types import Rollout, Score
 
@@ -72,7 +73,9 @@ class Batcher:
             results = self._call(share.take)
             results = await results if inspect.isawaitable(results) else results
             if len(results) != len(share.taken):
-                raise ValueError(f"it returned {len(results)} scores for {len(share.taken)} rollouts")
+                raise ValueError(
+                    f"it returned {counted(len(results), 'score')} for {counted(len(share.taken), 'rollout')}"
+                )
         except Exception as error:  # noqa: BLE001 - handed to each caller, which reports it
             share.take()
             for _, future in share.taken:

@@ -13,6 +13,7 @@ from typing import Any
 
 from rlsdk.components import component_of
 from rlsdk.errors import ValueFault
+from rlsdk.plurals import counted
 from rlsdk.types import Score
 
 _ROUNDING = 1e-4
@@ -50,7 +51,7 @@ def as_scores(result: Any, count: int) -> list[Score]:
     if not isinstance(listed, Collection) or isinstance(listed, str | bytes | Mapping | Set):
         wrong = f"it returned {reprlib.repr(result)}; expected a list of {count} scores"
     elif len(listed) != count:
-        wrong = f"it returned {len(listed)} scores for {count} rollouts; expected {count}, one for each"
+        wrong = f"it returned {counted(len(listed), 'score')} for {counted(count, 'rollout')}; expected one for each"
     else:
         return [as_score(each) for each in listed]
     return [Score.invalid(wrong)] * count

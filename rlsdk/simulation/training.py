@@ -16,6 +16,7 @@ from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.engines.client import EngineClient, GenerateRequest
 from rlsdk.engines.pausable import PausableClient
 from rlsdk.errors import RunError, ValueFault
+from rlsdk.plurals import counted
 from rlsdk.rollout.chat import STATUS
 from rlsdk.rollout.experience import ReplayBuffer
 from rlsdk.rollout.lifecycle import TaskLedger, sampled_tokens
@@ -282,7 +283,7 @@ class SimulatedTraining:
         self._drops = self._drops + 1 if priority is None else 0
         if self._drops > max(DROPS, 10 * self._setup.batch):
             raise RunError(
-                f"rollout.buffer: the policy dropped {self._drops} groups in a row. Groups of a "
+                f"rollout.buffer: the policy dropped {counted(self._drops, 'group')} in a row. Groups of a "
                 "simulation have alternating rewards of 1 and 0, and no metrics; simulate with rollout.buffer=fifo"
             )
         return priority

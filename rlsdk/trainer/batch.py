@@ -16,6 +16,7 @@ from rlsdk.contracts import TrainBatch
 from rlsdk.contracts.tasks import label_of
 from rlsdk.errors import RlsdkError, RunError, described
 from rlsdk.fields import FORWARD, UPDATE_FIELDS, Field
+from rlsdk.plurals import counted
 from rlsdk.types import Group, Rollout, Score
 
 
@@ -380,8 +381,8 @@ def _better(batch: StepBatch) -> np.ndarray:
         at = next(i for i, group in enumerate(batch.groups) if group == wrong[0])
         raise RunError(
             f"the policy loss learns from pairs of a better and a worse rollout, but task "
-            f"{batch.rollouts[at].task.id!r} has {size[wrong[0]]} rollouts, {count[wrong[0]]:g} of them better; "
-            "add the filter 'best_worst'"
+            f"{batch.rollouts[at].task.id!r} has {counted(size[wrong[0]].item(), 'rollout')}, {count[wrong[0]]:g} of "
+            "them better; add the filter 'best_worst'"
         )
     return better
 

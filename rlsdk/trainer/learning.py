@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from rlsdk.errors import RunError
+from rlsdk.plurals import counted
 
 if TYPE_CHECKING:
     from rlsdk.trainer.batch import StepBatch
@@ -60,7 +61,7 @@ class LearningMonitor:
         A model that has learned something and now solves all its tasks has not failed.
         """
         if done and not self.taught:
-            return f"nothing was learned in any of the {done} steps of this run: {self.why or 'see the log'}"
+            return f"nothing was learned in this run ({counted(done, 'step')}): {self.why or 'see the log'}"
         if self.stuck and not self.solved:
             return f"nothing was learned in the last {self._ending()}: {self.why}"
         return ""
@@ -70,7 +71,7 @@ class LearningMonitor:
         return f"ended early, with nothing left to learn in the last {self._ending()}: {self.why}" if self.stuck else ""
 
     def _ending(self) -> str:
-        return f"{self.empty} steps (max_empty_steps={self.limit})"
+        return f"{counted(self.empty, 'step')} (max_empty_steps={self.limit})"
 
     def state(self) -> dict[str, Any]:
         """Return the counts as plain JSON, for a checkpoint."""
@@ -149,7 +150,7 @@ class Refills:
         self.dropped = 0 if kept else self.dropped + 1
         if self.limit is not None and self.dropped >= self.limit:
             raise RunError(
-                f"rollout.dynamic_sampling: algorithm.filters left out {self.dropped} groups in a row (as many as "
-                "max_empty_steps batches have), so no batch can be filled; the model may solve all tasks or none, or "
-                "the filters are too strict"
+                f"rollout.dynamic_sampling: algorithm.filters left out {counted(self.dropped, 'group')} in a row (as "
+                "many as max_empty_steps batches have), so no batch can be filled; the model may solve all tasks or "
+                "none, or the filters are too strict"
             )

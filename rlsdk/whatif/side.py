@@ -12,6 +12,7 @@ from rlsdk.components import component_of
 from rlsdk.config import Plan
 from rlsdk.errors import RunError
 from rlsdk.fields import FORWARD
+from rlsdk.plurals import counted
 from rlsdk.trainer.batch import StepBatch, pack, produce
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
 from rlsdk.types import Group
@@ -178,4 +179,4 @@ def _taught(verdict: GroupVerdict, advantages: Mapping[int, np.ndarray]) -> Grou
 def _spread(group: Group) -> str:
     values = sorted({score.value for score in group.scores})
     many = f"rewards from {values[0]:g} to {values[-1]:g}" if len(values) > 1 else f"every reward is {values[0]:g}"
-    return f"{many} ({len(group)} rollouts)"
+    return f"{many} ({counted(len(group), 'rollout')})"

@@ -40,7 +40,7 @@ def explain(tmp_path):
 
 def test_the_resolved_parts(explain):
     found = explain("algorithm.policy_loss.clip_high=0.28")
-    assert found["run"]["each step"] == "4 tasks × 4 rollouts, 1 optimiser steps"
+    assert found["run"]["each step"] == "4 tasks × 4 rollouts, 1 optimiser step"
     assert found["algorithm"]["advantage"] == "grpo(std_normalize=true)"
     assert found["algorithm"]["policy_loss"] == "ppo(clip_low=0.2, clip_high=0.28, dual_clip=20.0)"
     assert found["algorithm"]["kl"] == "low_var"
@@ -185,6 +185,7 @@ def test_the_batch_in_words(tmp_path, explain):
 def test_who_gets_which_gpu_on_nodes_that_do_not_exist(explain):
     pairs = {"node 0, GPU 0": "engine 0, learner rank 0", "node 1, GPU 0": "engine 1, learner rank 1"}
     assert explain("placement.engines=2", "placement.learners=2", "--gpus", "1x2")["gpus"] == pairs
+    assert explain("--gpus", "2x2")["gpus"] == {"node 0, GPU 0": "engine 0, learner rank 0", "unused": "3 GPUs"}
     said = " ".join(explain("placement.engines=3", "--gpus", "1x2", as_json=False, status=2).split())
     assert "placement: placement needs 3 GPUs (3 for engines, 1 for learners, shared)" in said
     assert "node 0 has 1, node 1 has 1" in said

@@ -98,7 +98,7 @@ def test_a_file_that_was_replaced_by_a_shorter_one_is_read_again(tmp_path: Path)
     ("kind", "value", "message"),
     [
         ("rank", "first", "kind is 'rank'; expected one of pair, score"),
-        ("pair", "first", "pair: 1 rollouts given; expected 2"),
+        ("pair", "first", "pair: 1 rollout given; expected 2"),
         ("score", float("nan"), "score: value is nan; expected a finite number or a label"),
         ("score", True, "expected a finite number"),
         ("score", " ", "expected a finite number or a label"),

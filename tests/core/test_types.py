@@ -235,7 +235,7 @@ def test_an_invalid_score_says_why():
 
 
 def test_a_group_has_a_score_for_each_rollout():
-    with pytest.raises(ValueFault, match="group of task '7': 1 rollouts, 2 scores"):
+    with pytest.raises(ValueFault, match="group of task '7': 1 rollout, 2 scores"):
         Group(TASK, [rollout()], [Score(1.0), Score(0.0)])
     assert len(Group(TASK, [rollout()] * 3, [Score(1.0)] * 3)) == 3
 

@@ -51,7 +51,7 @@ def test_a_new_package_installs_passes_its_tests_and_is_checked(programs: Path, 
     install = ("-m", "pip", "-q", "install", "--no-deps", "--no-build-isolation", "--no-index", ".")
     run(programs / "python", *install, cwd=package)
     assert "2 passed" in run(programs / "python", "-m", "pytest", "-q", cwd=package)
-    assert "1 components" in run(programs / "rlsdk", "check", f"my_{kind}", cwd=tmp_path)
+    assert "1 component" in run(programs / "rlsdk", "check", f"my_{kind}", cwd=tmp_path)
 
 
 def test_the_base_is_under_a_hundred_megabytes_and_checks_a_new_package(wheel: Path, tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def test_a_missing_column_is_the_fault_of_the_data(load):
 @pytest.mark.parametrize(
     ("returned", "cause"),
     [
-        ("[1.0]", "it returned 1 rewards for 2 rollouts; expected 2"),
+        ("[1.0]", "it returned 1 reward for 2 rollouts; expected one"),
         ("0.5", "it returned 0.5; expected a list of 2 numbers"),
         ("None", "it returned None; expected a list of 2 numbers"),
         ("'ab'", "it returned 'ab'; expected a list of 2 numbers"),

@@ -235,7 +235,7 @@ def test_a_batch_reward_of_the_wrong_length_is_a_failure(codec: ChatTokenizer) -
     [group] = run_workflow(
         rlsdk.load("workflow", "single_turn"), [TASK], codec, lambda _: "1", scorer=scorer((1.0, short)), group_size=4
     )
-    assert all("returned 1 scores for 4 rollouts" in s.reason for s in group.scores)
+    assert all("returned 1 score for 4 rollouts" in s.reason for s in group.scores)
 
 
 def test_the_budget_of_invalid_scores_names_step_task_and_cause() -> None:

@@ -38,7 +38,7 @@ def test_the_run_goes_on_the_ledger_adds_up_and_the_summary_names_them(runner: A
     assert first["environments"]["workers_lost"] == 1 and first["environments"]["rollouts_run_again"] >= 1
     [reason] = first["environments"]["reasons"]
     assert "environments-0" in reason and "its process died: " in reason and "environments-0.log" in reason
-    assert "1 environment workers were lost" in runner.console()
+    assert "1 environment worker lost" in runner.console()
     assert (runner.path() / "logs" / "environments-1.log").is_file()
     self_check(first["tasks"], issued=8)
     assert first["tasks"]["failed"] == 2

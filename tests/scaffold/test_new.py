@@ -79,7 +79,7 @@ def test_an_installed_package_is_checked_by_its_name(
     rlsdk("new", "reward", "terse")
     add_metadata(tmp_path / "terse", "terse")
     monkeypatch.syspath_prepend(str(tmp_path / "terse"))
-    assert "1 components" in rlsdk("check", "terse").output
+    assert "1 component" in rlsdk("check", "terse").output
     sys.modules.pop("rlsdk_terse", None)
 
 

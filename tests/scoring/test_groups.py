@@ -122,7 +122,7 @@ def test_groups_are_never_mixed(scorer: Make, task: Task, calls: Path) -> None:
     [
         ("raise", r"picky: KeyError: 'x' \(.*group_lab.py, line 44\)"),
         ("hang", "picky: it took longer than 1 s and was killed"),
-        ("few", "picky: it returned 2 scores for 3 rollouts; expected 3, one for each"),
+        ("few", "picky: it returned 2 scores for 3 rollouts; expected one for each"),
     ],
 )
 def test_a_group_reward_that_fails_invalidates_the_whole_group(scorer: Make, task: Task, text: str, cause: str) -> None:
@@ -319,7 +319,7 @@ def test_a_list_of_another_length_is_said_and_not_tried_one_by_one(scorer: Make,
         return await asyncio.gather(*(running.score(rollout) for rollout in answers(task, "a", "b", "c")))
 
     for score in asyncio.run(together()):
-        assert score.reason == "constant_list: it returned 1 scores for 3 rollouts; expected 3, one for each"
+        assert score.reason == "constant_list: it returned 1 score for 3 rollouts; expected one for each"
 
 
 def test_a_batcher_serves_one_event_loop_after_another(task: Task) -> None:

@@ -208,7 +208,7 @@ def test_async_rewards_wait_together_in_the_driver_and_have_a_limit(scorer: Call
 def test_a_batch_of_another_length_is_invalid(scorer: Callable[..., Scorer]) -> None:
     assert (
         score(scorer("hostile_lab/too_few"), "a")[0].reason
-        == "too_few: it returned 0 scores for 1 rollouts; expected 1, one for each"
+        == "too_few: it returned 0 scores for 1 rollout; expected one for each"
     )
 
 

@@ -196,7 +196,7 @@ def test_a_batch_that_replay_leaves_nothing_of_is_said(run: Path) -> None:
 def test_the_table_says_what_the_figures_are(run: Path) -> None:
     shown = command(run, "--engines", "3", "--learners", "1", "--rates", str(run), "--against", str(run))
     for text in (
-        "3 engines, 1 ranks, 8 × 4 rollouts a step",
+        "3 engines, 1 rank, 8 × 4 rollouts a step",
         "as configured",
         "synchronous",
         "measured, 9 steps",

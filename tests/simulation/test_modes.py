@@ -335,7 +335,7 @@ def test_a_policy_that_drops_everything_is_an_error_and_no_hang() -> None:
     def none(group: Group, *, step: int, uses: int) -> None:
         return None
 
-    with pytest.raises(RunError, match=r"policy dropped 1001 groups in a row.*rollout\.buffer=fifo"):
+    with pytest.raises(RunError, match=r"policy dropped 1,001 groups in a row.*rollout\.buffer=fifo"):
         simulate(attrs.evolve(SETUP, policy=lambda: none))
 
 

@@ -272,7 +272,7 @@ def test_pairs_are_groups_of_a_better_and_a_worse_rollout() -> None:
         packed = pack([graded(1.0, 0.0), wrong])
         assert packed is not None
         with pytest.raises(
-            rlsdk.RlsdkError, match=r"learns from pairs .* has \d rollouts.*add the filter 'best_worst'"
+            rlsdk.RlsdkError, match=r"learns from pairs .* has \d rollouts?.*add the filter 'best_worst'"
         ):
             labels(packed, needs)
 

@@ -32,7 +32,7 @@ def test_empty_steps_in_a_row_end_the_run_and_others_between_do_not() -> None:
 
 
 def test_a_run_that_trained_nothing_has_failed_however_short() -> None:
-    assert after(False, False).fault(2).startswith("nothing was learned in any of the 2 steps of this run: every")
+    assert after(False, False).fault(2).startswith("nothing was learned in this run (2 steps): every")
     assert after(True, False, False).fault(3) == ""
     assert LearningMonitor(3).fault(0) == ""
 

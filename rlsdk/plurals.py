@@ -1,0 +1,20 @@
+"""Counts with their nouns, singular or plural."""
+
+from __future__ import annotations
+
+
+def counted(count: float, noun: str, plural: str = "") -> str:
+    """Return a count with its noun: `1 rollout`, `1,024 rollouts`.
+
+    Args:
+        count: The count; fractions are shown.
+        noun: Noun in the singular.
+        plural: Noun in the plural; empty for the singular with an s.
+    """
+    number = f"{count:,}" if isinstance(count, int) else f"{count:g}"
+    return f"{number} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def every(count: int, noun: str) -> str:
+    """Return an interval: `every step`, `every 10 steps`."""
+    return f"every {noun}" if count == 1 else f"every {counted(count, noun)}"
