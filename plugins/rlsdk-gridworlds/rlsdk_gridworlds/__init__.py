@@ -1,4 +1,4 @@
-"""The plugin `gridworlds`: grid puzzles for models that play by text; modules are imported by kind.
+"""The plugin `gridworlds`: grid puzzles that models play as text; modules are imported by kind.
 
 `pip install rlsdk-gridworlds`, then `gridworlds/frozen_lake` or `gridworlds/sokoban`.
 """

@@ -1,6 +1,6 @@
-"""Random draws that are equal for a seed in every process, on every machine and in every version of Python.
+"""Random draws that depend only on the seed, in every process, on every machine and in every version of Python.
 
-Only text seeding and `random()` of `random.Random` are used: its other methods have changed between versions before.
+Only text seeding and `random()` of `random.Random` are used, since its other methods have changed between versions.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 def pick(random: Random, items: Sequence[T]) -> T:
-    """Pick one of the items uniformly."""
+    """Pick an item uniformly."""
     return items[int(random.random() * len(items))]
 
 
 def draw(random: Random, items: Sequence[T], count: int) -> list[T]:
-    """Draw different items, in random order."""
+    """Draw items without replacement, in random order."""
     left = list(items)
     return [left.pop(int(random.random() * len(left))) for _ in range(count)]

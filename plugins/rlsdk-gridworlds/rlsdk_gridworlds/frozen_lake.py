@@ -1,4 +1,4 @@
-"""FrozenLake of gymnasium, on maps drawn by seed."""
+"""Gymnasium's FrozenLake on random maps determined by a seed."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class FrozenLake(GridWorld):
     The rewards are gymnasium's: 1 for reaching the goal, else 0. An episode ends at the goal, or in a hole.
 
     Attributes:
-        size: Cells of a side.
-        p: Share of cells that are ice; the others are holes. Maps without a path to the goal are redrawn.
-        is_slippery: Let only one step in three go as intended; the others slip to its left or right, at random.
+        size: Side length in cells.
+        p: Share of ice cells; the others are holes. Maps without a path to the goal are redrawn.
+        is_slippery: Let only one step in three go as intended; the others slip to the left or right, at random.
     """
 
     NAME: ClassVar[str] = "frozen_lake"
@@ -54,7 +54,7 @@ class FrozenLake(GridWorld):
         super().__attrs_post_init__()
 
     def make(self, random: Random) -> Lake:
-        """Make a lake with a way from start to goal."""
+        """Create a lake with a path from start to goal."""
         return Lake(frozen_map(random, self.size, self.p), self.is_slippery, int(random.random() * 2**32))
 
     def rules(self) -> str:
@@ -88,7 +88,7 @@ class Lake:
         self._place, _ = self._env.reset(seed=seed)
 
     def act(self, action: int) -> Outcome:
-        """Take a step; the numbers of the actions are gymnasium's."""
+        """Take a step; action numbers are gymnasium's."""
         before = self._place
         self._place, reward, over, _, _ = self._env.step(action)
         tile = self._tile(self._place)
@@ -107,7 +107,7 @@ class Lake:
         return grid
 
     def best(self) -> int:
-        """Return the first action of a shortest way to the goal, as if no step slipped."""
+        """Return the first action of a shortest path to the goal, assuming that no step slips."""
         size = len(self._tiles)
         letters = ["FHG"[tile - 1] for row in self._tiles for tile in row]
         steps = ways(letters, size, letters.index("G"))
@@ -121,7 +121,7 @@ class Lake:
         return self._tiles[row][column]
 
     def _way(self, before: int) -> str:
-        """Direction in which the player actually moved; on slippery ice it may differ from the chosen one."""
+        """Return the direction in which the player actually moved, which on slippery ice may differ from the action."""
         steps = {-1: "left", 1: "right", len(self._tiles[0]): "down", -len(self._tiles[0]): "up"}
         return steps[self._place - before]
 
@@ -143,7 +143,7 @@ def frozen_map(random: Random, size: int, p: float) -> list[str]:
         letters[start], letters[goal] = "S", "G"
         if start in ways(letters, size, goal):
             return ["".join(letters[row * size : (row + 1) * size]) for row in range(size)]
-    raise ValueFault(f"{_ATTEMPTS:,} maps of size {size} with p={p} had no way to the goal; give a greater p")
+    raise ValueFault(f"{_ATTEMPTS:,} maps of size {size} with p={p} had no path to the goal; increase p")
 
 
 def ways(letters: Sequence[str], size: int, goal: int) -> dict[int, int]:
@@ -151,7 +151,7 @@ def ways(letters: Sequence[str], size: int, goal: int) -> dict[int, int]:
 
     Args:
         letters: Map in gymnasium's letters, row by row.
-        size: Cells of a side.
+        size: Side length in cells.
         goal: Index of the goal in `letters`.
     """
     steps = {goal: 0}

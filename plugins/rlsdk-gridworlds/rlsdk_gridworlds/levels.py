@@ -43,16 +43,16 @@ def levels(
         size: Number of tasks; by default, 10,000 for training and 200 for test.
         seed: Random seed of the levels.
         chat: Use user messages as prompts instead of plain text.
-        demonstrations: Give each task an episode to imitate, `metadata["demonstration"]`: this share of its actions
-            comes from the environment's `expert()`, the rest is drawn from its `answers()`.
+        demonstrations: Add an episode to imitate to each task, as `metadata["demonstration"]`; this share of its
+            actions comes from the environment's `expert()`, the rest is drawn from its `answers()`.
 
     Returns:
-        Tasks whose prompt is the first observation; `metadata["seed"]` makes the environment show it at `reset`, and
-        `metadata["environment"]` is the environment as a config names it.
+        Tasks whose prompt is the first observation. `reset` returns this observation for `metadata["seed"]`, and
+        `metadata["environment"]` is the environment as in a config.
 
     Raises:
         OptionError: An option is wrong.
-        DataError: The first observation does not depend on the seed, so that a split is empty.
+        DataError: The first observation does not depend on the seed, so a split is empty.
     """
     size = SIZES[split] if size is None else size
     if size < 1:
@@ -62,13 +62,13 @@ def levels(
     if demonstrations is not None and not 0 <= demonstrations <= 1:
         raise OptionError("tasks 'levels'", [("demonstrations", f"expected a share from 0 to 1, got {demonstrations}")])
     maker = _Maker(environment.name, dict(environment.options), split, seed, chat, demonstrations)
-    maker(0)  # an environment that cannot be made fails here, not in the middle of a run
+    maker(0)  # an environment that cannot be created fails here, not in the middle of a run
     return TaskList(maker, size)
 
 
 @attrs.frozen
 class _Maker:
-    """Makes the task at an index, with random generators seeded by seed, split and index."""
+    """Creates the task at an index, with random generators seeded by seed, split and index."""
 
     name: str
     options: dict[str, Any]
@@ -78,7 +78,7 @@ class _Maker:
     demonstrations: float | None
 
     def __call__(self, index: int) -> Task:
-        """Make a task."""
+        """Create a task."""
         key = f"levels/{self.seed}/{self.split}/{index}"
         environment = rlsdk.load("environment", self.name, **self.options)
         level, text = self._level(environment, Random(key))
@@ -122,8 +122,8 @@ class _Maker:
             if is_test(shown) == (self.split == "test"):
                 return level, shown.text
         raise DataError(
-            f"tasks 'levels': of {_MAX_DRAWS:,} seeds of environment {self.name!r} with options {self.options} none "
-            f"gave a level for split {self.split!r}; does its seed change what it shows first?"
+            f"tasks 'levels': none of {_MAX_DRAWS:,} seeds of environment {self.name!r} with options {self.options} "
+            f"gave a level for split {self.split!r}; its first observation must depend on the seed"
         )
 
 

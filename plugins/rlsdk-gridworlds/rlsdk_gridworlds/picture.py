@@ -1,4 +1,4 @@
-"""Pictures of a grid, with numpy alone."""
+"""Draw pictures of a grid with numpy only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from rlsdk.errors import ValueFault
 
 TILE = 32
-"""Pixels of a cell's side."""
+"""Side length of a cell in pixels."""
 _GROUND: dict[str, tuple[int, int, int]] = {
     "wall": (92, 84, 80),
     "hole": (28, 52, 92),
@@ -38,7 +38,7 @@ SHOWN = {
     "box": "a brown square",
     "box on target": "a green square",
 }
-"""Kind of cell -> how it is drawn; of others, such as a player on a target, both are seen."""
+"""Kind of cell -> its appearance; combined kinds, such as a player on a target, show both."""
 
 
 def draw(cells: Sequence[Sequence[str]]) -> np.ndarray:
@@ -48,7 +48,7 @@ def draw(cells: Sequence[Sequence[str]]) -> np.ndarray:
         cells: Content of each cell, row by row, such as `wall` or `player on target`.
 
     Returns:
-        uint8 `[height, width, 3]`, 32 pixels for each cell.
+        uint8 `[height, width, 3]`, with 32 × 32 pixels per cell.
     """
     return np.concatenate([np.concatenate([_tile(cell) for cell in row], axis=1) for row in cells], axis=0)
 
@@ -95,8 +95,8 @@ def to_png(picture: np.ndarray) -> bytes:
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
         raise ValueFault(f"a picture is uint8 [height, width, 3]; got {picture.dtype} {list(picture.shape)}")
     height, width, _ = picture.shape
-    rows = b"".join(b"\0" + row.tobytes() for row in picture)  # 0: the row is stored as it is
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits a channel, RGB
+    rows = b"".join(b"\0" + row.tobytes() for row in picture)  # 0: no filter
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits per channel, RGB
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks)
 

@@ -1,4 +1,4 @@
-"""Sokoban rooms: layout, positions and steps; and levels that can be solved, made by playing backwards."""
+"""Sokoban rooms with layout, positions and steps, and solvable levels created by playing backwards."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rlsdk_gridworlds.chance import draw, pick
 WALL, EMPTY, TARGET, BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(7)
 _ATTEMPTS = 400
 _STATES = 400
-"""Maximum number of states of one room that are explored."""
+"""Maximum number of states to explore per room."""
 _LEAST_FLOOR = 0.55
-"""Minimum share of the inside that is floor."""
+"""Minimum share of floor inside the walls."""
 _AWAY = 2
-"""Minimum steps of each box from a target in the first half of the attempts; later attempts accept 1."""
+"""Minimum distance of each box from a target, in steps, in the first half of the attempts; later attempts accept 1."""
 _PULLS = 0.7
-"""Probability of pulling a box when one can be pulled; walks alone lead nowhere."""
+"""Probability of pulling a box if one can be pulled; walking alone moves no box."""
 
 
 @attrs.frozen
@@ -39,7 +39,7 @@ class Room:
     targets: frozenset[int]
 
     def offset(self, action: int) -> int:
-        """Return the difference that a step makes to a place: 1 up, 2 down, 3 left, 4 right."""
+        """Return the change of a place by a step: 1 up, 2 down, 3 left, 4 right."""
         return {1: -self.columns, 2: self.columns, 3: -1, 4: 1}[action]
 
     def distance(self, one: int, other: int) -> int:
@@ -62,7 +62,7 @@ class State:
 
 
 def step(room: Room, state: State, action: int) -> State:
-    """Return the state after a step, which may push one box; the same state if walls or boxes are in the way."""
+    """Return the state after a step, which may push one box; unchanged if walls or boxes block it."""
     offset = room.offset(action)
     ahead = state.player + offset
     if ahead not in room.floor:
@@ -108,13 +108,13 @@ def _moved(boxes: tuple[int, ...], here: int, there: int) -> tuple[int, ...]:
 
 
 def level(random: Random, rows: int, columns: int, boxes: int, search_depth: int) -> tuple[Room, State]:
-    """Make a room and a state that at most `search_depth` steps can solve, with no box on a target.
+    """Create a room and a state without a box on a target that at most `search_depth` steps can solve.
 
     Args:
         random: Random generator.
         rows: Rows of the room, walls included.
         columns: Columns of the room, walls included.
-        boxes: Number of boxes, and of targets.
+        boxes: Number of boxes, which is also the number of targets.
         search_depth: Maximum number of steps played backwards from the solved room.
 
     Raises:
@@ -130,12 +130,12 @@ def level(random: Random, rows: int, columns: int, boxes: int, search_depth: int
             return room, state
     raise ValueFault(
         f"{_ATTEMPTS} rooms of {rows} × {columns} with {boxes} boxes gave no level with search_depth {search_depth}; "
-        "give a larger room, fewer boxes or a greater search_depth"
+        "use a larger room, fewer boxes or a greater search_depth"
     )
 
 
 def _carve(random: Random, rows: int, columns: int, least: int) -> list[int]:
-    """Draw the places of the floor, all connected: it grows at random from one place."""
+    """Draw the places of the floor, which grows at random from one place and so is connected."""
     inside = [r * columns + c for r in range(1, rows - 1) for c in range(1, columns - 1)]
     free = set(inside)
     share = _LEAST_FLOOR + (1 - _LEAST_FLOOR) * random.random()
@@ -153,10 +153,10 @@ def _carve(random: Random, rows: int, columns: int, least: int) -> list[int]:
 
 
 def _play_back(random: Random, room: Room, search_depth: int, least: int) -> State | None:
-    """Play backwards to the state with the boxes farthest from the targets; None if closer than `least`.
+    """Play backwards to the state with the boxes farthest from the targets; None if they are closer than `least`.
 
-    A random tree of states grows from a solved one. Its branches are at most `search_depth` long, and each state's
-    branch, played forwards, solves the level from there.
+    A random tree of states grows from a solved state. Its branches have at most `search_depth` steps, and playing a
+    state's branch forwards solves the level.
     """
     boxes = tuple(sorted(room.targets))
     starts = [place for place in sorted(room.floor) if place not in room.targets]
@@ -190,6 +190,6 @@ def _step_back(random: Random, room: Room, state: State, known: dict[State, int]
 
 
 def _away(room: Room, state: State) -> int:
-    """Total distance of the boxes from their nearest targets; 0 if any box is on a target."""
+    """Return the total distance of the boxes from their nearest targets; 0 if any box is on a target."""
     distances = [min(room.distance(box, target) for target in sorted(room.targets)) for box in state.boxes]
     return sum(distances) if all(distances) else 0

@@ -1,4 +1,4 @@
-"""Sokoban: push all boxes to targets, in rooms drawn by seed."""
+"""Sokoban: push all boxes to targets, in random rooms determined by a seed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DIRECTIONS = {1: "up", 2: "down", 3: "left", 4: "right"}
 
 @attrs.frozen(kw_only=True)
 class Rewards:
-    """Components of a step's reward; those that apply are added."""
+    """Components of a step's reward, which is the sum of those that apply."""
 
     step: float
     on_target: float
@@ -39,20 +39,20 @@ class Rewards:
 @rlsdk.environment("sokoban")
 @attrs.define(kw_only=True, eq=False)
 class Sokoban(GridWorld):
-    """Push all boxes to targets; room, targets and boxes are drawn by seed, and every level can be solved.
+    """Push all boxes to targets; room, targets and boxes depend on the seed, and every level can be solved.
 
-    The rewards are those of gym-sokoban 0.0.6, as in ROLL. An episode ends when all boxes are on targets.
+    The rewards are gym-sokoban 0.0.6's, as in ROLL. An episode ends when all boxes are on targets.
 
     Attributes:
         dim_x: Rows of the room, walls included, as in ROLL.
         dim_y: Columns of the room, walls included.
-        num_boxes: Number of boxes, and of targets.
-        search_depth: Maximum number of steps played backwards from the solved room. No level needs more steps to be
-            solved: up to `max_steps`, each can be solved within an episode.
+        num_boxes: Number of boxes, which is also the number of targets.
+        search_depth: Maximum number of steps played backwards from the solved room, and so the maximum that a solution
+            needs. If it is at most `max_steps`, every level can be solved within an episode.
         penalty_for_step: Reward of every valid action.
-        reward_box_on_target: Added when a box is pushed onto a target.
-        penalty_box_off_target: Added when a box is pushed off a target.
-        reward_finished: Added when the last box is pushed onto a target.
+        reward_box_on_target: Reward added for pushing a box onto a target.
+        penalty_box_off_target: Reward added for pushing a box off a target.
+        reward_finished: Reward added for pushing the last box onto a target.
     """
 
     NAME: ClassVar[str] = "sokoban"
@@ -83,7 +83,7 @@ class Sokoban(GridWorld):
         super().__attrs_post_init__()
 
     def make(self, random: Random) -> Play:
-        """Make a level that can be solved."""
+        """Create a solvable level."""
         room, state = level(random, self.dim_x, self.dim_y, self.num_boxes, self.search_depth)
         rewards = Rewards(
             step=self.penalty_for_step,

@@ -1,4 +1,4 @@
-"""Base of all grid worlds: options, texts, parsing of actions, step counts, metrics."""
+"""Base of all grid worlds, with options, texts, action parsing, step counts and metrics."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Outcome:
 
 
 class World(Protocol):
-    """A level that is being played."""
+    """A level in play."""
 
     def act(self, action: int) -> Outcome:
         """Take an action, a key of `action_lookup`."""
@@ -64,7 +64,7 @@ class Guide(Protocol):
 
 @attrs.define(kw_only=True, eq=False)
 class GridWorld(abc.ABC):
-    """A grid puzzle played by text, with ROLL's option names.
+    """A grid puzzle played as text, with ROLL's option names.
 
     The first observation explains the puzzle, the symbols, the actions and the answer format; later ones describe what
     happened. A text without a valid action changes nothing but costs a step; its reward is just `format_penalty`.
@@ -73,10 +73,10 @@ class GridWorld(abc.ABC):
     Attributes:
         env_instruction: Explanation of the puzzle in the first observation; by default, the rules.
         think: Require thoughts before the answer; changes the defaults of `action_pattern` and `user_prompt_format`.
-        action_pattern: Regular expression of the package `regex`; its first match counts. The action is the group
+        action_pattern: Regular expression for the package `regex`; its first match counts. The action is the group
             `action`, else the last group, else the whole match; it must be a name in `action_lookup`, ignoring case.
         user_prompt_format: Answer format shown in the first observation.
-        added_text: Beginning of each answer, written by a workflow for the model; texts passed to `step` may lack it.
+        added_text: Beginning of each answer, which a workflow writes for the model; texts passed to `step` may lack it.
         template: `full`, or `grid` for observations that are only the grid, for models with few tokens.
         max_steps: Maximum number of actions in an episode, including invalid ones; then it is truncated.
         max_tokens_per_step: Maximum tokens of an answer stated in the first observation; null to state none.
@@ -88,7 +88,7 @@ class GridWorld(abc.ABC):
     """
 
     NAME: ClassVar[str]
-    """Name of the puzzle: variants that share it have the same levels."""
+    """Name of the puzzle; variants with the same name have the same levels."""
     CELLS: ClassVar[Mapping[int, str]]
     """Number of a kind of cell -> its meaning."""
     ACTIONS: ClassVar[tuple[int, ...]]
@@ -125,7 +125,7 @@ class GridWorld(abc.ABC):
         if unexplained:
             raise ValueFault(
                 f"grid_vocab: the symbols {', '.join(map(repr, unexplained))} of grid_lookup are missing; add them, or "
-                "leave grid_vocab out"
+                "omit grid_vocab"
             )
         self._numbers = {name.strip().casefold(): number for number, name in self.action_lookup.items()}
         pattern = self.action_pattern or (THINK_PATTERN if self.think else PATTERN)
@@ -133,12 +133,12 @@ class GridWorld(abc.ABC):
 
     @property
     def shows_images(self) -> bool:
-        """True if observations hold pictures."""
+        """True if observations contain pictures."""
         return self.picture
 
     @abc.abstractmethod
     def make(self, random: Random) -> World:
-        """Make a level; everything random in it is drawn from `random`."""
+        """Create a level; all its randomness comes from `random`."""
 
     @abc.abstractmethod
     def rules(self) -> str:
@@ -148,7 +148,7 @@ class GridWorld(abc.ABC):
         """Start the level of a seed, the same in every process.
 
         Args:
-            seed: Any whole number.
+            seed: Any integer.
         """
         self._world = self.make(Random(f"{self.NAME}/{seed}"))
         self._steps = self._valid = self._effective = 0
@@ -180,7 +180,7 @@ class GridWorld(abc.ABC):
         """Return an answer with the best action, as a demonstration; the state does not change.
 
         Raises:
-            ValueFault: The episode is over, or none was started; or the puzzle does not know the best action.
+            ValueFault: The episode is over or was not started, or the puzzle has no expert.
         """
         world = self._playing()
         if not isinstance(world, Guide):
@@ -191,7 +191,7 @@ class GridWorld(abc.ABC):
         """Return an answer for each action, in the required form.
 
         Raises:
-            ValueFault: `action_pattern` does not find the action in that form.
+            ValueFault: `action_pattern` does not match the action in that form.
         """
         return [self._answer(action) for action in self.ACTIONS]
 
@@ -252,8 +252,8 @@ class GridWorld(abc.ABC):
         text = self._form().replace("[your answer]", name).replace("[your thoughts]", "")
         if (self._actions.find(text) or "").casefold() != name.strip().casefold():
             raise ValueFault(
-                f"the action {name!r} is not found in {text!r}: user_prompt_format must hold '[your answer]' where "
-                "action_pattern looks for it"
+                f"action_pattern does not find the action {name!r} in {text!r}: user_prompt_format must contain "
+                "'[your answer]' where action_pattern matches it"
             )
         return text
 
@@ -280,7 +280,7 @@ def _legend(kinds: Collection[str]) -> str:
 
 
 def _complete(option: str, given: Mapping[int, str], wanted: tuple[int, ...]) -> None:
-    """Refuse a table with missing or extra numbers, or with equal names."""
+    """Reject a table with missing or extra numbers, or with duplicate names."""
     names = [name.strip().casefold() if option == "action_lookup" else name for name in given.values()]
     if set(given) != set(wanted) or len(set(names)) < len(names) or not all(names):
         raise ValueFault(f"{option}: expected different names for {', '.join(map(str, wanted))}; got {dict(given)}")

@@ -189,7 +189,7 @@ def test_experts_answer_in_the_form_that_is_asked_for():
     assert thinking.answers()[0] == "<think>  </think> <answer> Left </answer>"
     bare = {"action_pattern": "[0-3]", "action_lookup": {i: str(i) for i in range(4)}}
     assert FrozenLake(**bare, user_prompt_format="[your answer]").answers() == ["0", "1", "2", "3"]
-    with pytest.raises(ValueFault, match="user_prompt_format must hold"):
+    with pytest.raises(ValueFault, match="user_prompt_format must contain"):
         FrozenLake(user_prompt_format="one word").answers()
 
 

@@ -98,7 +98,7 @@ def test_an_environment_that_ignores_its_seed_has_no_levels(installed, tmp_path)
         try:
             load(environment="lab/constant", split=split)
         except DataError as error:
-            assert "does its seed change what it shows first?" in str(error)
+            assert "its first observation must depend on the seed" in str(error)
             found += 1
     assert found == 1
 

@@ -154,5 +154,5 @@ def test_impossible_rooms_are_refused():
         rlsdk.load("environment", Sokoban, dim_x=4, dim_y=4, num_boxes=3)
     with pytest.raises(OptionError, match="dim_x: expected at least 3, got 2"):
         rlsdk.load("environment", Sokoban, dim_x=2)
-    with pytest.raises(ValueFault, match="400 rooms of 4 × 4 with 2 boxes gave no level with search_depth 1; give a"):
+    with pytest.raises(ValueFault, match="400 rooms of 4 × 4 with 2 boxes gave no level with search_depth 1; use a"):
         level(Random("0"), 4, 4, 2, 1)
