@@ -1,4 +1,4 @@
-"""The plugin `zoo`: policy losses that are young or rarely used; modules are imported by kind.
+"""The plugin `zoo`: new or rarely used policy losses; modules are imported by kind.
 
 `pip install rlsdk-zoo`, then `algorithm: zoo/dppo` or `policy_loss: zoo/dppo`.
 """

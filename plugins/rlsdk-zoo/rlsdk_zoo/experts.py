@@ -21,22 +21,22 @@ def mix_chord(
     clip_high: NonNegative = 0.2,
     per: Literal["token", "rollout"] | None = None,
 ) -> tuple[Tensor, Metrics]:
-    """The loss `mix` with a weight on each expert token: tokens that are certain or very unlikely count little.
+    """The loss `mix` with a weight on each expert token: certain and very unlikely tokens count little.
 
-    This is the paper's final objective, CHORD-φ, which keeps μ fixed. Its CHORD-μ, without φ and with a μ that decays,
-    is the algorithm `zoo/chord_mu`: the core's loss `mix` with a schedule.
+    This is the paper's final objective, CHORD-φ, with a fixed μ. CHORD-μ, which has no φ and a decaying μ, is the
+    algorithm `zoo/chord_mu`: the core's loss `mix` with a schedule.
     Paper: CHORD, arXiv:2508.11408, eq. 2, 3, 5 and 6.
     Formula: `(1 - μ)·mean(ppo over the policy's) + μ·mean(-sg[φ] · log π over the expert's)` with `φ = π · (1 - π)`;
-    each part is scaled so that the core's division gives it its own denominator.
-    When to use: an expert's answers beside the policy's own, without the dip that imitation brings.
+    each part is scaled so that the core's division yields the part's own denominator.
+    When to use: training on an expert's answers and the policy's own, without the dip that imitation causes.
 
     Args:
         x: The batch.
-        mu: Weight of the expert's part, μ.
+        mu: Weight of the expert part, μ.
         clip_low: How far PPO's ratio may fall below 1.
         clip_high: How far it may rise above 1.
-        per: What the aggregation divides by: `token` for token-mean, `rollout` for the seq-mean modes; null follows
-            the run's aggregation.
+        per: Divisor of the aggregation: `token` for token-mean, `rollout` for the seq-mean modes; null follows the
+            run's aggregation.
     """
     loss, metrics = mix(x, mu=mu, clip_low=clip_low, clip_high=clip_high, dual_clip=None, per=per)
     probability = trained(x, x.logprobs).detach().clamp(max=0).exp()

@@ -16,10 +16,10 @@ MU = {"from": 0.9, "to": 0.05, "over": 200, "shape": "cosine"}
 @rlsdk.algorithm("sppo")
 @attrs.frozen(kw_only=True)
 class SPPO(Algorithm):
-    """Softmax PPO: the log-ratio in place of the ratio, with the group's mean as baseline; no KL.
+    """Softmax PPO: the log-ratio instead of the ratio, with the group's mean as baseline; no KL.
 
     Paper: arXiv:2108.05828; baseline and ε as in Trinity-RFT, since the paper has a critic and tunes ε.
-    When to use: as PPO's clip with a group baseline, for tasks where rare tokens matter.
+    When to use: like PPO's clip with a group baseline, for tasks where rare tokens matter.
     """
 
     advantage: Use = Use("opmd", {"baseline": "mean"})
@@ -32,7 +32,7 @@ class REC(Algorithm):
     """Group-relative REINFORCE with a one-sided clip and no importance weights (the paper's REC-OneSide-NoIS); no KL.
 
     Paper: arXiv:2509.24203.
-    When to use: training off-policy: batches used more than once, late weights, samples of other policies.
+    When to use: off-policy training, on batches used more than once, with stale weights, or on other policies' samples.
     """
 
     advantage: Use = Use("rec", {"std_normalize": False})
@@ -46,7 +46,8 @@ class REC(Algorithm):
 class Kimi(Algorithm):
     """Kimi k1.5's mirror descent: the group's mean as baseline, the squared log-ratio of the answer in the loss.
 
-    The paper's length reward is the shaping `length_penalty`, left out as in its first steps; it names no weight.
+    The paper's length reward is the shaping `length_penalty`; it is off here, as in the paper's first steps, since the
+    paper gives no weight for it.
     Paper: arXiv:2501.12599, §2.3.2, eq. 3.
     When to use: several updates on each batch of long answers.
     """
@@ -59,11 +60,11 @@ class Kimi(Algorithm):
 @rlsdk.algorithm("dppo")
 @attrs.frozen(kw_only=True)
 class DPPO(Algorithm):
-    """GRPO without its division by the standard deviation, and a trust region by divergence; no KL.
+    """GRPO without division by the standard deviation, with a trust region by divergence; no KL.
 
-    `norm` is the budget of tokens of one response, as in the paper's runs: null takes `sampling.max_tokens`.
+    `norm` is the token budget of a response, as in the paper's runs; null uses `sampling.max_tokens`.
     Paper: arXiv:2602.04879, eq. 12 and 13, appendix C.1; aggregation as in the authors' script.
-    When to use: wherever GRPO is used with several updates on a batch, or with a sampler that is not quite the policy.
+    When to use: instead of GRPO, with several updates per batch or a sampler that differs slightly from the policy.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": False})
@@ -74,7 +75,7 @@ class DPPO(Algorithm):
 @rlsdk.algorithm("vespo")
 @attrs.frozen(kw_only=True)
 class VESPO(Algorithm):
-    """The group's mean as baseline, and a smooth kernel on the weight of the whole answer; no KL.
+    """The group's mean as baseline, and a smooth kernel on the importance weight of the whole answer; no KL.
 
     Paper: arXiv:2602.10693, eq. 20 and §4.1; aggregation as in the authors' code.
     When to use: asynchronous training, or many updates on one large batch.
@@ -87,10 +88,10 @@ class VESPO(Algorithm):
 @rlsdk.algorithm("mix_chord")
 @attrs.frozen(kw_only=True)
 class MixChord(Algorithm):
-    """CHORD-φ: GRPO on the policy's samples, and an expert's answers weighed token by token; no KL.
+    """CHORD-φ: GRPO on the policy's samples, plus an expert's answers weighted token by token; no KL.
 
     Paper: arXiv:2508.11408, eq. 2, 3, 5 and 6; μ = 0.1 (§4.3).
-    When to use: an expert's answers are at hand for tasks that the policy cannot solve yet.
+    When to use: an expert's answers are available for tasks that the policy cannot solve yet.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
@@ -100,12 +101,12 @@ class MixChord(Algorithm):
 
 @rlsdk.algorithm("chord_mu")
 class ChordMu(Algorithm):
-    """CHORD-μ: from imitating an expert to GRPO, by a weight of the expert's answers that decays; no KL.
+    """CHORD-μ: from imitating an expert to GRPO, with a decaying weight of the expert's answers; no KL.
 
-    μ falls from 0.9 to 0.05 over the first 200 training steps and stays there, along a cosine as in the authors' code.
-    Shorter trainings want a shorter decay: `policy_loss: {mu: {from: 0.9, to: 0.05, over: 50}}`.
+    μ decays from 0.9 to 0.05 over the first 200 training steps, along a cosine as in the authors' code, and stays
+    there. Use a shorter decay for shorter trainings: `policy_loss: {mu: {from: 0.9, to: 0.05, over: 50}}`.
     Paper: arXiv:2508.11408, eq. 2 and 3.
-    When to use: an expert's answers are at hand, and the policy should first learn their pattern and then leave it.
+    When to use: an expert's answers are available, and the policy should first learn their pattern and then leave it.
     """
 
     advantage = Use("grpo", {"std_normalize": True})

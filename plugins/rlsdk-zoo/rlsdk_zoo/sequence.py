@@ -17,16 +17,16 @@ from rlsdk.limits import Positive
 
 @rlsdk.policy_loss("kimi", aggregates=("seq-mean-token-sum", "seq-mean-token-sum-norm"))
 def kimi(x: rlsdk.LossInputs, *, tau: Positive = 0.1, level: Literal["sequence", "token"] = "sequence") -> Tensor:
-    """The policy gradient, held near the old policy by the square of the log-ratio: online mirror descent.
+    """The policy gradient, kept close to the old policy by the squared log-ratio: online mirror descent.
 
-    ROLL (kimi15) and Trinity-RFT (OPMD, whose coefficient is τ/2) square the ratio of each token; the paper squares
-    that of the whole answer, and so does the default here.
-    Paper: Kimi k1.5, arXiv:2501.12599, §2.3.2, eq. 3; τ is ROLL's, the paper names none.
+    ROLL (kimi15) and Trinity-RFT (OPMD, with coefficient τ/2) square the log-ratio of each token; the paper, and the
+    default here, square the log-ratio of the whole answer.
+    Paper: Kimi k1.5, arXiv:2501.12599, §2.3.2, eq. 3; τ is ROLL's, since the paper gives no value.
     Formula: `-A · log π + τ/2 · d · d(y)`, with `d = log π - log π_old` of the token and `d(y)` the sum over the
-    rollout's tokens: over a rollout this adds up to `-A · log π(y) + τ/2 · d(y)²`. With level `token`, `-A · log π +
+    rollout's tokens, which sums to `-A · log π(y) + τ/2 · d(y)²` over a rollout. With level `token`, `-A · log π +
     τ/2 · d²`.
-    When to use: several updates on one batch, or batches of older policies, without importance weights; goes with the
-    advantage `opmd`. With long answers `token` is milder.
+    When to use: several updates on one batch, or batches of older policies, without importance weights; use it with
+    the advantage `opmd`. For long answers, `token` is milder.
 
     Args:
         x: The batch.
@@ -47,19 +47,19 @@ def vespo(
     power_neg: float = 3.0,
     decay_neg: float = 2.0,
 ) -> tuple[Tensor, Metrics]:
-    """A smooth kernel on the weight of the whole rollout: stale rollouts fade, none is cut, and length does not matter.
+    """A smooth kernel on the weight of the whole rollout: stale rollouts fade out without a cut, whatever their length.
 
     Paper: VESPO, arXiv:2602.10693, eq. 20 with the shifted kernel of §3.3; constants are the paper's (§4.1). `log W` is
     clamped to ±20, as in the authors' code.
     Formula: `-sg[φ(W)] · A · log π` with `φ(W) = W^c1 · exp(c2·(1 - W))`, which is 1 on-policy, and `W = π(y) / μ(y)`,
-    `μ` being the policy that sampled; `c1` and `c2` are `power_pos` and `decay_pos` where `A ≥ 0`, else `power_neg` and
+    where `μ` is the sampling policy; `c1` and `c2` are `power_pos` and `decay_pos` where `A ≥ 0`, else `power_neg` and
     `decay_neg`.
-    When to use: stale or asynchronous samples, and engines that round differently; no correction is needed beside it.
+    When to use: stale or asynchronous samples, and engines that round differently; it needs no further correction.
 
     Args:
         x: The batch.
-        power_pos: c1 of good rollouts: how soon those fade that became unlikely.
-        decay_pos: c2 of good rollouts: how soon those fade that became likely.
+        power_pos: c1 of good rollouts; larger values fade out rollouts that became unlikely sooner.
+        decay_pos: c2 of good rollouts; larger values fade out rollouts that became likely sooner.
         power_neg: c1 of bad rollouts.
         decay_neg: c2 of bad rollouts.
     """

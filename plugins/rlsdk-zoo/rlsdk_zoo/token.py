@@ -1,4 +1,4 @@
-"""Policy losses that judge each token by itself: sppo, rec, dppo.
+"""Policy losses that treat each token separately: sppo, rec, dppo.
 
 `r = π / π_old` is the ratio of a token, `A` its advantage, `μ` the policy that sampled it, `sg[·]` stops the gradient.
 """
@@ -22,18 +22,18 @@ DIVERGENCE_THRESHOLD = {"tv": 0.15, "kl": 0.05}
 
 @rlsdk.policy_loss("sppo")
 def sppo(x: rlsdk.LossInputs, *, clip: NonNegative = 0.3) -> tuple[Tensor, Metrics]:
-    """PPO on the log-ratio: gradients weigh by the advantage alone, and end where the policy went too far either way.
+    """PPO on the log-ratio: the advantage alone scales gradients, which are zero once the ratio is out of bounds.
 
-    Not Self-Play Preference Optimization, which has the same letters. Where the clip binds, Trinity-RFT gives the loss
-    the value 0; here it has the formula's, with the same gradient, none.
+    This is not Self-Play Preference Optimization, which has the same acronym. Where the clip is active, the loss is 0
+    in Trinity-RFT and has the formula's value here; the gradient is zero in both.
     Paper: softmax PPO (sPPO), arXiv:2108.05828; ε is Trinity-RFT's.
     Formula: `-A · log clip(r, 1 / (1 + ε), 1 + ε)`.
-    When to use: a few updates on one batch, where rare tokens, whose ratios move fast, should weigh no more than
+    When to use: a few updates on one batch, if rare tokens, whose ratios change fast, should have no more weight than
     others.
 
     Args:
         x: The batch.
-        clip: ε; the ratio counts between `1 / (1 + ε)` and `1 + ε`.
+        clip: ε; the ratio is clipped to `1 / (1 + ε)` and `1 + ε`.
     """
     difference, bound = log_ratio(x), math.log1p(clip)
     clipped = difference.clamp(-bound, bound)
@@ -51,26 +51,26 @@ def rec(
     ring_low: NonNegative = 0.6,
     ring_high: NonNegative = 2.0,
 ) -> tuple[Tensor, Metrics]:
-    """REINFORCE with clipping: what is left of GRPO without its importance weights, and as good off-policy.
+    """REINFORCE with clipping: GRPO without importance weights, which works as well off-policy.
 
-    One class of the paper's methods; of the others AsymRE is the advantage `asymre`, RED-Drop the option `drop` of the
+    This is one class of the paper's methods. AsymRE is the advantage `asymre`, RED-Drop the option `drop` of the
     advantage `rec`, and OPMD the loss `zoo/kimi`. Trinity-RFT's `rec` bundles them as options.
-    Paper: REC, arXiv:2509.24203; bounds are the paper's, `ring` those of its REC-Ring.
-    Formula: `-M · A · log π`, with `importance_sampling` `-M · sg[r] · A · log π`. `M` is 1 on tokens that are kept,
-    else 0. `one_side` keeps `r ≤ 1 + clip_high` where `A > 0` and `r ≥ 1 - clip_low` where `A < 0`; `two_side` keeps `1
+    Paper: REC, arXiv:2509.24203; bounds are the paper's, for `ring` REC-Ring's.
+    Formula: `-M · A · log π`, with `importance_sampling` `-M · sg[r] · A · log π`. `M` is 1 for kept tokens, else 0.
+    `one_side` keeps `r ≤ 1 + clip_high` where `A > 0` and `r ≥ 1 - clip_low` where `A < 0`; `two_side` keeps `1
     - clip_low ≤ r ≤ 1 + clip_high`; `ring` keeps these, `r ≤ 1 - ring_low` where `A > 0` and `r ≥ 1 + ring_high` where
     `A < 0`.
-    When to use: samples of older policies, or of no policy at all. Wider bounds (0.6 and 2.0) learn faster, and hold
-    longer than one would think.
+    When to use: samples of older policies, or samples that no policy generated. Wider bounds (0.6 and 2.0) learn
+    faster, and stay stable for surprisingly long.
 
     Args:
         x: The batch.
-        clip: Rule for the tokens that are kept, by their ratio.
-        importance_sampling: Weigh each token by its ratio; the paper finds that it changes little.
+        clip: Rule that decides by its ratio whether a token is kept.
+        importance_sampling: Weight each token by its ratio; the paper finds that it changes little.
         clip_low: How far the ratio may fall below 1.
-        clip_high: How far it may rise above 1.
-        ring_low: From so far below 1, good tokens are kept again.
-        ring_high: From so far above 1, bad tokens are kept again.
+        clip_high: How far the ratio may rise above 1.
+        ring_low: Distance below 1 from which good tokens are kept again.
+        ring_high: Distance above 1 from which bad tokens are kept again.
     """
     ratio, advantages = bounded(log_ratio(x)).exp().detach(), credit(x)
     good, bad = advantages > 0, advantages < 0
@@ -92,19 +92,19 @@ def dppo(
 ) -> tuple[Tensor, Metrics]:
     """A trust region by divergence: rare tokens may change by large ratios, likely ones may not lose much probability.
 
-    Ratio and divergence are against the policy that sampled: against a recomputed one training collapses (§5.2). verl
-    truncates the ratio at 20, prime-rl adds a KL term; the objective, followed here, has neither.
+    Ratio and divergence are relative to the sampling policy; with recomputed logprobs, training collapses (§5.2). verl
+    truncates the ratio at 20, and prime-rl adds a KL term; the paper's objective, used here, has neither.
     Paper: DPPO, arXiv:2602.04879, eq. 12, with the divergence of two outcomes, this token or another, eq. 13 and 14.
     Formula: `-M · ρ · A` with `ρ = π / μ`; `M` is 0 where the divergence `D` is above the threshold and the update
-    leads further away (`A > 0` and `ρ > 1`, or `A < 0` and `ρ < 1`), else 1. `tv`: `D = |μ - π|`; `kl`: `D = μ·log(μ /
+    would increase it (`A > 0` and `ρ > 1`, or `A < 0` and `ρ < 1`), else 1. `tv`: `D = |μ - π|`; `kl`: `D = μ·log(μ /
     π) + (1 - μ)·log((1 - μ) / (1 - π))`.
-    When to use: in place of PPO's clip, above all where sampler and trainer disagree: mixtures of experts, low
+    When to use: instead of PPO's clip, especially if sampler and trainer disagree, as with mixtures of experts or low
     precision.
 
     Args:
         x: The batch.
         divergence: Total variation, or KL.
-        threshold: Divergence beyond which a token learns no further; null for the paper's, 0.15 for tv and 0.05 for kl.
+        threshold: Divergence above which a token is masked; null for the paper's, 0.15 for tv and 0.05 for kl.
     """
     difference, advantages = log_ratio(x, x.behaviour_logprobs), credit(x)
     policy, sampler = _log_probability(x, x.logprobs), _log_probability(x, x.behaviour_logprobs)
@@ -119,7 +119,7 @@ def dppo(
 
 
 def _log_probability(x: rlsdk.LossInputs, logprobs: Tensor) -> Tensor:
-    """Detached; at most 0, which rounding, and inputs made by hand, may exceed."""
+    """Return detached logprobs, clamped to 0, which rounding and handmade inputs may exceed."""
     return trained(x, wide(logprobs).detach()).clamp(max=0)
 
 
@@ -128,7 +128,7 @@ def _total_variation(sampler: Tensor, policy: Tensor) -> Tensor:
 
 
 def _binary_kl(sampler: Tensor, policy: Tensor) -> Tensor:
-    """KL(sampler ‖ policy) of this token against all others; large, not infinite, where the policy alone is certain."""
+    """Return KL(sampler ‖ policy) of this token against all others; large but finite if only the policy is certain."""
     others, others_now = -torch.expm1(sampler), -torch.expm1(policy)
     least = torch.finfo(policy.dtype).tiny
     change = torch.xlogy(others, others) - torch.xlogy(others, others_now.clamp(least))
