@@ -1,8 +1,8 @@
-"""Checks of answers before scorers that evaluate them.
+"""Check answers before passing them to scorers that evaluate them.
 
 Some scorers of reasoning-gym pass the model's text to Python's `eval`, or to sympy's `parse_expr`, which calls it.
-Answers to their datasets are parsed here before they are scored: a tree that holds anything but data, or anything but
-arithmetic, is never evaluated. An answer that Python cannot parse cannot run, and is left to the scorer.
+Answers to their datasets are parsed here before they are scored. A tree that contains anything but data, or anything
+but arithmetic, is never evaluated. An answer that Python cannot parse cannot run, and is left to the scorer.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 MAX_CHARACTERS = 10_000
-"""Most characters of an answer, plus ten times those of the right answer."""
+"""Maximum characters of an answer; ten times the right answer's length is added."""
 MAX_EVALUATED = 2_000
-"""Characters of an answer that is evaluated."""
+"""Maximum characters of an answer that is evaluated."""
 MAX_EXPONENT = 100
 MAX_POWERS = 2
-"""Most nested powers."""
+"""Maximum number of nested powers."""
 
 _TRIGONOMETRY = {"sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth"}
 FUNCTIONS = frozenset(
@@ -34,7 +34,7 @@ _ARITHMETIC = (
 )
 _HUGE = re.compile(r"[0-9.][eE][-+]?[0-9_]{4}")
 _REWRITTEN = re.compile(r"[!\[\]'\"\\_@;:={}]|lambda")
-"""Syntax that sympy rewrites to Python before it evaluates (factorials, repeated decimals), or non-arithmetic."""
+"""Syntax that sympy rewrites before evaluating it (factorials, repeating decimals), or that is not arithmetic."""
 
 
 def refused(dataset: str, answer: str, entry: Mapping[str, Any]) -> str:
@@ -49,7 +49,7 @@ def refused(dataset: str, answer: str, entry: Mapping[str, Any]) -> str:
     if answer.strip() == right.strip():
         return ""
     if len(answer) > MAX_CHARACTERS + 10 * len(right):
-        return f"the answer has {len(answer):,} characters"
+        return f"the answer is too long: {len(answer):,} characters"
     check = EVALUATED.get(dataset)
     return check(answer) if check else ""
 
@@ -63,9 +63,9 @@ def _parsed(answer: str) -> ast.Expression | None:
 
 
 def _data(answer: str) -> str:
-    """For `eval`: numbers, text and names, in lists."""
+    """Return why an answer must not reach `eval`: it may contain only numbers, text and names, in lists."""
     if len(answer) > MAX_EVALUATED:
-        return f"the answer has {len(answer):,} characters, and would be evaluated"
+        return f"the answer is too long to be evaluated: {len(answer):,} characters"
     tree = _parsed(answer)
     for node in ast.walk(tree) if tree else ():
         signed = isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant)
@@ -75,14 +75,14 @@ def _data(answer: str) -> str:
 
 
 def _expression(answer: str) -> str:
-    """For `parse_expr`: numbers, names, `+ - * / **`, and calls of a few functions."""
+    """Return why an answer must not reach `parse_expr`, which gets only names and arithmetic with a few functions."""
     if len(answer) > MAX_EVALUATED:
-        return f"the answer has {len(answer):,} characters, and would be evaluated"
+        return f"the answer is too long to be evaluated: {len(answer):,} characters"
     other = _REWRITTEN.search(answer)
     if other:
-        return f"{other[0]!r} belongs to no expression"
+        return f"unexpected {other[0]!r} in an expression"
     if _HUGE.search(answer):
-        return "the answer holds a huge number"
+        return "the answer contains a huge number"
     tree = _parsed(answer)
     return _tree_fault(tree.body, 0) if tree else ""
 
@@ -93,25 +93,25 @@ def _tree_fault(root: ast.expr, powers: int) -> str:
         node, powers = waiting.pop()
         if isinstance(node, ast.Call):
             if node.keywords or not isinstance(node.func, ast.Name) or node.func.id not in FUNCTIONS:
-                return f"{ast.unparse(node.func)[:40]} is called, which is not run"
+                return f"the answer calls {ast.unparse(node.func)[:40]}, which is not allowed"
             waiting += [(each, powers) for each in node.args]
             continue
         if isinstance(node, ast.Constant):
             if isinstance(node.value, complex) or not isinstance(node.value, int | float):
-                return f"{str(node.value)[:40]!r} belongs to no expression"
+                return f"unexpected {str(node.value)[:40]!r} in an expression"
             continue
         if not isinstance(node, _ARITHMETIC):
             return f"the answer is code ({type(node).__name__}), which is not run"
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
             powers += 1
             if powers > MAX_POWERS or _too_high(node.right):
-                return "a power is too high to be computed"
+                return "a power is too large to be computed"
         waiting += [(each, powers) for each in ast.iter_child_nodes(node)]
     return ""
 
 
 def _too_high(exponent: ast.expr) -> bool:
-    """Return True if an exponent holds a number over the limit, a power, or more than one product."""
+    """Return True if an exponent contains a number over the limit, a power, or more than one product."""
     nodes = list(ast.walk(exponent))
     numbers = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, int | float)]
     operators = [node.op for node in nodes if isinstance(node, ast.BinOp)]
@@ -121,8 +121,8 @@ def _too_high(exponent: ast.expr) -> bool:
 
 
 def _fraction(answer: str) -> str:
-    """For `Fraction`, which writes `1e9999999` out."""
-    return "the answer holds a huge number" if _HUGE.search(answer) else ""
+    """Return why an answer must not reach `Fraction`, which expands `1e9999999`."""
+    return "the answer contains a huge number" if _HUGE.search(answer) else ""
 
 
 EVALUATED: Mapping[str, Callable[[str], str]] = {
@@ -137,4 +137,4 @@ EVALUATED: Mapping[str, Callable[[str], str]] = {
     "puzzle24": _expression,
     "simple_integration": _expression,
 }
-"""Dataset -> why an answer may not be evaluated."""
+"""Dataset -> function that returns why an answer must not be evaluated, or an empty text."""

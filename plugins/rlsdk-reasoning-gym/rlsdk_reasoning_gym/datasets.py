@@ -1,4 +1,4 @@
-"""Datasets of reasoning-gym: checked configurations, and their entries."""
+"""Datasets of reasoning-gym: check their configurations and create their entries."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from rlsdk.kit import nearest
 
 Split = Literal["train", "test"]
 SEEDS = 2**32
-"""Upper limit of seeds: some datasets seed numpy, which takes no larger ones."""
+"""Upper limit of seeds, since some datasets seed numpy, which does not accept larger ones."""
 OWN = ("seed", "size")
 """Fields of every configuration that the task source sets."""
 EXCLUDED = frozenset({"composite"})
-"""Datasets left out: mixtures are made by the task source instead."""
+"""Excluded datasets; the task source creates mixtures instead."""
 BY_HASH = frozenset({"isomorphic_strings", "polynomial_multiplication", "ransom_note", "word_ladder"})
-"""Datasets that draw from sets of text, whose order differs between processes unless PYTHONHASHSEED is a number."""
+"""Datasets that draw from sets of strings, whose order differs between processes unless PYTHONHASHSEED is a number."""
 BY_TUPLES = frozenset({"arc_agi", "rearc"})
-"""Datasets whose scorers compare with tuples, which JSON does not have."""
+"""Datasets whose scorers compare with tuples, which JSON lacks."""
 
 
 def names() -> list[str]:
@@ -42,7 +42,7 @@ def names() -> list[str]:
 
 
 def first_seed(split: Split, seed: int, size: int) -> int:
-    """Return the seed of a dataset's entry 0: entry `i` has `seed + i`, and each split keeps to one half of all seeds.
+    """Return the seed of a dataset's entry 0; entry `i` has `seed + i`, and each split uses one half of all seeds.
 
     Args:
         split: `train` for the lower half, `test` for the upper half.
@@ -73,7 +73,7 @@ class Spec:
 
     @classmethod
     def of(cls, name: str, config: Mapping[str, Any], seed: int = 0, size: int = 1) -> Spec:
-        """Build a specification from a configuration given as a mapping."""
+        """Create a specification from a configuration mapping."""
         return cls(name, json.dumps(config, sort_keys=True), seed, size)
 
     @property
@@ -84,7 +84,7 @@ class Spec:
 
 
 def fault(name: str, config: Mapping[str, Any]) -> str:
-    """Return what is wrong with a dataset's name or configuration; empty if nothing. No dataset is created."""
+    """Return what is wrong with a dataset's name or configuration, or an empty text, without creating the dataset."""
     import reasoning_gym.factory
 
     known = names()
@@ -96,7 +96,7 @@ def fault(name: str, config: Mapping[str, Any]) -> str:
     fields = [field.name for field in dataclasses.fields(config_class) if field.init and field.name not in OWN]
     for key in config:
         if key in OWN:
-            return f"{name}: {key} is set by the task source; give it there"
+            return f"{name}: {key} is set by the task source; use the source's option"
         if key not in fields:
             near = nearest(key, fields)
             guess = f"did you mean {near!r}? " if near else ""
@@ -112,11 +112,11 @@ def fault(name: str, config: Mapping[str, Any]) -> str:
 
 
 def irreproducible(name: str) -> str:
-    """Say why another process would make other tasks from the same seed; empty if it would not."""
+    """Return why another process would create different tasks from the same seed; empty if it would not."""
     if name not in BY_HASH or os.environ.get("PYTHONHASHSEED", "random").isdigit():
         return ""
     return (
-        f"{name} draws from sets of text, whose order differs between processes, and so would its tasks; start with "
+        f"{name} draws from sets of strings, whose order differs between processes, so its tasks would, too; set "
         "PYTHONHASHSEED=0 in the environment"
     )
 
@@ -132,10 +132,10 @@ def _tuples(config_class: Any, config: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def dataset(spec: Spec) -> Any:
-    """Return a dataset; it is cached, since some read large files.
+    """Return a dataset; the result is cached, since some datasets read large files.
 
     Raises:
-        ValueFault: It cannot be made.
+        ValueFault: The dataset cannot be created.
     """
     import reasoning_gym.factory
 
@@ -150,10 +150,10 @@ def dataset(spec: Spec) -> Any:
 
 
 def entry(spec: Spec, index: int) -> dict[str, Any]:
-    """Return a copy of the entry at an index, the same each time and in each process.
+    """Return a copy of the entry at an index, which is the same each time and in each process.
 
     Raises:
-        ValueFault: The dataset cannot be made.
+        ValueFault: The dataset cannot be created.
     """
     made = dataset(spec)
     with undisturbed(f"{spec}/{index}"):
@@ -163,12 +163,12 @@ def entry(spec: Spec, index: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def undisturbed(seed: str) -> Iterator[None]:
-    """Isolate library code: seed the process-wide random generators, restore them afterwards, and silence output.
+    """Context manager: isolate library code by seeding the process-wide random generators and silencing output.
 
     A few datasets seed numpy's generator or draw from Python's, and some scorers print what is wrong with an answer.
 
     Args:
-        seed: Seed of both generators within the block; afterwards their previous states are restored.
+        seed: Seed of both generators in the block; afterwards their previous states are restored.
     """
     python, numpy = random.getstate(), np.random.get_state()
     random.seed(seed)

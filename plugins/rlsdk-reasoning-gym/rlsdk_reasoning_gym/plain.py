@@ -1,4 +1,4 @@
-"""Metadata of reasoning-gym's entries as JSON holds them."""
+"""Convert metadata of reasoning-gym's entries to JSON."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def plain(value: Any) -> tuple[Any, bool]:
-    """Convert a value to JSON types; also return True if nothing was lost that a scorer could notice.
+    """Convert a value to JSON types; also return True if the conversion lost nothing that affects a scorer.
 
-    Tuples become lists, which no scorer of reasoning-gym minds (the tests try each). Keys become text, and types that
-    JSON lacks become a list, a number or text: those are losses.
+    Tuples become lists, which does not affect any scorer of reasoning-gym (the tests try each). Keys become text, and
+    types that JSON lacks become a list, a number or text, which counts as a loss.
 
     Args:
         value: Value from an entry's metadata.
@@ -26,6 +26,6 @@ def plain(value: Any) -> tuple[Any, bool]:
         return [each for each, _ in parts], all(kept for _, kept in parts)
     if isinstance(value, set | frozenset):
         return sorted((plain(each)[0] for each in value), key=repr), False
-    if hasattr(value, "tolist"):  # of numpy
+    if hasattr(value, "tolist"):  # NumPy arrays and scalars
         return plain(value.tolist())[0], False
     return str(value), False

@@ -18,14 +18,14 @@ from rlsdk_reasoning_gym.datasets import Spec
 
 @rlsdk.reward("score", cache=True, imports=("reasoning_gym",))
 def score(rollout: Rollout, *, tag: str | None = "answer", partial: bool = True) -> Score:
-    """Score an answer with its dataset's scorer, mostly from 0 to 1.
+    """Score an answer with its dataset's scorer, usually from 0 to 1.
 
     If several answers are right, most scorers check the answer itself instead of comparing it with the dataset's. Some
-    give partial credit: by default, a text that contains the right answer gets a score equal to its share of the
-    characters, which a policy may learn to exploit.
+    give partial credit: by default, the score of a text that contains the right answer is the right answer's share of
+    its characters, which a policy may learn to exploit.
 
-    A few scorers evaluate the answer with Python or sympy. Answers that are not data or plain arithmetic are not passed
-    to these and count as no answer. If a scorer raises, the score is 0 if the right answer can be scored, else invalid.
+    A few scorers evaluate the answer with Python or sympy. They do not get answers other than data or plain arithmetic,
+    which count as no answer. If a scorer raises, the score is 0 if the right answer can be scored, else invalid.
 
     Args:
         rollout: Rollout of a task from `reasoning_gym/tasks`.
@@ -36,7 +36,7 @@ def score(rollout: Rollout, *, tag: str | None = "answer", partial: bool = True)
         A score with the metrics `correct` (the score is 1) and `answered` (there was an answer), 0 or 1.
 
     Raises:
-        DataError: The task was not made by `reasoning_gym/tasks`, or by another version of reasoning-gym.
+        DataError: `reasoning_gym/tasks` did not create the task, or did so with another version of reasoning-gym.
     """
     spec, entry = _entry(rollout.task)
     answer = rollout.response if tag is None else last_tag(rollout.response, tag)
@@ -50,7 +50,7 @@ def score(rollout: Rollout, *, tag: str | None = "answer", partial: bool = True)
             return Score.invalid(f"the scorer failed: {cause}")
         value, reason = 0.0, f"the scorer could not read the answer: {cause}"
     if not math.isfinite(value):
-        return Score.invalid(f"{spec.name}: the scorer gave {value}")
+        return Score.invalid(f"{spec.name}: the scorer returned {value}")
     correct = value >= 1
     value = value if partial or correct else 0.0
     metrics = {"correct": float(correct), "answered": float(answer is not None)}
@@ -66,28 +66,28 @@ def last_tag(text: str, tag: str) -> str | None:
 
 
 def _value(spec: Spec, answer: str | None, entry: Mapping[str, Any]) -> float:
-    """Score an answer on a copy of the entry, which scorers may modify."""
+    """Score an answer with a copy of the entry, since scorers may modify it."""
     with gym.undisturbed(f"{spec}"):
         return float(gym.dataset(spec).score_answer(answer, copy.deepcopy(dict(entry))))
 
 
 def _scores_its_own(spec: Spec, entry: Mapping[str, Any]) -> bool:
-    """Return True if the scorer can score the right answer; a failure was then the given answer's fault."""
+    """Return True if the scorer can score the right answer, so that a failure is due to the given answer."""
     try:
         return math.isfinite(_value(spec, entry["answer"], entry))
-    except Exception:  # noqa: BLE001 - then it is broken
+    except Exception:  # noqa: BLE001 - any exception means that the scorer is broken
         return False
 
 
 def _entry(task: Task) -> tuple[Spec, dict[str, Any]]:
-    """Return the dataset that scores a task, and the entry as it was made."""
+    """Return the dataset that scores a task, and the task's original entry."""
     held = task.metadata
     made = held.get("made")
     if not isinstance(made, Mapping) or not isinstance(held.get("dataset"), str):
         there = ", ".join(held) or "nothing"
         raise DataError(
-            f"task {task.id!r}: reasoning_gym/score needs the metadata that reasoning_gym/tasks gives, dataset and "
-            f"made; it has: {there}. For other tasks there is {{use: foreign, style: reasoning_gym}}"
+            f"task {task.id!r}: reasoning_gym/score needs the metadata dataset and made, which reasoning_gym/tasks "
+            f"sets; it has: {there}. For other tasks, use {{use: foreign, style: reasoning_gym}}"
         )
     name, config = held["dataset"], made.get("config", {})
     try:
@@ -102,7 +102,7 @@ def _entry(task: Task) -> tuple[Spec, dict[str, Any]]:
         raise DataError(f"task {task.id!r}: {error}") from error
     if entry["answer"] != task.answer:
         raise DataError(
-            f"task {task.id!r}: this version of reasoning-gym makes another task of it, with the answer "
-            f"{reprlib.repr(entry['answer'])} instead of {reprlib.repr(task.answer)}; make the tasks again"
+            f"task {task.id!r}: this version of reasoning-gym creates a different task, with the answer "
+            f"{reprlib.repr(entry['answer'])} instead of {reprlib.repr(task.answer)}; create the tasks again"
         )
     return spec, entry

@@ -1,4 +1,4 @@
-"""Tasks made by reasoning-gym: one of its datasets, or a mixture of several."""
+"""Tasks from a dataset of reasoning-gym, or from a mixture of several."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlsdk_reasoning_gym.plain import plain
 SIZES: Mapping[Split, int] = {"train": 10_000, "test": 500}
 INSTRUCTION = "Think first. Then give your final answer, and nothing else, between <answer> and </answer>."
 MAX_DRAWS = 500
-"""Most questions drawn until one belongs to the split."""
+"""Maximum number of draws until a question belongs to the split."""
 _TEST_SHARE = 10
 """With `hold_out: questions`, one in ten questions is a test question."""
 _WHERE = "tasks 'reasoning_gym/tasks'"
@@ -30,7 +30,7 @@ _WHERE = "tasks 'reasoning_gym/tasks'"
 
 @attrs.frozen(kw_only=True)
 class Share:
-    """A dataset's part in a mixture.
+    """Share of a dataset in a mixture.
 
     Attributes:
         weight: Frequency relative to the other datasets.
@@ -57,29 +57,29 @@ def tasks(
 ) -> TaskList:
     """Tasks of reasoning-gym's datasets, created on demand; the two splits draw from different halves of all seeds.
 
-    The task at an index depends only on seed, split and index, in every process. Its source is the dataset's name; its
-    metadata record the dataset that made it, which `reasoning_gym/score` uses.
+    The task at an index depends only on seed, split and index, in every process. Its source is the dataset's name, and
+    its metadata contain the dataset's specification, which `reasoning_gym/score` uses.
 
     Args:
-        datasets: Name of a dataset, or of several with their shares: `{chain_sum: {weight: 2, config: {max_terms: 4}},
-            countdown: {}}`.
-        config: Fields of the dataset's configuration, if there is one dataset; the others keep their defaults.
+        datasets: Name of a dataset, or names of several with their shares: `{chain_sum: {weight: 2, config:
+            {max_terms: 4}}, countdown: {}}`.
+        config: Fields of the dataset's configuration, if there is only one dataset; others keep their defaults.
         split: `train` or `test`.
         size: Number of tasks; by default, 10,000 for training and 500 for test.
         seed: Random seed of the tasks.
-        hold_out: `seeds`: the splits use different seeds, but a dataset with few possible questions may repeat some in
-            both. `questions`: a hash of the question decides its split, so that no test question is trained on; a test
-            task takes about ten draws.
+        hold_out: `seeds`: the splits use different seeds, but if a dataset has few possible questions, some may occur
+            in both. `questions`: a hash of the question determines its split, so that no test question is trained on;
+            a test task takes about ten draws.
         instruction: Text after each question, on a separate line; empty for none.
         chat: Use a user message as the prompt instead of plain text.
         system: System message at the start of every prompt.
         prefill: Beginning of every answer, which is not trained on.
 
     Returns:
-        Tasks whose answer is the dataset's own, a text.
+        Tasks with the dataset's answers, which are text.
 
     Raises:
-        OptionError: There is no such dataset, or its configuration is wrong.
+        OptionError: A dataset is unknown, or its configuration is wrong.
         DataError: No question of the split was found.
     """
     shares, faults = _shares(datasets, config)
@@ -105,7 +105,7 @@ def tasks(
 def _shares(
     datasets: str | Mapping[str, Any], config: Mapping[str, Any]
 ) -> tuple[list[tuple[str, Share]], list[tuple[str, str]]]:
-    """Name and share of each dataset, and what is wrong with them."""
+    """Return the name and share of each dataset, and what is wrong with them."""
     if isinstance(datasets, str):
         problem = gym.fault(datasets, config)
         unknown = problem.startswith("unknown dataset")
@@ -130,7 +130,7 @@ def _shares(
 
 @attrs.frozen(kw_only=True)
 class _Maker:
-    """Gives the task at an index."""
+    """Creates the task at an index."""
 
     shares: tuple[tuple[str, float, str], ...]
     split: Split
@@ -141,10 +141,10 @@ class _Maker:
     wording: Wording
 
     def check(self) -> None:
-        """Make the first task of each dataset: what cannot be made fails now, not in the middle of a run.
+        """Create the first task of each dataset, so that a failure does not occur in the middle of a run.
 
         Raises:
-            OptionError: A dataset cannot make one.
+            OptionError: A dataset cannot create a task.
         """
         faults = []
         for name, _, config in self.shares:
@@ -152,13 +152,13 @@ class _Maker:
                 self._task(name, config, 0)
             except DataError:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever the library raises says why
-                faults.append(("datasets", f"{name} makes no task: {type(error).__name__}: {error}"))
+            except Exception as error:  # noqa: BLE001 - the library's exception says why
+                faults.append(("datasets", f"{name} cannot create a task: {type(error).__name__}: {error}"))
         if faults:
             raise OptionError(_WHERE, faults)
 
     def __call__(self, index: int) -> Task:
-        """Make a task."""
+        """Create a task."""
         name, config = self._chosen(index)
         return self._task(name, config, index)
 
@@ -181,7 +181,7 @@ class _Maker:
             if not self.by_question or is_test(entry["question"]) == (self.split == "test"):
                 return self._of(spec, place, index, entry)
         raise DataError(
-            f"{_WHERE}: {draws} draws of {name} gave no question for {self.split}: it has too few; use hold_out: seeds"
+            f"{_WHERE}: {draws} draws of {name} found no question for {self.split}: it has too few; use hold_out: seeds"
         )
 
     def _of(self, spec: Spec, place: int, index: int, entry: Mapping[str, Any]) -> Task:

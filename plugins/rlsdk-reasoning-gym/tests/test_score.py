@@ -93,7 +93,7 @@ def test_a_task_that_is_made_again_must_be_the_same():
     task = load("rearc", 1)[0]
     assert not task.metadata["made"]["exact"]
     assert answered(task, f"<answer>{task.answer}</answer>").value == 1.0
-    with pytest.raises(DataError, match="this version of reasoning-gym makes another task of it"):
+    with pytest.raises(DataError, match="this version of reasoning-gym creates a different task"):
         answered(attrs.evolve(task, answer="0 0"), "<answer>0 0</answer>")
 
 

@@ -119,7 +119,7 @@ def test_held_out_questions_are_never_asked_in_training():
 
 
 def test_a_question_that_cannot_be_held_out_is_a_fault():
-    with pytest.raises(DataError, match=r"500 draws of count_bits gave no question for (train|test): it has too few"):
+    with pytest.raises(DataError, match=r"500 draws of count_bits found no question for (train|test): it has too few"):
         for split in ("train", "test"):
             load(datasets="count_bits", config={"min_n": 5, "max_n": 5}, size=2, split=split, hold_out="questions")
 
@@ -139,7 +139,7 @@ def test_tasks_travel_and_leave_the_generators_of_the_process_alone():
 def test_datasets_that_hang_on_the_order_of_sets_say_so(monkeypatch):
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     for name in gym.BY_HASH:
-        with pytest.raises(OptionError, match=f"datasets: {name} draws from sets of text.*PYTHONHASHSEED=0"):
+        with pytest.raises(OptionError, match=f"datasets: {name} draws from sets of strings.*PYTHONHASHSEED=0"):
             load(datasets=name)
     with pytest.raises(OptionError, match=r"datasets\.word_ladder: word_ladder draws from sets"):
         load(datasets={"gcd": {}, "word_ladder": {}})

@@ -1,4 +1,4 @@
-"""The plugin `verifiers`: an installed environment of verifiers as tasks, workflow and reward; imported by kind.
+"""The plugin `verifiers`: environments of verifiers as tasks, workflow and reward; modules are imported by kind.
 
 `pip install rlsdk-verifiers`, then `tasks: {train: {use: verifiers/tasks, environment: my-env}}`, `workflow:
 verifiers/workflow` and `reward: verifiers/rubric`.

@@ -1,4 +1,4 @@
-"""Environments of verifiers: opened by id and configuration, and checked for what rlsdk does not support."""
+"""Open environments of verifiers by id and configuration, and check them for unsupported features."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rlsdk.errors import DataError, ValueFault
 from rlsdk.types import Message, Task
 
 PLAIN_HARNESSES = ("null", "bash")
-"""Harnesses that amount to a conversation when there is no container; `bash` is verifiers' default."""
+"""Harnesses that are plain conversations if there is no container; `bash` is verifiers' default."""
 SCORED = "verifiers/reward"
-"""Metric of a rollout that was scored while it was played."""
+"""Metric with the score of a rollout that was scored during its episode."""
 
 
 def open_environment(environment: str, config: Mapping[str, Any]) -> Any:
-    """Open an environment; it is cached, since all episodes share it.
+    """Open an environment; the result is cached, since all episodes share it.
 
     Args:
-        environment: Id of its taskset: the name of the installed package.
+        environment: Id of its taskset, which is the name of the installed package.
         config: Configuration that verifiers reads as `[env]`, without the taskset's id.
 
     Raises:
-        ValueFault: It is not installed, or its configuration is wrong.
+        ValueFault: The environment is not installed, or its configuration is wrong.
     """
     return _opened(environment, json.dumps(config, sort_keys=True))
 
@@ -43,17 +43,17 @@ def _opened(environment: str, config: str) -> Any:
 
 
 def of(task: Task) -> tuple[Any, Any]:
-    """Return the environment that a task came from, and the task in verifiers' form.
+    """Return the environment of a task, and the task in verifiers' form.
 
     Raises:
-        DataError: It did not come from `verifiers/tasks`, or the environment cannot be opened here.
+        DataError: The task did not come from `verifiers/tasks`, or the environment cannot be opened here.
     """
     held = task.metadata
     if not {"environment", "config", "data"} <= set(held):
         there = ", ".join(held) or "nothing"
         raise DataError(
             f"task {task.id!r} did not come from verifiers/tasks: its metadata lacks environment, config or data; it "
-            f"holds: {there}"
+            f"has: {there}"
         )
     try:
         env = open_environment(held["environment"], held["config"])
@@ -94,11 +94,11 @@ def missing(env: Any, task: Any) -> list[str]:
     own = {name for name in ("start", "stop") if getattr(type(env), name) is not getattr(vf.Env, name)}
     rules = [
         (len(agents) == 1, f"several agents ({', '.join(agents)}); a workflow has one policy"),
-        (harnesses <= set(PLAIN_HARNESSES), f"the harness {', '.join(sorted(harnesses))}, a program of its own"),
+        (harnesses <= set(PLAIN_HARNESSES), f"the harness {', '.join(sorted(harnesses))}, a separate program"),
         (not own, "resources that all episodes share (start, stop)"),
         (not (env.taskset.toolsets(env.taskset.config) or task.toolsets(task.config)), "tool servers (toolsets)"),
         (not type(task).NEEDS_CONTAINER and task.data.image is None, "a container"),
-        (not task.config.judges, "judges, which ask another model"),
+        (not task.config.judges, "judges, which call another model"),
     ]
     return [text for kept, text in rules if not kept] + list(_runtime_needs(task))
 
@@ -116,7 +116,7 @@ def _runtime_needs(task: Any) -> Iterator[str]:
         yield f"a runtime, for {', '.join(boxed)}"
     early = [stop.__name__ for stop in task.hooks("stop") if hook_boundary(stop, allow_trace=True) is not Trace]
     if early or discover_decorated(task, "intercept"):
-        yield f"a look at single requests and responses ({', '.join(early) or 'intercept'})"
+        yield f"access to single requests and responses ({', '.join(early) or 'intercept'})"
 
 
 def _needs_runtime(function: Callable[..., Any]) -> bool:
@@ -125,14 +125,14 @@ def _needs_runtime(function: Callable[..., Any]) -> bool:
 
 
 def prompt_of(data: Any) -> tuple[Message, ...]:
-    """Return the messages that a task begins with.
+    """Return the initial messages of a task.
 
     Raises:
-        ValueFault: There are none, or one is not text.
+        ValueFault: There are none, or one contains more than text.
     """
     system = (Message("system", data.system_prompt),) if data.system_prompt else ()
     if data.prompt is None:
-        raise ValueFault("it has no prompt; expected a task with a prompt, since nobody else opens the conversation")
+        raise ValueFault("it has no prompt; expected a task with a prompt, which begins the conversation")
     if isinstance(data.prompt, str):
         return (*system, Message("user", data.prompt))
     return (*system, *(Message(message.role, text_of(message)) for message in data.prompt))
@@ -142,11 +142,11 @@ def text_of(message: Any) -> str:
     """Return the text of a message of verifiers.
 
     Raises:
-        ValueFault: The message holds more than text.
+        ValueFault: The message contains more than text.
     """
     content = message.content or ""
     if isinstance(content, str):
         return content
     if any(part.type != "text" for part in content):
-        raise ValueFault(f"a message of the {message.role} holds more than text, which rlsdk does not support")
+        raise ValueFault(f"a message of the {message.role} contains more than text, which rlsdk does not support")
     return "\n".join(part.text for part in content)

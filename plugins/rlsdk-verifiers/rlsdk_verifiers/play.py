@@ -1,4 +1,4 @@
-"""The policy as an agent of verifiers, in place of verifiers' own rollout through harness, server and client."""
+"""Run the policy as an agent of verifiers, instead of verifiers' own rollout through harness, server and client."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Seat:
 
     Attributes:
         trainable: Set by environments; it has no effect here.
-        run_: The conversation, once it was opened.
+        run_: The conversation, set once it is open.
     """
 
     def __init__(self, name: str, config: Any, chat: Chat, prompt: Sequence[Message]) -> None:
-        """Set the agent and its chat.
+        """Create the agent.
 
         Args:
             name: Name of the agent.
             config: `AgentConfig` of the agent.
             chat: Chat of the rollout.
-            prompt: Messages that the chat begins with.
+            prompt: Initial messages of the chat.
         """
         self.name, self.config, self.trainable = name, config, True
         self._chat, self._prompt = chat, tuple(prompt)
@@ -42,7 +42,7 @@ class Seat:
 
     @asynccontextmanager
     async def interaction(self, task: Any, **others: Any) -> AsyncIterator[Any]:
-        """Yield verifiers' own `Interaction` over the chat, for a conversation turn by turn."""
+        """Yield verifiers' own `Interaction` over the chat, for a conversation of several turns."""
         from verifiers.v1.agent import Interaction
 
         run = self._open(task, others)
@@ -58,7 +58,7 @@ class Seat:
             await held.close()
 
     def provision(self, task: Any = None) -> Any:
-        """Refuse a request for a container."""
+        """Reject a request for a container."""
         raise ValueFault("the environment requests a container (provision), which rlsdk does not support")
 
     def _open(self, task: Any, others: dict[str, Any]) -> Conversation:
@@ -66,10 +66,10 @@ class Seat:
         if asked:
             raise ValueFault(f"the environment gives its agent {', '.join(asked)}, which rlsdk does not support")
         if self.run_ is not None:
-            raise ValueFault("the environment lets its agent play twice in one episode; a rollout is one conversation")
+            raise ValueFault("the environment runs its agent twice in one episode; a rollout is one conversation")
         if environments.prompt_of(task.data) != self._prompt:
             raise ValueFault(
-                "the environment changes the prompt of its task in run(); a rollout begins with what the taskset gave"
+                "the environment changes the prompt of its task in run(); a rollout begins with the taskset's prompt"
             )
         self.run_ = Conversation(task, self, self._chat, self._prompt)
         return self.run_
@@ -105,7 +105,7 @@ class Conversation:
             raise self._failure
 
     async def steer(self, message: str, *, message_id: str | None = None) -> dict[str, str]:
-        """Refuse a message while the policy answers."""
+        """Reject a message that arrives while the policy answers."""
         return {"outcome": "promptRequired", "reason": "noRunningTurn"}
 
     async def open(self) -> bool:
@@ -113,7 +113,7 @@ class Conversation:
         return await self._guarded(self._hook("setup"))
 
     async def step(self, messages: Sequence[Any] | None = None, *, on_input: Callable[[], None] | None = None) -> bool:
-        """Run one turn: messages of the environment, and the policy's answer; return whether it can continue."""
+        """Run one turn: messages of the environment and the policy's answer; return True if it can continue."""
         if not self.ok or not await self._guarded(self._stopped()) or not self.ok:
             return False
         if on_input is not None:
@@ -142,7 +142,7 @@ class Conversation:
         before = len(self._chat.finish().token_ids)
         try:
             answer = await self._chat.sample()
-        except OutOfRoomError:  # the episode ends here as truncated, and is scored as it stands
+        except OutOfRoomError:  # the episode ends here as truncated, and is scored as it is
             self.trace.stop("max_total_tokens")
             return
         after = self._chat.finish()
@@ -177,7 +177,7 @@ class Conversation:
             await invoke(getattr(self.task, name), {"trace": self.trace, "task": self.task.data})
 
     async def _guarded(self, work: Any) -> bool:
-        """Await and return True on success; an exception is recorded, as verifiers records it on the trace."""
+        """Await the work and return True on success; record an exception as verifiers does on the trace."""
         try:
             await work
         except Exception as error:  # noqa: BLE001 - raised again when the episode is over

@@ -1,4 +1,4 @@
-"""Scores an answer with the rewards and metrics of its environment."""
+"""Score an answer with the rewards and metrics of its environment."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rlsdk_verifiers import environments, traces
 def rubric(rollout: Rollout) -> Score:
     """The sum of the environment's weighted rewards for the answer.
 
-    Each function marked `@reward` or `@metric` is also a metric, unweighted. If one raises, the score is invalid. An
-    environment with its own `run` is scored by `verifiers/workflow` while it is played; its score is then returned
-    here.
+    Each function marked `@reward` or `@metric` is also reported as an unweighted metric. If one raises, the score is
+    invalid. `verifiers/workflow` scores an environment with its own `run` during the episode; this reward then returns
+    that score.
 
     Args:
         rollout: Rollout of a task from `verifiers/tasks`.
 
     Raises:
-        DataError: The task came from elsewhere, or can be scored only while it is played.
+        DataError: The task came from elsewhere, or can be scored only during its episode.
     """
     if environments.SCORED in rollout.metrics:
         value = rollout.metrics[environments.SCORED]
@@ -34,20 +34,20 @@ def rubric(rollout: Rollout) -> Score:
     env, task = environments.of(rollout.task)
     if environments.is_played(env, task):
         raise DataError(
-            f"task {rollout.task.id!r}: {type(env).__name__} scores an episode while it plays it; run it with "
+            f"task {rollout.task.id!r}: {type(env).__name__} scores an episode while it runs; use "
             "workflow: verifiers/workflow"
         )
     ((name, agent),) = environments.seats(env).items()
     trace = traces.of(rollout, task, agent, name)
     try:
         _finished(task.score(trace))
-    except Exception as error:  # noqa: BLE001 - the environment's code; its exception is the score's reason
+    except Exception as error:  # noqa: BLE001 - an exception of the environment's code becomes the score's reason
         return Score.invalid(f"{type(error).__name__}: {error}")
     return score_of(trace)
 
 
 def score_of(trace: Any) -> Score:
-    """Return the score of a trace, the sum of its rewards, with each reward and metric as a metric."""
+    """Return the score of a trace, which is the sum of its rewards, with each reward and metric as a metric."""
     unscored = [name for name, reward in trace.rewards.items() if reward is None]
     if unscored:
         return Score.invalid(f"not scored: {', '.join(unscored)}")
@@ -67,5 +67,5 @@ def _finished(work: Coroutine[Any, Any, None]) -> None:
     except RuntimeError:
         asyncio.run(work)
         return
-    with ThreadPoolExecutor(1) as aside:  # a loop runs in this thread already
+    with ThreadPoolExecutor(1) as aside:  # this thread already runs a loop
         aside.submit(asyncio.run, work).result()

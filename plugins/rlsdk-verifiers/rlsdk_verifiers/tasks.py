@@ -13,7 +13,7 @@ from rlsdk.types import Task
 from rlsdk_verifiers import environments
 
 TEST_SHARE = 10
-"""With `split`, one task in this many is a test task."""
+"""With `split`, one in this many tasks is a test task."""
 _WHERE = "tasks 'verifiers/tasks'"
 
 
@@ -26,23 +26,23 @@ def tasks(
     split: Literal["train", "test"] | None = None,
     chat: bool = True,
 ) -> TaskList:
-    """The tasks of an installed environment of verifiers.
+    """Tasks of an installed environment of verifiers.
 
     Args:
-        environment: Id of the environment, the name of its package: `my-env`, or `owner/my-env`.
+        environment: Id of the environment, which is the name of its package: `my-env`, or `owner/my-env`.
         config: Settings that verifiers reads as the block `[env]`: `{taskset: {split: train}, agent: {max_turns: 4}}`.
         select: Selection and order of tasks, in verifiers' form: `{include: {idx: ["0:900"]}, shuffle: true, limit:
-            500}`. An endless taskset must be limited here.
-        split: Take one task in ten, by a hash of its content, for `test`, the others for `train`; null: all. If the
-            environment has its own splits, choose one in `config`.
-        chat: Prompts are messages; if false, a prompt of one message is text, for models without a chat template.
+            500}`. An infinite taskset must be limited here.
+        split: `test` for one task in ten, by a hash of its content, `train` for the others; null for all tasks. If
+            the environment has its own splits, choose one in `config`.
+        chat: Use messages as prompts; if false, a prompt of one message is text, for models without a chat template.
 
     Returns:
-        Tasks whose metadata holds all that `verifiers/workflow` and `verifiers/rubric` need.
+        Tasks with metadata for `verifiers/workflow` and `verifiers/rubric`.
 
     Raises:
         OptionError: The environment is not installed, its configuration is wrong, or rlsdk does not support it.
-        DataError: A task holds more than text.
+        DataError: A task contains more than text.
     """
     try:
         env = environments.open_environment(environment, config)
@@ -50,7 +50,7 @@ def tasks(
         raise OptionError(_WHERE, [("environment", str(error))]) from error
     found = _selected(env, select)
     if not found:
-        raise OptionError(_WHERE, [("select", f"{environment} gives no task")])
+        raise OptionError(_WHERE, [("select", f"selects no task of {environment}")])
     needs = environments.missing(env, found[0])
     if needs:
         raise OptionError(_WHERE, [("environment", f"{environment} needs {need}") for need in needs])
@@ -66,7 +66,7 @@ def _selected(env: Any, select: Mapping[str, Any]) -> list[Any]:
     try:
         chosen = env.taskset.select(vf.SelectConfig.model_validate(dict(select)))
         if not chosen.bounded:
-            raise ValueError("the environment has endlessly many tasks; limit them: {limit: 1000}")
+            raise ValueError("the environment has infinitely many tasks; limit them: {limit: 1000}")
         return list(itertools.chain(chosen))
     except Exception as error:  # reading foreign data may raise anything
         raise OptionError(_WHERE, [("select", f"{type(error).__name__}: {error}")]) from error

@@ -1,4 +1,4 @@
-"""Traces of verifiers: the form in which code of tasks and environments reads a conversation."""
+"""Create traces of verifiers, the form in which tasks and environments read a conversation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def new(task: Any, agent: Any, name: str) -> Any:
 
     Args:
         task: A task of verifiers.
-        agent: Configuration of the agent that plays it.
+        agent: Configuration of the agent.
         name: Name of the agent.
     """
     import verifiers.v1 as vf
@@ -25,7 +25,7 @@ def new(task: Any, agent: Any, name: str) -> Any:
 
 
 def add(trace: Any, messages: Iterable[Any], *, sampled: bool = False) -> None:
-    """Append messages of verifiers to the one conversation of a trace."""
+    """Append messages of verifiers to the only conversation of a trace."""
     import verifiers.v1 as vf
 
     for message in messages:
@@ -34,7 +34,7 @@ def add(trace: Any, messages: Iterable[Any], *, sampled: bool = False) -> None:
 
 
 def add_answer(trace: Any, text: str, *, truncated: bool, prompt_tokens: int, tokens: int) -> None:
-    """Append the policy's answer, with the call that a model server would have recorded."""
+    """Append the policy's answer, with the record that a model server would have made of the call."""
     import verifiers.v1 as vf
 
     add(trace, [vf.AssistantMessage(content=text)], sampled=True)
@@ -54,7 +54,7 @@ def of(rollout: Rollout, task: Any, agent: Any, name: str) -> Any:
     """Create the trace of a rollout of one prompt and one answer.
 
     Args:
-        rollout: The conversation; everything after the prompt was written by the policy.
+        rollout: The conversation; the policy wrote everything after the prompt.
         task: A task of verifiers.
         agent: Configuration of the agent.
         name: Name of the agent.

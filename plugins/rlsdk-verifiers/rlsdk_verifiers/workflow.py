@@ -1,4 +1,4 @@
-"""Plays an episode of an environment with the policy that is trained."""
+"""Play an episode of an environment with the policy in training."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rlsdk_verifiers.rubric import score_of
 async def workflow(task: Task, chat: Chat) -> Rollout:
     """Run an episode: the environment's own `run`, or one answer if it has none.
 
-    No server, client or program of verifiers is started: the environment's agent is the policy itself. An episode of
-    several turns is scored at its end, as in verifiers; `verifiers/rubric` returns that score.
+    It starts no server, client or program of verifiers, because the environment's agent is the policy itself. An
+    episode of several turns is scored at its end, as in verifiers; `verifiers/rubric` returns that score.
     """
     env, theirs = environments.of(task)
     if not environments.is_played(env, theirs):
@@ -32,7 +32,7 @@ async def workflow(task: Task, chat: Chat) -> Rollout:
 
 
 async def _episode(env: Any, task: Any, chat: Chat) -> Any:
-    """Play an episode and return its trace; an error is raised."""
+    """Play an episode and return its trace; raise its error, if any."""
     import verifiers.v1 as vf
 
     ((name, config),) = environments.seats(env).items()

@@ -62,7 +62,7 @@ def test_which_tasks_is_an_option():
         ({"environment": "nowhere"}, "environment: nowhere: ModuleNotFoundError: taskset 'nowhere' not found"),
         ({"environment": "vf-sums", "config": {"taskset": {"larges": 2}}}, r"environment: .*\n?taskset.larges"),
         ({"environment": "vf-sums", "select": {"limit": 0}}, "select: ValidationError"),
-        ({"environment": "vf-sums", "select": {"include": {"ids": ["?"]}}}, "select: vf-sums gives no task"),
+        ({"environment": "vf-sums", "select": {"include": {"ids": ["?"]}}}, "select: selects no task of vf-sums"),
         ({"environment": "vf-boxed"}, "environment: vf-boxed needs a runtime, for tests_pass"),
         ({"environment": "vf-sums", "config": {"id": "user-sim"}}, "needs several agents .assistant, user."),
         ({"environment": "vf-sums", "config": {"agent": {"harness": {"id": "codex"}}}}, "needs the harness codex"),
@@ -120,7 +120,7 @@ def test_a_reward_that_raises_is_invalid(sum_task):
 
 
 def test_tasks_of_other_sources_are_faults_of_the_data():
-    with pytest.raises(DataError, match=r"task 'x' did not come from verifiers/tasks: .*it holds: level"):
+    with pytest.raises(DataError, match=r"task 'x' did not come from verifiers/tasks: .*it has: level"):
         scored(Rollout.from_text(Task("x", "?", metadata={"level": 1}), "3"))
     held = {"environment": "nowhere", "config": {}, "data": {}}
     with pytest.raises(DataError, match="task 'x': nowhere: ModuleNotFoundError"):
@@ -200,7 +200,7 @@ def test_an_engine_that_fails_is_not_swallowed(guess, codec):
 
 
 def test_an_episode_is_not_scored_without_being_played(guess):
-    with pytest.raises(DataError, match="GuessEnv scores an episode while it plays it; run it with workflow"):
+    with pytest.raises(DataError, match="GuessEnv scores an episode while it runs; use workflow"):
         scored(Rollout.from_text(guess, "3"))
 
 
