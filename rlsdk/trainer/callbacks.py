@@ -27,11 +27,12 @@ from rlsdk.cluster.draining import DrainingNode, watch_nodes
 from rlsdk.config import defaults
 from rlsdk.contracts import Run
 from rlsdk.contracts.rollouts import Evaluation
-from rlsdk.errors import ScoringError, visible
+from rlsdk.errors import RunError, ScoringError, visible
 from rlsdk.options import unknown
 from rlsdk.plugins import ComponentRef, load, short_name
 from rlsdk.runlog.engine_scaling import EngineScaling, requested_engines, write_status
 from rlsdk.runlog.ledger_file import note_ledger
+from rlsdk.runlog.metrics import METRICS
 from rlsdk.runlog.observers import CLOSE_SECONDS, Observers
 from rlsdk.runlog.progress import ProgressLine
 from rlsdk.runlog.report import SUMMARY, figure_text
@@ -233,8 +234,18 @@ class Logging(Callback):
             self._log(trainer.version, metrics)
 
     async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
-        """Log a step."""
+        """Log a step.
+
+        Raises:
+            RunError: The run's folder is gone; what was trained is saved where it was.
+        """
         self._log(trainer.version, metrics)
+        if not (file := trainer.plan.folder / METRICS).exists():  # without this, all later steps would go nowhere
+            folder = await trainer.save_async(last=True)
+            raise RunError(
+                f"{file} was deleted or moved while the run trained, perhaps with the whole folder; the training up to "
+                f"step {trainer.version} is saved in {folder}"
+            )
         if sources := trainer.sources():
             counts = {name: attrs.asdict(each) for name, each in sources.items()}
             note_ledger(trainer.plan.folder, trainer.version, counts)

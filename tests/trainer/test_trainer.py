@@ -17,7 +17,7 @@ import pytest
 
 from rlsdk.cluster.draining import DrainingNode
 from rlsdk.contracts.rollouts import Evaluation, TakenBatch, TaskStatus
-from rlsdk.errors import ScoringError
+from rlsdk.errors import RunError, ScoringError
 from rlsdk.isolation.vitals import Identity
 from rlsdk.runlog.tables import Entry
 from rlsdk.trainer import Callback, Trainer
@@ -251,6 +251,23 @@ def test_a_run_that_is_interrupted_while_it_saves_has_its_export_nevertheless(tm
     assert (trainer.checkpoints.path(1) / "export").is_dir()
     assert stale == [False, False]  # a kill must not leave the summary of an earlier start
     assert sorted(path.name for path in trainer.checkpoints.path(1).parent.iterdir()) == ["step-1"]
+
+
+def test_a_run_whose_folder_is_deleted_saves_what_it_has_trained_and_fails(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    class Deleting(Noting):
+        async def before_step(self, trainer: Trainer) -> None:
+            if trainer.version == 1:
+                shutil.rmtree(trainer.plan.folder)
+
+    trainer = make_trainer(tmp_path, checkpoint={"every": 1})
+    trainer.plan.folder.mkdir(parents=True)
+    own = Deleting(trainer.rollouts.said)
+    trainer.callbacks = standard_callbacks(Console(quiet=True), Told(), None, [own])  # type: ignore[arg-type]
+    with pytest.raises(RunError, match=r"metrics.jsonl was deleted or moved.* up to step 2 is saved in .*step-2"):
+        trainer.train()
+    assert trainer.checkpoints.steps() == [2]
 
 
 def test_what_was_trained_is_saved_before_an_evaluation_that_cannot_be_scored_ends_the_run(tmp_path: Path) -> None:
