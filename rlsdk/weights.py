@@ -50,13 +50,17 @@ def to_weights(
     Raises:
         ValueFault: A name occurs twice.
     """
+    from torch.multiprocessing.reductions import StorageWeakRef
+
     arrays: dict[str, np.ndarray] = {}
     dtypes: dict[str, str] = {}
     seen: dict[tuple[Any, ...], np.ndarray] = {}
     for name, tensor in named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors:
         if name in arrays:
             raise ValueFault(f"weights of version {version}: tensor {name!r} is given twice; each name must occur once")
-        key = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        # An address would not do: a tensor that an iterator made and dropped may have had it before this one.
+        storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        key = (storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
         shared = seen.get(key) if tensor.numel() else None
         arrays[name] = seen[key] = pack(tensor, dtype=dtype, copy=copy) if shared is None else shared
         dtypes[name] = (

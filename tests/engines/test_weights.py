@@ -47,9 +47,14 @@ def test_a_packed_tensor_does_not_change_with_the_model_unless_asked() -> None:
 
 def test_tied_tensors_share_one_array_and_slices_do_not() -> None:
     tensor = torch.randn(4, 4)
-    weights = to_weights(0, [("embed", tensor), ("head", tensor), ("half", tensor[:2])])
+    weights = to_weights(0, [("embed", tensor), ("head", tensor.detach()), ("half", tensor[:2])])
     assert weights.tensors["embed"] is weights.tensors["head"]
     assert weights.tensors["half"].shape == (2, 4)
+
+
+def test_tensors_that_an_iterator_makes_and_drops_are_all_kept() -> None:
+    weights = to_weights(0, ((f"{i}", torch.full((64, 64), float(i))) for i in range(12)), dtype="bfloat16")
+    assert [float(tensor[0, 0]) for _, tensor in from_weights(weights)] == [float(i) for i in range(12)]
 
 
 def test_a_cast_changes_floats_only() -> None:
