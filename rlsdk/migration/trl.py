@@ -21,6 +21,7 @@ from rlsdk.migration.parts import (
 )
 from rlsdk.migration.python_files import KIND
 from rlsdk.migration.rows import (
+    NOTES,
     Choice,
     Framework,
     Given,
@@ -232,20 +233,41 @@ def _name(value: Any, given: Given) -> KeyOutcome:
 
 def _finish(given: Given) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    name = given.get("dataset_name") or given.get("train_dataset.argument_1")
+    notes: tuple[str, ...] = ()
+    name = given.get("dataset_name") or _loaded(given, "train_dataset")
     if name is not None and isinstance(name, str):
         split = str(given.get("dataset_train_split", given.get("train_dataset.split", "train")))
         config = given.get("dataset_config") or given.get("train_dataset.argument_2")
-        source = dataset(name, split, {}, **({"config": config} if config else {}))
-        found["tasks.train"] = source
+        files = _files(given, "train_dataset", split)
+        found["tasks.train"] = files or dataset(name, split, {}, **({"config": config} if config else {}))
         if str(given.get("eval_strategy", "no")) != "no":
             held_out = str(given.get("eval_dataset.split", given.get("dataset_test_split", "test")))
-            other = given.get("eval_dataset.argument_1", name)
-            source = source if other == name else dataset(other, held_out, {})
-            found["tasks.eval"] = {**source, "split": held_out} if source["use"] == "hub" else source
+            other = _loaded(given, "eval_dataset") or name
+            source = found["tasks.train"] if other == name else dataset(other, held_out, {})
+            source = {**source, "split": held_out} if source["use"] == "hub" else dict(source)
+            found["tasks.eval"] = _files(given, "eval_dataset", held_out) or source
+        if files and name not in ("json", "parquet"):
+            notes = (
+                f"tasks: no source reads {name}: save the data, dataset.to_json('train.jsonl'), and name that file",
+            )
     if given.get("peft_config.class") == "LoraConfig":
         found |= _peft(True, given)
-    return found | _rewards(given, name)
+    rewards = _rewards(given, name)
+    return {**found, **rewards, NOTES: (*notes, *rewards.get(NOTES, ()))}
+
+
+def _loaded(given: Given, key: str) -> Any:
+    """Return what a script's `load_dataset` loads: a data set of the hub or a format such as json."""
+    return given.get(f"{key}.argument_1", given.get(f"{key}.path"))
+
+
+def _files(given: Given, key: str, split: str) -> dict[str, Any] | None:
+    """Return a source of the files that a script's `load_dataset` names, also by split; None if it names none."""
+    name = _loaded(given, key)
+    files = given.get(f"{key}.data_files", given.get(f"{key}.data_files.{split}"))
+    if not files or "/" in str(name):  # files of a data set of the hub
+        return None
+    return {"use": "parquet" if name == "parquet" else "jsonl", "path": files}
 
 
 def _rewards(given: Given, name: Any) -> dict[str, Any]:

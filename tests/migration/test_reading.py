@@ -176,6 +176,37 @@ def test_functions_and_data_of_trls_script_are_named(tmp_path, start, file, move
 
 
 @pytest.mark.parametrize(
+    ("train", "held_out", "sources"),
+    [
+        (
+            'load_dataset("json", data_files="a.jsonl", split="train")',
+            'load_dataset("json", data_files="b.jsonl", split="train")',
+            [{"use": "jsonl", "path": "a.jsonl"}, {"use": "jsonl", "path": "b.jsonl"}],
+        ),
+        (
+            'load_dataset("parquet", data_files={"train": ["a.parquet", "c.parquet"], "test": "b.parquet"})["train"]',
+            'load_dataset("parquet", data_files={"train": ["a.parquet", "c.parquet"], "test": "b.parquet"})["test"]',
+            [{"use": "parquet", "path": ["a.parquet", "c.parquet"]}, {"use": "parquet", "path": "b.parquet"}],
+        ),
+        (
+            'load_dataset(path="csv", data_files="a.csv")["train"]',
+            'load_dataset("org/data", data_files="b.csv", split="test")',
+            [{"use": "jsonl", "path": "a.csv"}, {"use": "hub", "name": "org/data", "split": "test"}],
+        ),
+    ],
+)
+def test_files_that_trls_script_loads_are_the_sources(tmp_path, train, held_out, sources):
+    file = tmp_path / "train.py"
+    file.write_text(
+        f"from datasets import load_dataset\nfrom lab import judged\nconfig = GRPOConfig(eval_strategy='steps')\n"
+        f"GRPOTrainer(model='m', args=config, train_dataset={train}, eval_dataset={held_out}, reward_funcs=judged)\n"
+    )
+    found = migrate("trl", [str(file)], {})
+    assert [found.config["tasks"]["train"], found.config["tasks"]["eval"]] == sources
+    assert any("no source reads csv" in note for note in found.notes) == ("csv" in train)
+
+
+@pytest.mark.parametrize(
     ("name", "content", "says"),
     [
         ("a.yaml", "a: [1", "not valid YAML"),
