@@ -88,7 +88,11 @@ def pass_memory(
     """
     from transformers.initialization import no_init_weights
 
-    with FakeTensorMode(allow_non_fake_inputs=True), no_init_weights(), few_chunks():
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    # The mode keeps weak references to new tensors, in case one is made fake twice. torch converts no module whose
+    # parameters have one, and peft converts the layers of an adapter.
+    fake.fake_tensor_converter.set_tensor_memo = lambda t, v: None  # type: ignore[method-assign]
+    with fake, no_init_weights(), few_chunks():
         module = build()
         lists = [each for each in module.modules() if isinstance(each, nn.ModuleList) and len(each)]
         layers = max(lists, key=len, default=None)

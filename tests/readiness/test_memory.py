@@ -14,6 +14,7 @@ from rlsdk.cli import root
 from rlsdk.contracts import ActorSpec, Model, Roles, UpdateShape
 from rlsdk.learners import activations, estimate
 from rlsdk.learners.deepspeed import DeepSpeedLearner
+from rlsdk.learners.lora import Lora
 
 NANO = Path(__file__).resolve().parents[2] / "examples" / "models" / "countdown-nano"
 GIB = 2**30
@@ -58,6 +59,15 @@ def test_checkpointing_keeps_little_more_than_the_inputs_of_layers(seven_b: Mode
     found = sizes(seven_b, gradient_checkpointing=True)
     inputs = 28 * 8 * 2047 * 3584 * 2
     assert inputs < found["learner activations"] + found["learner output head"] < inputs + 8e9
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_of_an_adapter_too_the_memory_is_told(dtype: Any):
+    model = Model(path=str(NANO), dtype=dtype, max_length=64)
+    full = sizes(model, device="cpu")
+    adapter = sizes(model, device="cpu", lora=Lora(rank=4, alpha=8.0))
+    assert adapter["learner gradients"] < full["learner gradients"] / 4
+    assert adapter["learner activations"] > 0
 
 
 def test_a_reference_model_with_ranks_of_its_own_keeps_no_activations_for_a_backward_pass(seven_b: Model):
