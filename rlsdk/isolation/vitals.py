@@ -22,7 +22,7 @@ State = Literal["running", "disk", "stopped", "zombie", "gone", "unknown"]
 STACK_SIGNAL = getattr(signal, "SIGUSR2", None)
 """Signal that makes a process that called `identity` write its threads' Python stacks to standard error, its log."""
 CLOCK_SECONDS = 2.0
-"""Tolerance for a process's starting time between two observers, since the clock may be set in between."""
+"""Tolerance for a process's starting time between two observers, where it depends on the clock."""
 
 
 @attrs.frozen
@@ -31,7 +31,8 @@ class Identity:
 
     Attributes:
         pid: Process id.
-        started: Starting time, which distinguishes it from a later process with the same id.
+        started: Starting time, in seconds since the machine was booted (on macOS, since 1970), which distinguishes it
+            from a later process with the same id.
         host: Name of its machine.
         machine: Equal for two processes if they see each other's process ids.
         node: Ray's id of its node; empty for the driver.
@@ -90,7 +91,7 @@ def identify(pid: int, *, node: str = "", stacks: bool = False) -> Identity:
     """Return the identity of a process on this machine."""
     import psutil
 
-    return Identity(pid, psutil.Process(pid).create_time(), platform.node(), machine(), node, stacks)
+    return Identity(pid, _started(psutil.Process(pid)), platform.node(), machine(), node, stacks)
 
 
 def look(processes: Sequence[Identity], *, measured: bool = True) -> list[Vitals]:
@@ -120,7 +121,7 @@ def _look(process: Identity, children: Mapping[int, list[psutil.Process]], *, me
 
     try:
         top = psutil.Process(process.pid)
-        if abs(top.create_time() - process.started) > CLOCK_SECONDS:
+        if abs(_started(top) - process.started) > CLOCK_SECONDS:
             return Vitals("gone")
         state = _state(top)
         memory = 0 if state == "zombie" else int(top.memory_info().rss)
@@ -139,6 +140,15 @@ def _look(process: Identity, children: Mapping[int, list[psutil.Process]], *, me
         return Vitals("gone")
     except psutil.Error:
         return Vitals("unknown")
+
+
+def _started(process: psutil.Process) -> float:
+    # Not `create_time`, which counts from 1970 and so changes for all running processes when the clock is set.
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2]
+    except OSError:
+        return float(process.create_time())
+    return int(fields.split()[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def _state(process: psutil.Process) -> State:
