@@ -196,7 +196,10 @@ def described(error: BaseException) -> str:
     If a package of one of rlsdk's extras is missing, include the command that installs it.
     """
     place = place_of(error)
-    text = error.msg if isinstance(error, SyntaxError) and place else error
+    try:
+        text = error.msg if isinstance(error, SyntaxError) and place else str(error)
+    except Exception as failure:  # noqa: BLE001 - a plugin's exception may fail to write its own message
+        text = f"(its message cannot be shown: {type(failure).__name__})"
     remedy = install_command(error)
     said = visible(f"{type(error).__name__}: {text}"[:LONGEST], "\n\t")
     return said + (f" ({place})" if place else "") + (remedy and f"; {remedy}")

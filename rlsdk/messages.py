@@ -34,10 +34,13 @@ def frozen_numbers(value: Mapping[str, Any] | None) -> Mapping[str, float]:
     """Return a read-only copy of a mapping with its values as Python numbers; None becomes an empty one.
 
     Raises:
-        ValueFault: A value is not a number.
+        ValueFault: A name is not text, or a value is not a number.
     """
     if isinstance(value, MappingProxyType):
         return value
+    for name in value or {}:
+        if not isinstance(name, str):
+            raise ValueFault(f"the name of a metric is {reprlib.repr(name)}; expected text")
     return MappingProxyType({name: number(each, f"the metric {name!r}") for name, each in (value or {}).items()})
 
 

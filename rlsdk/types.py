@@ -251,6 +251,12 @@ def _flag(value: Any, what: str) -> bool:
     raise ValueFault(f"{what} is {reprlib.repr(value)}; expected True or False")
 
 
+def _reason(value: Any) -> str:
+    if value is not None and not isinstance(value, str):
+        raise ValueFault(f"the reason of a score is {reprlib.repr(value)}; expected text")
+    return value or ""
+
+
 def _valid(value: Any) -> bool:
     return _flag(value, "`valid` of a score")
 
@@ -288,7 +294,7 @@ class Score(Frozen):
     value: float = attrs.field(converter=_float)
     valid: bool = attrs.field(default=True, converter=_valid)
     metrics: Mapping[str, float] = attrs.field(factory=dict, converter=frozen_numbers)
-    reason: str = ""
+    reason: str = attrs.field(default="", converter=_reason)
     token_rewards: tuple[tuple[int, float], ...] | None = attrs.field(
         default=None, converter=attrs.converters.optional(_pairs)
     )

@@ -27,6 +27,8 @@ def as_score(result: Any) -> Score:
         result: A `Score` or a number, including NumPy scalars and tensors of one element.
     """
     if isinstance(result, Score):
+        if negative := [position for position, _ in result.token_rewards or () if position < 0]:
+            return Score.invalid(f"its token_rewards have position {negative[0]}; the prompt's first token is 0")
         given = [value for _, value in result.token_rewards or ()]
         off = abs(math.fsum(given) - result.value)
         if not result.valid or result.token_rewards is None or off <= _ROUNDING * math.fsum(map(abs, given)):
@@ -36,7 +38,7 @@ def as_score(result: Any) -> Score:
         return Score(_number(result))
     except ValueFault as error:
         return Score.invalid(str(error))
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor of several elements
+    except Exception:  # noqa: BLE001 - a tensor of several elements, or whatever an object's `__float__` raises
         return Score.invalid(f"it returned {reprlib.repr(result)}; expected a float or Score")
 
 

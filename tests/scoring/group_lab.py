@@ -60,14 +60,27 @@ def tags(rollout) -> float:
     return float(":" in rollout.response)
 
 
+class _Odd(Exception):
+    def __float__(self):
+        raise KeyError("no number")
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
 @rlsdk.reward("returns")
 def returns(rollout):
     """What the response names."""
     import numpy as np
     import torch
 
+    if rollout.response == "raises":
+        raise _Odd
     return {
         "None": None,
+        "odd": _Odd(),
+        "position": rlsdk.Score(1.0, token_rewards=[(-1, 1.0)]),
+        "tokens": rlsdk.Score(0.3, token_rewards=[(0, np.float32(0.1)), (1, np.float32(0.2))]),
         "tuple": (1.0, 2.0),
         "complex": 1j,
         "text": "1.0",

@@ -370,6 +370,11 @@ def test_calls_that_fail_before_they_take_leave_nobody_waiting(task: Task) -> No
         ("complex", "returns: it returned 1j; expected a float or Score"),
         ("text", "returns: it returned '1.0'; expected a float or Score"),
         ("pair", "returns: it returned tensor([1., 2.]); expected a float or Score"),
+        (
+            "position",
+            "returns: its token_rewards have position -1; the prompt's first token is 0",
+        ),
+        ("tokens", 0.3),
         ("tensor", 0.5),
         ("one element", 0.5),
         ("float32", 0.5),
@@ -381,6 +386,18 @@ def test_what_a_reward_returns_is_a_number_or_said(
 ) -> None:
     (score,) = group(module_scorers[where], answers(Task(id="t", prompt="?"), text))
     assert (score.value if score.valid else score.reason) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("odd", "it returned _Odd(); expected a float"), ("raises", "_Odd: (its message cannot be shown: RuntimeError)")],
+)
+@pytest.mark.parametrize("where", ["pool", "driver"])
+def test_objects_that_cannot_be_read_or_shown_are_said(
+    module_scorers: dict[str, Scorer], where: str, text: str, words: str
+) -> None:
+    (score,) = group(module_scorers[where], answers(Task(id="t", prompt="?"), text))
+    assert not score.valid and words in score.reason
 
 
 @pytest.fixture(scope="module")
