@@ -100,12 +100,12 @@ class RemoteClient:
     def _read(self, found: Any) -> Answer:
         try:
             choice = found["choices"][0]
-            text, finish = choice["text"], choice.get("finish_reason")
+            text, finish = "" + choice["text"], choice.get("finish_reason")  # TypeError unless it is text
+            logprobs = list((choice.get("logprobs") or {}).get("token_logprobs") or [])
         except (LookupError, TypeError, AttributeError) as error:
             raise EngineError(f"{self._url}/completions: its answer is not a completion: {found!r:.{_SAID}}") from error
         reason: Finish = finish if finish in ("stop", "length", "abort") else "stop"
         ids = self._ids(choice, text, reason)
-        logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or []
         if len(logprobs) != len(ids) or None in logprobs:
             self.notes["the server returns no logprobs: they are set to 0"] = None
             logprobs = [0.0] * len(ids)

@@ -75,15 +75,17 @@ def rows_of(outcomes: Sequence[RunOutcome], metric: str, *, minimize: bool = Fal
 
 
 def require_metric(outcomes: Sequence[RunOutcome], rows: Sequence[ResultRow], metric: str) -> None:
-    """Reject a metric that no finished run has.
+    """Reject a metric that no finished run has, or that is finite at the end of none.
 
     Raises:
-        RunError: No run has the metric; lists the available ones.
+        RunError: No run has a value of the metric; lists the available ones.
     """
     done = [outcome.run for outcome in outcomes if outcome.status == 0]
     if not done or any(row.values for row in rows):
         return
     there = sorted({name for run in done for name in run.metrics()})
+    if metric in there:
+        raise RunError(f"--metric: {metric!r} is not finite at the end of any run")
     raise RunError(f"--metric: no run has {metric!r}; available: {', '.join(there)}")
 
 

@@ -103,7 +103,7 @@ class SweepRun:
         lines = [line for line in read_metrics(self.path) if isinstance(line.get(metric), int | float)]
         if not lines:
             return None
-        last = [line[metric] for line in lines if line["step"] > 0.9 * lines[-1]["step"]]
+        last = [line[metric] for line in lines if line["step"] > 0.9 * lines[-1]["step"]] or [lines[-1][metric]]
         found = float(lines[-1][metric] if metric.startswith("eval/") else sum(last) / len(last))
         return found if math.isfinite(found) else None
 

@@ -186,12 +186,16 @@ def test_servers_that_tell_less(ids):
 def test_servers_that_are_not_there_or_speak_otherwise():
     codec = chatml()
 
+    choices = [{"text": None}, {"text": "x", "logprobs": [-1.0]}, {"text": "x", "logprobs": {"token_logprobs": 1}}]
+    bodies = iter([{"answer": 42}, *({"choices": [choice]} for choice in choices), {"answer": 42}])
+
     async def odd(_: Any) -> HttpReply:
-        return HttpReply(body={"answer": 42})
+        return HttpReply(body=next(bodies))
 
     async def use(client: Any, _: ChatTokenizer) -> None:
-        with pytest.raises(EngineError, match="is not a completion"):
-            await client.sample(GenerateRequest("g", codec.encode("x"), Sampling()))
+        for _each in range(4):
+            with pytest.raises(EngineError, match="is not a completion"):
+                await client.sample(GenerateRequest("g", codec.encode("x"), Sampling()))
         with pytest.raises(EngineError, match="lists no model"):
             await RemoteClient(client._url, codec)._name()
         with pytest.raises(EngineError, match=r"nothing answers at .*debug engine"):

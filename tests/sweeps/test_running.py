@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -136,6 +137,17 @@ def test_rows_are_means_over_seeds_best_first_and_failures_are_named(config: Pat
     assert runs[0].result("reward/mean") == 0.1
     with pytest.raises(RunError, match="no run has 'eval/greed'; available: eval/sampled, reward/mean, step"):
         require_metric(outcomes, rows_of(outcomes, "eval/greed"), "eval/greed")
+
+
+def test_a_metric_logged_only_before_the_first_step_counts_and_one_never_finite_is_named(config: Path) -> None:
+    _, runs, _ = sweep_of(config, ["learner.lr=1e-4"], [], seeds=1)
+    finish(runs[0], math.nan)
+    with (runs[0].path / "metrics.jsonl").open("a") as lines:
+        lines.write('{"step": 0, "probe": 3.0}\n')
+    assert runs[0].result("probe") == 3.0
+    outcomes = [RunOutcome(runs[0], 0)]
+    with pytest.raises(RunError, match="--metric: 'eval/sampled' is not finite at the end of any run"):
+        require_metric(outcomes, rows_of(outcomes, "eval/sampled"), "eval/sampled")
 
 
 def processes(monkeypatch: pytest.MonkeyPatch, program: str) -> list[str]:
