@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,12 @@ _REFUSED = {
 }
 _OF_NAMES = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})
 """Keywords whose value maps names to schemas."""
-_OF_DATA = frozenset({"const", "enum", "default", "examples"})
+_OF_DATA = frozenset({"const", "enum", "default", "examples", "example"})
+_OTHERS = frozenset(
+    {"$anchor", "$defs", "$dynamicAnchor", "$schema", "$vocabulary", "contentSchema", "deprecated", "example"}
+    | {"maxContains", "minContains", "writeOnly"}
+)
+"""Keywords that `jsonschema` neither checks nor has in the properties of a metaschema."""
 
 _until: ContextVar[float] = ContextVar("until")
 
@@ -70,7 +76,21 @@ def _check_keywords(schema: dict[str, Any]) -> None:
 
     resource = referencing.Resource.from_contents(schema, default_specification=DRAFT202012)
     resolver = referencing.Registry().with_resource(schema.get("$id", ""), resource).resolver(schema.get("$id", ""))
+    known = _known_keywords()
+    if schema and known.isdisjoint(schema):
+        raise ValueFault(
+            f"json_schema has no keyword of a JSON schema, so that any JSON would satisfy it; its keys: "
+            f"{', '.join(schema)}. Keys of the JSON belong under `properties`"
+        )
+    annotations: list[str] = []
     for path, keyword, value in _keywords(schema, ""):
+        if keyword not in known and not path.startswith(tuple(annotations)):
+            # A misspelt keyword would be ignored, as any validator ignores annotations that it does not know.
+            near = difflib.get_close_matches(keyword.lower(), [each.lower() for each in known], 1, cutoff=0.75)
+            if near and not keyword.startswith("x-"):
+                meant = next(each for each in known if each.lower() == near[0])
+                raise ValueFault(f"json_schema{path}: unknown keyword {keyword!r}, did you mean {meant!r}?")
+            annotations.append(f"{path}.{keyword}")
         if keyword in _REFUSED:
             raise ValueFault(f"json_schema{path}: {keyword!r} is not supported: {_REFUSED[keyword]}")
         if keyword in {"$ref", "$dynamicRef"}:
@@ -80,6 +100,16 @@ def _check_keywords(schema: dict[str, Any]) -> None:
                 resolver.lookup(str(value))
             except Unresolvable as error:
                 raise ValueFault(f"json_schema{path}: there is no {value!r} in the schema") from error
+
+
+@cache
+def _known_keywords() -> frozenset[str]:
+    """Return the keywords of all versions of JSON schema."""
+    from jsonschema import validators
+
+    drafts = (f"Draft{number}Validator" for number in ("3", "4", "6", "7", "201909", "202012"))
+    found = [getattr(validators, name) for name in drafts]
+    return _OTHERS.union(*(each.VALIDATORS for each in found), *(each.META_SCHEMA["properties"] for each in found))
 
 
 def _keywords(schema: Any, path: str) -> Iterator[tuple[str, str, Any]]:

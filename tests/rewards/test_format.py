@@ -218,11 +218,26 @@ def test_a_schema_that_takes_exponential_time_gives_an_invalid_score():
         ({"$ref": "#/nowhere"}, "nowhere"),
         ({"$ref": "http://127.0.0.1:9/schema.json"}, "elsewhere"),
         ({"properties": {"a": {"$ref": "file:///etc/passwd"}}}, "elsewhere"),
+        ({"type": "object", "requierd": ["a"]}, "unknown keyword 'requierd', did you mean 'required'"),
+        ({"properties": {"a": {"items": {"Enum": [1]}}}}, "items: unknown keyword 'Enum', did you mean 'enum'"),
+        ({"name": {"type": "string"}}, "no keyword of a JSON schema"),
+        ({"x-parts": {"a": {"pattern": "(a+)+$"}}, "$ref": "#/x-parts/a"}, "pattern"),
     ],
 )
 def test_wrong_schemas_are_found_at_once(schema, reason):
     with pytest.raises(OptionError, match=reason):
         rlsdk.load("reward", "format", json_schema=schema)
+
+
+def test_annotations_and_names_are_no_misspelt_keywords():
+    names = {"requierd": {"const": {"tpye": 1}}}
+    schema = {
+        "discriminator": {"propertyName": "kind"},
+        "x-requierd": 1,
+        "properties": names,
+        "examples": [{"tpye": 1}],
+    }
+    assert judge('{"requierd": {"tpye": 1}}', json_schema=schema).value == 1.0
 
 
 @pytest.mark.parametrize(
