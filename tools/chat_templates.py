@@ -26,7 +26,7 @@ after calls, and *refused* that the template itself refuses them.
 
 
 def page(results: dict[str, TemplateResult]) -> str:
-    """The page of these results."""
+    """Return the page of these results."""
     held = sum(all(each.ok for each in result.properties) for result in results.values())
     versions = ", ".join(f"{package} {metadata.version(package)}" for package in ("trl", "transformers"))
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -52,7 +52,7 @@ def page(results: dict[str, TemplateResult]) -> str:
 
 
 def _general(reason: str) -> str:
-    """A reason without what stands for one template alone."""
+    """Return a reason without the part that names the template."""
     return reason.partition(": ")[2] if reason.startswith("the chat template of") else reason
 
 

@@ -1,9 +1,9 @@
-"""Write `constraints-cpu.txt`: the version of every package with which the tests of this commit passed.
+"""Write `constraints-cpu.txt`, the package versions with which the tests of this commit passed.
 
     python tools/constraints.py
 
-It lists what `rlsdk[cpu]` needs, directly or not, as the environment of this Python has it. Install the same with
-`pip install -c constraints-cpu.txt 'rlsdk[cpu]'`.
+It lists all direct and indirect requirements of `rlsdk[cpu]`, as installed in this Python's environment. Install the
+same versions with `pip install -c constraints-cpu.txt 'rlsdk[cpu]'`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HEAD = "# Versions with which rlsdk[cpu] was tested, on Linux with Python 3.11: 
 
 
 def installed(name: str, extras: frozenset[str], found: dict[str, str], seen: set[tuple[str, frozenset[str]]]) -> None:
-    """Collect the versions of what a distribution requires, directly or not; what is not installed is left out."""
+    """Collect the versions of a distribution's installed direct and indirect requirements."""
     key = (canonicalize_name(name), extras)
     if key in seen:
         return
@@ -28,7 +28,7 @@ def installed(name: str, extras: frozenset[str], found: dict[str, str], seen: se
         distribution = metadata.distribution(name)
     except metadata.PackageNotFoundError:  # not needed on this system
         return
-    found[key[0]] = distribution.version.partition("+")[0]  # the index decides which build of torch it is
+    found[key[0]] = distribution.version.partition("+")[0]  # the index determines torch's build
     for requirement in map(Requirement, distribution.requires or ()):
         marker = requirement.marker
         if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras or {""}):

@@ -1,6 +1,6 @@
 """Train the quickstart's task with many algorithms, and write `docs/curves.md` with its table and picture.
 
-    python tools/curves.py             # those that have not been trained yet, then the page
+    python tools/curves.py             # all that have not been trained yet, then the page
     python tools/curves.py grpo dapo   # these, again
 
 Each run is `rlsdk train examples/quickstart.yaml` with the settings below, in `runs/curves`.
@@ -29,7 +29,7 @@ COMMON = [
     "checkpoint.export=never",
     "save_rollouts=0",
 ]
-"""Settings on top of the quickstart's file: the same batches, learning rate and schedule for all."""
+"""Settings on top of the quickstart's config: the same batches, learning rate and schedule for all algorithms."""
 ALGORITHMS: dict[str, list[str]] = {
     "grpo": ["kl_coef: 0.0"],
     "dr_grpo": ["norm: 14.0"],
@@ -51,9 +51,9 @@ ALGORITHMS: dict[str, list[str]] = {
     "decoupled_ppo": [],
     "ppo": ["shaping: []"],
 }
-"""Name -> changes of the named algorithm: lengths of the task, and no KL, as in the quickstart."""
+"""Name -> changes of the named algorithm for the task's lengths and for training without KL, as in the quickstart."""
 SETTINGS: dict[str, list[str]] = {"decoupled_ppo": ["old_logprobs=learner"]}
-"""Name -> settings beside those of the algorithm, without which it would be another."""
+"""Name -> settings outside the algorithm that it requires."""
 HEAD = f"""# Curves
 
 `make curves` trains the quickstart's task ({STEPS} steps of 64 tasks in place of 150 of 32, a learning rate of 4e-4,
@@ -66,7 +66,7 @@ at most 1.6 points, and chance level is 27 % ([what the figures mean](quickstart
 
 
 def main(names: list[str]) -> int:
-    """Train what is missing (or `names`), then write the page."""
+    """Train `names`, or all missing algorithms, then write the page."""
     if unknown := sorted(set(names) - set(ALGORITHMS)):
         print(f"unknown: {', '.join(unknown)}; known: {', '.join(ALGORITHMS)}", file=sys.stderr)
         return 2
@@ -78,7 +78,7 @@ def main(names: list[str]) -> int:
 
 
 def summary(name: str) -> Path:
-    """Path of a finished run's summary."""
+    """Return the path of a finished run's summary."""
     return RUNS / name / "summary.json"
 
 
@@ -97,7 +97,7 @@ def run(folder: Path, example: str, *settings: str) -> None:
 
 
 def origin(folder: Path) -> list[str]:
-    """Cells of a table: commit and date of a run."""
+    """Return the table cells with commit and date of a run."""
     about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
     return [f"`{about['commit']}`", about["date"]]
 
@@ -108,7 +108,7 @@ def git(*arguments: str) -> str:
 
 
 def write_page(runs: dict[str, Path]) -> None:
-    """`docs/curves.md` and its picture."""
+    """Write `docs/curves.md` and its picture."""
     curves = {name: accuracies(folder) for name, folder in runs.items()}
     steps = range(0, STEPS + 1, EVERY)
     rows = [["algorithm", "changes", *(f"{s}" for s in steps), "greedy", "commit", "date"]]
@@ -126,13 +126,13 @@ def write_page(runs: dict[str, Path]) -> None:
 
 
 def accuracies(folder: Path) -> dict[int, dict[str, Any]]:
-    """Lines of a run's metrics that hold an evaluation, by step."""
+    """Return the lines of a run's metrics that contain an evaluation, by step."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return {line["step"]: line for line in lines if "eval/sampled" in line}
 
 
 def draw(curves: dict[str, dict[int, dict[str, Any]]]) -> None:
-    """`docs/assets/curves.png`."""
+    """Draw `docs/assets/curves.png`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")

@@ -1,7 +1,7 @@
-"""Train the examples of several turns, and write `docs/curves_multiturn.md` with its table and picture.
+"""Train the multi-turn examples, and write `docs/curves_multiturn.md` with its table and picture.
 
-    python tools/curves_multiturn.py                # the runs that have not been made yet, then the page
-    python tools/curves_multiturn.py frozen_lake    # those of one example, again
+    python tools/curves_multiturn.py                # all missing runs, then the page
+    python tools/curves_multiturn.py frozen_lake    # the runs of one example, again
 
 Each run is `rlsdk train examples/TASK_nano.yaml seed=SEED`, in `runs/curves`. FrozenLake needs its plugin:
 `make gridworlds`.
@@ -21,7 +21,7 @@ TASKS = {
     "calculator": "arithmetic with a calculator",
     "dialogue": "Countdown, two answers",
 }
-"""Name of an example -> what its curves are called."""
+"""Name of an example -> label of its curves."""
 PAGE = ROOT / "docs" / "curves_multiturn.md"
 PICTURE = ROOT / "docs" / "assets" / "curves_multiturn.png"
 HEAD = """# Curves of several turns
@@ -72,11 +72,11 @@ skill.
 Two cores, no GPU, other programs running. The seed is the training seed; all runs of an example start from the same
 model.
 """
-"""What had been taught before, and what chance does."""
+"""Introduction of the page, with the warm starts and the chance levels."""
 
 
 def main(names: list[str]) -> int:
-    """Train what is missing (or `names`), then write the page."""
+    """Train `names`, or all missing runs, then write the page."""
     if unknown := sorted(set(names) - set(TASKS)):
         print(f"unknown: {', '.join(unknown)}; known: {', '.join(TASKS)}", file=sys.stderr)
         return 2
@@ -90,7 +90,7 @@ def main(names: list[str]) -> int:
 
 
 def folder(task: str, seed: int) -> Path:
-    """Folder of a run's files."""
+    """Return the folder of a run's files."""
     return RUNS / f"{task}-{seed}"
 
 
@@ -101,7 +101,7 @@ def train(task: str, seed: int) -> None:
 
 
 def write_page(runs: list[tuple[str, int]]) -> None:
-    """The page and its picture."""
+    """Write the page and its picture."""
     columns = ["run", "seed", "sampled before", "sampled after", "greedy before", "greedy after"]
     columns += ["first answer right, before", "after", "steps", "whole run, s", "commit", "date"]
     rows = [columns, ["---", *("---:" for _ in columns[1:-2]), "---", "---"], *(row(*run) for run in runs)]
@@ -112,7 +112,7 @@ def write_page(runs: list[tuple[str, int]]) -> None:
 
 
 def row(task: str, seed: int) -> list[str]:
-    """The line of a run."""
+    """Return the table row of a run."""
     found = json.loads((folder(task, seed) / "summary.json").read_text(encoding="utf-8"))
     before, after = found["accuracy_before"], found["accuracy_after"]
     points = accuracies(folder(task, seed))
@@ -124,7 +124,7 @@ def row(task: str, seed: int) -> list[str]:
 
 
 def draw(runs: list[tuple[str, int]]) -> None:
-    """The picture: a panel for each example, a line for each seed."""
+    """Draw the picture, with a panel for each example and a line for each seed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.4), layout="constrained")

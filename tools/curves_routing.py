@@ -1,10 +1,10 @@
 """Train a small mixture of experts with and without routing replay, and write `docs/curves_routing.md`.
 
-    make warm-start TASK=moe               # its model, once
-    python tools/curves_routing.py         # the runs that have not been made yet, then the page
-    python tools/curves_routing.py tis     # these, again
+    make warm-start TASK=moe               # train its model once
+    python tools/curves_routing.py         # all missing runs, then the page
+    python tools/curves_routing.py tis     # these runs, again
 
-Each run is `rlsdk train examples/countdown_moe.yaml` with another correction, in `runs/curves`.
+Each run is `rlsdk train examples/countdown_moe.yaml` with a different correction, in `runs/curves`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ engine did not report.
 
 
 def main(names: list[str]) -> int:
-    """Train what is missing (or `names`), then write the page."""
+    """Train `names`, or all missing runs, then write the page."""
     if unknown := sorted(set(names) - set(CORRECTIONS)):
         print(f"unknown: {', '.join(unknown)}; known: {', '.join(CORRECTIONS)}", file=sys.stderr)
         return 2
@@ -52,12 +52,12 @@ def main(names: list[str]) -> int:
 
 
 def folder(name: str) -> Path:
-    """Folder of a run's files."""
+    """Return the folder of a run's files."""
     return RUNS / f"routing-{name}"
 
 
 def write_page(names: list[str]) -> None:
-    """The page and its picture."""
+    """Write the page and its picture."""
     steps = sorted(accuracies(folder(names[0])))
     right = [f"right, {step}" for step in steps]
     head = ["correction", *right, "reward, first", "reward, last", "gap, mean", "gap, greatest", "unknown"]
@@ -78,7 +78,7 @@ def write_page(names: list[str]) -> None:
 
 
 def draw(names: list[str]) -> None:
-    """Reward and gap by step."""
+    """Draw reward and gap by step."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained")

@@ -1,7 +1,7 @@
 """Train the quickstart's task with rollouts ahead of the learner, and write `docs/curves_staleness.md`.
 
-    python tools/curves_staleness.py        # the runs that have not been made yet, then the page
-    python tools/curves_staleness.py 4-tis  # these, again
+    python tools/curves_staleness.py        # all missing runs, then the page
+    python tools/curves_staleness.py 4-tis  # these runs, again
 
 Each run is `rlsdk train examples/quickstart.yaml` with the settings below, in `runs/curves`.
 """
@@ -39,7 +39,7 @@ Four batches ahead, the plain loss learns more slowly, and TIS makes up for it; 
 
 
 def main(names: list[str]) -> int:
-    """Train what is missing (or `names`), then write the page."""
+    """Train `names`, or all missing variants, then write the page."""
     if unknown := sorted(set(names) - set(VARIANTS)):
         print(f"unknown: {', '.join(unknown)}; known: {', '.join(VARIANTS)}", file=sys.stderr)
         return 2
@@ -51,7 +51,7 @@ def main(names: list[str]) -> int:
 
 
 def folder(name: str) -> Path:
-    """Folder of a run's files."""
+    """Return the folder of a run's files."""
     return RUNS / f"staleness-{name}"
 
 
@@ -65,7 +65,7 @@ def train(name: str) -> None:
 
 
 def write_page(names: list[str]) -> None:
-    """`docs/curves_staleness.md` and its picture."""
+    """Write `docs/curves_staleness.md` and its picture."""
     steps = range(0, STEPS + 1, EVERY)
     curves = {name: accuracies(folder(name)) for name in names}
     head = ["max_staleness", "correction", *map(str, steps), "greedy", "staleness", "wasted", "commit", "date"]
@@ -87,7 +87,7 @@ def write_page(names: list[str]) -> None:
 
 
 def draw(curves: dict[str, dict[int, float]]) -> None:
-    """The picture of the page."""
+    """Draw the page's picture."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")

@@ -1,10 +1,10 @@
-"""A hook of mkdocs: a page for each named algorithm, and one for each kind of part that algorithms name.
+"""An mkdocs hook that writes a page for each named algorithm, and one for each kind of part of an algorithm.
 
-The pages show the output of `rlsdk plugins`, with formulas and links. All of it comes from docstrings and signatures:
-a fact that is missing on a page is missing in a docstring.
+The pages show the output of `rlsdk plugins`, with formulas and links. All of it comes from docstrings and signatures,
+so a fact that is missing on a page is missing in a docstring.
 
-The first page, `docs/algorithms/index.md`, is committed, so that links to it work where the repository is read; it is
-written by `make configuration`. The others exist only in the built site.
+`make configuration` writes the first page, `docs/algorithms/index.md`, which is committed so that links to it work in
+the repository. The other pages exist only in the built site.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ PARTS: dict[Kind, str] = {
     "kl": "KL estimators",
     "filter": "Filters",
 }
-"""Kinds of parts, in the order in which a step meets them, and the titles of their pages."""
+"""Kind of part -> title of its page, in the order in which a step uses them."""
 
 FIELDS: dict[str, Kind] = {**{kind: kind for kind in PARTS if kind != "filter"}, "filters": "filter"}
-"""Field of an algorithm -> the kind of what it names."""
+"""Field of an algorithm -> kind of component that it names."""
 
 
 @cache
 def components(kind: Kind) -> list[Component]:
-    """The built-in components of a kind."""
+    """Return the built-in components of a kind."""
     return [component for _, component in listing.collect(Plugins(), [CORE], kind).components]
 
 
 def linked(text: str) -> str:
-    """Text with a link at each arXiv number, DOI and address."""
+    """Return a text with links for arXiv numbers, DOIs and URLs."""
     text = re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
     text = re.sub(r"\bdoi:(10\.[^\s,)]+)", r"[doi:\1](https://doi.org/\1)", text)
     return re.sub(r"(?<!\]\()(https?://[^\s,)]+[^\s,).])", r"<\1>", text)
 
 
 def table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A Markdown table; nothing if it has no rows. In code a bar is a bar, elsewhere it must be escaped."""
+    """Return a Markdown table; empty without rows. Bars are escaped except in code."""
     cells = [[re.sub(r"(`[^`]*`)|\|", lambda m: m[1] or r"\|", cell) for cell in row] for row in rows]
     titles = list(titles)
     lines = [f"| {' | '.join(row)} |" for row in [titles, ["---"] * len(titles), *cells]]
@@ -67,35 +67,35 @@ def table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def anchor(name: str) -> str:
-    """The part of an address that leads to a component: `k1+` -> `k1-plus`."""
+    """Return a component's anchor: `k1+` -> `k1-plus`."""
     return name.replace("+", "-plus")
 
 
 def described(component: Component) -> list[str]:
-    """Summary and notes, then what the labels say."""
+    """Return summary and notes, then the labelled facts."""
     found = labelled(component.help)
     facts = [f"* **{label}:** {linked(found[label])}" for label in LABELS if label in found]
     return [linked(component.summary), linked(found.get("", "")), "\n".join(facts)]
 
 
 def link(kind: Kind, name: str, base: str = "parts/") -> str:
-    """A link to a component on the page of its kind."""
+    """Return a link to a component on its kind's page."""
     return f"[`{name}`]({base}{kind}.md#{anchor(name)})"
 
 
 def uses(value: Any) -> list[Use]:
-    """The components that a field of an algorithm names."""
+    """Return the components that a field of an algorithm names."""
     return [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, Use)]
 
 
 def chosen(algorithm: Component) -> list[tuple[Kind, Use]]:
-    """The parts of an algorithm, in the order in which a step meets them."""
+    """Return the parts of an algorithm, in the order in which a step uses them."""
     defaults = {option.name: option.default for option in algorithm.options}
     return [(FIELDS[name], use) for name in FIELDS for use in uses(defaults[name])]
 
 
 def part(component: Component) -> str:
-    """A component's section on the page of its kind."""
+    """Return a component's section on its kind's page."""
     options = ((f"`{o.name}`", _type(o), _default(o), linked(o.help)) for o in component.options)
     users = [a.name for a in components("algorithm") if (component.kind, component.name) in _names(chosen(a))]
     facts = [
@@ -112,7 +112,7 @@ def part(component: Component) -> str:
 
 
 def kind_page(kind: Kind) -> str:
-    """The page of a kind: all components at a glance, then each, under what its module says of their symbols."""
+    """Return the page of a kind: a table of its components, then each module's notation and components."""
     found = {component.name: component for component in components(kind)}
     rows = ((f"[`{name}`](#{anchor(name)})", linked(c.summary)) for name, c in found.items())
     sections = []
@@ -126,7 +126,7 @@ def kind_page(kind: Kind) -> str:
 
 
 def algorithm_page(algorithm: Component) -> str:
-    """The page of an algorithm: what it is for, its parts with the options it gives them, its fields."""
+    """Return the page of an algorithm: its purpose, its parts with their options, and its fields."""
     plugins, values = Plugins(), listing.parts(algorithm)
     sections = []
     for kind, use in chosen(algorithm):
@@ -156,13 +156,13 @@ def algorithm_page(algorithm: Component) -> str:
 
 
 def aggregations() -> dict[str, str]:
-    """Mode -> a sentence on its value, from the table in the docstring of `aggregate`."""
+    """Return aggregation mode -> description, from the table in the docstring of `aggregate`."""
     rows = re.findall(r"^\| `([\w-]+)` \| (.*) \|$", inspect.getdoc(aggregate) or "", re.MULTILINE)
     return {mode: f"{value[0].upper()}{value[1:]}." for mode, value in rows}
 
 
 def index_page(*, linked_parts: bool = True) -> str:
-    """All algorithms at a glance, and the kinds of parts; with links to the other pages, or without."""
+    """Return the first page, a table of all algorithms and kinds of parts, with or without links to the other pages."""
     rows = []
     for algorithm in components("algorithm"):
         named = {kind: _part(kind, str(use.name), linked_parts) for kind, use in chosen(algorithm)}
@@ -184,7 +184,7 @@ def index_page(*, linked_parts: bool = True) -> str:
 
 
 def pages() -> dict[str, str]:
-    """File name and Markdown of each page."""
+    """Return file name -> Markdown of each page."""
     return {
         "index.md": index_page(),
         **{f"parts/{kind}.md": kind_page(kind) for kind in PARTS},
@@ -193,7 +193,7 @@ def pages() -> dict[str, str]:
 
 
 def on_config(config: Any) -> Any:
-    """Put the pages where the navigation has the first of them."""
+    """Insert the pages into the navigation, in place of the first page."""
     parts = [{title: f"algorithms/parts/{kind}.md"} for kind, title in PARTS.items()]
     named = [{algorithm.name: f"algorithms/{algorithm.name}.md"} for algorithm in components("algorithm")]
     entries = ["algorithms/index.md", {"Parts": parts}, {"Named": named}]
@@ -202,7 +202,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that exist nowhere on disk, and replace the one that does."""
+    """Add the pages that are not on disk, and replace the one that is."""
     return with_pages(files, config, "algorithms", pages())
 
 

@@ -1,7 +1,7 @@
-"""Write the generated pages that are committed: `make configuration` after a change of a docstring or a signature.
+"""Write the committed generated pages; run `make configuration` after changing a docstring or a signature.
 
-`docs/configuration.md` and `docs/rlsdk.schema.json` hold every key of a configuration, for people and for editors. The
-first pages of algorithms and of the reference are committed without links; the built site has them with links.
+`docs/configuration.md` and `docs/rlsdk.schema.json` list every key of a configuration, for people and for editors. The
+first pages of the algorithms and of the reference are committed without links; the built site adds the links.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KINDS: dict[Kind, str] = {
     "tracker": "Trackers",
     "diagnosis": "Diagnoses",
 }
-"""Kinds of components whose options the page lists; algorithms and their parts have pages of their own."""
+"""Kinds of components whose options the page lists; algorithms and their parts have separate pages."""
 INTRODUCTION = """\
 # Configuration
 
@@ -66,7 +66,7 @@ options, `engine: {use: vllm, max_num_seqs: 64}`. Options alone belong to the de
 
 
 def page() -> str:
-    """Markdown of the page."""
+    """Return the page as Markdown."""
     found = settings()
     top = [s for s in found if "." not in s.path and not s.section]
     sections = [s for s in found if s.section and "." not in s.path]
@@ -86,12 +86,12 @@ def page() -> str:
 
 
 def schema() -> str:
-    """The JSON schema of the built-in components."""
+    """Return the JSON schema of the built-in components."""
     return json.dumps(json_schema(offered(Plugins(), [CORE])), indent=1) + "\n"
 
 
 def committed() -> dict[str, str]:
-    """Path below `docs` and text of each generated file that is committed."""
+    """Return path below `docs` -> text of each committed generated file."""
     return {
         "configuration.md": page(),
         "rlsdk.schema.json": schema(),

@@ -1,10 +1,10 @@
-"""A hook of mkdocs: the reference of the public surface, a page for each module that plugins may import.
+"""An mkdocs hook that writes the API reference, with a page for each module that plugins may import.
 
-A name is documented once, under the shortest address at which it is public (`rlsdk.Task`, not `rlsdk.types.Task`).
-Sources are read, not imported, so the documentation builds without ray, vllm or deepspeed.
+Each name is documented once, under its shortest public path (`rlsdk.Task`, not `rlsdk.types.Task`). Sources are read,
+not imported, so the documentation builds without ray, vllm or deepspeed.
 
-The first page, `docs/reference/index.md`, is committed, so that links to it work where the repository is read; it is
-written by `make configuration`. The others exist only in the built site, where mentions of public names become links.
+`make configuration` writes the first page, `docs/reference/index.md`, which is committed so that links to it work in
+the repository. The others exist only in the built site, where mentions of public names become links.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ of a configuration are in [Configuration](../configuration.md).
 
 
 def source_of(module: str) -> Path:
-    """The file of a module of rlsdk."""
+    """Return the file of a module of rlsdk."""
     path = ROOT.joinpath(*module.split("."))
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 @cache
 def parsed(module: str) -> ast.Module:
-    """The syntax tree of a module of rlsdk."""
+    """Return the syntax tree of a module of rlsdk."""
     return ast.parse(source_of(module).read_text(encoding="utf-8"))
 
 
 def assigned(tree: ast.Module, name: str) -> Any:
-    """The value of a constant; None if the module has none of this name."""
+    """Return the value of a constant; None if the module does not define it."""
     values = (node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name)
     value = next(values, None)
     return None if value is None else ast.literal_eval(value)
@@ -51,14 +51,14 @@ PUBLIC: tuple[str, ...] = assigned(parsed("rlsdk"), "PUBLIC_MODULES")
 
 
 def imported(tree: ast.Module) -> dict[str, str]:
-    """Name -> where it comes from, for all that a module imports from rlsdk, for type checkers or at run time."""
+    """Return name -> origin for all imports of a module from rlsdk, at run time or for type checkers."""
     nodes = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0)
     aliases = ((alias.asname or alias.name, f"{node.module}.{alias.name}") for node in nodes for alias in node.names)
     return {name: origin for name, origin in aliases if origin.startswith("rlsdk.")}
 
 
 def offered(module: str) -> list[str]:
-    """The names that a public module says it offers, in its `__all__`."""
+    """Return the names in a public module's `__all__`."""
     names: list[str] | None = assigned(parsed(module), "__all__")
     if names is None:
         raise SystemExit(f"{source_of(module)} is public and has no __all__, which says what plugins may use")
@@ -66,15 +66,15 @@ def offered(module: str) -> list[str]:
 
 
 def home(address: str) -> str:
-    """The address at which a name is defined, through all modules that pass it on."""
+    """Return the path where a name is defined, following re-exports."""
     module, _, name = address.rpartition(".")
     origin = imported(parsed(module)).get(name) if source_of(module).is_file() else None
     return home(origin) if origin else address
 
 
-@cache  # every page asks for it
+@cache  # every page needs it
 def surface() -> dict[str, dict[str, str]]:
-    """Public module -> its public names, each with the address under which it is documented."""
+    """Return public module -> its public names, each with the path under which it is documented."""
     found: dict[str, dict[str, str]] = {}
     first: dict[str, str] = {}
     for module in PUBLIC:
@@ -87,12 +87,12 @@ def surface() -> dict[str, dict[str, str]]:
 
 
 def summary(module: str) -> str:
-    """The first sentence of a module's docstring."""
+    """Return the first sentence of a module's docstring."""
     return (ast.get_docstring(parsed(module)) or "").split("\n\n", 1)[0].replace("\n", " ")
 
 
 def index(*, linked: bool) -> str:
-    """Markdown of the first page, with or without links to the other pages."""
+    """Return the first page as Markdown, with or without links to the other pages."""
     sections = []
     for module, names in surface().items():
         title = f"[`{module}`][{module}]" if linked else f"`{module}`"
@@ -102,26 +102,26 @@ def index(*, linked: bool) -> str:
 
 
 def page(module: str, names: dict[str, str]) -> str:
-    """Markdown for a module: what it says of itself, and each name that is documented under its address."""
+    """Return the Markdown for a module: its docstring, and each name that is documented there."""
     own = [f"::: {address}" for name, address in sorted(names.items()) if address == f"{module}.{name}"]
     return "\n\n".join([f"::: {module}\n    options: {{heading_level: 1, members: false}}", *own]) + "\n"
 
 
 def pages() -> dict[str, str]:
-    """File name and Markdown of each page."""
+    """Return file name -> Markdown of each page."""
     named = {f"{module.replace('.', '_')}.md": page(module, names) for module, names in surface().items()}
     return {"index.md": index(linked=True), **named}
 
 
 def mentions(text: str) -> str:
-    """Make links of the public names that a page mentions as code, such as `rlsdk.Task`; fences and links stay."""
+    """Turn public names in a page's inline code, such as `rlsdk.Task`, into links; fences and links stay unchanged."""
     addresses = {f"{module}.{name}": to for module, names in surface().items() for name, to in names.items()}
 
     def link(found: re.Match[str]) -> str:
         to = addresses.get(found[1])
         return f"[{found[0]}][{to}]" if to else found[0]
 
-    # An address in brackets is the text of a link already.
+    # A name in brackets is already the text of a link.
     outside = re.split(r"(^```.*?^```\s*$|^#.*?$)", text, flags=re.DOTALL | re.MULTILINE)
     return "".join(
         part if index % 2 else re.sub(r"(?<![\[`])`(rlsdk(?:\.\w+)+)`(?!`)", link, part)
@@ -130,24 +130,24 @@ def mentions(text: str) -> str:
 
 
 def on_config(config: Any) -> Any:
-    """Put the pages where the navigation has the first of them."""
+    """Insert the pages into the navigation, in place of the first page."""
     titled = [{module: f"reference/{module.replace('.', '_')}.md"} for module in PUBLIC]
     config.nav = replaced(config.nav, "reference/index.md", ["reference/index.md", *titled])
     return config
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that exist nowhere on disk, and replace the one that does."""
+    """Add the pages that are not on disk, and replace the one that is."""
     return with_pages(files, config, "reference", pages())
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Link the public names that a page mentions; the generated pages have their links."""
+    """Link the public names that a page mentions; generated pages already have links."""
     return markdown if page.file.src_uri.startswith("reference/") else mentions(markdown)
 
 
 def replaced(nav: Any, target: str, entries: list[Any]) -> Any:
-    """A navigation in which an entry has become a section."""
+    """Return the navigation with an entry replaced by a section."""
     if isinstance(nav, list):
         return [replaced(entry, target, entries) for entry in nav]
     if isinstance(nav, dict):
@@ -156,7 +156,7 @@ def replaced(nav: Any, target: str, entries: list[Any]) -> Any:
 
 
 def with_pages(files: Files, config: Any, folder: str, texts: dict[str, str]) -> Files:
-    """The files of a site with generated pages, in place of committed ones of the same name."""
+    """Return a site's files with the generated pages, which replace committed files of the same name."""
     for name, text in texts.items():
         uri = f"{folder}/{name}"
         committed = files.get_file_from_path(uri)

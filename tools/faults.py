@@ -1,9 +1,9 @@
-"""Judge every cell of the fault matrix, and write `docs/faults.md`.
+"""Test every cell of the fault matrix, and write `docs/faults.md`.
 
     python tools/faults.py                                             # all cells
     python tools/faults.py engine/SIGKILL/sync,engine/exception/sync   # these; the page's other rows stay
 
-Runs of cells that did not end as they must are kept in `runs/faults`, and the status is 1.
+If a cell does not end as expected, its run is kept in `runs/faults`, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ selects cells by name.
 
 
 def row(result: Result, judged: str) -> str:
-    """The line of a cell in the page's table.
+    """Return a cell's row in the page's table.
 
     Args:
-        result: How the cell ended.
-        judged: Commit and day.
+        result: Result of the cell.
+        judged: Commit and day of the test.
     """
     said = result.said.replace(f"{ROOT}/", "").replace("|", r"\|").replace("`", "'")
     said = f"`{said[:100]}`" if said else ""
@@ -58,7 +58,7 @@ def write_page(rows: Mapping[str, str]) -> None:
     """Write the page.
 
     Args:
-        rows: Cell -> its line.
+        rows: Cell -> its table row.
     """
     table = [rows[name] for name in CELLS if name in rows]
     page = [HEAD, "| cell | end | the console says | result | judged |", "| --- | --- | --- | --- | --- |", *table]
@@ -69,9 +69,9 @@ def write_page(rows: Mapping[str, str]) -> None:
 
 
 def main() -> int:
-    """Judge cells, and write the page after each."""
+    """Test cells, and write the page after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cells", nargs="?", default="", metavar="CELL,CELL", help="who/what/when; left out, all")
+    parser.add_argument("cells", nargs="?", default="", metavar="CELL,CELL", help="who/what/when; default: all cells")
     asked = [name.strip() for name in parser.parse_args().cells.split(",") if name.strip()]
     today = datetime.datetime.now()
     judged = f"{git('describe', '--always', '--dirty')}, {today:%Y-%m-%d}"

@@ -1,8 +1,8 @@
-"""Run on one borrowed GPU, in thirty minutes, what no machine of this project can: tests, memory, times, curves.
+"""Run tests, memory measurements, timings and curves on one borrowed GPU, in thirty minutes.
 
-    python tools/gpu_day.py --dry-run            # the plan, anywhere
-    python tools/gpu_day.py --out gpu-day        # all of it; again: what has not been done yet
-    python tools/gpu_day.py --only tests,sync    # these steps, even if they were done
+    python tools/gpu_day.py --dry-run            # print the plan, on any machine
+    python tools/gpu_day.py --out gpu-day        # all steps that have not succeeded yet
+    python tools/gpu_day.py --only tests,sync    # these steps, even if they have succeeded
 
 Each step has a time limit, and one that fails does not stop the next. The folder gets a log for each step, `steps.json`
 and `tables.md`. See docs/gpu_day.md.
@@ -33,9 +33,9 @@ CONFIG = ROOT / "examples" / "countdown_gpu_day.yaml"
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 TRL_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
 GRACE_SECONDS = 20
-"""Seconds between SIGTERM and SIGKILL of a step that is over its limit."""
+"""Seconds between SIGTERM and SIGKILL for a step that exceeds its time limit."""
 LAST = 10
-"""Steps at the end of a curve that its final reward is averaged over."""
+"""Number of last steps of a curve over which the final reward is averaged."""
 
 
 @attrs.frozen
@@ -44,7 +44,7 @@ class Step:
 
     Attributes:
         name: Name of its log and row.
-        about: What it shows.
+        about: Description for the table.
         command: Command line.
         seconds: Time limit.
     """
@@ -56,7 +56,7 @@ class Step:
 
 
 def plan(out: Path, model: str) -> list[Step]:
-    """Return the steps, in order: what fails most probably, and is cheapest, comes first.
+    """Return the steps in order, the cheapest and most likely to fail first.
 
     Args:
         out: Folder of the results.
@@ -100,7 +100,7 @@ def write_tasks(path: Path) -> None:
 
 
 def run(step: Step, out: Path) -> dict[str, Any]:
-    """Run a step within its limit; returns its row of `steps.json`."""
+    """Run a step within its time limit; return its row of `steps.json`."""
     began, peak, over = time.monotonic(), [0], threading.Event()
     sampler = threading.Thread(target=_sample_memory, args=(peak, over), daemon=True)
     sampler.start()
@@ -112,7 +112,7 @@ def run(step: Step, out: Path) -> dict[str, Any]:
                 code: int | None = process.wait(step.seconds)
             except subprocess.TimeoutExpired:
                 timed_out, code = True, _end(process)
-        except OSError as error:  # the environment of TRL may be missing
+        except OSError as error:  # TRL's environment may be missing
             log.write(f"{error}\n")
             code = None
     over.set()
@@ -132,7 +132,7 @@ def _end(process: subprocess.Popen[Any]) -> int:
 
 
 def _sample_memory(peak: list[int], over: threading.Event) -> None:
-    """Keep the most memory that the GPU had in use, in MiB, until a step is over."""
+    """Record the GPU's peak memory use in MiB until a step is over."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     while not over.wait(0.5):
         try:
@@ -143,7 +143,7 @@ def _sample_memory(peak: list[int], over: threading.Event) -> None:
 
 
 def tables(out: Path, steps: Sequence[Step], rows: dict[str, dict[str, Any]]) -> str:
-    """Return the tables of what has been run so far, in Markdown."""
+    """Return the tables of all steps run so far, in Markdown."""
     lines = ["# GPU day", "", "| step | what | status | seconds | peak GPU memory |", "|---|---|---|---|---|"]
     for step in steps:
         row = rows.get(step.name, {"status": "not run", "seconds": "", "peak_gpu_mib": ""})
@@ -168,7 +168,7 @@ def tables(out: Path, steps: Sequence[Step], rows: dict[str, dict[str, Any]]) ->
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """Read the whole lines of a JSON-lines file; a step that was ended may have left half a line."""
+    """Read the complete lines of a JSON-lines file; a step that was killed may have left an incomplete one."""
     if not path.is_file():
         return []
     return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
@@ -198,7 +198,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the plan; returns the exit status."""
+    """Run the plan; return the exit status."""
     given = parser().parse_args(arguments)
     if given.tasks is not None:
         write_tasks(given.tasks)
@@ -206,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = given.out.resolve()
     steps, only = plan(out, given.model), set(filter(None, given.only.split(",")))
     if unknown := only - {step.name for step in steps}:
-        print(f"no step is called {', '.join(sorted(unknown))}; there are: {', '.join(s.name for s in steps)}")
+        print(f"unknown steps: {', '.join(sorted(unknown))}; known: {', '.join(s.name for s in steps)}")
         return 2
     if given.dry_run:
         for step in steps:

@@ -1,7 +1,7 @@
-"""GRPO with TRL and vLLM on the tasks, reward and sizes of `examples/countdown_gpu_day.yaml`; one line of JSON a step.
+"""GRPO with TRL and vLLM on the tasks, reward and sizes of `examples/countdown_gpu_day.yaml`; writes JSON lines.
 
-Run by `tools/gpu_day.py` in an environment of its own, `.venv-trl`, which holds TRL, vLLM and rlsdk without its stack:
-rewards of both trainers are computed by the same function.
+`tools/gpu_day.py` runs it in a separate environment, `.venv-trl`, which contains TRL, vLLM and rlsdk without its
+stack, so that the same function computes the rewards of both trainers.
 """
 
 from __future__ import annotations

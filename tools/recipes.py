@@ -1,9 +1,9 @@
-"""Run recipes, and write what came out of them beside their files: `curve.json`, `transcript.txt`, docs/recipes.md.
+"""Run recipes, and write `curve.json` and `transcript.txt` to their folders, and docs/recipes.md.
 
-    python tools/recipes.py                 # docs/recipes.md from what the recipes' folders hold
-    python tools/recipes.py reverse-text    # run these recipes (those for two cores), then the page
+    python tools/recipes.py                 # only docs/recipes.md, from the recipes' folders
+    python tools/recipes.py reverse-text    # run these recipes (those for two cores), then write the page
 
-A recipe that ends outside its band is recorded, too: change the recipe or its band, and say so in its README.
+A recipe that ends outside its band is recorded, too: change the recipe or its band, and document it in its README.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def measure(recipe: catalogue.Recipe) -> None:
 
 
 def as_text(found: dict[str, Any]) -> str:
-    """JSON with a line for each evaluation."""
+    """Return JSON with a line for each evaluation."""
     head = "".join(f" {json.dumps(k)}: {json.dumps(v)},\n" for k, v in found.items() if k != "points")
     points = ",\n".join(f"  {json.dumps(point)}" for point in found["points"])
     return f'{{\n{head} "points": [\n{points}\n ]\n}}\n'
 
 
 def transcript(run: Path) -> str:
-    """Rollouts of a run's first and last saved steps, one of each task."""
+    """Return rollouts of a run's first and last saved steps, one of each task."""
     command = [sys.executable, "-m", "rlsdk.cli", "rollouts", str(run), "--json", "--limit", "100000"]
     rows = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
     blocks: list[str] = []

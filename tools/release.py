@@ -1,10 +1,10 @@
-"""Build what a release consists of, into `dist/`: wheel, sdist, constraints and a bill of materials.
+"""Build the files of a release into `dist/`: wheel, sdist, constraints and a bill of materials.
 
     python tools/release.py [FOLDER]
 
-The bill of materials (SBOM) is CycloneDX JSON: every package of `constraints-cpu.txt`, which were tested together.
-It is written by cyclonedx-bom, in an environment of its own, so that its requirements do not meet those of the stack.
-Nothing is uploaded.
+The bill of materials (SBOM) is CycloneDX JSON with every package of `constraints-cpu.txt`, which were tested together.
+cyclonedx-bom writes it in a separate environment, so that its requirements do not conflict with the stack's. Nothing
+is uploaded.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ CONSTRAINTS = ROOT / "constraints-cpu.txt"
 
 
 def run(*command: str | Path) -> None:
-    """Run a program in the repository's root; its failure ends this one."""
+    """Run a program in the repository's root; raise if it fails."""
     subprocess.run(list(map(str, command)), cwd=ROOT, check=True)
 
 
 def write_sbom(target: Path) -> None:
-    """Write the bill of materials of the constraints."""
+    """Write the bill of materials for the constraints."""
     with tempfile.TemporaryDirectory() as folder:
         run(sys.executable, "-m", "venv", folder)
         python = Path(folder) / "bin" / "python"
@@ -44,7 +44,7 @@ def write_sbom(target: Path) -> None:
 
 
 def main() -> None:
-    """Build everything, and list it."""
+    """Build all files and list them."""
     out = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "dist").resolve()
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     shutil.rmtree(out, ignore_errors=True)

@@ -3,9 +3,9 @@
     python tools/soak.py              # three hundred times
     python tools/soak.py --kills 9    # fewer
 
-Two trainings of the small model side by side, rollouts running ahead of the learner, in `runs/soak`. Killing an engine
-or an environment worker must not end a run, nor must stopping any process for some seconds; killing a learner rank or
-the driver, or asking the driver to end, ends it, and `--resume` continues it. After each of these the task counts are
+Two trainings of the small model run in parallel in `runs/soak`, with rollouts ahead of the learner. Killing an engine
+or an environment worker, or stopping any process for some seconds, must not end a run. Killing a learner rank or the
+driver, or terminating the driver, ends the run, and `--resume` continues it. After each signal the task counts are
 checked; the first fault ends the soak with status 1. The page is `docs/soak.md`.
 """
 
@@ -47,9 +47,9 @@ DEEDS = (*((kind, "SIGKILL") for kind in KINDS), *((kind, "SIGSTOP") for kind in
 ENDS = {("learner rank", "SIGKILL"): 1, ("driver", "SIGKILL"): -signal.SIGKILL, ("driver", "SIGTERM"): 130}
 """(process, signal) that ends the run -> exit status of the driver."""
 LONGEST_STOP = 5.0
-"""Most seconds between SIGSTOP and SIGCONT."""
+"""Maximum seconds between SIGSTOP and SIGCONT."""
 MOST_SECONDS = 6.0
-"""Most seconds between two signals, counted from the first step after the last one; a step takes about a second."""
+"""Maximum seconds from the first step after a signal to the next signal; a step takes about a second."""
 PATIENCE = 600.0
 """Seconds to wait for a step; on a busy machine, a start takes minutes."""
 CONFIG = {
@@ -117,7 +117,7 @@ class Soak:
         (folder / "config.yaml").write_text(yaml.safe_dump({**CONFIG, "out": str(folder), "model": model}))
 
     def run(self, kills: int, minutes: float) -> None:
-        """Do the given number of deeds, or continue for the given time, then let the run end by itself."""
+        """Send the given number of signals, or as many as fit in the given time, then let the run finish."""
         process, until = self.start(), time.monotonic() + 60 * minutes
         deeds: list[tuple[str, str]] = []
         for number in range(kills):
@@ -125,7 +125,7 @@ class Soak:
                 break
             self.beyond(self.step(), process)
             time.sleep(self.draw.uniform(0, MOST_SECONDS))
-            deeds = deeds or self.draw.sample(DEEDS, len(DEEDS))  # each as often, in any order
+            deeds = deeds or self.draw.sample(DEEDS, len(DEEDS))  # equally often, in random order
             deed = deeds.pop()
             family, start = _family(process.pid), time.monotonic()
             self.signal(deed, process)
@@ -147,7 +147,7 @@ class Soak:
         self.check()
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start a driver; with `--resume` among the arguments it continues the last one's run."""
+        """Start a driver; with `--resume` in the arguments, it continues the last driver's run."""
         command = [sys.executable, "-m", "rlsdk.cli", "train", str(self.folder / "config.yaml"), *arguments]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "RLSDK_SOAK_RECORD": str(self.folder / "record.txt")}
         with (self.folder / "console.log").open("a") as log:
@@ -157,7 +157,7 @@ class Soak:
         return self.process
 
     def signal(self, deed: tuple[str, str], driver: subprocess.Popen[bytes]) -> None:
-        """Send a signal to one process of a kind; one that is stopped is set free again."""
+        """Send a signal to a process of a kind, and continue the process after SIGSTOP."""
         kind, name = deed
         victims: list[psutil.Process] = []
 
@@ -197,7 +197,7 @@ class Soak:
         drawn = sum(each["position"] - each["dropped"] for each in state["tasks"].values())
         on_the_way = [position for each in state["production"]["on_the_way"].values() for position in each]
         if ended != step * BATCH or drawn != ended + len(on_the_way) or len(set(on_the_way)) != len(on_the_way):
-            raise FaultError(f"step {step}: {drawn} drawn, {ended} ended, on their way: {on_the_way}")
+            raise FaultError(f"step {step}: {drawn} drawn, {ended} ended, in progress: {on_the_way}")
         tasks = [task for number, some in self.steps().items() if number <= step for task in some]
         if len(tasks) != ended or len(set(tasks)) != ended:
             raise FaultError(
@@ -214,7 +214,7 @@ class Soak:
         return found
 
     def steps(self) -> dict[int, list[str]]:
-        """Step -> tasks that ended in it, in the lineage that survives: what a later driver did again counts once."""
+        """Return step -> tasks that ended in it, in the surviving lineage; a repeated step counts once."""
         steps: dict[int, list[str]] = {}
         tasks: list[str] = []
         for line in self.record():
@@ -229,32 +229,32 @@ class Soak:
         return steps
 
     def record(self) -> list[str]:
-        """Lines of the plugin, whole ones only."""
+        """Return the complete lines that the plugin wrote."""
         path = self.folder / "record.txt"
         return path.read_text().rpartition("\n")[0].split("\n") if path.is_file() else []
 
     def step(self) -> int:
-        """The last step that the present driver has ended; 0: none yet."""
+        """Return the last step that the current driver completed; 0 if none."""
         lines = self.record()
         own = lines[len(lines) - lines[::-1].index("start") :] if "start" in lines else []
         return max((int(line.removeprefix("step ")) for line in own if line.startswith("step ")), default=0)
 
     def console(self) -> str:
-        """The end of what a person saw."""
+        """Return the end of the console output."""
         return (self.folder / "console.log").read_text()[-3000:]
 
     def beyond(self, step: int, process: subprocess.Popen[bytes]) -> None:
-        """Wait for the end of a later step."""
+        """Wait until a later step is complete."""
         self.wait(lambda: self.step() > step, process)
 
     def wait(self, condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-        """Until a condition holds, while a process runs."""
+        """Wait until a condition holds, while a process runs."""
         end = time.monotonic() + PATIENCE
         while not condition():
             if process.poll() is not None:
                 raise FaultError(f"the driver ended with {process.returncode}: {self.console()}")
             if time.monotonic() > end:
-                raise FaultError(f"nothing came for {PATIENCE:g} s: {self.console()}")
+                raise FaultError(f"no progress for {PATIENCE:g} s: {self.console()}")
             time.sleep(0.05)
 
 
@@ -278,12 +278,12 @@ def _gone(family: list[psutil.Process]) -> None:
     end = time.monotonic() + 30
     while left := [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:
         if time.monotonic() > end:
-            raise FaultError(f"30 s after the end these still run: {[_title(p) for p in left]}")
+            raise FaultError(f"processes still running 30 s after the end: {[_title(p) for p in left]}")
         time.sleep(0.2)
 
 
 def lines(soaks: list[Soak], seed: int) -> Iterator[str]:
-    """The page's tables."""
+    """Yield the lines of the page's tables."""
     rows = [row for soak in soaks for row in soak.rows]
     yield "| signal | to | times | the run | seconds lost, median | most |"
     yield "| --- | --- | ---: | --- | ---: | ---: |"
@@ -310,10 +310,10 @@ def main() -> int:
     """Soak, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=300)
-    parser.add_argument("--minutes", type=float, default=240.0, help="begin no further kill after so many")
+    parser.add_argument("--minutes", type=float, default=240.0, help="send no further signals after this many minutes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "soak")
-    parser.add_argument("--trainings", type=int, default=2, help="side by side")
+    parser.add_argument("--trainings", type=int, default=2, help="number of parallel trainings")
     asked = parser.parse_args()
     soaks = [Soak(asked.folder.resolve() / str(i), asked.seed + i) for i in range(asked.trainings)]
     shares = [len(range(i, asked.kills, asked.trainings)) for i in range(asked.trainings)]
@@ -323,7 +323,7 @@ def main() -> int:
         faults = [end.exception() for end in ends if end.done() and end.exception()]
         for soak in soaks if faults else ():
             if soak.process and soak.process.poll() is None:
-                soak.process.kill()  # what it started ends with it
+                soak.process.kill()  # its child processes end with it
     for fault in faults:
         print(f"after {sum(len(soak.rows) for soak in soaks)} signals: {fault}", file=sys.stderr)
     if faults:

@@ -1,4 +1,4 @@
-"""Training setup of the soak: an environment, and its own record of the step in which each task ended."""
+"""Training setup of the soak: an environment, and a separate record of the step in which each task ended."""
 
 import os
 import zlib
@@ -12,7 +12,7 @@ RECORD = os.environ.get("RLSDK_SOAK_RECORD", "")
 
 @rlsdk.environment("digits")
 class Digits:
-    """Two turns; half of all answers have a reward, by chance: no policy learns which, so a run never runs dry."""
+    """Two turns; half of all answers get a reward at random, which no policy can learn, so the run never runs dry."""
 
     def reset(self, seed: int) -> rlsdk.Observation:
         """Ask."""

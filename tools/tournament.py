@@ -1,10 +1,10 @@
 """Compare the named algorithms on the suite `nano`, and write `docs/tournament.md`.
 
-    python tools/tournament.py                        # train what has not been trained yet, then write the page
+    python tools/tournament.py                        # train all missing runs, then write the page
     python tools/tournament.py --seeds 1 --tasks countdown
-    python tools/tournament.py --page                 # the page alone, of the runs that are there
+    python tools/tournament.py --page                 # only the page, from existing runs
 
-The runs are in `runs/tournament-nano`; one that broke off is resumed.
+The runs are in `runs/tournament-nano`; interrupted ones are resumed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALGORITHMS = (
     *("gmpo", "topr", "raft", "opmd", "pass_at_k", "decoupled_ppo", "reinforce_plus_plus_baseline", "dpo", "kto"),
     *("gigpo", "mix", "sft"),
 )
-"""All named algorithms but `opd`, which needs a teacher."""
+"""All named algorithms except `opd`, which needs a teacher."""
 HEAD = """# Tournament
 
 `make tournament` trains every named algorithm on the tasks of the suite `nano`, with the algorithm's own defaults and
@@ -53,7 +53,7 @@ teacher, which the suite does not have.
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train what is missing, then write the page."""
+    """Train the missing runs, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tasks", default="", help="comma-separated; all")
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def tell(event: str, run: SweepRun) -> None:
-    """Print a line, and note the commit of a run that begins."""
+    """Print a line, and record the commit of a starting run."""
     print(f"{datetime.datetime.now():%H:%M:%S} {run.name} {event}", flush=True)
     if event == "begins":
         about = {"commit": git("describe", "--always", "--dirty"), "date": datetime.date.today().isoformat()}
@@ -89,7 +89,7 @@ def git(*arguments: str) -> str:
 
 
 def write(outcomes: Sequence[RunOutcome], tasks: Sequence[str], seeds: int) -> None:
-    """Write the page of the runs that are finished."""
+    """Write the page of the finished runs."""
     measured = [each for each in outcomes if each.status == 0]
     algorithms = {each.run.group["algorithm"] for each in measured}
     told = [each for each in outcomes if each.run.group["algorithm"] in algorithms]
@@ -111,23 +111,23 @@ def write(outcomes: Sequence[RunOutcome], tasks: Sequence[str], seeds: int) -> N
 
 
 def noted(outcome: RunOutcome) -> Path:
-    """File with the commit and the date at which a run began."""
+    """Return the file with the commit and the date of a run's start."""
     return RUNS / "logs" / f"{outcome.run.name}.json"
 
 
 def runs_of(standing: Standing) -> int:
-    """Number of an algorithm's runs that have a score."""
+    """Return the number of an algorithm's runs that have a score."""
     return sum(len(values) for values in standing.scores.values())
 
 
 def percent(estimate: Estimate | None) -> str:
-    """A share with its interval, in percent."""
+    """Return a share with its interval, in percent."""
     if estimate is None:
         return "–"
     value = f"{100 * estimate.value:.1f}"
     if estimate.low is None or estimate.high is None:
         return value
-    # The interval of a single task is Student's, which knows no bounds; an accuracy has them.
+    # The interval of a single task is Student's, which has no bounds, unlike an accuracy.
     return f"{value} [{100 * max(estimate.low, 0.0):.1f}, {100 * min(estimate.high, 1.0):.1f}]"
 
 

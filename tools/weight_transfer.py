@@ -1,10 +1,10 @@
-"""Measure a weight sync on this machine's CPU, by each weight transfer, and write the table in `docs/gpu.md`.
+"""Measure a weight sync with each weight transfer on this machine's CPU, and write the table in `docs/gpu.md`.
 
-    python tools/weight_transfer.py              # at the shape of Qwen2.5-0.5B, in bfloat16
-    python tools/weight_transfer.py --layers 4   # a smaller one
+    python tools/weight_transfer.py              # the shape of Qwen2.5-0.5B, in bfloat16
+    python tools/weight_transfer.py --layers 4   # a smaller model
 
-Real learner ranks and engine actors, with random weights and without a forward pass: the learner exports a model of
-transformers as `deepspeed` does, and each engine copies what it gets into another.
+It uses real learner ranks and engine actors, with random weights and without a forward pass: the learner exports a
+transformers model as `deepspeed` does, and each engine copies the weights into another model.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ TITLE = "## Weights from the learner to the engines"
 WAYS = ("object_store", "gloo", "shared_memory")
 MIB = 2**20
 TIMES = 5
-"""Syncs that are measured, after one that is not."""
+"""Number of measured syncs, after one that is not measured."""
 
 
 def build(layers: int) -> Any:
-    """Return a model of Qwen2.5-0.5B's shape with random weights, in bfloat16."""
+    """Return a model with Qwen2.5-0.5B's shape and random weights, in bfloat16."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -83,12 +83,12 @@ class Measured:
     before: int
 
     def reset(self) -> None:
-        """Begin anew to look for the greatest memory."""
+        """Reset the peak memory."""
         self.before = memory("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")
 
     def above(self) -> int:
-        """Return by how many bytes the memory has exceeded that of `reset`, at most."""
+        """Return the peak memory since `reset`, in bytes above the memory at `reset`."""
         return memory("VmHWM") - self.before
 
 
@@ -102,7 +102,7 @@ class MeasuredLearner(Measured):
 
     def start(self, roles: Roles, loss: LossSpec, place: ActorSpec, total_updates: int) -> None:
         """Build the model."""
-        import deepspeed  # noqa: F401 - which a learner has imported
+        import deepspeed  # noqa: F401 - a real learner imports it, too
 
         from rlsdk.learners.ranks import Ranks
 
@@ -115,7 +115,7 @@ class MeasuredLearner(Measured):
         return self.outlet.weights(version)
 
     def weight_parts(self, version: int) -> Iterator[Weights | None]:
-        """Return them layer by layer, not copied."""
+        """Return all weights layer by layer, not copied."""
         return self.outlet.parts(version, copy=False)
 
     def canary(self, token_ids: np.ndarray) -> np.ndarray:
@@ -123,7 +123,7 @@ class MeasuredLearner(Measured):
         return np.zeros(len(token_ids) - 1, np.float32)
 
     def memcpy(self) -> float:
-        """Return the seconds of a copy of all bytes, between memory that was used before."""
+        """Return the seconds for copying all bytes between touched memory."""
         import torch
 
         source = torch.ones(sum(p.nbytes for p in self.net.parameters()), dtype=torch.uint8)
@@ -152,11 +152,11 @@ class MeasuredEngine(Measured):
         self.reset()
 
     def load_weights(self, weights: Weights) -> None:
-        """Copy all."""
+        """Copy all weights."""
         self.load_weight_parts(weights.version, iter((weights,)))
 
     def load_weight_parts(self, version: int, parts: Iterator[Weights]) -> None:
-        """Copy each as it comes."""
+        """Copy each part as it arrives."""
         for part in parts:
             for name, tensor in from_weights(part):
                 self.held[name].copy_(tensor)
@@ -168,7 +168,7 @@ class MeasuredEngine(Measured):
 
 @attrs.frozen
 class Row:
-    """A line of the table: seconds of a sync, and the bytes above their weights of the processes."""
+    """A row of the table: seconds of a sync, and each process's memory above its weights in bytes."""
 
     way: str
     engines: int
@@ -205,7 +205,7 @@ async def measure(way: str, engines: int, layers: int, folder: Path) -> Row:
         began = time.perf_counter()
         found = await deliver(group, learner, version, canary.token_ids, wake=False)
         seconds.append(time.perf_counter() - began)
-        del found  # the object, so that the store need not hold two
+        del found  # free the object, so that the store does not hold two
     above = [await actor.__ray_call__.remote(lambda owner: owner._engine.above()) for actor in actors]
     own = await learner.actors[0].call.remote("above")
     copied = await learner.actors[0].call.remote("memcpy")
@@ -239,7 +239,7 @@ a process maps it.
 
 
 def main() -> None:
-    """Measure, and write."""
+    """Measure, and write the section."""
     import ray
 
     arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])

@@ -43,16 +43,16 @@ CONFIG: dict[str, Any] = {
 
 
 def whole_run(name: str, head: str, dtype: str, engine: str) -> dict[str, float]:
-    """Train a model for three steps, open its export with transformers, and resume for a fourth.
+    """Train a model for three steps, open its export with transformers, and resume for a fourth step.
 
-    The run's own canary compares engine and learner after each sync, and ends the run over its tolerance.
+    The run's canary compares engine and learner after each sync, and ends the run above its tolerance.
 
     Returns:
-        `gap`: greatest gap that the canary found. `moved`: largest change of logprobs of fixed tokens from the folder's
-        weights to the export's.
+        `gap`: largest gap that the canary measured. `moved`: largest change of logprobs of fixed tokens from the
+        folder's weights to the export's.
 
     Raises:
-        RuntimeError: A run failed, or its export is not the model's.
+        RuntimeError: A run failed, or its export does not match the model.
     """
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -86,14 +86,14 @@ def _train(folder: Path, *arguments: str) -> dict[str, Any]:
 
 
 def _moved(before: str, after: str) -> float:
-    """Open both with transformers, compare their tensors' names, and return how far logprobs moved."""
+    """Open both models with transformers, compare their tensors, and return the largest change of logprobs."""
     import torch
     from transformers import AutoModelForCausalLM
 
     from rlsdk.conversion import read_header
 
     if read_header(before) != read_header(after):
-        raise RuntimeError("the export has other names or shapes than the model")
+        raise RuntimeError("the names or shapes of the export's tensors differ from the model's")
     ids = torch.randint(3, 100, (1, 24), generator=torch.Generator().manual_seed(0))
     scores = []
     for path in (before, after):

@@ -75,7 +75,7 @@ def test_without_a_gpu_it_says_so_and_fails(
 
 def test_an_unknown_step_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert DAY["main"](["--only", "test"]) == 2
-    assert "no step is called test; there are: doctor, explain, tests" in capsys.readouterr().out
+    assert "unknown steps: test; known: doctor, explain, tests" in capsys.readouterr().out
 
 
 def test_failures_and_limits_do_not_stop_the_next_step_and_only_what_is_missing_runs_again(

@@ -1,7 +1,7 @@
-"""Core functions of peers and of rlsdk on the same random data: same results, ratio of medians, peak memory.
+"""Compare core functions of peers and rlsdk on the same random data: equal results, ratio of medians, peak memory.
 
-Each trainer has a worker in its own environment; they are asked in turn, so that a machine that grows slower meanwhile
-does so for both.
+Each trainer has a worker in its own environment. The workers run in turn, so that a slowdown of the machine affects
+both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GROUP = 16
 GAMMA, LAM = 1.0, 0.95
 ROUNDS = 15
 TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
-"""Of float32: the trainers sum in different orders, rlsdk's statistics of groups in float64."""
+"""Tolerance for float32: the trainers sum in different orders, and rlsdk computes group statistics in float64."""
 SHAPES = {
     "1,024 × 1,024, even": (1024, 1024, False),
     "1,024 × up to 2,048, uneven": (1024, 2048, True),
@@ -34,7 +34,7 @@ CASES = {
     "verl": ("grpo", "grpo (vectorised)", "rloo", "gae", "ppo loss", "kl k3"),
     "openrlhf": ("ppo loss", "kl k3"),
 }
-"""Functions that are compared; a worker has each of them under this name."""
+"""Peer -> compared functions, by their names in the workers."""
 
 
 def make_data(rollouts: int, width: int, uneven: bool) -> dict[str, Any]:
@@ -42,8 +42,8 @@ def make_data(rollouts: int, width: int, uneven: bool) -> dict[str, Any]:
 
     Args:
         rollouts: Number of rollouts n, in groups of 16.
-        width: Greatest length L.
-        uneven: Lengths are uniform from 1/16 of the width to the width, else all are the width.
+        width: Maximum length L.
+        uneven: Draw lengths uniformly from 1/16 of the width to the width; otherwise all are equal to the width.
     """
     g = torch.Generator().manual_seed(0)
     lengths = torch.full((rollouts,), width)
@@ -78,7 +78,7 @@ class Worker:
 
     def __init__(self, python: Path, script: str) -> None:
         kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "OMP_NUM_THREADS")}
-        kept["OMP_WAIT_POLICY"] = "passive"  # else its threads go on spinning on the cores of the worker asked next
+        kept["OMP_WAIT_POLICY"] = "passive"  # or its threads keep spinning on the next worker's cores
         if script == "cores_rlsdk.py":
             kept["PYTHONPATH"] = str(HERE.parents[1])
         self._process = subprocess.Popen(
@@ -98,10 +98,10 @@ class Worker:
         self._process.wait()
 
     def ask(self, **question: Any) -> dict[str, Any]:
-        """Ask, and wait for the answer.
+        """Send a request and wait for the answer.
 
         Raises:
-            RuntimeError: The worker ended instead.
+            RuntimeError: The worker ended without an answer.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(question) + "\n")
@@ -121,11 +121,11 @@ class Pair:
     theirs: Worker
 
     def compare(self, case: str, folder: Path, rounds: int) -> dict[str, Any]:
-        """Return times, their ratio, peak memory, and how far the results are apart."""
+        """Return times, their ratio, peak memory, and the difference of the results."""
         files = {}
         for name, worker in (("rlsdk", self.ours), ("peer", self.theirs)):
             files[name] = folder / f"{name}.pt"
-            worker.ask(result=case, to=str(files[name]))  # a warm-up, too
+            worker.ask(result=case, to=str(files[name]))  # also the warm-up
         a, b = (torch.load(path).double() for path in files.values())
         seconds: dict[str, list[float]] = {"rlsdk": [], "peer": []}
         for _ in range(rounds):
@@ -147,12 +147,12 @@ class Pair:
 
 
 def compare_cores(peer: str, folder: Path, *, quick: bool) -> dict[str, Any]:
-    """Compare rlsdk's core functions with a peer's; returns what is written about it.
+    """Compare rlsdk's core functions with a peer's; return the record.
 
     Args:
-        peer: Key of `CASES`, whose environment is there.
+        peer: Key of `CASES`, whose environment exists.
         folder: Folder for the data.
-        quick: Small shapes and few rounds.
+        quick: Use small shapes and few rounds.
     """
     folder.mkdir(parents=True, exist_ok=True)
     load, found, rounds = facts.load(), [], ROUNDS // (3 if quick else 1)

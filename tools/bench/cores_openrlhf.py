@@ -1,8 +1,8 @@
 """OpenRLHF's core functions (`openrlhf.models.loss`, `openrlhf.models.utils`), on padded planes `[n, L]`.
 
-`openrlhf.models` imports its actor, and with it flash-attn, which has no build for CPUs. So the two files are imported
-from the installed package, unchanged, without running the package's `__init__`. Its advantages are part of methods that
-need Ray and vLLM, and are not compared.
+`openrlhf.models` imports its actor and thus flash-attn, which does not support CPUs. So the two files are imported
+unchanged from the installed package, without running the package's `__init__`. Its advantages are part of methods that
+need Ray and vLLM, so they are not compared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cores_server import Function, serve
 
 
 def load() -> tuple[Any, Any]:
-    """Import `openrlhf.models.loss` and `.utils`; returns both."""
+    """Import `openrlhf.models.loss` and `.utils`; return both."""
     found = importlib.util.find_spec("openrlhf")
     assert found is not None and found.origin is not None
     package = types.ModuleType("openrlhf.models")
@@ -32,7 +32,7 @@ LOSS, UTILS = load()
 
 
 def functions(data: Mapping[str, Any]) -> dict[str, Function]:
-    """Return the functions, by the names of `cores.CASES`."""
+    """Return the functions, by their names in `cores.CASES`."""
     mask = data["mask"].float()
     policy_loss = LOSS.PolicyLoss(clip_eps_low=0.2, clip_eps_high=0.2, dual_clip=3.0, token_level_loss=True)
 

@@ -1,4 +1,4 @@
-"""rlsdk's functions on the same data, packed: one axis of tokens, no padding. Results are padded to be compared."""
+"""rlsdk's functions on the same data, packed along one token axis; results are padded for the comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlsdk.batch import Credit, CreditInputs, LossInputs, aggregate
 
 
 def functions(data: Mapping[str, Any]) -> dict[str, Function]:
-    """Return the functions, by the names of `cores.CASES`; packing is done before, as a trainer does it once a step."""
+    """Return the functions, by their names in `cores.CASES`; data is packed before, as once per step in a trainer."""
     mask, lengths, config = data["mask"], data["mask"].sum(1), data["config"]
     every = torch.ones(int(lengths.sum()), dtype=torch.bool)
     credit = CreditInputs(data["rewards"], data["groups"], lengths, every, values=data["values"][mask])
@@ -34,7 +34,7 @@ def functions(data: Mapping[str, Any]) -> dict[str, Function]:
         return value.detach(), logprobs.grad
 
     return {
-        # Spread over the tokens, as the peers' are.
+        # Expanded to tokens, like the peers' results.
         "grpo": lambda: along(grpo(credit)),
         "grpo (vectorised)": lambda: along(grpo(credit)),
         "rloo": lambda: along(rloo(credit)),
@@ -45,7 +45,7 @@ def functions(data: Mapping[str, Any]) -> dict[str, Function]:
 
 
 def padded(found: Any, mask: torch.Tensor) -> torch.Tensor:
-    """Spread what a function gave over a plane `[n, L]`, zeros where nothing was sampled; before it the loss."""
+    """Return the result as a plane `[n, L]`, zero where nothing was sampled; if it has a loss, both in one axis."""
     values = found[1] if isinstance(found, tuple) else found
     plane = torch.zeros(mask.shape, dtype=values.dtype)
     plane[mask] = values

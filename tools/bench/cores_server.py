@@ -1,9 +1,9 @@
-"""A worker that runs core functions of one trainer, asked through its standard input; one for each environment.
+"""A worker that runs core functions of one trainer in the trainer's environment, on requests from standard input.
 
 {"load": FILE}                       read the data of a shape -> {"ready": names of functions}
 {"time": NAME}                       -> {"seconds": …}
-{"memory": NAME}                     -> {"peak_mib": …} above what was resident before, of one call
-{"result": NAME, "to": FILE}         write what the function gives, as padded planes
+{"memory": NAME}                     -> {"peak_mib": …} of one call, above the memory before it
+{"result": NAME, "to": FILE}         write the function's result, as padded planes
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def serve(
     functions: Callable[[Mapping[str, Any]], Mapping[str, Function]],
     padded: Callable[[Any, torch.Tensor], torch.Tensor] = lambda found, _: found,
 ) -> None:
-    """Answer until the input ends.
+    """Answer requests until the input ends.
 
     Args:
-        functions: Makes the functions of a case, each ready to be called, from its data.
-        padded: Turns what a function gives, and the mask `[n, L]`, into the tensor that is compared.
+        functions: Returns the functions of a case, without arguments, from its data.
+        padded: Converts a function's result and the mask `[n, L]` to the tensor for the comparison.
     """
     torch.set_num_threads(2)
     ready: Mapping[str, Function] = {}
@@ -60,10 +60,10 @@ def _seconds(function: Function) -> float:
 
 
 def _peak(function: Function) -> float:
-    """The kernel's high-water mark of resident memory during a call, minus what was resident before, in MiB."""
+    """Return the peak resident memory during a call above the memory before it, in MiB, as measured by the kernel."""
     gc.collect()
-    with contextlib.suppress(AttributeError):  # another libc than GNU's
-        ctypes.CDLL(None).malloc_trim(0)  # else memory that an earlier call left behind is used again, unseen
+    with contextlib.suppress(AttributeError):  # not the GNU libc
+        ctypes.CDLL(None).malloc_trim(0)  # otherwise reused memory of earlier calls would not be counted
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
     found = function()

@@ -12,7 +12,7 @@ from verl.trainer.ppo import core_algos
 
 
 def functions(data: Mapping[str, Any]) -> dict[str, Function]:
-    """Return the functions, by the names of `cores.CASES`."""
+    """Return the functions, by their names in `cores.CASES`."""
     mask, groups = data["mask"].float(), data["groups"].numpy()
     rewards, config = data["token_rewards"], data["config"]
     actor = OmegaConf.create({"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0})
@@ -27,7 +27,7 @@ def functions(data: Mapping[str, Any]) -> dict[str, Function]:
         return torch.cat([value.detach().reshape(1), (logprobs.grad * mask).reshape(-1)])
 
     return {
-        # It writes its result into the sums of the rewards, never into the rewards themselves.
+        # It overwrites the summed rewards, but not the rewards themselves.
         "grpo": lambda: core_algos.compute_grpo_outcome_advantage(rewards, mask, groups)[0],
         "grpo (vectorised)": lambda: core_algos.compute_grpo_vectorized_outcome_advantage(rewards, mask, groups)[0],
         "rloo": lambda: core_algos.compute_rloo_outcome_advantage(rewards, mask, groups)[0],

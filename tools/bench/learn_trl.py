@@ -1,9 +1,9 @@
-"""The training of TRL in `make bench-peers`; runs in TRL's own environment.
+"""Train with TRL for `make bench-peers`, in TRL's own environment.
 
-    python learn_trl.py FOLDER    # with work.json and own.json; writes found.json and a model for each point
+    python learn_trl.py FOLDER    # reads work.json and own.json; writes found.json and a model for each point
 
-A batch is one generation and its optimiser steps. Its seconds are those between `on_step_begin` and `on_step_end` of
-these steps: logging and saving lie outside.
+A batch is one generation with its optimiser steps. Its time is measured between `on_step_begin` and `on_step_end` of
+these steps, without logging and saving.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 class Curve(TrainerCallback):
-    """Seconds, tokens and mean reward of each batch, and a saved model at each point."""
+    """Records seconds, tokens and mean reward of each batch, and saves a model at each point."""
 
     def __init__(self, work: dict[str, Any], folder: Path, tokenizer: Any) -> None:
         self.steps: list[dict[str, float]] = []
@@ -32,11 +32,11 @@ class Curve(TrainerCallback):
         self._work, self._folder, self._tokenizer, self._seconds = work, folder, tokenizer, 0.0
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """The prompts are there."""
+        """Start the timer when the prompts are ready."""
         self._begin = time.perf_counter()
 
     def on_step_end(self, _: Any, state: Any, __: Any, model: Any, **___: Any) -> None:
-        """The optimiser has stepped: after the last step of a batch, record it."""
+        """Record a batch after its last optimiser step."""
         self._seconds += time.perf_counter() - self._begin
         if state.global_step % self._work["minibatches"]:
             return
@@ -50,7 +50,7 @@ class Curve(TrainerCallback):
 
 
 def settings(work: dict[str, Any], own: dict[str, Any], folder: Path) -> GRPOConfig:
-    """Return TRL's settings: each line is one of the page's table of equal settings."""
+    """Return TRL's settings; each line corresponds to one in the page's table of equal settings."""
     minibatch = work["tasks"] * work["group"] // work["minibatches"]
     micro = own["micro_batch"] or minibatch
     return GRPOConfig(
@@ -69,7 +69,7 @@ def settings(work: dict[str, Any], own: dict[str, Any], folder: Path) -> GRPOCon
         max_completion_length=work["max_tokens"],
         temperature=work["temperature"],
         learning_rate=work["lr"],
-        lr_scheduler_type="polynomial",  # of power 1: a straight line down to lr_end
+        lr_scheduler_type="polynomial",  # power 1: linear decay to lr_end
         lr_scheduler_kwargs={"lr_end": work["lr"] * work["final_ratio"], "power": 1.0},
         warmup_steps=work["warmup"],
         adam_beta1=work["betas"][0],
@@ -92,7 +92,7 @@ def settings(work: dict[str, Any], own: dict[str, Any], folder: Path) -> GRPOCon
 
 
 def main() -> None:
-    """Train, and write what was found."""
+    """Train, and write the results."""
     folder = Path(sys.argv[1])
     work, own = (json.loads((folder / name).read_text()) for name in ("work.json", "own.json"))
     torch.set_num_threads(own["threads"])

@@ -1,7 +1,7 @@
-"""Learning per second: the quickstart's GRPO by rlsdk and by TRL, on the same tasks, reward, model and settings.
+"""Learning per second: the quickstart's GRPO in rlsdk and in TRL, on the same tasks, reward, model and settings.
 
-`Work` is read from `examples/quickstart.yaml` and written to a folder as JSON, beside the tasks as JSONL; both sides
-read these. Every point of a curve is a saved model, evaluated afterwards by one evaluator (`evaluate_points.py`).
+`Work` is derived from `examples/quickstart.yaml` and written to a folder as JSON, with the tasks as JSONL; both sides
+read these files. Each point of a curve is a saved model, which `evaluate_points.py` evaluates afterwards.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 QUICKSTART = ROOT / "examples" / "quickstart.yaml"
 TASKS, LR = 64, 4e-4
-"""Tasks of a batch and peak learning rate, in place of the quickstart's, whose batches are too small to time."""
+"""Tasks per batch and peak learning rate, instead of the quickstart's, whose batches are too small to time."""
 RLSDK_ENGINES = {"rlsdk-vllm": "vllm", "rlsdk-transformers": "transformers"}
 EQUAL = {
     "algorithm": {
@@ -37,33 +37,33 @@ EQUAL = {
     "eval": {"every": 0, "before": False, "after": False},
     "save_rollouts": 0,
 }
-"""Changes of the quickstart that make the work equal: TRL trains groups of equal rewards, too, and has no dual clip."""
+"""Changes to the quickstart that make the work equal: TRL also trains groups of equal rewards, without a dual clip."""
 RLSDK_OWN = {"learners": 2, "rows": "shared", "attention": "eager"}
-"""Settings of rlsdk's that change its speed alone: two ranks of one thread, prompts read once, faster short rows."""
+"""rlsdk's settings that affect only speed: two ranks of one thread, prompts processed once, faster short rows."""
 TRL_OWN = {"threads": 2, "micro_batch": 0, "attention": "sdpa", "compile": False, "paged": False}
-"""Settings of TRL's likewise, the fastest that were found without compilation; micro_batch 0: a whole minibatch."""
+"""TRL's settings that affect only speed, the fastest found without compilation; micro_batch 0 is a whole minibatch."""
 
 
 @attrs.frozen(kw_only=True)
 class Work:
-    """What each trainer does, whoever it is.
+    """The work that each trainer does.
 
     Attributes:
         model: Folder of the warm-started model.
         train: JSONL of the tasks, in training order.
-        held_out: JSONL of the tasks of the evaluation.
-        steps: Batches.
-        tasks: Tasks of a batch.
-        group: Completions of each task.
-        minibatches: Optimiser steps of a batch.
+        held_out: JSONL of the evaluation tasks.
+        steps: Number of batches.
+        tasks: Tasks per batch.
+        group: Completions per task.
+        minibatches: Optimiser steps per batch.
         lr: Peak learning rate.
-        betas: Of AdamW, whose eps is 1e-8 and weight decay 0.
+        betas: Betas of AdamW, whose eps is 1e-8 and weight decay 0.
         warmup: Optimiser steps of linear warm-up.
-        final_ratio: Part of the peak that the learning rate falls to, linearly.
-        temperature: Of sampling.
-        max_tokens: Most tokens of a completion.
-        clip: How far a ratio may be from 1.
-        grad_clip: Greatest norm of the gradient.
+        final_ratio: Final learning rate as a share of the peak, after a linear decay.
+        temperature: Sampling temperature.
+        max_tokens: Maximum tokens of a completion.
+        clip: Maximum distance of a ratio from 1.
+        grad_clip: Maximum gradient norm.
         every: Batches between two points of the curve.
         seed: Random seed.
     """
@@ -88,7 +88,7 @@ class Work:
 
     @property
     def points(self) -> list[int]:
-        """Batches after which the model is evaluated; 0 is the model that training starts from."""
+        """Batches after which the model is evaluated; 0 is the initial model."""
         return sorted({*range(0, self.steps + 1, self.every), self.steps})
 
     def save(self, path: Path) -> None:
@@ -97,14 +97,14 @@ class Work:
 
 
 def export_work(folder: Path, *, steps: int, every: int, held_out: int, seed: int) -> Work:
-    """Write the tasks to `folder`, and return the work, whose other values are the quickstart's.
+    """Write the tasks to `folder`, and return the work, with the quickstart's other values.
 
     Args:
         folder: Folder to write to.
-        steps: Batches; 0 for as many as in the quickstart.
+        steps: Number of batches; 0 for the quickstart's.
         every: Batches between two points of the curve.
-        held_out: Number of tasks of the evaluation.
-        seed: Random seed of the training, and of the tasks' order.
+        held_out: Number of evaluation tasks.
+        seed: Random seed of the training and of the task order.
     """
     import random
 
@@ -136,7 +136,7 @@ def export_work(folder: Path, *, steps: int, every: int, held_out: int, seed: in
 
 
 def export_tasks(options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the tasks of a source of the quickstart, as lines of a JSONL file."""
+    """Return the tasks of one of the quickstart's sources, as lines of a JSONL file."""
     import rlsdk
 
     source = rlsdk.load("tasks", options["use"])
@@ -150,7 +150,7 @@ def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def rlsdk_config(work: Work, engine: str, folder: Path, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of rlsdk's run: the quickstart's, with the exported tasks and equal work."""
+    """Return the configuration of rlsdk's run, which is the quickstart's with the exported tasks and equal work."""
     config = yaml.safe_load(QUICKSTART.read_text(encoding="utf-8"))
     learner = {**config["learner"], "rows": own["rows"], "attention": own["attention"], "grad_clip": work.grad_clip}
     learner["lr"] = work.lr
@@ -173,13 +173,13 @@ def rlsdk_config(work: Work, engine: str, folder: Path, own: Mapping[str, Any]) 
 
 
 def train_rlsdk(work: Work, side: str, folder: Path, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Train with rlsdk; returns steps, points and peak memory.
+    """Train with rlsdk; return steps, points and peak memory.
 
     Args:
-        work: What to do.
+        work: Work to do.
         side: Key of `RLSDK_ENGINES`.
         folder: Empty folder for the run.
-        own: Settings that change the speed alone.
+        own: Settings that affect only speed.
     """
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(rlsdk_config(work, RLSDK_ENGINES[side], folder, own)), encoding="utf-8")
@@ -197,13 +197,13 @@ def train_rlsdk(work: Work, side: str, folder: Path, own: Mapping[str, Any]) -> 
 
 
 def train_trl(work: Work, python: Path, folder: Path, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Train with TRL in its own environment; returns the same as `train_rlsdk`.
+    """Train with TRL in its own environment; return the same as `train_rlsdk`.
 
     Args:
-        work: What to do.
+        work: Work to do.
         python: Python of TRL's environment.
         folder: Empty folder for the run.
-        own: Settings that change the speed alone.
+        own: Settings that affect only speed.
     """
     work.save(folder / "work.json")
     (folder / "own.json").write_text(json.dumps(own), encoding="utf-8")
@@ -215,10 +215,10 @@ def train_trl(work: Work, python: Path, folder: Path, own: Mapping[str, Any]) ->
 
 
 def call(command: Sequence[str], log: Path, **variables: str) -> dict[str, Any]:
-    """Run a trainer to its end, its output in a file, and return the peak memory of its processes.
+    """Run a trainer to its end with its output in a file; return the peak memory of its processes.
 
     Raises:
-        RuntimeError: It failed; the message has the end of its output.
+        RuntimeError: The trainer failed; the message contains the end of its output.
     """
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "OMP_NUM_THREADS")}
     mark = f"{os.getpid()}-{log.parent.name}"
@@ -235,7 +235,7 @@ def call(command: Sequence[str], log: Path, **variables: str) -> dict[str, Any]:
 
 
 def evaluate(work: Work, points: Mapping[int, str | Path]) -> dict[int, dict[str, float]]:
-    """Return sampled and greedy accuracy, 0 to 1, of each saved model, by batch: one evaluator for all trainers."""
+    """Return sampled and greedy accuracy, 0 to 1, of each saved model by batch, from the evaluator of all trainers."""
     asked = {"held_out": work.held_out, "max_tokens": work.max_tokens, "temperature": work.temperature}
     asked["points"] = {str(step): str(path) for step, path in points.items()}
     command = [sys.executable, str(HERE / "evaluate_points.py"), json.dumps(asked)]
@@ -246,13 +246,13 @@ def evaluate(work: Work, points: Mapping[int, str | Path]) -> dict[int, dict[str
 
 
 def record(side: str, work: Work, own: Mapping[str, Any], trained: Mapping[str, Any], load: float) -> dict[str, Any]:
-    """Evaluate the points of a run, and return what is written about it.
+    """Evaluate the points of a run, and return its record.
 
     Args:
-        side: Who trained.
-        work: What was done.
-        own: Settings that changed the speed alone.
-        trained: From `train_rlsdk` or `train_trl`.
+        side: Name of the trainer.
+        work: Work that it did.
+        own: Settings that affect only speed.
+        trained: Result of `train_rlsdk` or `train_trl`.
         load: Load average before the run.
     """
     after, steps = facts.load(), trained["steps"]

@@ -1,4 +1,4 @@
-"""Peak memory of a trainer and of all processes that it started, found by a mark in their environment."""
+"""Peak memory of a trainer and of all processes that it started, identified by an environment variable."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Self
 import psutil
 
 MARK = "BENCH_PEERS_RUN"
-"""Variable that every process of a run inherits, also those of Ray, which leave the tree of their parents."""
+"""Environment variable that all processes of a run inherit, including Ray's, which leave their parents' tree."""
 SECONDS = 2.0
 
 
 class MemoryWatch:
-    """Samples the sum of PSS of all marked processes: a page that several share counts once."""
+    """Samples the total PSS of all marked processes, in which a shared page counts once."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
@@ -33,7 +33,7 @@ class MemoryWatch:
         self._thread.join()
 
     def found(self) -> dict[str, Any]:
-        """Return the peak in MiB, and the number of processes then."""
+        """Return the peak in MiB, and the number of processes at the peak."""
         return {"peak_pss_mib": round(self._peak / 2**20), "processes": self._processes, "sampled_every_s": SECONDS}
 
     def _watch(self) -> None:
@@ -43,7 +43,7 @@ class MemoryWatch:
                 self._peak, self._processes = sum(sizes), len(sizes)
 
     def _size(self, process: psutil.Process) -> int:
-        """Bytes of a process; 0 for one without the mark, or that ended meanwhile."""
+        """Return the bytes of a process; 0 if it is not marked or has ended."""
         with contextlib.suppress(psutil.Error, OSError):
             if process.pid not in self._known:
                 self._known[process.pid] = process.environ().get(MARK) == self._mark

@@ -1,4 +1,4 @@
-"""Environments of the peers, one each, made where they are missing: their versions of torch and transformers differ."""
+"""Create missing environments of the peers, one for each, since their versions of torch and transformers differ."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ INSTALL_TORCH = "import sys; sys.path.insert(0, 'tools'); import install; sys.ex
 
 @attrs.frozen
 class Peer:
-    """A peer, and what must be installed to run the part of it that is compared.
+    """A peer, and the requirements for running the part that is compared.
 
     Attributes:
-        name: Name, also of its environment `.venv-NAME`.
+        name: Name of the peer, and of its environment `.venv-NAME`.
         whole: Requirements that pip resolves.
-        alone: Requirements installed without what they ask for, which a CPU does not have.
-        probe: Code that imports what is compared.
+        alone: Requirements installed without their dependencies, which do not support CPUs.
+        probe: Code that imports the compared modules.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Peer:
 PEERS = {
     peer.name: peer
     for peer in (
-        # As tests/benchmarks installs it; the range of transformers is the one that rlsdk runs with.
+        # The version in tests/benchmarks; the range of transformers is rlsdk's.
         Peer("trl", ("trl==1.16.*", "transformers>=5.16.1,<5.20"), probe="from trl import GRPOTrainer"),
         Peer(
             "verl",
@@ -56,14 +56,14 @@ PEERS = {
             ("verl==0.9.1",),
             "import verl.trainer.ppo.core_algos",
         ),
-        # flash-attn, which it asks for, has no build for CPUs; its losses need deepspeed.
+        # It requires flash-attn, which does not support CPUs; its losses need deepspeed.
         Peer("openrlhf", ("numpy", "deepspeed==0.19.6"), ("openrlhf==0.11.2",), "import deepspeed, openrlhf"),
     )
 }
 
 
 def prepare(peer: Peer) -> str:
-    """Make a peer's environment where it is missing; returns why it cannot be had, empty if it can."""
+    """Create a peer's environment if it is missing; return the reason for a failure, empty on success."""
     stamp = peer.python.parents[1] / ".installed"
     wanted = "\n".join((*peer.whole, *peer.alone) if peer.alone else peer.whole)
     if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:

@@ -1,12 +1,12 @@
-"""rlsdk beside its peers on a CPU: learning per second against TRL, core functions against verl's and OpenRLHF's.
+"""Compare rlsdk with peers on a CPU: learning per second with TRL, core functions with verl's and OpenRLHF's.
 
     python tools/bench/peers.py                       # everything, one seed
-    python tools/bench/peers.py --quick               # a smoke test of minutes; its figures mean nothing
+    python tools/bench/peers.py --quick               # a smoke test of a few minutes; its figures mean nothing
     python tools/bench/peers.py --peers trl --seeds 0,1,2
     python tools/bench/peers.py --trl '{"compile": true, "attention": "eager"}'
 
-Each run leaves a JSON file in the output folder. docs/benchmarks_peers.md has the method and its limits. The status is
-1 only if nothing could be run.
+Each run writes a JSON file to the output folder. docs/benchmarks_peers.md describes the method and its limits. The exit
+status is 1 only if nothing could be run.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ Job = Callable[[], Mapping[str, Any]]
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--peers", default=",".join(PEERS), help="peers to compare with, by comma")
+    found.add_argument("--peers", default=",".join(PEERS), help="comma-separated peers to compare with")
     found.add_argument(
-        "--sides", default=",".join(learning.RLSDK_ENGINES), help="engines of rlsdk that train, by comma"
+        "--sides", default=",".join(learning.RLSDK_ENGINES), help="comma-separated engines of rlsdk to train with"
     )
-    found.add_argument("--seeds", default="0", help="seeds of the trainings, by comma")
-    found.add_argument("--steps", type=int, default=0, help="batches of a training; 0: as in the quickstart")
+    found.add_argument("--seeds", default="0", help="comma-separated training seeds")
+    found.add_argument("--steps", type=int, default=0, help="batches per training; 0: as in the quickstart")
     found.add_argument("--every", type=int, default=10, help="batches between two points of a curve")
-    found.add_argument("--held-out", type=int, default=1000, help="tasks of the evaluation")
+    found.add_argument("--held-out", type=int, default=1000, help="number of evaluation tasks")
     found.add_argument("--quick", action="store_true", help="a smoke test of a few minutes")
-    found.add_argument("--trl", type=json.loads, default={}, help="JSON: settings of TRL's speed, over TRL_OWN")
-    found.add_argument("--rlsdk", type=json.loads, default={}, help="JSON: settings of rlsdk's speed, over RLSDK_OWN")
+    found.add_argument("--trl", type=json.loads, default={}, help="JSON: TRL's speed settings, over TRL_OWN")
+    found.add_argument("--rlsdk", type=json.loads, default={}, help="JSON: rlsdk's speed settings, over RLSDK_OWN")
     found.add_argument("--out", type=Path, default=learning.ROOT / "runs" / "bench-peers", help="output folder")
-    found.add_argument("--publish", action="store_true", help="write the results into docs, too")
+    found.add_argument("--publish", action="store_true", help="also write the results to docs")
     return found
 
 
 def jobs(given: argparse.Namespace, ready: Sequence[str]) -> Iterator[tuple[str, Job]]:
-    """Yield the name of each run and what runs it; trainers take turns, seed by seed."""
+    """Yield the name and the job of each run; trainers take turns, seed by seed."""
     out = given.out.resolve()
     for seed in map(int, given.seeds.split(",")):
         work = partial(
@@ -79,7 +79,7 @@ def train(side: str, work: Callable[[], Any], folder: Path, given: argparse.Name
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prepare the peers, run everything, print the tables; returns the exit status."""
+    """Prepare the peers, run everything and print the tables; return the exit status."""
     given = parser().parse_args(arguments)
     wanted = [name for name in given.peers.split(",") if name]
     if unknown := sorted(
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_all(todo: Iterator[tuple[str, Job]], out: Path) -> Iterator[Mapping[str, Any]]:
-    """Run each job, write its JSON, and yield its record; one that fails is reported, and the next begins."""
+    """Run each job, write its JSON and yield its record; report a failed job and continue with the next."""
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob("*.json"):
         old.unlink()
@@ -123,7 +123,7 @@ def run_all(todo: Iterator[tuple[str, Job]], out: Path) -> Iterator[Mapping[str,
 
 
 def publish(out: Path) -> None:
-    """Copy the JSON of a run into docs, where records of the same name are replaced, and write the page."""
+    """Copy the JSON of a run to docs, replacing records of the same name, and write the page."""
     peers_page.FOLDER.mkdir(parents=True, exist_ok=True)
     for path in out.glob("*.json"):
         shutil.copy(path, peers_page.FOLDER / path.name)

@@ -14,7 +14,7 @@ FOLDER = ROOT / "docs" / "benchmarks" / "peers"
 PAGE = ROOT / "docs" / "benchmarks_peers.md"
 PICTURE = ROOT / "docs" / "assets" / "benchmarks_peers.png"
 GOALS = (0.6, 0.8)
-"""Sampled accuracies whose time is in the table."""
+"""Sampled accuracies for which the table shows the time."""
 NONE = "No run has been published yet: `make bench-peers` measures, and `PUBLISH=1` writes its tables here."
 Record = Mapping[str, Any]
 
@@ -25,7 +25,7 @@ def read(folder: Path = FOLDER) -> list[Record]:
 
 
 def tables(records: Sequence[Record]) -> str:
-    """Return everything that is shown of some records, in Markdown."""
+    """Return all tables of these records, in Markdown."""
     learning = [record for record in records if record["kind"] == "learning"]
     cores = [record for record in records if record["kind"] == "cores"]
     parts = []
@@ -57,7 +57,7 @@ def learning_table(records: Iterable[Record]) -> str:
 
 
 def reaches(points: Sequence[Mapping[str, float]], goal: float) -> float | None:
-    """Return the seconds at which sampled accuracy first reaches a goal, on straight lines between points; or None."""
+    """Return the seconds until sampled accuracy first reaches a goal, interpolated linearly; None if it never does."""
     for before, after in itertools.pairwise(points):
         if before["sampled"] >= goal:
             return before["seconds"]
@@ -84,7 +84,7 @@ def _markdown(rows: Iterable[Iterable[str]]) -> str:
 
 
 def origin(record: Record) -> str:
-    """Return a line about machine, commit, date and versions of a record."""
+    """Return a line with machine, commit, date and versions of a record."""
     machine, versions = record["machine"], record["versions"]
     plain = versions if record["kind"] == "learning" else versions.get(record["peer"], {})
     named = ", ".join(f"{name} {version}" for name, version in plain.items() if name not in ("python", "numpy"))
@@ -95,7 +95,7 @@ def origin(record: Record) -> str:
 
 
 def draw(records: Iterable[Record], path: Path) -> None:
-    """Draw sampled accuracy by seconds, and by batches."""
+    """Draw sampled accuracy by seconds and by batches."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -123,7 +123,7 @@ def block(records: Sequence[Record]) -> str:
 
 
 def write_page(records: Sequence[Record]) -> None:
-    """Write the generated part of the page, and its picture."""
+    """Write the generated part of the page and its picture."""
     if learning := [record for record in records if record["kind"] == "learning"]:
         draw(learning, PICTURE)
     PAGE.write_text(replace_block(PAGE.read_text(encoding="utf-8"), "results", block(records)), encoding="utf-8")

@@ -1,15 +1,15 @@
-"""Results of `make bench`: JSON files, one for each file of tests/benchmarks, and the table that they give.
+"""Results of `make bench`: a JSON file for each file of tests/benchmarks, and the table of all results.
 
-    python tools/bench/results.py           # print the table of docs/benchmarks, and write it into docs/benchmarks.md
+    python tools/bench/results.py           # print the table of docs/benchmarks, and write it to docs/benchmarks.md
     python tools/bench/results.py FOLDER    # print the table of another folder
 
 A file is a list of results:
 
-* `test`: the test that measured it; `benchmark`, `case`, `figure`: what was measured, in words;
-* `value`, and `at_least` or `at_most`: the limit that the test asserts; `passed`;
-* `figures`: everything else that the test reports;
-* `machine`, `load_average` (before and after), `commit`, `dirty`, `date`, `versions`: null where not recorded;
-* `source`: where a figure comes from that was measured before there were these files.
+* `test`: the test that measured it; `benchmark`, `case`, `figure`: a description of the measurement;
+* `value`, `at_least` or `at_most` (the limit that the test asserts), `passed`;
+* `figures`: all other figures that the test reports;
+* `machine`, `load_average` (before and after), `commit`, `dirty`, `date`, `versions`: null if not recorded;
+* `source`: origin of a figure that predates these files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REQUIRED = ("test", "benchmark", "case", "figure", "value", "at_least", "at_most
             "load_average", "commit", "dirty", "date", "versions", "source")  # fmt: skip
 HEAD = ("benchmark", "case", "figure", "measured", "asserted", "commit", "date", "load average")
 MANY = 12
-"""Cases of one benchmark, from which on the table shows only the one nearest to its limit."""
+"""Number of cases of a benchmark from which the table shows only the case nearest to its limit."""
 
 
 def read(folder: Path = FOLDER) -> list[dict[str, Any]]:
@@ -37,7 +37,7 @@ def read(folder: Path = FOLDER) -> list[dict[str, Any]]:
 
 
 def write(path: Path, results: Iterable[Mapping[str, Any]]) -> None:
-    """Add results to a file; those of the same test and figure are replaced, others stay."""
+    """Add results to a file, replacing those of the same test and figure."""
     kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     found = {_key(result): result for result in [*kept, *results]}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def table(results: Iterable[Mapping[str, Any]]) -> str:
 
 
 def margin(result: Mapping[str, Any]) -> float:
-    """Return how far a value is within its limit, as a ratio; below 1 it fails. Infinite without a limit."""
+    """Return the margin of a value to its limit as a ratio, below 1 if it fails; infinite without a limit."""
     value, least, most = result["value"], result["at_least"], result["at_most"]
     if least:
         return float(value / least)
@@ -111,7 +111,7 @@ def replace_block(page: str, name: str, text: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table, and write the page's."""
+    """Print the table, and write the page's table."""
     folder = Path(arguments[0]).resolve() if arguments else FOLDER
     results = read(folder)
     if not results:

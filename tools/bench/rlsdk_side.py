@@ -14,8 +14,8 @@ def exported(*, path: str, split: str = "train") -> TaskList:
     """Tasks of a JSONL file, trained in the file's order.
 
     Args:
-        path: File whose lines hold `id`, `prompt`, `target` and `numbers`.
-        split: Unused: each split has its file.
+        path: File whose lines contain `id`, `prompt`, `target` and `numbers`.
+        split: Unused, since each split has its own file.
     """
     rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
 
@@ -30,7 +30,7 @@ def exported(*, path: str, split: str = "train") -> TaskList:
 
 @rlsdk.reward("shared", runs="driver")
 def shared(rollout: rlsdk.Rollout) -> float:
-    """The reward that the peer computes, too."""
+    """Return the same reward as the peer computes."""
     from shared_reward import countdown
 
     return countdown(rollout.response, rollout.task.answer["target"], rollout.task.answer["numbers"])

@@ -1,7 +1,7 @@
-"""The reward of both trainers in `make bench-peers`: TinyZero's for Countdown, as one pure function.
+"""The reward of both trainers in `make bench-peers`: TinyZero's for Countdown, as a pure function.
 
-Needs the standard library only, so that a peer's environment can import it. 1 for a right answer, 0.1 for a wrong one
-in the right form, 0 otherwise.
+It imports only the standard library, so that a peer's environment can import it. The reward is 1 for a right answer,
+0.1 for a wrong answer in the right form, 0 otherwise.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ def countdown(text: str, target: int, numbers: Sequence[int]) -> float:
     """Score an answer to "make `target` from `numbers`, each used exactly once".
 
     Args:
-        text: What the policy wrote; its last `<answer>…</answer>` counts.
-        target: Whole number to reach.
-        numbers: Whole numbers from 0 upwards.
+        text: Text of the policy; its last `<answer>…</answer>` counts.
+        target: Integer to reach.
+        numbers: Non-negative integers.
 
     Returns:
         1.0, 0.1 or 0.0.
@@ -55,7 +55,7 @@ def _tokens(text: str) -> list[str] | None:
 
 
 class _Parser:
-    """Exact value of an arithmetic expression, by recursive descent; ValueError where it is not one."""
+    """Computes the exact value of an arithmetic expression by recursive descent; raises ValueError for other texts."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
