@@ -124,7 +124,7 @@ def read_arguments(name: str, arguments: Any) -> Call | Malformed:
     if isinstance(arguments, Malformed):
         return arguments
     if not isinstance(arguments, dict):
-        return Malformed(f"arguments: expected an object, got {json.dumps(arguments)[:100]}")
+        return Malformed(f"arguments: expected an object, got {_brief(arguments)}")
     return Call(name, arguments)
 
 

@@ -100,7 +100,7 @@ class Pythonic:
                 tree = ast.parse(text, mode="eval").body
             nodes = tree.elts if isinstance(tree, ast.List) else [tree]
             return [_python_call(node) for node in nodes]
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:  # TypeError: {[1]: 2}
             return [Malformed(f"it is not a Python call with literal arguments: {type(error).__name__}: {error}")]
 
     def write(self, calls: Pairs) -> str:

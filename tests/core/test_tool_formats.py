@@ -103,6 +103,19 @@ def test_bare_text_that_is_no_json_value_stays_text(name: str, text: str, value:
     assert load("tool_parser", name).parse(text % value) == [Call("add", {"a": value})]
 
 
+def test_a_mapping_with_a_list_as_key_is_malformed() -> None:
+    (found,) = load("tool_parser", "pythonic").parse("f(a={[1]: 2})")
+    assert isinstance(found, Malformed)
+    assert found.reason.startswith("it is not a Python call with literal arguments: TypeError: unhashable")
+
+
+@pytest.mark.parametrize("name", ["json", "llama3"])
+def test_lists_as_deep_as_python_can_read_are_malformed(name: str) -> None:
+    for depth in range(1, 1000):  # how deep depends on the calls around
+        (found,) = load("tool_parser", name).parse(f'{{"name": "f", "arguments": {"[" * depth}{"]" * depth}}}')
+        assert isinstance(found, Malformed)
+
+
 def test_gemma_reads_values_within_values() -> None:
     arguments = '{deep:{<|"|>k<|"|>:1.5},first:<|"|>a "b", {c}<|"|>,many:[1,<|"|>x<|"|>,[]],no:null,yes:true}'
     text = f"<|tool_call>call:find{arguments}<tool_call|>"
