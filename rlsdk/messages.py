@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import io
 import json
@@ -125,7 +124,7 @@ def _from_data_url(value: str) -> bytes:
     if head.startswith("data:image/") and head.endswith(";base64"):
         try:
             return base64.b64decode(content, validate=True)
-        except binascii.Error as error:
+        except ValueError as error:
             raise ValueFault(f"image: the base64 of {value[:40]!r}… cannot be read: {error}") from None
     raise ValueFault(
         f"image: {value[:80]!r} is not a data URL (data:image/png;base64,…); load files and web addresses when tasks "
@@ -246,13 +245,18 @@ def _tool_calls(value: Iterable[ToolCall | Mapping[str, Any]]) -> tuple[ToolCall
     return tuple(call if isinstance(call, ToolCall) else _read_tool_call(call) for call in value or ())
 
 
-def _read_tool_call(value: Mapping[str, Any]) -> ToolCall:
-    function = value.get("function", value)
+def _read_tool_call(value: Any) -> ToolCall:
+    function = value.get("function", value) if isinstance(value, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ValueFault(
+            f"a tool call is {reprlib.repr(value)}; expected a ToolCall, or a mapping with function.name and "
+            "function.arguments"
+        )
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments = None
     if not isinstance(arguments, Mapping):
         given = f"{function['arguments']!r:.100}"
@@ -326,8 +330,11 @@ class Message:
         """Parse a message in OpenAI's format; arguments of calls may be an object or its JSON.
 
         Raises:
-            ValueFault: The arguments of a call are neither, or a content part is unknown.
+            ValueFault: The value has no role, a call has no name, its arguments are neither, or a content part is
+                unknown.
         """
+        if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+            raise ValueFault(f"a message is {reprlib.repr(value)}; expected a mapping with role and content")
         return cls(
             value["role"],
             value.get("content") or "",

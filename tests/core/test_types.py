@@ -14,7 +14,7 @@ import torch
 
 from rlsdk import Group, Message, Observation, Rollout, Score, Step, Task
 from rlsdk.errors import ConfigError, FingerprintError, OptionError, ValueFault
-from rlsdk.messages import content_of
+from rlsdk.messages import Image, content_of
 
 TASK = Task(id="7", prompt="3,5>8:", answer={"target": 8}, metadata={"level": 1}, source="countdown")
 
@@ -95,6 +95,18 @@ def test_a_rollout_does_not_change_with_the_array_it_was_made_from():
         (lambda: Score(1.0, reason=7), "the reason of a score is 7; expected text"),
         (lambda: Score(1.0, metrics={1: 2.0}), "the name of a metric is 1; expected text"),
         (lambda: content_of({"a": 1}), "a message's content is {'a': 1}; expected text, or a list of texts and images"),
+        (lambda: Task(1, ["Hi"]), "a message is 'Hi'; expected a mapping with role and content"),
+        (lambda: Task(1, [{"content": "Hi"}]), "a message is {'content': 'Hi'}; expected a mapping with role"),
+        (
+            lambda: Message("assistant", "", tool_calls=[{"arguments": {}}]),
+            "a tool call is {'arguments': {}}; ",
+        ),
+        (lambda: Message("assistant", "", tool_calls=["f"]), "a tool call is 'f'; expected a ToolCall, or a mapping"),
+        (
+            lambda: Message("assistant", "", tool_calls=[{"name": "f", "arguments": "[" * 10**5}]),
+            "tool call 'f': arguments are '[[[",
+        ),
+        (lambda: Image("data:image/png;base64,é"), "image: the base64 of 'data:image/png;base64,é'… cannot be read"),
     ],
 )
 def test_what_environments_and_workflows_give_is_checked_where_it_is_made(make, words):
