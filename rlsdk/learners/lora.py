@@ -76,6 +76,11 @@ def wrap(model: Any, lora: Lora, seed: int) -> None:
     linear = {name.rpartition(".")[2] for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)}
     what = f"lora.targets {lora.targets!r} of a {type(model).__name__}"
     known = f"its linear layers are: {', '.join(sorted(linear)) or 'none'}"
+    if isinstance(targets, list):  # peft objects only if it finds none of them
+        names = [f".{name}" for name, _ in model.named_modules()]
+        absent = [target for target in targets if not any(name.endswith(f".{target}") for name in names)]
+        if absent:
+            raise LearnerError(f"{what} cannot be adapted; {known}; no layer is called {', '.join(absent)}")
     with torch.random.fork_rng(devices=[]):  # the model is still on the CPU
         torch.manual_seed(seed)
         try:

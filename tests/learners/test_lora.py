@@ -292,6 +292,7 @@ def test_it_goes_with_the_other_options(
     ("targets", "message"),
     [
         (("query",), r"cannot be adapted; its linear layers are: down_proj, gate_proj"),
+        (("q_proj", "v_prj"), r"cannot be adapted; .*; no layer is called v_prj$"),
         (("lm_head",), r"\('lm_head',\) of a LlamaForCausalLM cannot be adapted; its linear layers are"),
         (("embed_tokens",), r"model.embed_tokens is a Embedding, and only torch.nn.Linear is adapted"),
     ],
