@@ -146,6 +146,8 @@ def reason(error: BaseException) -> str:
         return short
     if "unexpectedly exits with a connection error" in str(error):  # Ray only saw the connection end
         return "it crashed, or something killed it"
+    if "Owner's worker process has crashed" in str(error):
+        return "the program that started it crashed, or something killed it"
     text = re.sub(r"Worker exit type: \w+ Worker exit detail: ", "", str(error)).split(" Some common causes")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
     telling = next((line for line in reversed(lines) if "because" in line), lines[-1])

@@ -51,6 +51,11 @@ def test_a_death_is_told_in_one_line(error: exceptions.RayError) -> None:
 
 def test_the_reason_is_in_plain_words_or_the_line_that_says_because() -> None:
     assert reason(LongDeath()) == "it crashed, or something killed it"
+    orphan = exceptions.RayActorError(
+        error_msg="The actor is dead because its owner has died. Owner Id: 0200000fff Owner worker exit type: "
+        "SYSTEM_ERROR Worker exit detail: Owner's worker process has crashed."
+    )
+    assert reason(orphan) == "the program that started it crashed, or something killed it"
     other = exceptions.RayActorError(
         error_msg="The actor died.\nThe actor is dead because its node has died.\nGood bye."
     )
