@@ -107,7 +107,10 @@ def estimate_memory(
     net, why = built
     if net is None:
         return MemoryEstimate(unknown=(f"memory is not estimated: {why}",))
-    found.learner()
+    try:
+        found.learner()
+    except (OSError, ValueError) as error:  # the config of a critic or reference cannot be read, or is not here
+        return MemoryEstimate(unknown=(f"memory is not estimated: {next(iter(str(error).splitlines()), '')}",))
     if plan.needs_engine:
         found.engines(net)
     weights = sum(p.numel() for p in net.parameters()) * DTYPE_BYTES[plan.config.model.dtype]

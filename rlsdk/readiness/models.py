@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from rlsdk.config import Plan
@@ -160,13 +161,32 @@ def rank_faults(plan: Plan) -> Iterator[tuple[str, str]]:
             role, alone = path.partition(".")[0], f"the learner {reference.name!r} always holds a policy"
             yield path, f"{alone}, and cannot run the {role} by itself; set {path}=0, or {role}.learner=deepspeed"
     if plan.algorithm.critic:
+        yield from _config_faults(plan, "critic", plan.critic)
         yield from _vocabulary_faults(plan, "critic", plan.critic)
         if plan.config.critic.dtype == "float16":
             yield "critic.dtype", NO_FLOAT16.replace("model.dtype", "critic.dtype")
         yield from _backbone_faults(plan, "critic", plan.critic)
     if plan.needs_reference:
+        yield from _config_faults(plan, "reference", plan.reference)
         yield from _vocabulary_faults(plan, "reference", plan.reference)
         yield from _backbone_faults(plan, "reference", plan.reference)
+
+
+def _config_faults(plan: Plan, role: str, model: Model) -> Iterator[tuple[str, str]]:
+    """Yield why the config of a critic or reference in a folder cannot be read; models of the hub are checked apart."""
+    from rlsdk.learners.model import read_config
+
+    folder = Path(model.path).expanduser()
+    if model.path == plan.model.path or not folder.is_dir():
+        return
+    try:
+        read_config(model, local_files_only=True)
+    except (OSError, ValueError) as error:
+        held = (folder / "config.json").is_file()
+        why = next(iter(str(error).splitlines())) if held else "it has no config.json"
+        adapter = not held and (folder / "adapter_config.json").is_file()
+        merged = ", only an adapter: give the folder of the merged model, such as the export of its run"
+        yield f"model.{role}", f"{model.path!r} holds no model that can be read: {why}{merged if adapter else ''}"
 
 
 def _vocabulary_faults(plan: Plan, role: str, model: Model) -> Iterator[tuple[str, str]]:

@@ -12,6 +12,7 @@ import pytest
 from rlsdk import nano
 from rlsdk.config import Plan, check
 from rlsdk.readiness.checks import examine
+from rlsdk.readiness.memory import estimate_memory
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.trainer.assembly import _streams, examined, train_tasks
 from tests.rollout.codecs import CHATML, chatml
@@ -111,6 +112,22 @@ def test_evaluations_without_tasks_are_noted(model: Path, tmp_path: Path) -> Non
     assert notes[1:] == [(), ()]
     _, rehearsed = examined(plan(model, tmp_path, [SHORT], [SHORT], *given))
     assert rehearsed.notes == tuple(map(str, notes[0]))  # the log of a run begins with it
+
+
+@pytest.mark.parametrize("role", ["reference", "critic"])
+def test_a_critic_or_reference_that_cannot_be_read_is_a_fault(model: Path, tmp_path: Path, role: str) -> None:
+    adapter, broken = tmp_path / "adapter", tmp_path / "broken"
+    for folder, file in ((adapter, "adapter_config.json"), (broken, "config.json")):
+        folder.mkdir()
+        (folder / file).write_text("{")
+    algorithm = ("algorithm=ppo", "algorithm.kl_coef=0.1", "algorithm.kl=k3")
+    for folder, why in ((adapter, "it has no config.json, only an adapter: give"), (broken, "not a valid JSON file")):
+        found = plan(model, tmp_path, [SHORT], [SHORT], *algorithm, f"model.{role}={folder}")
+        examination = examine(found, starts=False)
+        (fault,) = examination.faults
+        assert fault.path == f"model.{role}" and why in fault.message
+        (unknown,) = estimate_memory(found, examination.built).unknown
+        assert unknown.startswith("memory is not estimated: ")
 
 
 def test_settings_that_change_nothing_are_noted(model: Path, tmp_path: Path) -> None:
