@@ -1,4 +1,4 @@
-"""Tiny random models of the architectures that people train, built from their config classes."""
+"""Tiny random models of popular architectures, built from their config classes."""
 
 from __future__ import annotations
 

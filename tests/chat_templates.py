@@ -1,4 +1,4 @@
-"""The chat templates in TRL's wheel, each with a tokenizer that has its control tokens, and what the prover says."""
+"""The chat templates in TRL's wheel, each with a tokenizer that has its control tokens, and the results of checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tests share: distributions made for a test; tests marked `gpu` are skipped where there is none."""
+"""Helpers of all tests: distributions created for a test; tests marked `gpu` are skipped without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many examples a costly property test tries: some in `make test`, all in `make test-slow`."""
+"""Number of examples for costly property tests: few in `make test`, all in `make test-slow`."""
 
 from __future__ import annotations
 

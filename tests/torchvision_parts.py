@@ -1,4 +1,4 @@
-"""A torchvision that can be imported beside a torch for CPUs: its Python parts, which are all that vLLM needs.
+"""An importable torchvision for a CPU torch: only its Python parts, which are all that vLLM needs.
 
 The wheel of the public index is built for CUDA, and its compiled operators do not load here; importing it fails because
 it then describes operators that do not exist. Whoever imports it from this folder declares two of them before.

@@ -1,4 +1,4 @@
-"""Times of calls that take turns, so that whatever else the machine does is the same for all of them."""
+"""Times of calls that take turns, so that other load on the machine affects all of them equally."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny random models that see, with a tokenizer and an image processor of their own."""
+"""Tiny random vision-language models, each with a tokenizer and an image processor."""
 
 from __future__ import annotations
 

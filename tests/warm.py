@@ -1,4 +1,4 @@
-"""Commands in forks of one process that has torch and transformers imported: they answer in a fraction of a second.
+"""Commands in forks of one process that has imported torch and transformers, which answer in a fraction of the time.
 
 A fork has the libraries that the command would import anyway; everything else is as in a process of its own: arguments,
 environment, folder, output, exit status. Run as a program, this module is the process that is forked.

@@ -1,4 +1,4 @@
-"""Advantages against plain loops written from the papers, and what all of them have in common."""
+"""Advantages compared with plain loops from the papers, and their common properties."""
 
 from __future__ import annotations
 

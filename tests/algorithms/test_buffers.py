@@ -1,4 +1,4 @@
-"""Buffer policies: what is trained first, and what never."""
+"""Buffer policies: which groups are trained first, and which never."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corrections: weights by hand, bounds on the ratio itself, metrics."""
+"""Corrections: hand-computed weights, bounds on the ratio itself, metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filters: which groups, and which part of them, are trained on."""
+"""Filters: which groups, and which part of a group, are trained on."""
 
 from __future__ import annotations
 

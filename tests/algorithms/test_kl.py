@@ -1,4 +1,4 @@
-"""KL estimators: values, gradients, what is clamped and what is not."""
+"""KL estimators: values, gradients, and clamping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policy losses against plain loops written from the papers, values and gradients, and what all have in common."""
+"""Policy losses compared with plain loops from the papers, by value and gradient, and their common properties."""
 
 from __future__ import annotations
 

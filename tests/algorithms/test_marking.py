@@ -1,4 +1,4 @@
-"""The mark of algorithms: a plain class, or defaults alone, becomes a class of defaults; own names resolve first."""
+"""Marked algorithms: a plain class, or only defaults, becomes a class; the plugin's own names resolve first."""
 
 from __future__ import annotations
 

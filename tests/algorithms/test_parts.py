@@ -1,4 +1,4 @@
-"""Batches taken in parts give what they give whole."""
+"""Batches processed in parts give the same results as whole batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shaping: rewards by hand, memory, chaining."""
+"""Shaping: hand-computed rewards, state, chaining."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a random model, prompts, runs of rlsdk and TRL, a clock that replays seconds, records."""
+"""Helpers of the benchmarks: a random model, prompts, runs of rlsdk and TRL, a clock that replays seconds, records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds, or peak memory, of logprobs and entropy from hidden states: run with JSON of what to measure."""
+"""Measure seconds or peak memory of logprobs and entropy from hidden states; the argument is JSON."""
 
 from __future__ import annotations
 

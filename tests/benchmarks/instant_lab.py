@@ -1,4 +1,4 @@
-"""An engine that answers at once, with the same digits to everybody: everything but the model's arithmetic is real."""
+"""An engine that answers at once with the same digits; everything except the model's arithmetic is real."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advantages and shapings as one writes them first: a loop over rollouts, and along a rollout one over its tokens.
+"""Straightforward advantages and shapings: a loop over rollouts, with a loop over tokens inside.
 
 Each takes rollouts as `Row`s and gives one number, or one per sampled token, for each; options are the defaults.
 """

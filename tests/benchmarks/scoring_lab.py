@@ -1,4 +1,4 @@
-"""A reward of a known cost, which hangs where the response says so."""
+"""A reward with a known cost, which hangs if the response says so."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Rollouts that run ahead of training against training in step, on two cores and long-tailed lengths.
+"""Asynchronous compared with synchronous training, on two cores with long-tailed lengths.
 
 In step, each phase has both cores: two engines, then two ranks of the learner, of one thread each. Ahead, one engine
 and one rank have a core each, all the time. Ratios of throughputs, never times; the machine must have nothing else to

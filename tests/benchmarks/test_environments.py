@@ -1,4 +1,4 @@
-"""1,024 environments with long-tailed latencies beside an engine of fixed tokens a second, against what is possible.
+"""1,024 environments with long-tailed latencies and an engine of fixed throughput, compared with the optimum.
 
 Ideal is the greater of two: what the engine takes for all tokens, and the longest sum of one environment's latencies.
 """

@@ -1,4 +1,4 @@
-"""What advantages and shapings cost, in passes over the memory of one number per token, and beside a plain loop.
+"""Cost of advantages and shapings, in memory passes of one number per token, and compared with a plain loop.
 
 A pass is what a function of torch that gives a new tensor takes at least: it reads a float32 `[t]`, writes another.
 Ratios only, of minima over a few rounds, which others on the machine disturb least.

@@ -1,4 +1,4 @@
-"""A GRPO step of rlsdk against one of TRL's `GRPOTrainer`: same model, samples and lengths, one after the other.
+"""A GRPO step of rlsdk and of TRL's `GRPOTrainer`, one after the other, with the same model, samples and lengths.
 
 Ratios of medians, never times. Both train every group by one optimiser step for each generation, without a KL term.
 TRL generates by itself: its vLLM mode needs a GPU. The machine must have nothing else to do.

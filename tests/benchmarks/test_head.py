@@ -1,4 +1,4 @@
-"""The chunked head against the naive one: 2,048 tokens, hidden 896, vocabulary 151,936, entropy included, float32."""
+"""The chunked head and the naive one: 2,048 tokens, hidden 896, vocabulary 151,936, with entropy, float32."""
 
 from __future__ import annotations
 

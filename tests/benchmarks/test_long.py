@@ -1,4 +1,4 @@
-"""Rollouts of up to 32,768 tokens: what an update adds to a rank's memory, and how long it takes.
+"""Rollouts of up to 32,768 tokens: memory and time of an update.
 
 The learner is the real one, each length in a process of its own: its greatest memory so far can be read, and never
 falls. What it uses before, for Python, torch and the model, is read after an update of short rollouts.

@@ -1,4 +1,4 @@
-"""What a step costs beside the work itself: generation, forward and backward passes, optimiser steps."""
+"""Overhead of a step beyond generation, forward and backward passes, and optimiser steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `rlsdk simulate` says of three runs, from the rates of a fourth, against what they measure.
+"""Predictions of `rlsdk simulate` for three runs, with rates from a fourth, compared with their measurements.
 
 The run that gives the rates trains in step, with both cores busy in each phase. The others have more rollouts, run
 ahead on a core for each half, and interrupt their requests at each sync.

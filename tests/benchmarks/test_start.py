@@ -1,4 +1,4 @@
-"""How long a run takes to start, beside one whose processes each make their own imports."""
+"""Start time of a run, compared with processes that each import their own libraries."""
 
 from __future__ import annotations
 

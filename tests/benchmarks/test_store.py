@@ -1,4 +1,4 @@
-"""What a store of rollouts costs as it grows: to put a group, to take one, to ask."""
+"""Cost of a growing rollout store: adding a group, loading one, querying."""
 
 from __future__ import annotations
 

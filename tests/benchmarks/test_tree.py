@@ -1,4 +1,4 @@
-"""Trees of tokens against a row for each rollout: forward and backward pass of a policy, as a ratio in one process."""
+"""Trees of tokens compared with one row per rollout: time of forward and backward passes, as a ratio in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rollout browser of `rlsdk view` costs over a store of a million rollouts, beside one indexed query."""
+"""Speed of the rollout browser of `rlsdk view` on a million rollouts, compared with one indexed query."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a turn of a conversation costs the driver, and what it costs the rollout workers, in seconds of CPU.
+"""CPU seconds of the driver and of the rollout workers per turn of a conversation.
 
 The engine answers at once, and the environment steps at once; conversations, tokenizing, requests, answers, rewards and
 the ways between the processes are those of a training. Wall times say nothing here, since all processes share the

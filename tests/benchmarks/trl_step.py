@@ -1,4 +1,4 @@
-"""GRPO steps of TRL's `GRPOTrainer`, timed; runs in an environment of its own and prints JSON.
+"""Time GRPO steps of TRL's `GRPOTrainer` in a separate environment, and print JSON.
 
     python trl_step.py '{"model": …, "prompts": …, "completions": …, "group": …, "max_tokens": …, "lr": …,
                          "steps": …, "threads": …, "micro_batch": …, "paged": …, "attention": …,

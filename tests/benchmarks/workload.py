@@ -1,4 +1,4 @@
-"""What the benchmarks train on, as a plugin file: prompts from a list, and a reward in which every group differs."""
+"""Training workload of the benchmarks, as a plugin file: listed prompts, and a reward that differs in every group."""
 
 from __future__ import annotations
 

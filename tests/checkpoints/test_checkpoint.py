@@ -1,4 +1,4 @@
-"""Checkpoints: complete or not there."""
+"""Checkpoints are complete or absent."""
 
 import errno
 import hashlib

@@ -1,4 +1,4 @@
-"""Commands print as they do where nothing limits the width of their output."""
+"""Commands whose output has unlimited width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line as a person meets it: help, exit statuses, messages; commands of plugins."""
+"""The command line for users: help, exit statuses, messages; commands of plugins."""
 
 from __future__ import annotations
 

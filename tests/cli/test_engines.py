@@ -1,4 +1,4 @@
-"""`rlsdk engines`: what is asked for, and what the run says."""
+"""`rlsdk engines`: requests, and the run's status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlsdk explain`: what a configuration would run, and what of it nobody has run."""
+"""`rlsdk explain`: what a configuration would run, and which of its parts have never been run."""
 
 from __future__ import annotations
 

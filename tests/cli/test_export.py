@@ -1,4 +1,4 @@
-"""`rlsdk export`: the model of a checkpoint, complete or not there at all."""
+"""`rlsdk export`: the model of a checkpoint is complete or absent."""
 
 from __future__ import annotations
 

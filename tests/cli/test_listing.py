@@ -1,4 +1,4 @@
-"""`rlsdk plugins`: what is installed from metadata alone; components with options; what is broken, with the cause."""
+"""`rlsdk plugins`: installed plugins from metadata alone, components with options, and causes of broken plugins."""
 
 from __future__ import annotations
 

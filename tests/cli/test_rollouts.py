@@ -1,4 +1,4 @@
-"""`rlsdk rollouts`: a person's condition, and what a model wrote shown as data."""
+"""`rlsdk rollouts`: users' conditions, and models' texts shown as data."""
 
 from __future__ import annotations
 

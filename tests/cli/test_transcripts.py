@@ -1,4 +1,4 @@
-"""Transcripts in a terminal: what a model, a tool or a task wrote is shown as data."""
+"""Transcripts in a terminal show texts of models, tools and tasks as data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drain nodes of a cluster on this machine: a program of its own, since tests of one process share a Ray.
+"""Drain nodes of a cluster on this machine, in a separate program, since tests of one process share a Ray.
 
 python tests/cluster/draining_lab.py found|moved
 """

@@ -1,4 +1,4 @@
-"""A program whose first raylet is stopped: run by `test_placement.py`, apart from the Ray of other tests."""
+"""A program whose first raylet is stopped; `test_placement.py` runs it separately from other tests' Ray."""
 
 from __future__ import annotations
 

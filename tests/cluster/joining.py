@@ -1,4 +1,4 @@
-"""Train on a cluster of raylets that `ray start` started; run by `test_joining.py`.
+"""Train on a cluster of raylets started by `ray start`; run by `test_joining.py`.
 
 A program of its own, since Ray connects a process once and its token mode is one of the process. Prints JSON.
 """

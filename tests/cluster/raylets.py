@@ -1,4 +1,4 @@
-"""A cluster as people start one: `ray start` on each machine, here with a home folder and a token of its own."""
+"""A cluster as users start it, with `ray start` on each machine; each has its own home folder and token here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reserve made-up GPUs on a cluster of two nodes, and print what each actor sees; run by `test_reservation.py`.
+"""Reserve fake GPUs on a cluster of two nodes, and print the GPUs of each actor; run by `test_reservation.py`.
 
 A program of its own: the cluster must be neither found nor joined by other tests, and Ray connects a process once.
 """

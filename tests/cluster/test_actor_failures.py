@@ -1,4 +1,4 @@
-"""Why a call of an actor failed: a death, or an exception of the actor's code."""
+"""Causes of a failed actor call: a death, or an exception in the actor's code."""
 
 from __future__ import annotations
 

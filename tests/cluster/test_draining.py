@@ -1,4 +1,4 @@
-"""Nodes that Ray drains: who they are, until when, and that nothing is placed there; all of them on this machine."""
+"""Nodes that Ray drains: identity, deadline, and no new actors on them; all nodes are on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPUs each actor gets, without a cluster."""
+"""GPU assignment to actors, without a cluster."""
 
 from __future__ import annotations
 

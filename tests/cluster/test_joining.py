@@ -1,4 +1,4 @@
-"""A cluster that `ray start` started on two "machines", as docs/howto/cluster.md says: token, packages, training."""
+"""A cluster started by `ray start` on two "machines", as in docs/howto/cluster.md: token, packages, training."""
 
 from __future__ import annotations
 

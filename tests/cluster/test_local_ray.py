@@ -1,4 +1,4 @@
-"""The Ray that a run starts for itself: which processes it has, and how these set up workers."""
+"""The Ray that a run starts for itself: its processes, and how these start workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifests for KubeRay: fields of its definitions (ray.io/v1), and commands that rlsdk understands."""
+"""The manifests for KubeRay: valid fields (ray.io/v1), and valid commands of rlsdk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes compared with the driver's machine: what they lack, in which version, and whether they see the run's folder."""
+"""Nodes compared with the driver's machine: missing packages, versions, and access to the run's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray's report of a process that it killed for its memory, in one sentence."""
+"""Ray's report of a process killed for its memory, reduced to one sentence."""
 
 from __future__ import annotations
 

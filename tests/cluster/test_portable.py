@@ -1,4 +1,4 @@
-"""A plan reaches another process whole: with the plugins that it names, of the same code, and with its surroundings."""
+"""A plan is complete in another process: plugins, code versions and environment."""
 
 from __future__ import annotations
 

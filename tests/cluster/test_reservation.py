@@ -1,4 +1,4 @@
-"""The GPUs that actors really see, on a cluster with made-up GPUs: no GPU is needed to place something on it."""
+"""The GPUs that actors see on a cluster with fake GPUs, which needs no real GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batch script for Slurm, with stand-ins for `srun` and `scontrol` that start everything on this machine."""
+"""The batch script for Slurm, with stand-ins for `srun` and `scontrol` that run everything on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that are forked from a process with all imports, and those that must not be."""
+"""Workers forked from a process with all imports, and workers that must not be forked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray's token: a server that answers as a GCS does, and what each machine is told."""
+"""Ray's token: a server that answers like a GCS, and the settings of each machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The watchdog, on a clock and processes of its own."""
+"""The watchdog, with its own clock and processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A configuration that passes the check, to be made wrong."""
+"""A valid configuration for tests to break."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check: every fault at once, with its path, the value, what was expected, and the nearest that there is."""
+"""The check reports all faults at once, with path, value, expectation and nearest valid name."""
 
 from __future__ import annotations
 

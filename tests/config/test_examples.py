@@ -1,4 +1,4 @@
-"""The examples pass the check; so do those that train what another one made."""
+"""The examples pass the check, including those that train another example's model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Overrides and interpolation: what a person types, and what they are told when it went wrong."""
+"""Overrides and interpolation: users' input, and the messages for mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What parts of an algorithm say about a run: lengths, defaults of other sections, and what does not go together."""
+"""Requirements of an algorithm's parts: lengths, defaults in other sections, and incompatible parts."""
 
 from __future__ import annotations
 

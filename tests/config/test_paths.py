@@ -1,4 +1,4 @@
-"""Relative paths of a configuration: in the working folder first, then beside the configuration."""
+"""Relative paths of a configuration: the working folder comes first, then the configuration's folder."""
 
 from __future__ import annotations
 

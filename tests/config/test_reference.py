@@ -1,4 +1,4 @@
-"""What is said of a configuration's keys is complete, and the schema for editors agrees with the check."""
+"""The reference of configuration keys is complete, and the schema for editors agrees with the check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections of models beside the policy: what a plan makes of them, and which faults are found before a start."""
+"""Sections of models other than the policy: their plans, and faults found before a start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlsdk.Config`: what a script gives becomes the mapping that a file would hold, and is checked like it."""
+"""`rlsdk.Config` becomes the same mapping as a file, and gets the same checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of annotations: what is appended stands until it is taken back, whatever a crash left behind."""
+"""The file of annotations: an entry is valid until it is retracted, also after a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What works where only the base of rlsdk is installed: without torch, data sets, sympy, SQL and a training."""
+"""Features that work with only the base of rlsdk, without torch, datasets, sympy, SQL and training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Marks: they attach a component, touch nothing else, and are not inherited."""
+"""Marks attach a component, change nothing else, and are not inherited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A name that was given up works until its version, with a warning that names the replacement."""
+"""A deprecated name works until its removal version, with a warning that names the replacement."""
 
 from __future__ import annotations
 

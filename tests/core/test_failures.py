@@ -1,4 +1,4 @@
-"""What a plugin raised is told with the plugin's own file and line."""
+"""A plugin's exception is reported with the plugin's own file and line."""
 
 from __future__ import annotations
 

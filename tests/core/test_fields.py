@@ -1,4 +1,4 @@
-"""The table of batch fields: equal to the inputs that hold them, and what `needs=` is checked against."""
+"""The table of batch fields agrees with the input classes, and `needs=` is checked against it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images in messages: values, their parts, and what stores and workers get of them."""
+"""Images in messages: values, parts, and their form in stores and workers."""
 
 from __future__ import annotations
 

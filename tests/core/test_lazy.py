@@ -1,4 +1,4 @@
-"""What importing loads, and what it leaves alone; public names and submodules do not get in each other's way."""
+"""Modules loaded by an import, and modules left alone; public names and submodules do not conflict."""
 
 from __future__ import annotations
 

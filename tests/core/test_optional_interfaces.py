@@ -1,4 +1,4 @@
-"""Optional interfaces and marks: what the core asks a built-in component, it asks one of a plugin in the same way."""
+"""Optional interfaces and marks: the core treats built-in components and plugins alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options: read from signatures, strict in types, every fault with its path."""
+"""Options are read from signatures with strict types, and every fault has its path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parsers of tool calls: what their writers write comes back; hostile and cut-off answers never raise."""
+"""Tool-call parsers: written calls are read back; hostile and truncated answers never raise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values: frozen, checked where they are made, the same behind a pickle."""
+"""Values are frozen, checked on creation, and unchanged by pickling."""
 
 from __future__ import annotations
 

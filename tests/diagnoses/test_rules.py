@@ -1,4 +1,4 @@
-"""Each rule finds what it is for and is silent on a healthy run: on traces made by hand, and on recorded runs."""
+"""Each rule finds its problem and is silent on a healthy run, on hand-made traces and on recorded runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run tests of images with vLLM in a process of their own: it reads its variables when it is imported.
+"""Run image tests with vLLM in a separate process, since it reads its environment variables when imported.
 
 python images_in_vllm.py FOLDER
 """

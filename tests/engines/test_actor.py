@@ -1,4 +1,4 @@
-"""The actor around an engine: streaming, taking turns, failures that reach everyone who waits."""
+"""The actor around an engine: streaming, concurrency, and failures that reach every waiting caller."""
 
 from __future__ import annotations
 

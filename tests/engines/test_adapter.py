@@ -1,4 +1,4 @@
-"""vLLM under an adapter that is replaced in place: logprobs are those of merged weights, of requests in flight too."""
+"""vLLM with an adapter replaced in place has the logprobs of merged weights, also for in-flight requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way to the engines: which one is asked, and what becomes of what nobody waits for any more."""
+"""Clients of engines: routing, and cancellation of requests without a caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled models on the CPU: the same numbers, new weights included, from a graph that fits all batches."""
+"""Compiled models on the CPU give the same numbers, also with new weights, from one graph for all batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every engine must do, asked of both: the same tests run against `transformers` here and `vllm` in its actor."""
+"""Requirements of every engine; the same tests run with `transformers` in this process and `vllm` in its actor."""
 
 from __future__ import annotations
 

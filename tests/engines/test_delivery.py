@@ -1,4 +1,4 @@
-"""Weights from real learner ranks to real engine actors, by each way: the same bits, whoever dies meanwhile."""
+"""Weights from real learner ranks to real engine actors, by each transfer: equal bits, also if an actor dies."""
 
 from __future__ import annotations
 

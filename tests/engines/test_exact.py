@@ -1,4 +1,4 @@
-"""`model.exact`: engine and learner compute the logprobs of a conversation bit for bit alike."""
+"""`model.exact`: engine and learner compute bitwise equal logprobs of a conversation."""
 
 from __future__ import annotations
 

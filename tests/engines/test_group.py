@@ -1,4 +1,4 @@
-"""Engines that die are replaced while the run goes on: real actors, killed as the kernel kills."""
+"""Engines that die are replaced while the run continues: real actors, killed as the kernel kills."""
 
 from __future__ import annotations
 

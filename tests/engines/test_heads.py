@@ -1,4 +1,4 @@
-"""A float32 head beside bfloat16 weights: engine and learner compute the same logprobs from the same states."""
+"""A float32 head with bfloat16 weights: engine and learner compute the same logprobs from the same states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Zeroed memory that the system provides when it is used."""
+"""Zeroed memory that the system provides on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine `openai` against a server on this machine: what is sent, what is read, and what is refused."""
+"""The engine `openai` with a server on this machine: requests, responses, and errors."""
 
 from __future__ import annotations
 

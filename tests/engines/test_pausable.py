@@ -1,4 +1,4 @@
-"""The pausable client before the engines: who waits, who is ended and goes on, and what an answer holds of it."""
+"""The pausable client of the engines: waiting, interrupted and continued requests, and their answers."""
 
 from __future__ import annotations
 

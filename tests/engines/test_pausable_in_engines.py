@@ -1,4 +1,4 @@
-"""Answers that are ended while weights change and go on afterwards, on real engines."""
+"""Answers interrupted during a weight change and continued afterwards, on real engines."""
 
 from __future__ import annotations
 

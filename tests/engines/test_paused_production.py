@@ -1,4 +1,4 @@
-"""Production on an engine in a process of its own, paused at any time (invariants 6, 9, 10, 11 and 12)."""
+"""Production on an engine in a separate process, paused at any time (invariants 6, 9, 10, 11 and 12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The experts that tokens chose: from an engine, over interrupted answers and turns, into a training batch."""
+"""Routed experts, from an engine over interrupted answers and turns into a training batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rlsdk's scheduler spares vLLM's bookkeeping of the KV cache, and that the cache is the same."""
+"""rlsdk's scheduler saves vLLM work on the KV cache, with an identical cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine `transformers` on models whose layers keep a state for each continuation instead of keys and values."""
+"""The engine `transformers` with models whose layers keep a state per continuation instead of keys and values."""
 
 from __future__ import annotations
 

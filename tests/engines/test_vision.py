@@ -1,4 +1,4 @@
-"""Images: engine and learner agree on them, and with the model of transformers itself."""
+"""Images: engine, learner and the transformers model agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that come part by part, as a weight transfer gives them: the same as whole, or none at all."""
+"""Weights loaded in parts, as in a weight transfer: the same as whole, or none at all."""
 
 from __future__ import annotations
 

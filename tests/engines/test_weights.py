@@ -1,4 +1,4 @@
-"""Tensors survive the way through numpy bit by bit, read-only memory included."""
+"""Tensors survive the conversion through numpy bit by bit, including read-only memory."""
 
 from __future__ import annotations
 

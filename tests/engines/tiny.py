@@ -1,4 +1,4 @@
-"""A tiny random Qwen2 with tied embeddings, made on the fly, and what it computes independently of the engines."""
+"""A tiny random Qwen2 with tied embeddings, created on the fly, and its results computed without the engines."""
 
 from __future__ import annotations
 

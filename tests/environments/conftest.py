@@ -1,4 +1,4 @@
-"""A cluster, workers, and runs of the generator on scripted policies."""
+"""A cluster, workers, and generator runs with scripted policies."""
 
 from __future__ import annotations
 

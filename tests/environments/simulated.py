@@ -1,4 +1,4 @@
-"""An engine that takes the time of a real one and computes nothing."""
+"""An engine with the timing of a real one that computes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker does with the messages that it gets, in this process."""
+"""A worker's handling of messages, in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments of gymnasium, played by text."""
+"""Gymnasium environments, played as text."""
 
 from __future__ import annotations
 

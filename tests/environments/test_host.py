@@ -1,4 +1,4 @@
-"""Environments in this process: what isolation keeps apart, and what becomes of calls that hang, raise or end."""
+"""Environments in this process: isolation, and calls that hang, raise or end the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places of environments in the workers: given in line, never lost, and never waited for in a circle."""
+"""Slots for environments in the workers: given in order, never lost, and never waited for in a circle."""
 
 from __future__ import annotations
 

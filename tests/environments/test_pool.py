@@ -1,4 +1,4 @@
-"""Environments in real Ray actors: killed, hanging, raising, full; the rollouts of others go on."""
+"""Environments in real Ray actors: killed, hanging, raising, full; rollouts of others continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments that take their time: nobody waits for another. The figures: `tests/benchmarks/test_environments.py`."""
+"""Slow environments do not delay each other. For measurements, see `tests/benchmarks/test_environments.py`."""
 
 from __future__ import annotations
 

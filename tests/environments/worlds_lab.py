@@ -1,4 +1,4 @@
-"""Environments that behave well, badly, and slowly; a plugin of one file."""
+"""Environments that behave well, badly, and slowly, in a single-file plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An evaluation whose reward fails: not available, never zero; too many failures end it."""
+"""If the reward fails in an evaluation, results are unavailable, never zero; too many failures end it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episodes played again for their pictures, and the models of checkpoints."""
+"""Episodes replayed for their pictures, and the models of checkpoints."""
 
 from __future__ import annotations
 

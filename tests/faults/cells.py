@@ -1,4 +1,4 @@
-"""The fault matrix: who fails, how, when, and how the run must end."""
+"""The fault matrix: what fails, how, when, and how the run must end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin of the fault matrix: it says when a training has come to a moment, waits there, and fails on demand.
+"""The plugin of the fault matrix: it reports when a training reaches a moment, waits there, and fails on demand.
 
 `RLSDK_FAULT` names a folder, in which `cell.json` holds the cell that is on. Every component writes its process's id
 there. The component that a moment belongs to creates the file `reached`, and waits for the file `go` while the fault

@@ -1,4 +1,4 @@
-"""Runs that resume one another, and meet one fault after another; behind each it is judged what became of the run.
+"""Runs that resume one another through one fault after another; the state of the run is checked after each.
 
 A run goes on from where the last one ended, so that most faults cost no start of their own.
 """

@@ -1,4 +1,4 @@
-"""A mount namespace with small file systems of its own, on which a disk can be full or read-only."""
+"""A mount namespace with its own small file systems, on which a disk can be full or read-only."""
 
 from __future__ import annotations
 

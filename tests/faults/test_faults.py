@@ -1,4 +1,4 @@
-"""A sample of the fault matrix: cells that passed in the last `make faults`, drawn by the day.
+"""A daily sample of the fault matrix: cells that passed in the last `make faults`.
 
 `RLSDK_FAULTS=driver/SIGKILL/update,engine/exception/sync` takes these cells; `RLSDK_FAULTS_SEED=2026327` draws those of
 another day.

@@ -1,4 +1,4 @@
-"""One process imports, its forks serve: how they end, that they start again, and that none is left."""
+"""One process imports and its forks serve: how they end and restart, and that none is left behind."""
 
 from __future__ import annotations
 

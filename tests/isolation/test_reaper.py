@@ -1,4 +1,4 @@
-"""Nothing that a run started outlives it."""
+"""No process that a run started outlives it."""
 
 from __future__ import annotations
 

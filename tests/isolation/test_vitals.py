@@ -1,4 +1,4 @@
-"""What is known of a process from outside."""
+"""State and activity of a process, observed from outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models, batches of uneven rollouts, and learners on one and two ranks that the tests of a session share."""
+"""Small models, batches of uneven rollouts, and learners on one and two ranks, shared by a session's tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Full gradients of DeepSpeed, recorded in a learner's processes before each optimiser step clips them."""
+"""DeepSpeed's full gradients, recorded in a learner's processes before each optimiser step clips them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank of a learner, in a process of its own, that says what loading a model took and whether it came out whole.
+"""A learner rank in a separate process that reports the cost of loading a model, and whether it is intact.
 
     python loading_lab.py RANK WORLD DTYPE COMPARED PORT=MODEL...
 

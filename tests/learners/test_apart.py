@@ -1,4 +1,4 @@
-"""A critic and a reference model with processes of their own: the same results as in those of the policy."""
+"""A critic and a reference model in their own processes give the same results as in the policy's."""
 
 from __future__ import annotations
 

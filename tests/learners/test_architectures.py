@@ -1,4 +1,4 @@
-"""Each architecture, tiny and random: what the learner sends is the checkpoint, and the engine `transformers` takes it.
+"""For tiny random models, the learner sends the checkpoint's tensors, and the engine `transformers` loads them.
 
 One process: `load_policy`, a step of AdamW, and the exporter of the learner, without Ray and DeepSpeed's engine.
 """

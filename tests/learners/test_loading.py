@@ -1,4 +1,4 @@
-"""With ZeRO-3, a model is divided while it is loaded: equal to a plain one, and no rank holds all of it."""
+"""With ZeRO-3, a model is sharded while it is loaded: equal to a plain one, and never whole on any rank."""
 
 from __future__ import annotations
 

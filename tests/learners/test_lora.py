@@ -1,4 +1,4 @@
-"""LoRA on the real DeepSpeed engine, against plain peft in float64; merging, the reference, checkpoints, exports."""
+"""LoRA on the real DeepSpeed engine, compared with peft in float64; merging, reference, checkpoints, exports."""
 
 from __future__ import annotations
 

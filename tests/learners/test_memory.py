@@ -1,4 +1,4 @@
-"""What policy losses and corrections remember, and options that change over the training."""
+"""State of policy losses and corrections, and options that change during training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sharing out rollouts: nothing lost, budgets kept, pairs whole, ranks balanced, one order however it is cut."""
+"""Distribution of rollouts: none lost, budgets kept, pairs whole, ranks balanced, one order for every split."""
 
 from __future__ import annotations
 

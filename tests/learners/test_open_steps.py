@@ -1,4 +1,4 @@
-"""The learner's primitives are refused out of order, and where a learner has none, before any rank is called."""
+"""The learner's primitives are refused out of order, or if a learner lacks them, before any rank is called."""
 
 from __future__ import annotations
 

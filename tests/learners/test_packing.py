@@ -1,4 +1,4 @@
-"""Packed rollouts attend one after another: the same numbers as alone, and no mask of tokens by tokens."""
+"""Packed rollouts give the same numbers as separate ones, without a tokens-by-tokens mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KTO on a real learner: right answers become likelier and wrong ones less so, whatever their groups are."""
+"""KTO on a real learner: right answers become likelier and wrong ones less likely, whatever their groups."""
 
 from __future__ import annotations
 

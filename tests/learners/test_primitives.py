@@ -1,4 +1,4 @@
-"""The primitives of the learner on real DeepSpeed and Ray: what `update` is made of, and the learning rate."""
+"""The primitives of the learner on real DeepSpeed and Ray, which `update` consists of, and the learning rate."""
 
 from __future__ import annotations
 

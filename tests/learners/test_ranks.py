@@ -1,4 +1,4 @@
-"""Ranks meet as soon as rank 0 listens."""
+"""Ranks connect as soon as rank 0 listens."""
 
 from __future__ import annotations
 

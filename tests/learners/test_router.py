@@ -1,4 +1,4 @@
-"""The load-balancing loss of mixtures of experts: its value, and when a model is trained with it."""
+"""The load-balancing loss of mixtures of experts: its value, and when it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routers of mixtures of experts in the learner: logits in float32, and the experts that the engine chose."""
+"""Routers of mixtures of experts in the learner: float32 logits, and the engine's routed experts."""
 
 from __future__ import annotations
 

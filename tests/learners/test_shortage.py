@@ -1,4 +1,4 @@
-"""A learner whose memory runs out halves its micro-batch once, and its gradient stays the same."""
+"""A learner that runs out of memory halves its micro-batch once, with an unchanged gradient."""
 
 from __future__ import annotations
 

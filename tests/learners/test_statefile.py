@@ -1,4 +1,4 @@
-"""Files of a learner's state: what is written comes back exactly, and reading one executes nothing."""
+"""Files of a learner's state are restored exactly, and reading one executes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees of tokens: what rollouts begin with is computed once, and nothing else changes."""
+"""Trees of tokens: shared beginnings of rollouts are computed once, and results are unchanged."""
 
 from __future__ import annotations
 

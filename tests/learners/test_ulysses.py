@@ -1,4 +1,4 @@
-"""Ranks that share the tokens of each rollout: the same numbers as ranks that do not, on two real processes."""
+"""Ranks that share the tokens of each rollout give the same numbers as others, on two real processes."""
 
 from __future__ import annotations
 

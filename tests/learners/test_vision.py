@@ -1,4 +1,4 @@
-"""Models that see: names of their weights, their exports, and their critics."""
+"""Vision-language models: names of their weights, exports, and critics."""
 
 from __future__ import annotations
 

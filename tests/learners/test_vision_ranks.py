@@ -1,4 +1,4 @@
-"""Models that see on several ranks: a rank without images takes the steps of one that has some."""
+"""Vision-language models on several ranks: a rank without images takes the same steps as one with some."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls between event loops: outcomes, cancellation both ways, context, order, and what blocks."""
+"""Calls between event loops: results, cancellation both ways, context, order, and blocking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder with a model, data and rewards, in which migrated configurations can be checked."""
+"""A folder with a model, data and rewards for checking migrated configurations."""
 
 from __future__ import annotations
 

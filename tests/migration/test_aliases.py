@@ -1,4 +1,4 @@
-"""Other trainers' files and keys are recognised wherever a configuration is checked."""
+"""Other trainers' files and keys are recognised in every check of a configuration."""
 
 from __future__ import annotations
 

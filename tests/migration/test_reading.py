@@ -1,4 +1,4 @@
-"""Files and commands of other trainers: what is read of them, and words for what cannot be."""
+"""Files and commands of other trainers: supported contents, and messages for the rest."""
 
 from __future__ import annotations
 

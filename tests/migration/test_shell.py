@@ -1,4 +1,4 @@
-"""Commands are read out of shell scripts as the shell would, and nothing is run."""
+"""Commands are parsed from shell scripts as the shell would, without running anything."""
 
 from __future__ import annotations
 

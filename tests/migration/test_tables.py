@@ -1,4 +1,4 @@
-"""Every key of every table: what it becomes is accepted by rlsdk's own check, and none is lost."""
+"""Every key of every table: rlsdk's own check accepts its result, and none is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations of users, as they were posted: a launch command of TinyZero, and an agentic pipeline of ROLL."""
+"""Configurations that users posted: a launch command of TinyZero, and an agentic pipeline of ROLL."""
 
 from __future__ import annotations
 

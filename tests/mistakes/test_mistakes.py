@@ -1,4 +1,4 @@
-"""Mistakes of newcomers, each with the words that rlsdk answers it with: the rows of `table.yaml`."""
+"""Newcomers' mistakes, each with rlsdk's answer: the rows of `table.yaml`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages of plugins, installed by pip into an environment of their own beside this one."""
+"""Plugin packages installed by pip into a separate environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK itself, in a folder of its own: the plugin's tests, its listing, a config that names it.
+"""The OpenAI Agents SDK itself, in a separate folder: the plugin's tests, its listing, a config that names it.
 
 It asks for a release of websockets that conflicts with vLLM's, and so is installed without its requirements, which
 vLLM brings. That takes a network.

@@ -1,4 +1,4 @@
-"""Plugins that were written against an earlier commit still load: one component of each kind, never edited."""
+"""Plugins written for an earlier commit still load: one component of each kind, never edited."""
 
 from __future__ import annotations
 

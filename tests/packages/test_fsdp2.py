@@ -1,4 +1,4 @@
-"""The learner `fsdp2`, a package that the core knows nothing of: installed, explained, trained, killed and resumed."""
+"""The learner `fsdp2`, a package unknown to the core: installed, explained, trained, killed and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gridworlds, a package of environments that the core knows nothing of: installed, listed, loaded, checked."""
+"""The gridworlds, a package unknown to the core: installed, listed, loaded, checked."""
 
 from __future__ import annotations
 

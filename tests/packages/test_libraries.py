@@ -1,4 +1,4 @@
-"""reasoning-gym itself, in a folder of its own: the plugin's tests, the package's, and those of `foreign`.
+"""reasoning-gym itself, in a separate folder: the plugin's tests, the package's, and those of `foreign`.
 
 Installed without what it requires, most of which is here, in other versions; that takes a network, and a C compiler.
 """

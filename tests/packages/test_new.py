@@ -1,4 +1,4 @@
-"""A package of `rlsdk new` beside the built wheel of rlsdk, in an environment that has no source tree."""
+"""A package written by `rlsdk new`, with rlsdk's wheel, in an environment without the source tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages of other people: listed from metadata, loaded by name, explained, and trained with."""
+"""Third-party packages: listed from metadata, loaded by name, explained, and used in training."""
 
 from __future__ import annotations
 

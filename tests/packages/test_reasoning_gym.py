@@ -1,4 +1,4 @@
-"""The tasks and scorers of reasoning-gym as a package of their own: installed, listed, checked, scored with by name."""
+"""reasoning-gym's tasks and scorers as a separate package: installed, listed, checked, used for scoring."""
 
 from __future__ import annotations
 

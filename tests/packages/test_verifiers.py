@@ -1,4 +1,4 @@
-"""Verifiers itself, in folders of its own: the plugin's tests and commands, and `foreign` with rubrics' functions.
+"""verifiers itself, in separate folders: the plugin's tests and commands, and `foreign` with rubric functions.
 
 What verifiers asks for conflicts with what vLLM asks for (openai, mcp), so that it is installed without its
 requirements, and beside it those that nothing else brings. That takes a network.

@@ -1,4 +1,4 @@
-"""The zoo, a package of policy losses that the core knows nothing of: installed, listed, loaded by name, explained."""
+"""The zoo, a package of policy losses unknown to the core: installed, listed, loaded by name, explained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plugins: found by metadata, imported when named, one component per name; every way in which that can go wrong."""
+"""Plugins are found by metadata and imported by name, one component per name; and all ways in which this can fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The source that a run keeps of marked objects: definitions and what they refer to, nothing that a script does."""
+"""The source that a run keeps of marked objects: definitions and their references, but no statements of a script."""
 
 from __future__ import annotations
 

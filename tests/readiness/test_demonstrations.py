@@ -1,4 +1,4 @@
-"""A task without a demonstration is told by the checks before Ray starts, not by the first step."""
+"""The checks before Ray starts report a task without a demonstration."""
 
 from __future__ import annotations
 

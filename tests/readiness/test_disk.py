@@ -1,4 +1,4 @@
-"""The disk space that a run will take, estimated before it starts."""
+"""The disk space of a run, estimated before it starts."""
 
 from __future__ import annotations
 

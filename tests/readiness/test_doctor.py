@@ -1,4 +1,4 @@
-"""`rlsdk doctor` on this machine, and on ones with something missing."""
+"""`rlsdk doctor` on this machine, and on machines with something missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`model.exact` is refused before anything starts wherever it cannot hold, with the reason."""
+"""`model.exact` is refused, with the reason, before anything starts if it cannot hold."""
 
 from __future__ import annotations
 

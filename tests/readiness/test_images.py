@@ -1,4 +1,4 @@
-"""A plan that shows pictures to what cannot see them is refused before anything starts."""
+"""A plan that passes images to components without vision is refused before anything starts."""
 
 from __future__ import annotations
 

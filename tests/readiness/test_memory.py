@@ -1,4 +1,4 @@
-"""The memory of a run, told before it starts."""
+"""The memory of a run, estimated before it starts."""
 
 from __future__ import annotations
 

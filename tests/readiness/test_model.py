@@ -1,4 +1,4 @@
-"""A model's files and class, compared before a run with what the learner sends and what the parts can run."""
+"""A model's files and class, compared before a run with the learner's tensors and the components' abilities."""
 
 from __future__ import annotations
 

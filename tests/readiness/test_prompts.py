@@ -1,4 +1,4 @@
-"""Prompts that leave no room for an answer: dropped from the training, and told of an evaluation before it starts."""
+"""Prompts that leave no room for an answer: dropped in training, and reported for evaluations before the start."""
 
 from __future__ import annotations
 

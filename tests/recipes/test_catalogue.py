@@ -1,4 +1,4 @@
-"""Every recipe is whole: its files, what they name, and what `rlsdk recipe` says of them."""
+"""Every recipe is complete: its files, their references, and the output of `rlsdk recipe`."""
 
 from __future__ import annotations
 

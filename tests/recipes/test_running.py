@@ -1,4 +1,4 @@
-"""Stages are run once, resumed, and compared with what is expected; some recipes are run whole."""
+"""Stages are run once, resumed, and compared with the expected results; some recipes are run in full."""
 
 from __future__ import annotations
 

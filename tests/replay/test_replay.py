@@ -1,4 +1,4 @@
-"""Dumped batches of other trainers, made by hand: their numbers are worked out, and differences are planted.
+"""Hand-made batches of other trainers, with known numbers and planted differences.
 
 The batch of all tests: two tasks with two rollouts each, rewards 1, 0, 1, 0, responses of 3, 4, 2 and 3 tokens. The
 sample's standard deviation of a group is √½, so that rlsdk's advantages are ±0.5 / (√½ + 10⁻⁶) = ±0.707106.

@@ -1,4 +1,4 @@
-"""Reports and comparisons of run folders made by hand."""
+"""Reports and comparisons of hand-made run folders."""
 
 from __future__ import annotations
 

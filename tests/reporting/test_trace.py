@@ -1,4 +1,4 @@
-"""The trace of a run is what Perfetto reads: a lane for each process, spans within their step, counters beside them."""
+"""A run's trace in Perfetto's format: a lane for each process, spans within their step, counters."""
 
 from __future__ import annotations
 

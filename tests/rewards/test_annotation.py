@@ -1,4 +1,4 @@
-"""The reward `annotation`: a person's score of the same rollout, and nothing made up where there is none."""
+"""The reward `annotation` returns a person's score of the same rollout, and invents none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""code_tests: forms of tests, comparison, verdicts that tested code cannot forge, and what locks it in."""
+"""code_tests: forms of tests, comparison, verdicts that tested code cannot forge, and confinement."""
 
 from __future__ import annotations
 

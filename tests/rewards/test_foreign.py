@@ -1,4 +1,4 @@
-"""Rewards of other trainers, unmodified: each convention with functions written as its documentation writes them."""
+"""Unmodified rewards of other trainers: each convention, with functions as in its documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""judge: what is sent to an endpoint, how its answers are read, and endpoints that fail in every way."""
+"""judge: requests to an endpoint, parsing of its answers, and failing endpoints of all kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""exact_match and regex: what is the same text, what a pattern finds, and hostile texts."""
+"""exact_match and regex: equal texts, pattern matches, and hostile texts."""
 
 from __future__ import annotations
 

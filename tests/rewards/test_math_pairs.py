@@ -1,4 +1,4 @@
-"""The math reward on labelled pairs: what is equal is accepted, what is not never is, and the labels are right."""
+"""The math reward on labelled pairs: it accepts equal answers and no others, and the labels are right."""
 
 from __future__ import annotations
 

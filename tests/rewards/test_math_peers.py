@@ -1,4 +1,4 @@
-"""The math reward on the public cases of five other trainers: answered alike, or otherwise for a stated reason."""
+"""The math reward on the public cases of five other trainers: equal verdicts, or a stated reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""length_penalty and repetition_penalty against numbers worked out by hand."""
+"""length_penalty and repetition_penalty compared with hand-computed numbers."""
 
 from __future__ import annotations
 

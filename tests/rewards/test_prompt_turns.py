@@ -1,4 +1,4 @@
-"""Rewards and few-shot prompts: answers that the prompt holds are not the policy's, however the rollout was made."""
+"""Rewards and few-shot prompts: answers in the prompt are never counted as the policy's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reward model: batches change nothing, and what has no value is invalid."""
+"""The reward model: batching changes nothing, and rollouts without a value are invalid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A production whose groups are made by a script: without engines, processes or Ray."""
+"""A production whose groups come from a script, without engines, processes or Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizers that tests make themselves."""
+"""Tokenizers built by tests."""
 
 from __future__ import annotations
 

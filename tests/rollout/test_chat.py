@@ -1,4 +1,4 @@
-"""Conversations of many turns: every token is one that was sent or one that was sampled, in their order."""
+"""Multi-turn conversations: every token was either sent or sampled, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups that are trained again: which, how often, never too old, and back after a checkpoint."""
+"""Replayed groups: which, how often, never too old, and restored from a checkpoint."""
 
 from __future__ import annotations
 

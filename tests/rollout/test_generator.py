@@ -1,4 +1,4 @@
-"""Workflows, chats and scoring on a scripted policy: what becomes of every token and every failure."""
+"""Workflows, chats and scoring with a scripted policy: the outcome of every token and every failure."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The twenty invariants of production ahead of training, one test each; where others hold one, the table says where.
+"""The twenty invariants of production ahead of training; a table lists those that other tests cover.
 
 | | claim | test |
 |---|---|---|

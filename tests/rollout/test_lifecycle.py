@@ -1,4 +1,4 @@
-"""Every task that is issued ends once, and the counts add up, whatever happens in whatever order."""
+"""Every issued task ends once, and the counts add up, for any sequence of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Production ahead of training, on an event loop: what is there in time, what expires, what a pause leaves."""
+"""Production ahead of training on an event loop: timely, expired and paused groups."""
 
 from __future__ import annotations
 

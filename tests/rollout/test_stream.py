@@ -1,4 +1,4 @@
-"""Several sources of tasks: what each gives to a batch, and where a run goes on."""
+"""Several task sources: their shares of a batch, and their state in a resumed run."""
 
 from __future__ import annotations
 

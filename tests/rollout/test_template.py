@@ -1,4 +1,4 @@
-"""Chat templates that open a thought in the generation prompt, and what they do with earlier answers."""
+"""Chat templates that open a thought in the generation prompt, and their treatment of earlier answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates that drop the thoughts of earlier answers: a conversation trains as several rollouts of one trajectory."""
+"""Templates that drop earlier thoughts: a conversation is trained as several rollouts of one trajectory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workflows, tools, agents and rewards that are not rlsdk's own: they block their own loop, and nothing else."""
+"""Users' workflows, tools, agents and rewards block only their own event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs of the command line on a small model, each in a process of its own."""
+"""Whole runs of the command line on a small model, each in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reward that fails on a share of the rollouts: it raises, hangs, or takes its process down."""
+"""A reward that fails on a share of the rollouts: it raises, hangs, or kills its process."""
 
 import os
 import random

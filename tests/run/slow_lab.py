@@ -1,4 +1,4 @@
-"""An engine whose tokens take their time, so that answers are being sampled when weights change, and what they bore."""
+"""An engine with slow tokens, so that weights change while answers are sampled, and a record of the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent that calls a tool through the endpoint, trained on vLLM: what it sampled is trained on, token by token."""
+"""An agent that calls a tool through the endpoint, trained on vLLM: exactly its sampled tokens are trained on."""
 
 from __future__ import annotations
 

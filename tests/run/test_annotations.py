@@ -1,4 +1,4 @@
-"""A training on pairs that a person compared: the chosen answers become likelier than the rejected ones."""
+"""Training on pairs that a person compared: the chosen answers become likelier than the rejected ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs on tiny random models whose checkpoints have other names than their tensors in memory."""
+"""Whole runs of tiny random models whose checkpoint names differ from their tensor names in memory."""
 
 from __future__ import annotations
 

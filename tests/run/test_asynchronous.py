@@ -1,4 +1,4 @@
-"""Trainings whose answers are being sampled when weights change."""
+"""Trainings in which answers are being sampled when weights change."""
 
 from __future__ import annotations
 

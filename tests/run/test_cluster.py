@@ -1,4 +1,4 @@
-"""A training on a cluster of several nodes, one of which dies: Ray runs them all on this machine."""
+"""Training on a cluster of several nodes on this machine, one of which dies."""
 
 from __future__ import annotations
 

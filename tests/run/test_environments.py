@@ -1,4 +1,4 @@
-"""A training in environments of which one raises, one hangs and one takes its worker down."""
+"""Training in environments, of which one raises, one hangs and one kills its worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlsdk eval`: a checkpoint is as good as the run said it was."""
+"""`rlsdk eval` confirms the accuracy that the run reported for a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs with `model.exact`: the gap between engine and learner is zero, not small, while the weights change."""
+"""Whole runs with `model.exact`: the gap between engine and learner stays exactly zero while the weights change."""
 
 from __future__ import annotations
 

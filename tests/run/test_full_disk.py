@@ -1,4 +1,4 @@
-"""A disk that really is full: a small file system, filled while the run trains."""
+"""A disk that is really full: a small file system, filled while the run trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that are killed, interrupted and resumed: nothing is lost, nothing is left."""
+"""Runs that are killed, interrupted and resumed lose nothing and leave nothing behind."""
 
 from __future__ import annotations
 

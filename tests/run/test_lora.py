@@ -1,4 +1,4 @@
-"""Whole runs that train an adapter: sent alone to vLLM, merged for the rest; a sync that does nothing ends the run."""
+"""Whole runs that train an adapter: vLLM gets it alone, others merged; a sync without effect ends the run."""
 
 from __future__ import annotations
 

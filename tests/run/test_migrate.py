@@ -1,4 +1,4 @@
-"""Configurations of two users, migrated and trained at a reduced scale."""
+"""Two users' configurations, migrated and trained at a reduced scale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts of docs/howto/own_loop.md on the real stack: the steps by hand, and a loop on the learner's primitives."""
+"""Scripts of docs/howto/own_loop.md on the real stack: manual steps, and a loop on the learner's primitives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README promises of the quickstart, as a whole."""
+"""The README's promises about the quickstart."""
 
 from __future__ import annotations
 

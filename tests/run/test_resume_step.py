@@ -1,4 +1,4 @@
-"""A run that is resumed from another checkpoint than its newest: what it trained after that is trained again."""
+"""A run that is resumed from an older checkpoint repeats the later training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts of whole runs: kept in the database, trained again, and back after a kill."""
+"""Rollouts of whole runs: stored in the database, replayed, and restored after a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first part of the examples with several turns: success rises. docs/curves_multiturn.md has the whole runs."""
+"""The beginning of the multi-turn examples: success rises. docs/curves_multiturn.md has the whole runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings of which a part is stopped, killed or blocked: the watchdog names it, and the run goes on or ends."""
+"""Trainings in which a process is stopped, killed or blocked: the watchdog reports it; the run continues or ends."""
 
 from __future__ import annotations
 

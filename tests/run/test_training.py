@@ -1,4 +1,4 @@
-"""A whole training on the real stack, and what it leaves."""
+"""A whole training on the real stack, and its output."""
 
 from __future__ import annotations
 

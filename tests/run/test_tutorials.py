@@ -1,4 +1,4 @@
-"""Tutorials, run as a reader would type them: titled blocks are files, `sh` blocks are commands, in their order."""
+"""Tutorials, run as a reader would type them: titled blocks are files, `sh` blocks are commands, in order."""
 
 from __future__ import annotations
 

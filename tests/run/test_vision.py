@@ -1,4 +1,4 @@
-"""Whole runs of tiny random models that see: FrozenLake as pictures."""
+"""Whole runs of tiny random vision-language models: FrozenLake as pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings whose rollouts are made in workers: the same as in one process, and through deaths, pauses and resumes."""
+"""Trainings with rollout workers: the same as in one process, and through deaths, pauses and resumes."""
 
 from __future__ import annotations
 

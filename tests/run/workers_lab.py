@@ -1,4 +1,4 @@
-"""A hook that writes each rollout down, a reward that fails on some answers, and a workflow that refuses a task."""
+"""A hook that records each rollout, a reward that fails on some answers, and a workflow that rejects a task."""
 
 from __future__ import annotations
 

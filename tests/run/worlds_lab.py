@@ -1,4 +1,4 @@
-"""An environment that raises on some levels, hangs on one, and once takes its worker down."""
+"""An environment that raises on some levels, hangs on one, and once kills its worker."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server in a folder of its own, and groups to keep."""
+"""A real PostgreSQL server in a separate folder, and groups to store."""
 
 from __future__ import annotations
 

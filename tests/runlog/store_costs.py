@@ -1,4 +1,4 @@
-"""Measures a store of rollouts that holds a given number of them; prints one JSON object of milliseconds and MB."""
+"""Measure a store with a given number of rollouts; print one JSON object of milliseconds and MB."""
 
 from __future__ import annotations
 

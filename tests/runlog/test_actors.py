@@ -1,4 +1,4 @@
-"""The processes of a run in its folder: what the watchdog saw, and who is gone since."""
+"""The processes of a run in its folder: the watchdog's observations, and processes that have ended since."""
 
 from __future__ import annotations
 

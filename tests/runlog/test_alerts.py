@@ -1,4 +1,4 @@
-"""Findings are reported once, survive a bad rule, and are kept over a resume."""
+"""Findings are reported once, survive a broken rule, and are kept over a resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store of a hundred times the rollouts: what a batch costs grows by little, in one run, whatever the machine."""
+"""With a hundred times the rollouts, the cost of a batch grows little, as a ratio on one machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's folder belongs to one program, and only what rlsdk made is deleted."""
+"""A run's folder belongs to one program, and only what rlsdk created is deleted."""
 
 from __future__ import annotations
 

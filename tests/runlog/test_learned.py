@@ -1,4 +1,4 @@
-"""What the learner computed for the tokens of a stored group, and the answers of evaluations beside the training's."""
+"""The learner's values for the tokens of a stored group, and evaluation answers in the same store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file that the driver logs to."""
+"""The driver's log file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`metrics.jsonl` after a kill, a bad sector or an editor: what is read, what is left out, and what is said."""
+"""`metrics.jsonl` after a kill, a bad sector or an edit: lines that are read, ignored and reported."""
 
 from __future__ import annotations
 

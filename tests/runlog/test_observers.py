@@ -1,4 +1,4 @@
-"""Trackers and observing plugins never end a run or hold it up."""
+"""Trackers and observing plugins never end or delay a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group that was kept is the group that was made: every array, every field, whatever was written."""
+"""A restored group equals the stored one in every array and field, whatever its content."""
 
 from __future__ import annotations
 

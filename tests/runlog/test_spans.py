@@ -1,4 +1,4 @@
-"""Spans of a run: what was busy when, in a file that a crash or a full disk may cut off."""
+"""Spans of a run: what was busy when, in a file that a crash or a full disk may truncate."""
 
 from __future__ import annotations
 

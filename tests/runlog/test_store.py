@@ -1,4 +1,4 @@
-"""The store of rollouts on both databases: what is kept, what comes back, what is found, what a kill leaves."""
+"""The rollout store on both databases: contents, restored groups, queries, and the state after a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""New plugins, written by `rlsdk new`, in place of an installation: each with the metadata that pip would write."""
+"""New plugins written by `rlsdk new`, not installed, but with the metadata that pip would write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""New packages, each broken in one way: `rlsdk check` says what is wrong in words."""
+"""New packages, each broken in one way, with a clear report by `rlsdk check`."""
 
 from __future__ import annotations
 

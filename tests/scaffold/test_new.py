@@ -1,4 +1,4 @@
-"""`rlsdk new`: what it writes imports, passes its own tests and `rlsdk check`, and a wrong name is refused."""
+"""`rlsdk new`: its files import, pass their own tests and `rlsdk check`; invalid names are refused."""
 
 from __future__ import annotations
 

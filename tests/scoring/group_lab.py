@@ -1,4 +1,4 @@
-"""Rewards that compare, that take lists, and that return what is no score."""
+"""Rewards that compare rollouts, that take lists, and that return something other than a score."""
 
 import asyncio
 import time

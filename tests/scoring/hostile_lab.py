@@ -1,4 +1,4 @@
-"""Rewards that fail in every way there is; the text of the response says how."""
+"""Rewards that fail in every possible way; the text of the response says how."""
 
 import asyncio
 import ctypes

@@ -1,4 +1,4 @@
-"""Rewards that compare the rollouts of a group get all of them in one call; those that take lists get any."""
+"""Rewards that compare a group's rollouts get all of them in one call; those that take lists get any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pool kills what takes too long, survives what crashes, and goes on."""
+"""The pool kills calls that take too long, survives crashes, and continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The endpoint of an agent: what it answers, what it records, whom it refuses."""
+"""The endpoint of an agent: answers, recording, and rejected requests."""
 
 from __future__ import annotations
 

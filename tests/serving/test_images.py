@@ -1,4 +1,4 @@
-"""Images over HTTP: an agent's conversation is recorded as a workflow's is, and a served model sees what it is sent."""
+"""Images over HTTP: agents' conversations are recorded like workflows', and a served model sees the images sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts over HTTP: the server of `rlsdk debug engine` on a script, and servers that tell less."""
+"""Rollouts over HTTP: the server of `rlsdk debug engine` on a script, and servers that return less."""
 
 from __future__ import annotations
 

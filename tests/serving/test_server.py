@@ -1,4 +1,4 @@
-"""The server of `rlsdk train --mode serve`, on a script, asked by OpenAI's own client."""
+"""The server of `rlsdk train --mode serve` on a script, called by OpenAI's own client."""
 
 from __future__ import annotations
 

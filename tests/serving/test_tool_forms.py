@@ -1,4 +1,4 @@
-"""The endpoint with templates of model families: thoughts and calls, whole and streamed, asked by OpenAI's client."""
+"""The endpoint with templates of model families: thoughts and calls, whole and streamed, with OpenAI's client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Virtual time: it jumps, it keeps order, it says when nothing can come any more."""
+"""Virtual time jumps, keeps the order of events, and reports when no event can come any more."""
 
 from __future__ import annotations
 

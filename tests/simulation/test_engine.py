@@ -1,4 +1,4 @@
-"""The model of an engine: times worked out by hand, versions of tokens, aborts, work that does not grow with tokens."""
+"""The engine model: hand-computed times, versions of tokens, aborts, and a cost independent of token counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rates derived from a model's size and a data sheet, by hand-computed values, and what the command says of them."""
+"""Rates derived from a model's size and a data sheet, by hand-computed values, and the command's output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rates from a run's folder, and the command: a run that is simulated gives back the rates that it was made with."""
+"""Rates from a run's folder, and the command: a simulated run yields the rates that it was created with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings in virtual time: the bound that overlapping keeps to, staleness, waste, and work at a thousand GPUs.
+"""Trainings in virtual time: the bound of overlapping, staleness, waste, and the cost for a thousand GPUs.
 
 Lengths are log-normal with a median of 400 tokens and a sigma of 1, cut off at 4,096: one response in twenty is more
 than five times the median.

@@ -1,4 +1,4 @@
-"""Tasks from annotations made by hand: pairs, corrections and scores, each as its algorithm reads it."""
+"""Tasks from hand-made annotations: pairs, corrections and scores, each in its algorithm's form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example of a tool and its tasks: exact values, splits that share no numbers, calls."""
+"""The tool example and its tasks: exact values, splits without common numbers, calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Countdown tasks: solvable, apart, reproducible, put as asked."""
+"""Countdown tasks: solvable, disjoint between splits, reproducible, formatted as requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of environments: partition, seeds, order, and what a configuration says of them."""
+"""Groups of environments: partition, seeds, order, and faults of their configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Remote folders: in memory, on this disk, and on a server of S3."""
+"""Remote folders: in memory, on this disk, and on an S3 server."""
 
 from __future__ import annotations
 

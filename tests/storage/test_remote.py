@@ -1,4 +1,4 @@
-"""A folder behind a URL, and the lock on it."""
+"""A folder at a URL, and its lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole training into a bucket of S3, whose machine is lost."""
+"""A whole training into an S3 bucket, whose machine is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are uploaded behind a run, and downloaded to go on with it."""
+"""Checkpoints uploaded in the background of a run, and downloaded to resume it."""
 
 from __future__ import annotations
 

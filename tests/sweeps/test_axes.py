@@ -1,4 +1,4 @@
-"""Settings of a sweep: lists, ranges, and what is refused."""
+"""Settings of a sweep: lists, ranges, and refused values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sweeps and tournaments: checked before they start, their processes, what is kept, and their results."""
+"""Sweeps and tournaments: checks before the start, processes, files, and results."""
 
 from __future__ import annotations
 

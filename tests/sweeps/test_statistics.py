@@ -1,4 +1,4 @@
-"""Means and intervals, against values worked out by hand."""
+"""Means and intervals compared with hand-computed values."""
 
 from __future__ import annotations
 

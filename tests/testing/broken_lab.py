@@ -1,4 +1,4 @@
-"""A plugin in which every component breaks one promise of its kind: the one that it is named for, and no other."""
+"""A plugin whose components each violate the one requirement of their kind that they are named for."""
 
 from __future__ import annotations
 

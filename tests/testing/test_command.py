@@ -1,4 +1,4 @@
-"""`rlsdk check`, and the plugin of pytest, on a plugin with a good and a bad loss."""
+"""`rlsdk check`, and the pytest plugin, on a plugin with a good and a bad loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every built-in component keeps the promises of its kind."""
+"""Every built-in component meets the requirements of its kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlsdk check model`: each property is broken by one tokenizer, template or configuration, and by no other."""
+"""`rlsdk check model`: one tokenizer, template or configuration violates each property and no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlsdk check model` on models with weights: engine and learner agree, and differences are traced to their origin."""
+"""`rlsdk check model` with weights: engine and learner agree, and differences are traced to their origin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite finds what is broken, and says so; each property is broken by a component that breaks nothing else."""
+"""The suite reports broken components; each property is violated by a component that violates no other."""
 
 from __future__ import annotations
 

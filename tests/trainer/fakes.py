@@ -1,4 +1,4 @@
-"""A trainer without Ray: rollouts that a script writes, and a learner that computes nothing."""
+"""A trainer without Ray: scripted rollouts, and a learner that computes nothing."""
 
 from __future__ import annotations
 

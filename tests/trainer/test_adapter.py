@@ -1,4 +1,4 @@
-"""Before anything starts: whether an adapter is sent, and whether this machine and this engine suit the learner."""
+"""Before the start: whether an adapter is sent, and whether machine and engine suit the learner."""
 
 from __future__ import annotations
 

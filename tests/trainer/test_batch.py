@@ -1,4 +1,4 @@
-"""Packing: groups of rollouts to arrays, and what reaches credit assignment."""
+"""Packing groups of rollouts into arrays, and the inputs of credit assignment."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A field that a plugin alone declares, with its producer: from the marks to the advantage, the loss and the checks."""
+"""A plugin's own field with its producer: from the marks to the advantage, the loss and the checks."""
 
 from __future__ import annotations
 

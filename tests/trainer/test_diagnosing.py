@@ -1,4 +1,4 @@
-"""Diagnoses of a training while it runs: the real callback, on a scripted policy and a fake learner."""
+"""Diagnoses of a running training: the real callback, with a scripted policy and a fake learner."""
 
 from __future__ import annotations
 

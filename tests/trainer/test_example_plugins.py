@@ -1,4 +1,4 @@
-"""Changes that a newcomer might ask for are plugins: examples/plugins, each used as a run uses it."""
+"""Changes that a newcomer might want are plugins: examples/plugins, each used as in a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The explorer on groups that a script makes: no engine, no Ray."""
+"""The explorer with scripted groups: no engine, no Ray."""
 
 from __future__ import annotations
 

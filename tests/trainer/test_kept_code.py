@@ -1,4 +1,4 @@
-"""A run that was started with marked objects: its folder alone is enough to check, compare and resume it."""
+"""A run started with marked objects: its folder is sufficient to check, compare and resume it."""
 
 from __future__ import annotations
 

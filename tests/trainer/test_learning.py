@@ -1,4 +1,4 @@
-"""A run that learns nothing says so and fails; one that has solved its tasks ends well."""
+"""A run that learns nothing reports this and fails; one that has solved its tasks finishes."""
 
 from __future__ import annotations
 

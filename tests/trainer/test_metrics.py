@@ -1,4 +1,4 @@
-"""Metrics of a step that say how far rollouts ran ahead, and what that gained."""
+"""Metrics of a step about how far rollouts ran ahead, and the time saved."""
 
 from __future__ import annotations
 

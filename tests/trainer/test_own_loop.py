@@ -1,4 +1,4 @@
-"""What docs/howto/own_loop.md shows works; the path of a task in docs/design.md is the one that a run takes."""
+"""The examples of docs/howto/own_loop.md work; a run follows the path of a task in docs/design.md."""
 
 from __future__ import annotations
 

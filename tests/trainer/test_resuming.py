@@ -1,4 +1,4 @@
-"""A run that is resumed with another configuration, or without its plugins: what is shown, refused, and kept."""
+"""A run resumed with another configuration, or without its plugins: shown, refused and kept settings."""
 
 from __future__ import annotations
 

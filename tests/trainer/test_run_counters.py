@@ -1,4 +1,4 @@
-"""What a run counts, over its resumes."""
+"""Counters of a run over its resumes."""
 
 from __future__ import annotations
 

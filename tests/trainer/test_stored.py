@@ -1,4 +1,4 @@
-"""What a training leaves for those who look on: tokens with the learner's numbers, evaluations, the ledger by step."""
+"""Data that a training stores for viewers: tokens with the learner's numbers, evaluations, the ledger by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trainer on a scripted policy and a fake learner: no Ray, no model."""
+"""The trainer with a scripted policy and a fake learner: no Ray, no model."""
 
 from __future__ import annotations
 

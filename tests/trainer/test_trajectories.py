@@ -1,4 +1,4 @@
-"""One vote per trajectory: shares and means do not depend on how many conversations an agent holds."""
+"""One vote per trajectory: shares and means do not depend on an agent's number of conversations."""
 
 from __future__ import annotations
 

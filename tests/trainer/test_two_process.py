@@ -1,4 +1,4 @@
-"""How two programs of a run ask each other, and what a trainer remembers of an explorer that may be gone tomorrow."""
+"""Calls between the two programs of a run, and a trainer's state about an explorer that may disappear."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that nothing else would miss: the checks of disk and GPUs before a run, a cache folder for each process."""
+"""Calls that no other test covers: checks of disk and GPUs before a run, a cache folder for each process."""
 
 from __future__ import annotations
 

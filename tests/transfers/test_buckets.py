@@ -1,4 +1,4 @@
-"""Buckets: what travels together, what its header says, and the memory that it is received into."""
+"""Buckets: their tensors, their headers, and the memory that receives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transfer over gloo when members die, are late or leave: nobody waits for longer than was agreed."""
+"""The gloo transfer with members that die, are late or leave: nobody waits longer than the timeout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transfer by shared memory: what a loader still holds is not written over, and nothing stays when all are gone."""
+"""The shared-memory transfer: memory in use by a loader is not overwritten, and none remains at the end."""
 
 from __future__ import annotations
 

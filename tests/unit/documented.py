@@ -1,4 +1,4 @@
-"""What the pages tell a reader to type: command lines of rlsdk, and configurations."""
+"""Commands and configurations that the documentation tells readers to type."""
 
 from __future__ import annotations
 

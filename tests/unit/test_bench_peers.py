@@ -1,4 +1,4 @@
-"""`make bench-peers`: what makes the work of both sides equal, its tables, and runs of what is installed."""
+"""`make bench-peers`: equal work on both sides, its tables, and runs of the installed peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages in Chinese have the code blocks and the addresses of the English ones, in their order."""
+"""The Chinese pages have the same code blocks and links as the English ones, in the same order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of failures names tests that exist."""
+"""The page of failures names existing tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan for a machine with a GPU, as far as one without can tell."""
+"""The plan for a machine with a GPU, as far as it can be tested without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layers hold, and the contracts that say so can fail."""
+"""The layers hold, and the import contracts can fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/metrics.md names every key that rlsdk logs, and none that it does not."""
+"""docs/metrics.md lists every metric that rlsdk logs, and no others."""
 
 from __future__ import annotations
 

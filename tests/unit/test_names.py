@@ -1,4 +1,4 @@
-"""The core knows no built-in component by name, except its defaults; no annotation names a room above its own."""
+"""The core names no built-in component except its defaults, and no annotation names a higher layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts with their nouns."""
+"""Counts agree with their nouns."""
 
 from __future__ import annotations
 

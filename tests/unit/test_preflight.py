@@ -1,4 +1,4 @@
-"""The checks of the machine, against real distributions, folders and programs made for each test."""
+"""The checks of the machine, with real distributions, folders and programs created for each test."""
 
 from __future__ import annotations
 

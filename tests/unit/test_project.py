@@ -1,4 +1,4 @@
-"""What surrounds the code: the package that is built, the documentation's examples, the make targets."""
+"""The project around the code: the built package, the documentation's examples, the make targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plugins use what is public: modules of `rlsdk.PUBLIC_MODULES`, and names that these offer."""
+"""Plugins use only public names, from modules of `rlsdk.PUBLIC_MODULES`."""
 
 from __future__ import annotations
 

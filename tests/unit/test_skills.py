@@ -1,4 +1,4 @@
-"""What AGENTS.md and the skills tell a coding agent to do is there, and works."""
+"""The instructions for coding agents in AGENTS.md and the skills are valid and work."""
 
 from __future__ import annotations
 

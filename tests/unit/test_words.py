@@ -1,4 +1,4 @@
-"""One word for a thing: names that were given up stay out of the code."""
+"""One word for a thing: retired names stay out of the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run folders as a training leaves them, made in a moment."""
+"""Run folders as a training leaves them, created in a moment."""
 
 from __future__ import annotations
 

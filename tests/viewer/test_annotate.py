@@ -1,4 +1,4 @@
-"""The queue of annotations: what is asked, what is kept, and who may write; then a person's clicks and keys on it."""
+"""The annotation queue: questions, stored answers, and permissions; then a person's clicks and keys."""
 
 from __future__ import annotations
 

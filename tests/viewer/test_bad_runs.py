@@ -1,4 +1,4 @@
-"""Six recorded trainings with a planted fault: a newcomer finds each with few clicks, from the first page on.
+"""Six recorded trainings with a planted fault, each of which a newcomer finds with a few clicks.
 
 tools/bad_runs.py planted the faults, trained, and wrote the archives.
 """

@@ -1,4 +1,4 @@
-"""The page in headless Chromium: every page of it on a recorded run, hostile text, keys, widths, and planted faults."""
+"""The page in headless Chromium: all its pages for a recorded run, hostile text, keys, widths, and planted faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run at a URL: fetched when the viewer starts, and again when its machine has uploaded more."""
+"""A run at a URL: downloaded when the viewer starts, and again after further uploads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of rollouts: every filter, every order, across pages; and which index a database walks for each."""
+"""Pages of rollouts: every filter, every order, across pages; and the index that a database uses for each."""
 
 from __future__ import annotations
 

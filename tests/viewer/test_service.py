@@ -1,4 +1,4 @@
-"""The viewer's server: its answers about a run, whom it admits, and what it does to text that a model wrote."""
+"""The viewer's server: answers about a run, access control, and handling of models' texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The studio's server: form, checks, YAML both ways, files, processes, and whom it refuses."""
+"""The studio's server: form, checks, YAML both ways, files, processes, and access control."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The studio in headless Chromium: a run from an empty form to its end, with a mistake that is named and mended."""
+"""The studio in headless Chromium: a run from an empty form to its end, with a mistake that is reported and fixed."""
 
 from __future__ import annotations
 

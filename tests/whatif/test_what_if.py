@@ -1,4 +1,4 @@
-"""What-ifs on groups made by hand, whose numbers are worked out, and on two steps of a real run.
+"""What-ifs on hand-made groups with known numbers, and on two steps of a real run.
 
 `recorded/` holds the first two steps of a run of the quickstart's small model (`engine: transformers`), as it stored
 them, with its configuration.

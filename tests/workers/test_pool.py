@@ -1,4 +1,4 @@
-"""Groups are spread over workers, those of a dead one go to others, and every command reaches every worker in order."""
+"""Groups are distributed to workers, a dead worker's go to others, and commands reach every worker in order."""
 
 from __future__ import annotations
 

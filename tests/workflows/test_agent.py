@@ -1,4 +1,4 @@
-"""The workflow `agent`: functions that ask the policy over HTTP, what they return and how they fail."""
+"""The workflow `agent`: functions that call the policy over HTTP, their results and their failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several answers, of which the best counts."""
+"""The best of several answers counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Demonstrations of several turns: the very tokens that the workflow would have had from an expert."""
+"""Multi-turn demonstrations give exactly the tokens that the workflow would give with an expert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feedback until the answer is right, by scripted policies."""
+"""Feedback until the answer is right, with scripted policies."""
 
 from __future__ import annotations
 

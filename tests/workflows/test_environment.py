@@ -1,4 +1,4 @@
-"""Environments driven by scripted policies: whole conversations, rewards, and what becomes of what hangs."""
+"""Environments with scripted policies: whole conversations, rewards, and hanging calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools of MCP servers: real servers, started as a training starts them."""
+"""Tools of MCP servers: real servers, started as in a training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Function calling: what is read as a call, what a tool is told to be, and whole conversations."""
+"""Function calling: parsed calls, descriptions of tools, and whole conversations."""
 
 from __future__ import annotations
 
