@@ -14,6 +14,7 @@ from rlsdk.batch import LossInputs, Totals
 from rlsdk.config import Plan, check
 from rlsdk.config.defaults import ALGORITHM, REWARD
 from rlsdk.errors import ConfigError, DataError
+from rlsdk.fields import FORWARD
 from rlsdk.learners.metrics import MetricAccumulator
 from rlsdk.learners.objective import Objective, UpdateContext
 from rlsdk.marks import tasks
@@ -205,12 +206,18 @@ def _fields(
 
 
 def _check_fields(batch: StepBatch, plan: Plan) -> None:
-    """Reject an algorithm whose credit reads a field that the file lacks."""
+    """Reject an algorithm whose credit or losses read a field that the file lacks."""
     faults = credit_faults(plan, model=False)
     lacking = [fault for fault in faults if not any(f"reads {name}," in fault for name in batch.fields)]
+    lacking = [fault.partition(", which")[0].partition(", the")[0] for fault in lacking]
+    for path, reference in (("policy_loss", plan.loss.policy_loss), ("correction", plan.loss.correction)):
+        if reference is not None and "logprobs" in batch.fields:
+            component = plan.plugins.component(reference)
+            missing = [name for name in component.needs if name in FORWARD and name not in batch.fields]
+            lacking += [f"algorithm.{path}: {component.name!r} reads {name}" for name in missing]
     if lacking:
         advice = "add it to the file, or choose another algorithm"
-        raise ConfigError([f"{fault.partition(', which')[0].partition(', the')[0]}; {advice}" for fault in lacking])
+        raise ConfigError([f"{fault}; {advice}" for fault in lacking])
 
 
 def _with_losses(found: ComputedBatch, plan: Plan) -> ComputedBatch:

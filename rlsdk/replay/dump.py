@@ -86,7 +86,7 @@ def dump_of(found: Recognised, *, rewards: Sequence[str] = (), group_size: int |
         scores=scores,
         rewards=shaped,
         groups=reader.groups(prompts, group_size),
-        numbers={n: reader.number(n) for n in ("loss", "gradient_norm") if n in found.values},
+        numbers=reader.numbers(),
         width=reader.width,
         has_ids=reader.has_ids,
         notes=tuple(reader.notes),
@@ -208,10 +208,13 @@ class _Reader:
 
     def per_token(self, name: str, masks: Rows) -> Rows:
         """Return a field with one value per response token; a single value per rollout applies to all its tokens."""
-        value = self.found.values[name]
+        value, label = self.found.values[name], self.found.names[name]
         if all(np.ndim(each) == 0 for each in value):
-            return tuple(np.full(len(m), float(v)) for m, v in zip(masks, value, strict=True))
-        rows, label = self._rows(name) or (), self.found.names[name]
+            try:
+                return tuple(np.full(len(m), float(v)) for m, v in zip(masks, value, strict=True))
+            except (TypeError, ValueError) as error:
+                raise DataError(f"{label}: {error}; expected one number per rollout or per token") from error
+        rows = self._rows(name) or ()
         for i, (row, mask) in enumerate(zip(rows, masks, strict=True)):
             if len(row) < len(mask):
                 raise DataError(f"{label}: rollout {i} has {len(row)} values; expected {len(mask)}, one per token")
@@ -284,13 +287,22 @@ class _Reader:
         self.notes.append("rollouts with equal prompts form a group; use --group-size to change this")
         return tuple(prompt.tobytes().hex() for prompt in prompts)
 
-    def number(self, name: str) -> float:
-        """Return a single number, or the mean of several, such as one per micro-batch."""
-        try:
-            values = np.asarray(self.found.values[name], np.float64)
-        except (TypeError, ValueError) as error:
-            raise DataError(f"{self.found.names[name]}: {error}; expected a number") from error
-        return float(values.mean())
+    def numbers(self) -> dict[str, float]:
+        """Return the loss and the gradient norm, if recorded: a single number, or the mean of several."""
+        found = {}
+        for name in ("loss", "gradient_norm"):
+            if name not in self.found.values:
+                continue
+            label = self.found.names[name]
+            try:
+                values = np.asarray(self.found.values[name], np.float64)
+            except (TypeError, ValueError) as error:
+                raise DataError(f"{label}: {error}; expected a number") from error
+            if values.size and np.isfinite(values).all():
+                found[name] = float(values.mean())
+            else:
+                self.notes.append(f"{label} holds no finite number, so that it is not compared")
+        return found
 
     def _rows(self, name: str) -> Rows | None:
         """Return a field as one array per rollout."""

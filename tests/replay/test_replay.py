@@ -487,6 +487,7 @@ def nan_at(plane: np.ndarray) -> np.ndarray:
         ({"response_mask": None, "attention_mask": None}, "no mask of the responses was found"),
         ({"prompts": None, "attention_mask": None}, "give --group-size"),
         ({"responses": [["a"]] * 4}, "responses: it contains values other than numbers"),
+        ({"advantages": ["a"] * 4}, "advantages: could not convert string to float: 'a'; expected one number per"),
     ],
 )
 def test_fields_that_do_not_fit_are_named(changes: dict[str, Any], message: str) -> None:
@@ -504,6 +505,14 @@ def test_options_that_do_not_fit_are_named(plan: Plan) -> None:
         replay_plan(None, ["steps=3"], ())
     with pytest.raises(RlsdkError, match="reads values"):
         Replay(dump_of(recognise(verl())), replay_plan("ppo", (), ()))
+    with pytest.raises(ConfigError, match="'dpo' reads ref_logprobs; add it to the file"):
+        Replay(dump_of(recognise(verl(ref_log_prob=None))), replay_plan("dpo", (), ()))
+
+
+def test_a_recorded_loss_that_is_not_finite_is_not_compared(plan: Plan) -> None:
+    dump = dump_of(recognise(verl(loss=float("nan"))))
+    assert dump.numbers == {}
+    assert dump.notes[-1] == "loss holds no finite number, so that it is not compared"
 
 
 def test_a_rollout_without_a_reward_is_left_out_and_said(plan: Plan) -> None:
