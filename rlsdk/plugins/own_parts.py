@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 def with_own_parts(plugins: Plugins, plugin: str, algorithm: Any, *, given: Container[str] = ()) -> Any:
     """Return the algorithm with full names for the parts that its own plugin offers.
 
-    A bare name, or a marked object of the plugin, becomes `plugin/name`; all other parts are unchanged.
+    A bare name, or a marked object of the plugin, becomes `plugin/name`; all other parts are unchanged. If the
+    algorithm was passed as an object, a bare name becomes the marked object of its module.
 
     Args:
         plugins: The plugins of the run.
@@ -29,17 +31,29 @@ def with_own_parts(plugins: Plugins, plugin: str, algorithm: Any, *, given: Cont
     Raises:
         PluginError: The plugin cannot be imported.
     """
-    if plugin in ("", CORE):
+    if plugin == CORE:
         return algorithm
+    beside = {} if plugin else _declared(type(algorithm).__module__)
     changes: dict[str, Any] = {}
     for part, kind in {**PARTS, **PART_LISTS}.items():
         value = getattr(algorithm, part, None)
         if part in given or not value:
             continue
         many = isinstance(value, tuple)
-        found = tuple(_with_prefix(plugins, plugin, kind, use) for use in (value if many else (value,)))
+        uses = value if many else (value,)
+        if plugin:
+            found = tuple(_with_prefix(plugins, plugin, kind, use) for use in uses)
+        else:
+            found = tuple(Use(beside.get((kind, str(use.name)), use.name), use.options) for use in uses)
         changes[part] = found if many else found[0]
     return attrs.evolve(algorithm, **changes)
+
+
+def _declared(module: str) -> dict[tuple[Kind, str], Any]:
+    """Return the marked objects that a module defines, by kind and name."""
+    objects = vars(sys.modules[module]).values() if module in sys.modules else ()
+    own = ((component_of(obj), obj) for obj in list(objects) if getattr(obj, "__module__", None) == module)
+    return {(component.kind, component.name): obj for component, obj in own if component is not None}
 
 
 def _with_prefix(plugins: Plugins, plugin: str, kind: Kind, use: Use) -> Use:

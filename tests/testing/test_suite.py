@@ -52,6 +52,38 @@ WITHOUT_INPUT = {
 """Properties of a component alone, or of what it makes."""
 
 
+OWN_PARTS = """
+import rlsdk
+
+@rlsdk.advantage("centred")
+def centred(x):
+    return x.rewards - x.group_mean(x.rewards)
+
+@rlsdk.filter("varied")
+def varied(group):
+    return True
+
+@rlsdk.algorithm("mine")
+class Mine(rlsdk.Algorithm):
+    advantage = "centred"
+    filters = ("varied", "nonzero_variance")
+"""
+
+
+def test_an_algorithm_that_is_an_object_finds_the_parts_of_its_module(tmp_path, monkeypatch):
+    (tmp_path / "own_parts_lab.py").write_text(OWN_PARTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    import own_parts_lab as lab
+
+    assert [finding for finding in check_component(lab.Mine) if finding.fault is not None] == []
+    algorithm = rlsdk.load("algorithm", lab.Mine)
+    assert [algorithm.advantage.name, *(use.name for use in algorithm.filters)] == [
+        lab.centred,
+        lab.varied,
+        "nonzero_variance",
+    ]
+
+
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What never ends is waited for a second, not five."""
