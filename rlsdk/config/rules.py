@@ -171,6 +171,8 @@ def _sizes(config: Config) -> list[tuple[bool, str]]:
             )
             for name, role in (("critic", config.critic), ("reference", config.reference))
         ),
+        (config.seed >= 2**63, f"seed: below 2**63, got {config.seed}"),
+        ("" in config.sampling.stop, "sampling.stop: an empty string would end every answer before its first token"),
         ((config.steps is None) == (config.epochs is None), f"steps: {both}; give either steps or epochs"),
         (
             not 0 < config.sampling.top_p <= 1,

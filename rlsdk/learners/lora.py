@@ -73,7 +73,9 @@ def wrap(model: Any, lora: Lora, seed: int) -> None:
 
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0, bias="none")
-    linear = {name.rpartition(".")[2] for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)}
+    head = model.get_output_embeddings()
+    modules = [(name, each) for name, each in model.named_modules() if each is not head]
+    linear = {name.rpartition(".")[2] for name, each in modules if isinstance(each, torch.nn.Linear)}
     what = f"lora.targets {lora.targets!r} of a {type(model).__name__}"
     known = f"its linear layers are: {', '.join(sorted(linear)) or 'none'}"
     if isinstance(targets, list):  # peft objects only if it finds none of them
@@ -81,6 +83,9 @@ def wrap(model: Any, lora: Lora, seed: int) -> None:
         absent = [target for target in targets if not any(name.endswith(f".{target}") for name in names)]
         if absent:
             raise LearnerError(f"{what} cannot be adapted; {known}; no layer is called {', '.join(absent)}")
+        heads = {f".{name}" for name, each in model.named_modules() if each is head}
+        if any(name.endswith(f".{target}") for name in heads for target in targets):
+            raise LearnerError(f"{what} cannot be adapted; {known}; the output head is never adapted")
     with torch.random.fork_rng(devices=[]):  # the model is still on the CPU
         torch.manual_seed(seed)
         try:

@@ -94,9 +94,11 @@ class RewardModel:
         path = str(Path(self.path).expanduser()) if self.path.startswith("~") else self.path
         code = self.trust_remote_code
         self._tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=code)
-        model = AutoModelForSequenceClassification.from_pretrained(
-            path, dtype=getattr(torch, self.dtype), trust_remote_code=code
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            path, dtype=getattr(torch, self.dtype), trust_remote_code=code, output_loading_info=True
         )
+        if missing := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
+            raise DataError(f"{self.path} is not a trained classifier: it lacks {', '.join(missing[:3])}")
         if self.label >= model.config.num_labels:
             raise DataError(f"{self.path} has {model.config.num_labels} logits; label {self.label} does not exist")
         if model.config.pad_token_id is None:  # the model finds the end of a text by the padding

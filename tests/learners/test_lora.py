@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import torch
 
 from rlsdk.batch import LossInputs, Totals
 from rlsdk.contracts import Adapter, GivesAdapter, LossSpec, Model, Roles, TrainBatch, Weights
+from rlsdk.conversion import without_weights
 from rlsdk.errors import CheckpointError, LearnerError, OptionError
 from rlsdk.learners.deepspeed import DeepSpeedLearner
-from rlsdk.learners.lora import Lora, merged, wrap
+from rlsdk.learners.lora import Lora, adapter_fault, merged, wrap
 from rlsdk.learners.microbatch import plan, split
 from rlsdk.learners.model import load_policy
 from rlsdk.learners.rows import read_lengths
@@ -293,13 +295,14 @@ def test_it_goes_with_the_other_options(
     [
         (("query",), r"cannot be adapted; its linear layers are: down_proj, gate_proj"),
         (("q_proj", "v_prj"), r"cannot be adapted; .*; no layer is called v_prj$"),
-        (("lm_head",), r"\('lm_head',\) of a LlamaForCausalLM cannot be adapted; its linear layers are"),
+        (("q_proj", "lm_head"), r"its linear layers are: down_proj, gate_proj, k_proj, o_proj, .*; the output head is"),
         (("embed_tokens",), r"model.embed_tokens is a Embedding, and only torch.nn.Linear is adapted"),
     ],
 )
 def test_targets_that_are_not_linear_are_refused(targets: tuple[str, ...], message: str, tied: Model) -> None:
     with pytest.raises(LearnerError, match=message):
         wrap(load_policy(tied, "sdpa", False).model, Lora(targets=targets), seed=0)
+    assert re.search(message, adapter_fault(without_weights(tied), Lora(targets=targets)))  # as a check finds it
 
 
 def test_a_model_without_linear_layers_is_refused() -> None:

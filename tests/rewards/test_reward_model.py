@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import rlsdk
+from rlsdk import nano
 from rlsdk.errors import DataError, OptionError
 from rlsdk.types import Message, Rollout, Task
 from tests.engines.tiny import make_classifier
@@ -98,6 +99,9 @@ def test_faults(classifier: Path, tmp_path: Path) -> None:
         rlsdk.load("reward", "reward_model", path=str(classifier), batch_tokens=0)
     with pytest.raises(DataError, match="has 2 logits; label 2 does not exist"):
         rlsdk.load("reward", "reward_model", path=str(classifier), label=2)(rollouts(["1"]))
+    nano.create(tmp_path / "policy")
+    with pytest.raises(DataError, match=r"policy is not a trained classifier: it lacks score\.weight"):
+        rlsdk.load("reward", "reward_model", path=str(tmp_path / "policy"))(rollouts(["1"]))
 
 
 def test_nothing_to_score(classifier: Path) -> None:
