@@ -360,7 +360,7 @@ def test_gae_is_exact_without_discount():
     assert torch.equal(credit.advantages, 1 - values[0])
 
 
-def test_grpo_keeps_digits_beside_a_large_mean():
+def test_grpo_keeps_digits_with_a_large_mean():
     """The one-pass variance of verl's grpo_vectorized gives ±150 here."""
     x = by_hand([1000.1, 999.9, 1000.1, 999.9], [0] * 4)
     assert run("grpo", x).abs().tolist() == pytest.approx([0.866] * 8, abs=1e-2)

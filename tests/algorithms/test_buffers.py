@@ -63,7 +63,7 @@ def test_priority_falls_with_every_use_and_every_step():
     assert given("priority", held, step=2, uses=3, age_decay=0.25, use_decay=2.0) == pytest.approx(0.5 - 0.5 - 6.0)
 
 
-def test_what_rlsdk_supplies_is_no_option():
+def test_arguments_supplied_by_rlsdk_are_not_options():
     with pytest.raises(OptionError, match="unknown option 'step'"):
         rlsdk.load("buffer", "fifo", step=3)
     assert [o.name for o in rlsdk.Plugins().find("buffer", "priority")[1].options][:2] == ["by", "sign"]

@@ -60,7 +60,7 @@ def test_metrics():
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_weights_are_detached_and_blind_to_what_is_not_trained(make_loss, name):
+def test_weights_are_detached_and_ignore_untrained_tokens(make_loss, name):
     x = make_loss(1)
     fields = ("logprobs", "old_logprobs", "behaviour_logprobs")
     dirty = {f: torch.where(x.loss_mask, getattr(x, f), torch.nan).requires_grad_() for f in fields}

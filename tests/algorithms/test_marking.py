@@ -138,7 +138,7 @@ def test_defaults_alone_make_an_algorithm():
     assert calm.__module__ == __name__
 
 
-def test_an_attrs_class_goes_on_working_and_takes_text_for_parts():
+def test_an_attrs_class_still_works_and_takes_text_for_parts():
     @rlsdk.algorithm("attrs")
     @attrs.frozen(kw_only=True)
     class Written(rlsdk.Algorithm):
@@ -190,7 +190,7 @@ def test_what_does_not_fit_is_refused_without_a_class_too():
         rlsdk.algorithm("wrong", advantages="rloo")
 
 
-def test_a_class_that_is_no_algorithm_is_told_what_to_derive_from():
+def test_a_class_that_is_not_an_algorithm_is_refused_with_the_base_to_derive_from():
     for obj in (type("Plain", (), {"policy_loss": "soft"}), soft):
         with pytest.raises(PluginError, match=r"marks a class of defaults; write class \w+\(rlsdk.Algorithm\)"):
             rlsdk.algorithm("wrong")(obj)
@@ -298,7 +298,7 @@ print(Plugins().reference("algorithm", calm).fingerprint.source)
 """
 
 
-def test_its_fingerprint_is_that_of_its_defaults_in_every_process():
+def test_its_fingerprint_equals_that_of_its_defaults_in_every_process():
     def source(tau, seed):
         command, environment = [sys.executable, "-c", TYPED, tau], {**os.environ, "PYTHONHASHSEED": seed}
         return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout

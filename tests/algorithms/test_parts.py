@@ -75,7 +75,7 @@ def test_the_batch_is_left_as_it_was(make_credit):
 
 
 @pytest.mark.parametrize("tokens", [3, 1000])
-def test_whitening_in_place_is_that_of_the_sampled_ones(monkeypatch, tokens):
+def test_whitening_in_place_equals_that_of_sampled_rollouts(monkeypatch, tokens):
     monkeypatch.setattr(parts, "PART_TOKENS", tokens)
     mask = torch.rand(50) < 0.6
     values = torch.where(mask, torch.randn(50, dtype=torch.float64), 0)

@@ -25,6 +25,6 @@ def test_all_waits_for_all():
     assert [n for n in range(5) if rule(available=n, target=4)] == [4]
 
 
-def test_what_is_given_at_each_call_is_no_option():
+def test_arguments_of_each_call_are_not_options():
     component = rlsdk.plugins.Plugins().find("stop", "enough")[1]
     assert [option.name for option in component.options] == ["share"]

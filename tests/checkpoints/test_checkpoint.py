@@ -75,7 +75,7 @@ def test_a_full_disk_keeps_the_last_one_and_says_what_to_do(tmp_path: Path) -> N
     assert list((tmp_path / "checkpoints").glob(".*")) == []
 
 
-def test_an_old_one_that_cannot_be_deleted_ends_no_run_and_is_no_checkpoint(
+def test_an_old_one_that_cannot_be_deleted_does_not_end_the_run_or_count_as_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpoints, delete = Checkpoints(tmp_path, keep=1), shutil.rmtree

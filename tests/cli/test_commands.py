@@ -68,7 +68,7 @@ def test_each_command_is_in_the_module_of_its_name(name):
     assert run(name, "--help").exit_code == 0
 
 
-def test_the_version_is_that_of_the_distribution():
+def test_the_version_is_the_distributions():
     from rlsdk.plugins import version
 
     assert run("--version").output == f"rlsdk {version()}\n"
@@ -146,7 +146,7 @@ def test_errors_become_messages_and_statuses(site, error, status, shown):
     assert (ran.exit_code, ran.stderr) == (status, shown)
 
 
-def test_what_nobody_expected_keeps_its_traceback(site):
+def test_unexpected_exceptions_keep_their_traceback(site):
     site.install(
         "lab", {"labcli.py": HELLO.replace("{error}", "ValueError('what?')")}, commands={"doomed": "labcli:doomed"}
     )
@@ -211,7 +211,7 @@ def test_two_distributions_that_claim_a_command_are_both_named(site):
     assert all(part in ran.stderr for part in ("lab-one 1.0", "lab-two 1.0", "uninstall one of them"))
 
 
-def test_nobody_shadows_a_command_of_rlsdk(site):
+def test_no_plugin_shadows_a_command_of_rlsdk(site):
     site.install("lab", {"labcli.py": HELLO.replace("{error}", "x")}, commands={"plugins": "labcli:hello"})
     assert re.search(r"plugins +broken: the name belongs to rlsdk; lab 1.0 must\s+choose another", run("--help").output)
     assert "core" in run("plugins").output
@@ -319,7 +319,7 @@ def test_a_full_disk_is_named_without_a_traceback():
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["config"], ["plugins", "--json"]], ids=str)
-def test_output_that_nobody_reads_ends_a_command_quietly(arguments):
+def test_closed_output_ends_a_command_quietly(arguments):
     command = [sys.executable, "-m", "rlsdk.cli", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()
@@ -332,12 +332,12 @@ def test_a_path_that_cannot_be_used_is_named_without_a_traceback():
     assert "File name too long" in ended.output
 
 
-def test_output_in_an_encoding_with_fewer_characters_is_no_error():
+def test_output_in_an_encoding_with_fewer_characters_is_not_an_error():
     ended = start("plugins", "algorithm", env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
     assert ended.returncode == 0, ended.stderr
     assert "grpo" in ended.stdout
 
 
-def test_no_columns_are_no_limit():
+def test_zero_columns_mean_no_limit():
     ended = start("config", "learner.lr", env={**os.environ, "COLUMNS": "0"})
     assert "learner.lr" in ended.stdout

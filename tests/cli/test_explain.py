@@ -94,7 +94,7 @@ def test_long_values_wrap_where_columns_are_limited_and_nothing_is_lost(explain,
     assert " ".join(" ".join(lines).split()) == " ".join(whole.split())
 
 
-def test_what_nobody_has_run_is_said_where_cuda_is_used(explain):
+def test_with_cuda_untested_parts_are_reported(explain):
     assert "never run" not in explain()["placement"]
     found = explain("placement.device=cuda", "placement.gpus_per_engine=2")["placement"]
     assert found["engines"] == "1, 2 GPUs each"
@@ -105,7 +105,7 @@ def test_what_nobody_has_run_is_said_where_cuda_is_used(explain):
     assert apart["learner ranks"] == "1, on devices of their own"
 
 
-def test_ranks_that_run_rollouts_together_are_said(explain):
+def test_ranks_that_run_rollouts_together_are_listed(explain):
     found = explain("learner.sequence_parallel=2", "placement.learners=4")["placement"]
     assert found["learner ranks"] == "4, in groups of 2 that run rollouts together, on the same devices"
 

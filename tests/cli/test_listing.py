@@ -132,7 +132,7 @@ def test_algorithms_show_what_differs_from_the_usual_one():
     assert len(run("algorithm", "--all").splitlines()) > 2 * len(lines)
 
 
-def test_lines_are_as_wide_as_told_and_have_no_blanks_at_their_end(monkeypatch):
+def test_lines_have_the_given_width_and_no_trailing_blanks(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = run("reward").splitlines()
     assert max(map(len, lines)) <= 80

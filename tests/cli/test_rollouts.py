@@ -117,6 +117,6 @@ def test_a_run_without_evaluations_says_so_not_that_it_saves_no_rollouts(folder:
         assert f"No answers of evaluations are saved: {folder} has made none so far." in said
 
 
-def test_a_query_without_an_end_is_given_up(folder: Path) -> None:
+def test_an_endless_query_times_out(folder: Path) -> None:
     endless = "(with recursive n(i) as (select 1 union all select i + 1 from n) select count(*) from n) > 0"
     assert "took longer than 0.1 s" in run(folder, "--where", endless, "--timeout", "0.1", status=2)

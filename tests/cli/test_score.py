@@ -222,7 +222,7 @@ def test_a_reward_that_compares_gets_the_rows_of_each_task_together(tmp_path, by
     assert [json.loads(line)["score"] for line in out.read_text().splitlines()] == [1.0, 0.0, 0.5, 1.0, 0.0]
 
 
-def test_a_reward_that_raises_is_told_once_with_its_line(tmp_path):
+def test_a_raising_reward_is_reported_once_with_its_line(tmp_path):
     lab = plugin(tmp_path, RANK)
     said = run(lines(tmp_path, ROWS), "--plugin", lab, "--reward", "lab/raises", "--json", status=1)
     assert "no response could be scored" in said
@@ -245,7 +245,7 @@ def test_a_file_without_rows_is_a_failure(tmp_path):
     assert "holds no rows" in run(lines(tmp_path, []), "--reward", "exact_match", status=1)
 
 
-def test_a_json_array_is_told_to_be_written_in_lines(tmp_path):
+def test_a_json_array_is_refused_with_advice_to_write_lines(tmp_path):
     file = lines(tmp_path, [json.dumps(ROWS)])
     assert "write each of its elements on a line of its own" in run(file, "--reward", "exact_match", status=1)
 

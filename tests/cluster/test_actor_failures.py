@@ -30,7 +30,7 @@ def raised(error: Exception) -> exceptions.RayTaskError:
     return exceptions.RayTaskError("call", "Traceback", error).as_instanceof_cause()
 
 
-def test_an_exception_of_the_code_is_no_death_and_is_named() -> None:
+def test_an_exception_of_the_code_is_not_a_death_and_is_named() -> None:
     error = raised(ValueError("no such number"))
     assert not died(error)
     assert isinstance(cause_of(error), ValueError)
@@ -42,7 +42,7 @@ def test_what_the_code_raised_for_the_death_of_another_is_not_its_own_death() ->
 
 
 @pytest.mark.parametrize("error", [exceptions.ActorDiedError(), exceptions.NodeDiedError("gone"), LongDeath()])
-def test_a_death_is_told_in_one_line(error: exceptions.RayError) -> None:
+def test_a_death_is_reported_in_one_line(error: exceptions.RayError) -> None:
     assert died(error)
     assert cause_of(error) is error
     assert described(error) == f"its process died: {reason(error)}"
@@ -107,7 +107,7 @@ def test_an_actor_that_ended_with_its_ray_is_killed_without_an_error() -> None:
     assert (ran.returncode, ran.stdout) == (0, "started by kill: False\n"), ran.stderr
 
 
-def test_deaths_are_told_alike_for_every_role_and_counted_by_rank(tmp_path: Path) -> None:
+def test_deaths_are_reported_alike_for_every_role_and_counted_by_rank(tmp_path: Path) -> None:
     (tmp_path / "rollout-worker-1.log").write_text("starting\nout of paper\n")
     failures = ActorFailures("rollout worker", 1, tmp_path)
     first = failures.add(1, 3, LongDeath())

@@ -78,7 +78,7 @@ def test_custom_resources_select_the_nodes_of_a_role() -> None:
         ("4", {"engines": 1, "engine_resources": {"fast": 1.0}}, "an engine needs 1 free GPUs and fast on one node"),
     ],
 )
-def test_what_does_not_fit_is_said(nodes: str, placement: dict[str, object], said: str) -> None:
+def test_placements_without_room_are_refused(nodes: str, placement: dict[str, object], said: str) -> None:
     with pytest.raises(EnvironmentFault) as raised:
         placed(nodes, **placement)
     assert said in str(raised.value)
@@ -122,7 +122,7 @@ def test_nodes_are_read_from_a_text() -> None:
 
 
 @pytest.mark.parametrize("colocate", [True, False])
-def test_models_with_ranks_of_their_own_share_no_gpu(colocate: bool) -> None:
+def test_models_with_separate_ranks_share_no_gpu(colocate: bool) -> None:
     apart = {"critic": RoleSection(ranks=2), "reference": RoleSection(ranks=1)}
     section = PlacementSection(engines=2, learners=2, colocate=colocate)
     found = assign_gpus(section, parse_nodes("4x2"), apart=apart)  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ def test_models_with_ranks_of_their_own_share_no_gpu(colocate: bool) -> None:
     assert all(len(each) == 1 for each in others)
 
 
-def test_a_model_with_ranks_of_its_own_that_finds_no_gpu_is_named() -> None:
+def test_a_model_with_its_own_ranks_but_no_gpu_is_named() -> None:
     with pytest.raises(EnvironmentFault) as raised:
         assign_gpus(PlacementSection(), parse_nodes("2"), apart={"critic": RoleSection(ranks=2)})
     said = "placement needs 3 GPUs (1 for engines, 1 for learners, shared, 2 for the critic); node 0 has 2"

@@ -28,7 +28,7 @@ def found() -> Iterator[dict[str, Any]]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_machine_without_the_token_is_told_which_file_to_copy(found: dict[str, Any]) -> None:
+def test_a_machine_without_the_token_gets_the_file_to_copy(found: dict[str, Any]) -> None:
     assert "requires a token, and " in found["no_token"]
     assert "/.ray/auth_token does not exist: copy the first machine's token" in found["no_token"]
 

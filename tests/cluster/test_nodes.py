@@ -22,7 +22,7 @@ def test_missing_and_different_packages_are_named_with_node_and_command() -> Non
     ]
 
 
-def test_other_builds_of_the_stack_are_no_difference_and_other_releases_are() -> None:
+def test_other_releases_of_the_stack_are_a_difference_and_other_builds_are_not() -> None:
     gpu = NodeReport("gpu", {"torch": "2.13.0+cu130"})
     old = NodeReport("old", {"torch": "2.12.1+cu130", "vllm": "0.32.0"})
     assert package_faults(HERE, ["torch", "vllm"], [gpu, old]) == [

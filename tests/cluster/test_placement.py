@@ -56,7 +56,7 @@ def test_the_gcs_of_a_run_keeps_few_calls_unless_asked(monkeypatch: pytest.Monke
     assert kept == ["2000", "100000"]
 
 
-def test_ray_that_does_not_start_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_of_ray_is_reported_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     attempts = []
@@ -77,7 +77,7 @@ def test_ray_that_does_not_start_is_said_in_words(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 @pytest.mark.stack
-def test_ray_whose_raylet_hangs_is_started_again() -> None:
+def test_ray_with_a_hanging_raylet_is_restarted() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     command = [sys.executable, "-m", "tests.cluster.hanging_raylet"]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)

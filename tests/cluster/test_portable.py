@@ -69,7 +69,7 @@ def test_other_code_of_a_plugin_is_refused(plan: Plan) -> None:
         attrs.evolve(packed, files=((path, f"{text}\n# changed"),)).plan()
 
 
-def test_a_folder_that_is_missing_is_said(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     before = Path.cwd()
     Surroundings(str(tmp_path / "elsewhere"), {}).take_over()
     assert Path.cwd() == before

@@ -53,6 +53,6 @@ def test_an_export_reserves_gpus_of_the_policys_ranks_alone(seen: dict[str, Any]
     assert seen["exporting"] == 6 - 2
 
 
-def test_gpus_of_another_job_are_said(seen: dict[str, Any]) -> None:
+def test_gpus_of_another_job_are_reported(seen: dict[str, Any]) -> None:
     assert seen["refused"].startswith("Ray could not reserve 1 GPU, 2 CPU on ")
     assert "`ray status` shows" in seen["refused"]

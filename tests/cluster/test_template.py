@@ -133,7 +133,7 @@ def test_a_driver_that_is_killed_leaves_neither_template_nor_workers(tmp_path: P
         ["learner.compile=true"],
     ],
 )
-def test_workers_elsewhere_on_gpus_or_with_another_compiler_are_no_forks(settings: list[str]) -> None:
+def test_workers_on_other_nodes_gpus_or_with_another_compiler_are_not_forked(settings: list[str]) -> None:
     with template(plan(*settings)) as python:
         assert python == {}
 

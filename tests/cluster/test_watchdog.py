@@ -115,7 +115,7 @@ def test_a_stopped_learner_is_named_after_the_first_limit_and_ends_the_run_after
     bench.dog.leave(key)
 
 
-def test_a_process_that_is_continued_goes_on_with_a_line(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_continued_process_is_logged(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.run(5)
     bench.processes.found[LEARNER] = Vitals("stopped")
     bench.run(100)
@@ -126,7 +126,7 @@ def test_a_process_that_is_continued_goes_on_with_a_line(bench: Bench, caplog: p
     assert not bench.dog.verdict
 
 
-def test_an_engine_that_is_stopped_for_too_long_is_killed_and_the_run_goes_on(
+def test_an_engine_that_is_stopped_for_too_long_is_killed_and_the_run_continues(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.run(5)
@@ -171,7 +171,7 @@ def test_what_hangs_without_cpu_and_answers_nothing_is_silent_and_shows_its_stac
     assert bench.processes.killed == [LEARNER] and bench.dog.verdict
 
 
-def test_an_actor_that_never_begins_is_said_and_does_not_end_the_run(
+def test_an_actor_that_never_starts_is_reported_and_does_not_end_the_run(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.processes.dumb = {"engine"}
@@ -227,7 +227,7 @@ def test_a_run_that_loses_the_gcs_finishes_its_step_and_fails(bench: Bench) -> N
         bench.dog.check()
 
 
-def test_a_run_that_is_told_to_end_is_cancelled(bench: Bench) -> None:
+def test_a_run_that_is_asked_to_end_is_cancelled(bench: Bench) -> None:
     async def run() -> None:
         token = CURRENT.set(bench.dog)
         try:
@@ -242,7 +242,7 @@ def test_a_run_that_is_told_to_end_is_cancelled(bench: Bench) -> None:
         asyncio.run(run())
 
 
-def test_a_loop_that_stands_still_is_named_with_the_code_that_holds_it() -> None:
+def test_a_blocked_loop_is_named_with_the_blocking_code() -> None:
     clock, spent, held = [0.0], [0.0], threading.Event()
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
@@ -361,7 +361,7 @@ sys.stdin.read()
 """
 
 
-def test_a_store_that_another_process_locks_is_said_with_its_process_and_waited_for(
+def test_a_store_locked_by_another_process_is_reported_with_it_and_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(stores, "BUSY_SECONDS", 0.05)

@@ -174,7 +174,7 @@ def test_wrong_schedules_are_faults_under_their_paths(faults):
         ({"advantage": "rloo", "std_normalize": False}, "; known: advantage, "),
     ],
 )
-def test_an_option_of_a_part_that_is_given_to_the_algorithm_is_told_its_place(plan, given, said):
+def test_an_option_of_a_part_set_on_the_algorithm_is_refused_with_its_key(plan, given, said):
     with pytest.raises(ConfigError) as caught:
         check({**plan().tree, "algorithm": {"use": "grpo", **given}})
     (fault,) = caught.value.faults

@@ -177,11 +177,11 @@ def test_what_no_single_value_shows(faults, override, path, text):
         ("seed=-1", "seed: at least 0, got -1"),
     ],
 )
-def test_what_is_no_number_and_a_seed_below_zero_are_faults(faults, override, fault):
+def test_non_finite_numbers_and_a_negative_seed_are_faults(faults, override, fault):
     assert fault in faults(override)
 
 
-def test_limits_are_reported_beside_a_wrong_algorithm(faults):
+def test_limits_are_reported_along_with_a_wrong_algorithm(faults):
     found = by_path(faults("algorithm=gprpo", "batch_size=0"))
     assert found["algorithm"].endswith("did you mean 'grpo'?")
     assert found["batch_size"] == "at least 1, got 0"
@@ -199,7 +199,7 @@ def test_a_shell_line_that_broke_in_two_is_explained(faults):
 # --- rewards, plugins, objects
 
 
-def test_rewards_have_weights_and_names_of_their_own(plan):
+def test_rewards_have_their_own_weights_and_names(plan):
     found = plan("reward=[{use: countdown, weight: 2}, {use: format, weight: 0.5}, {use: countdown, score: 3}]")
     rules = [(part.rule.name, part.rule.weight) for part in found.rewards]
     assert rules == [("countdown", 2.0), ("format", 0.5), ("countdown_2", 1.0)]
@@ -289,7 +289,7 @@ def test_a_forgotten_prefix_is_suggested(faults, tmp_path):
         ("reward={use: countdown, format_scor: 1}", "reward.format_scor", "format_score", "weight"),
     ],
 )
-def test_keys_beside_options_are_suggested_like_options(faults, override, path, near, known):
+def test_keys_next_to_options_are_suggested_like_options(faults, override, path, near, known):
     (found,) = faults(override)
     assert found.startswith(f"{path}: unknown option '{path.rpartition('.')[2]}', did you mean {near!r}?")
     assert known in found
@@ -354,7 +354,7 @@ def test_demonstrations_are_learned_from_by_default_where_nothing_is_sampled(pla
     assert plan("algorithm=dpo").workflow.name == "core/single_turn"
 
 
-def test_held_out_tasks_have_the_workflow_of_the_training_or_one_of_their_own(plan, faults):
+def test_held_out_tasks_have_the_workflow_of_the_training_or_their_own(plan, faults):
     assert plan("algorithm=sft").eval_workflow.name == "core/single_turn"
     assert plan("workflow=dialogue").eval_workflow == plan("workflow=dialogue").workflow
     own = plan("algorithm=sft", "eval.workflow={turns: 3, use: dialogue}")
@@ -402,7 +402,7 @@ def test_the_buffer_is_a_component_under_its_section(plan, faults):
     assert "rollout.buffer.step" in by_path(faults("rollout.buffer={use: fifo, step: 3}"))
 
 
-def test_what_is_trained_again_must_be_young_enough(plan, faults):
+def test_replayed_groups_must_be_young_enough(plan, faults):
     found = by_path(faults("rollout.replay.share=0.5"))
     assert "give at least 1" in found["rollout.replay.share"]
     assert plan("rollout.replay.share=0.5", "rollout.max_staleness=1").config.rollout.replay.most_uses == 2

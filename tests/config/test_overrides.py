@@ -185,7 +185,7 @@ def test_files_that_hold_no_configuration(tmp_path, content, message):
     assert "bad.yaml" in str(caught.value)
 
 
-def test_a_folder_is_no_file(tmp_path):
+def test_a_folder_instead_of_a_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="is a folder; give the YAML file in it"):
         read(tmp_path)
 

@@ -147,7 +147,7 @@ def test_a_response_of_several_turns_is_as_long_as_the_model_holds(plan, faults)
     assert "no response here has more than 2047" in fault
 
 
-def test_a_norm_that_is_no_length_is_a_fault(faults):
+def test_a_norm_that_is_not_a_length_is_a_fault(faults):
     (fault,) = faults("algorithm=dr_grpo", "algorithm.norm=0")
     assert fault == "algorithm.norm: a length above 0, or null for sampling.max_tokens; got 0.0"
 
@@ -170,11 +170,11 @@ def test_decoupled_ppo_without_effect_is_a_fault(plan, faults):
     assert plan("algorithm=ppo", "old_logprobs=rollout").loss.correction is None
 
 
-def test_with_demonstrations_beside_samples_old_logprobs_are_always_the_learners(plan):
+def test_with_demonstrations_and_samples_old_logprobs_are_always_the_learners(plan):
     assert plan("algorithm=mix", "algorithm.correction=tis", "old_logprobs=rollout").loss.correction is not None
 
 
-def test_a_correction_of_what_nobody_sampled_is_a_fault(faults):
+def test_a_correction_without_sampled_tokens_is_a_fault(faults):
     (fault,) = faults("algorithm=sft", "algorithm.correction=tis")
     assert "but nothing is sampled; leave it out" in fault
 

@@ -40,7 +40,7 @@ def put(folder):
     (folder / "lab.py").write_text(LAB)
 
 
-def test_what_is_not_in_the_working_folder_is_found_beside_the_configuration(tmp_path, folder, monkeypatch):
+def test_files_missing_in_the_working_folder_are_found_next_to_the_configuration(tmp_path, folder, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -56,7 +56,7 @@ def test_from_the_folder_itself_paths_stay_as_they_are_written(folder, monkeypat
     assert check("trial.yaml").config.model.path == "model"
 
 
-def test_the_working_folder_comes_first_and_the_other_one_is_told(tmp_path, folder, monkeypatch, caplog):
+def test_the_working_folder_comes_first_and_the_other_one_is_reported(tmp_path, folder, monkeypatch, caplog):
     put(tmp_path / "elsewhere")
     monkeypatch.chdir(tmp_path / "elsewhere")
     with caplog.at_level(logging.WARNING, "rlsdk"):
@@ -67,7 +67,7 @@ def test_the_working_folder_comes_first_and_the_other_one_is_told(tmp_path, fold
     assert len(told) == 3
 
 
-def test_text_that_is_no_path_stays(tmp_path, folder, monkeypatch):
+def test_text_that_is_not_a_path_stays(tmp_path, folder, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("trial", "train", "grpo", "1", "core"):
         (folder / name).mkdir()
@@ -75,7 +75,7 @@ def test_text_that_is_no_path_stays(tmp_path, folder, monkeypatch):
     assert (plan.config.name, plan.config.algorithm.name) == ("trial", "grpo")
 
 
-def test_where_a_model_was_looked_for_is_said(tmp_path, folder, monkeypatch):
+def test_the_searched_paths_of_a_model_are_reported(tmp_path, folder, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
         check(folder / "trial.yaml", ["model=./nowhere"])

@@ -21,7 +21,7 @@ def test_by_default_the_learner_holds_all_models(plan: Callable[..., Plan]) -> N
     assert not found.apart and roles(found).critic == roles(found).reference == found.model
 
 
-def test_models_with_ranks_of_their_own_have_their_own_path_dtype_and_learner(
+def test_models_with_separate_ranks_have_their_own_path_dtype_and_learner(
     plan: Callable[..., Plan], tmp_path: Path
 ) -> None:
     found = plan(
@@ -52,7 +52,7 @@ def test_what_an_algorithm_does_not_need_is_not_started(plan: Callable[..., Plan
         ("critic={rank: 1}", "critic.rank: "),
     ],
 )
-def test_faults_are_told_by_their_path(faults: Callable[..., tuple[str, ...]], override: str, fault: str) -> None:
+def test_faults_are_reported_by_their_path(faults: Callable[..., tuple[str, ...]], override: str, fault: str) -> None:
     found = faults(*PPO, override)
     assert len(found) == 1 and found[0].startswith(fault)
 
@@ -84,7 +84,7 @@ def test_a_model_whose_packed_rollouts_would_attend_to_each_other_is_found_befor
     assert "does not separate packed rollouts in a OPTForCausalLM" in said[f"model.{role}"]
 
 
-def test_memory_is_told_for_each_model(plan: Callable[..., Plan], tmp_path: Path) -> None:
+def test_memory_is_reported_for_each_model(plan: Callable[..., Plan], tmp_path: Path) -> None:
     from rlsdk.readiness.disk import skeleton
 
     create(tmp_path / "policy", largest=100)

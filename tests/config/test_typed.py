@@ -82,7 +82,7 @@ def test_overrides_change_it(file: Path) -> None:
         ({"trackers": ["tensorbord"]}, "did you mean 'tensorboard'"),
     ],
 )
-def test_mistakes_are_told_with_their_path(file: Path, more: dict[str, Any], words: str) -> None:
+def test_mistakes_are_reported_with_their_path(file: Path, more: dict[str, Any], words: str) -> None:
     with pytest.raises(rlsdk.ConfigError) as caught:
         check(config(file, **more))
     assert words in str(caught.value)

@@ -62,7 +62,7 @@ STEP = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(STEP, max_size=20))
-def test_what_stands_is_what_was_appended_and_not_taken_back(steps: list[tuple[str, str | int | None]]) -> None:
+def test_valid_annotations_are_those_appended_and_not_retracted(steps: list[tuple[str, str | int | None]]) -> None:
     """A torn line, the beginning of an annotation, is left out, and costs none of those before and after it."""
     with tempfile.TemporaryDirectory() as name:
         file, standing = AnnotationFile(Path(name)), []

@@ -152,7 +152,7 @@ def test_an_option_that_is_not_keyword_only_is_refused(kind, obj, message):
         getattr(rlsdk, kind)("x")(obj)
 
 
-def test_a_private_default_is_no_option():
+def test_a_private_default_is_not_an_option():
     @rlsdk.reward("memo")
     def memo(rollout, _seen={}): ...  # noqa: B006
 

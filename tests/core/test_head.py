@@ -123,7 +123,7 @@ def test_bfloat16_sums_in_float32(chunk: int) -> None:
     assert float((mine.double() - theirs).norm() / theirs.norm()) < 1e-2
 
 
-def test_memory_is_that_of_a_chunk() -> None:
+def test_memory_is_limited_to_a_chunk() -> None:
     """No tensor of tokens × vocabulary is ever allocated, in either direction."""
     t, d, v, chunk = 512, 4, 1000, 16
     hidden, weight, targets = make(t, d, v, bias=False, dtype=torch.float32)

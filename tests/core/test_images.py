@@ -140,7 +140,7 @@ def test_an_observation_shows_its_image_before_its_text() -> None:
     assert Observation("", image=image).content == (image,)
 
 
-def test_an_observation_of_an_environment_in_a_process_of_its_own_keeps_its_image() -> None:
+def test_an_observation_of_an_environment_in_a_separate_process_keeps_its_image() -> None:
     from rlsdk.environments.subprocess_env import _observed
 
     observation = Observation("text", "state", pixels())

@@ -95,9 +95,7 @@ def test_servers_read_tool_calls_as_the_workflow_does(plan: Callable[..., Plan],
 
 
 @pytest.mark.parametrize(("starts", "slow", "read"), [(False, True, False), (False, False, True), (True, True, True)])
-def test_what_is_costly_to_read_is_read_for_a_run_alone(
-    plan: Callable[..., Plan], starts: bool, slow: bool, read: bool
-) -> None:
+def test_costly_tasks_are_read_only_for_a_run(plan: Callable[..., Plan], starts: bool, slow: bool, read: bool) -> None:
     found = examine(plan(tasks={"train": {"use": far, "slow": slow}}), starts=starts)
     assert not [each for each in found.faults if each.path.startswith("tasks")]
     assert bool([each for each in found.warnings if each.path == "tasks.train" and "no route" in each.message]) is read

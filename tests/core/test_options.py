@@ -241,7 +241,7 @@ def test_documented_reads_google_sections():
     assert documented(doc) == {"a": "One.", "b": "Two lines.", "rest": "Others."}
 
 
-def test_labelled_reads_what_stands_behind_labels():
+def test_labelled_reads_the_text_after_labels():
     doc = """Summary, in one
     or two lines.
 
@@ -314,7 +314,7 @@ def test_limits_hold_inside_unions_lists_and_classes():
     assert structure({"rate": 0}, Rates)[1] == [(".rate", "expected float > 0 or null, got 0")]
 
 
-def test_a_value_of_the_wrong_type_is_told_the_type():
+def test_a_value_of_the_wrong_type_is_refused_with_the_type():
     ((_, text),) = structure("2GB", Rate)[1]
     assert text == "expected float, got '2GB'; write the plain number without a unit"
 

@@ -99,7 +99,7 @@ def test_forms_that_models_write(name: str, text: str) -> None:
         ("qwen3_coder", "<tool_call>\n<function=add>\n<parameter=a>\n%s\n</parameter>\n</function>\n</tool_call>"),
     ],
 )
-def test_bare_text_that_is_no_json_value_stays_text(name: str, text: str, value: str) -> None:
+def test_bare_text_that_is_not_a_json_value_stays_text(name: str, text: str, value: str) -> None:
     assert load("tool_parser", name).parse(text % value) == [Call("add", {"a": value})]
 
 
@@ -136,7 +136,7 @@ def test_gemma_reads_values_within_values() -> None:
         ("call:add{a:" + "[" * 100 + "]" * 100 + "}", "nested more than 64 deep"),
     ],
 )
-def test_what_gemma_refuses_is_said(body: str, said: str) -> None:
+def test_messages_that_gemma_refuses_are_reported(body: str, said: str) -> None:
     (found,) = load("tool_parser", "gemma").parse(f"<|tool_call>{body}<tool_call|>")
     assert isinstance(found, Malformed)
     assert said in found.reason

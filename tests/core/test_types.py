@@ -238,7 +238,7 @@ def test_a_valid_score_is_within_what_float32_can_square(given):
     assert Score(-1e18).value == -1e18
 
 
-def test_a_score_is_no_text():
+def test_a_score_must_not_be_text():
     with pytest.raises(ValueFault, match=r"'1\.0' is text; expected a number"):
         Score("1.0")
 

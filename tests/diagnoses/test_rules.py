@@ -126,7 +126,7 @@ def test_an_old_value_is_not_found_again_and_again() -> None:
     assert rlsdk.load("diagnosis", "clip_share")(ended.until(20)) is not None
 
 
-def test_entropy_is_that_of_the_sampled_tokens_where_no_part_computes_it() -> None:
+def test_entropy_is_estimated_from_sampled_tokens_if_no_part_computes_it() -> None:
     found = rlsdk.load("diagnosis", "entropy_collapse")(history(rollouts__entropy=lambda s: 0.9**s))
     assert "from 0.586 to 0.0248 nats" in found.message  # means of 0.9 … 0.9¹⁰ and of 0.9³¹ … 0.9⁴⁰
 
@@ -137,7 +137,7 @@ def test_sampling_ahead_explains_a_kl_to_the_sampler() -> None:
     assert rule(history(actor__kl_to_behaviour=0.3, staleness__max=1.0)) is None
 
 
-def test_updates_that_go_far_are_no_gap_where_the_canary_sees_none() -> None:
+def test_large_updates_are_not_a_gap_if_the_canary_sees_none() -> None:
     rule = rlsdk.load("diagnosis", "sampler_gap")
     assert rule(history(actor__kl_to_behaviour=0.3, canary__gap=1e-6)) is None
     assert rule(history(actor__kl_to_behaviour=0.3, canary__gap=lambda s: 0.2 if s == 38 else 1e-6)) is not None
@@ -199,7 +199,7 @@ def test_no_rule_raises_whatever_the_metrics_are(drawn: list[dict[str, Any]]) ->
 # --- the history
 
 
-def test_a_history_by_steps_is_that_of_all_lines() -> None:
+def test_a_history_by_steps_equals_that_of_all_lines() -> None:
     trace = [{"step": i, "a": i / 2, "b": None if i % 2 else math.nan, "c": "text"} for i in range(1, 6)]
     by_steps = History()
     for line in trace:

@@ -223,7 +223,7 @@ def test_weights_land_between_two_steps_of_requests_in_flight() -> None:
     play(body)
 
 
-def test_pause_freezes_requests_and_resume_goes_on() -> None:
+def test_pause_freezes_requests_and_resume_continues_them() -> None:
     async def body(actor: EngineActor, engine: Scripted) -> None:
         running = asyncio.create_task(collect(actor, ask("a", 10)))
         await reach(engine, 4)

@@ -166,7 +166,7 @@ def test_what_does_not_fit_is_refused(run: Run, model: Model) -> None:
 
 
 @pytest.mark.stack
-def test_an_engine_that_was_not_told_refuses_an_adapter(subject: Any, model: Model) -> None:
+def test_an_engine_that_expects_no_adapter_refuses_one(subject: Any, model: Model) -> None:
     with pytest.raises(EngineError, match=r"version 1"):
         subject.run(load, random_adapter(model, 1))
 

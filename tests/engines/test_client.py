@@ -85,7 +85,7 @@ async def test_an_answer_says_which_engine_holds_it_and_affinity_leads_back() ->
     assert [answer.engine for answer in again] == [1, 1, 1]
 
 
-async def test_of_one_turn_what_goes_on_is_sent_before_what_begins() -> None:
+async def test_within_a_turn_continued_requests_are_sent_before_new_ones() -> None:
     engine = Engine()
     asked = client([engine])
     for i, begun in enumerate((0, 2, 0, 1)):
@@ -96,7 +96,7 @@ async def test_of_one_turn_what_goes_on_is_sent_before_what_begins() -> None:
     await asyncio.sleep(0.01)
 
 
-async def test_a_request_that_nobody_waits_for_is_ended() -> None:
+async def test_a_request_without_a_waiting_caller_is_ended() -> None:
     engine = Engine()
     asked = client([engine])
     both = [asked.sample(GenerateRequest("g", PROMPT, Sampling())) for _ in range(2)]
@@ -141,7 +141,7 @@ async def test_what_a_dead_engine_had_not_answered_is_sampled_on_another_and_its
     assert len(engines[2].asked) == 2
 
 
-async def test_a_request_that_an_engine_refuses_fails_alone_and_leaves_no_load() -> None:
+async def test_a_rejected_request_fails_alone_and_leaves_no_load() -> None:
     engines = [Engine(), Engine()]
     for engine in engines:
         engine.go.set()
@@ -162,7 +162,7 @@ async def _later(call: Any) -> None:
 
 
 @pytest.mark.parametrize(("seed", "asked_for"), [(None, 1), (7, 3)])
-async def test_a_request_that_was_answered_in_part_gives_the_same_continuations_as_if_nobody_had_died(
+async def test_a_partly_answered_request_gives_the_same_continuations_as_without_a_death(
     seed: int | None, asked_for: int
 ) -> None:
     engines = [Engine()]

@@ -90,7 +90,7 @@ def test_samples_follow_the_distribution(subject: Any, model: Model) -> None:
     np.testing.assert_allclose(seen, np.exp(every), atol=4 * np.sqrt(0.25 / len(drawn)))
 
 
-def test_the_likeliest_tokens_are_reported_beside_the_sampled_ones(subject: Any, model: Model) -> None:
+def test_the_likeliest_tokens_are_reported_with_the_sampled_ones(subject: Any, model: Model) -> None:
     warm = Sampling(max_tokens=6, ignore_eos=True, temperature=0.7, top_k=4, top_logprobs=4)
     greedy = Sampling(max_tokens=6, ignore_eos=True, temperature=0.0, top_logprobs=1)
     asked = [
@@ -138,7 +138,7 @@ def test_a_group_is_one_request(subject: Any) -> None:
     assert len({tuple(t) for t in tokens(done[:8])}) == 8
 
 
-def test_a_seed_gives_the_same_tokens_whatever_runs_beside_it(subject: Any) -> None:
+def test_a_seed_gives_the_same_tokens_whatever_else_runs(subject: Any) -> None:
     alone = subject.run(generate, requests(n=3, seed=9, count=1))
     crowded = subject.run(generate, [*requests(count=6)[1:], *requests(n=3, seed=9, count=1)])
     assert tokens(alone) == tokens(crowded[:3])

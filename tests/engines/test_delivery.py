@@ -240,7 +240,7 @@ def test_one_that_dies_while_it_loads_keeps_neither_the_learner_nor_the_others(s
 
 
 @pytest.mark.parametrize("stand", [("gloo",)], indirect=True)
-def test_one_that_comes_back_while_the_learner_goes_on_gets_what_the_learner_has_by_then(stand: Stand) -> None:
+def test_a_replaced_engine_gets_the_learners_current_weights(stand: Stand) -> None:
     async def go() -> None:
         await stand.publish(0, updated=False)
         await stand.kill(1)

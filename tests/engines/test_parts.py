@@ -228,7 +228,7 @@ def test_processes_that_divide_a_model_share_the_threads_of_their_engine() -> No
     assert crowded["OMP_NUM_THREADS"] == "1" and crowded["OMP_WAIT_POLICY"] == "PASSIVE"
 
 
-def test_each_process_that_divides_a_model_has_a_cache_of_its_own() -> None:
+def test_each_tensor_parallel_process_has_its_own_cache() -> None:
     net = torch.nn.Linear(10, 10, bias=False)
     whole, divided = (
         {use.role: use.bytes for use in vllm_memory(MODEL, net, CPU, kv_cache_gib=2, gpus=gpus, room=0)}

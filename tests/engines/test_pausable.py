@@ -69,7 +69,7 @@ def part(tokens: list[int], version: int = 0) -> Completion:
     return Completion(request="b", index=0, versions=np.full(count, version), finish="abort", **arrays)
 
 
-async def test_what_is_ended_goes_on_and_what_comes_meanwhile_waits() -> None:
+async def test_interrupted_requests_continue_and_new_ones_wait() -> None:
     engines = Engines()
     pausable = PausableClient(engines, decode)
     first = asyncio.ensure_future(pausable.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=60), seed=3)))
@@ -114,7 +114,7 @@ async def test_a_watched_answer_that_is_ended_is_shown_as_one_or_not_at_all(part
     assert [s.start for s in seen] == ([0, 0, len(seen[1].token_ids)] if partial else [])
 
 
-async def test_what_begins_anew_has_the_whole_of_its_tokens() -> None:
+async def test_a_restarted_answer_has_its_whole_token_budget() -> None:
     engines = Engines()
     pausable = PausableClient(engines, decode, partial=False)
     first = asyncio.ensure_future(pausable.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=60))))
@@ -128,7 +128,7 @@ async def test_what_begins_anew_has_the_whole_of_its_tokens() -> None:
     assert pausable.resumed == 0
 
 
-async def test_the_word_to_end_is_said_again_until_it_is_heard() -> None:
+async def test_the_request_to_end_is_repeated_until_it_arrives() -> None:
     engines = Engines(deaf=3)
     pausable = PausableClient(engines, decode)
     first = asyncio.ensure_future(pausable.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=10_000))))
@@ -158,7 +158,7 @@ async def test_engines_that_hear_nothing_do_not_hold_the_weights_up_for_ever(cap
         (part([10, 11, 12, 13, 14]), "length"),
     ],
 )
-async def test_an_answer_of_which_nothing_is_missing_is_not_sampled(begun: Completion, finish: str) -> None:
+async def test_a_complete_answer_is_not_sampled_again(begun: Completion, finish: str) -> None:
     engines = Engines()
     sampling = Sampling(max_tokens=5, stop=("5 4",), stop_token_ids=(9,))
     answer = await PausableClient(engines, decode, ends=[7]).sample(GenerateRequest("g", PROMPT, sampling), begun=begun)
@@ -218,7 +218,7 @@ def group_of(pausable: PausableClient, scored: Counted, before: Group | None, ke
 
 
 @pytest.mark.parametrize("partial", [True, False])
-async def test_a_group_goes_on_from_what_an_aborted_attempt_left(partial: bool) -> None:
+async def test_a_group_continues_from_an_aborted_attempts_tokens(partial: bool) -> None:
     engines, scored = Engines(), Counted()
     pausable = PausableClient(engines, decode, partial=partial)
     running = asyncio.ensure_future(group_of(pausable, scored, None, "a"))

@@ -109,7 +109,7 @@ def test_answers_go_on_with_new_weights_token_for_token(
     assert len({completion.token_ids.tobytes() for completion in done}) == 3
 
 
-def test_without_partial_rollouts_they_begin_anew_with_all_their_tokens(
+def test_without_partial_rollouts_they_start_again_with_all_their_tokens(
     play: Callable[[Body], Any], model: Model
 ) -> None:
     async def body(client: EngineClient, codec: ChatTokenizer, actor: Any) -> tuple[PausableClient, list[Completion]]:

@@ -78,7 +78,7 @@ def test_completions_carry_the_experts_of_all_tokens_that_were_read(name: str, t
         np.testing.assert_array_equal(np.sort(each.routed_experts, axis=-1), np.sort(_expected(tmp_path, ids), axis=-1))
 
 
-def test_an_engine_that_was_not_told_to_returns_none(tmp_path: Path) -> None:
+def test_an_engine_returns_no_routing_unless_requested(tmp_path: Path) -> None:
     architectures.make(tmp_path, "qwen3-moe")
     engine = Transformers()
     engine.start(Model(path=str(tmp_path), max_length=128), ActorSpec(role="engine"))
@@ -134,7 +134,7 @@ def test_a_first_part_without_known_experts_stays_unknown() -> None:
 
 
 @pytest.mark.parametrize(("experts", "expected"), [(_experts(6, 1), 6), (None, None)])
-def test_an_answer_interrupted_before_it_went_on_keeps_what_is_known(experts: Any, expected: int | None) -> None:
+def test_an_answer_interrupted_before_it_continued_keeps_its_tokens(experts: Any, expected: int | None) -> None:
     found = joined(_completion(4, experts), _completion(0, None)).routed_experts
     assert (None if found is None else len(found)) == expected
 

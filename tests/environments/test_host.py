@@ -37,7 +37,7 @@ def test_a_lock_lets_one_call_run_at_a_time_and_without_it_they_meet(local) -> N
     assert any("another is inside" in s.reason for g in groups for s in g.scores)
 
 
-def test_a_hung_call_under_the_lock_fails_those_behind_it_and_nobody_waits(local) -> None:
+def test_a_hung_call_under_the_lock_fails_later_calls_without_waiting(local) -> None:
     stage = local(step_timeout=0.5)
     began = time.perf_counter()
     groups = asyncio.run(stage.play([stage.task(i, "locked") for i in (5, 6, 7)], on_seed({5: "99"})))
@@ -67,7 +67,7 @@ def test_an_environments_own_timeout_is_an_exception_of_its_code(local, isolatio
     asyncio.run(go())
 
 
-def test_processes_of_their_own_are_killed_when_they_hang_and_fail_alone_when_they_end(local, tmp_path) -> None:
+def test_separate_processes_are_killed_when_they_hang_and_fail_alone_when_they_end(local, tmp_path) -> None:
     stage = local(step_timeout=1.5)
     tasks = [stage.task(i, "apart", folder=str(tmp_path)) for i in range(5)]
     groups = asyncio.run(stage.play(tasks, on_seed({1: "99", 2: "88", 3: "77"})))
@@ -156,7 +156,7 @@ def test_a_second_reset_closes_the_first_environment(local, tmp_path, name) -> N
 
 @pytest.mark.parametrize("name", ["plain", "apart"])
 @pytest.mark.parametrize("limit", ["of the step", "of the workflow"])
-def test_no_call_follows_one_that_was_given_up_until_the_environment_is_reset(local, name, limit) -> None:
+def test_no_call_follows_an_abandoned_one_until_the_environment_is_reset(local, name, limit) -> None:
     async def go() -> None:
         seconds = 0.1 if limit == "of the step" else 5.0
         world = local().worlds.open(rlsdk.Use(f"worlds_lab/{name}"), 7, 5.0)

@@ -143,7 +143,7 @@ def test_places_are_given_in_line_and_workers_share_the_load(in_workers, tmp_pat
 
 
 @pytest.mark.slow
-def test_many_hung_calls_replace_a_worker_and_cost_nobody_else(in_workers, monkeypatch) -> None:
+def test_many_hung_calls_replace_a_worker_and_affect_no_other(in_workers, monkeypatch) -> None:
     monkeypatch.setattr("rlsdk.environments.pool.MOST_STUCK", 3)
 
     async def body(stage) -> None:

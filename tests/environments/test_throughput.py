@@ -12,7 +12,7 @@ from tests.environments.simulated import Load, measure, side_by_side
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 
-def test_a_thousand_environments_run_on_few_threads_and_nobody_waits_for_the_slowest(cluster: None) -> None:
+def test_a_thousand_environments_run_on_few_threads_without_waiting_for_the_slowest(cluster: None) -> None:
     load, imported = Load(median=0.07, turns=3), psutil.Process().memory_info().rss / 2**20
     took = asyncio.run(measure(load, side_by_side))
     played = took.asked[-load.count * load.turns :]

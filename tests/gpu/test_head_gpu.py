@@ -72,7 +72,7 @@ def test_an_eighth_of_the_memory(backward: bool, work: Callable[..., None]) -> N
     assert peak(chunked) <= peak(naive) / 8
 
 
-def test_a_float32_head_beside_bfloat16_weights() -> None:
+def test_a_float32_head_with_bfloat16_weights() -> None:
     """The learner's and the engine's, which sums in float32 without a float32 copy of the weight, against float64."""
     torch.manual_seed(0)
     linear = torch.nn.Linear(512, 4096, device="cuda", dtype=torch.bfloat16)

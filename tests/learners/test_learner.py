@@ -392,7 +392,7 @@ def test_an_update_whose_gradient_is_not_finite_leaves_no_trace(
     assert same(group.fetch_weights(2), weights)
 
 
-def test_of_one_batch_the_good_updates_are_done_and_the_bad_ones_counted(
+def test_good_updates_of_a_batch_are_applied_and_bad_ones_counted(
     tied: Model, launch: Launch, make_batch: Make
 ) -> None:
     batch = poisoned(make_batch(8))
@@ -433,7 +433,7 @@ def test_too_many_skipped_updates_in_a_row_end_the_run(
         ray.get(group.actors[0].call.remote("update", [(bad, 10, 5)], 0))
 
 
-def test_a_loss_whose_advantages_nobody_computed_ends_the_run(tied: Model, launch: Launch, make_batch: Make) -> None:
+def test_a_loss_without_computed_advantages_ends_the_run(tied: Model, launch: Launch, make_batch: Make) -> None:
     import ray
 
     batch = attrs.evolve(make_batch(6), tokens={})
@@ -443,7 +443,7 @@ def test_a_loss_whose_advantages_nobody_computed_ends_the_run(tied: Model, launc
 
 
 @pytest.mark.slow
-def test_a_failing_loss_is_named_and_nobody_hangs(tied: Model, launch: Launch, make_batch: Make) -> None:
+def test_a_failing_loss_is_named_and_no_rank_hangs(tied: Model, launch: Launch, make_batch: Make) -> None:
     batch = make_batch(8)
     advantages = batch.tokens["advantages"].copy()
     advantages[batch.response_positions(np.array([int(np.argmin(batch.starts + batch.responses))]))] = 100
@@ -456,7 +456,7 @@ def test_a_failing_loss_is_named_and_nobody_hangs(tied: Model, launch: Launch, m
 
 
 @pytest.mark.slow
-def test_a_dead_rank_is_named_and_nobody_hangs(tied: Model, launch: Launch, make_batch: Make) -> None:
+def test_a_dead_rank_is_named_and_no_call_hangs(tied: Model, launch: Launch, make_batch: Make) -> None:
     import ray
 
     batch = make_batch(8)

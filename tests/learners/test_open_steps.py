@@ -59,7 +59,7 @@ def test_calls_out_of_order_say_which_comes_first() -> None:
         found.add("critic", last=True)
 
 
-def test_a_learner_with_update_alone_is_told_so() -> None:
+def test_a_learner_with_only_update_is_reported() -> None:
     found = steps(OnlyUpdates())
     found.check_none("update")
     with pytest.raises(LearnerError, match=r"the learner 'lab/own' offers update alone; .*GivesPrimitives"):

@@ -63,7 +63,7 @@ def test_packed_rollouts_give_what_padded_ones_do(
 )
 @pytest.mark.parametrize("key_heads", [2, 4])
 @pytest.mark.parametrize("rows", [1, 2])
-def test_spans_attend_as_behind_a_mask(lengths: tuple[int, ...], key_heads: int, rows: int) -> None:
+def test_spans_attend_as_with_a_mask(lengths: tuple[int, ...], key_heads: int, rows: int) -> None:
     made = torch.Generator().manual_seed(0)
     ends = torch.tensor(lengths).cumsum(0).tolist()
     span = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
@@ -124,7 +124,7 @@ def test_two_learners_of_a_process_keep_apart(tied: Model, make_batch: Callable[
     torch.testing.assert_close(first(rows)[0], expected)
 
 
-def test_a_model_with_masks_of_its_own_keeps_its_attention() -> None:
+def test_a_model_with_its_own_masks_keeps_its_attention() -> None:
     from transformers import AutoModelForCausalLM, DogeConfig
 
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 32}
@@ -142,7 +142,7 @@ def test_attention_that_is_more_than_causal_is_refused(given: dict[str, Any], wh
         PackedAttention()._attention(torch.nn.Linear(1, 1), *[torch.zeros(1, 1, 1, 1)] * 3, **given)
 
 
-def test_models_whose_packed_rollouts_no_mask_separates_are_refused() -> None:
+def test_models_without_a_mask_between_packed_rollouts_are_refused() -> None:
     from transformers import AutoModelForCausalLM, FalconConfig, OPTConfig
 
     with torch.device("meta"):

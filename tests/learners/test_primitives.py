@@ -72,7 +72,7 @@ def gradient_row(group: Any, role: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("world", "stage"), [(1, 0), (2, 2), (2, 3)])
-def test_gradients_of_two_batches_add_up_to_that_of_both(
+def test_gradients_of_two_batches_add_up_to_the_gradient_of_both(
     world: int, stage: int, tied: Model, launch: Launch, make_batch: Make
 ) -> None:
     first, second = make_batch(7), make_batch(9, seed=1)

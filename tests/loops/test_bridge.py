@@ -166,7 +166,7 @@ def test_code_that_blocks_holds_up_neither_the_caller_nor_its_cancelling(
     asyncio.run(drive())
 
 
-def test_a_system_exit_of_users_code_is_an_error_and_the_loop_goes_on(
+def test_a_system_exit_in_user_code_is_an_error_and_the_loop_continues(
     user_loop: UserLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def leave() -> None:

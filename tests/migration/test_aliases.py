@@ -38,7 +38,7 @@ TRL = "learning_rate: 1e-6\nnum_generations: 8\nbeta: 0.04\nmodel_name_or_path: 
         ("prompt_repeat_k", "group_size"),
     ],
 )
-def test_a_key_of_another_trainer_is_told_by_its_name_here(key, told):
+def test_a_key_of_another_trainer_is_reported_with_its_name_in_rlsdk(key, told):
     assert told in hint(key)
 
 
@@ -80,7 +80,7 @@ def test_an_option_with_dashes_tells_it():
     [("tinyzero_train.sh", "verl"), ("roll_agentic_pipeline.yaml", "roll"), ("xtuner_grpo.py", "xtuner")],
 )
 @pytest.mark.parametrize("command", ["explain", "train"])
-def test_a_foreign_file_is_told_whose_it_is(command, file, name):
+def test_the_trainer_of_a_foreign_file_is_recognised(command, file, name):
     ran = CliRunner().invoke(root, [command, str(FILES / file)])
     assert ran.exit_code == 2
     assert f"`rlsdk migrate {name} {FILES / file}`" in ran.stderr

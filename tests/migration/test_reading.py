@@ -32,7 +32,7 @@ def test_a_command_may_be_words_or_one_text():
     assert verl("data.train_batch_size=32", "trainer.total_epochs=3")["epochs"] == 3.0
 
 
-def test_flags_have_values_behind_them_or_none():
+def test_flags_have_values_after_them_or_none():
     found = migrate("openrlhf", ["--actor.eps_clip_low_high", "0.2", "0.27", "--bf16", "--seed=7"], {}).config
     assert found["algorithm"]["policy_loss"]["clip_high"] == 0.27
     assert (found["model"]["dtype"], found["seed"]) == ("bfloat16", 7)
@@ -44,7 +44,7 @@ def test_numbers_come_from_the_environment_and_texts_keep_its_names():
     assert (found["placement"]["learners"], found["model"]["path"]) == (4, "${oc.env:M}/x")
 
 
-def test_a_number_that_the_environment_lacks_is_told():
+def test_an_unset_variable_for_a_number_is_reported():
     found = migrate("verl", ["python -m verl.trainer.main_ppo data.train_batch_size=$N x=1"], {})
     entry = next(entry for entry in found.entries if entry.key == "data.train_batch_size")
     assert entry.status == "missing"

@@ -141,7 +141,7 @@ def test_keys_stand_once_in_a_table(name):
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_an_unknown_key_is_told(name):
+def test_an_unknown_key_is_reported(name):
     entry = migrated(name, {"no.such.key": 1}).entries[0]
     assert (entry.status, "unknown" in entry.note) == ("missing", True)
 
@@ -154,7 +154,7 @@ def test_an_unknown_key_is_told(name):
         *(pytest.param(v, marks=pytest.mark.slow) for v in ("${oc.env:NOT_SET_HERE}", -(10**30), {}, [], "0.2")),
     ],
 )
-def test_a_hostile_value_is_told_in_words(name, value):
+def test_a_hostile_value_is_reported_clearly(name, value):
     for row in framework(name).rows:
         flat = {**BASES[name], named(row): value}
         assert len(migrated(name, flat).entries) == len(list(flattened(nested(flat))))
@@ -162,7 +162,7 @@ def test_a_hostile_value_is_told_in_words(name, value):
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 @pytest.mark.parametrize("value", [5, "text", [1, 2], None, {"x": {"y": 1}}, [{"x": 1}]])
-def test_a_hostile_section_is_told_in_words(name, value):
+def test_a_hostile_section_is_reported_clearly(name, value):
     keys = [named(row).split(".") for row in framework(name).rows]
     for path in sorted({".".join(parts[:depth]) for parts in keys for depth in range(1, len(parts))}):
         tree = nested({**{k: v for k, v in BASES[name].items() if not k.startswith(f"{path}.")}, path: value})

@@ -160,7 +160,7 @@ def test_explain_tells_faults_from_warnings_as_json(lab: None, settings: str, pa
     assert (found["plan"] is None) == (settings == "learner.lrr=1")
 
 
-def test_a_cluster_has_devices_of_its_own(lab: None) -> None:
+def test_a_cluster_has_its_own_devices(lab: None) -> None:
     ran = rlsdk("explain base.yaml placement.ray=auto placement.device=cuda placement.engines=16 --json")
     assert json.loads(ran.stdout)["warnings"] == []
 
@@ -173,7 +173,7 @@ def test_a_configuration_without_a_mistake_has_none(lab: None) -> None:
         run.run(check("base.yaml"))
 
 
-def test_checkpoints_of_which_none_is_whole_are_named_before_ray_starts(lab: None) -> None:
+def test_damaged_checkpoints_are_all_named_before_ray_starts(lab: None) -> None:
     Path("runs/ended/checkpoints/step-2/state.json").write_text("")
     ran = rlsdk("train base.yaml name=ended --resume --plugin observer.py")
     assert ran.exit_code == 1 and isinstance(ran.exception, SystemExit)

@@ -38,7 +38,7 @@ def mylab(site):
     ("files", "says"),
     [(["rlsdk_mylab.py"], "names it; did you mean 'rlsdk_mylab'? Correct "), ([], "names it. Correct ")],
 )
-def test_a_misspelt_module_is_told_with_what_is_known(monkeypatch, files, says):
+def test_a_misspelt_module_is_reported_with_the_known_ones(monkeypatch, files, says):
     held = [importlib.metadata.PackagePath(each) for each in files]
     monkeypatch.setattr(importlib.metadata, "files", lambda _: held)
     assert says in misspelt_module(PluginEntry("mylab", "rlsdk_mylap", "rlsdk-mylab"))
@@ -103,7 +103,7 @@ def test_a_component_of_another_kind_is_not_offered(mylab):
 
 
 @pytest.mark.parametrize("name", [3, None, len])
-def test_what_is_no_name_is_refused(name):
+def test_an_invalid_name_is_refused(name):
     assert "reward: expected a name, or a marked object in its place; got " in failure("reward", name)
 
 
@@ -134,7 +134,7 @@ def test_core_comes_first_and_is_ours(mylab):
     assert [(e.distribution, e.module, e.broken) for e in found["core"]] == [("rlsdk", "rlsdk.builtins", "")]
 
 
-def test_nobody_shadows_core(site):
+def test_no_plugin_shadows_core(site):
     code = "import rlsdk\n@rlsdk.kl('k1')\ndef k1(p, q): return 'stolen'\n"
     site.install("impostor", {"impostor.py": code}, plugins={"core": "impostor"})
     (claim,) = discover()["core of impostor"]
@@ -361,7 +361,7 @@ def test_a_module_of_a_package_that_raises_is_named_with_the_line(site):
     assert failure("kl", "lab/x").endswith("kl.py, line 2)")
 
 
-def test_a_file_without_a_mark_is_told_how_to_mark(tmp_path):
+def test_a_file_without_a_mark_is_refused_with_advice(tmp_path):
     (tmp_path / "empty.py").write_text("def text(rollout): return 1.0\n")
     with pytest.raises(UnknownComponentError) as caught:
         Plugins([tmp_path / "empty.py"]).reference("reward", "empty/text")

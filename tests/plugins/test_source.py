@@ -99,7 +99,7 @@ def test_the_order_of_the_objects_does_not_matter(script: Any) -> None:
     assert source_of([script.mine, script.second]) == source_of([script.second, script.mine])
 
 
-def test_a_name_that_is_no_identifier_becomes_one(script: Any) -> None:
+def test_an_invalid_identifier_becomes_a_valid_one(script: Any) -> None:
     assert plugin_name(script.mine) == "my_script"
 
 

@@ -74,7 +74,7 @@ def test_a_demonstration_that_is_neither_right_nor_wrong_is_a_fault_where_a_loss
     assert faults(model, tmp_path, [GOOD], *kto, "reward=exact_match") == []  # the reward says
 
 
-def test_it_is_told_in_a_notebook_whose_event_loop_runs_already(model: Path, tmp_path: Path) -> None:
+def test_it_is_refused_in_a_notebook_with_a_running_event_loop(model: Path, tmp_path: Path) -> None:
     async def cell() -> list[str]:
         return faults(model, tmp_path, [BAD], "algorithm=sft")
 

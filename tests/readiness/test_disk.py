@@ -111,7 +111,7 @@ def test_adapters_are_counted_as_peft_adds_them(targets: Any) -> None:
     assert torch.get_default_device().type == "cpu"
 
 
-def test_a_hub_model_that_is_not_cached_is_said_and_not_counted_as_nothing(plan: Callable[..., Plan]) -> None:
+def test_an_uncached_hub_model_is_reported_and_not_counted_as_zero(plan: Callable[..., Plan]) -> None:
     found = estimate(plan("model.path=lab/another"), download=True)
     assert found.parameters is None
     (said,) = found.unknown

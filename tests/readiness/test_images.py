@@ -80,7 +80,7 @@ def test_a_model_that_sees_has_no_faults(folder: Path) -> None:
         ("tasks.train.form=text", "tasks: environment 'film_lab/film' shows images, but the prompt is text"),
     ],
 )
-def test_what_cannot_be_right_is_said(folder: Path, setting: str, says: str) -> None:
+def test_plans_with_images_that_cannot_work_are_faults(folder: Path, setting: str, says: str) -> None:
     assert any(says in fault for fault in faults(folder, setting)), faults(folder, setting)
 
 

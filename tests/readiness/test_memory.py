@@ -62,7 +62,7 @@ def test_checkpointing_keeps_little_more_than_the_inputs_of_layers(seven_b: Mode
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_of_an_adapter_too_the_memory_is_told(dtype: Any):
+def test_the_memory_of_an_adapter_is_reported_too(dtype: Any):
     model = Model(path=str(NANO), dtype=dtype, max_length=64)
     full = sizes(model, device="cpu")
     adapter = sizes(model, device="cpu", lora=Lora(rank=4, alpha=8.0))

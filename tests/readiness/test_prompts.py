@@ -83,7 +83,7 @@ def test_prompts_that_end_with_an_answer_are_noted_unless_a_prefill_was_asked_fo
         ] * noted
 
 
-def test_a_task_whose_source_no_part_of_the_reward_is_for_is_a_fault(model: Path, tmp_path: Path) -> None:
+def test_a_task_from_a_source_without_a_reward_part_is_a_fault(model: Path, tmp_path: Path) -> None:
     rows: Any = [{**SHORT, "data_source": "openai/gsm8k"}, {**SHORT, "data_source": "MATH"}]
     given = "reward=[{use: exact_match, sources: openai/gsm8k}, {use: math, sources: [%s]}]"
     faults = examine(plan(model, tmp_path, rows, rows[:1], given % "Maths"), starts=False).faults

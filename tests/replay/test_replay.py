@@ -283,7 +283,7 @@ def whitened_plane() -> np.ndarray:
         (per_token(SIGNS * ADVANTAGE) * 3, "theirs is 3 times rlsdk's"),
     ],
 )
-def test_why_advantages_differ_is_said(plan: Plan, advantages: np.ndarray, reason: str) -> None:
+def test_the_cause_of_different_advantages_is_reported(plan: Plan, advantages: np.ndarray, reason: str) -> None:
     found = replayed(plan, verl(advantages=advantages, pg_losses=None, loss=None))
     assert found["first_difference"]["stage"] == "advantages"
     assert reason in found["first_difference"]["reason"]
@@ -292,7 +292,7 @@ def test_why_advantages_differ_is_said(plan: Plan, advantages: np.ndarray, reaso
     assert replayed(plan, verl(advantages=advantages, pg_losses=losses(advantages), loss=None))["stages"][3]["equal"]
 
 
-def test_no_eps_is_told_where_the_spread_is_small(plan: Plan) -> None:
+def test_a_missing_eps_is_reported_for_a_small_spread(plan: Plan) -> None:
     scores = np.zeros((4, 4))
     scores[range(4), [2, 3, 1, 2]] = REWARDS * 1e-4  # standard deviation 7·10⁻⁵: 10⁻⁶ is 1.4 %
     columns = verl(
@@ -305,7 +305,7 @@ def test_no_eps_is_told_where_the_spread_is_small(plan: Plan) -> None:
     )
 
 
-def test_kl_in_the_reward_is_told_with_its_coefficient(plan: Plan) -> None:
+def test_kl_in_the_reward_is_reported_with_its_coefficient(plan: Plan) -> None:
     scores = verl()["token_level_scores"]
     found = replayed(plan, verl(token_level_rewards=scores - 0.01 * (OLD - REF), ref_log_prob=REF))
     assert found["first_difference"]["stage"] == "rewards"
@@ -315,7 +315,7 @@ def test_kl_in_the_reward_is_told_with_its_coefficient(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("coefficient", [0.001, 0.04])
-def test_kl_in_the_loss_is_told_with_its_coefficient(plan: Plan, coefficient: float) -> None:
+def test_kl_in_the_loss_is_reported_with_its_coefficient(plan: Plan, coefficient: float) -> None:
     k3 = np.where(MASK, np.exp(REF - NEW) - (REF - NEW) - 1, 0.0)
     base = losses(verl()["advantages"])
     by_token = replayed(plan, verl(ref_log_prob=REF, pg_losses=base + coefficient * k3, loss=None))
@@ -357,14 +357,14 @@ def test_other_clip_bounds_are_found_from_the_loss_alone(plan: Plan) -> None:
         (lambda x: x[:, 1:].sum() / 8, "mask off by one: the first token of each response is missing"),
     ],
 )
-def test_another_normalisation_is_told(plan: Plan, total: Callable[[np.ndarray], float], reason: str) -> None:
+def test_another_normalisation_is_reported(plan: Plan, total: Callable[[np.ndarray], float], reason: str) -> None:
     found = replayed(plan, verl(loss=float(total(losses(verl()["advantages"])))))
     assert found["first_difference"]["stage"] == "loss"
     assert reason in found["first_difference"]["reason"]
     assert found["first_difference"]["reason"].endswith("rlsdk's is seq-mean-token-mean")
 
 
-def test_a_mask_that_is_off_by_one_is_told(plan: Plan) -> None:
+def test_an_off_by_one_mask_is_reported(plan: Plan) -> None:
     late = np.roll(per_token(SIGNS * ADVANTAGE), 1, axis=1)
     late[:, 0] = 0.0
     late[1, 3] = -ADVANTAGE
@@ -375,7 +375,7 @@ def test_a_mask_that_is_off_by_one_is_told(plan: Plan) -> None:
     }  # fmt: skip
 
 
-def test_ratios_against_the_sampler_are_told(plan: Plan) -> None:
+def test_ratios_against_the_sampler_are_reported(plan: Plan) -> None:
     sampler = OLD - 0.1
     found = replayed(plan, verl(rollout_log_probs=sampler, ratio=np.exp(NEW - sampler)))
     assert found["first_difference"]["stage"] == "ratios"
@@ -398,14 +398,14 @@ def test_padding_beyond_the_longest_response_is_part_of_the_width(plan: Plan) ->
     assert same["gradient"]["their_norm"] == pytest.approx(np.linalg.norm(slopes), rel=1e-5)
 
 
-def test_an_entropy_bonus_is_left_out_and_said_so() -> None:
+def test_an_entropy_bonus_is_omitted_with_a_note() -> None:
     with_bonus = replay_plan(None, ["algorithm.kl_coef=0", "algorithm.entropy_coef=0.1"], ())
     found = replayed(with_bonus, verl())
     assert found["first_difference"] is None
     assert "no entropies are recorded: the entropy bonus of the loss is left out" in found["notes"]
 
 
-def test_a_gradient_in_another_normalisation_is_told(plan: Plan) -> None:
+def test_a_gradient_with_another_normalisation_is_reported(plan: Plan) -> None:
     slope = np.where(MASK, -SIGNS[:, None] * ADVANTAGE * RATIOS, 0.0) / 12
     slope[0, 1] = slope[1, 1] = 0
     found = replayed(plan, verl(log_prob_grad=slope))
@@ -515,7 +515,7 @@ def test_a_recorded_loss_that_is_not_finite_is_not_compared(plan: Plan) -> None:
     assert dump.notes[-1] == "loss holds no finite number, so that it is not compared"
 
 
-def test_a_rollout_without_a_reward_is_left_out_and_said(plan: Plan) -> None:
+def test_a_rollout_without_a_reward_is_excluded_and_reported(plan: Plan) -> None:
     found = replayed(plan, {"prompt": ["a"] * 3, "completion": ["x"] * 3, "reward": [1.0, None, 0.0]})
     assert found["rollouts"] == 2
     assert "1 of 3 rollouts are left out: no reward, or no sampled token" in found["notes"]

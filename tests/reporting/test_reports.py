@@ -104,7 +104,7 @@ def test_the_curve_of_seeds_is_their_mean_at_the_steps_that_all_have() -> None:
     assert len(SeedGroup("g", (run_of([(1, 0.0)]), run_of([(2, 0.0)]))).curve("reward/mean")[0]) == 0
 
 
-def test_the_curves_are_drawn_as_pictures_beside_the_report_or_elsewhere(tmp_path: Path) -> None:
+def test_the_curves_are_drawn_as_pictures_next_to_the_report_or_elsewhere(tmp_path: Path) -> None:
     run = make_run(tmp_path, "mine")
     for option, folder in ((("--png",), run / "report"), (("--png", str(tmp_path / "a" / "b")), tmp_path / "a" / "b")):
         found = CliRunner().invoke(root, ["report", str(run), *option])
@@ -123,7 +123,7 @@ def test_a_run_that_failed_before_its_first_step_has_a_report(tmp_path: Path) ->
     assert "no such model" in report_page(read_run(run))
 
 
-def test_another_folder_is_no_run(tmp_path: Path) -> None:
+def test_another_folder_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"not the folder of a run: it has no metrics\.jsonl"):
         read_run(tmp_path)
     found = CliRunner().invoke(root, ["report", str(tmp_path)])

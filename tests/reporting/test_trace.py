@@ -88,7 +88,7 @@ def test_a_step_that_a_resumed_run_did_again_is_drawn_where_it_was_done_again(tm
     assert [(each.name, each.begin - DAY) for each in steps] == [("step 1", 0.0), ("step 2", 2.5)]
 
 
-def test_a_folder_without_metrics_is_no_run(tmp_path: Path) -> None:
+def test_a_folder_without_metrics_is_not_a_run(tmp_path: Path) -> None:
     assert CliRunner().invoke(root, ["trace", str(tmp_path)]).exit_code == 2
 
 

@@ -39,7 +39,7 @@ def test_a_scored_rollout_has_the_mean_of_each_ones_last_score(tmp_path: Path) -
     assert other.reason.startswith("no one has scored this rollout")
 
 
-def test_where_nobody_scored_the_default_counts_and_says_so(tmp_path: Path) -> None:
+def test_without_a_persons_score_the_default_counts_with_a_reason(tmp_path: Path) -> None:
     [found] = rlsdk.load("reward", "annotation", path=str(tmp_path), default=0.5)([answer("5")])
     assert (found.valid, found.value, found.metrics["annotated"]) == (True, 0.5, 0.0)
 

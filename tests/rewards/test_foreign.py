@@ -364,7 +364,7 @@ def test_openrlhf_results(load, returned, expected):
 # --- verifiers
 
 
-def test_verifiers_passes_what_is_named(load):
+def test_verifiers_passes_the_named_arguments(load):
     reward = load("""
         def reward(parser, completion, answer, state, info, task, **kwargs):
             assert state["prompt"] == kwargs["prompt"] and task == "sums"
@@ -560,7 +560,7 @@ def test_trl_accuracy_of_what_it_cannot_parse_is_not_applicable():
     assert not accuracy([Rollout.from_text(unparsable, "x")])[0].valid
 
 
-def test_functions_that_take_lists_get_whole_groups_unless_told(load):
+def test_functions_that_take_lists_get_whole_groups_by_default(load):
     compares = "def reward(completions, **kwargs): return [len(c) - sum(map(len, completions)) for c in completions]"
     assert batch_of(load(compares)) == "group"
     assert batch_of(load(compares, batch="any")) is True
@@ -608,7 +608,7 @@ def test_reading_parameters():
     assert found.text.startswith("(obj, ")
 
 
-def test_the_file_is_part_of_what_a_run_was_made_with(load, tmp_path):
+def test_the_file_is_part_of_the_inputs_of_a_run(load, tmp_path):
     reward = load(TRL)
     [(name, before)] = reward.marks.items()
     assert name == f"foreign {reward.path}"

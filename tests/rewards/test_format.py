@@ -229,7 +229,7 @@ def test_wrong_schemas_are_found_at_once(schema, reason):
         rlsdk.load("reward", "format", json_schema=schema)
 
 
-def test_annotations_and_names_are_no_misspelt_keywords():
+def test_annotations_and_names_are_not_misspelt_keywords():
     names = {"requierd": {"const": {"tpye": 1}}}
     schema = {
         "discriminator": {"propertyName": "kind"},

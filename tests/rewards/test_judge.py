@@ -401,7 +401,7 @@ def test_what_was_judged_is_not_judged_again(server, tmp_path):
         assert score(load(server, cache=cache, **other), rollout(**changed)).value == 0.6
 
 
-def test_what_is_no_verdict_is_not_kept(server, tmp_path):
+def test_an_unreadable_verdict_is_not_cached(server, tmp_path):
     server.answers = [said("?"), said('{"score": 6}')]
     judge = load(server, cache=str(tmp_path / "verdicts.sqlite"))
     assert [score(judge).valid, score(judge).valid] == [False, True]
@@ -438,7 +438,7 @@ def test_options_that_cannot_work(options, fault):
         rlsdk.load("reward", "judge", **{"base_url": "http://localhost/v1", "model": "m", **options})
 
 
-def test_a_file_that_is_no_cache(server, tmp_path):
+def test_a_file_that_is_not_a_cache(server, tmp_path):
     file = tmp_path / "notes.txt"
     file.write_text("not a database, but more than a page of text\n" * 200)
     with pytest.raises(OptionError, match="cannot be used as a file of verdicts"):

@@ -143,7 +143,7 @@ def test_an_answer_of_a_few_shot_earns_the_policy_nothing(way, name, options, an
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_a_perfect_form_behind_few_shots_has_full_marks(way):
+def test_a_perfect_form_after_few_shots_has_full_marks(way):
     reward = rlsdk.load("reward", "format", tags=["answer"])
     shots = ["<answer>1</answer>", "no form"]
     assert reward(way(Task("t", prompt(shots)), "<answer>2</answer>")).value == 1.0

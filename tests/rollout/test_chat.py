@@ -158,7 +158,7 @@ HOSTILE = st.lists(
 
 @settings(deadline=None, max_examples=100)
 @given(observation=HOSTILE.map("".join), result=HOSTILE.map("".join))
-def test_what_is_said_cannot_speak_as_somebody_else(observation: str, result: str) -> None:
+def test_sent_text_cannot_impersonate_another_role(observation: str, result: str) -> None:
     async def talk(chat: TokenChat) -> None:
         chat.say(observation)
         await chat.sample()
@@ -247,7 +247,7 @@ def test_a_task_may_use_special_tokens() -> None:
     assert codec.prompt(text)[1].tolist() == [*codec.encode("3"), codec.end, *codec.encode("4")]
 
 
-def test_what_is_said_to_a_text_follows_a_separator() -> None:
+def test_a_message_after_a_text_prompt_follows_a_separator() -> None:
     async def talk(chat: TokenChat) -> None:
         await chat.sample()
         chat.say("1+1:")
@@ -303,7 +303,7 @@ def test_an_answer_that_ends_with_the_next_header_is_followed_by_one_header() ->
         assert decoded(codec, bridge) == rest
 
 
-def test_what_is_said_before_the_first_answer_joins_the_prompt() -> None:
+def test_messages_before_the_first_answer_join_the_prompt() -> None:
     async def talk(chat: TokenChat) -> None:
         chat.say("You see a door.")
         await chat.sample()

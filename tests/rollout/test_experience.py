@@ -67,7 +67,7 @@ def test_without_a_share_nothing_is_held() -> None:
     assert experience.held == []
 
 
-def test_a_task_that_is_drawn_again_is_not_mistaken_for_what_is_used_again() -> None:
+def test_a_task_that_is_drawn_again_is_not_mistaken_for_a_replayed_one() -> None:
     """The ledger tells groups of one task apart by their uid."""
     experience, first = ReplayBuffer(fifo, count=1, most_uses=2, young=below(9)), used(0, 0)
     experience.add([first])
@@ -76,7 +76,7 @@ def test_a_task_that_is_drawn_again_is_not_mistaken_for_what_is_used_again() -> 
     assert again.group.uid == first.group.uid != fresh.uid
 
 
-def test_it_goes_on_from_a_checkpoint() -> None:
+def test_it_continues_from_a_checkpoint() -> None:
     before = ReplayBuffer(fifo, count=1, most_uses=3, young=below(9))
     before.add([used(n, 0) for n in range(3)])
     assert drawn(before, 1) == [0]

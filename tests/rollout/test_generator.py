@@ -116,7 +116,7 @@ def test_a_workflow_that_raises_is_a_failed_rollout_never_a_zero(codec: ChatToke
     assert "RuntimeError: tool is down" in group.scores[0].reason
 
 
-def test_a_workflow_that_is_a_plain_function_is_told_to_be_async(codec: ChatTokenizer) -> None:
+def test_a_plain_function_as_workflow_is_refused_with_advice_to_use_async(codec: ChatTokenizer) -> None:
     @rlsdk.workflow("plain")
     def plain(task: Task, chat: Chat) -> Rollout:
         return chat.finish()
@@ -126,9 +126,7 @@ def test_a_workflow_that_is_a_plain_function_is_told_to_be_async(codec: ChatToke
 
 
 @pytest.mark.parametrize("returned", [None, [], "2", 7, [None]], ids=repr)
-def test_a_workflow_that_returns_no_rollout_has_failed_and_the_run_goes_on(
-    codec: ChatTokenizer, returned: object
-) -> None:
+def test_a_workflow_that_returns_no_rollout_fails_and_the_run_continues(codec: ChatTokenizer, returned: object) -> None:
     @rlsdk.workflow("forgets")
     async def forgets(task: Task, chat: Chat) -> object:
         await chat.sample()
@@ -143,7 +141,7 @@ def test_a_workflow_that_returns_no_rollout_has_failed_and_the_run_goes_on(
     assert whole.scores[0].valid
 
 
-def test_what_is_no_message_or_no_reward_fails_its_rollout_alone(codec: ChatTokenizer) -> None:
+def test_an_invalid_message_or_reward_fails_only_its_rollout(codec: ChatTokenizer) -> None:
     @rlsdk.workflow("odd")
     async def odd(task: Task, chat: Chat) -> Rollout:
         await chat.sample()
@@ -253,7 +251,7 @@ def paid_for(rollout: Rollout) -> float:
 
 
 @pytest.mark.parametrize("name", ["one", "environment", "paid_for"])
-def test_a_reward_that_a_workflow_gives_and_nothing_counts_is_told_once(
+def test_an_uncounted_workflow_reward_is_reported_once(
     codec: ChatTokenizer, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     @rlsdk.workflow("paid")

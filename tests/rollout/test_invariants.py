@@ -278,7 +278,7 @@ async def test_08_one_task_that_fails_loses_none_of_the_others() -> None:
     assert_adds_up(bench)
 
 
-async def test_09_what_is_stopped_goes_on_from_what_there_is_and_what_is_cancelled_from_what_there_was() -> None:
+async def test_09_stopped_requests_continue_from_their_tokens_and_cancelled_ones_from_earlier_tokens() -> None:
     bench = Bench(StalenessPolicy(limit=9), lambda n: 60.0, valve=True)
     waiting = asyncio.ensure_future(bench.production.take(0))
     await asyncio.sleep(0.01)

@@ -39,7 +39,7 @@ async def test_with_a_batch_ahead_the_next_one_is_made_meanwhile() -> None:
     assert {t.group.rollouts[0].policy_versions[1] for t in taken if t.group} <= {0, 1}
 
 
-async def test_what_is_too_old_is_made_again_and_never_taken() -> None:
+async def test_groups_that_are_too_old_are_sampled_again_and_never_taken() -> None:
     bench = Bench(StalenessPolicy(ahead=2, limit=1))
     await bench.step(0)
     await asyncio.sleep(0.05)  # all of the next two batches are there, of version 0
@@ -51,7 +51,7 @@ async def test_what_is_too_old_is_made_again_and_never_taken() -> None:
     assert all(t.attempts == 2 for t in taken)
 
 
-async def test_a_slow_group_keeps_nobody_from_working() -> None:
+async def test_a_slow_group_delays_no_other() -> None:
     bench = Bench(StalenessPolicy(ahead=1, limit=9, oversample=0.5), lambda number: 0.5 if number == 0 else 0.01)
     numbers = [t.number for step in range(3) for t in await bench.step(step)]
     assert 0 not in numbers
@@ -89,7 +89,7 @@ async def test_groups_that_are_not_wanted_are_replaced() -> None:
     assert counts.filtered + bench.ledger.counts("b").filtered == bench.drawn - 4
 
 
-async def test_the_policy_says_what_is_trained_first() -> None:
+async def test_the_policy_decides_what_is_trained_first() -> None:
     later_first = lambda group, *, step, uses: float(group.task.id[1:]) if group.task.id[0] == "a" else 0.0  # noqa: E731
     bench = Bench(StalenessPolicy(ahead=2, limit=9), policy=later_first)
     await bench.production.take(0)  # of what there was, whatever that is
@@ -115,7 +115,7 @@ async def test_what_the_policy_drops_is_never_trained_and_another_task_takes_its
     assert set(asked) == {(0, 0)}
 
 
-async def test_a_run_goes_on_from_its_state_and_makes_again_what_was_on_its_way() -> None:
+async def test_a_run_continues_from_its_state_and_repeats_groups_in_progress() -> None:
     limits = StalenessPolicy(ahead=1, limit=9)
     bench = Bench(limits)
     await bench.step(0)

@@ -63,7 +63,7 @@ def test_a_resumed_run_draws_what_one_left_alone_draws(takes: list[int], at: int
     assert [drawn(resumed, n) for n in takes[at:]] == batches[at:]
 
 
-def test_a_source_whose_number_of_tasks_has_changed_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_source_with_a_changed_number_of_tasks_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     before = streams(a=1, b=1)
     drawn(before, 4)
     state = before.state()

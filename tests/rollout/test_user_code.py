@@ -194,7 +194,7 @@ def test_an_async_agent_may_use_a_client_that_blocks(lab: str, user_loop: UserLo
     assert made.rollouts[0].rewards
 
 
-def test_a_rollout_that_is_cancelled_while_its_code_blocks_is_left_behind(
+def test_a_rollout_cancelled_while_its_code_blocks_is_abandoned(
     user_loop: UserLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlsdk.loops.bridge.CANCEL_SECONDS", 0.05)
@@ -268,7 +268,7 @@ def test_an_async_reward_that_blocks_does_not_hold_up_the_rest_of_the_run(batch:
     assert [score.value for score in asyncio.run(drive()).scores] == [1.0, 1.0]
 
 
-def test_failures_are_told_as_on_one_loop(user_loop: UserLoop) -> None:
+def test_failures_are_reported_as_on_one_loop(user_loop: UserLoop) -> None:
     async def breaks(task: Task, chat: Chat) -> Rollout:
         await chat.sample()
         raise KeyError("gone")

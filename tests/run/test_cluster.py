@@ -36,7 +36,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, dict[str, Any]
         cluster.shutdown()
 
 
-def test_engine_and_learner_on_nodes_of_their_own_and_the_engines_node_dies(nodes: Any, runner: Any) -> None:
+def test_engine_and_learner_on_separate_nodes_and_the_engines_node_dies(nodes: Any, runner: Any) -> None:
     cluster, named = nodes
     places = ("placement.engine_resources={room: 1}", "placement.learner_resources={desk: 1}", "placement.learners=2")
     evals = ("eval.before=false", "eval.after=false")
@@ -87,7 +87,7 @@ def actors(cluster: Any) -> dict[str, list[str]]:
     return found
 
 
-def test_nodes_are_drained_one_with_an_engine_and_then_that_of_the_learner(nodes: Any, runner: Any) -> None:
+def test_nodes_are_drained_first_an_engines_then_the_learners(nodes: Any, runner: Any) -> None:
     cluster, named = nodes
     places = ("placement.engine_resources={room: 1}", "placement.learner_resources={desk: 1}", "rollout.workers=1")
     evals = ("eval.before=false", "eval.after=false")

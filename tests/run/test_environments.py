@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 LAB = str(Path(__file__).with_name("worlds_lab.py"))
 
 
-def test_the_run_goes_on_the_ledger_adds_up_and_the_summary_names_them(runner: Any, tmp_path: Path) -> None:
+def test_the_run_continues_the_ledger_adds_up_and_the_summary_names_them(runner: Any, tmp_path: Path) -> None:
     worlds = f"{{use: worlds_lab/moody, folder: {tmp_path}}}"
     both = f"{{one: {worlds}, two: {worlds}}}"
     source = f"{{use: environments, form: text, groups: 8, environments: {both}}}"

@@ -13,7 +13,7 @@ import pytest
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 
-def test_a_checkpoint_is_as_good_as_its_run_said(runner: Any) -> None:
+def test_a_checkpoint_has_the_accuracy_that_its_run_reported(runner: Any) -> None:
     short = ("engine=transformers", "steps=1", "eval.before=false", "checkpoint.export=last")
     runner.train(*short)
     command = [sys.executable, "-m", "rlsdk.cli", "eval", str(runner.config), *short]

@@ -32,7 +32,7 @@ def filler(x):
 NAMESPACE = ["unshare", "--map-root-user", "--mount"]
 
 
-def test_a_full_disk_keeps_the_last_checkpoint_and_the_run_goes_on_once_there_is_space(
+def test_a_full_disk_keeps_the_last_checkpoint_and_the_run_continues_once_there_is_space(
     runner: Any, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"

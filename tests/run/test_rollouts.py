@@ -25,7 +25,7 @@ SETTINGS = (
 )
 
 
-def test_killed_while_rollouts_run_ahead_the_run_goes_on_with_the_groups_that_waited(runner: Runner) -> None:
+def test_a_run_killed_while_rollouts_run_ahead_continues_with_the_waiting_groups(runner: Runner) -> None:
     process = runner.start(*SETTINGS)
     wait_for((runner.path() / "checkpoints" / "step-4").is_dir, 120, process)
     os.killpg(process.pid, signal.SIGKILL)

@@ -121,7 +121,7 @@ def test_new_checkpoints_are_taken_up_and_a_damaged_one_is_not(serving):
     wait_for(lambda: serving.step() == 4, 120)
 
 
-def test_zz_sigterm_finishes_what_is_under_way(serving):
+def test_zz_sigterm_finishes_in_flight_requests(serving):
     family = descendants(serving.process.pid)
     long = {**ASK, "max_tokens": 400, "extra_body": {"ignore_eos": True}, "stream": True}
     stream = serving.client.completions.create(**long)

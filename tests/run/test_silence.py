@@ -159,7 +159,7 @@ def test_an_address_without_ray_is_refused_at_once(runner: Any) -> None:
         (["debug", "engine"], "is stopped"),
     ],
 )
-def test_an_engine_that_is_silent_beside_no_training_is_named_and_ends_the_program(
+def test_an_engine_that_is_silent_without_a_training_is_named_and_ends_the_program(
     words: list[str], silence: str, runner: Any
 ) -> None:
     lab = runner.folder / "hung_lab.py"

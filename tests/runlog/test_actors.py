@@ -46,7 +46,7 @@ def test_it_is_written_every_few_seconds_and_keeps_what_was_seen_at_the_end(tmp_
     assert found.stage == "start"
 
 
-def test_a_folder_that_is_no_run_gets_no_file(tmp_path: Path) -> None:
+def test_nothing_is_written_to_a_folder_without_a_run(tmp_path: Path) -> None:
     ActorsFile(tmp_path).report("start", [], 100.0)
     assert list(tmp_path.iterdir()) == []
     assert actors.read(tmp_path) is None

@@ -31,7 +31,7 @@ def holder(tmp_path):
     process.communicate()
 
 
-def test_a_second_program_is_refused_and_told_who_holds_the_run(tmp_path, holder):
+def test_a_second_program_is_refused_with_the_holder_of_the_run(tmp_path, holder):
     with pytest.raises(ConfigError) as caught, held(tmp_path / "run"):
         pass
     assert f"is in use by process {holder.pid} on {socket.gethostname()}" in str(caught.value)
@@ -44,7 +44,7 @@ def test_a_second_program_is_refused_and_told_who_holds_the_run(tmp_path, holder
 
 
 @pytest.mark.parametrize("reaped", [True, False])
-def test_the_lock_of_a_stopped_program_holds_and_that_of_a_dead_one_is_free(tmp_path, holder, reaped):
+def test_a_stopped_program_keeps_its_lock_and_a_dead_one_releases_it(tmp_path, holder, reaped):
     holder.send_signal(signal.SIGSTOP)
     with pytest.raises(ConfigError), held(tmp_path / "run"):
         pass

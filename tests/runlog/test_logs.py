@@ -57,7 +57,7 @@ def test_in_a_terminal_a_long_record_wraps(plan: Plan) -> None:
     assert max(map(len, shown.getvalue().splitlines())) <= 80
 
 
-def test_a_log_on_a_full_disk_is_told_once_and_without_a_stack_trace(
+def test_a_log_on_a_full_disk_is_reported_once_without_a_stack_trace(
     plan: Plan, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shown, file = io.StringIO(), plan.folder / "logs" / "driver.log"

@@ -28,7 +28,7 @@ def test_a_garbled_line_is_left_out_and_named(tmp_path: Path, line: bytes, caplo
     assert f"{path}, line 2: expected a JSON object with a step, got " in caplog.text
 
 
-def test_a_last_line_that_a_kill_cut_short_is_no_fault(tmp_path: Path) -> None:
+def test_a_last_line_truncated_by_a_kill_is_not_a_fault(tmp_path: Path) -> None:
     path = tmp_path / METRICS
     path.write_text('{"step": 1}\n{"step": 2, "rew')
     assert lines_up_to(path, 2) == ['{"step": 1}\n']

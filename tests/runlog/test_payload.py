@@ -116,7 +116,7 @@ def sampled(task: Task) -> Group:
     return Group(task, [Rollout(task, (), [1, 2], [False, True], [0.0, -1.0], [-1, 3])], [Score(1.0)])
 
 
-def test_the_task_at_hand_stands_in_the_group_itself() -> None:
+def test_the_current_task_is_in_the_group_itself() -> None:
     task = Task("t", "p", Fraction(1, 3), source="s")
     payload = encode(sampled(task))
     back = decode(payload, task)
@@ -145,7 +145,7 @@ def test_what_is_very_large_comes_back() -> None:
     assert back.rollouts[0].text == rollout.text
 
 
-def test_bytes_that_are_no_group_are_refused() -> None:
+def test_bytes_that_are_not_a_group_are_refused() -> None:
     payload = encode(sampled(Task("t", "p")))
     for wrong in (b"", b"\x80\x04]\x94.", payload[:-5]):
         with pytest.raises(ValueFault, match="cannot be read"):

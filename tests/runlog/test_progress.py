@@ -78,7 +78,7 @@ def test_the_only_source_is_not_named():
     assert written.getvalue() == "step 10/10  left 0:00:00  filtered 4\n"
 
 
-def test_a_source_of_which_there_is_nothing_to_tell_is_left_out():
+def test_a_source_without_counts_is_omitted():
     written = io.StringIO()
     line = progress.ProgressLine(
         Console(file=written, width=80), 10, 0, lambda: {"countdown": TaskCounts(target=64, trained=64)}

@@ -157,7 +157,7 @@ def test_a_database_that_refuses_is_named_without_its_password(server: str, tmp_
     assert not any("hush" in text for text in causes)
 
 
-def test_a_file_that_is_no_database_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_an_error_with_its_name(tmp_path: Path) -> None:
     (tmp_path / DATABASE).write_text("not a database, but long enough to be taken for one" * 100)
     with pytest.raises(RunError, match=r"rollouts\.db: file is not a database"):
         RolloutStore(Address.make(tmp_path, None, None))
@@ -215,7 +215,7 @@ def test_who_brings_more_than_fits_waits_and_the_event_loop_does_not(tmp_path: P
     assert asyncio.run(run()) == 80
 
 
-def test_a_failure_surfaces_and_nobody_waits_for_ever(tmp_path: Path) -> None:
+def test_a_failure_surfaces_and_no_caller_waits_for_ever(tmp_path: Path) -> None:
     def broken(store: RolloutStore) -> None:
         raise OSError(errno.ENOSPC, "full")
 
@@ -233,7 +233,7 @@ def test_a_failure_surfaces_and_nobody_waits_for_ever(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(run(), 20))
 
 
-def test_a_full_disk_is_told_as_one(tmp_path: Path, entry: Make) -> None:
+def test_a_full_disk_is_reported_as_such(tmp_path: Path, entry: Make) -> None:
     store = RolloutStore(Address.make(tmp_path, None, None))
     pages = store._connection.exec_driver_sql("PRAGMA page_count").scalar_one()
     store._connection.exec_driver_sql(f"PRAGMA max_page_count={pages + 2}")  # sqlite's own "disk is full"

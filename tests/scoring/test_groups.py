@@ -237,7 +237,7 @@ def test_a_workflow_that_asks_what_one_answer_is_worth_is_refused(scorer: Make, 
     assert caught.group_contains(ConfigError, match="rank compares the rollouts of a group, but the workflow asks")
 
 
-def test_remax_is_refused_whose_greedy_answer_is_compared_with_nothing(tmp_path: Path) -> None:
+def test_remax_without_a_greedy_answer_to_compare_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     config = {
         "name": "x",
@@ -312,7 +312,7 @@ def test_rollouts_that_finish_together_are_one_call_from_the_first_on(scorer: Ma
     assert calls.read_text() == "a,b,c,d,e,f,g,h\n"
 
 
-def test_a_list_of_another_length_is_said_and_not_tried_one_by_one(scorer: Make, task: Task) -> None:
+def test_a_list_of_the_wrong_length_is_reported_and_not_retried_one_by_one(scorer: Make, task: Task) -> None:
     running = scorer("group_lab/constant_list")
 
     async def together() -> list[Score]:
@@ -347,7 +347,7 @@ def test_a_batcher_serves_one_event_loop_after_another(task: Task) -> None:
     assert asyncio.run(once()) == 1
 
 
-def test_calls_that_fail_before_they_take_leave_nobody_waiting(task: Task) -> None:
+def test_calls_that_fail_before_they_take_leave_no_caller_waiting(task: Task) -> None:
     async def fails(take: Any) -> list[int]:
         raise ScoringError("no process")
 
@@ -381,7 +381,7 @@ def test_calls_that_fail_before_they_take_leave_nobody_waiting(task: Task) -> No
         ("bool", 1.0),
     ],
 )
-def test_what_a_reward_returns_is_a_number_or_said(
+def test_a_reward_that_returns_no_number_is_reported(
     module_scorers: dict[str, Scorer], where: str, text: str, expected: float | str
 ) -> None:
     (score,) = group(module_scorers[where], answers(Task(id="t", prompt="?"), text))
@@ -393,7 +393,7 @@ def test_what_a_reward_returns_is_a_number_or_said(
     [("odd", "it returned _Odd(); expected a float"), ("raises", "_Odd: (its message cannot be shown: RuntimeError)")],
 )
 @pytest.mark.parametrize("where", ["pool", "driver"])
-def test_objects_that_cannot_be_read_or_shown_are_said(
+def test_objects_that_cannot_be_read_or_shown_are_reported(
     module_scorers: dict[str, Scorer], where: str, text: str, words: str
 ) -> None:
     (score,) = group(module_scorers[where], answers(Task(id="t", prompt="?"), text))

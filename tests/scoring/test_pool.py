@@ -95,7 +95,7 @@ def test_what_fails_is_invalid_and_the_next_calls_work(
     assert [s.value for s in (before, after, more, again)] == [4, 5, 100_000, 5]
 
 
-def test_a_process_that_a_reward_forks_and_lets_return_answers_nobody(scorer: Callable[..., Scorer]) -> None:
+def test_a_forked_process_that_returns_answers_no_call(scorer: Callable[..., Scorer]) -> None:
     running = scorer("hostile_lab/one", workers=1)
     for text in ("fork", "good day", "fork", "fine"):
         assert score(running, text)[0].value == len(text)
@@ -267,7 +267,7 @@ hostile = st.one_of(
 
 @settings(max_examples=many(400), deadline=None, suppress_health_check=list(HealthCheck))
 @given(texts=st.lists(hostile, min_size=1, max_size=8))
-def test_hostile_answers_return_and_the_pool_goes_on(shared: Scorer, texts: list[str]) -> None:
+def test_hostile_answers_return_and_the_pool_continues(shared: Scorer, texts: list[str]) -> None:
     start = time.monotonic()
     found = score(shared, *[f"\\boxed{{{text}}}" for text in texts], "good")
     assert time.monotonic() - start < 30

@@ -384,7 +384,7 @@ def streamed(response: httpx.Response) -> str:
     return "".join(each["delta"].get("content", "") for chunk in chunks for each in chunk["choices"])
 
 
-def test_a_thought_that_only_its_end_tells_is_streamed_as_it_stands_and_continued():
+def test_a_thought_without_an_opening_mark_is_streamed_as_it_is_and_continued():
     async def agent(served, post):
         told = streamed(await post(stream=True))
         assert told == "First add.</think>3"
@@ -395,7 +395,7 @@ def test_a_thought_that_only_its_end_tells_is_streamed_as_it_stands_and_continue
 
 
 @pytest.mark.parametrize("begun", ["It is ", "<think>\nhm\n</think>\n\nIt is"])
-def test_a_prefill_is_told_in_no_form(begun):
+def test_no_form_of_a_prefill_is_returned(begun):
     async def agent(served, post):
         asked = [SAY, {"role": "assistant", "content": begun}]
         assert message(await post(asked, tools=[ADD]))["content"] == " three"
@@ -587,7 +587,7 @@ def test_what_cannot_be_read_as_a_call_is_text():
     serve(agent, "<tool_call>{broken", CALL)
 
 
-def test_stops_are_recorded_and_not_told():
+def test_stops_are_recorded_and_not_reported():
     async def agent(served, post):
         told = message(await post(stop=["Observation:"]))
         assert told["content"] == "Look. "
@@ -674,7 +674,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-def test_requests_that_are_refused_are_told_why_and_leave_no_trace():
+def test_rejected_requests_get_the_reason_and_leave_no_trace():
     async def agent(served, post):
         for fields, param, said in REFUSED:
             refused = error(await post(**fields))
@@ -740,7 +740,7 @@ def test_tools_that_the_template_refuses_are_the_agents_fault():
     serve(agent, "3", codec=codec)
 
 
-def test_a_long_history_is_tokenised_beside_the_event_loop(monkeypatch):
+def test_a_long_history_is_tokenised_outside_the_event_loop(monkeypatch):
     """The loop turns while a history is tokenised: the thread waits for it."""
     turned = threading.Event()
     codec = copy.copy(chatml())
@@ -910,7 +910,7 @@ def test_sampling_ends_with_the_client_that_waits():
         serve(agent, policy=policy)
 
 
-def test_sampling_ends_with_the_rollout_and_the_client_is_told():
+def test_sampling_ends_with_the_rollout_and_the_client_gets_an_error():
     async def run() -> None:
         policy, codec = Endless(), chatml()
         setting = RolloutContext(codec=codec, client=policy, sampling=Sampling(), max_length=500, recorder=Recorder)  # type: ignore[arg-type]

@@ -134,7 +134,7 @@ def test_tool_calls_whole_and_streamed(said):
     served(use, lambda _: said + CALL)
 
 
-def test_what_is_no_call_after_all_is_streamed_as_text():
+def test_text_that_turns_out_not_to_be_a_call_is_streamed_as_text():
     async def use(client: Any, url: str) -> None:
         ask = {"model": "tiny", "messages": [SAY], "tools": [ADD], "stream": True}
         parts = [c.choices[0].delta.content or "" async for c in await client.chat.completions.create(**ask)]
@@ -193,7 +193,7 @@ def test_errors_are_those_that_the_client_knows():
     assert policy.prompts == []
 
 
-def test_an_engine_that_fails_is_told_with_its_reason_and_in_a_stream_too():
+def test_a_failing_engine_is_reported_with_its_reason_also_in_a_stream():
     def broken(text: str) -> str:
         raise EngineError("out of memory")
 
@@ -251,7 +251,7 @@ def test_without_a_key_no_page_in_a_browser_can_ask():
     served(use, lambda _: "x", key="")
 
 
-def test_an_open_address_wants_a_key_and_a_taken_one_is_said_at_once():
+def test_an_open_address_requires_a_key_and_a_taken_one_is_reported_at_once():
     with pytest.raises(ConfigError, match="--api-key"):
         ServerOptions(host="0.0.0.0").check()
     ServerOptions(host="0.0.0.0", api_key="k").check()

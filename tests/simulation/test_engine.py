@@ -90,7 +90,7 @@ def test_what_was_running_when_weights_came_bears_both_versions() -> None:
     assert completion.versions.tolist() == [0] * 4 + [7] * 6
 
 
-def test_what_is_aborted_gives_what_there_is_and_makes_room() -> None:
+def test_aborted_requests_return_their_tokens_and_free_their_slots() -> None:
     async def script(engine: SimulatedEngine) -> tuple[list[Any], float, tuple[float, int]]:
         asked = asyncio.ensure_future(ask(engine, "a", n=4))
         waiting = asyncio.ensure_future(ask(engine, "b"))
@@ -105,7 +105,7 @@ def test_what_is_aborted_gives_what_there_is_and_makes_room() -> None:
     assert tokens == 18
 
 
-def test_tokens_that_were_sampled_for_nobody_are_counted_by_the_client() -> None:
+def test_unused_sampled_tokens_are_counted_by_the_client() -> None:
     async def script(engine: SimulatedEngine) -> tuple[int, int]:
         client = EngineClient([engine], lambda ids: [""] * len(ids))
         asked = [client.sample(GenerateRequest("g", np.zeros(3, np.int64), Sampling())) for _ in range(2)]

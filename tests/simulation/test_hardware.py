@@ -57,7 +57,7 @@ def test_further_passes_and_shared_devices_cost_more() -> None:
     assert found.engines_per_node == 2
 
 
-def test_the_size_of_a_model_is_that_of_its_config(tmp_path: Path) -> None:
+def test_the_size_of_a_model_comes_from_its_config(tmp_path: Path) -> None:
     folder = with_config(
         tmp_path / "moe", architectures=["MixtralForCausalLM"], model_type="mixtral", hidden_size=64,
         intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=128,

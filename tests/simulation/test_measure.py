@@ -187,7 +187,7 @@ def test_the_command_takes_what_the_config_says_of_production(run: Path, tmp_pat
     assert anew["wasted"] > plain["wasted"] + 0.05
 
 
-def test_a_batch_that_replay_leaves_nothing_of_is_said(run: Path) -> None:
+def test_a_batch_emptied_by_replay_is_reported(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"replay\.share: 0\.75 of a batch of 2 leaves no new group"):
         given = ("rollout.max_staleness=1", "rollout.replay={share: 0.75}", "--gpus", "2", "--per-gpu", "1")
         command(run, *given, fails=True)
@@ -219,7 +219,7 @@ def test_the_table_says_what_the_figures_are(run: Path) -> None:
         (("algorithm=sft",), r"trains on demonstrations"),
     ],
 )
-def test_what_cannot_be_simulated_is_said(run: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_configurations_that_cannot_be_simulated_are_reported(run: Path, arguments: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         command(run, *arguments, fails=True)
 

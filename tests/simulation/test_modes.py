@@ -66,7 +66,7 @@ def through(
     ("partial", "end", "versions", "sampled", "dropped"),
     [(True, 24.5, [0] * 5 + [1] * 15, 20, 0), (False, 29.0, [1] * 20, 25, 5)],
 )
-def test_an_answer_that_a_sync_ends_costs_its_rest_and_its_reading_or_begins_anew(
+def test_an_answer_interrupted_by_a_sync_costs_its_rest_and_prefill_or_starts_again(
     partial: bool, end: float, versions: list[int], sampled: int, dropped: int
 ) -> None:
     """5 tokens at 6 s; 2 s later prompt and tokens are read (1.5 s) and 15 more follow, or the prompt and 20."""
@@ -199,7 +199,7 @@ def test_in_flight_weights_reach_what_runs() -> None:
     assert found.engines_idle == pytest.approx(0, abs=1e-4)
 
 
-def test_partial_rollouts_go_on_behind_a_sync() -> None:
+def test_partial_rollouts_continue_after_a_sync() -> None:
     """5 tokens while the learner learns, 2 s of sync without an engine, then the 7 that are missing: 14 s."""
     section = RolloutSection(max_staleness=1, in_flight=False)
     found = simulate(attrs.evolve(SETUP, rollout=section))
@@ -258,7 +258,7 @@ def test_a_share_of_the_batch_is_trained_again() -> None:
     assert simulate(learner_alone(REPLAY)).step == pytest.approx(5, abs=1e-3)  # those that waited are too old for more
 
 
-def test_what_is_too_old_is_not_trained_again() -> None:
+def test_groups_that_are_too_old_are_not_replayed() -> None:
     short = attrs.evolve(REPLAY.rollout, max_staleness=1)
     found = simulate(attrs.evolve(REPLAY, rollout=short))
     assert found.staleness_max == 1
@@ -298,7 +298,7 @@ def test_a_policy_orders_and_drops() -> None:
     assert again.wasted == pytest.approx(0.5, abs=0.05)  # what is trained twice was sampled once
 
 
-def test_each_simulation_has_a_policy_and_a_rule_of_its_own() -> None:
+def test_each_simulation_has_its_own_policy_and_rule() -> None:
     made = []
 
     class Policy:
@@ -347,7 +347,7 @@ TAIL = Setup(
 )  # fmt: skip
 
 
-def test_ended_answers_cost_time_and_those_that_begin_anew_more() -> None:
+def test_interrupted_answers_cost_time_and_restarted_ones_more() -> None:
     keep = simulate(TAIL)
     anew = simulate(attrs.evolve(TAIL, rollout=attrs.evolve(TAIL.rollout, partial_rollouts=False)))
     assert simulate(TAIL) == keep
@@ -376,7 +376,7 @@ def test_work_grows_with_ended_responses_and_not_with_tokens() -> None:
     assert turns(1000) <= turns(1) * 1.1
 
 
-def test_an_engine_goes_on_to_what_the_tokens_say_and_marks_no_two_alike() -> None:
+def test_an_engine_continues_with_what_the_tokens_say_and_marks_no_two_alike() -> None:
     async def body(engine: SimulatedEngine, pausable: PausableClient) -> list[Completion]:
         async def ask(name: str, prompt: np.ndarray, begun: int = 0) -> list[Completion]:
             request = Request(id=name, prompt_ids=prompt, sampling=Sampling(), n=2, begun=begun)

@@ -29,7 +29,7 @@ CONFIG = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 
 
 @pytest.mark.slow
-def test_a_slice_stands_for_the_whole() -> None:
+def test_a_slice_represents_the_whole() -> None:
     whole, part = predict(LARGE, most=None), predict(LARGE, most=960)
     assert (whole.share, part.share) == (1.0, 0.25)
     for name in ("configured", "synchronous"):

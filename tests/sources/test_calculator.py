@@ -22,7 +22,7 @@ def test_values_are_exact(expression: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("expression", ["", "1/0", "2**9", "__import__", "(" * 60, "9" * 101])
-def test_what_is_no_expression_is_an_error_that_the_model_reads(expression: str) -> None:
+def test_an_invalid_expression_is_an_error_that_the_model_reads(expression: str) -> None:
     with pytest.raises(ValueError, match=r"character|number|zero|operator|bracket"):
         calculate(expression)
 

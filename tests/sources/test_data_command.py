@@ -83,7 +83,7 @@ def test_wrong_numbers_are_explained(tmp_path, numbers):
     assert "3-4" in ran.output
 
 
-def test_options_without_sense_leave_nothing_behind(tmp_path):
+def test_meaningless_options_leave_nothing_behind(tmp_path):
     ran = run("countdown", "--out", tmp_path / "new", "--operators", "^")
     assert isinstance(ran.exception, RlsdkError)
     assert not (tmp_path / "new").exists()

@@ -79,7 +79,7 @@ def test_a_training_takes_them_in_order_so_that_each_step_holds_the_partition() 
         assert Counter(t.source for t, _ in (stream.draw() for _ in range(6))) == {"easy": 4, "hard": 2}
 
 
-def test_faults_are_told_together_with_their_paths() -> None:
+def test_faults_are_reported_together_with_their_paths() -> None:
     wrong = {"a": {"use": One, "rewart": 1}, "b": {"use": "nosuch/world"}, "c": {"use": One, "reward": "x"}}
     with pytest.raises(OptionError) as caught:
         tasks(environments=wrong, groups=2, tags=["a", "d"], partition=[1, 2])

@@ -197,7 +197,7 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path, line, reason):
     assert len(tasks.skipped) == 1
 
 
-def test_bytes_that_are_no_text_are_a_bad_row(tmp_path):
+def test_bytes_that_are_not_text_are_a_bad_row(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "good"}\n{"prompt": "\xff\xfe"}\n')
     with pytest.raises(DataError, match=r"line 2: it is not JSON"):
         load("jsonl", path=str(tmp_path / "a.jsonl"))
@@ -261,14 +261,14 @@ def test_a_missing_file_is_named_with_the_nearest(tmp_path, kind):
         load(kind, path=str(tmp_path / f"tran.{kind}"))
 
 
-def test_a_file_that_is_no_parquet_is_named(tmp_path):
+def test_a_file_that_is_not_parquet_is_named(tmp_path):
     for content in (b"", b"PAR1", b"PAR1" + b"\xff" * 100 + b"PAR1", b"{}\n"):
         (tmp_path / "a.parquet").write_bytes(content)
         with pytest.raises(DataError, match=r"a\.parquet: it cannot be read as parquet"):
             load("parquet", path=str(tmp_path / "a.parquet"))
 
 
-def test_files_without_rows_or_without_a_good_one_are_told_apart(tmp_path):
+def test_files_without_rows_and_without_a_good_row_are_distinguished(tmp_path):
     with pytest.raises(DataError, match=r"a\.jsonl: there are no rows"):
         load("jsonl", path=save(tmp_path / "a.jsonl", [""]))
     with pytest.raises(DataError, match=r"no row is a valid task\n.*line 1: "):

@@ -18,12 +18,12 @@ from rlsdk.storage.lock import LOCK, RemoteLock
 from rlsdk.storage.remote import RemoteFolder
 
 
-def test_urls_are_told_from_folders() -> None:
+def test_urls_are_distinguished_from_folders() -> None:
     assert all(map(is_url, ["s3://bucket/runs", "file:///data", "memory://x", "simplecache::s3://bucket/x"]))
     assert not any(map(is_url, ["runs", "/data/runs", "C:\\runs", "./s3:/x", "a b://c"]))
 
 
-def test_each_url_has_a_mirror_of_its_own(tmp_path: Path) -> None:
+def test_each_url_has_its_own_mirror(tmp_path: Path) -> None:
     one, other = (mirror_of(url, str(tmp_path)) for url in ("s3://bucket/a/b", "s3://bucket/a-b"))
     assert one != other and one.parent == other.parent == tmp_path
     assert mirror_of("s3://bucket/a/b/", str(tmp_path)) == one

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.usefixtures("s3")
 LONGER = ("steps=8", "checkpoint.every=2", "eval.every=4", "engine=transformers")
 
 
-def test_a_run_whose_machine_is_lost_goes_on_from_the_bucket_exactly(
+def test_a_run_whose_machine_is_lost_continues_exactly_from_the_bucket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -118,7 +118,7 @@ def steps_of(folder: Path) -> tuple[list[int], list[int]]:
     return kept, [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_goes_on_elsewhere_from_its_newest_checkpoint(plan: Callable[..., Plan], url: str) -> None:
+def test_a_run_continues_elsewhere_from_its_newest_checkpoint(plan: Callable[..., Plan], url: str) -> None:
     first = plan(url)
     begun, found, _ = run(first, 1, 2, 3, wait=True)
     assert begun is None and found["uploaded"] == [1, 2, 3] and not found["warning"] and found["failures"] == 0
@@ -183,7 +183,7 @@ def test_an_upload_that_breaks_off_anywhere_is_never_found(
     pytest.fail("no upload was finished")
 
 
-def test_failed_uploads_are_tried_again_while_the_run_goes_on(
+def test_failed_uploads_are_retried_while_the_run_continues(
     plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, memory: str
 ) -> None:
     upload, failures = RemoteFolder.upload, iter([OSError(errno.ENOSPC, "No space left on device"), ConnectionError()])
@@ -220,7 +220,7 @@ def test_a_failure_behind_the_manifest_uploads_nothing_twice(
     assert not left.exists()
 
 
-def test_a_network_that_stays_away_is_told_and_the_next_resumption_uploads(
+def test_a_lost_network_is_reported_and_the_next_resume_uploads(
     plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, memory: str
 ) -> None:
     with monkeypatch.context() as patch:
@@ -359,7 +359,7 @@ def test_whoever_lost_the_remote_folder_uploads_nothing_more(plan: Callable[...,
     assert not copies.copies(RemoteFolder(memory))
 
 
-def test_a_store_that_cannot_be_reached_is_said_before_the_run(
+def test_an_unreachable_store_is_reported_before_the_run(
     plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
@@ -370,7 +370,7 @@ def test_a_store_that_cannot_be_reached_is_said_before_the_run(
         run(plan("memory://nowhere/trial"))
 
 
-def test_a_bucket_that_is_not_there_is_said_and_not_made(plan: Callable[..., Plan], s3: str) -> None:
+def test_a_missing_bucket_is_reported_and_not_created(plan: Callable[..., Plan], s3: str) -> None:
     import s3fs
 
     with pytest.raises(RunError, match="s3://misspelt/runs/trial cannot be used"):

@@ -191,7 +191,7 @@ def test_ctrl_c_is_passed_on_and_nothing_more_is_started(config: Path, monkeypat
     assert time.monotonic() - began < 30
 
 
-def test_a_metric_that_ends_in_no_number_is_no_result(config: Path) -> None:
+def test_a_metric_without_a_final_number_is_not_a_result(config: Path) -> None:
     folder, runs, _ = sweep_of(config, ["learner.lr=1e-4,1e-3,1e-2"], [], seeds=1)
     for run, value in zip(runs, [0.1, float("nan"), 0.6], strict=True):
         finish(run, value)
@@ -260,7 +260,7 @@ def test_without_the_repository_the_error_says_what_to_do(tmp_path: Path, monkey
 
 @pytest.mark.stack
 @pytest.mark.slow
-def test_a_sweep_trains_reports_fails_and_goes_on(config: Path) -> None:
+def test_a_sweep_trains_reports_fails_and_continues(config: Path) -> None:
     ran = rlsdk("sweep", str(config), "learner.lr=1e-4,1e-3", "--json")
     assert ran.exit_code == 0, ran.stderr
     found = json.loads(ran.stdout)

@@ -160,7 +160,7 @@ def test_each_property_is_a_test(tests, run_pytest):
     assert "1 failed" in text.splitlines()[-1]
 
 
-def test_tests_that_are_named_run_beside_it(tests, run_pytest):
+def test_the_named_tests_run_along(tests, run_pytest):
     text = run_pytest("-v", "test_own.py", "--rlsdk-plugin", "lab.py", "-k", "own or gaps", status=0)
     assert "test_own.py::test_own PASSED" in text
     assert "lab/leaky[policy_loss]::gaps PASSED" in text

@@ -219,7 +219,7 @@ def test_a_template_without_results_is_refused_instead_of_leaving_them_out() -> 
     assert broken(check_model(made)) == {}
 
 
-def test_a_template_that_drops_thoughts_holds_since_its_turns_begin_anew() -> None:
+def test_a_template_that_drops_thoughts_passes_since_its_turns_start_again() -> None:
     found = {each.name: each for each in check_model(subject(DROPS))}
     assert found["prefix"].ok is True and found["bridge"].ok == "n/a"
     assert "starts a new rollout" in found["bridge"].reason

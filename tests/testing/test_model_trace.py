@@ -89,7 +89,9 @@ def test_other_architectures_and_dtypes_have_no_difference(tmp_path: Path, name:
     assert agreement(subject, str(tmp_path)).ok is True
 
 
-def test_what_cannot_be_compared_is_said(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_cannot_be_compared_are_reported(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     subject = open_subject(str(model))
     assert agreement(subject, str(tmp_path)).ok == "n/a"
     assert "unknown engine 'sglang'" in agreement(subject, str(model), engine="sglang").reason

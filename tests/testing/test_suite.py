@@ -160,7 +160,7 @@ async def picky(task, chat):
     return chat.finish(metrics={"level": task.metadata["level"]})
 
 
-def test_what_a_workflow_forgets_is_said(monkeypatch):
+def test_mistakes_of_a_workflow_are_reported(monkeypatch):
     pytest.importorskip("transformers")
     assert failed(hasty)["gives-rollouts"].got == "coroutine 'TokenChat.sample' was never awaited"
     assert failed(silent)["gives-rollouts"].got == "one without a sampled token"
@@ -307,7 +307,7 @@ def test_what_hangs_on_another_property_is_skipped():
     assert (found["permutation"].outcome, found["permutation"].reason) == ("skipped", "shapes does not hold")
 
 
-def test_random_choices_are_no_fault_of_order():
+def test_random_choices_are_not_an_order_fault():
     @rlsdk.policy_loss("dropout")
     def dropout(x):
         """Leaves out half of the optimiser batch."""
@@ -337,7 +337,7 @@ def test_a_loss_that_reads_the_whole_must_say_so():
 
 
 @pytest.mark.parametrize(("batch", "breaks"), [(True, True), ("group", False)])
-def test_a_reward_that_compares_but_takes_any_list_is_told_of_groups(batch, breaks):
+def test_a_comparing_reward_that_takes_any_list_is_referred_to_groups(batch, breaks):
     @rlsdk.reward("rank", batch=batch)
     def rank(rollouts):
         """From 0 for the longest answer to 1 for the shortest."""

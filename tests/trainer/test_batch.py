@@ -70,7 +70,7 @@ def test_pack_keeps_valid_rollouts_and_their_response_tokens() -> None:
     np.testing.assert_allclose(packed.arrays.tokens["behaviour_logprobs"], [-0.2, -0.3, -0.1, -0.2, -0.3], rtol=1e-6)
 
 
-def test_pack_lays_experts_beside_all_tokens_and_counts_those_that_are_unknown() -> None:
+def test_pack_aligns_experts_with_all_tokens_and_counts_unknown_ones() -> None:
     known = attrs.evolve(rollout(2, [True, True, True]), routed_experts=np.full((5, 1, 2), 3, np.int16))
     other = rollout(1, [True, False, True], first=200)  # sampled by an engine that did not tell
     packed = pack([Group(TASK, [known, other], [Score(1.0), Score(0.0)])])
@@ -152,7 +152,7 @@ def graded(*rewards: float) -> Group:
     return Group(task, [rollout(1, [True, True])] * len(rewards), [Score(r) for r in rewards])
 
 
-def test_what_experts_wrote_stands_behind_and_gets_no_credit() -> None:
+def test_expert_rollouts_come_last_and_get_no_credit() -> None:
     packed = pack([graded(0.0, 1.0), graded(0.5)], [Group(TASK, [rollout(1, [True])], [Score(0.0)])])
     assert packed is not None
     assert (packed.sampled, packed.sampled_tokens, packed.groups.tolist()) == (3, 6, [0, 0, 1, 2])
@@ -189,7 +189,7 @@ def test_a_response_keeps_its_length_when_its_first_tokens_are_too_old_to_be_tra
     assert last.tokens["policy_versions"].tolist() == [0, 0, 0, 0, 1, 1, 2, 2]
 
 
-def test_what_nobody_sampled_is_compared_with_the_policy_before_the_update_or_with_none() -> None:
+def test_tokens_that_were_not_sampled_are_compared_with_the_old_policy_or_with_none() -> None:
     written = attrs.evolve(rollout(1, [True, True]), policy_versions=[-1, -1, -1])
     packed = pack([Group(TASK, [written, rollout(1, [True, True])], [Score(0.0)] * 2)])
     assert packed is not None
@@ -201,7 +201,7 @@ def test_what_nobody_sampled_is_compared_with_the_policy_before_the_update_or_wi
     assert not {"old_logprobs", "behaviour_logprobs"} & unknown.keys()
 
 
-def test_shaping_and_advantage_are_told_the_time() -> None:
+def test_shaping_and_advantage_get_the_training_step() -> None:
     @rlsdk.shaping("early")
     def early(x: rlsdk.CreditInputs) -> torch.Tensor:
         return x.rewards + x.train_step
@@ -277,7 +277,7 @@ def test_pairs_are_groups_of_a_better_and_a_worse_rollout() -> None:
             labels(packed, needs)
 
 
-def test_rewards_that_differ_in_their_last_digit_are_a_pair_whose_mean_rounds_up() -> None:
+def test_rewards_that_differ_only_in_the_last_digit_are_a_pair() -> None:
     packed = pack([graded(0.3, 0.1 + 0.2)])  # 0.1 + 0.2 is 0.30000000000000004, and so is the mean of both
     assert packed is not None
     assert labels(packed, frozenset({"pairs", "preferred"}))["preferred"].tolist() == [False, True]
@@ -527,7 +527,7 @@ def test_each_group_of_a_batch_ends_as_what_became_of_it() -> None:
     assert final_states(records[:2], None) == [TaskStatus.FILTERED, TaskStatus.FAILED]
 
 
-def test_groups_whose_workflow_changed_the_task_are_trained_replayed_and_keep_their_baseline() -> None:
+def test_groups_with_a_changed_task_are_trained_replayed_and_keep_their_baseline() -> None:
     def record(number: int) -> TaskRecord:
         task = Task(id="same", prompt="p")
         made = [attrs.evolve(rollout(1, [True]), task=attrs.evolve(task, metadata={"tries": i})) for i in range(2)]

@@ -62,7 +62,7 @@ def test_an_undeclared_field_stays_hidden(tmp_path: Path) -> None:
         x.with_extra(lateness=torch.zeros(3))
 
 
-def test_what_is_no_field_is_refused_when_it_is_marked() -> None:
+def test_an_unknown_field_is_refused_when_it_is_marked() -> None:
     with pytest.raises(PluginError, match=r"declares no field; mark it with @rlsdk\.field"):
         rlsdk.advantage("x", needs=(lambda batch: None,))
     with pytest.raises(PluginError, match=r"the core already has a field of this name"):

@@ -137,7 +137,7 @@ def rollout(tokens: list[int], logprobs: list[float], mask: list[bool], source: 
     return Rollout(Task(id="t", prompt="?", source=source), (), tokens, mask, logprobs, [0] * len(tokens))
 
 
-def test_phrases_that_were_said_before_are_counted() -> None:
+def test_repeated_phrases_are_counted() -> None:
     assert repetition(np.array([1, 2, 3, 1, 2, 3]), size=3) == 0.25  # 123 231 312 123: one of four again
     assert repetition(np.zeros(20, np.int64), size=3) == 17 / 18
     assert repetition(np.arange(30)) == 0.0
@@ -171,6 +171,6 @@ def test_gaps_add_up_over_a_generation_and_stale_tokens_do_not_count() -> None:
     assert gap_metrics(learner, engine, np.zeros(4, bool), segments) == {}
 
 
-def test_the_share_of_a_source_is_that_of_the_trained_groups() -> None:
+def test_the_share_of_a_source_is_computed_from_trained_groups() -> None:
     groups = [Group(Task(id="t", prompt="?", source=name), [], []) for name in ("a", "a", "b", "a")]
     assert source_shares(groups) == {"source/a/share": 0.75, "source/b/share": 0.25}

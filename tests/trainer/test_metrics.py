@@ -57,7 +57,7 @@ def test_times_of_a_run_ahead_say_who_waited_for_whom() -> None:
     assert found["time/outside_share"] == pytest.approx(0.3)
 
 
-def test_what_is_constant_without_running_ahead_is_not_logged() -> None:
+def test_metrics_that_are_constant_without_running_ahead_are_not_logged() -> None:
     phases = {"take": 1.0, "produce": 1.5, "learn": 5.0}
     found = time_metrics(phases, 10.0, SPENT, generated=0.0, ahead=False)
     assert not {"time/overlap", "time/wait_for_rollouts"} & found.keys()

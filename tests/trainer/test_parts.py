@@ -137,7 +137,7 @@ def test_a_later_sync_without_effect_is_caught_where_the_learner_moved() -> None
         canary.check(3, start + 2 * shift, engines(start + 2 * shift, start + shift), updated=True)
 
 
-def test_an_engine_that_comes_later_is_compared_with_what_the_learner_said_last() -> None:
+def test_a_late_engine_is_compared_with_the_learners_latest_logprobs() -> None:
     canary = Canary(np.arange(3), tolerance=1e-3)
     before, now = np.array([-1.0, -2.0], np.float32), np.array([-1.5, -2.5], np.float32)
     canary.check(0, before, engines(before, before), updated=False)

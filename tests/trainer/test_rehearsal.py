@@ -148,12 +148,12 @@ def test_a_wrong_answer_is_fine_and_so_is_a_reward_that_fails_on_some(lab: Path,
 
 
 @pytest.mark.parametrize(("name", "why"), [("asks", "it is async"), ("large", "it runs in an actor of its own")])
-def test_what_cannot_be_tried_here_is_skipped_and_said(lab: Path, name: str, why: str) -> None:
+def test_checks_that_cannot_run_here_are_skipped_and_reported(lab: Path, name: str, why: str) -> None:
     (skipped,) = rehearsed(plan_of(lab, f"[countdown, trial_lab/{name}]")).notes
     assert skipped.startswith(f"reward[1]: 'trial_lab/{name}' is not tried out before the start: {why}")
 
 
-def test_a_part_behind_a_gate_is_tried_and_one_for_other_sources_is_not(lab: Path) -> None:
+def test_a_part_after_a_gate_is_tried_and_one_for_other_sources_is_not(lab: Path) -> None:
     with pytest.raises(ConfigError, match=r"reward\[1\]: 'trial_lab/here' could score none"):
         rehearsed(plan_of(lab, "[{use: trial_lab/gate, gate: 1.0}, trial_lab/here]"))
     plan = plan_of(lab, "[countdown, {use: trial_lab/here, sources: [poems]}]")

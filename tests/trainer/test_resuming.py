@@ -90,7 +90,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return Run(tmp_path)
 
 
-def test_the_same_configuration_goes_on_and_leaves_the_file_alone(run: Run) -> None:
+def test_the_same_configuration_continues_and_leaves_the_file_alone(run: Run) -> None:
     run.begin()
     before = run.text()
     assert run.resume() == Prepared(4)
@@ -155,7 +155,7 @@ def test_with_leave_it_goes_on_and_the_old_file_is_kept(run: Run) -> None:
         "save_rollouts=10",
     ],
 )
-def test_what_leaves_the_training_as_it_is_goes_on_with_a_notice(run: Run, change: str) -> None:
+def test_changes_without_effect_on_the_training_continue_with_a_notice(run: Run, change: str) -> None:
     run.begin()
     found = run.resume(change)
     path = change.partition("=")[0]
@@ -163,7 +163,7 @@ def test_what_leaves_the_training_as_it_is_goes_on_with_a_notice(run: Run, chang
     assert run.kept() == ["config.step-4.yaml", "config.yaml"]
 
 
-def test_a_default_that_is_written_out_is_no_change(run: Run) -> None:
+def test_an_explicit_default_is_not_a_change(run: Run) -> None:
     run.begin()
     same = ("batch_size=64", "tasks.train.seed=0", "algorithm.policy_loss.clip_high=0.2", "learner.lr=0.0001")
     assert run.resume(*same) == Prepared(4)
@@ -252,7 +252,7 @@ def test_a_marked_object_is_the_same_in_another_process(run: Run, monkeypatch: p
     assert "the source of reward 'mine' cannot be kept" in notice
 
 
-def test_a_damaged_newest_checkpoint_is_set_aside_and_the_run_goes_on_from_the_one_before(run: Run) -> None:
+def test_a_damaged_newest_checkpoint_is_set_aside_and_the_run_continues_from_the_previous_one(run: Run) -> None:
     run.begin(step=4)
     checkpoints = Checkpoints(run.plan().folder, 2)
     checkpoints.save(8, {**{key: {} for key in SECTIONS}, "plugins": run.plan().code}, lambda _: None)

@@ -77,7 +77,9 @@ def test_gpus_are_not_looked_at_where_none_are_used(plan: Callable[..., Plan], m
     assert not examine(plan(), starts=False).warnings
 
 
-def test_too_few_gpus_are_said_before_ray_starts(plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_gpus_are_reported_before_ray_starts(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(preflight, "gpu_capability", list)
     monkeypatch.setattr(preflight, "gpu_count", lambda: 1)
@@ -85,7 +87,7 @@ def test_too_few_gpus_are_said_before_ray_starts(plan: Callable[..., Plan], monk
     assert any("needs 2 GPUs" in each.message and "this machine has 1" in each.message for each in found)
 
 
-def test_too_few_open_files_are_said_before_ray_hangs_over_them(
+def test_a_low_open_files_limit_is_reported_before_ray_hangs(
     plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -96,7 +98,7 @@ def test_too_few_open_files_are_said_before_ray_hangs_over_them(
     assert not examine(plan(), starts=False).warnings
 
 
-def test_each_engine_has_a_cache_folder_of_its_own_below_the_runs(
+def test_each_engine_has_its_own_cache_folder_below_the_runs(
     plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = []

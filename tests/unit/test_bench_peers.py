@@ -152,7 +152,7 @@ def test_the_page_shows_the_committed_runs() -> None:
     assert results.replace_block(text, "results", page.block(page.read())) == text
 
 
-def test_nothing_to_run_is_a_failure_and_an_unknown_name_is_told(
+def test_nothing_to_run_is_a_failure_and_an_unknown_name_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main = module("peers").main
@@ -174,7 +174,7 @@ def test_a_peer_that_cannot_be_had_is_named_and_no_failure_of_the_others(
     assert (tmp_path / "learning.png").is_file()
 
 
-def test_a_run_that_fails_is_told_and_the_next_one_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_run_is_reported_and_the_next_one_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def fails() -> Any:
         raise RuntimeError("it broke")
 

@@ -46,7 +46,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_drawing_of_the_design_is_what_is_checked() -> None:
+def test_the_diagram_of_the_design_is_checked() -> None:
     checked = contracts()["layers"]["layers"]
     page = (ROOT / "docs" / "design.md").read_text()
     (drawing,) = re.findall(r"^```\n(cli .*?)^```", page, re.DOTALL | re.MULTILINE)

@@ -37,7 +37,7 @@ def test_cuda_companions_of_a_cpu_torch_are_named_with_the_remedy(install):
     assert codec.startswith("torchcodec 0.17.0+cu130")
 
 
-def test_cpu_companions_of_a_cpu_torch_are_no_fault(install):
+def test_cpu_companions_of_a_cpu_torch_are_not_a_fault(install):
     install("torch", "2.13.0+cpu")
     install("torchvision", "0.28.0+cpu")
     install("torchaudio", "2.11.0+cpu")
@@ -128,7 +128,7 @@ def test_this_gpu_is_served():
     assert preflight.gpu_capability() == []
 
 
-def test_no_gpu_is_no_fault():
+def test_no_gpu_is_not_a_fault():
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is one")

@@ -92,6 +92,6 @@ def test_the_kit_is_light() -> None:
     assert ran.stdout.strip() == "set()"
 
 
-def test_a_name_that_the_kit_lacks_is_told_with_those_that_it_has() -> None:
+def test_a_name_missing_from_the_kit_is_reported_with_the_existing_ones() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'; it offers: PATTERN"):
         importlib.import_module("rlsdk.kit").nothing  # noqa: B018

@@ -88,7 +88,7 @@ def test_the_browser_of_rollouts_is_used_with_keys(page: Browser) -> None:
     assert page.errors() == []
 
 
-def test_a_search_goes_on_from_pages_on_which_nothing_was_found(
+def test_a_search_continues_after_pages_without_matches(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path / "searched", steps=1)
@@ -134,7 +134,7 @@ def test_after_the_last_rollout_the_list_says_that_these_were_all(browser: Brows
         assert browser.errors() == []
 
 
-def test_what_was_not_found_is_sought_again_as_the_run_goes_on_and_typing_is_not_disturbed(
+def test_a_search_without_matches_is_repeated_while_the_run_continues_without_disturbing_typing(
     browser: Browser, tmp_path: Path
 ) -> None:
     run = make_run(tmp_path / "live")

@@ -68,7 +68,7 @@ def test_damaged_files_of_one_run_cost_the_page_nothing(service: ViewerService, 
     assert (status, "too large" in content["error"]) == (400, True)
 
 
-def test_a_run_that_was_cut_back_and_has_gone_further_is_read_anew(service: ViewerService, ask: Ask, run: Path) -> None:
+def test_a_run_that_was_cut_back_and_continued_is_read_again(service: ViewerService, ask: Ask, run: Path) -> None:
     (key,) = service._runs
 
     def standing(kl: float, begin: int, end: int) -> list[str]:
@@ -224,7 +224,7 @@ def test_the_server_imports_none_of_the_stack(run: Path) -> None:
     assert found.stdout.strip() == "[]"
 
 
-def test_alerts_and_a_silent_run_are_told(service: ViewerService, ask: Ask, run: Path) -> None:
+def test_alerts_and_a_silent_run_are_reported(service: ViewerService, ask: Ask, run: Path) -> None:
     (key,) = service._runs
     alert: dict[str, Any] = {"step": 4, "name": "length", "level": "warning", "message": "m", "advice": "a"}
     (run / "alerts.jsonl").write_text(json.dumps(alert) + "\n{broken\n" + json.dumps({"step": 5}) + "\n")

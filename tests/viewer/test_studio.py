@@ -149,7 +149,7 @@ def test_a_check_explains_the_arithmetic_memory_and_disk() -> None:
 @pytest.mark.parametrize(
     "text", ["a: [1", "- 1\n- 2", "3", "just text", "name: ${unclosed", "a: 1\n\tb: 2", "\x00", "? {a: b}\n: c"]
 )
-def test_what_is_no_configuration_is_a_fault(text: str) -> None:
+def test_a_file_without_a_configuration_is_a_fault(text: str) -> None:
     found = checked({"text": text})
     assert found["text"] == text
     assert found["faults"]

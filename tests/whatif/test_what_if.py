@@ -187,7 +187,7 @@ def test_all_faults_are_reported_together(run: Path) -> None:
         (["--checkpoint", "3"], "has no complete checkpoint of step 3"),
     ],
 )
-def test_what_cannot_be_replayed_is_said(run: Path, arguments: list[str], expected: str) -> None:
+def test_batches_that_cannot_be_replayed_are_reported(run: Path, arguments: list[str], expected: str) -> None:
     result = invoke(run, *arguments)
     assert result.exit_code != 0
     assert expected in result.output
@@ -203,7 +203,7 @@ def test_code_that_the_folder_names_is_not_executed_unless_the_user_gives_it(tmp
     assert answer(run, "--plugin", str(file), "--reward", "evil/worse")["sign_changes"] == 5
 
 
-def test_a_missing_folder_or_store_is_said(tmp_path: Path) -> None:
+def test_a_missing_folder_or_store_is_reported(tmp_path: Path) -> None:
     assert "not the folder of a run" in invoke(tmp_path).output
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     assert "has no stored rollouts" in invoke(tmp_path).output

@@ -209,7 +209,7 @@ async def test_what_a_group_raises_in_a_worker_is_raised_here(started: StartedPo
     assert started.seen == [seen]
 
 
-async def test_a_group_that_nobody_waits_for_is_ended_and_its_late_answer_is_ignored(started: StartedPool) -> None:
+async def test_a_group_without_a_waiting_caller_is_ended_and_its_late_answer_ignored(started: StartedPool) -> None:
     [task] = await begin(started.pool, "a")
     task.cancel()
     await asyncio.sleep(0.01)
@@ -292,7 +292,7 @@ async def test_pauses_and_routes_reach_every_worker_and_those_that_start_later(s
     await draining
 
 
-async def test_the_death_of_an_engine_is_told_once_and_not_that_of_an_earlier_life(
+async def test_the_death_of_an_engine_is_reported_once_without_earlier_deaths(
     started: StartedPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     lost: list[tuple[int, Any, str]] = []

@@ -163,7 +163,7 @@ def test_a_number_that_does_not_count_is_warned_about_once(file, caplog):
     assert not [r for r in caplog.records if "gave a reward" in r.getMessage()]
 
 
-def test_the_score_of_the_last_conversation_is_that_of_all(file):
+def test_the_score_of_the_last_conversation_applies_to_all(file):
     seen = []
 
     def reward(rollout: Any) -> float:

@@ -77,7 +77,7 @@ def test_at_least_one_answer() -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 7])
-def test_branches_go_on_by_themselves_with_seeds_of_their_own(seed: int | None) -> None:
+def test_branches_continue_separately_with_their_own_seeds(seed: int | None) -> None:
     codec = plain()
     seeds: list[int | None] = []
 

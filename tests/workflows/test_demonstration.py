@@ -45,7 +45,7 @@ def talk(*pairs: tuple[str, str]) -> list[dict[str, str]]:
     return [{"role": role, "content": content} for role, content in pairs]
 
 
-def test_turns_are_trained_on_and_what_stands_between_them_is_not() -> None:
+def test_turns_are_trained_on_and_tokens_between_them_are_not() -> None:
     codec = plain()
     answers = talk(("assistant", "1+2"), ("user", ":"), ("assistant", "2+1"))
     rollout = shown(Task(id="d", prompt="3:", metadata={"demonstration": answers}), codec)
@@ -128,13 +128,13 @@ def test_the_calculators_examples_are_what_the_workflow_tools_would_have_been() 
         ([{"role": "assistant", "content": "", "tool_calls": [{}], "thinking": "hm"}], "holds thinking and tool_calls"),
     ],
 )
-def test_what_is_no_conversation_is_named(given: object, message: str) -> None:
+def test_invalid_conversations_are_named(given: object, message: str) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         shown(Task(id="d", prompt="3:", metadata={"demonstration": given}), plain())
     assert caught.group_contains(DataError, match=message)
 
 
-def test_a_pair_is_two_rollouts_of_which_the_chosen_one_is_better() -> None:
+def test_a_pair_is_two_rollouts_with_the_chosen_one_better() -> None:
     codec = plain()
     task = Task(
         id="d",

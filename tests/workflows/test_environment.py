@@ -120,7 +120,7 @@ def test_rewards_of_turns_reach_the_advantage_at_their_tokens() -> None:
     assert x.token_rewards.tolist() == [0, -0.25, 0, 0, 0, 0, -0.25]
 
 
-def test_a_rollout_without_a_state_is_in_a_state_of_its_own() -> None:
+def test_a_rollout_without_a_state_is_compared_with_no_other() -> None:
     from rlsdk.trainer.batch import credit_inputs, pack
 
     groups = play(lambda _: "0", task(3), max_turns=2, group_size=4)
@@ -207,7 +207,7 @@ def test_time_of_a_whole_episode() -> None:
     assert group.scores[0].valid
 
 
-def test_a_slow_step_blocks_nobody() -> None:
+def test_a_slow_step_blocks_no_other() -> None:
     """Sixteen environments step at once: each step waits for the other fifteen."""
     others = threading.Barrier(16)
 

@@ -100,7 +100,7 @@ def test_a_call_its_result_and_the_answer(file: str) -> None:
     assert read[0].startswith("system\nadd look breaks hangs")  # by the template
 
 
-def test_whatever_goes_wrong_is_told_and_nothing_raises(file: str) -> None:
+def test_all_failures_are_reported_and_nothing_raises(file: str) -> None:
     wrong = {
         "<tool_call>{]</tool_call>": "error: it is not JSON",
         "<tool_call>{}</tool_call>": 'error: expected {"name": NAME',
@@ -139,7 +139,9 @@ def test_whatever_goes_wrong_is_told_and_nothing_raises(file: str) -> None:
     ],
     ids=["keys", "set", "bytes", "integer", "key", "nan", "infinity", "nested"],
 )
-def test_arguments_that_are_no_json_are_told_and_end_no_run(file: str, parser: str, said: str, why: str) -> None:
+def test_arguments_that_are_not_json_are_reported_without_ending_the_run(
+    file: str, parser: str, said: str, why: str
+) -> None:
     answers = iter([said, "I give up."])
     workflow = rlsdk.load("workflow", "tools", tools=[f"{file}:add"], parser=parser)
     task = Task(id="t", prompt=(Message("user", "1+2"),))

@@ -132,7 +132,7 @@ def test_limits_and_failures(codec, file):
         rlsdk.load("workflow", AgentsWorkflow, agent=f"{file}:called")
 
 
-def test_members_of_a_group_work_at_once_and_nothing_answers_behind_the_end(codec, file, monkeypatch):
+def test_members_of_a_group_work_at_once_and_nothing_answers_after_the_end(codec, file, monkeypatch):
     urls = []
     inner = AgentsWorkflow._run
 

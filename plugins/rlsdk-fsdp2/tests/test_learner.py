@@ -586,7 +586,7 @@ def test_experts_are_trained_although_a_rank_may_need_few_of_them(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [{"tensor_parallel": 2}, {"context_parallel": 2, "tensor_parallel": 2}])
-def test_four_ranks_of_which_two_divide_layers_and_two_rollouts_or_their_tokens(
+def test_four_ranks_with_two_way_tensor_and_data_or_context_parallelism(
     more: dict[str, int], ranks: Ranks, normed: Model, batch: TrainBatch, tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM

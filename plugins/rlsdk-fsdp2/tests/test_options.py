@@ -111,7 +111,7 @@ def test_weights_between_divided_layers_are_refused() -> None:
     assert make(tensor_parallel=2).model_faults(neox) == []
 
 
-def test_rollouts_whose_tokens_ranks_cannot_share_are_refused() -> None:
+def test_rollouts_that_ranks_cannot_share_are_refused() -> None:
     from transformers import (
         AutoModelForCausalLM,
         BloomConfig,

@@ -92,7 +92,7 @@ def test_an_episode_that_runs_out_of_actions(lake, answer):
     assert lake.step(answer("Down")).metrics["num_actions"] == 1.0
 
 
-def test_the_goal_reached_by_the_last_action_is_no_truncation(lake, answer):
+def test_reaching_the_goal_with_the_last_action_is_not_a_truncation(lake, answer):
     lake.max_steps = 3
     lake.reset(0)
     steps = [lake.step(answer(name)) for name in ("Down", "Right", "Right")]

@@ -36,7 +36,7 @@ def test_rolls_configuration_passes_the_check(installed: Path) -> None:
     assert "gridworlds" in plan.code
 
 
-def test_a_wrong_number_of_workers_is_told_with_the_other_faults(installed: Path) -> None:
+def test_a_wrong_number_of_workers_is_reported_with_the_other_faults(installed: Path) -> None:
     config = roll(installed)
     config["environments"] = {"workers": 0, "isolation": "cell"}
     config["tasks"]["eval"]["environments"]["FrozenLake"]["is_slipery"] = True

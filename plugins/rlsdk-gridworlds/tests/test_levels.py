@@ -77,7 +77,7 @@ def test_a_chat_has_a_message():
     assert message == Message("user", load()[0].prompt)
 
 
-def test_what_cannot_be_is_said_at_once():
+def test_invalid_options_are_reported_at_once():
     with pytest.raises(OptionError, match="size: expected at least 1, got 0"):
         load(size=0)
     with pytest.raises(OptionError, match="environment: expected the name of an environment"):

@@ -256,7 +256,7 @@ def test_every_kind_of_cell_looks_its_own():
         assert len({draw([[kind]]).tobytes() for kind in cls.CELLS.values()}) == len(cls.CELLS)
 
 
-def test_there_is_no_other_way_to_render():
+def test_unknown_render_modes_are_refused():
     world = FrozenLake()
     world.reset(0)
     with pytest.raises(ValueFault, match="render mode 'human'; expected 'text' or 'rgb_array'"):

@@ -135,7 +135,7 @@ def guess():
     return load(environment="vf-guess")[0]  # 3
 
 
-def test_several_turns_are_one_rollout_of_sampled_and_said_tokens(guess, chat, codec):
+def test_several_turns_are_one_rollout_of_sampled_and_sent_tokens(guess, chat, codec):
     rollout = play(guess, chat(guess, "7", "2", "3"))
     roles = [(m.role, m.content) for m in rollout.messages]
     assert roles == [
