@@ -191,7 +191,7 @@ def _flatten(error: BaseException, path: str) -> Iterable[Fault]:
             known = [f.name for f in dataclasses.fields(error.cl) if f.init]
         else:
             known = [f.alias for f in attrs.fields(error.cl) if f.alias]
-        for name in sorted(error.extra_fields):
+        for name in sorted(map(str, error.extra_fields)):  # YAML has numbers as keys, too
             yield f"{path}.{name}", unknown("key", name, known)
     elif isinstance(error, KeyError):
         yield f"{path}.{error.args[0]}", "is required"

@@ -175,6 +175,10 @@ def test_what_no_single_value_shows(faults, override, path, text):
         ("algorithm.kl_coef=.inf", "algorithm.kl_coef: expected a finite number, got inf"),
         ("reward={use: countdown, weight: .nan}", "reward[0].weight: expected a finite number, got nan"),
         ("seed=-1", "seed: at least 0, got -1"),
+        (
+            "sampling={1: 2, top_p: 1.0, x: 3}",
+            "sampling.1: unknown key '1'; known: max_tokens, seeds, stop, temperature, top_k, top_p",
+        ),
     ],
 )
 def test_non_finite_numbers_and_a_negative_seed_are_faults(faults, override, fault):
