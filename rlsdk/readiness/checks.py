@@ -20,6 +20,7 @@ from rlsdk.config import Plan, TaskSource
 from rlsdk.config.rules import longest_prompt
 from rlsdk.contracts import (
     OnlySamples,
+    PlaysEpisodes,
     Requires,
     RequiresPrograms,
     SpansGPUs,
@@ -286,6 +287,7 @@ class _PlanChecks:
                 self._prompts(path, some, count, codec)
                 self._answers_as_prefills(path, source, some)
                 self._unscored(path, some)
+                self._unplayed(path, some)
                 self.sources |= {task.source for task in some}
                 if path.startswith("tasks.train"):
                     check_demonstrations(self.plan, some, codec)
@@ -352,6 +354,24 @@ class _PlanChecks:
             given = "; ".join(f"{rule.name}: {', '.join(rule.sources)}" for rule in rules)
             text = f"no part is for task {task.id!r} of {path}, whose source is {task.source!r}; `sources` has {given}"
             self.faults.append(PlanFinding("reward", text))
+
+    def _unplayed(self, path: str, tasks: Sequence[Task]) -> None:
+        """Report the first task that names no environment, or one that is not there, though the workflow plays one."""
+        plan, trained = self.plan, path.startswith("tasks.train")
+        workflow = plan.plugins.resolve(plan.workflow if trained else plan.eval_workflow)
+        if not isinstance(workflow, PlaysEpisodes) or (trained and not plan.sampled):
+            return
+        for task in tasks:
+            try:
+                use, _ = workflow.episode(task)
+            except DataError as error:
+                self.faults.append(PlanFinding(path, str(error)))
+                return
+            try:
+                plan.plugins.reference("environment", use.name, use.options)
+            except RlsdkError as error:
+                self.faults.append(PlanFinding(path, f"the environment of task {task.id!r}: {error}"))
+                return
 
     def unmet_sources(self) -> None:
         """Report parts of the reward for sources that none of the tried tasks has."""

@@ -114,6 +114,21 @@ def test_evaluations_without_tasks_are_noted(model: Path, tmp_path: Path) -> Non
     assert rehearsed.notes == tuple(map(str, notes[0]))  # the log of a run begins with it
 
 
+def test_a_task_without_an_environment_that_there_is_is_a_fault(model: Path, tmp_path: Path) -> None:
+    def found(*settings: str, **metadata: Any) -> list[str]:
+        row: Any = {**SHORT, **metadata}
+        return [str(each) for each in examine(plan(model, tmp_path, [SHORT], [row], *settings), starts=False).faults]
+
+    plays = "eval.workflow={use: environment}"
+    assert found(plays) == [
+        "tasks.eval: task 'eval:0' names no environment in its metadata, and workflow 'environment' has none: set "
+        "workflow.environment, or take a source whose tasks name one, such as `environments`"
+    ]
+    (fault,) = found(plays, environment="gridwold")
+    assert fault.startswith("tasks.eval: the environment of task 'eval:0': unknown environment 'gridwold'")
+    assert found() == []
+
+
 @pytest.mark.parametrize("role", ["reference", "critic"])
 def test_a_critic_or_reference_that_cannot_be_read_is_a_fault(model: Path, tmp_path: Path, role: str) -> None:
     adapter, broken = tmp_path / "adapter", tmp_path / "broken"
