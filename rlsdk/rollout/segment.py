@@ -1,4 +1,4 @@
-"""The tokens of one rollout while it grows: only ever appended, each with its origin."""
+"""The tokens of one rollout while it grows; tokens are only appended, each with its origin."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Segment:
     """Tokens of a rollout, from its prompt on.
 
     Attributes:
-        parts: Pieces in the order in which they were sent or sampled; the first is the prompt.
+        parts: Pieces in the order in which they were sent or sampled, starting with the prompt.
         rewards: (token position, value) pairs.
         length: Number of tokens.
         sampled: Number of sampled tokens.
         last: Position of the last sampled token; -1 if none was sampled.
-        routing: Experts that the first tokens chose, as `Rollout.routed_experts`; None if the engine reports none.
+        routing: Experts chosen for the first tokens, as in `Rollout.routed_experts`; None if the engine reports none.
     """
 
     parts: list[Part]
@@ -33,7 +33,7 @@ class Segment:
 
     @classmethod
     def of(cls, prompt: np.ndarray) -> Segment:
-        """Begin with a prompt."""
+        """Start with a prompt."""
         return cls([(prompt, False, None, None)], length=len(prompt))
 
     def copy(self) -> Segment:
@@ -43,7 +43,7 @@ class Segment:
     def append(
         self, ids: np.ndarray, sampled: bool, logprobs: np.ndarray | None = None, versions: np.ndarray | None = None
     ) -> None:
-        """Append tokens; nothing happens without any."""
+        """Append tokens, if there are any."""
         if not len(ids):
             return
         self.parts.append((ids, sampled, logprobs, versions))
@@ -52,9 +52,9 @@ class Segment:
             self.last, self.sampled = self.length - 1, self.sampled + len(ids)
 
     def route(self, routing: np.ndarray | None) -> None:
-        """Note the experts of all tokens so far, as an answer reports them."""
+        """Record the experts of all tokens so far, as reported with an answer."""
         if routing is not None:
-            # What earlier answers reported comes first: it is what their tokens were sampled with.
+            # Keep what earlier answers reported, since their tokens were sampled with those experts.
             known = routing[:0] if self.routing is None else self.routing
             self.routing = np.concatenate([known, routing[len(known) :]])
 
@@ -62,7 +62,7 @@ class Segment:
         """Return the per-token fields of a `Rollout`, read-only.
 
         Args:
-            image_token: Id of the token that stands for a part of an image, unless it was sampled; None: no images.
+            image_token: Id of the token that represents part of an image, unless it was sampled; None: no images.
         """
         ids = np.concatenate([part[0] for part in self.parts])
         mask, logprobs = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.float32)
@@ -86,11 +86,11 @@ class Segment:
 
 @attrs.frozen(eq=False)
 class Sending:
-    """Tokens to be sent before the next answer.
+    """Tokens to send before the next answer.
 
     Attributes:
         tokens: int64 `[k]`.
-        new_rollout: True if they are a whole prompt, with which another rollout begins.
+        new_rollout: True if they are a whole prompt that starts another rollout.
     """
 
     tokens: np.ndarray
@@ -101,13 +101,13 @@ class Sending:
         return len(self.tokens) + (0 if self.new_rollout else segment.length)
 
     def whole(self, segment: Segment, prefill: np.ndarray) -> np.ndarray:
-        """Return all tokens before the answer, a prefill at their end."""
+        """Return all tokens before the answer, with a prefill at the end."""
         pieces = [] if self.new_rollout else [part[0] for part in segment.parts]
         pieces += [piece for piece in (self.tokens, prefill) if len(piece)]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def image_positions(self, segment: Segment, image_token: int) -> np.ndarray:
-        """Return where images stand among all tokens before the answer: tokens of this id that were not sampled."""
+        """Return the positions of image tokens before the answer: tokens of this id that were not sampled."""
         parts = [] if self.new_rollout else segment.parts
         stands = [(ids == image_token) & (not sampled) for ids, sampled, *_ in parts]
         return np.flatnonzero(np.concatenate([*stands, self.tokens == image_token]))

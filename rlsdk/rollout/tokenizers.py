@@ -1,4 +1,4 @@
-"""Properties that tokenizers of transformers declare."""
+"""Properties of transformers tokenizers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 
 def adds_nothing(tokenizer: Any) -> bool:
-    """Return True if transformers passes texts and ids to the tokenizer below it as they are, and back."""
+    """Return True if transformers passes texts and ids unchanged to the underlying tokenizer, and back."""
     methods = (getattr(type(tokenizer), name, None) for name in ("__call__", "_encode_plus", "decode", "_decode"))
     own = all(str(getattr(each, "__module__", "")).startswith("transformers.tokenization_utils") for each in methods)
     return own and not tokenizer.clean_up_tokenization_spaces and not tokenizer.split_special_tokens
 
 
 def control_tokens(tokenizer: Any) -> set[str]:
-    """Return the texts that a tokenizer turns into tokens of their own, wherever they stand.
+    """Return the texts that a tokenizer always turns into tokens of their own.
 
-    Runs of white space, which some vocabularies add, end nobody's turn and are left out.
+    Runs of white space, which some vocabularies add, are left out: they cannot end a turn.
     """
     added = map(str, getattr(tokenizer, "added_tokens_decoder", {}).values())
     return {t for t in {*getattr(tokenizer, "all_special_tokens", ()), *added} if len(t) > 1 and not t.isspace()}

@@ -1,4 +1,4 @@
-"""The messages of a conversation: as its rollout has them, and as its renderer is to show them."""
+"""The messages of a conversation, as stored in its rollout and as passed to its renderer."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class _Answer:
 
     Attributes:
         token_ids: Sampled tokens.
-        prefill: Text that it begins with.
-        continued: True if that is a message of the prompt.
+        prefill: Text at its beginning that was not sampled.
+        continued: True if the prefill is a message of the prompt.
     """
 
     token_ids: np.ndarray
@@ -34,13 +34,13 @@ class _Answer:
 class Transcript:
     """Messages of a conversation.
 
-    In a rollout, an answer of the policy is its whole text. The renderer gets it divided into thought, content and
-    calls, and all of it as data: names of control tokens in it stay characters.
+    In a rollout, an answer of the policy is its whole text. The renderer gets it split into thought, content and calls,
+    all as data: names of control tokens in it stay ordinary characters.
 
     Attributes:
         codec: Tokenizer with its renderer.
-        messages: As the rollout has them.
-        shown: As the renderer gets them.
+        messages: Messages of the rollout.
+        shown: The same messages for the renderer.
         new: Number of messages after the last answer.
         begun: True if the last message is a prefill that the next answer continues.
     """
@@ -54,7 +54,7 @@ class Transcript:
 
     @classmethod
     def of(cls, codec: ChatTokenizer, prompt: Sequence[Message]) -> Transcript:
-        """Begin with a prompt; answers in it are marked as the prompt's, unless they say who wrote them."""
+        """Start with a prompt; answers in it are marked as part of the prompt, unless they are marked already."""
         given = [attrs.evolve(m, prompt=True) if m.role == "assistant" and m.prompt is None else m for m in prompt]
         return cls(codec, given, [*given], begun=bool(given) and given[-1].role == "assistant")
 
@@ -72,7 +72,7 @@ class Transcript:
         return sum(message.role == "assistant" for message in self.messages)
 
     def say(self, content: Content, role: Role, *, joined_to_last: bool = True) -> None:
-        """Append a message; one of the same role as the last is joined with it, unless it is to stay apart."""
+        """Append a message; with `joined_to_last`, it is joined to a last message of the same role."""
         content = self.codec.content_as_data(content)
         last = self.messages[-1] if self.messages else None
         if last is None or last.role != role or not joined_to_last:
@@ -83,7 +83,7 @@ class Transcript:
         self.new, self.begun = max(self.new, 1), False
 
     def tool_result(self, text: str, name: str, call_id: str) -> None:
-        """Append the result of a call; without an id, of the next call of the last answer."""
+        """Append the result of a call; without an id, it belongs to the last answer's next call."""
         codec = self.codec
         results = sum(message.role == "tool" for message in self.messages[len(self.messages) - self.new :])
         call_id = call_id or id_of(self._answers, results)
@@ -95,7 +95,7 @@ class Transcript:
         self.new, self.begun = self.new + 1, False
 
     def answer(self, text: str, token_ids: np.ndarray, prefill: str = "") -> Message:
-        """Append an answer; a message of the prompt that it continues becomes part of it.
+        """Append an answer; a prefill message that it continues becomes part of it.
 
         Args:
             text: Text of the tokens.
@@ -116,11 +116,11 @@ class Transcript:
         return message
 
     def calls(self, parser: ToolParser | None, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[Call | Malformed, ...]:
-        """Read the calls in the last answer, and note those that can be read on its message.
+        """Parse the calls in the last answer, and add the valid ones to its message.
 
         Args:
             parser: Syntax of the calls; None for the model's own.
-            tools: JSON schemas of the tools, which say what is to be text.
+            tools: JSON schemas of the tools, which tell text arguments from others.
         """
         answer, codec = self._answer, self.codec
         if answer is None:
