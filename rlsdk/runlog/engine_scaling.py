@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import psutil
 
+from rlsdk.errors import RunError
 from rlsdk.runlog.folder import replace_text
 
 REQUEST = "engines.asked.json"
@@ -99,3 +100,5 @@ def _read(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise RunError(f"{path} is damaged: {error}; delete it") from error

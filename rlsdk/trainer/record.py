@@ -116,7 +116,7 @@ class RunRecord:
         """
         try:
             engine_scaling.mark_ended(self.plan.folder, status)
-        except OSError as error:  # a disk that is full or read-only must not hide why the run ended
+        except (OSError, RunError) as error:  # a disk that is full or read-only must not hide why the run ended
             log.warning("cannot record that the run has %s: %s", status, error)
         self.observers.tell("rlsdk_run_end", status=status, summary=summary)
         for name, fate in self.observers.close().items():

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlsdk.cli import root
+from rlsdk.errors import RunError
 from rlsdk.runlog.engine_scaling import (
     EngineScaling,
     clear_status,
@@ -44,6 +45,12 @@ def test_it_asks_and_shows_what_the_run_says(tmp_path: Path) -> None:
         "asked": 3,
         "state": {"wanted": 2, "alive": [1], "lost": 1, "refused": state.refused, "driver": 7, "host": "", "ended": ""},
     }
+
+
+def test_a_damaged_request_is_named_and_not_taken_for_none(tmp_path: Path) -> None:
+    (tmp_path / "engines.asked.json").write_text('{"cou')
+    with pytest.raises(RunError, match=r"engines.asked.json is damaged: .*; delete it"):
+        requested_engines(tmp_path)
 
 
 def finished(folder: Path, **changes: object) -> EngineScaling:
