@@ -63,7 +63,7 @@ def subject_of(template: str) -> ModelSubject:
 
 @attrs.frozen
 class TemplateResult:
-    """What the prover says about a template.
+    """Results of the check for a template.
 
     Attributes:
         question: What becomes of an answer once a question follows.

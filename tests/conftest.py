@@ -135,7 +135,7 @@ def cluster() -> Iterator[None]:
 
 
 class Site:
-    """A folder on `sys.path` where distributions stand as pip leaves them: modules, and metadata beside."""
+    """A folder on `sys.path` with distributions as pip installs them: modules and metadata."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -167,7 +167,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """Distributions of one test; what was imported from them is forgotten behind it."""
+    """Distributions of one test; modules imported from them are unloaded afterwards."""
     from rlsdk.plugins import fingerprints
     from rlsdk.testing import find_plugins_again
 

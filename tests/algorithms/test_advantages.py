@@ -265,7 +265,7 @@ def whitened(values: list[float]) -> list[float]:
 
 @pytest.mark.parametrize("name", ["reinforce_plus_plus", "gae"])
 def test_equal_rewards_are_whitened_to_exactly_zero(name: str) -> None:
-    """The mean of equal numbers is rounded, and what is left of them must not be blown up to advantages."""
+    """The mean of equal numbers is rounded, and the remaining difference must not be scaled up to advantages."""
     for seed in range(50):
         generator = torch.Generator().manual_seed(seed)
         lengths = torch.randint(1, 30, (64,), generator=generator)

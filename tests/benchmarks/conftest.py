@@ -33,7 +33,7 @@ LR = 1e-5
 
 @attrs.frozen(kw_only=True)
 class Work:
-    """What one step does; the same for everyone who is compared.
+    """The work of one step, which is equal for all compared trainers.
 
     Attributes:
         model: Folder of the model.
@@ -59,7 +59,7 @@ class Work:
 
 @attrs.frozen
 class Steps:
-    """Steps behind the warm-up.
+    """Steps after the warm-up.
 
     Attributes:
         seconds: Of each.
@@ -130,7 +130,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def show(benchmark: Any, request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Report the seconds of steps, and further figures beside them."""
+    """Report the seconds of steps, with further figures."""
 
     def report(seconds: list[float], **figures: Any) -> None:
         request.node.user_properties.append(("figures", figures))
@@ -327,7 +327,7 @@ def trl_python() -> Path:
 
 
 def call(command: list[str], **variables: str) -> str:
-    """Run to the end and return what it printed; fails with what it complained of."""
+    """Run a command to its end and return its output; fail with its error output."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "OMP_NUM_THREADS")} | variables
     if command[0] == sys.executable:
         environment["PYTHONPATH"] = str(ROOT)

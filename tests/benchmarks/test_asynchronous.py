@@ -42,7 +42,7 @@ def speed(steps: Steps) -> float:
 
 
 def predicted(alone: Path, model: Path) -> dict[str, float]:
-    """What `rlsdk simulate` says of the runs ahead, from the rates of a run in which each half had its core alone."""
+    """Predictions of `rlsdk simulate` for asynchronous runs, from rates of a run with a separate core for each half."""
     weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     measured = measure(alone, Rates(weights_bytes=float(weights), slots=SLOTS))
     setup = Setup(

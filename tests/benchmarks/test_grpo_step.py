@@ -37,7 +37,7 @@ TUNINGS: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(scope="module")
 def best_of_trl(trl: Callable[..., Any]) -> Callable[..., tuple[dict[str, Any], dict[str, Any]]]:
-    """Finds TRL's fastest threads and batch for a kind of work, and what suits it best beyond those; once."""
+    """Finds TRL's fastest threads, batch and other settings for a kind of work, once."""
     found: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
 
     def best(work: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -34,7 +34,7 @@ PYTHON = shlex.join(["env", f"MALLOC_MMAP_THRESHOLD_={2**20}", sys.executable])
 
 @attrs.frozen
 class Cost:
-    """What an update costs.
+    """Cost of an update.
 
     Attributes:
         memory: Bytes of a rank, beyond those of an update of short rollouts.

@@ -59,7 +59,7 @@ def countdown_work(count: int) -> list[tuple[Rollout, str, int, list[int]]]:
 
 
 def fastest(run: Callable[[], Any]) -> float:
-    """The least seconds of a few rounds: what else the machine does only adds."""
+    """Minimum seconds of a few rounds, since other load on the machine only adds."""
     seconds = []
     for _ in range(ROUNDS):
         start = time.perf_counter()

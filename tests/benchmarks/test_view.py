@@ -58,7 +58,7 @@ SEARCHES = {"text": "?text=answer may be 77", "text that is nowhere": "?text=now
 
 
 def filled(folder: Path) -> Path:
-    """Make the folder of a run with a million rollouts, all of which were trained."""
+    """Create the folder of a run with a million trained rollouts."""
     run = folder / "runs" / "million"
     run.parent.mkdir(parents=True)
     costs(run, ROLLOUTS, 1, distinct=SIZE * 1024)

@@ -24,7 +24,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 class Stopwatch(TrainerCallback):
-    """Seconds of each step: generation, reward and optimiser step, without what lies between steps."""
+    """Seconds of each step, with generation, reward and optimiser step, but without the time between steps."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -39,7 +39,7 @@ class Stopwatch(TrainerCallback):
 
 
 def main() -> None:
-    """Train, and print what the steps took."""
+    """Train, and print the times of the steps."""
     options = json.loads(sys.argv[1])
     torch.set_num_threads(options["threads"])
     lengths: list[list[int]] = []

@@ -23,7 +23,7 @@ def write(folder: Path) -> None:
 
 
 def learner(folder: Path) -> None:
-    """Write what a learner of one rank does."""
+    """Write the files of a learner with one rank."""
     (folder / LEARNER).mkdir()
     (folder / LEARNER / "shard.pt").write_text("weights")
     write_manifest(folder / LEARNER, 0, 1, {})

@@ -54,7 +54,7 @@ def test_a_damaged_request_is_named_and_not_taken_for_none(tmp_path: Path) -> No
 
 
 def finished(folder: Path, **changes: object) -> EngineScaling:
-    """What a run said that has ended."""
+    """Output for a run that has ended."""
     (folder / "config.yaml").touch()
     fields = {"wanted": 2, "alive": (0, 1), "lost": 0, "refused": "", "driver": os.getpid(), "host": platform.node()}
     write_status(folder, EngineScaling(**{**fields, **changes}))

@@ -59,7 +59,7 @@ def an_engine_moves(cluster: Any, first: Any, second: Any) -> None:
 
 
 def drain(cluster: Any, node: str, deadline: float) -> None:
-    """Ask Ray to drain a node until a time, as after the notice of a spot instance; 0: nobody says until when."""
+    """Ask Ray to drain a node until a deadline, as after a spot instance's notice; 0 for no deadline."""
     from ray._raylet import GcsClient
     from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 

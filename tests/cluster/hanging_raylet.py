@@ -28,7 +28,7 @@ def stop_the_first_raylet(stopped: list[psutil.Process]) -> None:
 
 
 def main() -> None:
-    """Start Ray, and say what became of the raylet that was stopped."""
+    """Start Ray, and report the state of the stopped raylet."""
     logging.basicConfig(level=logging.WARNING)
     plan: Any = SimpleNamespace(config=SimpleNamespace(placement=PlacementSection()), apart={})
     stopped: list[psutil.Process] = []

@@ -22,7 +22,7 @@ MODEL = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
 
 
 def refused(config: dict[str, Any]) -> str:
-    """What is said instead of joining."""
+    """Message of the error instead of joining."""
     try:
         with ray_cluster(check(config, (), ())):
             return ""

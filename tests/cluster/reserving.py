@@ -38,7 +38,7 @@ class Looking(RunActor):
 
 
 def seen(seats: tuple[GPUSeat, ...]) -> list[Any]:
-    """What actors on these seats see, all alive at once."""
+    """GPUs that actors on these seats see, all alive at once."""
     import ray
 
     actors = [spawn(Looking, cpus=1, seat=seat) for seat in seats]
@@ -49,7 +49,7 @@ def seen(seats: tuple[GPUSeat, ...]) -> list[Any]:
 
 
 def on(section: PlacementSection) -> dict[str, list[Any]]:
-    """What engines and ranks of a placement see; the GPUs are free again afterwards."""
+    """GPUs that engines and ranks of a placement see; they are free again afterwards."""
     from ray.util.placement_group import remove_placement_group
 
     reserved = reserve(assign_gpus(section, gpu_nodes()), section)
@@ -87,7 +87,7 @@ def exporting() -> float:
 
 
 def refused() -> str:
-    """What is said where another job holds all GPUs."""
+    """Error if another job holds all GPUs."""
     import ray
 
     others = [ray.remote(Looking).options(num_gpus=2).remote() for _ in range(3)]

@@ -26,7 +26,7 @@ class LongDeath(exceptions.RayActorError):
 
 
 def raised(error: Exception) -> exceptions.RayTaskError:
-    """As Ray raises what the code of an actor raised."""
+    """Raise an exception of an actor's code as Ray does."""
     return exceptions.RayTaskError("call", "Traceback", error).as_instanceof_cause()
 
 

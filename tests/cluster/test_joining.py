@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def found() -> Iterator[dict[str, Any]]:
-    """What `joining.py` found, in a folder with a short name, as paths of sockets must have."""
+    """Results of `joining.py`, in a folder with a short name, as socket paths require."""
     folder = tempfile.mkdtemp(prefix="rj-", dir="/tmp")
     command = [sys.executable, "-m", "tests.cluster.joining", folder]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=840, check=False)

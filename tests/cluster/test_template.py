@@ -57,7 +57,7 @@ def python() -> Iterator[Mapping[str, str]]:
 
 
 def work(python: str, folder: Path, **variables: str) -> tuple[dict[str, Any], str]:
-    """Run the worker as Ray would; returns what it printed on both streams."""
+    """Run the worker as Ray would; return its output on both streams."""
     (folder / "worker.py").write_text(WORKER)
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     command = f"exec {python} worker.py --one 'two three'"

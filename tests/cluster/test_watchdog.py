@@ -35,7 +35,7 @@ ENGINE = Identity(12, 1.0, "box", "m", "node1234567", stacks=True)
 
 
 class Processes(Prober):
-    """Processes that are what a test says."""
+    """Processes with states set by a test."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ ROOT = Path(rlsdk.__file__).parent
 
 
 def modules_after(code: str) -> set[str]:
-    """Names of all modules that a fresh process has loaded behind some code."""
+    """Names of all modules that a fresh process has loaded after running some code."""
     program = f"import sys\n{code}\nprint('MODULES', *sys.modules)"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return set(ran.stdout.rpartition("MODULES")[2].split())

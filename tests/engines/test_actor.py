@@ -30,7 +30,7 @@ MODEL = Model(path="none")
 @rlsdk.engine("scripted")
 @attrs.define(kw_only=True, slots=False)
 class Scripted:
-    """Writes 1, 2, 3, … one token a step, and notes what it was asked to do.
+    """Writes 1, 2, 3, … one token a step, and records its calls.
 
     Attributes:
         fail_at: Step that raises.

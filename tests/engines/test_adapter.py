@@ -35,7 +35,7 @@ def _bodies_travel_by_value() -> None:
 
 @pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)], ids=["whole", "divided"])
 def run(launched: Any, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Run]:
-    """Calls a function with an engine that was told of the adapter, where the engine lives."""
+    """Calls a function with an engine that expects the adapter, in the engine's process."""
     options = {"max_num_seqs": 8, "tensor_parallel_size": request.param}
     with launched(tmp_path_factory.mktemp("vllm-adapter"), options, ADAPTER) as told:
         yield told.run
@@ -121,7 +121,7 @@ def test_logprobs_are_those_of_merged_weights(run: Run, model: Model) -> None:
 
 @pytest.mark.stack
 def test_requests_in_flight_go_on_under_the_new_adapter(run: Run, model: Model) -> None:
-    """Each token's logprob is that of the adapter whose version it bears, given all tokens before it."""
+    """Each token's logprob comes from the adapter of its version, given all previous tokens."""
     adapters = {version: random_adapter(model, version) for version in (5, 6, 7)}
     whole = {version: merged_by_hand(model, adapter) for version, adapter in adapters.items()}
     run(load, adapters[5])

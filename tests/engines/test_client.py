@@ -30,7 +30,7 @@ class Remote:
 
 
 class Engine:
-    """Lives in this process; answers requests as soon as it is told to.
+    """Lives in this process and answers requests when asked to.
 
     It dies after so many requests, if at all, and answers `parts` continuations of each.
     """

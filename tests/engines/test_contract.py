@@ -236,7 +236,7 @@ def test_the_canary_leaves_requests_in_flight_alone(subject: Any, model: Model) 
 
 
 def test_the_canary_of_new_weights_does_not_wait_for_what_is_in_flight(subject: Any, model: Model) -> None:
-    """All that runs is read anew with new weights: whoever sends them waits for the canary, and not for that."""
+    """In-flight requests are prefilled again with new weights; the sender waits for the canary, but not for that."""
     ids, old, new = np.concatenate(PROMPTS), tiny.original(model), tiny.changed(model, 7)
 
     def swap(

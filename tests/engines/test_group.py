@@ -84,7 +84,7 @@ class Walker:
 
 
 class Learner:
-    """What engines see of one."""
+    """Weights as engines get them."""
 
     version = 0
 

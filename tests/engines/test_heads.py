@@ -35,7 +35,7 @@ def engine(exact: Model) -> Iterator[Transformers]:
 
 @torch.inference_mode()
 def reference(model: Model, ids: np.ndarray) -> np.ndarray:
-    """The head in float64 behind bfloat16 states."""
+    """The float64 head on bfloat16 states."""
     net = AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.bfloat16).eval()
     tokens = torch.as_tensor(ids)
     states = net.model(tokens[None], use_cache=False).last_hidden_state[0, :-1]
@@ -44,7 +44,7 @@ def reference(model: Model, ids: np.ndarray) -> np.ndarray:
 
 
 def learned(model: Model, ids: np.ndarray) -> np.ndarray:
-    """What the learner's policy says of the same tokens."""
+    """Logprobs of the same tokens from the learner's policy."""
     one, size = np.ones(1, np.int64), len(ids)
     mask = np.ones(size - 1, bool)
     batch = TrainBatch(token_ids=ids, lengths=size * one, starts=one, responses=(size - 1) * one, loss_mask=mask)

@@ -25,7 +25,7 @@ PROMPT = np.array([5, 6, 7])
 
 
 class Server(ThreadingHTTPServer):
-    """Answers as the test has it, and keeps what it was asked."""
+    """Answers as the test says, and records its requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

@@ -199,7 +199,7 @@ def test_of_one_answer_at_the_end_the_beginning_is_kept_of_several_turns_nothing
 
 @rlsdk.reward("counted")
 class Counted:
-    """Counts what it is asked to judge."""
+    """Counts the rollouts that it scores."""
 
     def __init__(self) -> None:
         self.asked = 0

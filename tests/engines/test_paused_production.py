@@ -30,7 +30,7 @@ TOKENS, STEPS, BATCH, MEMBERS = 60, 4, 3, 2
 
 @rlsdk.reward("judged")
 class Judged:
-    """Keeps what it was asked to judge."""
+    """Records the rollouts that it scores."""
 
     def __init__(self) -> None:
         self.rollouts: list[Rollout] = []

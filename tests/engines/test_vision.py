@@ -202,7 +202,7 @@ def test_an_image_token_that_the_policy_samples_is_text(tmp_path: Path, kind: st
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_requests_with_images_and_without_share_a_batch_and_go_on_with_new_weights(tmp_path: Path, kind: str) -> None:
-    """Prompts of unlike lengths are padded; with new weights the cache is computed anew, images included."""
+    """Prompts of different lengths are padded; with new weights the cache is recomputed, including images."""
     rig = Rig.of(tmp_path, kind)
     codec, sampling = rig.codec, Sampling(max_tokens=10, ignore_eos=True)
     token = Vision(rig.model).token

@@ -35,7 +35,7 @@ def split(weights: Weights, *, without: str = "", until: int = 99) -> Iterator[W
 
 
 def load(engine: Any, weights: Weights, **how: Any) -> tuple[str, str]:
-    """What came of it, as text: exceptions of another process come as others."""
+    """The result as text, since exceptions of another process arrive as others."""
     try:
         engine.load_weight_parts(weights.version, split(weights, **how))
     except (EngineError, TransferError) as error:

@@ -113,7 +113,7 @@ def reference_logprobs(
     top_k: int = 0,
     top_p: float = 1.0,
 ) -> np.ndarray:
-    """What transformers says of each token but the first, float32 `[k - 1]`: one sequence, no cache."""
+    """Logprobs by transformers of each token but the first, float32 `[k - 1]`: one sequence, no cache."""
     net = _net(model.path)
     state = _state(model.path) if weights is None else dict(from_weights(weights))
     net.load_state_dict(state)

@@ -50,7 +50,7 @@ class Stage:
 
 
 def stage(worlds: Any, plugins: Plugins, **options: Any) -> Stage:
-    """With the workflow `environment`, and what environments give as the reward."""
+    """With the workflow `environment`, and the environments' rewards."""
     workflow = plugins.resolve(plugins.reference("workflow", "environment", options))
     scorer = Scorer([RewardTerm(RewardSpec("environment"), rlsdk.load("reward", "environment"))])
     return Stage(plugins, worlds, RolloutGenerator(workflow, scorer, 0))
@@ -65,7 +65,7 @@ def local() -> Callable[..., Stage]:
 
 @pytest.fixture
 def in_workers(cluster: None, tmp_path: Path) -> Callable[..., Any]:
-    """`in_workers(body, workers=1, …)`: awaits `body(stage)` with workers that end behind it."""
+    """`in_workers(body, workers=1, …)`: awaits `body(stage)` with workers that end afterwards."""
     plugins = Plugins([LAB])
 
     def run(body: Callable[[Stage], Awaitable[Any]], step_timeout: float = 30.0, **options: Any) -> Any:

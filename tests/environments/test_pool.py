@@ -42,7 +42,7 @@ def test_killed_hung_and_raising_fail_alone(in_workers, tmp_path) -> None:
         killed: list[int] = []
 
         def script(text: str) -> str:
-            """Kill the worker of seed 0 in the middle of its first episode; say what hangs and raises."""
+            """Kill the worker of seed 0 in the middle of its first episode; return what hangs and raises."""
             if text.startswith("0:") and "\n2:" in text and not killed:
                 killed.append(next(pid for seed, pid in noted(notes, "reset") if seed == 0))
                 os.kill(killed[0], signal.SIGKILL)

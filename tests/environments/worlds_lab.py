@@ -38,7 +38,7 @@ def latencies(number: int, median: float, turns: int, sigma: float = 1.0) -> lis
 
 @attrs.define(kw_only=True)
 class Plain:
-    """Counts its steps, and does what the policy says.
+    """Counts its steps, and does as the policy says.
 
     Attributes:
         folder: Where it leaves a note of each episode's beginning, and of its end.

@@ -53,7 +53,7 @@ class Cell:
 
     @property
     def lineage(self) -> tuple[bool, str, tuple[str, ...]]:
-        """What the cells of one lineage have in common."""
+        """Common properties of the cells of one lineage."""
         return self.room, self.shm, self.settings
 
     @property

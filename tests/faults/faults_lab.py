@@ -40,7 +40,7 @@ def cell() -> dict[str, Any]:
 
 
 def came(who: str, when: str) -> None:
-    """Do what the cell asks for at this moment in this process."""
+    """Perform the cell's fault at this moment in this process."""
     (FOLDER / f"pid {who}").write_text(str(os.getpid()))
     on = cell()
     inside = on.get("inside", False)
@@ -59,7 +59,7 @@ def came(who: str, when: str) -> None:
 
 
 def first(on: Mapping[str, Any]) -> bool:
-    """Say that the moment has come, and return whether nobody said so before."""
+    """Report that the moment has come, and return True if this is the first report."""
     try:
         (FOLDER / f"reached {on['number']}").open("x").close()
     except FileExistsError:

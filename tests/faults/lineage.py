@@ -84,7 +84,7 @@ CONFIG: dict[str, Any] = {
 
 
 class FaultError(Exception):
-    """A run did not do what it must."""
+    """A run behaved differently than required."""
 
 
 @attrs.frozen
@@ -105,7 +105,7 @@ class Result:
 
 
 def judge(cells: Iterable[Cell], folder: Path) -> Iterator[Result]:
-    """Judge cells, those that can share a lineage in one; behind a fault another lineage begins.
+    """Judge cells, sharing a lineage where possible; after a fault, another lineage begins.
 
     Args:
         cells: In any order.
@@ -148,7 +148,7 @@ class Lineage:
         self._garbled = False
 
     def judge(self, cell: Cell) -> Result:
-        """Have the run meet one fault, and see it a step further behind it."""
+        """Cause one fault in the run, and wait until it is a step further."""
         start, said, fault = time.monotonic(), "", ""
         try:
             said = self._met(cell)
@@ -297,7 +297,7 @@ class Lineage:
         (self.fault / ".cell").rename(self.fault / "cell.json")
 
     def _reach(self, cell: Cell) -> None:
-        """Wait for the moment, and cause what comes from outside."""
+        """Wait for the moment, and cause an external fault."""
         reached = self.fault / f"reached {self._number}"
         self._wait(reached.exists)
         if not cell.inside:
@@ -381,7 +381,7 @@ class Lineage:
     # The judgement
 
     def _said(self, cell: Cell) -> str:
-        """What the run said about the fault."""
+        """The run's message about the fault."""
         if not cell.says:
             return ""
         end = time.monotonic() + 30
@@ -396,7 +396,7 @@ class Lineage:
         return path.stat().st_size if path.exists() else 0
 
     def _console(self, *, whole: bool = False) -> str:
-        """What a person saw since the fault, on one line."""
+        """Console output since the fault, on one line."""
         text = (self.folder / "console.log").read_bytes()[self._read_from :].decode(errors="replace")
         text = " ".join(text.split())
         return text if whole else text[-1500:]

@@ -46,7 +46,7 @@ class Room:
         self._run(f"mount -o remount,bind,rw '{folder}'")
 
     def fill(self, folder: Path) -> Callable[[], object]:
-        """Take all the space of a file system; returns what gives it back."""
+        """Fill a file system; return a function that frees the space."""
         filler = self.seen(folder) / "filler"
         with filler.open("wb", buffering=0) as file:  # a buffer that cannot be written fails the end of the block
             for size in (1 << 20, 1 << 12, 1):

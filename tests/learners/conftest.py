@@ -40,7 +40,7 @@ def make_model(folder: Path, *, tied: bool, dtype: str = "float32", seed: int = 
 
 
 def _make_batch(count: int, seed: int = 0, **rollouts: np.ndarray) -> TrainBatch:
-    """Rollouts of uneven lengths, with gaps in what is trained on, and one that is not trained on at all."""
+    """Rollouts of uneven lengths, with gaps in the trained tokens, and one without trained tokens."""
     rng = np.random.default_rng(seed)
     starts, responses = rng.integers(1, 8, count), rng.integers(1, 16, count)
     lengths = starts + responses + rng.integers(0, 3, count)  # observations behind the last sampled token
@@ -133,7 +133,7 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def launch(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
-    """Give a learner on so many ranks, started anew with these options; the processes are shared by all tests."""
+    """Return a learner on this many ranks, restarted with these options; all tests share the processes."""
     from rlsdk.contracts import ActorSpec, Roles
     from rlsdk.learners.group import LearnerGroup
     from rlsdk.plugins import Plugins

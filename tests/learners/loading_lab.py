@@ -45,7 +45,7 @@ class Peak:
             time.sleep(0.005)
 
     def end(self) -> dict[str, float]:
-        """What was added at the greatest, and what is left of it."""
+        """Peak and remaining additional memory."""
         self._over.set()
         self._thread.join()
         return {"peak": self.found - self.before, "kept": own_memory() - self.before}
@@ -81,7 +81,7 @@ def compare(divided: Any, model: Model) -> list[str]:
 
 
 def main() -> None:
-    """Load each model, and print what it took."""
+    """Load each model, and print its cost."""
     import torch.distributed as dist
 
     rank, world, dtype, compared, *models = sys.argv[1:]

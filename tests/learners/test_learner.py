@@ -245,7 +245,7 @@ class Bomb:
 def test_pickles_of_an_earlier_version_are_read_and_never_executed(
     world: int, stage: int, dtype: str, tied: Model, bfloat: Model, launch: Launch, make_batch: Make, tmp_path: Path
 ) -> None:
-    """What they lead to is what safetensors lead to; one that would run code is refused, although its hash matches."""
+    """Pickles give the same results as safetensors; one that would run code is refused, although its hash matches."""
     import ray
 
     from rlsdk.learners.shards import write_manifest

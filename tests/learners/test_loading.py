@@ -21,7 +21,7 @@ LAB = Path(__file__).with_name("loading_lab.py")
 
 
 def load(world: int, dtype: str, paths: list[Path], *, compared: bool = False) -> list[list[dict[str, Any]]]:
-    """Load models on so many ranks; returns what each rank says of each model."""
+    """Load models on this many ranks; return each rank's report on each model."""
     with ExitStack() as stack:
         free = [stack.enter_context(socket.socket()) for _ in paths]
         for each in free:

@@ -87,7 +87,7 @@ class Baseline:
 
 @correction("of_the_micro_batch")
 class OfTheMicroBatch(Baseline):
-    """Remembers, in its calls, what a micro-batch held."""
+    """Remembers the contents of micro-batches in its calls."""
 
     advance = None  # type: ignore[assignment]
 
@@ -109,7 +109,7 @@ class Meeting:
         self.all_there = threading.Barrier(count)
 
     def __call__(self, rank: int, value: Any) -> list[Any]:
-        """What each gave."""
+        """Result of each call."""
         self.held[rank] = value
         self.all_there.wait(10)
         return self.held

@@ -51,7 +51,7 @@ def constant(x: LossInputs, *, value: float = 1.0) -> tuple[torch.Tensor, dict[s
 
 @policy_loss("greedy", needs=("values",))
 def reads_too_much(x: LossInputs) -> torch.Tensor:
-    """Reads what it did not declare."""
+    """Reads a field that it did not declare."""
     return x.values * x.ref_logprobs * x.logprobs
 
 

@@ -44,7 +44,7 @@ def packed_groups(rewards: list[list[float]]) -> StepBatch:
 
 
 def gains(launch: Callable[..., Any], model: Model, packed: StepBatch) -> np.ndarray:
-    """What a few updates by the algorithm `kto` add to the logprob of each answer, in nats."""
+    """Change of each answer's logprob by a few updates of the algorithm `kto`, in nats."""
     algorithm, plugins = rlsdk.load("algorithm", "kto"), Plugins()
     use = algorithm.policy_loss
     loss = LossSpec(policy_loss=plugins.reference("policy_loss", use.name, use.options), aggregate=algorithm.aggregate)

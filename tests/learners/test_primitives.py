@@ -95,7 +95,7 @@ def test_gradients_of_two_batches_add_up_to_the_gradient_of_both(
 
 
 def test_primitives_one_by_one_are_an_update_bit_for_bit(tied: Model, launch: Launch, make_batch: Make) -> None:
-    """Weights, metrics, what the loss reads and remembers, and the order of the roles."""
+    """Weights, metrics, inputs and state of the loss, and the order of the roles."""
     batch, index = make_batch(12), np.array_split(np.random.default_rng(0).permutation(12), 3)
     roles, options = Roles(actor=tied, critic=tied), {"micro_batch_tokens": 60, "lr": 1e-2, "schedule": "linear"}
     group = launch(1, roles, spec(value_clip=10.0, entropy_coef=0.01), **options)

@@ -63,7 +63,7 @@ def _policy(folder: Path, name: str, **options: Any) -> PolicyModel:
 
 
 class _Forced(torch.nn.Module):
-    """A router of Qwen3-MoE that is told its choice: the reference, written from the formula."""
+    """A router of Qwen3-MoE with a given choice of experts: the reference, written from the formula."""
 
     def __init__(self, router: Any, chosen: Tensor) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ def test_router_logits_are_computed_in_float32(name: str, tmp_path: Path) -> Non
     "name", [*architectures.MOE[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in architectures.MOE[2:])]
 )
 def test_a_bfloat16_engine_and_the_learner_agree_better_with_its_experts(name: str, tmp_path: Path) -> None:
-    """A bfloat16 engine beside a learner in float32: logprobs of sampled tokens, without and with its choices."""
+    """A bfloat16 engine and a float32 learner: logprobs of sampled tokens, without and with the engine's choices."""
     architectures.make(tmp_path, name, num_hidden_layers=4)
     engine = Transformers()
     engine.return_routing()

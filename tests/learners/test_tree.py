@@ -40,7 +40,7 @@ def make(sequences: list[list[int]], starts: list[int], **rollouts: Any) -> Trai
 
 @st.composite
 def batches(draw: st.DrawFn) -> TrainBatch:
-    """Rollouts that grow out of each other: each goes on from some place of an earlier one."""
+    """Rollouts that branch off from each other: each continues from some position of an earlier one."""
     sequences = [[*draw(st.lists(st.integers(0, 60), min_size=1, max_size=5)), 7]]
     for _ in range(draw(st.integers(0, 6))):
         stem = sequences[draw(st.integers(0, len(sequences) - 1))]

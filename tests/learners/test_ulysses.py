@@ -158,7 +158,7 @@ class TestOnTwoRanks:
     def test_what_is_saved_and_exported_is_as_without(
         self, tied: Model, launch: Callable[..., Any], make_batch: Callable[..., TrainBatch], tmp_path: Path
     ) -> None:
-        """A checkpoint goes on unsplit, and the exported model does not ask for the attention of this run."""
+        """A checkpoint continues without a split, and the exported model does not require this run's attention."""
         batch = make_batch(COUNT, seed=10)
         group = launch(2, Roles(actor=tied), make_spec(), sequence_parallel=2, lr=1e-3, zero_stage=2)
         group.update(batch, [np.arange(COUNT)], 0)
@@ -182,7 +182,7 @@ class TestOnTwoRanks:
 @pytest.mark.slow
 @pytest.mark.long
 def test_two_groups_of_two(untied: Model, launch: Callable[..., Any], make_batch: Callable[..., TrainBatch]) -> None:
-    """Sequence parallelism and data parallelism at once: four ranks, of which one has no rollouts."""
+    """Sequence parallelism and data parallelism at once: four ranks, one without rollouts."""
     batch, spec = make_batch(COUNT), make_spec()
     shares = [
         batch.select(index) for index in (np.arange(9), np.arange(9, 12), np.array([], np.int64), np.arange(12, 20))

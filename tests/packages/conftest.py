@@ -21,7 +21,7 @@ Rlsdk = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="session")
 def install(tmp_path_factory: pytest.TempPathFactory) -> Install:
-    """Installs packages; the result is the environment variables of a process that has them beside this Python's."""
+    """Install packages; return the environment variables of a process that has them in addition to this Python's."""
 
     def run(*packages: Path) -> dict[str, str]:
         built, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")

@@ -22,7 +22,7 @@ CORE = "{use: deepspeed, zero_stage: 3, lr: 4.0e-4, schedule: linear, warmup_ste
 
 @pytest.fixture(scope="module")
 def environment(install):
-    """An environment with the learner alone, in place of the one with two labs."""
+    """An environment with only the learner, instead of the one with two labs."""
     return install(PACKAGE)
 
 
@@ -44,7 +44,7 @@ def train(environment, tmp_path_factory):
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """What a run logged at each step, without times and memory."""
+    """Logged metrics of a run at each step, without times and memory."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     volatile = ("time/", "memory/", "engine/", "engines/")
     return [{k: v for k, v in line.items() if not k.startswith(volatile)} for line in lines]

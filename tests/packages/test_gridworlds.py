@@ -24,7 +24,7 @@ ENVIRONMENTS = [
 
 @pytest.fixture(scope="module")
 def environment(install):
-    """An environment with the gridworlds alone, in place of the one with two labs."""
+    """An environment with only the gridworlds, instead of the one with two labs."""
     return install(PACKAGE)
 
 

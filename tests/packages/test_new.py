@@ -31,7 +31,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
-    """The folder of programs of an environment with the wheel; what rlsdk needs comes from this environment."""
+    """The program folder of an environment with the wheel; rlsdk's requirements come from this environment."""
     folder = tmp_path_factory.mktemp("environment")
     pip = ("-m", "pip", "-q")
     run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)

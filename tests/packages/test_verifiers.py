@@ -42,7 +42,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Installs distributions, without what they require, into a folder."""
+    """Install distributions without their requirements into a folder."""
 
     def run(*distributions: str) -> Path:
         folder = tmp_path_factory.mktemp("verifiers")

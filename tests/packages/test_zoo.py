@@ -26,7 +26,7 @@ CONFIG = {
 
 @pytest.fixture(scope="module")
 def environment(install):
-    """An environment with the zoo alone, in place of the one with two labs."""
+    """An environment with only the zoo, instead of the one with two labs."""
     return install(ZOO)
 
 

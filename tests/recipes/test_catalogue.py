@@ -70,7 +70,7 @@ def test_the_configurations_of_a_recipe_pass_the_check(name, tmp_path, monkeypat
 
 
 def test_three_recipes_find_what_no_demonstration_held():
-    """The warm start's best of several attempts lies below what the trained model does at once."""
+    """The warm start's best of several attempts is below the trained model's single attempt."""
     found = [row for row in json.loads(invoke("list", "--json")) if row["finds"] and row["to"] is not None]
     assert len(found) >= 3
     assert all(row["ceiling"] < row["to"] for row in found)

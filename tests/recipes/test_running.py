@@ -19,7 +19,7 @@ SHORT = ("preference", "longer-ways", "arithmetic", "reverse-text")
 
 @pytest.fixture
 def ran(monkeypatch):
-    """Commands that would have run; each leaves what it should."""
+    """Commands that would have run; each leaves its expected files."""
     commands = []
 
     def run(command, check, stdout):

@@ -281,7 +281,7 @@ def test_values_are_equal_where_python_says_so(a, b):
 
 @given(JSON, PLAIN)
 def test_any_json_is_compared_or_refused(given_, expected):
-    """What comes out of the sandbox may be any JSON."""
+    """Output of the sandbox may be any JSON."""
     from rlsdk.rewards.code_cases import _result
 
     found = _result({"value": given_}, expected, lambda a, b: same_value(a, b, 1e-6, as_json=True), "")
@@ -542,7 +542,7 @@ def test_hostile_code_is_a_wrong_answer_and_the_next_call_works(code, reason):
 
 
 def printed(code, **options):
-    """What a program sees in the sandbox."""
+    """A program's view inside the sandbox."""
     found = sandbox.run(
         [textwrap.dedent(code)], [sandbox.SandboxRun()], timeout=8, limits=sandbox.SandboxLimits(), **options
     )

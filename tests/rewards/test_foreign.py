@@ -513,7 +513,7 @@ def answered():
 
 
 def as_trl_calls(function):
-    """What TRL's trainer passes (GRPOTrainer._calculate_rewards): lists by keyword, columns among them."""
+    """Arguments that TRL's trainer passes (GRPOTrainer._calculate_rewards): lists by keyword, including columns."""
     return function(
         prompts=[[{"role": "user", "content": ASKED[0]}]] * len(WRITTEN),
         completions=[[{"role": "assistant", "content": text}] for text in WRITTEN],
@@ -589,7 +589,7 @@ def test_datasets_of_reasoning_gym(load):
     [("puzzle24", 0.01), ("prime_factorization", 0.0), ("knights_knaves", 0.0), ("sudoku", 0.0), ("coin_flip", 0.0)],
 )
 def test_scorers_of_reasoning_gym_by_signature(load, name, nothing):
-    """Those with a scorer of their own, as `path: FILE:object.method`; what one raises is invalid."""
+    """Those with their own scorer, as `path: FILE:object.method`; if it raises, the score is invalid."""
     gym = pytest.importorskip("reasoning_gym", reason="make test-slow runs this where it is installed")
 
     (entry,) = gym.create_dataset(name, size=1, seed=4)

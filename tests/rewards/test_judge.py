@@ -45,7 +45,7 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
     def handle_error(self, request, client_address) -> None:
-        """A client that gave up is no error here."""
+        """A client that disconnected is not an error here."""
 
 
 class Handler(BaseHTTPRequestHandler):

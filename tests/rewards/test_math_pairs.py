@@ -130,7 +130,7 @@ def points():
 
 
 def value(expression, point):
-    """What an expression is at a point; None where it is nothing."""
+    """Value of an expression at a point; None if it is undefined."""
     try:
         return eval(expression, dict(NAMES), point)  # the file is ours, and no answer of a model gets here
     except (ArithmeticError, ValueError):

@@ -78,7 +78,7 @@ def trinity(response, truth):
 
 
 def prompt(shots=(), prefill=None):
-    """A question behind answered questions; without shots it is the question alone."""
+    """A question after answered questions; without shots, only the question."""
     answered = [turn for text in shots for turn in (Message("user", "Another one?"), Message("assistant", text))]
     begun = [] if prefill is None else [Message("assistant", prefill)]
     return (Message("system", "Be brief."), *answered, Message("user", "How?"), *begun)

@@ -29,7 +29,7 @@ TEXT = Task(id="t", prompt="3,5>8:")
 
 
 class Policy(ScriptedPolicy):
-    """Says what it is told to, one answer after the other, and keeps what it said and where it was asked."""
+    """Gives its scripted answers one after the other, and records them with their requests."""
 
     def __init__(self, codec: ChatTokenizer, answers: list[str] | None = None) -> None:
         self.answers = list(answers or [])
@@ -55,7 +55,7 @@ def converse(
     max_length: int = 100_000,
     **how: Any,
 ) -> tuple[Rollout, Policy]:
-    """What comes of a conversation."""
+    """Result of a conversation."""
     policy: Any = Policy(codec, list(answers))
     context = RolloutContext(
         codec=codec, client=policy, sampling=Sampling(max_tokens=max_tokens), max_length=max_length
@@ -72,7 +72,7 @@ def decoded(codec: ChatTokenizer, ids: np.ndarray) -> str:
 
 
 def rendered(codec: ChatTokenizer, messages: Any, *, begin: str = "") -> str:
-    """What the template makes of a conversation, with an answer begun."""
+    """The template's rendering of a conversation, with an answer begun."""
     plain = [{"role": m.role, "content": m.content} for m in messages]
     text: str = codec.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
     return text + begin
@@ -112,7 +112,7 @@ def play(codec: ChatTokenizer, task: Task, steps: list[Any]) -> tuple[Rollout, P
 
 
 def check_integrity(rollout: Rollout, policy: Policy) -> None:
-    """The tokens are what was sent and what was sampled; each request goes on from the one before."""
+    """The tokens are those sent and sampled; each request continues the previous one."""
     stream, mask, logprobs = np.empty(0, np.int64), np.empty(0, bool), np.empty(0, np.float32)
     for sent, sampled in zip(policy.prompts, policy.sampled, strict=True):
         assert np.array_equal(sent[: len(stream)], stream)  # nothing that stood there has changed
@@ -269,7 +269,7 @@ def test_a_message_after_a_text_prompt_follows_a_separator() -> None:
 
 @pytest.mark.parametrize(("limit", "sampled"), [(64, "no<|im_end|>"), (1, "n")])
 def test_what_closes_a_turn_is_sampled_or_added(limit: int, sampled: str) -> None:
-    """The line break behind the end of a turn nobody samples; of a turn that was cut, not even the end."""
+    """The line break after the end of a turn is never sampled; in a truncated turn, not even the end is."""
 
     async def talk(chat: TokenChat) -> None:
         await chat.sample(max_tokens=limit)

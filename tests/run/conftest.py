@@ -98,7 +98,7 @@ class Runner:
         assert process.returncode == code, self.console()
 
     def console(self) -> str:
-        """What a person saw."""
+        """The console output."""
         return (self.folder / "console.log").read_text()
 
     def path(self, name: str = "run") -> Path:

@@ -53,7 +53,7 @@ def ray_address() -> Iterator[str]:
 
 @pytest.fixture
 def start(runner: Any, ray_address: str) -> Iterator[Any]:
-    """Starts a half; what still runs at the end is killed."""
+    """Starts a half; processes still running at the end are killed."""
     started: list[subprocess.Popen[str]] = []
 
     def start(mode: str, *how: str) -> subprocess.Popen[str]:

@@ -42,7 +42,7 @@ def check_learned(runner: Any, name: str = "run") -> None:
 
 
 def check_opens(folder: Path, base: Path) -> None:
-    """The merged model is the base under the adapter beside it, and not the base."""
+    """The merged model equals the base with the adapter, and not the base alone."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

@@ -45,7 +45,7 @@ GRID = {
 
 
 def train(folder: Path, trainer: str, file: Path, settings: list[str], environ: dict[str, str]) -> dict[str, Any]:
-    """Migrate a file, and train what came of it."""
+    """Migrate a file, and train the result."""
     config = folder / "migrated.yaml"
     config.write_text(yaml.safe_dump(migrate(trainer, [str(file)], environ).config))
     info = folder / "site" / "rlsdk_gridworlds-1.dist-info"

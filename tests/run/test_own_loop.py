@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 
 def run(runner: Any, script: str) -> list[str]:
-    """Run a script beside the configuration and the examples, with the small engine; its lines of output."""
+    """Run a script next to the configuration and the examples, with the small engine; return its output lines."""
     config = yaml.safe_load(runner.config.read_text()) | {"engine": "transformers"}
     config |= {"eval": {"limit": 8, "before": False}, "algorithm": {"use": "grpo", "kl_coef": 0.0, "filters": []}}
     runner.config.write_text(yaml.safe_dump(config))

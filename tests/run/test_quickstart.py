@@ -37,7 +37,7 @@ def test_the_quickstart_learns(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_shipped_model_can_be_made_again(tmp_path: Path) -> None:
-    """The commands of `make warm-start` end within 3 points of what is shipped."""
+    """The results of `make warm-start` are within 3 points of the shipped ones."""
     rlsdk("model", "new", "nano", str(tmp_path / "nano"))
     out = f"out={tmp_path}"
     rlsdk("train", "examples/warm_start/1_skill.yaml", out, f"model.path={tmp_path}/nano", "eval.after=false")

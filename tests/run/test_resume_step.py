@@ -29,7 +29,7 @@ def trained(runner: Any) -> list[tuple[int, str, str]]:
 
 
 def metrics(runner: Any) -> list[dict[str, Any]]:
-    """Lines of `metrics.jsonl`, without what the clock says."""
+    """Lines of `metrics.jsonl`, without times."""
     return [{k: v for k, v in line.items() if not k.endswith("_seconds")} for line in runner.metrics()]
 
 

@@ -59,7 +59,7 @@ def test_my_model_on_my_data(tmp_path: Path) -> None:
 
 
 def test_from_an_empty_folder_to_a_plugin(tmp_path: Path) -> None:
-    """The package is installed into an environment of its own, which sees what is installed here."""
+    """The package is installed into a separate environment, which sees the packages installed here."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     (site / "here.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")

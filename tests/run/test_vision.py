@@ -62,7 +62,7 @@ def gridworlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def engine(request: pytest.FixtureRequest, tmp_path: Path, gridworlds: None, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of the engine, with what it needs of torchvision."""
+    """The name of the engine, with torchvision's parts that it needs."""
     name: str = request.param
     if name == "vllm":
         folder = tmp_path / "torchvision"

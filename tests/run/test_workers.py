@@ -49,7 +49,7 @@ if __name__ == "__main__":
 
 
 def seen(runner: Any, name: str = "run") -> list[list[Any]]:
-    """What the hook wrote down of each rollout, in a fixed order."""
+    """The hook's record of each rollout, in a fixed order."""
     return sorted(json.loads(line) for line in (runner.path(name) / "seen.jsonl").read_text().splitlines())
 
 

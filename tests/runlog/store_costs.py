@@ -49,7 +49,7 @@ def median(rounds: int, call: Callable[[int], object]) -> float:
 
 
 def _doubled(store: RolloutStore, own: int, more: int) -> int:
-    """Copy the first groups behind those that are there; how many."""
+    """Append copies of the first groups; return their number."""
     with store.transaction():
         for table in (GROUPS, ROLLOUTS):
             columns = [(c + own).label(c.name) if c.name == "number" else c for c in table.columns]

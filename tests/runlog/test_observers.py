@@ -18,7 +18,7 @@ from rlsdk.runlog.trackers import MlflowTracker, TensorboardTracker, WandbTracke
 
 
 class Noting:
-    """A tracker that keeps what it is told."""
+    """A tracker that records its calls."""
 
     def __init__(self) -> None:
         self.told: list[object] = []

@@ -109,7 +109,7 @@ def test_in_a_terminal_step_and_time_never_vanish(width):
 
 
 def in_terminal(command, width):
-    """What a command writes to a terminal of so many columns, without the codes for colours and the cursor."""
+    """Output of a command to a terminal of this width, without control codes."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
     unset = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}

@@ -26,7 +26,7 @@ def rlsdk() -> Rlsdk:
 
 
 def add_metadata(folder: Path, name: str, *, point: str | None = None, module: str | None = None) -> None:
-    """Write what pip would: a distribution with an entry point, found where its folder is on the search path."""
+    """Write a distribution as pip would, with an entry point, found if its folder is on the search path."""
     metadata = folder / f"rlsdk_{name}-0.1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: rlsdk-{name}\nVersion: 0.1.0\n")

@@ -13,7 +13,7 @@ from tests.scaffold.conftest import Rlsdk, add_metadata
 
 @attrs.frozen(kw_only=True)
 class Broken:
-    """A change of what `rlsdk new` wrote, and what is said about it.
+    """A change to the files of `rlsdk new`, and the message about it.
 
     Attributes:
         kind: Kind of the component.

@@ -70,7 +70,7 @@ class _Odd(Exception):
 
 @rlsdk.reward("returns")
 def returns(rollout):
-    """What the response names."""
+    """Returns the value that the response names."""
     import numpy as np
     import torch
 
@@ -119,7 +119,7 @@ def imports_declared(rollout) -> float:
 @rlsdk.reward("either", batch=True)
 @attrs.frozen(kw_only=True)
 class Either:
-    """Compares, if it is told to.
+    """Compares rollouts on request.
 
     Attributes:
         compare: Whether it compares.

@@ -58,7 +58,7 @@ def serve(
     seed: int | None = 0,
     **how: Any,
 ) -> tuple[tuple[Rollout, ...], ScriptedPolicy]:
-    """What comes of an agent against a policy that gives these answers."""
+    """Result of an agent with a policy that gives these answers."""
     codec = codec or chatml()
     said = iter(answers)
     policy = policy or ScriptedPolicy(codec, lambda _: next(said))
@@ -222,7 +222,7 @@ def test_a_second_agent_of_one_rollout_is_not_answered_as_the_first():
 
 
 def test_a_request_that_is_asked_again_after_a_failure_continues_all_the_same():
-    """Clients retry: what a refused request said is not said twice."""
+    """Clients retry: the messages of a refused request are not added twice."""
 
     async def agent(served, post):
         told = message(await post())
@@ -252,7 +252,7 @@ MOVES = st.lists(
 @given(MOVES, st.lists(st.text("ain o\n|", max_size=8), min_size=10, max_size=10))
 @settings(max_examples=60)
 def test_whatever_an_agent_asks_every_sampled_token_is_trained_on_once(moves, answers):
-    """And every rollout is what was sent for its last answer, and that answer."""
+    """And every rollout is the request for its last answer, plus that answer."""
     codec, left = chatml(), list(answers)
     sampled: list[np.ndarray] = []
 
@@ -333,7 +333,7 @@ class Slow(ScriptedPolicy):
 
 
 async def chunks(served: Any, policy: Slow, **fields: Any) -> AsyncIterator[dict[str, Any]]:
-    """The chunks of a stream, of which the next token is sampled when the last one was read."""
+    """The chunks of a stream; each next token is sampled after the last one was read."""
     body = {"messages": [SAY], "stream": True, **fields}
     policy.go.set()
     async with (

@@ -41,7 +41,7 @@ TASK = Task(id="t", prompt=[Message("user", "Begin.")])
 def through(
     routes: Routes, use: Callable[[RemoteClient, ChatTokenizer], Awaitable[Any]], codec: ChatTokenizer, **how: Any
 ) -> tuple[Any, RemoteClient]:
-    """What comes of a client of these routes."""
+    """Result of a client of these routes."""
 
     async def run() -> tuple[Any, RemoteClient]:
         place = (await endpoint()).mount(routes)

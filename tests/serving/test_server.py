@@ -207,7 +207,7 @@ def test_a_failing_engine_is_reported_with_its_reason_also_in_a_stream():
 
 def test_a_prompt_that_an_engine_refuses_is_a_bad_request():
     class RemoteError(Exception):
-        """As Ray raises what an actor raised."""
+        """Raise an actor's exception as Ray does."""
 
         cause = ValueFault("its prompt has token ids from 0 to 900; the model knows 0 to 800")
 

@@ -44,7 +44,7 @@ TRUE = Rates(
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """What a synchronous run at these rates would leave: each engine makes its half, one response after the other."""
+    """Files of a synchronous run at these rates: each engine generates half, one response after the other."""
     folder = tmp_path / "run"
     folder.mkdir()
     store = RolloutStore(Address.make(folder, None, None))
@@ -135,7 +135,7 @@ def command(run: Path, *arguments: str, fails: bool = False) -> Any:
 
 
 def test_the_command_predicts_the_run_that_it_measured(run: Path) -> None:
-    """Within a few percent, though it draws its lengths anew."""
+    """Within a few percent, though it draws new lengths."""
     told = json.loads(command(run, "--rates", str(run), "--against", str(run), "--json", "--steps", "40"))
     (found,), measured = told["predictions"], told["measured"]
     assert (found["engines"], found["learners"], found["gpus"]) == (2, 2, None)
@@ -163,7 +163,7 @@ def test_the_command_predicts_other_settings_and_sizes(run: Path) -> None:
 
 
 def test_the_command_takes_what_the_config_says_of_production(run: Path, tmp_path: Path) -> None:
-    """A rule and a policy of a plugin, and what a sync ends."""
+    """A plugin's rule and policy, and answers interrupted by a sync."""
     plugin = tmp_path / "mine.py"
     plugin.write_text(
         "import rlsdk\n\n"

@@ -52,7 +52,7 @@ def through(
     rates: Rates = SLOW,
     lengths: Lengths = TWENTY,
 ) -> Any:
-    """What a body finds behind the real pausable and the real client of one engine."""
+    """Result of a body with the real pausable and the real client of one engine."""
 
     async def go() -> Any:
         engine = SimulatedEngine(rates, lengths, (0,))
@@ -191,7 +191,7 @@ def test_however_often_answers_are_ended_they_get_as_long_as_without(
 
 
 def test_in_flight_weights_reach_what_runs() -> None:
-    """12 s a response, 5 + 2 s of learner and sync beside it: 7 tokens of a response are of the older weights."""
+    """12 s per response, 5 + 2 s of learner and sync in parallel: 7 tokens of a response have the older weights."""
     found = simulate(SETUP)
     assert found.step == pytest.approx(12, abs=1e-4)
     assert found.staleness == pytest.approx(7 / 12)

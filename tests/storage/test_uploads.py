@@ -89,7 +89,7 @@ class Training:
 def run(
     plan: Plan, *steps: int, resume: bool = False, overwrite: bool = False, wait: bool = False
 ) -> tuple[int | None, dict[str, Any], list[str]]:
-    """Train some steps; returns where it began, what became of uploads, and notices."""
+    """Train some steps; return the first step, the state of uploads, and notices."""
     with mirrored(plan, resume=resume, overwrite=overwrite) as mirror:
         assert mirror is not None
         if overwrite:

@@ -94,7 +94,7 @@ def test_a_folder_in_the_cloud_is_refused(config: Path) -> None:
 
 
 def finish(run: SweepRun, value: float, status: str = "finished") -> None:
-    """Leave what a run leaves that has been trained."""
+    """Write the files of a trained run."""
     plan = run.check()
     from rlsdk.checkpoints.checkpoint import Checkpoints
 

@@ -95,7 +95,7 @@ def mean_loss(x):
 
 @rlsdk.shaping("shapes")
 def credit_in_place_of_rewards(x):
-    """What only an advantage may return."""
+    """Returns a value that only an advantage may return."""
     return rlsdk.Credit(x.loss_mask.float(), x.loss_mask.float())
 
 
@@ -184,13 +184,13 @@ def precision(x):
 
 @rlsdk.shaping("inputs-unchanged")
 def inputs_unchanged(x):
-    """Changes what others read."""
+    """Changes inputs that others read."""
     return x.rewards.mul_(2)
 
 
 @rlsdk.shaping("memory")
 class Memory:
-    """Counts, and tells nobody."""
+    """Counts without reporting it."""
 
     def __init__(self):
         self.count = 0
@@ -226,7 +226,7 @@ class Forgetful:
 
 @rlsdk.policy_loss("memory-by-step")
 class OfTheLastMicroBatch:
-    """Remembers what advantages of the last micro-batch added up to."""
+    """Remembers the sum of the last micro-batch's advantages."""
 
     def __init__(self):
         self.total = 0.0
@@ -453,7 +453,7 @@ class DefaultsFit(rlsdk.Algorithm):
 @rlsdk.algorithm("parts-merge")
 @attrs.frozen(kw_only=True)
 class PartsMerge(rlsdk.Algorithm):
-    """Puts its own choice in place of what a config says."""
+    """Overrides the config's value with its own."""
 
     def __attrs_post_init__(self):
         object.__setattr__(self, "advantage", Use("grpo"))
@@ -461,13 +461,13 @@ class PartsMerge(rlsdk.Algorithm):
 
 @rlsdk.workflow("ends")
 async def ends(task, chat):
-    """Waits for what never comes."""
+    """Waits for ever."""
     await asyncio.Event().wait()
 
 
 @rlsdk.workflow("gives-rollouts")
 async def gives_rollouts(task, chat):
-    """Forgets what it has sampled."""
+    """Forgets its sampled tokens."""
     await chat.sample()
 
 
@@ -500,7 +500,7 @@ class ForgetsTheHeader(Lines):
 
 @rlsdk.renderer("leaves-a-prefill-open")
 class ClosesPrefills(Lines):
-    """It closes what the policy should continue."""
+    """It closes the turn that the policy should continue."""
 
     def prompt_tokens(self, messages, tools=()):
         """Open an answer after each message."""
@@ -518,7 +518,7 @@ class ClosesTwice(Lines):
 
 @rlsdk.renderer("data-stays-data")
 class TrustsMessages(Lines):
-    """It joins what was cut."""
+    """It joins a truncated answer."""
 
     def content(self, message):
         """Drop every character that is none."""
@@ -594,7 +594,7 @@ class Halved:
     """Sends half of the bits of each tensor."""
 
     def offer(self, parts, engines, host):
-        """Return what is left."""
+        """Return the remaining text."""
         found = joined(parts)
         halved = {name: array.astype("float16").astype(array.dtype) for name, array in found.tensors.items()}
         return Weights(found.version, halved, found.dtypes)

@@ -143,7 +143,7 @@ def run_pytest(warm, lab):
 
 @pytest.fixture
 def tests(lab):
-    """A test beside the plugin."""
+    """A test next to the plugin."""
     (lab.parent / "test_own.py").write_text("def test_own():\n    pass\n")
     return lab.parent
 

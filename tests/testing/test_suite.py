@@ -86,7 +86,7 @@ def test_an_algorithm_that_is_an_object_finds_the_parts_of_its_module(tmp_path, 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What never ends is waited for a second, not five."""
+    """An endless call is waited for a second, not five."""
     monkeypatch.setattr(worlds, "WORKFLOW_SECONDS", 1.0)
 
 
@@ -353,7 +353,7 @@ def test_a_comparing_reward_that_takes_any_list_is_referred_to_groups(batch, bre
 def test_a_reward_that_raises_is_shown_with_its_line():
     @rlsdk.reward("raises")
     def raises(rollout):
-        """Reads what is not there."""
+        """Reads a missing field."""
         return {}["x"]
 
     line = raises.__code__.co_firstlineno + 3

@@ -139,7 +139,7 @@ class ScriptedRollouts:
 
 
 class FakeLearner:
-    """A learner that writes down what it is asked and gives constants.
+    """A learner that records its calls and returns constants.
 
     Attributes:
         updates: Batches of the updates, with the minibatches and the step.

@@ -20,7 +20,7 @@ FILE = ROOT / "examples" / "plugins" / "remote_advantage.py"
 
 
 class Service(BaseHTTPRequestHandler):
-    """Answers rewards minus the mean of their group; of what `short` names, one number too few."""
+    """Returns rewards minus their group's mean, with one number too few for the names in `short`."""
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))

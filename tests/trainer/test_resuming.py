@@ -237,7 +237,7 @@ def test_a_new_plugin_needs_leave(run: Run) -> None:
 
 
 def test_a_marked_object_is_the_same_in_another_process(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands in a script in place of a name is compared by its code, and not by its address."""
+    """An object that replaces a name in a script is compared by its code, not by its address."""
     sources: list[Callable[[], Any]] = []
     for _ in range(2):
         space: dict[str, Any] = {"__name__": "lab_script"}

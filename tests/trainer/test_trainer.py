@@ -172,7 +172,7 @@ def test_callbacks_run_in_their_order_around_each_step_and_end_in_reverse(tmp_pa
 
 
 class Told:
-    """Observers that nobody observes."""
+    """Observers without plugins."""
 
     def __init__(self) -> None:
         self.logged: list[tuple[int, dict[str, float]]] = []

@@ -156,7 +156,7 @@ class StuckActor(ExplorerActor):
 
 @pytest.fixture
 def lab(tmp_path: Path, cluster: None) -> Iterator[tuple[Plan, PeerInfo, ExplorerSetup]]:
-    """A plan, the description of its program, and what an explorer of it is made from."""
+    """A plan, its program's description, and the inputs of its explorer."""
     plan = make_plan(tmp_path)
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)  # an actor's process does not find it

@@ -119,7 +119,7 @@ def test_each_configuration_of_a_page_has_known_keys_and_values(page, schema):
 
 
 def test_the_pages_show_every_command():
-    """The collector finds what it must find: each command is on some page, with arguments."""
+    """The collector finds all commands: each is on some page, with arguments."""
     shown = {command.words[0] for page in PAGES for command in commands(page) if len(command.words) > 1}
     assert set(COMMANDS) - shown - {"doctor"} == set()
 

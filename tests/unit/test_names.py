@@ -24,7 +24,7 @@ BUILT_IN = {name for names in MODULES.values() for name in names}
 
 
 def core() -> Iterator[Path]:
-    """Yield the modules that are neither built-in components nor beside them."""
+    """Yield the modules that are neither built-in components nor in their packages."""
     own = {ROOT / f"{name.replace('.', '/')}.py" for name in BUILT_IN}
     for path in sorted((ROOT / "rlsdk").rglob("*.py")):
         if path not in {*own, DEFAULTS} and path.relative_to(ROOT).parts[1] not in PARTS:

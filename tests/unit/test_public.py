@@ -21,7 +21,7 @@ FILES = [
 
 
 def private_uses(source: str) -> list[str]:
-    """What a file uses of rlsdk that is not public, one line each."""
+    """Non-public names of rlsdk that a file uses, one line each."""
     tree, found = ast.parse(source), []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -80,7 +80,7 @@ class Browser:
         self.driver.find_element("css selector", "body").send_keys(keys)
 
     def text(self) -> str:
-        """Return what the page shows."""
+        """Return the text of the page."""
         return str(self.driver.execute_script("return document.body ? document.body.innerText : ''"))
 
     def run(self, script: str) -> Any:
@@ -93,7 +93,7 @@ class Browser:
             self.driver.save_screenshot(str(Path(folder) / f"{name}.png"))
 
     def errors(self) -> list[str]:
-        """Return what the page logged as errors, violations of its security policy among them."""
+        """Return the page's logged errors, including violations of its security policy."""
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
 
 

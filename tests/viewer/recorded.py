@@ -51,7 +51,7 @@ def fill(folder: Path, entries: list[Entry]) -> None:
 
 
 def make_run(folder: Path, *, steps: int = 6) -> Path:
-    """Write what a run of some steps leaves, with two sources, an invalid score, evaluations and a hostile answer."""
+    """Write the files of a run of some steps, with two sources, an invalid score, evaluations and a hostile answer."""
     folder.mkdir(parents=True)
     (folder / MARKER).touch()
     (folder / "logs").mkdir()

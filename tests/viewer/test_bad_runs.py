@@ -20,7 +20,7 @@ MOST_CLICKS = 6
 
 
 class Newcomer:
-    """Clicks on what a page shows, and counts the clicks.
+    """Clicks on the page, and counts the clicks.
 
     Attributes:
         page: The page.
@@ -36,7 +36,7 @@ class Newcomer:
         self.page.click(selector, text)
 
     def follow(self, finding: str, link: str) -> None:
-        """Click a link of a finding, which is told by its title."""
+        """Click a link of the finding with this title."""
         entry = self.page.see(".stands li", finding)
         assert entry.text.startswith(finding)
         links = {button.text: button for button in entry.find_elements("css selector", "button")}
@@ -88,7 +88,7 @@ def paid_for_form(newcomer: Newcomer) -> None:
 
 
 def learning_rate(newcomer: Newcomer) -> None:
-    """The learning rate is twenty times what it should be; the run ended since nothing was learned any more."""
+    """The learning rate is twenty times too high; the run ended because it no longer learned anything."""
     assert newcomer.reads(".stands li:first-child").startswith("Updates go too far")
     newcomer.follow("Updates go too far", "Show the curve")
     assert "Healthy: below 0.1" in newcomer.reads("dialog.large")
@@ -126,7 +126,7 @@ def careless_reward(newcomer: Newcomer) -> None:
 
 
 def hungry_engine(newcomer: Newcomer) -> None:
-    """The engine keeps what it never looks at, and ends when it has too much of it."""
+    """The engine keeps data that it never uses, and ends when it has too much of it."""
     assert "engine 0 died 4 times" in newcomer.reads(".head .trouble")
     newcomer.click("nav a", "Processes")
     newcomer.click("tr", "engine 0")

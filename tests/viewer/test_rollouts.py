@@ -161,7 +161,7 @@ WALKS = {
 
 
 def plans_of(call: Callable[[], object]) -> list[str]:
-    """What SQLite does for each statement of a call, as one text with a line for each step."""
+    """SQLite's query plan for each statement of a call, as one text with a line for each step."""
     plans: list[str] = []
 
     def explain(connection: sa.Connection, cursor: object, statement: str, given: Any, *_: object) -> None:
@@ -178,7 +178,7 @@ def plans_of(call: Callable[[], object]) -> list[str]:
 
 
 def check_plans(folder: Path) -> None:
-    """Every statement of a first page and of the one after it searches an index, and none sorts what it found."""
+    """Every statement of a first page and of the next searches an index, and none sorts its results."""
     browser = Browser(folder)
     for name, (wanted, index) in WALKS.items():
         first = browser.page(wanted)

@@ -52,7 +52,7 @@ class Remote:
 
 
 class Actor:
-    """Lives in this process, notes the commands that it gets, and says what it is told to."""
+    """Lives in this process, records its commands, and does as the test says."""
 
     def __init__(self) -> None:
         self.heard: list[Command] = []

@@ -22,7 +22,7 @@ TASK = Task(id="t", prompt="1+1=")
 
 
 class Length:
-    """The longer the better; what holds a 9 cannot be scored."""
+    """Longer is better; an answer with a 9 cannot be scored."""
 
     async def score(self, rollout: Rollout) -> Score:
         return Score.invalid("nine") if "9" in rollout.text else Score(len(rollout.text))

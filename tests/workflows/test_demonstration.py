@@ -28,7 +28,7 @@ def shown(task: Task, codec: ChatTokenizer) -> Rollout:
 
 
 def acted(task: Task, codec: ChatTokenizer, name: str, reward: str, **options: object) -> Rollout:
-    """The rollout of a workflow whose policy says what the demonstration says."""
+    """The rollout of a workflow whose policy gives the demonstration's answers."""
     said = iter([m["content"] for m in task.metadata["demonstration"] if m["role"] == "assistant"])
     scorer = Scorer([RewardTerm(RewardSpec(reward), rlsdk.load("reward", reward))])
     workflow = rlsdk.load("workflow", name, **options)

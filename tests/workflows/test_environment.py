@@ -23,7 +23,7 @@ from tests.rollout.codecs import chatml, plain
 
 @rlsdk.environment("count")
 class Count:
-    """Asks for the number behind the one that it shows, until `upto` right answers are given.
+    """Asks for the successor of the number that it shows, until `upto` right answers are given.
 
     Attributes:
         upto: Right answers to the end.

@@ -108,7 +108,7 @@ def test_a_conversation_with_a_server_that_is_started_here(program: str) -> None
 
 
 class Waiting(ScriptedPolicy):
-    """Question 0 begins once question 1 has had a result, and question 1 goes on once question 0 is over."""
+    """Question 0 begins once question 1 has had a result, and question 1 continues once question 0 is over."""
 
     begun: asyncio.Event
     over: asyncio.Event
