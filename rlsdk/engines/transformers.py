@@ -24,6 +24,7 @@ from rlsdk.engines.memory import transformers_memory
 from rlsdk.engines.rows import EndTable, Pending, room
 from rlsdk.errors import EngineError, ValueFault
 from rlsdk.exact import sequence_logprobs
+from rlsdk.limits import Count, Positive
 from rlsdk.marks import engine
 from rlsdk.vision import sees
 
@@ -56,9 +57,9 @@ class Transformers:
             take half a minute longer. Needs g++ or the compiler that `CXX` names.
     """
 
-    max_num_seqs: int = 1024
-    max_num_batched_tokens: int = 16384
-    kv_cache_gib: float = 4.0
+    max_num_seqs: Count = 1024
+    max_num_batched_tokens: Count = 16384
+    kv_cache_gib: Positive = 4.0
     compile: bool = False
 
     _loaded: Any = attrs.field(init=False, default=None)

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import attrs
 import numpy as np
@@ -36,6 +36,7 @@ from rlsdk.engines.vllm_images import prompt_with_images
 from rlsdk.engines.vllm_model import image_faults, import_architectures, model_faults, parallel_faults, routing_faults
 from rlsdk.engines.vllm_worker import share
 from rlsdk.errors import EngineError, OptionError, ValueFault
+from rlsdk.limits import Count, above, at_most
 from rlsdk.marks import engine
 from rlsdk.vision import Vision
 from rlsdk.weights import joined
@@ -69,11 +70,11 @@ class Vllm:
         args: Additional fields of vLLM's `EngineArgs`.
     """
 
-    tensor_parallel_size: int = 1
-    kv_cache_gib: int = 1
-    gpu_memory_utilization: float = 0.85
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
+    tensor_parallel_size: Count = 1
+    kv_cache_gib: Count = 1
+    gpu_memory_utilization: Annotated[float, above(0), at_most(1)] = 0.85
+    max_num_seqs: Count = 256
+    max_num_batched_tokens: Count = 8192
     enforce_eager: bool | None = None
     args: Mapping[str, Any] = attrs.field(factory=dict)
 

@@ -138,6 +138,7 @@ def test_an_option_that_refers_to_nothing_is_not_also_called_missing(faults, mon
         ("algorithm.kl_coef=-1", "algorithm.kl_coef", "expected float >= 0, got -1"),
         ("learner.lr=-1", "learner.lr", "expected float >= 0, got -1"),
         ("learner.betas=[0.9,1]", "learner.betas[1]", "expected float >= 0 and < 1, got 1"),
+        ("engine.max_num_seqs=0", "engine.max_num_seqs", "expected int >= 1, got 0"),
         (f"seed={2**63}", "seed", "below 2**63, got 9223372036854775808"),
         ("sampling.stop=['a','']", "sampling.stop", "an empty string would end every answer"),
         ("model.path=./nowhere", "model.path", "there is no folder './nowhere' with a config.json"),
