@@ -321,7 +321,15 @@ class TokenChat:
             environment: Environment component with its options.
             seed: Seed of its episode.
             step_timeout: Timeout of one call in seconds.
+
+        Raises:
+            TypeError: The environment is not a `Use`.
         """
+        if not isinstance(environment, Use):
+            raise TypeError(
+                f"chat.world expects an rlsdk.Use, got {environment!r}: annotate the workflow's option `environment: "
+                "rlsdk.Use`, or write rlsdk.Use(NAME, OPTIONS)"
+            )
         worlds, owner = self._context.worlds, self._owner
         if self._home is None:
             self._worlds.append(worlds.open(environment, seed, step_timeout, owner))

@@ -247,6 +247,15 @@ def test_environments_and_scores_are_the_runs_own(user_loop: UserLoop) -> None:
     assert set(threads) == {threading.get_ident()}
 
 
+def test_an_environment_given_by_its_bare_name_is_refused_with_what_to_write(user_loop: UserLoop) -> None:
+    async def play(task: Task, chat: Chat) -> Rollout:
+        chat.world("lab/echo", 7)  # type: ignore[arg-type]
+        return chat.finish()
+
+    made = asyncio.run(group(play, context(Counting(lambda _: "A word."), user_loop)))
+    assert "annotate the workflow's option `environment: rlsdk.Use`" in made.scores[0].reason
+
+
 @pytest.mark.parametrize("batch", [False, True, "group"])
 def test_an_async_reward_that_blocks_does_not_hold_up_the_rest_of_the_run(batch: Any, user_loop: UserLoop) -> None:
     blocked, release = threading.Event(), threading.Event()
