@@ -105,7 +105,8 @@ def _quickly() -> Iterator[None]:
     nobody reads. The script that sets up each worker imports half of Ray for it; `setup_worker` does not. And Ray looks
     once a second whether its raylet has registered, which takes it less than half of one.
     """
-    from ray._private import node, parameter, ray_constants, services, state, utils
+    from ray._private import node, parameter, ray_constants, services, utils
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # not in its stub
 
     folder, python = Path(__file__).parent, services._build_python_executable_command_memory_profileable
     registered = services.get_node
@@ -119,10 +120,10 @@ def _quickly() -> Iterator[None]:
         return list(python(component, *rest, **options))
 
     def soon_registered(gcs_address: str, node_id: str) -> Any:
-        nodes = state.GlobalState()
-        nodes._initialize_global_state(services._get_gcs_client_options(gcs_address))
+        client = GcsClient(address=gcs_address)
         end = time.monotonic() + 10
-        while time.monotonic() < end and not any(node["NodeID"] == node_id for node in nodes.node_table()):
+        # Asked without a time limit, a GCS that has been killed would be waited for without end.
+        while time.monotonic() < end and node_id not in {each.hex() for each in client.get_all_node_info(timeout=5)}:
             time.sleep(0.01)
         return registered(gcs_address, node_id)
 

@@ -77,9 +77,10 @@ def test_a_failed_start_of_ray_is_reported_clearly(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 @pytest.mark.stack
-def test_ray_with_a_hanging_raylet_is_restarted() -> None:
+@pytest.mark.parametrize("fate", ["hang", "kill-gcs"])
+def test_ray_with_a_hanging_raylet_or_a_killed_gcs_is_restarted(fate: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = [sys.executable, "-m", "tests.cluster.hanging_raylet"]
+    command = [sys.executable, "-m", "tests.cluster.hanging_raylet", fate]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout.splitlines()[-1]) == "ended"
