@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from rlsdk.rollout.production import BufferPolicy
+from rlsdk.rollout.production import BufferPolicy, priority_of
 from rlsdk.types import Group
 
 
@@ -58,7 +58,7 @@ class ReplayBuffer:
             step: Number of steps done.
         """
         self._held = [u for u in self._held if u.uses < self._most_uses and self._young(u.group, step) is not None]
-        asked = [(self._policy(u.group, step=step, uses=u.uses), u.number, u) for u in self._held]
+        asked = [(priority_of(self._policy, u.group, step=step, uses=u.uses), u.number, u) for u in self._held]
         ranked = sorted((-priority, number, used) for priority, number, used in asked if priority is not None)
         return [
             attrs.evolve(used, group=self._young(used.group, step) or used.group, uses=used.uses + 1)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
-from rlsdk.errors import RunError
+from rlsdk.errors import RunError, ValueFault
+from rlsdk.messages import number as plain_number
 from rlsdk.plurals import counted
 from rlsdk.rollout.lifecycle import TaskLedger
 from rlsdk.rollout.staleness import StalenessPolicy
@@ -46,6 +48,25 @@ class BufferPolicy(Protocol):
 def first_come(group: Group, /, *, step: int, uses: int) -> float:
     """Give all groups equal priority, so that they are trained on in the order in which their tasks were issued."""
     return 0.0
+
+
+def priority_of(policy: BufferPolicy, group: Group, *, step: int, uses: int) -> float | None:
+    """Return the priority that a buffer policy gives a group; None drops it.
+
+    Raises:
+        RunError: The policy returned NaN, which has no place in any order, or no number.
+    """
+    given = policy(group, step=step, uses=uses)
+    try:
+        priority = None if given is None else plain_number(given, f"the priority of task {group.task.id!r}")
+    except ValueFault as error:
+        raise RunError(f"rollout.buffer: {error}, or None, which drops its group") from error
+    if priority is not None and math.isnan(priority):
+        raise RunError(
+            f"rollout.buffer: the priority of task {group.task.id!r} is NaN; expected a number, or None, which drops "
+            "its group"
+        )
+    return priority
 
 
 class Streams(Protocol):
@@ -316,7 +337,7 @@ class RolloutScheduler:
                     if self._limits.tail < 0:
                         self._ledger.move(record, TaskStatus.FILTERED)
                     self.expired += 1
-                elif (priority := self._policy(record.group, step=step, uses=0)) is None:
+                elif (priority := priority_of(self._policy, record.group, step=step, uses=0)) is None:
                     self._ledger.move(record, TaskStatus.FILTERED)
                     self._note_dropped()
                 else:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -252,6 +254,16 @@ async def test_a_policy_that_drops_every_group_ends_the_run() -> None:
         await bench.production.take(0)
     await bench.production.pause()
     assert bench.production.dropped == 12
+
+
+@pytest.mark.parametrize(("value", "shown"), [(math.nan, "NaN"), ("high", "'high'")])
+async def test_a_priority_that_has_no_place_in_an_order_is_an_error(value: Any, shown: str) -> None:
+    bench = Bench(StalenessPolicy(), policy=lambda group, *, step, uses: value)
+    with pytest.raises(
+        RunError, match=rf"rollout\.buffer: the priority of task '.*' is {shown}; expected a number, or"
+    ):
+        await bench.production.take(0)
+    await bench.production.pause()
 
 
 async def test_a_policy_that_keeps_some_groups_fills_its_batches() -> None:
