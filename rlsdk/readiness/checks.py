@@ -39,6 +39,7 @@ from rlsdk.errors import (
 )
 from rlsdk.messages import parts_of
 from rlsdk.plugins import ComponentRef
+from rlsdk.plurals import counted
 from rlsdk.readiness.demonstrations import check_demonstrations
 from rlsdk.readiness.disk import DiskEstimate, estimate, skeleton
 from rlsdk.readiness.exact import exact_faults
@@ -216,6 +217,11 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
         count = sum(map(len, trained)) if len(trained) == len(plan.tasks_train) else None
         disk = estimate(plan, tasks=count, built=built)
         found.warnings += space(plan, disk)
+        if count and count < plan.config.batch_size:
+            text = (
+                f"{counted(count, 'task')}, fewer than batch_size={plan.config.batch_size}: some repeat in a step"
+            )
+            found.notes.append(PlanFinding("tasks.train", text))
     if plan.config.eval.every and not plan.tasks_eval:
         text = f"{plan.config.eval.every}, but nothing is evaluated, since there are no tasks.eval"
         found.notes.append(PlanFinding("eval.every", text))

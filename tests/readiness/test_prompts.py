@@ -39,6 +39,7 @@ def plan(model: Path, folder: Path, train: list[dict[str, str]], held_out: list[
         "reward": "exact_match",
         "engine": "transformers",
         "sampling": {"max_tokens": 8},
+        "batch_size": 1,
         "group_size": 2,
         "steps": 1,
         "placement": {"device": "cpu"},
@@ -55,6 +56,12 @@ def test_a_prompt_as_long_as_the_model_is_dropped_although_max_prompt_tokens_all
     name = streams.names[0]
     assert {streams.draw(name)[0].prompt for _ in range(4)} == {SHORT["prompt"]}
     assert streams.dropped
+
+
+def test_fewer_tasks_than_a_batch_holds_are_noted(model: Path, tmp_path: Path) -> None:
+    (note,) = examine(plan(model, tmp_path, [SHORT], [SHORT], "batch_size=2"), starts=False).notes
+    assert str(note) == "tasks.train: 1 task, fewer than batch_size=2: some repeat in a step"
+    assert not examine(plan(model, tmp_path, [SHORT] * 2, [SHORT], "batch_size=2"), starts=False).notes
 
 
 def test_a_template_that_drops_thoughts_is_noted_and_keeps_no_run_from_starting(model: Path, tmp_path: Path) -> None:
