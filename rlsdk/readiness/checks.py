@@ -218,9 +218,7 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
         disk = estimate(plan, tasks=count, built=built)
         found.warnings += space(plan, disk)
         if count and count < plan.config.batch_size:
-            text = (
-                f"{counted(count, 'task')}, fewer than batch_size={plan.config.batch_size}: some repeat in a step"
-            )
+            text = f"{counted(count, 'task')}, fewer than batch_size={plan.config.batch_size}: some repeat in a step"
             found.notes.append(PlanFinding("tasks.train", text))
     if plan.config.eval.every and not plan.tasks_eval:
         text = f"{plan.config.eval.every}, but nothing is evaluated, since there are no tasks.eval"

@@ -267,5 +267,15 @@ _NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "response_format": ({"type": "text"},),
     "functions": ([],),
+    "tool_choice": ("auto", "none", "required"),
+    "chat_template_kwargs": ({},),
+    "min_tokens": (0,),
+    "bad_words": ([],),
+    "allowed_token_ids": ([],),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
 }
 """Unsupported fields that would change answers -> values that change nothing."""

@@ -176,6 +176,9 @@ def test_errors_are_those_that_the_client_knows():
             ("n: expected 1 to 128", {"n": 1000}),
             ("presence_penalty: not supported by this server", {"presence_penalty": 0.5}),
             ("response_format: not supported by this server", {"response_format": {"type": "json_object"}}),
+            ("chat_template_kwargs: not s", {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}),
+            ("guided_choice: not supported by this server", {"extra_body": {"guided_choice": ["a", "b"]}}),
+            ("tool_choice: not supported", {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
             ("nested too deeply", {"tools": [{"type": "function", "function": {"name": "f", "parameters": deep}}]}),
             ("top_logprobs: expected 0 to 20", {"logprobs": True, "top_logprobs": 50}),
         ]:
