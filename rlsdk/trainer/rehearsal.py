@@ -138,6 +138,8 @@ async def _fault(plan: Plan, part: RewardTerm, rollouts: Sequence[Rollout]) -> l
     scorer = Scorer([attrs.evolve(part, rule=RewardSpec(part.rule.name))], plan.config.scoring)
     try:
         scores = await scorer.score_group(rollouts)
+        if not any(score.valid for score in scores):  # a reward for groups is called once, and may fail now and then
+            scores = await scorer.score_group(rollouts)
         if any(score.valid for score in scores):
             return await _compares(part, scorer, rollouts) if _may_be_split(part) else []
     finally:

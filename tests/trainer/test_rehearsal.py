@@ -69,6 +69,15 @@ def compares(rollouts):
     assert len(rollouts) == 5
     return [rank / len(rollouts) for rank in range(len(rollouts))]
 
+@rlsdk.reward("shaky", batch="group")
+class Shaky:
+    def __init__(self):
+        self.called = False
+    def __call__(self, rollouts):
+        self.called, before = True, self.called
+        assert before, "too busy"
+        return [0.0 for _ in rollouts]
+
 @rlsdk.reward("asks")
 async def asks(rollout):
     raise OSError("nobody answers")
@@ -142,7 +151,7 @@ def test_a_task_without_an_answer_is_not_said_to_have_one(lab: Path, tmp_path: P
         rehearsed(plan)
 
 
-@pytest.mark.parametrize("name", ["wrong", "strict", "tokens", "together", "compares", "counting"])
+@pytest.mark.parametrize("name", ["wrong", "strict", "tokens", "together", "compares", "shaky", "counting"])
 def test_a_wrong_answer_is_fine_and_so_is_a_reward_that_fails_on_some(lab: Path, name: str) -> None:
     assert rehearsed(plan_of(lab, f"trial_lab/{name}")) == Rehearsal()
 
