@@ -88,10 +88,16 @@ def differences(plan: Plan) -> list[Difference]:
 
     Checking the stored configuration fills in its defaults, but imports the code that it names. If that might run code
     that the plan does not name, the raw values are compared instead.
+
+    Raises:
+        ConfigError: The file in the folder holds no configuration.
     """
-    kept = yaml.safe_load((plan.folder / KEPT).read_text(encoding="utf-8")) or {}
+    kept = None
+    with contextlib.suppress(yaml.YAMLError, UnicodeDecodeError):
+        kept = yaml.safe_load((plan.folder / KEPT).read_text(encoding="utf-8"))
     if not isinstance(kept, dict):
-        raise ConfigError([f"name: {plan.folder / KEPT} is not the configuration of a run; restore it from a copy"])
+        remedy = "restore it from a copy, or delete it to resume without a comparison of the settings"
+        raise ConfigError([f"name: {plan.folder / KEPT} is damaged, it holds no configuration; {remedy}"])
     kept, given = current(kept), kept_config(plan).tree
     files: list[str | Path] = [*plan.plugins.files, *_own_code(plan)]
     for tree in (kept, given):

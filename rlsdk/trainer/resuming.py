@@ -118,6 +118,8 @@ def prepare_folder(
     step, newer = _chosen(checkpoints, resume) if resumes else (None, {})
     if step is not None:
         notices += _same_code(plan, checkpoints.read(step)["plugins"], allow_changes=allow_changes)
+        if not used:
+            notices.append(f"the run's folder has no {KEPT}: the settings are not compared with the previous ones")
     mark(folder)
     for later, fault in newer.items():
         aside = checkpoints.set_aside(later, "damaged" if fault else "superseded")

@@ -163,6 +163,19 @@ def test_changes_without_effect_on_the_training_continue_with_a_notice(run: Run,
     assert run.kept() == ["config.step-4.yaml", "config.yaml"]
 
 
+@pytest.mark.parametrize("text", ["", "name: [trial", "- a list", "\xff"])
+def test_a_damaged_configuration_is_named_and_without_one_nothing_is_compared(run: Run, text: str) -> None:
+    run.begin()
+    kept = run.plan().folder / "config.yaml"
+    kept.write_text(text, encoding="latin-1")
+    with pytest.raises(ConfigError, match=r"config\.yaml is damaged, it holds no configuration; .* or delete it"):
+        run.resume("learner.lr=1")
+    kept.unlink()
+    assert "the run's folder has no config.yaml: the settings are not compared with the previous ones" in (
+        run.resume("learner.lr=1").notices
+    )
+
+
 def test_an_explicit_default_is_not_a_change(run: Run) -> None:
     run.begin()
     same = ("batch_size=64", "tasks.train.seed=0", "algorithm.policy_loss.clip_high=0.2", "learner.lr=0.0001")
