@@ -91,11 +91,13 @@ def free_space(folder: str | os.PathLike[str], needed_bytes: int) -> list[str]:
         needed_bytes: Bytes that will be written there.
 
     Returns:
-        One message if the space does not suffice, or if a file is in the way.
+        One message if the space does not suffice, a file is in the way, or the folder cannot be written to.
     """
     place = existing_parent(folder)
     if not place.is_dir():
         return [f"{folder} cannot be created: {place} is a file; choose another folder"]
+    if not os.access(place, os.W_OK):
+        return [f"{folder} cannot be written: {place} is read-only for you; choose another folder"]
     free = shutil.disk_usage(place).free
     if free >= needed_bytes:
         return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -66,6 +67,13 @@ def test_this_environment_has_no_misfits():
     if not metadata.version("torch").endswith("+cpu"):
         pytest.skip("not the CPU environment that `make` installs")
     assert preflight.torch_companions() == []
+
+
+def test_a_folder_that_may_not_be_written_to_is_reported(tmp_path, monkeypatch):
+    access = os.access  # root may write everywhere, except to read-only disks
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path and access(path, mode))
+    (fault,) = preflight.free_space(tmp_path / "runs" / "mine", 1)
+    assert fault == f"{tmp_path}/runs/mine cannot be written: {tmp_path} is read-only for you; choose another folder"
 
 
 def test_space_is_measured_where_a_folder_will_be(tmp_path):
