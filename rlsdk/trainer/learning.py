@@ -114,8 +114,8 @@ def reason(metrics: Mapping[str, float]) -> str:
         return (
             f"every rollout earned {metrics['reward/mean']:g}"
             + (f", and {cut:.0%} were cut off at sampling.max_tokens" if cut > 0.5 else "")
-            + "; `rlsdk diagnose RUN` says whether the model could do more before, and `rlsdk rollouts RUN` shows "
-            "answers. If it never could, change the reward, take easier tasks, or sample more of each (group_size)"
+            + "; `rlsdk rollouts RUN` shows the answers, and `rlsdk diagnose RUN` whether earlier ones were better. If "
+            "none were, change the reward, use easier tasks, or sample more rollouts of each task (group_size)"
         )
     if metrics.get(NONZERO, 0.0) > 0 and metrics.get("actor/grad_norm") == 0:
         return (
@@ -125,7 +125,7 @@ def reason(metrics: Mapping[str, float]) -> str:
     if "reward/mean" in metrics and metrics.get("groups/trained") == 0:
         return "algorithm.filters left out every group; rewards within a task may be equal, or the filters too strict"
     if "reward/mean" in metrics:
-        return "all advantages were 0: the rollouts of each task earned the same; sample more of each task (group_size)"
+        return "all advantages were 0: the rollouts of each task earned the same; sample more of each (group_size)"
     return "no rollout was left that has a valid score and a sampled token"
 
 
