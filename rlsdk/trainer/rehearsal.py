@@ -28,8 +28,10 @@ from rlsdk.testing import ScriptedPolicy
 from rlsdk.types import Rollout, Task
 
 log = logging.getLogger(__name__)
-_LOOKED_AT = 16
-"""Number of tasks per source that are searched for one whose prompt fits the run's limit."""
+_LOOKED_AT = 32
+"""Number of tasks per source, spread over it, that are searched for some whose prompts fit the run's limit."""
+_TRIED = 4
+"""Maximum tasks per source for which answers are made up, each with another `Task.source`, such as a file."""
 
 
 @attrs.frozen
@@ -54,7 +56,7 @@ class Rehearsal:
 
 
 async def rehearse(plan: Plan, tasks: Sequence[Sequence[Task]]) -> Rehearsal:
-    """Have each reward term score made-up answers to one task of each source that it applies to.
+    """Have each reward term score made-up answers to a few tasks of each source that it applies to.
 
     The rehearsal creates its own reward instances, so stateful rewards start the run with fresh state.
 
@@ -114,14 +116,17 @@ def _kept_from(part: RewardTerm) -> str:
 
 
 async def _answered(plan: Plan, sources: Sequence[Sequence[Task]]) -> list[tuple[Rollout, ...]]:
-    """Return single-turn rollouts of one task per source, tokenized by the run's tokenizer."""
+    """Return single-turn rollouts of a few tasks per source, tokenized by the run's tokenizer."""
     codec, workflow = ChatTokenizer.of(plan), load("workflow", defaults.WORKFLOW.name)
+    longest, _ = longest_prompt(plan.config)
     found = []
     for tasks in sources:
-        some = [tasks[i] for i in range(min(len(tasks), _LOOKED_AT))]
-        longest, _ = longest_prompt(plan.config)
-        task = next((t for t in some if 0 < len(codec.prompt(t)[1]) <= longest), None)
-        if task is not None:
+        chosen: dict[str, Task] = {}
+        for i in range(0, len(tasks), max(1, len(tasks) // _LOOKED_AT)):
+            task = tasks[i]
+            if len(chosen) < _TRIED and task.source not in chosen and 0 < len(codec.prompt(task)[1]) <= longest:
+                chosen[task.source] = task
+        for task in chosen.values():
             texts = answers(task)
             context = context_of(plan, codec, ScriptedPolicy(codec, partial(_next, iter(texts))))
             group = await RolloutGenerator(workflow, None, None).group(task, context, len(texts), "trial")

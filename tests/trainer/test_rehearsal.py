@@ -151,6 +151,15 @@ def test_a_task_without_an_answer_is_not_said_to_have_one(lab: Path, tmp_path: P
         rehearsed(plan)
 
 
+def test_a_reward_is_tried_on_each_file_of_a_source(lab: Path, tmp_path: Path) -> None:
+    rows = {"a": '{"prompt": "3,5>8:", "answer": "3+5"}', "b": '{"prompt": "1,5>6:"}'}
+    for name, row in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text(f"{row}\n" * 100)
+    files = f"[{tmp_path / 'a.jsonl'}, {tmp_path / 'b.jsonl'}]"
+    with pytest.raises((ConfigError, DataError), match="'b:"):
+        rehearsed(plan_of(lab, "exact_match", f"tasks.train={{use: jsonl, path: {files}}}"))
+
+
 @pytest.mark.parametrize("name", ["wrong", "strict", "tokens", "together", "compares", "shaky", "counting"])
 def test_a_wrong_answer_is_fine_and_so_is_a_reward_that_fails_on_some(lab: Path, name: str) -> None:
     assert rehearsed(plan_of(lab, f"trial_lab/{name}")) == Rehearsal()
