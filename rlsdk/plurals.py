@@ -11,7 +11,7 @@ def counted(count: float, noun: str, plural: str = "") -> str:
         noun: Noun in the singular.
         plural: Noun in the plural; empty for the singular with an s.
     """
-    number = f"{count:,}" if isinstance(count, int) else f"{count:g}"
+    number = f"{int(count):,}" if count == int(count) else f"{count:g}"
     return f"{number} {noun if count == 1 else plural or f'{noun}s'}"
 
 
