@@ -56,15 +56,9 @@ class ConfigError(RlsdkError):
 
     def __init__(self, faults: Iterable[str]) -> None:
         self.faults = tuple(faults)
-        keys: dict[tuple[bool, str], list[str]] = {}
-        for fault in self.faults:
-            path, _, text = fault.partition(": ")
-            has_path = bool(text) and " " not in path
-            keys.setdefault((has_path, text if has_path else fault), []).append(path)
-        # What is wrong with several keys, such as a plugin that is not installed, is one line.
-        lines = [f"{', '.join(paths)}: {text}" if has_path else text for (has_path, text), paths in keys.items()]
-        head = "the configuration has a fault" if len(lines) == 1 else f"the configuration has {len(lines)} faults"
-        super().__init__("\n".join([f"{head}:", *(f"  - {line}" for line in lines)]))
+        count = len(self.faults)
+        head = "the configuration has a fault" if count == 1 else f"the configuration has {count} faults"
+        super().__init__("\n".join([f"{head}:", *(f"  - {fault}" for fault in self.faults)]))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[str, ...]]]:
         return (type(self), (self.faults,))

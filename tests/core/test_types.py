@@ -275,12 +275,6 @@ def test_errors_come_back_from_a_pickle(error):
 def test_a_config_error_counts_its_faults():
     assert str(ConfigError(["steps: 1"])) == "the configuration has a fault:\n  - steps: 1"
     assert str(ConfigError(["a", "b"])).startswith("the configuration has 2 faults:\n")
-    same = ConfigError(["tasks.train: not here", "steps: 1", "workflow.environment: not here", "not: a key"])
-    assert str(same).splitlines()[1:] == [
-        "  - tasks.train, workflow.environment: not here",
-        "  - steps: 1",
-        "  - not: a key",
-    ]
 
 
 def test_a_group_knows_its_oldest_trained_token_also_after_a_journey():
