@@ -38,7 +38,8 @@ def test_the_mirror_lies_in_the_platforms_cache_folder(monkeypatch: pytest.Monke
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    monkeypatch.setattr(importlib.import_module("fsspec.registry"), "_registry", {})
+    # Another test may have loaded it; `fsspec` looks into this dictionary through a view of it.
+    monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, "s3", raising=False)
     assert url_fault("s3://bucket/runs").endswith("needs a package that is not installed: pip install 'rlsdk[s3]'")
     assert "does not know the protocol 'gopher'" in url_fault("gopher://runs")
 
