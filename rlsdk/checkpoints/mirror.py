@@ -15,7 +15,7 @@ from rlsdk.checkpoints.checkpoint import Checkpoints
 from rlsdk.checkpoints.reading import reached
 from rlsdk.config import Plan
 from rlsdk.errors import CheckpointError, ConfigError, DamagedCheckpointError
-from rlsdk.runlog.folder import MARKER, mark
+from rlsdk.runlog.folder import MARKER, mark, replace_text
 from rlsdk.runlog.store import DATABASE
 from rlsdk.storage import copies
 from rlsdk.storage.copies import Copy
@@ -227,6 +227,4 @@ def known(folder: Path) -> list[str]:
 
 def note_known(folder: Path, upload: str) -> None:
     """Record the id of an upload in a mirror, before the upload becomes visible."""
-    partial = folder / f"{KNOWN}.partial"
-    partial.write_text(json.dumps([*known(folder), upload][-_KNOWN_AT_MOST:]), encoding="utf-8")
-    partial.replace(folder / KNOWN)
+    replace_text(folder / KNOWN, json.dumps([*known(folder), upload][-_KNOWN_AT_MOST:]))

@@ -73,18 +73,19 @@ def wrap(model: Any, lora: Lora, seed: int) -> None:
 
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0, bias="none")
-    head = model.get_output_embeddings()
-    modules = [(name, each) for name, each in model.named_modules() if each is not head]
-    linear = {name.rpartition(".")[2] for name, each in modules if isinstance(each, torch.nn.Linear)}
+    head, modules = model.get_output_embeddings(), dict(model.named_modules())
+    linear = {
+        name.rpartition(".")[2]
+        for name, each in modules.items()
+        if isinstance(each, torch.nn.Linear) and each is not head
+    }
     what = f"lora.targets {lora.targets!r} of a {type(model).__name__}"
     known = f"its linear layers are: {', '.join(sorted(linear)) or 'none'}"
     if isinstance(targets, list):  # peft objects only if it finds none of them
-        names = [f".{name}" for name, _ in model.named_modules()]
-        absent = [target for target in targets if not any(name.endswith(f".{target}") for name in names)]
-        if absent:
+        named = {t: [each for name, each in modules.items() if f".{name}".endswith(f".{t}")] for t in targets}
+        if absent := [target for target, found in named.items() if not found]:
             raise LearnerError(f"{what} cannot be adapted; {known}; no layer is called {', '.join(absent)}")
-        heads = {f".{name}" for name, each in model.named_modules() if each is head}
-        if any(name.endswith(f".{target}") for name in heads for target in targets):
+        if any(each is head for found in named.values() for each in found):
             raise LearnerError(f"{what} cannot be adapted; {known}; the output head is never adapted")
     with torch.random.fork_rng(devices=[]):  # the model is still on the CPU
         torch.manual_seed(seed)

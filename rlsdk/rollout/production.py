@@ -56,16 +56,13 @@ def priority_of(policy: BufferPolicy, group: Group, *, step: int, uses: int) -> 
     Raises:
         RunError: The policy returned NaN, which has no place in any order, or no number.
     """
-    given = policy(group, step=step, uses=uses)
+    given, what = policy(group, step=step, uses=uses), f"the priority of task {group.task.id!r}"
     try:
-        priority = None if given is None else plain_number(given, f"the priority of task {group.task.id!r}")
+        priority = None if given is None else plain_number(given, what)
+        if priority is not None and math.isnan(priority):
+            raise ValueFault(f"{what} is NaN; expected a number")
     except ValueFault as error:
         raise RunError(f"rollout.buffer: {error}, or None, which drops its group") from error
-    if priority is not None and math.isnan(priority):
-        raise RunError(
-            f"rollout.buffer: the priority of task {group.task.id!r} is NaN; expected a number, or None, which drops "
-            "its group"
-        )
     return priority
 
 

@@ -11,6 +11,7 @@ import attrs
 
 from rlsdk.config import Plan
 from rlsdk.errors import RunError
+from rlsdk.runlog.folder import replace_text
 from rlsdk.sweeps.running import RunOutcome
 from rlsdk.sweeps.statistics import Estimate, mean
 
@@ -117,6 +118,5 @@ def as_json(folder: Path, metric: str, rows: Sequence[ResultRow], failures: Sequ
 def write(folder: Path, results: Mapping[str, Any]) -> Path:
     """Write results as `sweep.json` into the sweep's folder."""
     file = folder / FILE
-    partial = file.with_name(f".{FILE}.partial")
-    partial.write_text(json.dumps(results, indent=2), encoding="utf-8")
-    return partial.replace(file)
+    replace_text(file, json.dumps(results, indent=2))
+    return file

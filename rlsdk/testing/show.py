@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from rlsdk.plurals import counted
 from rlsdk.testing.findings import Case
 from rlsdk.types import Group, Rollout
 
@@ -39,11 +40,6 @@ def content(value: Any) -> str:
     if isinstance(value, Sequence):
         return "\n".join(content(each) for each in value)
     return ""  # the title is enough
-
-
-def counted(count: int, what: str) -> str:
-    """Format a count with its noun: `1 rollout`, `2 rollouts`."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def text(value: str) -> str:

@@ -14,6 +14,7 @@ import attrs
 
 from rlsdk.errors import ValueFault
 from rlsdk.isolation.vitals import Identity, identify, look
+from rlsdk.runlog.folder import replace_text
 from rlsdk.viewer.files import read_json, tail
 
 FOLDER = Path(".rlsdk", "studio")
@@ -153,10 +154,7 @@ class Trainings:
         return self.notes / f"{name}.{suffix}"
 
     def _write(self, started: Started) -> None:
-        path = self._note(started.name, "json")
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(attrs.asdict(started)), encoding="utf-8")
-        new.replace(path)
+        replace_text(self._note(started.name, "json"), json.dumps(attrs.asdict(started)))
 
     def _known(self, name: str) -> Started | None:
         if name != Path(name).name:
