@@ -1,4 +1,4 @@
-"""Weights on their way from the ranks of a learner to engines: as one object, or in a stream."""
+"""Send weights from learner ranks to engines, as one object or as a stream."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rlsdk.plugins import ComponentRef, Plugins
 
 @attrs.define(eq=False)
 class WeightCalls:
-    """Calls of all ranks by which weights leave the learner.
+    """Call all learner ranks to export weights.
 
     Attributes:
         actors: Actor handles, by rank.
-        wait: Waits for the answers of all ranks to a call, which it names if one of them fails.
+        wait: Waits for all ranks to answer a call; takes the call's name for error messages, and the references.
         transfer: Weight transfer to the engines; None for Ray's object store.
-        version: Version of the actor's weights: training steps done.
-        lock: Held while all ranks are called: some calls are collective, so all ranks need them in one order.
+        version: Weight version: number of completed training steps.
+        lock: Held while all ranks are called. Some calls are collective, so every rank must get them in the same order.
     """
 
     actors: Sequence[Any]
@@ -38,7 +38,7 @@ class WeightCalls:
         return self.transfer is not None and isinstance(Plugins().resolve(self.transfer), StreamsWeights)
 
     def whole(self, method: str, version: int) -> Any:
-        """Return an `ObjectRef` of the weights that a learner's method gives, which are there by then."""
+        """Wait until a learner's method has exported all weights, and return their `ObjectRef`."""
         stored = self.transfer is not None and not self.streams
         with self.lock:
             self.version = version
@@ -47,9 +47,9 @@ class WeightCalls:
         return refs[0][1]
 
     def stream(self, method: str, engines: int, token_ids: np.ndarray, version: int | None) -> WeightStream:
-        """Begin to send the weights; see `StreamsToEngines.stream`. Returns once the ranks have come to it.
+        """Start sending the weights; see `StreamsToEngines.stream`. Returns once every rank is ready to send.
 
-        Whatever else is asked of the ranks, nothing comes between the weights and their logprobs.
+        The lock keeps other calls from running between the export of the weights and the canary's logprobs.
         """
         with self.lock:
             self.version = version = self.version if version is None else version
@@ -66,8 +66,9 @@ class WeightCalls:
         return WeightStream(version, offers[0][1], finish)
 
     def _pairs(self, method: str, *arguments: Any) -> list[Any]:
-        """Have each rank answer with two objects, the first of which says that the second is there.
+        """Call each rank for two objects: a "done" marker and the value.
 
-        An engine that is given the result of a call that failed seems to have failed itself.
+        An error of a rank is raised while waiting for its marker. Otherwise, an engine that is passed the value
+        would raise it and be taken for the process that failed.
         """
         return [getattr(actor, method).options(num_returns=2).remote(*arguments) for actor in self.actors]
