@@ -69,7 +69,7 @@ class Vision:
         if config.model_type not in TYPES:
             raise ConfigError(
                 [
-                    f"a message holds an image, but the model {self.model.path!r} is of type {config.model_type!r}; "
+                    f"a message contains an image, but the model {self.model.path!r} is of type {config.model_type!r}; "
                     f"rlsdk trains {', '.join(TYPES)} on images"
                 ]
             )

@@ -40,12 +40,12 @@ class Packed:
     def __getattr__(self, name: str) -> Any:
         if name in {f.name for f in attrs.fields(type(self))}:  # type: ignore[arg-type]
             raise MissingFieldError(
-                f"{type(self).__name__}.{name} was not computed. A component that reads it declares it, "
-                f"needs=({name!r},); built by hand, give {name}=…"
+                f"{type(self).__name__}.{name} was not computed. A component that reads it must declare "
+                f"needs=({name!r},); if you build the inputs yourself, pass {name}=…"
             )
         raise AttributeError(
             f"{type(self).__name__!r} object has no attribute {name!r}; a component that reads a field of a plugin "
-            f"declares it by its function, the one marked @rlsdk.field({name!r}), in its needs=(…,)"
+            f"must list its function, the one marked @rlsdk.field({name!r}), in needs=(…,)"
         )
 
     def __repr__(self) -> str:

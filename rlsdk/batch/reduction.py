@@ -70,7 +70,7 @@ def aggregate(
         ValueFault: The mode is unknown, or its `norm` is missing.
     """
     if mode not in AGGREGATIONS:
-        raise ValueFault(f"aggregation {mode!r} given; expected one of {', '.join(AGGREGATIONS)}")
+        raise ValueFault(f"got aggregation {mode!r}; expected one of {', '.join(AGGREGATIONS)}")
     if mode == "seq-mean-token-sum-norm" and (norm is None or norm <= 0):
         raise ValueFault(f"aggregation 'seq-mean-token-sum-norm' divides by norm, a length above 0; got norm={norm}")
     totals = totals or Totals.of(loss_mask, segments)

@@ -31,13 +31,13 @@ EXPORT = "export"
 SECTIONS = ("plugins", "tasks", "production", "components")
 """Keys of `state.json` that resuming requires; each holds an object."""
 _REPLACED = ".replaced.partial"
-"""End of the name that a checkpoint has while the new one of its step takes its place."""
+"""Suffix of a checkpoint while a new one of the same step replaces it."""
 _NOTHING_LEFT = 2**20
 """Free bytes below which a disk counts as full: it may not be exactly 0 when a write fails."""
 _SHOWN = 80
 """Maximum characters of a wrong file in a message."""
 _LARGE = 2**28
-"""Size in bytes from which on the progress of hashing is shown."""
+"""Minimum size in bytes for which the progress of hashing is shown."""
 _FREE_SPACE = "Free space, or choose another folder with out=…"
 _BAD_DISK = "The disk reports a hardware error (see `dmesg`): copy the run's folder to another disk"
 _FILES = "Raise the limit of open files (`ulimit -n`)"
@@ -151,7 +151,7 @@ class Checkpoints:
     def _cannot(self, step: int, error: Exception) -> str:
         kept = self.latest()
         last = f"the checkpoint of step {kept} is kept" if kept is not None else "there is no earlier checkpoint"
-        # Learners write in other processes, through libraries that report the cause in their text or not at all.
+        # Learners write in other processes, through libraries that report the cause only as text or not at all.
         code = getattr(error, "errno", None) or next((c for c in REMEDIES if os.strerror(c) in str(error)), None)
         place = existing_parent(self._folder)
         if code is None and os.statvfs(place).f_flag & os.ST_RDONLY:
@@ -202,7 +202,7 @@ class Checkpoints:
         """
         steps = self.steps()
         if step not in steps:
-            known = f"there are: {', '.join(map(str, steps))}" if steps else "there is none at all"
+            known = f"there are: {', '.join(map(str, steps))}" if steps else "there are none"
             raise CheckpointError(f"{self._folder} has no checkpoint of step {step}; {known}")
         try:
             self.verify(step, part)
@@ -247,7 +247,7 @@ class Checkpoints:
             return ""
         sizes = _sizes(folder)
         if off := sorted(digests.keys() ^ sizes.keys()):
-            return f"missing in {EXPORT}, or new there: {', '.join(off)}"
+            return f"missing from {EXPORT}, or added to it: {', '.join(off)}"
         with _shown(folder, sum(sizes.values())) as seen:
             return find_changed(folder, digests, seen)
 
@@ -267,7 +267,7 @@ class Checkpoints:
             raise DamagedCheckpointError(f"{path}: expected a JSON object, got {json.dumps(state)[:_SHOWN]}")
         written = state.get("format")
         if not isinstance(written, int):  # no version of rlsdk wrote this
-            raise DamagedCheckpointError(f"{path} has no number under format, but {json.dumps(written)[:_SHOWN]}")
+            raise DamagedCheckpointError(f"{path}: expected a number under format, got {json.dumps(written)[:_SHOWN]}")
         if written != FORMAT:
             raise CheckpointError(f"checkpoint {self.path(step)} has format {written}; this rlsdk reads {FORMAT}")
         digest = state.pop("sha256", None)  # checkpoints of earlier versions have none

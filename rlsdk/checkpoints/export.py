@@ -75,7 +75,7 @@ def export(
 
 def _choose(checkpoints: Checkpoints, run: Path, step: int | None) -> int:
     if not checkpoints.steps():
-        raise CheckpointError(f"{run} has no complete checkpoint; checkpoint.every says when they are written")
+        raise CheckpointError(f"{run} has no complete checkpoint; checkpoint.every sets when they are written")
     if step is not None:
         checkpoints.require(step, "model")
         return step
@@ -93,8 +93,8 @@ def _check_data(folder: Path) -> None:
     if wrong:
         names = ", ".join(str(file.relative_to(folder)) for file in wrong)
         raise CheckpointError(
-            f"{folder} holds {names}: from a run's folder, only safetensors and text files are taken, so that nothing "
-            f"in it is executed. If you trust these files, give {folder} itself as the model"
+            f"{folder} holds {names}: only safetensors and text files are read from a run's folder, so that nothing "
+            f"in it is executed. If you trust these files, pass {folder} itself as the model"
         )
 
 
@@ -119,9 +119,9 @@ def _plan_of(run: Path, plugins: Sequence[str | Path], named: Mapping[str, Any])
     if untrusted := untrusted_code(tree, plugins, named):
         faults = [f"{described_code(path, value)} was not in what you gave" for path, value in untrusted.items()]
         ways = (
-            "the learner must be started to write the model, and the run's configuration names code that would be "
-            "executed. Read it, then give plugin files by --plugin; for other code, use rlsdk eval or rlsdk train "
-            "--mode serve with a configuration of your own that names it"
+            "the learner must be started to write the model, but the run's configuration names code that would be "
+            "executed. Read it, then pass plugin files with --plugin; for other code, use rlsdk eval or rlsdk train "
+            "--mode serve with your own configuration that names it"
         )
         raise ConfigError([f"{run / 'config.yaml'}: {ways}", *faults])
     return check(found_beside(tree, run / "config.yaml"), (), plugins)

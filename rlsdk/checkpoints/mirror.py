@@ -26,7 +26,7 @@ from rlsdk.storage.uploader import Uploader
 
 log = logging.getLogger(__name__)
 KNOWN = ".rlsdk-mirror.json"
-"""In a mirror: the ids of the uploads that it made or was downloaded from, the newest last."""
+"""File in a mirror: ids of the uploads that it made or was downloaded from, newest last."""
 _KNOWN_AT_MOST = 20
 
 
@@ -206,7 +206,7 @@ def pull(remote: RemoteFolder, folder: Path, step: int | None = None) -> list[st
         if folder.exists() and any(folder.iterdir()):
             aside = folder.with_name(f"{folder.name}.overtaken-{uuid.uuid4().hex[:8]}")
             folder.rename(aside)
-            notices.append(f"{folder} is replaced by what {remote.url} holds, and is kept as {aside.name}")
+            notices.append(f"{folder} is replaced by the contents of {remote.url}, and is kept as {aside.name}")
         elif folder.exists():
             folder.rmdir()
         partial.rename(folder)

@@ -132,7 +132,7 @@ def serve_run(
         RunError: A process was silent for too long.
     """
     if not plan.needs_engine:
-        raise ConfigError(["algorithm: it trains on demonstrations, and nothing is generated; there is no engine"])
+        raise ConfigError(["algorithm: it trains on demonstrations, so there is no engine to serve"])
     options.check()
     preflight.require(map(str, machine(plan, trains=False)))
     beside = attrs.evolve(plan, config=attrs.evolve(plan.config, out=str(plan.folder), name=FOLDER))

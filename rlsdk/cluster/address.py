@@ -54,7 +54,7 @@ class RayAddress:
             if why := unreachable(target, CONNECT_SECONDS):
                 raise self._error(f"cannot be reached: {why}")
             if why := token_fault(target):
-                raise RunError(f"the Ray cluster {self.address!r}, named by {self.origin}, {why}")
+                raise RunError(f"the Ray cluster {self.address!r}, set by {self.origin}, {why}")
         failures: list[Exception] = []
 
         def init() -> None:
@@ -92,6 +92,6 @@ class RayAddress:
 
     def _error(self, what: str) -> RunError:
         return RunError(
-            f"the Ray cluster {self.address!r}, named by {self.origin}, {what}. Start it with `ray start --head`, name "
-            f"another, or unset {self.origin.split()[-1]} to have Ray started for this run"
+            f"the Ray cluster {self.address!r}, set by {self.origin}, {what}. Start it with `ray start --head`, set "
+            f"another address, or unset {self.origin.split()[-1]} to have Ray started for this run"
         )

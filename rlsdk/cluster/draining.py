@@ -42,7 +42,7 @@ class DrainingNode:
 
     def __str__(self) -> str:
         when = "" if self.deadline is None else f" in {max(0.0, self.deadline - time.time()):.0f} s"
-        return f"{self.name}, which leaves the cluster{when} (Ray drains it)"
+        return f"{self.name}, which leaves the cluster{when} (Ray is draining it)"
 
     @property
     def seconds_to_finish(self) -> float | None:
@@ -120,7 +120,7 @@ async def watch_nodes(told: Callable[[Sequence[DrainingNode]], Awaitable[None]])
             if nodes := await asyncio.to_thread(draining_nodes):
                 await told(nodes)
         except ray.exceptions.RpcError as error:  # the watchdog reports a lost Ray
-            log.debug("Ray does not say which nodes are drained: %s", error)
-        except Exception:  # without this watch, a run only notices nodes once they are gone
-            log.exception("nodes that are to leave the cluster could not be left, which is tried again")
+            log.debug("Ray cannot list the draining nodes: %s", error)
+        except Exception:  # without this task, a run only notices nodes once they are gone
+            log.exception("actors could not be moved off draining nodes; this is tried again")
         await asyncio.sleep(EVERY_SECONDS)

@@ -50,12 +50,12 @@ class ActorFailures:
             return ""
         every = "\n".join(f"  {said}" for said in failures)
         return (
-            f"{self._role} {rank} died {len(failures)} times; placement.engine_restarts={self._most} is the most that "
-            f"a run survives. Its log is logs/{self._log(rank)}:\n{every}"
+            f"{self._role} {rank} died {len(failures)} times; a run survives "
+            f"placement.engine_restarts={self._most}. Its log is logs/{self._log(rank)}:\n{every}"
         )
 
     def forget(self, rank: int) -> None:
-        """Reset the deaths of a rank, since a new actor takes it."""
+        """Reset the deaths of a rank, since a new actor takes its place."""
         self._of[rank].clear()
 
     def _log(self, rank: int) -> str:

@@ -196,7 +196,7 @@ def _no_room(
         "engine": "an engine",
         "learner": "each group of learner ranks that share sequences",
     }.get(missing.role, f"a rank of the {missing.role}")
-    return f"{text}; {what} needs {missing.size} free GPUs{selected} on one node, and no node is left with them"
+    return f"{text}; {what} needs {missing.size} free GPUs{selected} on one node, and no node has them left"
 
 
 def parse_nodes(text: str) -> list[GPUNode]:

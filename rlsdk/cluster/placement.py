@@ -24,16 +24,16 @@ from rlsdk.errors import ConfigError
 VARIABLES: Mapping[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_ENABLE_AUTO_CONNECT": "0",  # a thread that calls Ray after its end would start another Ray
-    "RAY_worker_niceness": "0",  # with 15, any other program could starve the actors
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # otherwise, a thread that calls Ray after its end starts another Ray
+    "RAY_worker_niceness": "0",  # with Ray's default of 15, any other program could starve the actors
     # By default Ray keeps 100,000 calls for its dashboard, and its GCS grows by about 70 KiB per step.
     "RAY_task_events_max_num_task_in_gcs": "2000",
     # Avoid two idle workers that are never used, since a run's workers have their own environments.
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "900",  # with 60, a run could end while it saves
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "900",  # with Ray's default of 60, a run could end while it saves
 }
-"""Environment variables of Ray, where they are not set already."""
+"""Environment variables for Ray, unless they are already set."""
 
 
 @attrs.frozen
@@ -150,8 +150,8 @@ def ray_cluster(plan: Plan, *, trains: bool = False) -> Iterator[int]:
         if missing := sorted(placement.runtime_env.keys() - connected_with.keys()):
             raise ConfigError(
                 [
-                    "placement.runtime_env: this program has connected to Ray before rlsdk did, without "
-                    f"{', '.join(missing)}; leave out `ray.init`, or give it this runtime_env"
+                    "placement.runtime_env: this program connected to Ray before rlsdk did, without "
+                    f"{', '.join(missing)}; remove `ray.init`, or pass it this runtime_env"
                 ]
             )
         with ray_watched(started=False):
@@ -195,7 +195,7 @@ def _runtime_env(placement: PlacementSection) -> dict[str, Any]:
 
 
 def no_room(plan: Plan, found: Layout, now: int, wanted: int) -> str:
-    """Return what is lacking for more engines, as the end of a sentence; empty if nothing is.
+    """Return what is missing for more engines, as the end of a sentence; empty if nothing is.
 
     Args:
         plan: Plan of the run.
@@ -212,7 +212,7 @@ def no_room(plan: Plan, found: Layout, now: int, wanted: int) -> str:
                 f"it with placement.engines={wanted}"
             )
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        return "" if all(seat.node in alive for seat in found.engines) else "a node that held GPUs of engines is gone"
+        return "" if all(seat.node in alive for seat in found.engines) else "a node with GPUs of engines is gone"
     each = {"CPU": 1.0, **plan.config.placement.engine_resources}
     free, count = ray.available_resources(), wanted - now
     short = [

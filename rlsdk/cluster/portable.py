@@ -15,7 +15,7 @@ from rlsdk.plugins import Plugins
 
 log = logging.getLogger(__name__)
 OF_THE_PROCESS = ("RAY_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
-"""Beginnings of environment variables that Ray gave to a process: its devices, its threads, its own settings."""
+"""Prefixes of environment variables that Ray sets for a process: devices, threads, Ray's own settings."""
 
 
 @attrs.frozen
@@ -36,7 +36,7 @@ class Surroundings:
             os.chdir(self.folder)
         else:
             log.warning(
-                "%s is not on this machine (%s): relative paths are not found", self.folder, os.uname().nodename
+                "%s is not on this machine (%s): relative paths will not be found", self.folder, os.uname().nodename
             )
         given = {name: text for name, text in self.environment.items() if not name.startswith(OF_THE_PROCESS)}
         os.environ.update(given)
@@ -98,6 +98,6 @@ def portable(error: BaseException) -> BaseException:
     try:
         found: BaseException = cloudpickle.loads(cloudpickle.dumps(error))
     except Exception as failed:  # noqa: BLE001 - an exception's constructor may raise anything
-        log.debug("an error travels as text: %s", failed)
+        log.debug("an error cannot be pickled and is sent as text: %s", failed)
         return RunError(f"{type(error).__name__}: {error}")
     return found

@@ -38,8 +38,8 @@ class GPUSeat:
     def environment(self) -> dict[str, str]:
         """Environment variables that make exactly its GPUs visible to the actor.
 
-        The actor requests no GPU from Ray: Ray could place a fraction on any GPU, and there is no request for an actor
-        that shares two. Ray then hides all GPUs, unless it is told to leave the variable alone.
+        The actor requests no GPU from Ray: Ray could place a fraction on any GPU, and has no request for an actor that
+        shares two. Ray would then hide all GPUs, so these variables make it leave `CUDA_VISIBLE_DEVICES` alone.
         """
         return {
             "CUDA_VISIBLE_DEVICES": ",".join(self.devices),
@@ -146,7 +146,7 @@ def _devices(group: Any, node: GPUNode, count: int) -> list[str]:
     answers: list[tuple[str, str]] = ray.get([_ask(group, number) for number in range(count)])
     if any(found != node.id for found, _ in answers):
         raise EnvironmentFault(
-            f"Ray reserved GPUs that were meant to be on {node.name} on another node, since another job has just taken "
+            f"Ray reserved GPUs that should be on {node.name} on another node, since another job has just taken "
             "some; start the run again"
         )
     return [device for _, device in answers]

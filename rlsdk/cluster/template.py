@@ -48,9 +48,9 @@ COMMON = (
 )
 """Modules that the processes of all roles need."""
 COMPILER = ("TORCHDYNAMO_", "TORCHINDUCTOR_")
-"""Beginnings of variables that torch reads when it is imported."""
+"""Prefixes of environment variables that torch reads when it is imported."""
 EXPECTED = {"TORCHDYNAMO_DISABLE": "1"}
-"""Such variables of a run that compiles nothing, as most on a CPU."""
+"""Values of these variables in a run that compiles nothing, as most runs on a CPU."""
 _GPU = Path("/dev/nvidiactl")
 _BOOT = """
 import json, sys
@@ -122,7 +122,7 @@ class Template:
                     process.stdin.close()
 
     def serve(self, roles: Sequence[TemplateRole]) -> dict[str, str]:
-        """Make the template serve these roles; return the command that replaces Python for each, by its name."""
+        """Make the template serve these roles; return the command that replaces Python for each, by role."""
         import cloudpickle
 
         served = [(self.listeners[role.name].fileno(), role.component, dict(role.environment)) for role in roles]
@@ -148,7 +148,7 @@ def warmed() -> Iterator[Template | None]:
 
 @contextmanager
 def template(plan: Plan, begun: Template | None = None) -> Iterator[Mapping[str, str]]:
-    """Make a template serve a run; yield the command that replaces Python for each role, by its name.
+    """Make a template serve a run; yield the command that replaces Python for each role, by role.
 
     Yields nothing if workers cannot be forked: on an existing cluster, in a Ray runtime environment, on a machine with
     GPUs (CUDA does not survive a fork), or if roles differ in variables that torch reads when it is imported.
@@ -173,7 +173,7 @@ def template(plan: Plan, begun: Template | None = None) -> Iterator[Mapping[str,
 def import_common() -> None:
     """Import what all roles and the driver's checks need; failed imports are reported where they are used."""
     for name in COMMON:
-        with suppress(Exception):  # a broken installation raises anything
+        with suppress(Exception):  # a broken installation may raise anything
             importlib.import_module(name)
 
 
@@ -252,7 +252,7 @@ def _work(caller: socket.socket) -> None:
     size, streams, _, _ = socket.recv_fds(caller, 8, 3)
     request = json.loads(exactly(caller, int.from_bytes(size, "big")))
     caller.sendall(b"f")
-    if caller.recv(1) != b"g":  # it timed out, and has become the worker itself
+    if caller.recv(1) != b"g":  # it timed out and has become the worker itself
         return
     for number, stream in enumerate(streams):
         os.dup2(stream, number)

@@ -14,7 +14,7 @@ import attrs
 
 Access = Literal["open", "granted", "refused", "unknown"]
 ASK_SECONDS = 5.0
-"""Time limit of a call; `unreachable` has shown before that something accepts connections."""
+"""Time limit of a call in seconds; `unreachable` has already shown that something accepts connections."""
 _CALL = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 MODE = "RAY_AUTH_MODE"
 
@@ -71,7 +71,7 @@ def token_fault(target: str) -> str:
     mode = os.environ.get(MODE, "")
     without = access(target)
     if without == "open" and mode == "token":
-        return f"requires no token, and with {MODE}=token this process would refuse its calls: unset {MODE} here"
+        return f"requires no token, but with {MODE}=token this process would reject its calls: unset {MODE} here"
     if without != "refused":
         return ""
     token = RayToken.find()
@@ -79,9 +79,11 @@ def token_fault(target: str) -> str:
     if not token.text:
         return f"requires a token, and {token.origin} does not exist: copy {where} to {token.origin} on this machine"
     if access(target, token.text) == "refused":
-        return f"requires another token than that of {token.origin}: copy {where} to {token.origin} on this machine"
+        return (
+            f"requires another token than the one from {token.origin}: copy {where} to {token.origin} on this machine"
+        )
     if mode and mode != "token":
-        return f"requires a token, which {MODE}={mode} forbids to send: set {MODE}=token, or unset it"
+        return f"requires a token, but {MODE}={mode} prevents sending one: set {MODE}=token, or unset it"
     _use_tokens()
     return ""
 

@@ -25,16 +25,16 @@ from rlsdk.loops.health import LoopHealth
 
 log = logging.getLogger(__name__)
 GRACE_SECONDS = 15.0
-"""Time that a run which was told to end gets for it, until its process exits."""
+"""Seconds that a run has to end after it was told to; then its process exits."""
 SAVE_SECONDS = 600.0
-"""Time that a run which lost Ray's GCS gets to finish its step and save."""
+"""Seconds that a run has to finish its step and save after it lost Ray's GCS."""
 IDLE_SHARE = 0.02
 """Share of a core below which a process counts as idle: Ray's own threads use a little all the time."""
 LEAVE_SECONDS = 60.0
-"""Time that a run which was told to end, and has ended, gets to close trackers and Ray."""
+"""Seconds that a run has to close trackers and Ray after its task was ended."""
 _STOPPED = "is stopped (by SIGSTOP, or a debugger)"
 WRITE_SECONDS = 1.0
-"""Time that processes get to write their stacks before one of them is killed."""
+"""Seconds that processes have to write their stacks before one of them is killed."""
 
 
 @attrs.define(eq=False)
@@ -136,7 +136,7 @@ class Watchdog:
         with self._lock:
             vital = [each for each in self._watched if each.vital]
             self._watched, self._gcs = [], None
-        if self._looking.acquire(timeout=GRACE_SECONDS):  # what looks now may be about to call Ray
+        if self._looking.acquire(timeout=GRACE_SECONDS):  # a check that runs now may be about to call Ray
             self._looking.release()
         identities = [each.identity for each in vital if each.identity is not None]
         for each, vitals in zip(vital, self._prober.look(identities, measured=False), strict=True):
@@ -272,9 +272,9 @@ class Watchdog:
         if seconds >= self._warn and not watched.told:
             watched.told = True
             if watched.identity is not None and self._prober.write_stacks(watched.identity):
-                stacks = "which now ends with its Python stacks"
+                stacks = "which now ends with the Python stacks of the process"
             else:
-                stacks = "and its Python stacks cannot be read now"
+                stacks = "and the Python stacks of the process cannot be read now"
             log.warning("%s, %s", self._said(watched, seconds), stacks)
         if seconds >= self._end and not self.verdict:
             self._end_silent(watched, seconds)
@@ -290,12 +290,12 @@ class Watchdog:
         if not measured:
             return watched.silent if watched.silent and watched.silent[1] != _STOPPED else None
         if vitals.stopped:
-            return now, f"waits for process {vitals.stopped} below it, which {_STOPPED}"
+            return now, f"waits for its child process {vitals.stopped}, which {_STOPPED}"
         then, cpu, moved = watched.base or (now, vitals.cpu, vitals.moved)
         is_active = vitals.state == "disk" or vitals.moved != moved
         if watched.base is None or is_active or vitals.cpu - cpu >= IDLE_SHARE * max(now - then, 0.5):
             watched.base = now, vitals.cpu, vitals.moved
-            watched.asked = None if watched.asked is None else now  # its answer comes only after its work
+            watched.asked = None if watched.asked is None else now  # it answers only after its current work
             return None
         if watched.asked is None or now - watched.asked < self._warn:
             return None
@@ -332,7 +332,7 @@ class Watchdog:
         if "GCS" in watched.name:
             self._lose_gcs(f"{watched} has died; its log is {watched.log}")
         else:
-            self.condemn(f"{watched} has died, and with it all actors of its node; its log is {watched.log}")
+            self.condemn(f"{watched} has died, and with it all actors on its node; its log is {watched.log}")
 
     def _lose_gcs(self, what: str) -> None:
         """Handle the loss of Ray's head: actors still answer for a while, so the run can finish its step and save."""

@@ -65,7 +65,7 @@ def watched(section: WatchdogSection, name: str) -> Iterator[None]:
     """
 
     def abandon(verdict: str) -> None:
-        log.error("%s was asked to end and did not; its process exits now: %s", name, verdict)
+        log.error("%s did not end when asked to; its process exits now: %s", name, verdict)
 
     with watching(section, abandon) as watchdog, stage(name):
         try:

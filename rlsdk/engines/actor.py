@@ -150,7 +150,7 @@ class EngineActor(RunActor):
                 self._boxes.pop(request.id, None)
             if box in self._streaming:
                 self._streaming.remove(box)
-            if box.left and self._failure is None:  # the caller has gone
+            if box.left and self._failure is None:  # the caller is gone
                 self._engine.abort([r.id for r in requests])
 
     async def load_weights(
@@ -270,7 +270,7 @@ class EngineActor(RunActor):
                     await self._work.wait()
                     continue
                 running: int = self._engine.unfinished
-                if self._limited:  # steps do not advance requests that wait for a place
+                if self._limited:  # steps do not advance requests that wait for a slot
                     running = min(running, self._engine.max_num_seqs)
                 started = time.perf_counter()
                 finished = self._engine.step()
@@ -289,7 +289,7 @@ class EngineActor(RunActor):
         self._clock["tokens"] += sum(len(c.token_ids) for c in completions)
         for completion in completions:
             box = self._boxes.get(completion.request)
-            if box is not None:  # else its caller has gone during this step
+            if box is not None:  # else its caller went away during this step
                 box.put(completion)
 
     def _fail(self, error: BaseException) -> None:

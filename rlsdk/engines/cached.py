@@ -95,7 +95,7 @@ class CachedModel:
         known = {*self._shapes(), *held, *(name for name, _ in self.net.named_buffers())}
         if unknown := [name for name in weights.tensors if name not in known]:
             raise EngineError(
-                f"weights of version {weights.version}: {len(unknown)} tensors are none of the model's: "
+                f"weights of version {weights.version}: {len(unknown)} tensors do not belong to the model: "
                 f"{', '.join(unknown[:5])}"
             )
         with torch.inference_mode():

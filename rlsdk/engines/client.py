@@ -160,7 +160,7 @@ class EngineClient:
     """Route requests to the least loaded engine, and conversations to the engine that holds their prefix.
 
     Attributes:
-        unheard: Number of tokens in answers whose callers had gone.
+        unheard: Number of tokens in answers whose callers were gone.
         lost: Called with rank, actor and error when an engine has died; its unanswered requests go to other engines or
             wait for `admit`. If None, its requests fail.
         sampled_again: Number of continuations that were requested again after their engine died.

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_TOP_LOGPROBS = 20
-"""As OpenAI's API and vLLM have it."""
+"""Limit of OpenAI's API and of vLLM."""
 _MASK = (1 << 64) - 1
 _INPUT_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 
 
 def mix(*numbers: int) -> int:
-    """A 63-bit number that looks random, the same in every process (SplitMix64 over the numbers in turn)."""
+    """Hash numbers to a pseudo-random 63-bit number, equal in every process (SplitMix64 over each number in turn)."""
     state = 0
     for number in numbers:
         state = (state + number + 0x9E3779B97F4A7C15) & _MASK
@@ -36,7 +36,7 @@ def mix(*numbers: int) -> int:
 
 
 def positions(config: Any) -> float:
-    """Return the maximum number of tokens that a model supports; infinity if its config names none.
+    """Return the maximum number of tokens that a model supports; infinity if its config has no limit.
 
     Includes the scaling factor of rotary positions, unless `max_position_embeddings` already does.
 
@@ -72,7 +72,7 @@ def check_requests(requests: Sequence[Request], *, max_length: int, vocabulary: 
             problem = f"its prompt has {len(ids)} tokens, and model.max_length {max_length} must hold a response too"
         elif int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
             least, greatest = int(ids.min()), int(ids.max())
-            problem = f"its prompt has token ids from {least} to {greatest}; the model knows 0 to {vocabulary - 1}"
+            problem = f"its prompt has token ids from {least} to {greatest}; the model has 0 to {vocabulary - 1}"
         elif request.n < 1 or sampling.max_tokens < 1:
             problem = f"n and max_tokens must be at least 1; got n={request.n}, max_tokens={sampling.max_tokens}"
         elif sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
@@ -103,9 +103,9 @@ def check_images(requests: Sequence[Request], vision: Vision | None) -> None:
             continue
         problem = ""
         if vision is None:
-            problem = "it holds images, which this model, or the engine with these options, does not read"
+            problem = "it contains images, but this model, or the engine with these options, does not read images"
         elif len(positions) != (wanted := sum(map(vision.count, request.images))):
-            problem = f"{len(positions)} of its tokens stand for images that have {wanted}"
+            problem = f"{len(positions)} of its tokens represent images, but its images need {wanted}"
         if problem:
             raise ValueFault(f"request {request.id!r} cannot be generated: {problem}")
 

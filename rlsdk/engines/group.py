@@ -132,7 +132,7 @@ class EngineGroup:
             for rank in sorted(self._leaving):
                 self._background(self._drain(restarts, rank))
         elif lacking := restarts.missing(self._wanted, count):
-            return f"{count} engines: there is no room for {count - self._wanted} more, {lacking}"
+            return f"{count} engines: there is no room for {count - self._wanted} more: {lacking}"
         for rank in range(self._wanted, count):
             self._clocks.setdefault(rank, _Clock())
             self._failures.forget(rank)
@@ -159,7 +159,7 @@ class EngineGroup:
         for rank, node in (await on_draining(nodes, staying)).items():
             if self._actors.get(rank) is staying[rank] and rank not in self._leaving:
                 self._leaving.add(rank)
-                log.warning("engine %d is on %s: it gets no more requests and is started elsewhere", rank, node)
+                log.warning("engine %d is on %s: it gets no more requests and is restarted elsewhere", rank, node)
                 self._background(self._move(restarts, rank, node))
 
     async def all(self, method: str, *arguments: Any) -> dict[int, Any]:
@@ -338,7 +338,7 @@ class EngineGroup:
         draining = asyncio.ensure_future(restarts.client.drain(rank))
         done, _ = await asyncio.wait({draining}, timeout=node.seconds_to_finish)
         if not done:
-            log.warning("engine %d is on %s: it hands back its requests, which others continue", rank, node)
+            log.warning("engine %d is on %s: it hands back its requests, and other engines continue them", rank, node)
             handed = asyncio.ensure_future(self.call(rank, "abort"))
             await asyncio.wait({draining, handed}, timeout=HAND_BACK_SECONDS)
         await self._remove(rank)

@@ -9,11 +9,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 LARGE = 64 * 2**20
-"""Bytes from which on memory is left to be zeroed when it is first touched."""
+"""Minimum size in bytes of buffers that are zeroed only when they are first touched."""
 
 
 class LazyZeros(TorchFunctionMode):
-    """Within the block, `torch.zeros` of many bytes on the CPU maps memory, which the system zeroes page by page.
+    """Make `torch.zeros` map large buffers on the CPU within the block; the system zeroes them page by page.
 
     torch writes zeros itself, which takes a second per GiB of an engine's KV cache at every start, although a run may
     use only part of it.

@@ -10,7 +10,7 @@ from rlsdk.contracts.generation import DTYPE_BYTES
 PROCESS_BYTES = 400 * 2**20
 """Memory of an engine's process without a model: Python, torch and Ray."""
 VLLM_PROCESS_BYTES = 1200 * 2**20
-"""The same with vLLM."""
+"""Memory of an engine's process with vLLM, without a model."""
 
 
 def transformers_memory(

@@ -19,8 +19,8 @@ WAIT_SECONDS = 0.02
 """Maximum time in seconds that a step waits for answers."""
 _SAID = 500
 _REFUSAL = (
-    "the engine `openai` samples on a server whose weights cannot be replaced and whose logprobs are not those of the "
-    "learner's model, so nothing can be trained with it: evaluate with it (`rlsdk eval`), or train with "
+    "the engine `openai` samples on a server whose weights cannot be replaced and whose logprobs differ from those of "
+    "the learner's model, so no model can be trained with it: evaluate with it (`rlsdk eval`), or train with "
     "engine=vllm or engine=transformers"
 )
 
@@ -71,7 +71,7 @@ class OpenAI:
         return [_REFUSAL]
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
-        """Return the actor's environment variables, with this process's API key, which actors do not inherit."""
+        """Return the actor's environment variables, including the API key, since actors do not inherit it."""
         key = os.environ.get(self.api_key_env, "")
         return place.environment() | ({self.api_key_env: key} if key else {})
 
@@ -91,7 +91,7 @@ class OpenAI:
             timeout=httpx.Timeout(self.timeout, connect=10.0),
             limits=httpx.Limits(max_connections=self.parallel),
             headers={"authorization": f"Bearer {key}"} if key else {},
-            trust_env=not local,  # no proxy for this machine
+            trust_env=not local,  # no proxy for localhost
         )
         self._threads = ThreadPoolExecutor(self.parallel)
         if not self.model:
@@ -100,7 +100,7 @@ class OpenAI:
                 self.model = str(found["data"][0]["id"])
             except (LookupError, TypeError) as error:
                 said = f"{self.base_url}/models lists no model: {found!r:.{_SAID}}"
-                raise EngineError(f"{said}; name one with engine.model") from error
+                raise EngineError(f"{said}; set engine.model") from error
 
     def add(self, requests: Sequence[Request]) -> None:
         """Send one HTTP request for each continuation.
@@ -204,7 +204,7 @@ class OpenAI:
             choice = found["choices"][0]
             text, given = choice["text"], choice.get("finish_reason")
         except (LookupError, TypeError, AttributeError) as error:
-            said = f"{self.base_url}/completions: its answer is not a completion: {found!r:.{_SAID}}"
+            said = f"{self.base_url}/completions: the answer is not a completion: {found!r:.{_SAID}}"
             raise EngineError(said) from error
         finish: Finish = given if given in ("stop", "length") else "stop"
         tokens = choice.get("token_ids")
@@ -238,14 +238,14 @@ class OpenAI:
             raise EngineError(f"{self.base_url} cannot be reached ({type(error).__name__}: {error})") from error
         if response.status_code in (401, 403):
             raise EngineError(
-                f"{self.base_url}{path} answers with status {response.status_code}: set the key in the environment "
+                f"{self.base_url}{path} answered with status {response.status_code}: set the key in the environment "
                 f"variable {self.api_key_env} (engine.api_key_env)"
             )
         if response.status_code != 200:
             said = response.text[:_SAID]
-            raise EngineError(f"{self.base_url}{path} answers with status {response.status_code}: {said}")
+            raise EngineError(f"{self.base_url}{path} answered with status {response.status_code}: {said}")
         try:
             return response.json()
         except ValueError as error:
             said = response.text[:_SAID]
-            raise EngineError(f"{self.base_url}{path}: its answer is not JSON: {said!r}") from error
+            raise EngineError(f"{self.base_url}{path}: the answer is not JSON: {said!r}") from error

@@ -86,7 +86,7 @@ class RunningRows:
         tokens: int64 `[capacity, columns]`, prompt and response.
         logprobs: float32 `[capacity, columns]`, logprobs of the sampled tokens.
         versions: int64 `[capacity, columns]`, versions of the weights that sampled them.
-        top: Most likely tokens at each sampled position, as (ids, logprobs), for rows whose requests want them.
+        top: Most likely tokens at each sampled position, as (ids, logprobs), for rows whose requests ask for them.
         routing: int16 `[capacity, columns, layers, k]`, experts that the tokens chose when they were first read; zero
             layers if they are not recorded.
     """
@@ -178,7 +178,7 @@ class RunningRows:
             request=held.request.id,
             index=held.index,
             finish=finish,
-            # The last token has none, since it was not read.
+            # The last token has no routing, since it was not read.
             routed_experts=self.routing[row, : end - 1].copy() if self.routing.shape[2] else None,
             **self._arrays(row, start, end),
         )

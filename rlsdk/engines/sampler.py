@@ -16,7 +16,7 @@ def uniforms(seeds: np.ndarray, counts: np.ndarray) -> np.ndarray:
         counts: Number of tokens sampled so far, int64 `[n]`.
 
     Returns:
-        float64 `[n]`, multiples of 2^-48, so that a product with a rounded sum also stays below it.
+        float64 `[n]`, multiples of 2^-48, so that a product with a rounded sum also stays below that sum.
     """
     state = seeds + (counts.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

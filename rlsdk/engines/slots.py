@@ -335,12 +335,12 @@ def check_layers(config: Any, compiled: bool) -> None:
         )
     if not kinds - set(KINDS):
         raise EngineError(
-            f"model type {config.model_type!r} has no layer of attention; the engine 'transformers' runs models that "
-            "have at least one, use engine=vllm"
+            f"model type {config.model_type!r} has no attention layer; the engine 'transformers' needs at least "
+            "one; use engine=vllm"
         )
     if compiled and (recurrent := sorted(kinds & set(KINDS))):
         raise EngineError(
-            f"model type {config.model_type!r} has layers of type {', '.join(recurrent)}, whose states are not "
+            f"model type {config.model_type!r} has layers of type {', '.join(recurrent)}, whose states cannot be "
             "compiled; set engine.compile=false"
         )
 

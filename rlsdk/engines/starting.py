@@ -19,13 +19,13 @@ from rlsdk.errors import EngineError
 
 log = logging.getLogger(__name__)
 PATIENCE = 60.0
-"""Seconds that an engine may take to come back before the log says what it may be waiting for; and again, and again."""
+"""Interval in seconds at which the log shows the free resources that a restarting engine may be waiting for."""
 
 
 def start_engines(
     plan: Plan, found: Layout, adapter: Adapter | None = None, *, replaced: bool | None = None
 ) -> list[tuple[Any, Any]]:
-    """Begin starting the engines; return handles with the refs that `started_engines` awaits; see `start_engine`."""
+    """Start the engines without waiting; return handles and refs for `started_engines`; see `start_engine`."""
     ranks = range(plan.config.placement.engines)
     return [start_engine(plan, found, adapter, rank, replaced=replaced) for rank in ranks]
 

@@ -97,10 +97,10 @@ class Vllm:
     def __attrs_post_init__(self) -> None:
         own = {field.name: f"engine.{field.name}" for field in attrs.fields(type(self)) if field.init}
         taken = {name: owner for name, owner in {**own, **OWNED}.items() if name in self.args}
-        faults = [(f"args.{name}", f"is set by {owner}; take it out of args") for name, owner in taken.items()]
+        faults = [(f"args.{name}", f"is set by {owner}; remove it from args") for name, owner in taken.items()]
         if self.args.get("pipeline_parallel_size", 1) != 1:
             # A pipeline runs several batches at once, so a token could be tagged with the wrong weight version.
-            text = "rlsdk runs one batch at a time, and a pipeline runs several; set engine.tensor_parallel_size"
+            text = "rlsdk runs one batch at a time, but a pipeline runs several; set engine.tensor_parallel_size"
             faults.append(("args.pipeline_parallel_size", text))
         if faults:
             raise OptionError("engine 'vllm'", faults)
@@ -140,7 +140,7 @@ class Vllm:
                 "VLLM_CPU_KVCACHE_SPACE": str(self.kv_cache_gib),
             }
             if self.enforce_eager is not False:
-                # Otherwise one sampler kernel is compiled anyway, for 12 s without a benefit.
+                # Otherwise vLLM compiles a sampler kernel anyway, which takes 12 s and gains nothing.
                 found["TORCHDYNAMO_DISABLE"] = "1"
         return found
 
@@ -186,7 +186,7 @@ class Vllm:
         for name, value in self.environment(place).items():
             if name.startswith("VLLM_") and os.environ.get(name) != value:
                 raise EngineError(
-                    f"{name} is {os.environ.get(name)!r} and must be {value!r} before vLLM is imported; start the "
+                    f"{name} is {os.environ.get(name)!r}, but must be {value!r} before vLLM is imported; start the "
                     "engine in a process with the variables of `environment(place)`"
                 )
         from vllm import EngineArgs, LLMEngine
@@ -394,7 +394,7 @@ class Vllm:
         self._check_awake()
         if adapter != self._adapter:
             raise EngineError(
-                f"weights of version {version} are of {adapter or 'a whole model'}; this engine was "
+                f"weights of version {version} are those of {adapter or 'a whole model'}; this engine was "
                 f"started for {self._adapter or 'whole models'}"
             )
         # Drop the prefix cache and the KV cache of running requests, which would mix two policies in one sequence.

@@ -1,4 +1,4 @@
-"""LoRA adapters in vLLM: one adapter with a fixed id, which all requests name and which is replaced in place."""
+"""LoRA adapters in vLLM: one adapter with a fixed id, used by all requests and replaced in place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlsdk.weights import from_weights
 
 _NAME, _ID = "rlsdk", 1
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""vLLM's `MaxLoRARanks`: the maximum ranks that it can reserve memory for; lower ranks fit, too."""
+"""vLLM's `MaxLoRARanks`: the maximum ranks that it can reserve memory for; lower ranks also fit."""
 
 
 def arguments(adapter: Adapter) -> dict[str, Any]:

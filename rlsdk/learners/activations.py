@@ -19,7 +19,7 @@ from rlsdk.head import Head, few_chunks
 from rlsdk.learners.rows import TokenRows
 
 FEW_LAYERS = 4
-"""Number of layers of one kind up to which all are run; of more, two, since each further one adds the same."""
+"""Up to this many layers of a kind, all are run; otherwise only two, since each further layer adds the same memory."""
 
 
 @attrs.frozen
@@ -28,7 +28,7 @@ class PassMemory:
 
     Attributes:
         bytes: Total peak.
-        head: Part of it that the output head holds at that moment.
+        head: Part that the output head holds at the peak.
     """
 
     bytes: int
@@ -89,8 +89,8 @@ def pass_memory(
     from transformers.initialization import no_init_weights
 
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    # The mode keeps weak references to new tensors, in case one is made fake twice. torch converts no module whose
-    # parameters have one, and peft converts the layers of an adapter.
+    # The mode keeps weak references to new tensors, in case one is made fake twice. torch cannot convert a module whose
+    # parameters are weakly referenced, and peft converts the layers of an adapter.
     fake.fake_tensor_converter.set_tensor_memo = lambda t, v: None  # type: ignore[method-assign]
     with fake, no_init_weights(), few_chunks():
         module = build()

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rlsdk.contracts import Learner, Weights
 
 _PORTS = range(20_000, 32_000)
-"""Above those of Ray's workers, below those that systems give to whoever asks for any: until rank 0 listens, some other
-program would be given the port, or a rank that tries to reach it would be connected to itself."""
+"""Above the ports of Ray's workers and below the system's ephemeral ports. Until rank 0 listens, an ephemeral port
+could go to another program, or a rank that tries to reach rank 0 could connect to itself."""
 
 
 class LearnerActor(RunActor):
@@ -39,7 +39,7 @@ class LearnerActor(RunActor):
             with socket.socket() as probe, contextlib.suppress(OSError):
                 probe.bind(("", port))
                 return host, port
-        raise LearnerError(f"no port between {_PORTS.start} and {_PORTS.stop} is free: ranks need one to connect")
+        raise LearnerError(f"no port between {_PORTS.start} and {_PORTS.stop} is free; ranks need one to connect")
 
     def sees(self, path: str) -> tuple[str, bool]:
         """Return the address of this process's node, and whether it sees a file."""
@@ -54,7 +54,7 @@ class LearnerActor(RunActor):
         total_updates: int,
         transfer: ComponentRef | None = None,
     ) -> None:
-        """Resolve the learner and start it; `transfer` carries its weights to engines that receive them in a stream."""
+        """Resolve and start the learner; `transfer` sends its weights to engines."""
         self._learner = Plugins().resolve(reference)
         self._transfer = None if transfer is None else Plugins().resolve(transfer)
         self._first = place.rank == 0
@@ -66,7 +66,7 @@ class LearnerActor(RunActor):
         return getattr(self._learner, method)(*args, **options)
 
     def weights(self, method: str, version: int) -> tuple[None, Weights | None]:
-        """Return None for a driver that only waits, and the weights for the engines (rank 0; None elsewhere)."""
+        """Return None, as a "done" marker for the driver, and the weights for the engines (rank 0; None elsewhere)."""
         return None, getattr(self._learner, method)(version)
 
     def offer(self, method: str, version: int, engines: int) -> tuple[None, Any]:

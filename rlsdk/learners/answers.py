@@ -12,7 +12,7 @@ from rlsdk.errors import LearnerError, RlsdkError
 from rlsdk.isolation.spans import note
 
 GRACE_SECONDS = 5.0
-"""Seconds after a failure in which other ranks may report that they failed first."""
+"""Seconds to wait after a failure for other ranks to report that they failed first."""
 
 
 def answers(name: str, what: str, refs: Sequence[Any], logs: Sequence[Path]) -> list[Any]:

@@ -246,7 +246,7 @@ class TransformersLearner(LearnerOptions):
         """Return why a pass that ran out of memory cannot restart; empty if it can."""
         for trained in self._trained.values():
             return trained.repeat_fault
-        return "other ranks wait for this one, so it cannot begin again" if self._ranks.world > 1 else ""
+        return "other ranks wait for this one, so it cannot restart" if self._ranks.world > 1 else ""
 
     @property
     def actor(self) -> TrainedModule:

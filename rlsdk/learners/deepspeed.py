@@ -58,8 +58,8 @@ class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
         if self.compile:
             import torch._dynamo
 
-            # Actor, critic and reference run the same code, each with and without gradients, prompts and masks: by
-            # default, the ninth variant would run uncompiled.
+            # Actor, critic and reference run the same code, each with and without gradients, prompts and masks. With
+            # torch's default limit of 8, the ninth variant would run uncompiled.
             torch._dynamo.config.recompile_limit = 64
             # One graph serves rows of any number and width.
             module.model.base_model.compile(dynamic=True)

@@ -89,7 +89,7 @@ class DeepSpeedOptions(LearnerOptions):
             model,
             {
                 f"sequence_parallel: {self.sequence_parallel} would cut them; leave it out": self.sequence_parallel > 1,
-                "compile: true is not tried with them; leave it out": self.compile,
+                "compile: true is not tested with them; leave it out": self.compile,
             },
         )
         if self.sequence_parallel == 1:
@@ -110,7 +110,7 @@ class DeepSpeedOptions(LearnerOptions):
     def exact_faults(self) -> Sequence[str]:
         """Return the options that conflict with `model.exact`."""
         reasons = {
-            "compile: true fuses operations, which rounds differently than the engine": self.compile,
+            "compile: true fuses operations, and so rounds differently than the engine": self.compile,
             f"sequence_parallel: {self.sequence_parallel} splits what the engine reads": self.sequence_parallel > 1,
         }
         return [*(f"{reason}; leave it out" for reason, given in reasons.items() if given), *super().exact_faults()]
@@ -122,6 +122,6 @@ class DeepSpeedOptions(LearnerOptions):
             LearnerError: `sequence_parallel` does not divide the number of ranks.
         """
         if place.world_size % self.sequence_parallel:
-            needed = f"sequence_parallel: {self.sequence_parallel} needs as many learner ranks, or a multiple of them"
-            raise LearnerError(f"{needed}; got {place.world_size}, change placement.learners")
+            needed = f"sequence_parallel: {self.sequence_parallel} needs that number of learner ranks or a multiple"
+            raise LearnerError(f"{needed}; got {place.world_size}; change placement.learners")
         return environment(place, compiled=self.compile)

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from rlsdk.learners.options import LearnerOptions
 
 AUTO_SHARE = 0.5
-"""Share of the free memory that `micro_batch_tokens: auto` gives to a rank; the rest is for what nobody foresees."""
+"""Share of the free memory that `micro_batch_tokens: auto` gives to a rank; the rest is a reserve."""
 AUTO_MOST, AUTO_LEAST = 32768, 256
-"""Token budgets between which `micro_batch_tokens: auto` chooses: larger ones are no faster."""
+"""Range of token budgets for `micro_batch_tokens: auto`; larger budgets are not faster."""
 DEFAULT_TOKENS = 16384
-"""Token budget that is assumed for `auto` where the free memory is not known."""
+"""Token budget assumed for `auto` if the free memory is unknown."""
 PROCESS_BYTES = 450 * 2**20
 """Memory of a rank's process without any model: Python, torch, DeepSpeed and Ray."""
 BUCKET_ELEMENTS = 500_000_000

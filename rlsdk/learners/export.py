@@ -121,7 +121,7 @@ def write_model(folder: Path, model: Any, tensors: Mapping[str, Tensor], source:
 def copy_tokenizer(source: str, folder: Path, *, trust_remote_code: bool) -> None:
     """Copy a tokenizer's files unchanged; a tokenizer given by hub id is loaded and saved.
 
-    Loading and saving may change a tokenizer silently, since transformers rebuilds some by its own rules.
+    Loading and saving may change a tokenizer silently, since transformers rebuilds some tokenizers.
     """
     if not Path(source).is_dir():
         from transformers import AutoTokenizer

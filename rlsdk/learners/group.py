@@ -132,7 +132,7 @@ class LearnerGroup:
                 self.stop()
                 raise LearnerError(
                     f"{self.name} rank {rank}, on node {host}, does not see the driver's {folder}: checkpoints would "
-                    "be lost. Let `out` be a folder that all nodes mount under one path"
+                    "be lost. Set `out` to a folder that all nodes mount at the same path"
                 )
 
     def _meet(self) -> None:
@@ -293,7 +293,7 @@ class LearnerGroup:
         self._call("set_learning_rate", [(float(lr), role)] * len(self.actors))
 
     def weights(self, version: int) -> Any:
-        """An `ObjectRef` of the actor's `Weights`, which are there by then; engines fetch them from Ray's store.
+        """An `ObjectRef` of the actor's exported `Weights`, which engines fetch from Ray's object store.
 
         Raises:
             LearnerError: A rank failed; the message names it. All ranks are stopped by then.

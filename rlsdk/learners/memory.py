@@ -12,7 +12,7 @@ from rlsdk.errors import LearnerError
 from rlsdk.learners.metrics import MetricAccumulator, add_component_metrics
 
 Gather = Callable[[Any], list[Any]]
-"""Gives what each rank gave, by rank, to all of them."""
+"""All-gather: takes a rank's value and returns the values of all ranks, by rank."""
 
 
 class Memory:
@@ -97,7 +97,7 @@ class Memory:
         left = [state for states, _ in shares for state in states]
         after = self._before if self._advances or not left else left[0]
         if wrong := [state for state in left if state != after]:
-            raise LearnerError(f"{_named(self.part)}: {_REMEDY}; calls left the states {after!r} and {wrong[0]!r}")
+            raise LearnerError(f"{_named(self.part)}: {_REMEDY}; calls ended in the states {after!r} and {wrong[0]!r}")
         self.restore(after)
         if taken and self._advances:
             reported = MetricAccumulator()
@@ -108,8 +108,8 @@ class Memory:
 
 
 _REMEDY = (
-    "what it remembers may not depend on how a batch is split over micro-batches and ranks: report it as a metric, and "
-    "take it up in advance(metrics), which is called once per optimiser step"
+    "its state must not depend on how a batch is split over micro-batches and ranks: report the value as a metric, and "
+    "update the state in advance(metrics), which is called once per optimiser step"
 )
 
 

@@ -45,7 +45,7 @@ def split(lengths: np.ndarray, world: int, pairs: np.ndarray | None = None) -> l
     total = int(ends[-1]) if len(ends) else 0
     cuts = np.searchsorted(ends, total * np.arange(1, world) / world, side="left") + 1
     if pairs is not None:
-        labels = pairs[order]  # each cut moves forward to where the next pair begins
+        labels = pairs[order]  # each cut moves forward to the start of the next pair
         bounds = np.append(_unit_starts(labels), len(labels))
         cuts = bounds[np.searchsorted(bounds, np.minimum(cuts, len(labels)), side="left")]
     return np.split(order, np.minimum(cuts, len(order)))

@@ -125,7 +125,7 @@ def _outputs(
         seen = vision.inputs(backbone, rows.input_ids, rows.image_mask, rows.images)
         return [backbone(**seen, use_cache=False)]
     if rows.images:
-        raise LearnerError("rollouts with images, and a model of text; name a model that sees by model.path")
+        raise LearnerError("rollouts contain images, but the model reads only text; set model.path to a vision model")
     if rows.prompts is None:
         if routers is not None:
             routers.force(rows.routing)
@@ -149,7 +149,7 @@ def _behind_prompts(backbone: nn.Module, rows: TokenRows, prompts: Prompts, rout
     if routers is not None:
         routers.force(None if rows.routing is None else rows.routing[:before])
     read = backbone(input_ids=prompts.input_ids, use_cache=True)
-    # Each row has a copy, through which its gradient flows to the prompt.
+    # Each row gets a copy, through which its gradient flows to the prompt.
     copies = [(layer.keys[prompts.of_row], layer.values[prompts.of_row]) for layer in read.past_key_values.layers]
     count, width = rows.input_ids.shape
     longest = prompts.input_ids.shape[1]
@@ -219,7 +219,7 @@ def backbone_faults(net: Any, attention: Attention, rows: RowStyle, *, without_m
     faults += layout_faults(
         net,
         {
-            f"learner.rows={rows} would mix their places; set learner.rows=padded": rows != "padded",
+            f"learner.rows={rows} would mix their positions; set learner.rows=padded": rows != "padded",
             "flash attention has no mask in which the tokens of an image see each other; set learner.attention=sdpa": (
                 attention == "flash_attention_2"
             ),
@@ -321,8 +321,8 @@ def check_layers(config: Any, rows: RowStyle = "shared") -> None:
     text = config.get_text_config()
     if others := sorted(_layer_types(text) - {"full_attention"}):
         raise LearnerError(
-            f"model type {text.model_type!r} has layers of type {', '.join(others)}; rows: {rows} runs models of full "
-            "attention alone, use rows: padded"
+            f"model type {text.model_type!r} has layers of type {', '.join(others)}; rows: {rows} needs full "
+            "attention in every layer; set learner.rows=padded"
         )
 
 

@@ -110,7 +110,7 @@ class Objective:
         return LossInputs(
             logprobs,
             logprobs.detach() if old is None else _float(old, device),
-            # Missing advantages must raise, and not look like a loss with nothing to learn.
+            # Missing advantages must raise an error and not look like a loss of zero.
             torch.full_like(logprobs.detach(), torch.nan) if advantages is None else _float(advantages, device),
             torch.from_numpy(np.array(batch.loss_mask)).to(device),
             torch.from_numpy(segments).to(device),
@@ -159,7 +159,7 @@ class Objective:
         weights = torch.where(x.loss_mask, given, 0)
         if bool((weights < 0).any()):
             raise LearnerError(
-                f"correction {self._name('correction')!r} gave the weight {float(weights.min()):g}; expected 0 or "
+                f"correction {self._name('correction')!r} returned the weight {float(weights.min()):g}; expected 0 or "
                 "more: a negative weight trains its token in the opposite direction"
             )
         accumulator.add_tokens("actor/correction", weights, x.loss_mask)
@@ -183,7 +183,7 @@ class Objective:
     def _run(
         self, kind: str, bound: Any, x: LossInputs, accumulator: MetricAccumulator, taken: frozenset[str]
     ) -> tuple[Tensor, frozenset[str]]:
-        """Return a component's values `[t]` and metric names; a name that is taken gets the kind as a prefix."""
+        """Return a component's values `[t]` and metric names; a duplicate name gets the kind as a prefix."""
         needs = self._needs(bound)
         hidden = {name: None for name in (*_OPTIONAL, *x.extra) if name not in needs and hasattr(x, name)}
         call = self._memories[kind].call if kind in self._memories else bound
@@ -192,14 +192,14 @@ class Objective:
             found = call(x.replace(**hidden) if hidden else x)
             if changed := [field for field, count in x.edits.items() if count != edits[field]]:
                 raise LearnerError(
-                    f"{name} changed x.{changed[0]} in place, which the rest of the objective reads, too: use no "
-                    f"method that ends in '_' on it, nor +=, nor x.{changed[0]}[…] = …; change a copy, "
+                    f"{name} changed x.{changed[0]} in place, but the rest of the objective reads it too: avoid "
+                    f"methods that end in '_', += and x.{changed[0]}[…] = … on it, or change a copy, "
                     f"x.{changed[0]}.clone()"
                 )
             given, metrics = found if isinstance(found, tuple) else (found, {})
             values = _per_token(name, given, x)
-            told = {f"{kind}/{key}" if key in taken else key: value for key, value in metrics.items()}
-            add_component_metrics(accumulator, "actor/", told, x.loss_mask)
+            named = {f"{kind}/{key}" if key in taken else key: value for key, value in metrics.items()}
+            add_component_metrics(accumulator, "actor/", named, x.loss_mask)
         return values, frozenset(metrics)
 
     def forget(self) -> None:
@@ -252,7 +252,7 @@ def _per_token(name: str, values: Any, x: LossInputs) -> Tensor:
     if isinstance(values, Tensor) and tuple(values.shape) == expected:
         return values
     given = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
-    raise LearnerError(f"{name} gave {given}; expected {expected}, one value per token (the core sums)")
+    raise LearnerError(f"{name} returned {given}; expected {expected}, one value per token (the core sums)")
 
 
 def value_loss(values: Tensor, old: Tensor | None, returns: Tensor, clip: float | None) -> Tensor:
@@ -281,7 +281,7 @@ def critic_loss(
     """
     needed = ("returns",) if clip is None else ("returns", "values")
     if missing := [name for name in needed if name not in batch.tokens]:
-        raise LearnerError(f"the critic learns from {' and '.join(missing)}; the batch holds {sorted(batch.tokens)}")
+        raise LearnerError(f"the critic needs {' and '.join(missing)}; the batch has {sorted(batch.tokens)}")
     mask = torch.from_numpy(np.array(batch.loss_mask)).to(values.device)
     segments = torch.from_numpy(np.repeat(np.arange(len(batch)), batch.responses)).to(values.device)
     returns = _float(batch.tokens["returns"], values.device)

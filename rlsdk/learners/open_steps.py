@@ -38,7 +38,7 @@ class OpenSteps:
         """
         if not isinstance(self.learner, GivesPrimitives):
             raise LearnerError(
-                f"forward_backward: the learner {self.name!r} offers update alone; a loop of your own needs one with "
+                f"forward_backward: the learner {self.name!r} has only update; a custom loop needs a learner with "
                 "the methods of rlsdk.contracts.GivesPrimitives, such as deepspeed"
             )
         self._check_role("forward_backward", role)

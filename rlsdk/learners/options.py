@@ -46,7 +46,7 @@ class LearnerOptions(ABC):
         warmup_steps: Number of optimiser steps of linear warm-up.
         final_ratio: Final learning rate as a share of the peak.
         micro_batch_tokens: Maximum number of tokens per forward pass, padding included; a longer rollout gets its own
-            pass. `auto` takes up to 32768 and leaves half of the free memory unused by the estimate of `rlsdk explain`.
+            pass. `auto` takes up to 32768, and by the estimate of `rlsdk explain` at most half of the free memory.
         rows: Layout of a micro-batch. padded: one row per rollout, with rollouts of similar length together. packed:
             rollouts one after another, each attending only to itself (fast with flash_attention_2 or sdpa; slow with
             eager, windowed layers or compile, which mask). shared: reads each prompt once for all its rollouts, which
@@ -142,7 +142,7 @@ class LearnerOptions(ABC):
         """Return the options that conflict with `model.exact`."""
         reasons = {
             "lora multiplies by the adapter separately, the engine by merged weights": self.lora is not None,
-            f"rows: {self.rows} lays several rollouts out together": self.rows != "padded",
+            f"rows: {self.rows} puts several rollouts into one row": self.rows != "padded",
             f"attention: {self.attention} sums in a different order than the engine's sdpa": self.attention != "sdpa",
         }
         return [f"{reason}; leave it out" for reason, given in reasons.items() if given]

@@ -14,11 +14,11 @@ from rlsdk.errors import LearnerError
 from rlsdk.learners.rows import TokenRows
 
 SHORT = 128
-"""Most tokens of a rollout whose attention takes less time than its call, so that several share a call."""
+"""Rollouts of at most this many tokens share attention calls, since the call takes longer than its computation."""
 ALIKE = 16
-"""Greatest difference in length of rollouts that share a call."""
+"""Maximum difference in length between rollouts that share a call."""
 _OWN_MASKS = ("doge",)
-"""Types of models whose attention computes a mask of its own."""
+"""Model types whose attention computes its own mask."""
 _adopted = count()
 
 
@@ -26,7 +26,7 @@ _adopted = count()
 class PackedAttention:
     """Run models on packed rows, rank by rank; see `SharedRows`.
 
-    Models that mix tokens other than by full attention keep their own attention with a mask.
+    Models with other than full attention keep their own attention with a mask.
     """
 
     rank: int = attrs.field(init=False, default=0)
@@ -97,8 +97,8 @@ def check_plain(module: Any, mask: Any, options: Mapping[str, Any]) -> None:
     if mask is not None or more:
         what = ", ".join(["a mask of its own"] * (mask is not None) + more)
         raise LearnerError(
-            f"attention of a {type(module).__name__} takes {what}, which packed rollouts and ranks that share them "
-            "leave out; set learner.rows=padded, and let each rank read whole rollouts"
+            f"attention of a {type(module).__name__} takes {what}, which packed rollouts and ranks that share rollouts "
+            "do not support; set learner.rows=padded, and let each rank read whole rollouts"
         )
 
 

@@ -33,24 +33,24 @@ class MicroBatch:
 
 
 class SharedRows(Protocol):
-    """Ranks that run each micro-batch together; in each turn they all run the micro-batch of one of them.
+    """Ranks that run each micro-batch together, taking turns: in each turn, all run the micro-batch of one rank.
 
     Also used for a single rank whose models need special handling: see `rlsdk.learners.packing`.
     """
 
     @property
     def rank(self) -> int:
-        """Rank of this process among these ranks."""
+        """Rank of this process within the group."""
         ...
 
     @property
     def size(self) -> int:
-        """Number of these ranks."""
+        """Number of ranks in the group."""
         ...
 
     @property
     def slices(self) -> int:
-        """Number of parts that they split the tokens of a micro-batch into; 1 if each reads all tokens."""
+        """Number of slices that the tokens of a micro-batch are split into; 1 if each rank reads all tokens."""
         ...
 
     def adopt(self, model: Any, path: str) -> None:
@@ -61,18 +61,18 @@ class SharedRows(Protocol):
             path: Its folder or hub id, for messages.
 
         Raises:
-            LearnerError: These ranks cannot run it together.
+            LearnerError: The ranks cannot run it together.
         """
         ...
 
     def turns(self, rows: TokenRows) -> list[TokenRows]:
-        """Return the rows of all these ranks, by rank; the same on each of them."""
+        """Return the rows of all ranks of the group, by rank; equal on every rank."""
         ...
 
     def __call__(self, model: Callable[..., Any], rows: TokenRows, *args: Any) -> Any:
-        """Run a model that returns `[t]`, or a tuple of `[t]` and None, on rows that all these ranks hold.
+        """Run a model that returns `[t]`, or a tuple of `[t]` and None, on rows that all ranks of the group hold.
 
-        Results are the same on all of them; the gradient of each rank's use of them reaches the model once.
+        Results are equal on all ranks; the gradient from each rank's use of them reaches the model once.
         """
         ...
 

@@ -27,7 +27,7 @@ def read_pickled(folder: Path, rank: int, *, stage: int, dtype: str) -> tuple[di
     number = f"zero_pp_rank_{rank}_"
     path = folder / f"{number if stage == 3 else ''}mp_rank_00_model_states.pt"
     if not path.is_file():
-        raise CheckpointError(f"checkpoint {folder} holds no {folder.name}: {path.name} is missing")
+        raise CheckpointError(f"checkpoint {folder} has no {folder.name}: {path.name} is missing")
     old = read_pickled_state(path)
     try:
         counts = {name: old[name] for name in ("global_steps", "global_samples", "skipped_steps")}
@@ -61,7 +61,7 @@ def read_pickled_state(path: Path) -> dict[str, Any]:
     except (OSError, pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError, TypeError) as error:
         said = next((line for line in str(error).splitlines() if "GLOBAL" in line or "Unsupported" in line), str(error))
         raise CheckpointError(
-            f"{path} is a pickle that holds more than tensors and plain values, or is damaged; nothing in it was "
-            f"executed, and it is not read: {said.strip()}"
+            f"{path} is damaged, or a pickle with more than tensors and plain values; it was not "
+            f"loaded, and nothing in it was executed: {said.strip()}"
         ) from error
     return state

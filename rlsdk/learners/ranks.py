@@ -45,13 +45,13 @@ class Ranks:
             backend = "nccl" if device == "cuda" else "gloo"
             if rank > 0:
                 await_listener(master)
-            # A single rank meets nobody: a store of its own needs no port.
+            # A single rank has no peers: an in-process store needs no port.
             alone = {"store": dist.HashStore()} if world == 1 else {"init_method": f"tcp://{master}"}  # type: ignore[attr-defined]
             dist.init_process_group(backend, rank=rank, world_size=world, **alone)
         return cls(rank, world, device)
 
     def all_reduce_max(self, counts: Sequence[int]) -> list[int]:
-        """The greatest over all ranks, element by element; as many elements on each."""
+        """Return the element-wise maximum over all ranks; every rank passes the same number of elements."""
         if self.world == 1 or not counts:
             return list(counts)
         import torch
@@ -73,7 +73,7 @@ class Ranks:
 
 
 def await_listener(address: str) -> None:
-    """Wait until host:port accepts connections: torch, refused once, tries again only after half a second."""
+    """Wait until host:port accepts connections; torch would retry only after half a second."""
     deadline = time.monotonic() + _PATIENCE
     while unreachable(address, seconds=1) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -90,9 +90,9 @@ def environment(place: ActorSpec, *, compiled: bool) -> Mapping[str, str]:
         "DS_ACCELERATOR": place.device,
         "RANK": str(place.rank),
         "WORLD_SIZE": str(place.world_size),
-        # Ray shows each rank its own GPU alone, as number 0; on CPUs it counts ranks.
+        # On GPUs, Ray shows each rank only its own GPU, as number 0; on CPUs, this is the rank's number.
         "LOCAL_RANK": "0" if place.device == "cuda" else str(place.rank),
-        # DeepSpeed calls collectives by their old names, and torch says so at every call.
+        # DeepSpeed calls collectives by deprecated names, and torch warns at every call.
         "PYTHONWARNINGS": "ignore::FutureWarning:torch.distributed.c10d_logger",
     }
     if place.device == "cpu":

@@ -14,7 +14,7 @@ from rlsdk.exact import expert_count
 
 @attrs.frozen
 class RouterLoss:
-    """Penalty on experts that get more tokens than others, in float32.
+    """Penalise uneven use of experts, in float32.
 
     Paper: Switch Transformers, arXiv:2101.03961, eq. 4 to 6, as transformers computes it.
     Formula: `E · Σ f_e · P_e`, with `f_e` the share of tokens that chose expert `e`, and `P_e` its mean probability.

@@ -102,7 +102,7 @@ def to_rows(batch: TrainBatch, style: Literal["padded", "packed", "shared"]) -> 
     import torch
 
     if style != "padded" and batch.images:
-        raise LearnerError(f"rollouts with images are laid out one by one; set learner.rows=padded (it is {style})")
+        raise LearnerError(f"rollouts with images need one row each; set learner.rows=padded (it is {style})")
     offsets = np.cumsum(batch.lengths) - batch.lengths
     targets = torch.from_numpy(batch.token_ids[ranges(offsets + batch.starts, batch.responses)])
     if style == "shared":

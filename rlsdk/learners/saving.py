@@ -31,7 +31,7 @@ def save_models(
     folder.mkdir(parents=True, exist_ok=True)
     for role, trained in models.items():
         trained.save(folder / role, ranks.rank, {"memory": memory} if role == "actor" else {}, frozen=frozen)
-    ranks.gather(None)  # a barrier: all files are there
+    ranks.gather(None)  # a barrier: all files are written
     shards.write_manifest(folder, ranks.rank, ranks.world, facts)
     ranks.gather(None)
 

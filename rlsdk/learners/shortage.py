@@ -51,7 +51,7 @@ def with_less(
         said = next(iter(str(error).splitlines()), "") or type(error).__name__
     # Retry outside the handler: inside it, the exception keeps the frames alive, and they hold the activations.
     if passes.halved:
-        why_not = "the micro-batch was halved before"
+        why_not = "the micro-batch was already halved"
     if why_not:
         raise LearnerError(_out_of_memory(passes, what, said, why_not))
     passes.halve()
@@ -61,8 +61,8 @@ def with_less(
 
         torch.cuda.empty_cache()
     log.warning(
-        "out of memory in %s (%s): the micro-batch is halved to %d tokens, and the gradient of this step is computed "
-        "again; it stays the same. Set learner.micro_batch_tokens=%d",
+        "out of memory in %s (%s): the micro-batch is halved to %d tokens and the step recomputed, with the same "
+        "gradient. Set learner.micro_batch_tokens=%d",
         what,
         said,
         passes.budget,

@@ -50,10 +50,10 @@ def read_state(path: Path) -> dict[str, Any]:
         state = _unpack(tree, tensors)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
-            f"{path} is not a file of a learner's state (safetensors, nested as its metadata says): {error}"
+            f"{path} is not a learner state file (safetensors with the structure in its metadata): {error}"
         ) from error
     if not isinstance(state, dict):
-        raise CheckpointError(f"{path} holds a {type(state).__name__}; expected a learner's state")
+        raise CheckpointError(f"{path} holds a {type(state).__name__}; expected the state of a learner")
     return state
 
 

@@ -194,7 +194,7 @@ class TrainedModule(ABC):
         if self.skipped > limit:
             raise LearnerError(
                 f"the {self.role}'s gradient was not finite in {self.skipped} updates in a row (optimiser step {step}"
-                f"); learner.skip_limit allows {limit}. No weight was changed by them. Look for losses, advantages or "
+                f"); learner.skip_limit allows {limit}. They changed no weights. Look for losses, advantages or "
                 "rewards that are not finite or huge, or lower learner.lr, and resume from a checkpoint"
             )
         log.warning(

@@ -1,7 +1,7 @@
-"""Rollouts as trees of tokens: what several of them begin with is computed once, whatever they share.
+"""Arrange rollouts as token trees, so that every common prefix is computed only once.
 
-A row holds a tree, whose tokens stand in the order of a depth-first walk. A token attends to those on the way from the
-root to it, itself included, so its state is that which it has in each rollout that runs through it.
+A row holds a tree, with its tokens in depth-first order. A token attends to the path from the root to itself, so its
+state is the same as in each rollout that contains it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from rlsdk.contracts import TrainBatch
 
 PAIRS_PER_WIDTH = 3
-"""Pairs of tokens whose attention costs as much as all else for one token, times the width of the model: measured."""
+"""Attention of `PAIRS_PER_WIDTH * width` token pairs costs as much as all other work for one token; measured."""
 
 
 @attrs.frozen(eq=False)
 class TokenTree:
-    """The distinct beginnings of some sequences: one node for each, in the order of a depth-first walk.
+    """Prefix tree of sequences: one node for each distinct prefix, in depth-first order.
 
     Attributes:
         depths: Tokens before each node on the path from the root, int64 `[nodes]`.
-        ends: Where the descendants of each node end: those of node `i` are `i + 1, …, ends[i] - 1`; int64 `[nodes]`.
-        paths: Of each sequence, the nodes of its tokens, int64.
+        ends: End of each node's descendants: those of node `i` are `i + 1, …, ends[i] - 1`; int64 `[nodes]`.
+        paths: Nodes of each sequence's tokens, int64.
     """
 
     depths: np.ndarray
@@ -47,7 +47,7 @@ class TokenTree:
         for i in _walk(sequences):
             sequence = sequences[i]
             common = _common(last, sequence)
-            ends[above[common:]] = count  # nothing that comes later descends from these
+            ends[above[common:]] = count  # no later node descends from these
             new = np.arange(count, count + len(sequence) - common)
             depths[new] = np.arange(common, len(sequence))
             paths[i] = above = np.concatenate([above[:common], new])
@@ -60,14 +60,14 @@ class TokenTree:
 
 
 def trees(batch: TrainBatch, max_tokens: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Share rollouts out over trees: one joins the tree of its neighbour if that is less work than a tree of its own.
+    """Assign rollouts to trees: a rollout joins its neighbour's tree if that is less work than a separate tree.
 
-    Work is counted in tokens; so many pairs of tokens in a row as `PAIRS_PER_WIDTH` says cost what a token does. Where
-    rollouts come in pairs, each pair is a tree.
+    Work is counted in tokens, plus attention between token pairs of a row as measured by `PAIRS_PER_WIDTH`. If rollouts
+    come in pairs, each pair is a tree.
 
     Args:
         batch: Rollouts.
-        max_tokens: Most tokens of a tree of more than one rollout.
+        max_tokens: Maximum tokens of a tree with more than one rollout.
         width: Hidden size of the model.
 
     Returns:
@@ -99,11 +99,11 @@ def plan_trees(batch: TrainBatch, max_tokens: int, width: int) -> list[tuple[np.
 
     Args:
         batch: Rollouts.
-        max_tokens: Token budget, padding included; a greater tree gets a micro-batch of its own.
+        max_tokens: Token budget, padding included; a larger tree gets its own micro-batch.
         width: Hidden size of the model.
 
     Returns:
-        Of each micro-batch the rollouts, and the tree of each of them; int64.
+        For each micro-batch, its rollouts and the tree of each; int64.
     """
     labels, sizes = trees(batch, max_tokens, width)
     by_tree = np.split(np.argsort(labels, kind="stable"), np.cumsum(np.bincount(labels))[:-1])
@@ -124,7 +124,7 @@ def tree_rows(batch: TrainBatch, labels: np.ndarray) -> TokenRows:
     import torch
 
     if batch.images:
-        raise LearnerError("rollouts with images are laid out one by one; set learner.rows=padded (it is tree)")
+        raise LearnerError("rollouts with images need one row each; set learner.rows=padded (it is tree)")
     sequences, offsets = _sequences(batch), np.cumsum(batch.lengths) - batch.lengths
     groups = [np.flatnonzero(labels == tree) for tree in np.unique(labels)]
     grown = [TokenTree.of([sequences[i] for i in group]) for group in groups]
@@ -139,7 +139,7 @@ def tree_rows(batch: TrainBatch, labels: np.ndarray) -> TokenRows:
             states[i] = row * width + path[batch.starts[i] - 1 : batch.starts[i] - 1 + batch.responses[i]]
     places = ranges(np.arange(len(groups)) * width, lengths)
     targets = batch.token_ids[ranges(offsets + batch.starts, batch.responses)]
-    ends = np.tile(np.arange(1, width + 1), (len(groups), 1))  # padding sees nothing but itself
+    ends = np.tile(np.arange(1, width + 1), (len(groups), 1))  # padding attends only to itself
     ends.reshape(-1)[places] = np.concatenate([tree.ends for tree in grown])
     return TokenRows(
         torch.from_numpy(padded(batch.token_ids[sources], lengths)),
@@ -152,19 +152,19 @@ def tree_rows(batch: TrainBatch, labels: np.ndarray) -> TokenRows:
 
 
 def _sequences(batch: TrainBatch) -> list[np.ndarray]:
-    """Tokens of each rollout that the model reads."""
+    """Return the tokens of each rollout that the model reads."""
     offsets = np.cumsum(batch.lengths) - batch.lengths
     reads = np.maximum(read_lengths(batch), 0)
     return [batch.token_ids[begin : begin + count] for begin, count in zip(offsets, reads, strict=True)]
 
 
 def _walk(sequences: Sequence[np.ndarray]) -> list[int]:
-    """Order in which sequences with the same beginning are neighbours; the same for equal batches everywhere."""
+    """Return an order that puts sequences with common prefixes side by side; equal batches have the same order."""
     return sorted(range(len(sequences)), key=lambda i: sequences[i].tobytes())
 
 
 def _common(first: np.ndarray, second: np.ndarray) -> int:
-    """Number of tokens with which both begin."""
+    """Return the length of the common prefix."""
     least = min(len(first), len(second))
     different = np.flatnonzero(first[:least] != second[:least])
     return int(different[0]) if len(different) else least

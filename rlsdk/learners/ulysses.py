@@ -171,7 +171,7 @@ class _Gather(torch.autograd.Function):
 def sequence_faults(model: Any, size: int, option: str = "sequence_parallel", *, divided: int = 1) -> Sequence[str]:
     """List the reasons why ranks cannot share the tokens of rollouts; the model needs no weights.
 
-    A model may mix tokens only by full attention, with heads that can be divided among the ranks.
+    Tokens may interact only through full attention, with heads that can be divided among the ranks.
 
     Args:
         model: A transformers causal language model, or its backbone.
@@ -184,7 +184,7 @@ def sequence_faults(model: Any, size: int, option: str = "sequence_parallel", *,
     faults = []
     if layers := other_layers(model.config):
         types = ", ".join(sorted(layers))
-        faults.append(f"layers of type {types} in a {kind}; {option} runs models of full attention alone, {leave}")
+        faults.append(f"layers of type {types} in a {kind}; {option} needs full attention in every layer; {leave}")
     if not replaceable(model):
         faults.append(f"attention of a {kind} cannot be replaced in transformers; {leave}")
     if RouterLoss.of(model.config) is not None:
@@ -194,10 +194,10 @@ def sequence_faults(model: Any, size: int, option: str = "sequence_parallel", *,
         )
     heads = text.num_attention_heads
     key_heads = getattr(text, "num_key_value_heads", None) or heads
-    among = f", divided by {divided} already" if divided > 1 else ""
+    among = f", already divided by {divided}" if divided > 1 else ""
     if heads // divided % size or (key_heads // divided % size and size % max(1, key_heads // divided)):
         faults.append(
-            f"{heads} heads of attention and {key_heads} of keys and values{among}: learner.{option} must divide the "
-            f"former, and divide the latter or be a multiple of it, got {size}"
+            f"{heads} attention heads and {key_heads} key-value heads{among}: learner.{option} must divide the former, "
+            f"and divide the latter or be a multiple of it; got {size}"
         )
     return faults

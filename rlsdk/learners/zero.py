@@ -23,9 +23,9 @@ Offload = Literal["none", "optimizer", "all"]
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 """Parameter numbers of glibc's `mallopt`."""
 _GREATEST_THRESHOLD = 32 * 2**20
-"""Threshold that glibc reaches by itself in a process that frees large tensors; mapping each one would be slow."""
+"""Threshold that glibc reaches on its own after large tensors were freed; mapping every tensor would be slow."""
 _DERIVED = ("loss_scaler", "param_slice_mappings")
-"""Entries of an optimiser's state that hold DeepSpeed objects; a fresh engine has the same ones."""
+"""Entries of an optimiser's state that hold DeepSpeed objects; a new engine creates the same ones."""
 
 
 @attrs.frozen(kw_only=True)
@@ -150,9 +150,9 @@ class Trained(TrainedModule):
     def repeat_fault(self) -> str:
         """Reason why the gradient of an optimiser step cannot be dropped and recomputed; empty if it can."""
         if self._world > 1:
-            return "other ranks wait for this one, so it cannot begin again"
+            return "other ranks wait for this one, so it cannot restart"
         if self._config.stage == 3 or self._config.offload != "none":
-            return "with zero_stage 3 or offload a step cannot begin again"
+            return "with zero_stage 3 or offload a step cannot restart"
         return ""
 
     def drop_gradients(self) -> None:

@@ -12,7 +12,7 @@ import attrs
 
 T = TypeVar("T")
 CANCEL_SECONDS = 2.0
-"""Time to wait for a cancelled call; code that blocks its loop does not notice, and is abandoned."""
+"""Seconds to wait for a cancelled call; code that blocks its loop does not notice and is abandoned."""
 
 
 @attrs.define(eq=False)
@@ -82,7 +82,7 @@ class LoopBridge:
             return
         for _, call in sending:
             if call is not None and not call.outcome.done():
-                call.outcome.set_exception(RuntimeError("the event loop that this call is for is closed"))
+                call.outcome.set_exception(RuntimeError("the event loop of this call is closed"))
 
     def _begin(self, call: _Call[Any]) -> None:
         call.task = self._target.create_task(_contained(call.work), context=call.context)

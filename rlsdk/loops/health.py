@@ -14,7 +14,7 @@ IDLE_SHARE = 0.02
 
 
 class LoopHealth:
-    """Make a loop tick, and report when it does not; call `look` regularly."""
+    """Make a loop tick, and report when it stops; call `look` regularly."""
 
     def __init__(
         self,

@@ -16,12 +16,12 @@ from rlsdk.isolation.watching import main_loop
 INTERRUPTED = 130
 """Exit status of a program that a signal ended."""
 GRACE_SECONDS = 10.0
-"""Time that an immediate end may take, until the process just exits."""
+"""Seconds that an immediate end may take; then the process just exits."""
 
 
 @contextmanager
 def handled(notice: str, end: Callable[[], object], save: Callable[[], object] | None = None) -> Iterator[None]:
-    """Handle signals while a block runs; has no effect outside the main thread, which alone can handle them.
+    """Handle signals while a block runs; no effect outside the main thread, since only that one can handle signals.
 
     These are handlers of the process, not of the event loop, so they work even if a workflow blocks the loop.
 
@@ -57,7 +57,7 @@ def handled(notice: str, end: Callable[[], object], save: Callable[[], object] |
         raise KeyboardInterrupt
 
     def hang_up(_: int, __: FrameType | None) -> None:
-        if not asked:  # a terminal that closes sends it twice: the kernel does, and the shell
+        if not asked:  # when a terminal closes, both the kernel and the shell send it
             ask_to_end(_, __)
 
     def ask_to_save(_: int, __: FrameType | None) -> None:
@@ -65,7 +65,7 @@ def handled(notice: str, end: Callable[[], object], save: Callable[[], object] |
             loop.call_soon_threadsafe(save)
 
     wanted = {signal.SIGINT: ask_to_end, signal.SIGTERM: ask_to_end, signal.SIGUSR1: ask_to_save}
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under `nohup`, it stays ignored
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under `nohup`, SIGHUP stays ignored
         wanted[signal.SIGHUP] = hang_up
     before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
     try:

@@ -19,7 +19,7 @@ from rlsdk.loops.watch import BLOCKED_SECONDS, LoopWatch, culprit
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 CLOSE_SECONDS = 5.0
-"""Time for which the end of a run waits for users' coroutines that still run."""
+"""Seconds that the end of a run waits for user coroutines that are still running."""
 
 
 class UserLoop:
@@ -105,4 +105,4 @@ class UserLoop:
 
 
 async def _nothing() -> None:
-    """Take a turn of the loop."""
+    """Return at the loop's next iteration."""

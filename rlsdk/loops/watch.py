@@ -17,12 +17,12 @@ from rlsdk.plugins.entries import discover
 
 log = logging.getLogger(__name__)
 BLOCKED_SECONDS = 10.0
-"""Time without a turn of a loop after which it counts as blocked."""
+"""Seconds without an iteration after which a loop counts as blocked."""
 _STACK = 12
-"""Number of innermost calls that are shown."""
+"""Number of innermost calls to show."""
 _LIBRARIES = tuple(f"{sysconfig.get_paths()[name]}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _NOT_USERS = (f"{Path(__file__).resolve().parents[1]}{os.sep}", *_LIBRARIES, "<")
-"""Beginnings of the file names of rlsdk, of installed libraries, and of code without a file."""
+"""Prefixes of file names: rlsdk, installed libraries, and code without a file."""
 
 
 class LoopWatch:

@@ -87,10 +87,10 @@ class TokenChat:
         self._ended = NOTHING
         self._engine: int | None = None
         self._pending: Sending | None = Sending(NOTHING)
-        self._worlds: list[EnvHandle] = []  # those of branches, too
+        self._worlds: list[EnvHandle] = []  # including those of branches
         self._owner = object()  # of these environments
         self._branches = 0
-        self._recorders: list[ServedConversations] = []  # those of branches, too
+        self._recorders: list[ServedConversations] = []  # including those of branches
         self.answer: Answer | None = None
 
     @property
@@ -128,7 +128,7 @@ class TokenChat:
             ValueFault: The role or a part is unknown; assistant text comes from `sample`, with a prefill, or `write`.
         """
         if role not in get_args(Role):
-            raise ValueFault(f"say: role is one of {', '.join(get_args(Role))}; got {role!r}")
+            raise ValueFault(f"say: role must be one of {', '.join(get_args(Role))}; got {role!r}")
         self._talk.say(content_of(text), role, joined_to_last=joined)
         self._pending = None
 
@@ -194,10 +194,10 @@ class TokenChat:
         """
         client, codec = self._context.client, self._context.codec
         if max_tokens is not None and max_tokens < 1:
-            raise ValueFault(f"sample: max_tokens is at least 1, or left out; got {max_tokens}")
+            raise ValueFault(f"sample: max_tokens must be at least 1 or left out; got {max_tokens}")
         if client is None:
             raise EngineError(
-                "the workflow samples the policy, but the algorithm trains on demonstrations; leave it to the "
+                "the workflow samples the policy, but the algorithm trains on demonstrations; use it only for "
                 "evaluation (`eval.workflow`), or choose an algorithm that samples"
             )
         begin = codec.encode(prefill)
@@ -299,7 +299,9 @@ class TokenChat:
             ValueFault: There is no answer yet.
         """
         if not self._turn:
-            raise ValueFault(f"task {self._prompt.task.id!r}: a reward of {value} before anything was sampled")
+            raise ValueFault(
+                f"task {self._prompt.task.id!r}: a reward of {value} was given before anything was sampled"
+            )
         self._segment.rewards.append((self._segment.last, float(value)))
 
     async def score(self) -> Score:
@@ -310,7 +312,7 @@ class TokenChat:
             DataError: The task cannot be scored.
         """
         if self._scorer is None:
-            raise ConfigError(["reward: none given, but the workflow asks what an answer is worth; name one"])
+            raise ConfigError(["reward: none given, but the workflow scores an answer; name one"])
         scorer, rollout = self._scorer, self.finish()
         return await self._at_home(lambda: scorer(rollout))
 
@@ -345,9 +347,7 @@ class TokenChat:
     def serve(self, **how: Any) -> AbstractAsyncContextManager[Any]:
         """Serve the policy to an agent through an OpenAI-compatible endpoint of this rollout; see `Chat.serve`."""
         if self._context.recorder is None:
-            raise ConfigError(
-                ["the workflow serves the policy to an agent, but these rollouts are made without a server"]
-            )
+            raise ConfigError(["the workflow serves the policy to an agent, but this context has no server"])
         seed, count = self._seed, len(self._recorders)
         if seed is not None and count:  # with one seed, a second agent with equal requests would get equal answers
             seed = derive(seed, self._member, "served", count)
@@ -358,7 +358,7 @@ class TokenChat:
 
     @property
     def stopped(self) -> bool:
-        """True if an answer was stopped from outside: the last one, or one to a served agent."""
+        """True if an answer was aborted from outside: the last one, or one to a served agent."""
         return self._status == "aborted" or any(recorder.stopped for recorder in self._recorders)
 
     def failed(self) -> Rollout:
@@ -384,7 +384,7 @@ class TokenChat:
 
         Args:
             **changes: New values of fields such as `status` or `rewards`; `metrics` are merged with `turns` and
-                `tokens`. A partial answer that was stopped from outside stays `aborted`: it is resampled, not trained.
+                `tokens`. A partial answer that was aborted from outside stays `aborted`: it is resampled, not trained.
         """
         if self._status == "aborted":
             changes["status"] = "aborted"

@@ -23,10 +23,10 @@ from rlsdk.vision import Vision
 NOTHING = np.empty(0, np.int64)
 NOTHING.setflags(write=False)
 CUT = "\ufdd0"
-"""Marks where a text is cut before it is tokenized: a Unicode noncharacter, which no text contains."""
+"""Mark at which a text is cut before it is tokenized: a Unicode noncharacter, which no text contains."""
 _NO_TEXT = re.compile(f"[{CUT}\ud800-\udfff]")
 _HALVES = re.compile("[\ud800-\udfff]")
-"""Halves of surrogate pairs, which JSON can hold and no tokenizer accepts."""
+"""Halves of surrogate pairs, which JSON may contain but no tokenizer accepts."""
 
 
 class ChatTokenizer:
@@ -116,8 +116,8 @@ class ChatTokenizer:
         if not self.renderer.usable:
             raise ConfigError(
                 [
-                    f"task {task.id!r} is a conversation, but the tokenizer {self.name!r} has no chat template; let "
-                    "model.tokenizer name one that has, choose a model.renderer, or use prompts that are text (of "
+                    f"task {task.id!r} is a conversation, but the tokenizer {self.name!r} has no chat template; set "
+                    "model.tokenizer to one that has, choose a model.renderer, or use prompts that are text (for "
                     "files whose prompts are single messages: columns: {prompt: prompt.0.content})"
                 ]
             )
@@ -176,8 +176,8 @@ class ChatTokenizer:
         if any(message.images for message in messages):
             raise ConfigError(
                 [
-                    "a message holds an image, but the conversation began as text, without a chat template; give the "
-                    "task's prompt as messages (of a source with the option form, form: chat)"
+                    "a message contains an image, but the conversation began as text, without a chat template; give "
+                    "the task's prompt as messages (for a source with the option form, form: chat)"
                 ]
             )
 
@@ -190,9 +190,9 @@ class ChatTokenizer:
             if found != wanted:
                 raise ConfigError(
                     [
-                        f"the renderer of {self.name!r} gives {len(images)} images {found} tokens, and the model needs "
-                        f"{wanted}; a renderer passes its text through codec.with_images, and no text of a prompt may "
-                        "hold the model's image token"
+                        f"the renderer of {self.name!r} gives {len(images)} images {found} tokens, but the model needs "
+                        f"{wanted}; a renderer must pass its text through codec.with_images, and no text of a prompt "
+                        "may contain the model's image token"
                     ]
                 )
         return ids
@@ -209,8 +209,8 @@ class ChatTokenizer:
         if len(pieces) != len(images) + 1:
             raise ConfigError(
                 [
-                    f"the chat template of {self.name!r} shows {len(pieces) - 1} of {len(images)} images; let "
-                    "model.tokenizer name a folder whose template writes parts of the type image, and write no image "
+                    f"the chat template of {self.name!r} shows {len(pieces) - 1} of {len(images)} images; set "
+                    "model.tokenizer to a folder whose template writes parts of the type image, and put no image "
                     "marks into the text of prompts"
                 ]
             )
@@ -220,11 +220,11 @@ class ChatTokenizer:
     @property
     def _sight(self) -> Vision:
         if self.vision is None:
-            raise ConfigError([f"a message holds an image, but {self.name!r} is opened for text alone"])
+            raise ConfigError([f"a message contains an image, but {self.name!r} is opened for text only"])
         return self.vision
 
     def image_token(self, messages: Sequence[Message]) -> int | None:
-        """Return the id of the image token; None if no message holds an image."""
+        """Return the id of the image token; None if no message contains an image."""
         # Called at every turn for all messages so far, most of which are text.
         seen = any(message.images for message in messages if not isinstance(message.content, str))
         return self._sight.token if seen else None

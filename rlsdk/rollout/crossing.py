@@ -34,7 +34,7 @@ class CrossedWorld:
         """See `EnvHandle.step`."""
         world = self._world
         if world is None:
-            raise RuntimeError("an environment is reset before its first step")
+            raise RuntimeError("an environment must be reset before its first step")
         return await self._bridge.run(lambda: world.step(text))
 
     def close(self) -> None:

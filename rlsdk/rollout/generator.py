@@ -36,9 +36,9 @@ from rlsdk.types import Group, Rollout, Score, Task
 Observer = Callable[[Rollout, Score, int], Any]
 RERUNS = 3
 """Number of times that a rollout is restarted when its environment's worker dies, before it counts as failed."""
-ABORTED = Score.invalid("it was stopped from outside")
+ABORTED = Score.invalid("it was aborted from outside")
 """Score of an aborted rollout: a partial answer is not scored."""
-UNCOMPARED = Score.invalid("others of its group were stopped from outside before they could be compared")
+UNCOMPARED = Score.invalid("others of its group were aborted from outside before they could be compared")
 """Score of a complete rollout in an aborted group, where the reward compares rollouts."""
 
 
@@ -231,7 +231,7 @@ class RolloutGenerator:
             chat.close()
         rollouts = list(produced) if isinstance(produced, Iterable) else [produced]
         if not rollouts or not all(isinstance(each, Rollout) for each in rollouts):
-            expected = "a Rollout, such as chat.finish() returns, or a list of at least one"
+            expected = "a Rollout, such as chat.finish() returns, or a non-empty list of them"
             raise _FailedError(f"it returned {reprlib.repr(produced)}; expected {expected}")
         return rollouts
 
@@ -257,7 +257,7 @@ class RolloutGenerator:
         if self._comparing is not None:
             names = ", ".join(self._comparing.comparing)
             raise ConfigError(
-                [f"reward: {names} compares the rollouts of a group, but the workflow asks what one answer is worth"]
+                [f"reward: {names} compares the rollouts of a group, but the workflow scores a single answer"]
             )
         return Score(0.0) if self._scorer is None else await self._scorer.score(rollout)
 

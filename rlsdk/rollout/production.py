@@ -29,7 +29,7 @@ class UnfinishedError(Exception):
     """Raised when a task was stopped. `group` is the part sampled so far, from which the task is restarted."""
 
     def __init__(self, group: Group) -> None:
-        super().__init__(f"task {group.task.id!r} was stopped from outside")
+        super().__init__(f"task {group.task.id!r} was aborted from outside")
         self.group = group
 
 
@@ -54,7 +54,7 @@ def priority_of(policy: BufferPolicy, group: Group, *, step: int, uses: int) -> 
     """Return the priority that a buffer policy gives a group; None drops it.
 
     Raises:
-        RunError: The policy returned NaN, which has no place in any order, or no number.
+        RunError: The policy returned NaN, which cannot be ordered, or something other than a number.
     """
     given, what = policy(group, step=step, uses=uses), f"the priority of task {group.task.id!r}"
     try:
@@ -62,7 +62,7 @@ def priority_of(policy: BufferPolicy, group: Group, *, step: int, uses: int) -> 
         if priority is not None and math.isnan(priority):
             raise ValueFault(f"{what} is NaN; expected a number")
     except ValueFault as error:
-        raise RunError(f"rollout.buffer: {error}, or None, which drops its group") from error
+        raise RunError(f"rollout.buffer: {error}, or None to drop its group") from error
     return priority
 
 
@@ -91,7 +91,7 @@ class Pausable(Protocol):
     """Client whose sampling can be interrupted, such as `PausableClient`."""
 
     def interrupt(self) -> None:
-        """Stop sampling until `release`, for new requests, too; running tasks get partial answers."""
+        """Stop sampling until `release`, including new requests; running tasks get partial answers."""
         ...
 
     def release(self) -> None:
@@ -349,7 +349,7 @@ class RolloutScheduler:
         if self._most_dropped is not None and self._dropped_in_a_row >= self._most_dropped:
             raise RunError(
                 f"buffer: its policy dropped {counted(self._dropped_in_a_row, 'group')} in a row (as many as "
-                "max_empty_steps batches have), so no batch can be filled; let it return a priority for some, or "
+                "max_empty_steps batches have), so no batch can be filled; make it return a priority for some, or "
                 "choose another policy"
             )
 

@@ -50,7 +50,7 @@ class TaskStream:
             setting: Setting that the limit comes from, for messages.
         """
         if not len(tasks):
-            raise DataError("tasks.train: a source holds no task")
+            raise DataError("tasks.train: a source has no tasks")
         self._tasks, self._seed, self._count, self._limit, self._on_long = tasks, seed, fits, limit, on_long
         self._setting = setting
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
@@ -76,11 +76,11 @@ class TaskStream:
                 return task, position
             if self._on_long == "error":
                 raise DataError(
-                    f"task {task.id!r}: its prompt has {counted(length, 'token')}, {self._setting} allows {self._limit}"
+                    f"task {task.id!r}: its prompt has {counted(length, 'token')}; {self._setting} allows {self._limit}"
                 )
             self.dropped += 1
         count, limit = len(self._tasks), self._limit
-        raise DataError(f"no task fits: {self._setting} allows {limit} tokens, and all {count} prompts are longer")
+        raise DataError(f"no task fits: {self._setting} allows {limit} tokens, but all {count} prompts are longer")
 
     def at(self, position: int) -> Task:
         """Return the task at a position, counted over all epochs."""

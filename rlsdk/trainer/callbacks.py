@@ -222,7 +222,7 @@ class Logging(Callback):
         """Open the trackers."""
         plan = trainer.plan
         run = Run(plan.config.name, plan.folder, plan.tree, trainer.version)
-        (plan.folder / SUMMARY).unlink(missing_ok=True)  # of an earlier start, which a kill would leave behind
+        (plan.folder / SUMMARY).unlink(missing_ok=True)  # from an earlier start that was killed
         self._observers.tell("rlsdk_run_start", config=plan.tree, folder=plan.folder)
         self._observers.open(named_trackers(plan.plugins.resolve, plan.trackers), run)
         self._metrics.open(run)
@@ -243,7 +243,7 @@ class Logging(Callback):
         if not (file := trainer.plan.folder / METRICS).exists():  # without this, all later steps would go nowhere
             folder = await trainer.save_async(last=True)
             raise RunError(
-                f"{file} was deleted or moved while the run trained, perhaps with the whole folder; the training up to "
+                f"{file} was deleted or moved during the run, perhaps with the whole folder; the training up to "
                 f"step {trainer.version} is saved in {folder}"
             )
         if sources := trainer.sources():

@@ -90,14 +90,14 @@ def differences(plan: Plan) -> list[Difference]:
     that the plan does not name, the raw values are compared instead.
 
     Raises:
-        ConfigError: The file in the folder holds no configuration.
+        ConfigError: The file in the folder contains no configuration.
     """
     kept = None
     with contextlib.suppress(yaml.YAMLError, UnicodeDecodeError):
         kept = yaml.safe_load((plan.folder / KEPT).read_text(encoding="utf-8"))
     if not isinstance(kept, dict):
         remedy = "restore it from a copy, or delete it to resume without a comparison of the settings"
-        raise ConfigError([f"name: {plan.folder / KEPT} is damaged, it holds no configuration; {remedy}"])
+        raise ConfigError([f"name: {plan.folder / KEPT} is damaged: it contains no configuration; {remedy}"])
     kept, given = current(kept), kept_config(plan).tree
     files: list[str | Path] = [*plan.plugins.files, *_own_code(plan)]
     for tree in (kept, given):

@@ -119,14 +119,14 @@ def reason(metrics: Mapping[str, float]) -> str:
         )
     if metrics.get(NONZERO, 0.0) > 0 and metrics.get("actor/grad_norm") == 0:
         return (
-            "the gradient was 0 although advantages were not: the policy loss does not depend on x.logprobs (a "
-            "detach(), no_grad or numpy on the way; `rlsdk check` finds it), or clips or masks every token"
+            "the gradient was 0 although advantages were not: the policy loss does not depend on x.logprobs (due to "
+            "detach(), no_grad or numpy; `rlsdk check` finds it), or clips or masks every token"
         )
     if "reward/mean" in metrics and metrics.get("groups/trained") == 0:
         return "algorithm.filters left out every group; rewards within a task may be equal, or the filters too strict"
     if "reward/mean" in metrics:
         return "all advantages were 0: the rollouts of each task earned the same; sample more of each (group_size)"
-    return "no rollout was left that has a valid score and a sampled token"
+    return "no rollout with a valid score and a sampled token was left"
 
 
 @attrs.define

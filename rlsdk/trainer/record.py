@@ -148,7 +148,7 @@ def open_run(
     observers = Observers(plan.plugins)
 
     def abandon(verdict: str) -> None:
-        log.error("the run was asked to end and did not; its process exits now: %s", verdict)
+        log.error("the run did not end when asked to; its process exits now: %s", verdict)
         write_summary(plan.folder, _failure(plan, verdict))
         engine_scaling.mark_ended(plan.folder, "failed")
 

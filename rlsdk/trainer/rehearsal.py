@@ -29,7 +29,7 @@ from rlsdk.types import Rollout, Task
 
 log = logging.getLogger(__name__)
 _LOOKED_AT = 32
-"""Number of tasks per source, spread over it, that are searched for some whose prompts fit the run's limit."""
+"""Number of tasks per source, spread over it, among which some with prompts within the run's limit are searched."""
 _TRIED = 4
 """Maximum tasks per source for which answers are made up, each with another `Task.source`, such as a file."""
 
@@ -56,7 +56,7 @@ class Rehearsal:
 
 
 async def rehearse(plan: Plan, tasks: Sequence[Sequence[Task]]) -> Rehearsal:
-    """Have each reward term score made-up answers to a few tasks of each source that it applies to.
+    """Let each reward term score made-up answers to a few tasks of each source that it applies to.
 
     The rehearsal creates its own reward instances, so stateful rewards start the run with fresh state.
 
@@ -108,7 +108,7 @@ def answers(task: Task) -> tuple[str, ...]:
 def _kept_from(part: RewardTerm) -> str:
     """Return why a term cannot be tried in this process; empty if it can."""
     if part.where == "actor":
-        return "it runs in an actor of its own"
+        return "it runs in its own actor"
     component = component_of(part.reward)
     if component is not None and component.is_async:
         return "it is async, and may call a server"
@@ -143,7 +143,7 @@ async def _fault(plan: Plan, part: RewardTerm, rollouts: Sequence[Rollout]) -> l
     scorer = Scorer([attrs.evolve(part, rule=RewardSpec(part.rule.name))], plan.config.scoring)
     try:
         scores = await scorer.score_group(rollouts)
-        if not any(score.valid for score in scores):  # a reward for groups is called once, and may fail now and then
+        if not any(score.valid for score in scores):  # a reward for groups is called once, and may fail occasionally
             scores = await scorer.score_group(rollouts)
         if any(score.valid for score in scores):
             return await _compares(part, scorer, rollouts) if _may_be_split(part) else []
@@ -153,8 +153,8 @@ async def _fault(plan: Plan, part: RewardTerm, rollouts: Sequence[Rollout]) -> l
     reference = "which has no reference answer" if task.answer is None else "its reference answer among them"
     return [
         f"{part.rule.name!r} could score none of {len(rollouts)} made-up answers to task {task.id!r}, "
-        f"{reference}: {scores[0].reason}. A wrong answer is worth a low number, never an error. "
-        "Repair the reward (`rlsdk score` tries it on texts of your own), or skip this trial: scoring.trial=false"
+        f"{reference}: {scores[0].reason}. A wrong answer should get a low score, never an error. "
+        "Repair the reward (`rlsdk score` tries it on your own texts), or skip this trial: scoring.trial=false"
     ]
 
 
@@ -177,8 +177,8 @@ async def _compares(part: RewardTerm, scorer: Scorer, rollouts: Sequence[Rollout
         return []
     return [
         f"{part.rule.name!r} has batch=True and gives rollouts other scores in a list ({_shown(lists[0])}) than one by "
-        f"one ({_shown(singles[0])}): with batch=True a list is split anywhere. A reward that compares the answers to "
-        'a task is marked batch="group", and called once with all of them'
+        f"one ({_shown(singles[0])}): with batch=True, lists may be split anywhere. A reward that compares the answers "
+        'to a task must be marked batch="group"; it is called once with all of them'
     ]
 
 

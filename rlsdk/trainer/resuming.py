@@ -104,7 +104,7 @@ def prepare_folder(
         )
         raise ConfigError([f"name: {folder} already holds a run; {ways}"])
     if not used and is_foreign(folder):
-        raise ConfigError([f"name: {folder} holds files, but not a run of rlsdk; choose another name=…"])
+        raise ConfigError([f"name: {folder} contains files that are not a run of rlsdk; choose another name=…"])
     found = differences(plan) if used else []
     grave = [each for each in found if not each.harmless]
     if grave and not allow_changes:
@@ -112,7 +112,7 @@ def prepare_folder(
     notices = [f"changed since the run was last started: {each}" for each in found]
     if resumes:
         notices += [
-            f"the run was killed while the checkpoint of step {step} was replaced: the earlier one of that step is kept"
+            f"the run was killed while it replaced the checkpoint of step {step}: the earlier one of that step is kept"
             for step in checkpoints.recover()
         ]
     step, newer = _chosen(checkpoints, resume) if resumes else (None, {})
@@ -158,7 +158,7 @@ def _keep_config(plan: Plan, *, changed: bool, new: bool, step: int) -> list[str
     if changed or new:
         replace_text(folder / KEPT, _kept_text(plan, kept))
     notices += [
-        f"the source of {each} cannot be kept, since it is not defined at the top of a file or a notebook's cell: "
+        f"the source of {each} cannot be kept, since it is not defined at the top level of a file or notebook cell: "
         "rlsdk eval, rlsdk explain and --resume on the command line will not find it"
         for each in kept.lost
     ]
@@ -207,7 +207,7 @@ def _unreadable(plan: Plan) -> list[str]:
 
 
 def _refusal(folder: Path, grave: Sequence[Difference], harmless: Sequence[Difference]) -> str:
-    lines = [f"name: the run in {folder} was started with other settings; to resume it would mix two trainings:"]
+    lines = [f"name: the run in {folder} was started with other settings; resuming it would mix two trainings:"]
     lines += [f"      {each}" for each in grave]
     if harmless:
         lines += ["    also changed, but harmless:", *(f"      {each}" for each in harmless)]
@@ -241,7 +241,7 @@ def _same_code(plan: Plan, then: Mapping[str, Any], *, allow_changes: bool) -> l
         elif allow_changes:
             notices.append(f"plugin {name} is {'new' if name in now else 'left out'}")
         elif name in now:
-            wrong.append(f"plugin {name} ({_mark(now[name])}) was not there; leave it out, or give --allow-changes")
+            wrong.append(f"plugin {name} ({_mark(now[name])}) is new; leave it out, or pass --allow-changes")
         elif name in files:
             wrong.append(_left_out(files[name]))
         else:

@@ -151,9 +151,7 @@ def explore(
     console = console or log_console()
     log_to(plan, console)
     rehearsed.log()
-    with watching(
-        plan.config.watchdog, partial(log.error, "the explorer was asked to end and did not: %s")
-    ) as watchdog:
+    with watching(plan.config.watchdog, partial(log.error, "the explorer did not end when asked to: %s")) as watchdog:
         try:
             with ray_cluster(plan) as gpus:
                 return run_async(_explorer(plan, ExplorerSetup(config, overrides, plugins, gpus)))

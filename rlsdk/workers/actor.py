@@ -156,7 +156,7 @@ class RolloutWorkerActor(RunActor):
             case Resume():
                 self._resumed.set()
             case _ if maker.client is None or maker.pausable is None:
-                raise RuntimeError(f"{command} came, but this run samples nothing")
+                raise RuntimeError(f"got {command}, but this run samples nothing")
             case Admit(rank, incarnation, actor):
                 self._admitted[rank] = actor, incarnation
                 maker.client.admit(rank, actor)

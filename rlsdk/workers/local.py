@@ -29,7 +29,7 @@ from rlsdk.workers.orders import MOST_REASONS, GroupOrder, MadeGroup, MakerCount
 
 @attrs.frozen
 class RolloutShare:
-    """Part of a run's rollouts that a process makes.
+    """One process's share of a run's rollouts.
 
     Attributes:
         rank: Number of the process.
@@ -133,7 +133,7 @@ class LocalMaker:
         )
 
     async def leave(self, nodes: Sequence[DrainingNode]) -> None:
-        """Stay: this process cannot move."""
+        """Do nothing: this process cannot move to another node."""
 
 
 @contextmanager

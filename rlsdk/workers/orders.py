@@ -1,4 +1,4 @@
-"""Orders for groups, the resulting groups, and the interface of group makers: this process or workers."""
+"""Orders for groups, finished groups, and the interface of group makers: this process or workers."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class RolloutWorkerPool:
         return made.made
 
     def counters(self) -> MakerCounters:
-        """See `GroupMaker.counters`; lacks what a dead worker counted after its last answer."""
+        """See `GroupMaker.counters`; excludes what a dead worker counted after its last answer."""
         return sum((worker.counters for worker in self._workers.values()), self._past)
 
     # Pauses
@@ -202,7 +202,7 @@ class RolloutWorkerPool:
         for worker, node in (await on_draining(nodes, staying)).items():
             if not (worker.leaving or worker.gone):
                 worker.leaving = True
-                said = "rollout worker %d is on %s: it gets no more groups and is started elsewhere"
+                said = "rollout worker %d is on %s: it gets no more groups and is restarted elsewhere"
                 log.warning(said, worker.rank, node)
                 self._background(self._move(worker, node))
 
@@ -213,7 +213,7 @@ class RolloutWorkerPool:
         if self._workers.get(worker.rank) is not worker:  # it has died in the meantime and is being replaced
             return
         if unmade := self._remove(worker):
-            said = "rollout worker %d is on %s: its %d groups are made again by others"
+            said = "rollout worker %d is on %s: other workers make its %d groups again"
             log.warning(said, worker.rank, node, len(unmade))
         self._background(self._restart(worker.rank))
         for number, job in unmade:

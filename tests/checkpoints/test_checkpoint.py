@@ -138,7 +138,7 @@ def test_a_newest_state_without_a_format_is_damaged_and_the_one_before_is_taken(
         checkpoints.save(step, STATE, write)
     (checkpoints.path(2) / "state.json").write_text(content)
     newest, damaged = checkpoints.newest_whole()
-    assert newest == 1 and "has no number under format" in damaged[2]
+    assert newest == 1 and "expected a number under format" in damaged[2]
 
 
 def test_a_state_that_changed_is_found_although_it_is_well_formed(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_the_export_is_compared_where_the_model_is_wanted(tmp_path: Path) -> Non
     with pytest.raises(CheckpointError, match=r"changed since they were written: model\.safetensors"):
         checkpoints.verify(2, "model")
     (checkpoints.path(2) / EXPORT / "more.py").touch()
-    with pytest.raises(CheckpointError, match=r"missing in export, or new there: more\.py"):
+    with pytest.raises(CheckpointError, match=r"missing from export, or added to it: more\.py"):
         checkpoints.verify(2, "model")
     (checkpoints.path(3) / LEARNER / "shard.pt").write_text("WEIGHTS")
     assert checkpoints.newest_whole("model")[0] == 1

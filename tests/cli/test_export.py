@@ -125,7 +125,7 @@ def test_what_may_be_code_is_not_taken_from_an_export(finished, tmp_path, name, 
     del kept["sha256"], kept["export"]  # as a checkpoint of an earlier version: nothing says what was written
     state.write_text(json.dumps(kept))
     said = " ".join(export(finished, tmp_path / "model", status=1).split())
-    assert f"export holds {name}: from a run's folder, only safetensors and text files are taken" in said
+    assert f"export holds {name}: only safetensors and text files are read from a run's folder" in said
     assert not (tmp_path / "model").exists()
 
 

@@ -116,7 +116,7 @@ def test_deaths_are_reported_alike_for_every_role_and_counted_by_rank(tmp_path: 
     assert failures.too_many(1) == failures.too_many(0) == ""
     second = failures.add(1, 5, LongDeath())
     assert failures.too_many(1) == (
-        "rollout worker 1 died 2 times; placement.engine_restarts=1 is the most that a run survives. Its log is "
+        "rollout worker 1 died 2 times; a run survives placement.engine_restarts=1. Its log is "
         f"logs/rollout-worker-1.log:\n  {first}\n  {second}"
     )
     failures.forget(1)

@@ -21,9 +21,9 @@ def test_work_is_handed_back_before_the_deadline_and_never_if_there_is_none() ->
 
 def test_a_message_says_when_the_node_goes_if_that_is_known() -> None:
     assert str(DrainingNode("a", "10.0.0.12 (w, node 5b3c61aa)", time.time() + 90.4)) == (
-        "10.0.0.12 (w, node 5b3c61aa), which leaves the cluster in 90 s (Ray drains it)"
+        "10.0.0.12 (w, node 5b3c61aa), which leaves the cluster in 90 s (Ray is draining it)"
     )
-    assert str(DrainingNode("a", "here")) == "here, which leaves the cluster (Ray drains it)"
+    assert str(DrainingNode("a", "here")) == "here, which leaves the cluster (Ray is draining it)"
 
 
 def run(case: str) -> None:

@@ -72,7 +72,7 @@ def test_custom_resources_select_the_nodes_of_a_role() -> None:
             "2,2",
             {"engines": 1, "gpus_per_engine": 3},
             "(3 for engines, 1 for learners, shared); node 0 has 2, node 1 has 2; an engine needs 3 free GPUs "
-            "on one node, and no node is left with them",
+            "on one node, and no node has them left",
         ),
         ("1", {"engines": 1, "learners": 2}, "needs 2 GPUs (1 for engines, 2 for learners, shared); node 0 has 1"),
         ("4", {"engines": 1, "engine_resources": {"fast": 1.0}}, "an engine needs 1 free GPUs and fast on one node"),

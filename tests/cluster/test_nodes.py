@@ -35,10 +35,10 @@ def test_a_folder_that_no_learner_node_sees_is_refused_and_some_are_warned_of(
 ) -> None:
     blind, sees = NodeReport("b", HERE, sees=False), NodeReport("a", HERE)
     samples = NodeReport("c", HERE, sees=False, trains=False)
-    with pytest.raises(EnvironmentFault, match=r"is seen by no node that may train \(b\).* put `out` on a disk that"):
+    with pytest.raises(EnvironmentFault, match=r"no node that may train \(b\) sees .* put `out` on a disk that"):
         check_folder(tmp_path, [blind, samples])
     check_folder(tmp_path, [sees, samples])
     assert not caplog.records
     with caplog.at_level(logging.WARNING):
         check_folder(tmp_path, [sees, blind])
-    assert f"{tmp_path} is not seen on b; a rank of the learner that is placed there ends the run" in caplog.text
+    assert f"{tmp_path} is not visible on b; a learner rank that is placed there ends the run" in caplog.text

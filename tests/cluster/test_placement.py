@@ -121,4 +121,4 @@ def test_a_connection_of_the_program_is_used_and_kept() -> None:
     assert ran.returncode == 0, ran.stderr
     used, kept, refused = json.loads(ran.stdout.splitlines()[-1])
     assert used and kept
-    assert "has connected to Ray before rlsdk did, without env_vars; leave out `ray.init`" in refused
+    assert "connected to Ray before rlsdk did, without env_vars; remove `ray.init`" in refused

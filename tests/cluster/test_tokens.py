@@ -84,7 +84,7 @@ def test_token_mode_is_refused_where_the_cluster_requires_none(
     open_cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    assert token_fault(open_cluster).startswith("requires no token, and with RAY_AUTH_MODE=token this process would")
+    assert token_fault(open_cluster).startswith("requires no token, but with RAY_AUTH_MODE=token this process would")
 
 
 def test_the_right_token_switches_the_mode_on(closed: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_a_missing_token_names_the_file_to_copy_and_its_place(closed: str, home:
     with pytest.raises(RunError) as caught:
         RayAddress(closed, "placement.ray").join()
     assert str(caught.value) == (
-        f"the Ray cluster {closed!r}, named by placement.ray, requires a token, and {home} does not exist: copy "
+        f"the Ray cluster {closed!r}, set by placement.ray, requires a token, and {home} does not exist: copy "
         "the first machine's token (there: `ray get-auth-token`, or the file ~/.ray/auth_token) "
         f"to {home} on this machine"
     )
@@ -112,13 +112,13 @@ def test_a_missing_token_names_the_file_to_copy_and_its_place(closed: str, home:
 
 def test_a_wrong_token_names_where_it_came_from(closed: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home.write_text("wrong")
-    assert f"requires another token than that of {home}: copy" in token_fault(closed)
+    assert f"requires another token than the one from {home}: copy" in token_fault(closed)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "also wrong")
     assert RayToken.find().text == "also wrong"
-    assert "requires another token than that of the environment variable RAY_AUTH_TOKEN" in token_fault(closed)
+    assert "requires another token than the one from the environment variable RAY_AUTH_TOKEN" in token_fault(closed)
 
 
 def test_a_mode_that_forbids_tokens_is_named(closed: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home.write_text(SECRET)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    assert token_fault(closed).startswith("requires a token, which RAY_AUTH_MODE=disabled forbids to send")
+    assert token_fault(closed).startswith("requires a token, but RAY_AUTH_MODE=disabled prevents sending one")

@@ -134,7 +134,7 @@ def test_an_engine_that_is_stopped_for_too_long_is_killed_and_the_run_continues(
     bench.dog.enter("take")
     bench.run(700)
     assert bench.processes.killed == [ENGINE]
-    assert "waits for process 77 below it, which is stopped" in caplog.text
+    assert "waits for its child process 77, which is stopped" in caplog.text
     assert "it will be killed and replaced" in caplog.text
     assert not bench.dog.verdict
 
@@ -166,7 +166,7 @@ def test_what_hangs_without_cpu_and_answers_nothing_is_silent_and_shows_its_stac
     bench.processes.dumb = {"learner"}
     bench.run(300)
     assert "uses neither CPU nor a disk and does not answer" in caplog.text
-    assert "which now ends with its Python stacks" in caplog.text and bench.processes.stacks == [LEARNER]
+    assert "which now ends with the Python stacks of the process" in caplog.text and bench.processes.stacks == [LEARNER]
     bench.run(400)
     assert bench.processes.killed == [LEARNER] and bench.dog.verdict
 
@@ -192,7 +192,7 @@ def test_a_dead_raylet_is_the_culprit_and_not_the_rank_that_it_took_along(bench:
     bench.processes.found[raylet] = Vitals("zombie")
     bench.dog.release_ray()  # before the watchdog looked: the run failed at once
     found = bench.dog.explain(LearnerError("learner rank 0 failed in canary"), "step 4 is kept")
-    what = "Ray's raylet (pid 5 on box) has died, and with it all actors of its node"
+    what = "Ray's raylet (pid 5 on box) has died, and with it all actors on its node"
     assert str(found) == f"{what}; its log is raylet.out; step 4 is kept"
 
 
@@ -334,11 +334,11 @@ def test_an_address_without_ray_is_refused_with_its_origin(monkeypatch: pytest.M
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     found = RayAddress.find(PlacementSection())
     assert found is not None
-    with pytest.raises(RunError, match=r"'127.0.0.1:1', named by the environment variable RAY_ADDRESS, cannot be "):
+    with pytest.raises(RunError, match=r"'127.0.0.1:1', set by the environment variable RAY_ADDRESS, cannot be "):
         found.join()
     named = RayAddress.find(PlacementSection(ray="nonsense"))
     assert named is not None
-    with pytest.raises(RunError, match=r"'nonsense', named by placement.ray, is not an address: expected HOST:PORT"):
+    with pytest.raises(RunError, match=r"'nonsense', set by placement.ray, is not an address: expected HOST:PORT"):
         named.join()
     assert RayAddress.find(PlacementSection(ray="local")) is None
     monkeypatch.delenv("RAY_ADDRESS")

@@ -381,7 +381,7 @@ def test_temperature_zero_takes_the_likeliest(subject: Any, model: Model) -> Non
     [
         ({"prompt_ids": np.array([], dtype=np.int64)}, "empty"),
         ({"prompt_ids": np.full(256, 5)}, "max_length 256"),
-        ({"prompt_ids": np.array([5, 130])}, "the model knows 0 to 129"),
+        ({"prompt_ids": np.array([5, 130])}, "the model has 0 to 129"),
         ({"n": 0}, "n=0"),
         ({"sampling": Sampling(max_tokens=0)}, "max_tokens=0"),
         ({"sampling": Sampling(top_p=0.0)}, "top_p"),

@@ -152,10 +152,10 @@ def test_training_is_refused_in_words_before_anything_starts_and_evaluation_is_n
 ) -> None:
     monkeypatch.chdir(ROOT)
     plan = check(ROOT / "examples" / "quickstart.yaml", ["engine={use: openai, base_url: 'http://127.0.0.1:1/v1'}"], ())
-    with pytest.raises(ConfigError, match=r"engine: the engine `openai` samples on a server .* nothing can be trained"):
+    with pytest.raises(ConfigError, match=r"engine: the engine `openai` samples on .* no model can be trained"):
         examine(plan).require()
     assert not examine(plan, trains=False).faults
     engine = plan.plugins.resolve(plan.engine)
     for refused in (lambda: engine.load_weights(Weights(1, {}, {})), lambda: engine.logprobs(PROMPT)):
-        with pytest.raises(EngineError, match="nothing can be trained with it"):
+        with pytest.raises(EngineError, match="no model can be trained with it"):
             refused()

@@ -189,7 +189,7 @@ def test_further_arguments() -> None:
     given = {"max_num_seqs": 5, "data_parallel_size": 2, "pipeline_parallel_size": 2}
     with pytest.raises(OptionError) as wrong:
         rlsdk.load("engine", "vllm", args=given)
-    assert "args.max_num_seqs: is set by engine.max_num_seqs; take it out of args" in str(wrong.value)
+    assert "args.max_num_seqs: is set by engine.max_num_seqs; remove it from args" in str(wrong.value)
     assert "args.data_parallel_size: is set by placement.engines, each of which holds a model" in str(wrong.value)
     assert "args.pipeline_parallel_size: rlsdk runs one batch at a time" in str(wrong.value)
 
@@ -295,7 +295,7 @@ def test_waiting_threads_sleep_where_others_need_the_cores(name: str) -> None:
 
 def test_vllm_refuses_a_process_without_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
-    with pytest.raises(EngineError, match=r"VLLM_\w+ is None and must be '.*environment\(place\)"):
+    with pytest.raises(EngineError, match=r"VLLM_\w+ is None, but must be '.*environment\(place\)"):
         Vllm().start(MODEL, CPU)
 
 
@@ -362,7 +362,7 @@ def test_other_shapes_of_models(tmp_path: Path, shape: dict[str, Any]) -> None:
         with pytest.raises(EngineError, match=r"lm_head\.weight"):
             engine.load_weights(short)
     strange = Weights(1, {**new.tensors, "no.such": np.zeros(1)}, {**new.dtypes, "no.such": "float32"})
-    with pytest.raises(EngineError, match=r"none of the model's: no\.such"):
+    with pytest.raises(EngineError, match=r"do not belong to the model: no\.such"):
         engine.load_weights(strange)
 
 

@@ -98,7 +98,7 @@ def test_memory_for_states_limits_how_many_run(model: Model) -> None:
 
 
 def test_compiled_states_are_refused(model: Model) -> None:
-    with pytest.raises(EngineError, match=r"whose states are not compiled; set engine\.compile=false"):
+    with pytest.raises(EngineError, match=r"whose states cannot be compiled; set engine\.compile=false"):
         _started(model, compile=True)
 
 

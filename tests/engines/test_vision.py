@@ -290,10 +290,10 @@ def test_gradients_reach_the_vision_tower_only_from_images_and_every_parameter_g
 def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
     rig = Rig.of(tmp_path, "qwen2_5_vl")
     rollout = rig.talk()
-    with pytest.raises(LearnerError, match=r"laid out one by one; set learner\.rows=padded"):
+    with pytest.raises(LearnerError, match=r"need one row each; set learner\.rows=padded"):
         to_rows(batch_of(rollout), "packed")
     request = Request(id="r", prompt_ids=np.arange(3, 9), sampling=Sampling(), images=(picture(1),))
-    with pytest.raises(ValueFault, match="0 of its tokens stand for images that have 4"):
+    with pytest.raises(ValueFault, match="0 of its tokens represent images, but its images need 4"):
         rig.engine.add([request])
     policy = load_policy(rig.model, "sdpa", False)
     assert policy_faults(policy.model, "sdpa", "padded") == []

@@ -62,7 +62,7 @@ def test_calls_out_of_order_say_which_comes_first() -> None:
 def test_a_learner_with_only_update_is_reported() -> None:
     found = steps(OnlyUpdates())
     found.check_none("update")
-    with pytest.raises(LearnerError, match=r"the learner 'lab/own' offers update alone; .*GivesPrimitives"):
+    with pytest.raises(LearnerError, match=r"the learner 'lab/own' has only update; .*GivesPrimitives"):
         found.add("actor", last=True)
     with pytest.raises(LearnerError, match=r"the learner 'lab/own' has no such method \(rlsdk.contracts.SetsLearning"):
         found.check_rate(1e-3, "actor")

@@ -139,7 +139,9 @@ class TestModel:
         from transformers import Qwen2Config
 
         config = Qwen2Config(use_sliding_window=True, max_window_layers=1, num_hidden_layers=2, sliding_window=8)
-        with pytest.raises(LearnerError, match=r"layers of type sliding_attention; rows: shared .* use rows: padded"):
+        with pytest.raises(
+            LearnerError, match=r"layers of type sliding_attention; rows: shared .* set learner.rows=padded"
+        ):
             check_layers(config)
 
     def test_the_head_keeps_its_name_and_its_tie(self, tied: Model, untied: Model) -> None:
@@ -299,7 +301,7 @@ class TestObjective:
             objective = bind(load("policy_loss", "sft"), correction=reference)
             inputs = objective.inputs(batch, logprobs_of(batch), None, moment(batch))
             if on:
-                with pytest.raises(LearnerError, match=r"correction .*opposite' gave the weight -0.25; expected 0"):
+                with pytest.raises(LearnerError, match=r"correction .*opposite' returned the weight -0.25; expected 0"):
                     objective(inputs, moment(batch).totals, MetricAccumulator())
             else:
                 objective(inputs, moment(batch).totals, MetricAccumulator())
@@ -364,7 +366,7 @@ class TestObjective:
         batch = make_batch(4)
         objective = bind(a_mean)
         with pytest.raises(
-            LearnerError, match=r"policy_loss 'mean' gave shape \(\); expected \(\d+,\), one value per token"
+            LearnerError, match=r"policy_loss 'mean' returned shape \(\); expected \(\d+,\), one value per token"
         ):
             objective(
                 objective.inputs(batch, logprobs_of(batch), None, moment(batch)),
@@ -377,7 +379,7 @@ class TestObjective:
         [
             (lambda x: 1 / 0, r"failed: ZeroDivisionError: division by zero \(.*test_parts\.py, line \d+\)"),
             (lambda x: (-x.logprobs, {"text": "x"}), "failed: ValueError: could not convert string to float"),
-            (lambda x: [0.0], r"gave a list; expected \(\d+,\), one value per token"),
+            (lambda x: [0.0], r"returned a list; expected \(\d+,\), one value per token"),
         ],
     )
     def test_a_loss_that_fails_is_named(self, make_batch: Make, given: Any, said: str) -> None:
@@ -400,7 +402,7 @@ class TestObjective:
         objective._kl = rlsdk.load("kl", mean)
         now = logprobs_of(batch)
         x = objective.inputs(batch, now, None, moment(batch)).replace(ref_logprobs=now.detach())
-        with pytest.raises(LearnerError, match=r"kl 'mean' gave shape \(\); expected \(\d+,\)"):
+        with pytest.raises(LearnerError, match=r"kl 'mean' returned shape \(\); expected \(\d+,\)"):
             objective(x, moment(batch).totals, MetricAccumulator())
 
     def test_kl_without_an_estimator(self) -> None:
@@ -433,7 +435,7 @@ class TestObjective:
     def test_a_critic_without_returns(self, make_batch: Make) -> None:
         batch = make_batch(3).with_tokens()
         batch.tokens.pop("returns")  # type: ignore[attr-defined]
-        with pytest.raises(LearnerError, match="the critic learns from returns"):
+        with pytest.raises(LearnerError, match="the critic needs returns"):
             critic_loss(batch, torch.zeros(len(batch.loss_mask)), None, Totals(1, 1), MetricAccumulator())
 
 

@@ -174,7 +174,7 @@ class TestOnTwoRanks:
         self, launch: Callable[..., Any], tmp_path: Path
     ) -> None:
         model = make_llama(tmp_path, num_attention_heads=3, num_key_value_heads=3, hidden_size=48)
-        with pytest.raises(LearnerError, match=r"3 heads of attention and 3 of keys and values: .* must divide"):
+        with pytest.raises(LearnerError, match=r"3 attention heads and 3 key-value heads: .* must divide"):
             launch(2, Roles(actor=model), make_spec(), sequence_parallel=2)
 
 
@@ -211,7 +211,7 @@ def test_options_that_do_not_go_together(options: dict[str, Any], message: str) 
 
 def test_ranks_that_cannot_be_grouped_are_refused_before_they_start() -> None:
     learner = rlsdk.load("learner", "deepspeed", sequence_parallel=2)
-    with pytest.raises(LearnerError, match="as many learner ranks, or a multiple of them; got 3, change"):
+    with pytest.raises(LearnerError, match="needs that number of learner ranks or a multiple; got 3; change"):
         learner.environment(ActorSpec(role="learner", world_size=3))
     with pytest.raises(OptionError, match="sequence_parallel"):
         rlsdk.load("learner", "deepspeed", sequence_parallel=0)
@@ -230,7 +230,7 @@ def test_models_that_cannot_be_split() -> None:
     assert not faults(Qwen2Config(**small, **heads), 4)  # each of two heads of keys is read by two ranks
     assert not faults(MistralConfig(**small, **heads, sliding_window=None))
     assert not faults(Qwen2Config(**small, **heads), divided=2)
-    assert "4 heads of attention and 2 of keys and values, divided by 2 already" in faults(
+    assert "4 attention heads and 2 key-value heads, already divided by 2" in faults(
         Qwen2Config(**small, **heads), 4, option="context_parallel", divided=2
     )
     for window in (
@@ -240,5 +240,5 @@ def test_models_that_cannot_be_split() -> None:
         assert re.search("layers of type sliding_attention .* set learner.sequence_parallel=1", faults(window))
     assert "must divide the former" in faults(Qwen2Config(**small, num_attention_heads=4, num_key_value_heads=4), 3)
     odd = Qwen2Config(**{**small, "hidden_size": 12}, num_attention_heads=6, num_key_value_heads=3)
-    assert "divide the latter or be a multiple of it, got 2" in faults(odd)
+    assert "divide the latter or be a multiple of it; got 2" in faults(odd)
     assert "BloomForCausalLM cannot be replaced" in faults(BloomConfig(vocab_size=8, hidden_size=8, n_layer=1))

@@ -69,8 +69,8 @@ def test_a_model_that_sees_has_no_faults(folder: Path) -> None:
     ("setting", "says"),
     [
         ("engine.compile=true", "shows images: 'core/transformers': compile: true cannot read images"),
-        ("learner.rows=packed", "reads images, and learner.rows=packed would mix their places"),
-        ("learner.compile=true", "reads images, and compile: true is not tried with them"),
+        ("learner.rows=packed", "reads images, and learner.rows=packed would mix their positions"),
+        ("learner.compile=true", "reads images, and compile: true is not tested with them"),
         ("learner.lora={rank: 2, alpha: 4}", "reads images, and lora would also adapt its vision tower"),
         ("learner.sequence_parallel=2", "reads images, and sequence_parallel: 2 would cut them"),
         (
@@ -87,7 +87,7 @@ def test_plans_with_images_that_cannot_work_are_faults(folder: Path, setting: st
 @pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM's build for CPUs")
 def test_vllm_on_a_cpu_needs_torchvision_and_does_not_read_images_as_gemma_does(folder: Path) -> None:
     make(folder / "gemma", "gemma3")
-    torchvision = "needs torchvision for model type 'qwen2_5_vl', and it is not installed here"
+    torchvision = "needs torchvision for model type 'qwen2_5_vl', but it is not installed here"
     found = faults(folder, "engine=vllm")
     assert [torchvision in fault for fault in found] == [True] * (find_spec("torchvision") is None)
     says = "does not support bidirectional attention between the tokens of an image, which model type 'gemma3' uses"
@@ -96,7 +96,7 @@ def test_vllm_on_a_cpu_needs_torchvision_and_does_not_read_images_as_gemma_does(
 
 def test_a_model_of_text_is_refused_only_if_images_are_shown(folder: Path) -> None:
     assert any(
-        "model.path: environment 'film_lab/film' shows images: a message holds an image, but the model" in fault
+        "model.path: environment 'film_lab/film' shows images: a message contains an image, but the model" in fault
         for fault in faults(folder, "tasks.train.form=text", model="text")
     )
     silent = "tasks.train.environments.film={use: film_lab/film, silent: true}"

@@ -393,7 +393,7 @@ def test_tools_are_shown_where_the_template_has_a_place() -> None:
 
 def test_rewards_lie_on_the_last_sampled_token_of_their_turn() -> None:
     async def talk(chat: TokenChat) -> None:
-        with pytest.raises(ValueFault, match=r"a reward of 1.0 before anything was sampled"):
+        with pytest.raises(ValueFault, match=r"a reward of 1.0 was given before anything was sampled"):
             chat.reward(1.0)
         await chat.sample()
         chat.reward(0.25)
@@ -470,7 +470,7 @@ def test_a_limit_of_no_tokens_is_refused() -> None:
     async def talk(chat: TokenChat) -> None:
         await chat.sample(max_tokens=0)
 
-    with pytest.raises(ValueFault, match="max_tokens is at least 1, or left out; got 0"):
+    with pytest.raises(ValueFault, match="max_tokens must be at least 1 or left out; got 0"):
         converse(plain(), TEXT, talk, "3+5")
 
 

@@ -234,7 +234,7 @@ def test_a_workflow_that_asks_what_one_answer_is_worth_is_refused(scorer: Make, 
             lambda _: "1",
             scorer=scorer("group_lab/rank"),
         )
-    assert caught.group_contains(ConfigError, match="rank compares the rollouts of a group, but the workflow asks")
+    assert caught.group_contains(ConfigError, match="rank compares the rollouts of a group, but the workflow scores")
 
 
 def test_remax_without_a_greedy_answer_to_compare_is_refused(tmp_path: Path) -> None:

@@ -212,13 +212,13 @@ def test_a_prompt_that_an_engine_refuses_is_a_bad_request():
     class RemoteError(Exception):
         """Raise an actor's exception as Ray does."""
 
-        cause = ValueFault("its prompt has token ids from 0 to 900; the model knows 0 to 800")
+        cause = ValueFault("its prompt has token ids from 0 to 900; the model has 0 to 800")
 
     def refused(text: str) -> str:
         raise RemoteError("a traceback with paths")
 
     async def use(client: Any, url: str) -> None:
-        with pytest.raises(openai.BadRequestError, match="the model knows 0 to 800") as told:
+        with pytest.raises(openai.BadRequestError, match="the model has 0 to 800") as told:
             await client.completions.create(model="tiny", prompt=[1, 2])
         assert "traceback" not in str(told.value)
 

@@ -62,7 +62,7 @@ def test_counts_come_back_from_a_checkpoint_and_one_more_step_is_taken_before_it
         ({**WRONG, "rollouts/truncated": 0.9}, ", and 90% were cut off at sampling.max_tokens; `rlsdk rollouts RUN`"),
         ({**WRONG, "reward/std": 0.5, "groups/trained": 0.0}, "algorithm.filters left out every group"),
         ({**WRONG, "reward/std": 0.5}, "the rollouts of each task earned the same"),
-        ({"groups/trained": 0.0}, "no rollout was left that has a valid score"),
+        ({"groups/trained": 0.0}, "no rollout with a valid score"),
         ({**WRONG, "actor/skipped_updates": 2.0}, "gradient was not finite"),
     ],
 )

@@ -46,14 +46,14 @@ def test_long_prompts_are_dropped_and_counted() -> None:
 
 
 def test_long_prompts_may_be_an_error() -> None:
-    with pytest.raises(DataError, match=r"its prompt has \d+ tokens, max_prompt_tokens allows 5"):
+    with pytest.raises(DataError, match=r"its prompt has \d+ tokens; max_prompt_tokens allows 5"):
         one = stream(10, limit=5, on_long="error")
         for _ in range(10):
             one.draw()
 
 
 def test_no_task_that_fits_is_an_error_not_a_loop() -> None:
-    with pytest.raises(DataError, match="no task fits: max_prompt_tokens allows 0 tokens, and all 3 prompts"):
+    with pytest.raises(DataError, match="no task fits: max_prompt_tokens allows 0 tokens, but all 3 prompts"):
         stream(3, limit=0).draw()
 
 

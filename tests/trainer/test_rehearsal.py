@@ -165,7 +165,7 @@ def test_a_wrong_answer_is_fine_and_so_is_a_reward_that_fails_on_some(lab: Path,
     assert rehearsed(plan_of(lab, f"trial_lab/{name}")) == Rehearsal()
 
 
-@pytest.mark.parametrize(("name", "why"), [("asks", "it is async"), ("large", "it runs in an actor of its own")])
+@pytest.mark.parametrize(("name", "why"), [("asks", "it is async"), ("large", "it runs in its own actor")])
 def test_checks_that_cannot_run_here_are_skipped_and_reported(lab: Path, name: str, why: str) -> None:
     (skipped,) = rehearsed(plan_of(lab, f"[countdown, trial_lab/{name}]")).notes
     assert skipped.startswith(f"reward[1]: 'trial_lab/{name}' is not tried out before the start: {why}")

@@ -168,7 +168,7 @@ def test_a_damaged_configuration_is_named_and_without_one_nothing_is_compared(ru
     run.begin()
     kept = run.plan().folder / "config.yaml"
     kept.write_text(text, encoding="latin-1")
-    with pytest.raises(ConfigError, match=r"config\.yaml is damaged, it holds no configuration; .* or delete it"):
+    with pytest.raises(ConfigError, match=r"config\.yaml is damaged: it contains no configuration; .* or delete it"):
         run.resume("learner.lr=1")
     kept.unlink()
     assert "the run's folder has no config.yaml: the settings are not compared with the previous ones" in (
@@ -241,7 +241,7 @@ def test_changed_code_of_a_plugin_is_refused_in_words(run: Run) -> None:
 def test_a_new_plugin_needs_leave(run: Run) -> None:
     run.begin()
     (run.folder / "lab.py").write_text(OBSERVER)
-    with pytest.raises(PluginError, match=r"plugin lab .* was not there; leave it out, or give --allow-changes"):
+    with pytest.raises(PluginError, match=r"plugin lab .* is new; leave it out, or pass --allow-changes"):
         run.resume(plugins=("lab.py",))
     new, told = run.resume(plugins=("lab.py",), allow_changes=True).notices
     assert new == "plugin lab is new"
@@ -299,7 +299,7 @@ def test_a_checkpoint_that_a_kill_left_between_two_renames_is_continued_from(
     assert Checkpoints(run.plan().folder, 2).steps() == []
     prepared = run.resume()
     assert prepared.step == 4
-    assert "killed while the checkpoint of step 4 was replaced" in prepared.notices[0]
+    assert "killed while it replaced the checkpoint of step 4" in prepared.notices[0]
     run.save(step=5)
     assert sorted(path.name for path in (run.plan().folder / "checkpoints").iterdir()) == ["step-4", "step-5"]
     assert run.resume(step=4).notices[0].startswith("the checkpoint of step 5 is superseded")

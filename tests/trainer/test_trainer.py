@@ -333,8 +333,8 @@ def test_a_run_ends_after_its_step_with_a_checkpoint_before_the_export_if_the_no
     assert trainer.version == 3 and summary["status"] == "interrupted"
     assert [each for each in trainer.rollouts.said if "export" in each] == ["export False", "export True"]
     assert summary["warnings"] == [
-        "learner rank 1 and critic rank 0 are on node b, which leaves the cluster (Ray drains it). The run ends after "
-        "its step, with a checkpoint; --resume continues it on other nodes"
+        "learner rank 1 and critic rank 0 are on node b, which leaves the cluster (Ray is draining it). The run ends "
+        "after its step, with a checkpoint; --resume continues it on other nodes"
     ]
 
 

@@ -189,7 +189,7 @@ async def test_a_worker_that_dies_too_often_fails_the_run(started: StartedPool) 
         started.actors[0].says.put_nowait(ActorDiedError())
         await asyncio.sleep(6)
         await begin(started.pool, "another")
-    with pytest.raises(RunError, match=r"rollout worker 0 died 2 times; placement\.engine_restarts=1"):
+    with pytest.raises(RunError, match=r"rollout worker 0 died 2 times; a run survives placement\.engine_restarts=1"):
         await tasks[0]
     with pytest.raises(RunError, match="died 2 times"):
         await started.pool.make(order("b"))

@@ -130,9 +130,9 @@ def test_rollouts_that_ranks_cannot_share_are_refused() -> None:
     assert make(context_parallel=3).model_faults(llama) == []
     assert make(context_parallel=6).model_faults(llama) == []  # two ranks for each head of keys and values
     (fault,) = make(context_parallel=4).model_faults(llama)
-    assert fault.startswith("6 heads of attention and 3 of keys and values: learner.context_parallel must divide")
+    assert fault.startswith("6 attention heads and 3 key-value heads: learner.context_parallel must divide")
     (fault,) = make(context_parallel=3, tensor_parallel=3).model_faults(llama)
-    assert "divided by 3 already" in fault
+    assert "already divided by 3" in fault
     (fault,) = make(context_parallel=3).model_faults(mistral)
     assert "sliding_attention" in fault and fault.endswith("set learner.context_parallel=1")
     faults = make(context_parallel=3).model_faults(bloom)

@@ -1,1 +1,1 @@
-"""Two-process mode: the trainer and an explorer as programs of their own, on one Ray cluster."""
+"""Two-process mode: the trainer and an explorer as separate programs on one Ray cluster."""

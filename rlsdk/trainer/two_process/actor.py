@@ -162,7 +162,7 @@ class ExplorerActor(RunActor):
         relay = _LogRelay(self._records)
         try:
             plan = await asyncio.to_thread(self._setup.plan)
-            abandon = partial(log.error, "the explorer was asked to end and did not: %s")
+            abandon = partial(log.error, "the explorer did not end when asked to: %s")
             with watching(plan.config.watchdog, abandon) as watchdog:
                 self._context = contextvars.copy_context()
                 try:
@@ -199,7 +199,7 @@ class ExplorerActor(RunActor):
             RunError: The explorer already works for another trainer.
         """
         if self._trainer is not None:
-            raise RunError(f"it works for the trainer {self._trainer[0].where}")
+            raise RunError(f"it already works for the trainer {self._trainer[0].where}")
         self._trainer = trainer, presence
         self._met.set()
         if wrong := disagreement(self._own, trainer):
@@ -336,7 +336,7 @@ class ExplorerActor(RunActor):
         except TimeoutError as error:
             raise RunError(
                 f"no trainer used this explorer within placement.partner_timeout={limit:g} s; start one with "
-                "rlsdk train CONFIG --mode train, on the same Ray, with the same settings, for the same folder "
+                "rlsdk train CONFIG --mode train, on the same Ray, with the same settings, with the same folder "
                 f"{plan.folder.resolve()}"
             ) from error
         if self._trainer is not None:

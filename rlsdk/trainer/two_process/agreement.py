@@ -137,13 +137,13 @@ def require_cluster(plan: Plan) -> None:
     faults = []
     if not (plan.config.placement.ray or os.environ.get("RAY_ADDRESS")):
         faults.append(
-            "placement.ray: explorer and trainer meet on a Ray cluster, and none is given. Start one by "
-            "`ray start --head`, and name it by placement.ray=auto or RAY_ADDRESS"
+            "placement.ray: explorer and trainer need a Ray cluster, but none is set. Start one with "
+            "`ray start --head`, and set placement.ray=auto or RAY_ADDRESS"
         )
     if isinstance(plan.plugins.resolve(plan.weight_transfer), StreamsWeights):
         faults.append(
-            f"rollout.weight_transfer: {plan.weight_transfer.name!r} sends weights while engines receive them, and the "
-            "explorer, a program of its own, cannot ask the learner for that; use object_store"
+            f"rollout.weight_transfer: {plan.weight_transfer.name!r} sends weights while engines receive them, but the "
+            "explorer, a separate program, cannot call the learner for that; use object_store"
         )
     if faults:
         raise ConfigError(faults)
