@@ -44,7 +44,7 @@ FAULTY = 1
     "tasks",
     metavar="YAML",
     multiple=True,
-    help="Task for the plugin's rewards and workflows, such as '{prompt: 1 + 1?, answer: 2}'.",
+    help="""Task for the plugin's rewards and workflows, such as '{prompt: "1 + 1?", answer: 2}'.""",
 )
 @plugin_files
 @click.option("--max-length", type=click.IntRange(1), help="With `model`: the model.max_length of the run.")

@@ -79,8 +79,8 @@ def _lines(text: str) -> str:
 def _tokens(rollout: Rollout, found: Debugged) -> Text:
     """Return all tokens as text that tells sampled (trained) from given tokens."""
     sampled = int(rollout.loss_mask.sum())
-    count = f"{len(rollout.token_ids)}, {sampled} sampled"
-    text = Text.assemble(("tokens", "bold"), f" ({count}: ", ("sampled", SAMPLED), ", ", ("given", GIVEN), "): ")
+    count = f"{len(rollout.token_ids)}, {sampled} of them "
+    text = Text.assemble(("tokens", "bold"), f" ({count}", ("sampled, in ⟦ ⟧", SAMPLED), "): ")
     for trained, start, end in _spans(rollout):
         part = _lines(found.codec.shown(rollout.token_ids[start:end]))
         # Without colours, brackets distinguish them.

@@ -26,14 +26,15 @@ def export_spans(spans: Sequence[Span], name: str, exporter: Any) -> int:
         Number of spans sent.
 
     Raises:
-        RunError: The exporter rejects spans.
+        RunError: The exporter could not send all spans.
     """
     from opentelemetry.sdk.trace.export import SpanExportResult
 
     made = _built(spans, name)
     for first in range(0, len(made), _AT_ONCE):
         if exporter.export(made[first : first + _AT_ONCE]) is not SpanExportResult.SUCCESS:
-            raise RunError(f"the collector accepted {first} of {len(made)} spans and rejected others; see its log")
+            why = "the log lines above say whether it could not be reached or rejected the others"
+            raise RunError(f"the collector accepted {first} of {len(made)} spans; {why}")
     return len(made)
 
 

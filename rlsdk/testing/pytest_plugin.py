@@ -43,7 +43,7 @@ class Hooks:
             action="append",
             default=[],
             metavar="YAML",
-            help="a task that the plugin's rewards can score, such as '{prompt: 1 + 1?, answer: 2}'; may be repeated",
+            help="""a task that the plugin's rewards can score, such as '{prompt: "1 + 1?", answer: 2}'; repeatable""",
         )
 
     def pytest_configure(self, config: pytest.Config) -> None:

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlsdk.cli import root
+from rlsdk.errors import RunError
 from rlsdk.reporting.trace import all_spans
 from rlsdk.runlog.spans import SPANS, read_spans
 
@@ -116,6 +117,19 @@ def test_spans_are_exported_below_their_step(tmp_path: Path) -> None:
     assert (engine.end_time - engine.start_time) / 1e9 == 0.75
     assert {span.resource.attributes["rlsdk.run"] for span in found} == {"mine"}
     assert len({span.context.trace_id for span in found}) == 1
+
+
+def test_a_collector_that_is_not_there_is_not_said_to_reject_spans(tmp_path: Path) -> None:
+    export = pytest.importorskip("opentelemetry.sdk.trace.export", reason="needs the extra otel", exc_type=ImportError)
+    from rlsdk.reporting.otel import export_spans
+
+    class Unreachable(export.SpanExporter):
+        def export(self, spans: object) -> object:
+            return export.SpanExportResult.FAILURE
+
+    write(tmp_path, RECORDED)
+    with pytest.raises(RunError, match=r"accepted 0 of \d+ spans; .* could not be reached or rejected"):
+        export_spans(all_spans([{"step": 1, **STEP}], read_spans(tmp_path)), "mine", Unreachable())
 
 
 def test_the_command_sends_them_to_a_collector(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_a_workflow_of_a_file_that_is_edited_meanwhile(debugging):
         lab.write_text(LAB.replace("{said}", said))
         chosen = ("--plugin", str(lab), "workflow=lab/twice", "--task", "3", "--samples", "2", "--out", str(out))
         ran = debugging.workflow(*chosen)
-        assert "reward:" in ran.stdout and f"user: {said}" in ran.stdout and "⟦" in ran.stdout
+        assert "reward:" in ran.stdout and f"user: {said}" in ran.stdout and "sampled, in ⟦ ⟧): " in ran.stdout
         rows = [json.loads(line) for line in out.read_text().splitlines()]
         assert len(rows) == 2
         for row in rows:

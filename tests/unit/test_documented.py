@@ -22,6 +22,7 @@ from rlsdk.cli.config import offered
 from rlsdk.cli.settings import SettingsCommand
 from rlsdk.config.json_schema import json_schema
 from rlsdk.plugins import CORE, Plugins
+from rlsdk.testing.settings import read_tasks
 from tests.unit.documented import PAGES, ROOT, Command, blocks, commands, configs, shell_commands, spelled_out
 
 PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*(x[A-Z]+)?$")
@@ -85,6 +86,8 @@ def test_each_command_line_of_a_page_is_understood(page, parse, schema):
                     f"{command}: {fault}"
                     for fault in setting_faults(schema, context.params, swept=found.name == "sweep")
                 ]
+            elif context.params.get("tasks"):  # of `rlsdk check`
+                read_tasks(context.params["tasks"])
     assert faults == []
 
 
@@ -116,6 +119,12 @@ def test_each_configuration_of_a_page_has_known_keys_and_values(page, schema):
             except yaml.YAMLError as error:
                 faults.append(f"{block}: {error}")
     assert faults == []
+
+
+def test_the_tasks_that_help_and_messages_show_can_be_read():
+    files = [file for file in (ROOT / "rlsdk").rglob("*.py") if "{prompt: " in file.read_text(encoding="utf-8")]
+    shown = [task for file in files for task in re.findall(r"'(\{prompt: .*?\})'", file.read_text(encoding="utf-8"))]
+    assert len(read_tasks(shown)) == len(shown) >= 3
 
 
 def test_the_pages_show_every_command():

@@ -222,7 +222,7 @@ def gives_rollouts(subject: Subject, _: Any) -> None:
         if "; expected a Rollout" in reason or subject.tasks:
             raise Violated("form", "a Rollout of each task", reason)
     if reasons:
-        example = "--task '{prompt: 1 + 1?, answer: 2}'"
+        example = """--task '{prompt: "1 + 1?", answer: 2}'"""
         raise NotApplicable(f"{reasons[0]}; give a task that it can run, as in {example}")
     if not any(rollout.loss_mask.any() for rollout in rollouts):
         raise Violated("form", "a Rollout with the policy's samples", "one without a sampled token")
