@@ -65,6 +65,7 @@ def build(layers: int) -> Any:
         net = Qwen2ForCausalLM(config).to(torch.bfloat16)
     net.to_empty(device="cpu")
     net.tie_weights()
+    net._weight_conversions = []  # as `from_pretrained` sets it: names in memory are those of the checkpoint
     for tensor in net.parameters():
         tensor.data.view(torch.int16).random_(0, 2**14)
     return net

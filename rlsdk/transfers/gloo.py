@@ -93,12 +93,14 @@ class Gloo:
                 with naming(f"weights of version {version} were not sent to all engines"):
                     self._put(group, header, contents)
             with naming(f"weights of version {version} were not loaded by all engines"):
-                announce(group, Header(version))
+                self._put(group, Header(version), [])
                 group.barrier().wait()  # no member leaves while others still read
 
     def _put(self, group: Any, header: Header, contents: list[np.ndarray]) -> None:
-        """Send a bucket."""
-        announce(group, header)
+        """Send a bucket; one without contents ends the transfer."""
+        head = np.frombuffer(header.dump(), np.uint8)
+        broadcast(group, [np.array([len(head)]).view(np.uint8)])
+        broadcast(group, [head])
         broadcast(group, contents)
 
     def receive(self, offer: Meeting, seat: int) -> Iterator[Weights]:
@@ -110,10 +112,21 @@ class Gloo:
         with naming(f"the learner at {offer.host}:{offer.port} cannot be reached"):
             store = _store(offer.host, offer.port, self._patience, serves=False)
         with _group(store, seat, offer, self._patience) as group:
-            while (header := _next_header(group)).slots:
+            while True:
+                with naming("the learner announces no more weights"):
+                    header = self._header(group)
+                if not header.slots:
+                    break
                 yield self._received(group, header)
             with naming(f"weights of version {header.version} were not loaded by all engines"):
                 group.barrier().wait()
+
+    def _header(self, group: Any) -> Header:
+        length = np.zeros(1, np.int64)
+        broadcast(group, [length.view(np.uint8)])
+        content = np.empty(int(length[0]), np.uint8)
+        broadcast(group, [content])
+        return Header.load(content.tobytes())
 
     def _received(self, group: Any, header: Header) -> Weights:
         """Receive a bucket; keep no reference to it here, since its buffer is reused."""
@@ -170,20 +183,3 @@ def broadcast(group: Any, contents: list[np.ndarray]) -> None:
     works = [group.broadcast(unpack(content, "uint8"), 0) for content in contents if len(content)]
     for work in works:
         work.wait()
-
-
-def announce(group: Any, header: Header) -> None:
-    """Broadcast a header, preceded by its length."""
-    content = np.frombuffer(header.dump(), np.uint8)
-    broadcast(group, [np.array([len(content)]).view(np.uint8)])
-    broadcast(group, [content])
-
-
-def _next_header(group: Any) -> Header:
-    """Receive a header from `announce`."""
-    with naming("the learner announces no more weights"):
-        length = np.zeros(1, np.int64)
-        broadcast(group, [length.view(np.uint8)])
-        content = np.empty(int(length[0]), np.uint8)
-        broadcast(group, [content])
-    return Header.load(content.tobytes())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from rlsdk.contracts import Weights
 from rlsdk.errors import TransferError
 from rlsdk.marks import weight_transfer
 from rlsdk.transfers.buckets import Header
-from rlsdk.transfers.gloo import MIB, Gloo, Meeting, announce, broadcast, naming
+from rlsdk.transfers.gloo import MIB, Gloo, Meeting, broadcast, naming
+from rlsdk.weights import unpack
 
 REGIONS = 32
 """Maximum number of memory regions; three are used in turn, and more while a loader holds tensors."""
@@ -58,7 +59,8 @@ class SharedMemory(Gloo):
     _opened: str = attrs.field(init=False, default="")
     _begins: list[int] = attrs.field(init=False, factory=list)
     _regions: list[np.ndarray] = attrs.field(init=False, factory=list)
-    _busy: np.ndarray = attrs.field(init=False, factory=lambda: np.zeros(REGIONS, np.int64))
+    _busy: Callable[[], set[int]] | None = attrs.field(init=False, default=None)
+    _place: int = attrs.field(init=False, default=0)
 
     @property
     def _size(self) -> int:
@@ -68,7 +70,7 @@ class SharedMemory(Gloo):
         """Open a store through which engines find this rank, and return its address and the path of the memory."""
         if self._file < 0:
             self._file = os.memfd_create("rlsdk-weights")
-        self._busy[:] = 0
+        self._busy = None
         found = super().offer(parts, engines, host)
         path = f"/proc/{os.getpid()}/fd/{self._file}"
         return SharedMeeting(found.host, found.port, found.members, path, _boot())
@@ -92,51 +94,84 @@ class SharedMemory(Gloo):
         yield from super().receive(offer, seat)
 
     def _put(self, group: Any, header: Header, contents: list[np.ndarray]) -> None:
-        """Write a bucket into an unused region; return once all engines have started loading it."""
-        fitting = (i for i, region in enumerate(self._regions) if not self._busy[i] and region.nbytes >= header.size)
+        """Write a bucket into an unused region once engines load the previous one; announce it without waiting.
+
+        Its header follows it in the region. A message takes as long as copying several MiB, so one has to do, and it
+        travels while the learner prepares the next bucket.
+        """
+        busy = self._busy() if self._busy is not None else set()
+        head = np.frombuffer(header.dump(), np.uint8)
+        index = self._unused(header.size + len(head), busy)
+        region = self._regions[index]
+        for (_, target), content in zip(header.arrays(region), contents, strict=True):
+            target[...] = content
+        region[header.size : header.size + len(head)] = head
+        place = np.array([index, self._begins[index], region.nbytes, header.size, len(head)])
+        sent = group.broadcast(unpack(place, "int64"), 0)
+        self._busy = _shared_busy(group, [index], after=sent)
+        if not header.slots:
+            self._busy()
+
+    def _unused(self, size: int, busy: Container[int]) -> int:
+        """Return the index of a region of at least `size` bytes that is not busy, added if there is none."""
+        fitting = (i for i, region in enumerate(self._regions) if i not in busy and region.nbytes >= size)
         index = next(fitting, len(self._regions))
         if index == REGIONS:
             raise TransferError(f"engines hold tensors in all of {REGIONS} regions; use weight_transfer=gloo")
         if index == len(self._regions):
             begin = self._begins[-1] + self._regions[-1].nbytes if index else 0
-            size = -(-max(header.size, self._size) // mmap.PAGESIZE) * mmap.PAGESIZE
+            size = -(-max(size, self._size) // mmap.PAGESIZE) * mmap.PAGESIZE
             os.ftruncate(self._file, begin + size)
             self._begins.append(begin)
             self._regions.append(self._mapped(begin, size))
-        for (_, target), content in zip(header.arrays(self._regions[index]), contents, strict=True):
-            target[...] = content
-        announce(group, header)
-        place = np.array([index, self._begins[index], self._regions[index].nbytes])
-        broadcast(group, [place.view(np.uint8)])
-        self._busy = _any_busy(group, [index])
+        return index
+
+    def _header(self, group: Any) -> Header:
+        with naming("the learner announces no more weights"):
+            place = np.zeros(5, np.int64)
+            broadcast(group, [place.view(np.uint8)])
+            self._place, begin, size, head, length = place.tolist()
+            # Regions are added one by one; a later engine maps earlier regions when they are reused.
+            while len(self._regions) <= self._place:
+                self._regions.append(np.empty(0, np.uint8))
+            if self._regions[self._place].nbytes != size:
+                self._regions[self._place] = self._mapped(begin, size)
+            held = (i for i in range(len(self._regions)) if sys.getrefcount(self._regions[i]) > _IDLE)
+            _shared_busy(group, [self._place, *held])()
+        return Header.load(self._regions[self._place][head : head + length].tobytes())
 
     def _received(self, group: Any, header: Header) -> Weights:
-        with naming(f"weights of version {header.version} did not come to their end"):
-            place = np.zeros(3, np.int64)
-            broadcast(group, [place.view(np.uint8)])
-            index, begin, size = place.tolist()
-            # Regions are added one by one; a later engine maps earlier regions when they are reused.
-            while len(self._regions) <= index:
-                self._regions.append(np.empty(0, np.uint8))
-            if self._regions[index].nbytes != size:
-                self._regions[index] = self._mapped(begin, size)
-            held = (i for i in range(len(self._regions)) if sys.getrefcount(self._regions[i]) > _IDLE)
-            _any_busy(group, [index, *held])
-        return header.weights(self._regions[index])
+        return header.weights(self._regions[self._place])
 
     def _mapped(self, begin: int, size: int) -> np.ndarray:
         return np.frombuffer(mmap.mmap(self._file, size, offset=begin), np.uint8)
 
 
-def _any_busy(group: Any, mine: list[int]) -> np.ndarray:
-    """Share which regions this member reads or has written; return those that any member uses, int64 `[REGIONS]`."""
+def _shared_busy(group: Any, mine: list[int], *, after: Any = None) -> Callable[[], set[int]]:
+    """Share which regions this member reads or has written.
+
+    Args:
+        group: Process group of the transfer.
+        mine: Indices of the regions.
+        after: Earlier message that must have been sent, too.
+
+    Returns:
+        Function that waits for all members, and returns the indices of regions that any of them uses.
+    """
     import torch
     from torch.distributed import ReduceOp
 
     flags = torch.zeros(REGIONS, dtype=torch.int64)
     flags[mine] = 1
-    group.allreduce(flags, ReduceOp.MAX).wait()
-    return flags.numpy()
+    shared = group.allreduce(flags, ReduceOp.MAX)
+
+    def busy() -> set[int]:
+        if after is not None:
+            after.wait()
+        shared.wait()
+        return set(flags.nonzero().flatten().tolist())
+
+    return busy
 
 
 def _boot() -> str:
