@@ -25,9 +25,12 @@ from rlsdk.testing.signatures import fault_of
 from rlsdk.testing.subject import Subject
 from rlsdk.types import Group, Task
 
-MODULES = ("general", "packed", "losses", "scoring", "worlds", "rendering", "diagnosing", "algorithms", "transferring")
+MODULES = (
+    *("general", "produced", "packed", "losses", "scoring", "worlds"),
+    *("rendering", "diagnosing", "algorithms", "transferring"),
+)
 """Modules of `rlsdk.testing.properties`, in checking order."""
-ON_TENSORS = ("packed", "losses")
+ON_TENSORS = ("produced", "packed", "losses")
 """Those of them that need torch; components of other kinds can be checked without it."""
 BEFORE_CALLS = ("contract", "defaults-valid")
 """Properties that must hold before a component is instantiated and called."""

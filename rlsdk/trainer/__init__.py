@@ -6,14 +6,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlsdk.trainer.batch import StepBatch
+    from rlsdk.rollout.step_batch import StepBatch
     from rlsdk.trainer.callbacks import Callback
     from rlsdk.trainer.run import train
     from rlsdk.trainer.trainer import Trainer
 
 _LAZY = {
     "Callback": "rlsdk.trainer.callbacks",
-    "StepBatch": "rlsdk.trainer.batch",
+    "StepBatch": "rlsdk.rollout.step_batch",
     "Trainer": "rlsdk.trainer.trainer",
     "train": "rlsdk.trainer.run",
 }

@@ -20,8 +20,9 @@ from rlsdk.config import Plan
 from rlsdk.contracts import memory_of
 from rlsdk.errors import RlsdkError, RunError, described
 from rlsdk.isolation.threads import awaited, run_to_end
+from rlsdk.rollout.step_batch import StepBatch, scored
 from rlsdk.schedules import Schedule, at
-from rlsdk.trainer.batch import StepBatch, credit_inputs, scored
+from rlsdk.trainer.batch import credit_inputs
 from rlsdk.types import Group
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from rlsdk.errors import RunError
 from rlsdk.plurals import counted
 
 if TYPE_CHECKING:
-    from rlsdk.trainer.batch import StepBatch
+    from rlsdk.rollout.step_batch import StepBatch
 
 NONZERO = "advantages/nonzero"
 """Metric: share of sampled tokens with a nonzero advantage."""

@@ -14,7 +14,7 @@ from rlsdk.runlog.tables import Entry
 from rlsdk.types import Group
 
 if TYPE_CHECKING:
-    from rlsdk.trainer.batch import StepBatch
+    from rlsdk.rollout.step_batch import StepBatch
 
 
 def final_states(records: Sequence[TaskRecord], batch: StepBatch | None) -> list[TaskStatus]:

@@ -25,7 +25,8 @@ from rlsdk.learners.objective import Objective, UpdateContext
 from rlsdk.learners.passes import MicroBatch, MicroBatchRunner
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.trained import PhaseTimer
-from rlsdk.trainer.batch import StepBatch, labels
+from rlsdk.rollout.step_batch import StepBatch
+from rlsdk.trainer.batch import labels
 from rlsdk.whatif.question import WhatIfQuestion
 
 BUDGET = 8192

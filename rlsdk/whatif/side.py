@@ -13,7 +13,7 @@ from rlsdk.config import Plan
 from rlsdk.errors import RunError
 from rlsdk.fields import FORWARD
 from rlsdk.plurals import counted
-from rlsdk.trainer.batch import StepBatch, pack, produce
+from rlsdk.rollout.step_batch import StepBatch, pack, produce
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
 from rlsdk.types import Group
 from rlsdk.whatif.stored import StoredGroup

@@ -24,7 +24,7 @@ from rlsdk.learners.model import load_policy, policy_faults
 from rlsdk.learners.rows import to_rows
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.trainer.batch import pack
+from rlsdk.rollout.step_batch import pack
 from rlsdk.types import Group, Image, Message, Rollout, Score, Task
 from rlsdk.vision import Vision
 from rlsdk.weights import to_weights

@@ -81,6 +81,18 @@ def needs_declared(x):
     return x.rewards + x.sequence_sum(x.entropy)
 
 
+@rlsdk.field("first_tokens")
+def first_tokens(batch):
+    """One number per rollout."""
+    return batch.arrays.starts
+
+
+@rlsdk.advantage("fields-produced", needs=(first_tokens,))
+def fields_produced(x):
+    """Reads a field whose function counts rollouts."""
+    return x.rewards
+
+
 @rlsdk.advantage("shapes")
 def shapes(x):
     """A mean."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,27 @@ def test_a_component_that_reads_a_declared_field_is_checked_like_any_other() -> 
     findings = check_component(late)
     assert len(findings) > 5
     assert [each for each in findings if each.outcome == "failed"] == []
+
+
+async def asks_a_judge(batch: rlsdk.StepBatch) -> Any:
+    _, writer = await asyncio.open_connection("127.0.0.1", 9)
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("producer", "outcome", "says"),
+    [
+        (lambda batch: batch.arrays.starts, "failed", r"'mine': its producer gave shape \(8,\); expected \(\d+,\)"),
+        (lambda batch: batch.fields["entropy"], "failed", r"declare what it reads: needs=\('entropy',\)"),
+        (asks_a_judge, "skipped", r"cannot be called here: .* ConnectionRefusedError"),
+    ],
+)
+def test_the_check_of_a_component_calls_the_functions_of_its_fields(producer: Any, outcome: str, says: str) -> None:
+    @rlsdk.advantage("reads_mine", needs=(rlsdk.field("mine")(producer),))
+    def reads_mine(x: rlsdk.CreditInputs) -> torch.Tensor:
+        """Reads it."""
+        return x.rewards
+
+    (finding,) = [each for each in check_component(reads_mine) if each.rule == "fields-produced"]
+    assert finding.outcome == outcome
+    assert re.search(says, finding.reason or str(finding.fault))

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rlsdk.errors import RunError
-from rlsdk.trainer.batch import pack
+from rlsdk.rollout.step_batch import pack
 from rlsdk.trainer.learning import LearningMonitor, Refills, reason, teaches
 from rlsdk.types import Group, Rollout, Score, Task
 

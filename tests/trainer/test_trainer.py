@@ -19,9 +19,9 @@ from rlsdk.cluster.draining import DrainingNode
 from rlsdk.contracts.rollouts import Evaluation, TakenBatch, TaskStatus
 from rlsdk.errors import RunError, ScoringError
 from rlsdk.isolation.vitals import Identity
+from rlsdk.rollout.step_batch import StepBatch
 from rlsdk.runlog.tables import Entry
 from rlsdk.trainer import Callback, Trainer
-from rlsdk.trainer.batch import StepBatch
 from rlsdk.trainer.callbacks import LeavingNodes, standard_callbacks
 from rlsdk.trainer.interactive import ThreadedRollouts
 from tests.trainer.fakes import MODEL, SOURCE, FakeLearner, ScriptedRollouts, make_plan
