@@ -200,7 +200,7 @@ def test_what_the_trainer_waits_for_no_longer_holds_up_nothing_and_the_explorer_
         explorer = spawn_named(plan, "explorer", StuckActor, own, setup)
         working = asyncio.ensure_future(explorer.run.remote())
         assert await explorer.meet.remote(own, presence) == own.where
-        with pytest.raises(RunError, match="it works for the trainer"):
+        with pytest.raises(RunError, match="it already works for the trainer"):
             await explorer.meet.remote(own, presence)
         assert (await ask(explorer, "about"))[0] == 7
         taking = asyncio.ensure_future(ask(explorer, "take", 0))
