@@ -250,6 +250,19 @@ def normalise(tree: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
+def spelled_out(tree: Mapping[str, Any]) -> Tree:
+    """Expand all short forms, also names of components to `{use: NAME}`, so that paths can be compared."""
+    return {key: _with_names(key, value) for key, value in normalise(dict(tree)).items()}
+
+
+def _with_names(path: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _with_names(f"{path}.{key}", below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_with_names(f"{path}.{i}", below) for i, below in enumerate(value)]
+    return {"use": value} if isinstance(value, str) and _SHORTHAND.fullmatch(path) else value
+
+
 def _with_use(tree: Mapping[str, Any], key: str, default: Use) -> dict[str, Any]:
     """Assign options without `use` to the default component."""
     alone = isinstance(tree.get(key), Mapping) and "use" not in tree[key]

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import yaml
 
-from rlsdk.config.tree import leaves
+from rlsdk.config.tree import leaves, spelled_out
 from rlsdk.contracts import History
 from rlsdk.errors import ConfigError
 from rlsdk.runlog.alerts import Alert, read_alerts
@@ -49,7 +49,7 @@ class FinishedRun:
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of the configuration by dotted path."""
-        return dict(leaves(dict(self.config))) if self.config else {}
+        return dict(leaves(spelled_out(self.config))) if self.config else {}
 
 
 def read_run(folder: Path) -> FinishedRun:

@@ -15,7 +15,7 @@ from rlsdk.config import Plan, check
 from rlsdk.config.kept import CODE, kept_config
 from rlsdk.config.named_code import names_only
 from rlsdk.config.renamed import current
-from rlsdk.config.tree import leaves, normalise, plain
+from rlsdk.config.tree import leaves, plain, spelled_out
 from rlsdk.errors import ConfigError, RlsdkError
 from rlsdk.plugins import ComponentRef, short_name
 
@@ -102,7 +102,7 @@ def differences(plan: Plan) -> list[Difference]:
     files: list[str | Path] = [*plan.plugins.files, *_own_code(plan)]
     for tree in (kept, given):
         tree.pop("plugins", None)  # they only observe; their code is compared with the checkpoint's
-    then, now = dict(leaves(normalise(kept))), dict(leaves(given))
+    then, now = dict(leaves(spelled_out(kept))), dict(leaves(spelled_out(given)))
     if names_only(kept, given, _PLAIN):
         # Removed components and decorated objects cannot be checked; the raw values are compared then.
         with contextlib.suppress(RlsdkError):

@@ -14,7 +14,7 @@ from rlsdk.components import component_of
 from rlsdk.config import Plan, check, read
 from rlsdk.config.named_code import described_code, untrusted_code
 from rlsdk.config.paths import found_beside
-from rlsdk.config.tree import Tree, leaves, normalise
+from rlsdk.config.tree import Tree, leaves, normalise, spelled_out
 from rlsdk.errors import ConfigError
 from rlsdk.fields import FORWARD
 from rlsdk.runlog.folder import why_no_run
@@ -149,17 +149,9 @@ def _kept(file: Path, asked: Asked, overrides: Sequence[str]) -> Tree:
 
 
 def _changes(before: Tree, after: Tree) -> dict[str, tuple[Any, Any]]:
-    old, new = dict(leaves(_spelt_out(before))), dict(leaves(_spelt_out(after)))
+    old, new = dict(leaves(spelled_out(before))), dict(leaves(spelled_out(after)))
     paths = sorted(old.keys() | new.keys())
     return {path: (old.get(path), new.get(path)) for path in paths if old.get(path) != new.get(path)}
-
-
-def _spelt_out(tree: Tree) -> Tree:
-    """Return a configuration with reward and algorithm names expanded to mappings, so that paths can be compared."""
-    tree = normalise(tree)
-    long = {key: {"use": tree[key]} for key in ("algorithm",) if isinstance(tree.get(key), str)}
-    rewards = [{"use": each} if isinstance(each, str) else each for each in tree.get("reward", ())]
-    return {**tree, **long, **({"reward": rewards} if rewards else {})}
 
 
 def missing_fields(before: Plan, after: Plan, *, model: bool) -> list[str]:

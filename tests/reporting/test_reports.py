@@ -153,6 +153,18 @@ def test_seeds_are_one_group_with_a_confidence_interval(tmp_path: Path) -> None:
     assert found["metrics"]["reward/mean"]["fast"]["mean"] == pytest.approx(0.155)  # mean of steps 11 to 20
 
 
+def test_a_name_and_its_long_form_are_the_same_setting(tmp_path: Path) -> None:
+    paths = three(tmp_path)
+    forms = ("{use: grpo, kl_coef: 0.0}\nreward: countdown", "{kl_coef: 0.0}\nreward: [{use: countdown}]", "ppo")
+    for path, form in zip(paths, forms, strict=True):
+        file = path / "config.yaml"
+        file.write_text(file.read_text() + f"algorithm: {form}\n")
+    found = comparison([read_run(path) for path in paths])
+    assert found["groups"].keys() == {"a", "fast"}
+    assert found["differences"]["algorithm.use"] == {"a": "grpo", "fast": "ppo"}
+    assert "algorithm" not in found["differences"] and "reward[0]" not in found["differences"]
+
+
 def test_the_winner_is_named_by_task_and_one_seed_is_never_clear(tmp_path: Path) -> None:
     winners = comparison([read_run(path) for path in three(tmp_path)])["winners"]
     assert {task: each["run"] for task, each in winners.items()} == {"all": "a", "easy": "a", "hard": "fast"}

@@ -202,6 +202,10 @@ def test_a_kept_configuration_that_does_not_hold_any_more_is_compared_as_it_is_w
     file.write_text(file.read_text() + "retired_setting: 3\n")
     with pytest.raises(ConfigError, match="retired_setting: was 3, is nothing"):
         run.resume()
+    with pytest.raises(ConfigError) as refused:
+        run.resume("reward=[{use: countdown, format_score: 0.5}]")
+    assert "reward[0].format_score: was nothing, is 0.5\n" in str(refused.value)
+    assert "reward[0].use" not in str(refused.value)  # a name and `use` are the same
 
 
 def test_a_plugin_that_only_observed_and_is_left_out_is_named_with_its_file(run: Run) -> None:
