@@ -1,4 +1,4 @@
-"""The gloo transfer with members that die, are late or leave: nobody waits longer than the timeout."""
+"""Transfers over gloo with members that die, are late or leave: nobody waits longer than the timeout."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from rlsdk.contracts import Weights
 from rlsdk.errors import TransferError
 from rlsdk.transfers.gloo import Gloo
+from rlsdk.transfers.shared_memory import SharedMemory
 
 LAYERS = 12
 
@@ -24,9 +25,9 @@ def layers() -> Iterator[Weights]:
         yield Weights(5, {f"{index}.weight": np.full(2**18, index, np.float32)}, {f"{index}.weight": "float32"})
 
 
-def received(offer: Any, seat: int, leave_after: int = LAYERS) -> int:
+def received(kind: type[Gloo], offer: Any, seat: int, leave_after: int = LAYERS) -> int:
     count = 0
-    for part in Gloo(bucket_mib=2, timeout=20).receive(offer, seat):
+    for part in kind(bucket_mib=2, timeout=20).receive(offer, seat):
         for name, array in part.tensors.items():
             assert (array == int(name.split(".")[0])).all()
             count += 1
@@ -47,13 +48,14 @@ def test_buckets_are_loaded_while_others_come_and_two_buffers_do() -> None:
     assert sizes in ([2**21] * 2, [2**21] * 3)
 
 
-def test_an_engine_that_is_killed_in_the_middle_ends_the_transfer_for_all_at_once() -> None:
-    sender = Gloo(bucket_mib=2, timeout=60)
+@pytest.mark.parametrize("kind", [Gloo, SharedMemory])
+def test_an_engine_that_is_killed_in_the_middle_ends_the_transfer_for_all_at_once(kind: type[Gloo]) -> None:
+    sender = kind(bucket_mib=2, timeout=60)
     offer = sender.offer(iter(()), 2, "127.0.0.1")
-    mortal = multiprocessing.get_context("spawn").Process(target=received, args=(offer, 2, 3))
+    mortal = multiprocessing.get_context("spawn").Process(target=received, args=(kind, offer, 2, 3))
     mortal.start()
     with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(received, offer, 1)
+        other = pool.submit(received, kind, offer, 1)
         with pytest.raises(TransferError, match="weights of version 5 were not sent to all engines: "):
             sender.send(layers())
         ended = time.monotonic()
@@ -62,6 +64,11 @@ def test_an_engine_that_is_killed_in_the_middle_ends_the_transfer_for_all_at_onc
         assert time.monotonic() - ended < 10  # the connections were closed: nobody waits for the limit
     mortal.join()
     assert mortal.exitcode == 1
+    offer = sender.offer(iter(()), 1, "127.0.0.1")  # the next transfer is not affected
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(received, kind, offer, 1)
+        sender.send(layers())
+        assert other.result() == LAYERS
 
 
 def test_an_engine_that_does_not_come_is_waited_for_as_long_as_was_agreed() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rlsdk.components import Component
 from rlsdk.errors import RlsdkError
 from rlsdk.fields import FORWARD
 from rlsdk.isolation.threads import run_to_end
@@ -20,10 +19,6 @@ from rlsdk.types import Group, Score
 
 SECONDS = 60.0
 """Time limit in seconds for the fields of one batch; a training computes them once a step."""
-
-
-def _declares_fields(component: Component) -> bool:
-    return bool(component.fields)
 
 
 def _batch(subject: Subject, responses: Sequence[str], groups: int) -> StepBatch:
@@ -52,7 +47,7 @@ def _batches(subject: Subject) -> Iterator[Case[StepBatch]]:
     "of the learner, @rlsdk.field(…, needs=(…,)); if it reads more of a task, give one: --task '{\"prompt\": …}'",
     makes=False,
     trims=False,
-    only=_declares_fields,
+    only=lambda component: bool(component.fields),
 )
 def fields_produced(subject: Subject, batch: StepBatch) -> None:
     """The functions of its own fields return one finite number per response token."""
