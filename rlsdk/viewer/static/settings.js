@@ -19,7 +19,7 @@ export function mount(element, first) {
     const shown = context.chosen.length > 1 ? keys.filter(differ) : keys
     const { warnings = [], error } = found[0].summary
     replace(box,
-      context.chosen.length === 1 ? [error ? h("p", { class: "trouble" }, said(error)) : null, warnings.map((each) => h("p", { class: "trouble" }, said(each)))] : null,
+      context.chosen.length === 1 ? [error ? h("p", { class: "trouble" }, said(error)) : null, warnings.map((each) => h("p", { class: "trouble mild" }, said(each)))] : null,
       h("h2", {}, context.chosen.length > 1 ? `Where ${context.chosen.length} runs differ` : "Settings"),
       h("p", { class: "hint" }, context.chosen.length === 1 ? h("span", {}, visible(context.run.path)) : null),
       h("div", { class: "table-box" }, h("table", { class: "settings" },
