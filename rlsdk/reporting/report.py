@@ -133,7 +133,7 @@ def _result(run: FinishedRun) -> str:
     for label, key in (("held-out before", "accuracy_before"), ("held-out after", "accuracy_after")):
         for name, value in (summary.get(key) or {}).items():
             rows.append((f"{label}, {name}", "not scored" if value is None else f"{value:.1%}"))
-    rows += [(f"tasks {name}", count) for name, count in (summary.get("tasks") or {}).items()]
+    rows += [(f"tasks {name}", f"{count:,}") for name, count in (summary.get("tasks") or {}).items()]
     if summary.get("tokens_per_second"):
         rows.append(("sampled tokens per second", f"{summary['tokens_per_second']:,.0f}"))
     return table(("", ""), rows)
@@ -142,7 +142,7 @@ def _result(run: FinishedRun) -> str:
 def _findings(run: FinishedRun) -> str:
     told = [
         f'<li><span class="{escape(a.level)}">{escape(a.level)}</span>, step {a.step}, {escape(a.name)}: '
-        f"{escape(a.message)}. {escape(a.advice)}</li>"
+        f"{escape(a.message)}; {escape(a.advice)}</li>"
         for a in run.alerts
     ]
     known = {str(alert) for alert in run.alerts}
