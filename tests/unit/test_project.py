@@ -11,12 +11,16 @@ import tomllib
 import zipfile
 from email import message_from_string
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from rlsdk.components import component_of
 from rlsdk.errors import EXTRAS
+from rlsdk.testing.conformance import Check
+from rlsdk.testing.subject import Subject
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -109,7 +113,12 @@ def python_in(page: str) -> str:
 @pytest.mark.parametrize("page", [page for page in PAGES if python_in(page) and page != "CONTRIBUTING.md"])
 def test_examples_of_the_documentation_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(python_in(page), page, "exec"), {"__name__": "example"})
+    defined = {"__name__": "example"}
+    exec(compile(python_in(page), page, "exec"), defined)
+    for value in defined.values():
+        component = component_of(value) if isinstance(value, type | FunctionType) else None
+        if component is not None:  # what `rlsdk check`, which a reader runs next, would report
+            assert Check(Subject(component)).finding("options-documented").outcome == "passed", component.name
 
 
 def test_the_plugin_of_the_documentation_installs_and_loads(tmp_path):
