@@ -121,3 +121,10 @@ def widths(page: Browser) -> None:
     assert says(page, "document.documentElement.scrollWidth") <= 390
     page.screenshot("view-studio-phone")
     page.size(1280, 900)
+
+
+def test_without_runs_the_studio_is_the_first_page(page: Browser, tmp_path: Path) -> None:
+    with served(tmp_path / "runs", studio=Studio(tmp_path)) as address:
+        page.open(address)
+        page.see(".studio-bar")
+        assert says(page, "location.hash").startswith("#/studio")

@@ -160,6 +160,8 @@ async function look() {
   }
   const key = JSON.stringify(state.runs.map((run) => [run.id, run.rows, run.generation, run.status, run.alerts, run.stored]))
   if (!navigation.childElementCount) {
+    const alone = state.pages.find((each) => each.alone)
+    if (alone && !state.runs.length && !location.hash) go(alone.name, {}, { quietly: true })
     state.key = key
     await show()
     return
