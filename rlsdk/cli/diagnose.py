@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 import click
@@ -12,6 +13,12 @@ import click
 from rlsdk.cli.parameters import RunPath
 from rlsdk.errors import ConfigError
 from rlsdk.plurals import counted
+
+if TYPE_CHECKING:
+    from rlsdk.contracts import History
+    from rlsdk.runlog.alerts import Unjudged
+
+HELD_OUT = ("eval/sampled", "eval/greedy")
 
 
 @click.command()
@@ -29,13 +36,15 @@ def diagnose(run: str, rules: Sequence[str], plugins: Sequence[str], as_json: bo
     """Diagnose the run in the folder (or at the URL) RUN from its metrics, also while it trains.
 
     The built-in diagnoses examine the metrics of each step, with the options in the run's configuration. The run's
-    plugins are not executed; add your own diagnosis with `--plugin mine.py --rule mine/slow`. The exit status is 0 even
-    if problems are found.
+    plugins are not executed; add your own diagnosis with `--plugin mine.py --rule mine/slow`. Diagnoses that need more
+    steps than the run has are named, with what they find in shorter windows. The exit status is 0 even if problems are
+    found.
     """
     import yaml
 
     from rlsdk.checkpoints.reading import local_copy
-    from rlsdk.runlog.alerts import chosen_rules
+    from rlsdk.contracts import History
+    from rlsdk.runlog.alerts import chosen_rules, unjudged
     from rlsdk.runlog.alerts import diagnose as diagnosed
     from rlsdk.runlog.folder import why_no_run
     from rlsdk.runlog.metrics import METRICS, read_metrics
@@ -49,12 +58,31 @@ def diagnose(run: str, rules: Sequence[str], plugins: Sequence[str], as_json: bo
         if not isinstance(kept, dict):
             click.echo(f"rlsdk: {run}/config.yaml is empty or damaged: diagnoses run with their defaults", err=True)
             kept = {}
-        found = diagnosed(lines, chosen_rules(kept, rules, plugins))
+        chosen = chosen_rules(kept, rules, plugins)
+        found = diagnosed(lines, chosen)
+    history = History.of(lines)
+    short = unjudged(history, chosen)
     if as_json:
         click.echo(json.dumps([attrs.asdict(alert) for alert in found], indent=2))
-        return
-    steps = max((line["step"] for line in lines), default=0)
-    if not found:
-        click.echo(f"Nothing found in {counted(steps, 'step')} of {run}.")
-    for alert in found:
-        click.echo(f"step {alert.step}  {alert.level}  {alert.name}: {alert.message}\n  {alert.advice}")
+    else:
+        steps = max((line["step"] for line in lines), default=0)
+        if not found:
+            click.echo(f"Nothing found in {counted(steps, 'step')} of {run}.")
+        for alert in found:
+            click.echo(f"step {alert.step}  {alert.level}  {alert.name}: {alert.message}\n  {alert.advice}")
+    if short:
+        _show_unjudged(history, short, err=as_json)
+
+
+def _show_unjudged(history: History, short: Sequence[Unjudged], *, err: bool) -> None:
+    """Print which diagnoses need more steps than the run has, and what its few steps show nevertheless."""
+    names = ", ".join(f"{each.name} ({each.values} of {each.needed})" for each in short)
+    click.echo(f"Too few values of a metric to judge: {names}.", err=err)
+    for each in short:
+        if each.finding is not None:
+            told = f"{each.name}, with window={each.window}: {each.finding.message}"
+            click.echo(f"step {history.step}  {each.finding.level}  {told}\n  {each.finding.advice}", err=err)
+    ends = {name: history[name].values for name in ("reward/mean", "accuracy/mean", *HELD_OUT)}
+    shown = ", ".join(f"{name} {values[0]:.3g} → {values[-1]:.3g}" for name, values in ends.items() if len(values) > 1)
+    if shown:
+        click.echo(f"First and last values: {shown}", err=err)

@@ -124,9 +124,13 @@ class History:
         """Return the first of these metrics that the run has; an empty series if it has none of them."""
         return next((self.series[name] for name in names if name in self.series), Series(name=names[0]))
 
+    def enough(self, series: Series, values: int) -> bool:
+        """Return True if a metric has `values` values or more; `rlsdk diagnose` names the rules that need more."""
+        return len(series) >= max(1, values)
+
     def current(self, series: Series, values: int = 1) -> bool:
         """Return True if a metric has `values` values or more, the newest of the last step (old ones are not news)."""
-        return len(series) >= max(1, values) and int(series.steps[-1]) == self.step
+        return self.enough(series, values) and int(series.steps[-1]) == self.step
 
     def between(self, prefix: str, suffix: str = "") -> dict[str, Series]:
         """Return the metrics with this prefix and suffix, keyed by what lies between: `source/`, NAME, `/share`."""

@@ -168,7 +168,7 @@ def format_only(
     told = {
         f"reward/{name}": f"{series.first(window).mean:.2f} to {series.last(window).mean:.2f}"
         for name, series in forms.items()
-        if len(series) >= 2 * window
+        if history.enough(series, 2 * window)
         and series.last(window).mean - series.first(window).mean >= rise
         and series.last(window).mean >= learned * series.values.max()
     }
@@ -202,7 +202,7 @@ def held_out_drop(history: History, *, window: Count = 5, evaluations: Count = 2
         drop: Minimum drop; the standard error with 400 tasks is up to 0.025.
     """
     held_out, reward = history.first_of(*EVALUATIONS), history["reward/mean"]
-    if not history.current(held_out, evaluations + 1) or len(reward) < 2 * window:
+    if not history.current(held_out, evaluations + 1) or not history.enough(reward, 2 * window):
         return None
     best = int(held_out.values[:-evaluations].argmax())
     latest = held_out.last(evaluations)

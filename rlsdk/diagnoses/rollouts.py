@@ -165,8 +165,9 @@ def starving_source(history: History, *, window: Count = 10, share: float = 0.05
     """
     for name, series in history.between("source/", "/share").items():
         found = dict(zip(series.steps.tolist(), series.values.tolist(), strict=True))
-        counts = [found.get(step, 0.0) for step in range(int(series.steps[0]), history.step + 1)]
-        if len(counts) < 2 * window:
+        steps = range(int(series.steps[0]), history.step + 1)
+        counts = [found.get(step, 0.0) for step in steps]
+        if not history.enough(Series(steps, counts, series.name), 2 * window):
             continue
         now = sum(counts[-window:]) / window
         best = max(sum(counts[i : i + window]) / window for i in range(len(counts) - window))
@@ -199,7 +200,7 @@ def unsolved_source(
     accuracy = {
         name: series.last(window).mean
         for name, series in history.between("source/", "/accuracy/mean").items()
-        if len(series) >= window and series.steps[-1] > history.step - window
+        if history.enough(series, window) and series.steps[-1] > history.step - window
     }
     best = max(accuracy, key=lambda name: accuracy[name], default="")
     worst = min(accuracy, key=lambda name: accuracy[name], default="")

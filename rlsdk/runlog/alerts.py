@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +12,8 @@ from typing import Any, Self
 
 import attrs
 
-from rlsdk.contracts import Finding, History
+from rlsdk.components import Bound
+from rlsdk.contracts import Finding, History, Series
 from rlsdk.errors import described
 from rlsdk.plugins import Plugins, short_name
 from rlsdk.runlog.folder import replace_text
@@ -20,6 +23,8 @@ log = logging.getLogger(__name__)
 ALERTS = "alerts.jsonl"
 QUIET = 10
 """Number of consecutive steps without a finding after which the same finding counts as new."""
+LEAST_WINDOW = 3
+"""Minimum number of values that a shorter window averages."""
 Rule = Callable[[History], Finding | None]
 
 
@@ -88,6 +93,73 @@ def diagnose(lines: Iterable[Mapping[str, Any]], rules: Mapping[str, Rule]) -> l
     whole, diagnoses = History.of(lines), Diagnoses(rules)
     steps = sorted({int(step) for series in whole.series.values() for step in series.steps})
     return [alert for step in steps for alert in diagnoses.look(whole.until(step))]
+
+
+@attrs.frozen
+class Unjudged:
+    """A diagnosis for which a run has too few values of a metric.
+
+    Attributes:
+        name: Name of the diagnosis.
+        values: Number of values of the metric.
+        needed: Number of values that the diagnosis needs.
+        window: The longest window for which the values suffice; 0 if there is none of `LEAST_WINDOW` values or more.
+        finding: What the diagnosis finds with that window.
+    """
+
+    name: str
+    values: int
+    needed: int
+    window: int = 0
+    finding: Finding | None = None
+
+
+def unjudged(history: History, rules: Mapping[str, Rule]) -> list[Unjudged]:
+    """Return the diagnoses for which a run is too short, each with what a shorter window shows.
+
+    A diagnosis is listed if it asks `History.enough` or `History.current` for more values than a metric has, and finds
+    nothing. Metrics that the run lacks do not count.
+
+    Args:
+        history: The run's metrics.
+        rules: Diagnoses by name.
+    """
+    found = []
+    for name, rule in rules.items():
+        with contextlib.suppress(Exception):  # `Diagnoses.look` logs it
+            finding, lacking = _asked(rule, history)
+            if finding is None and lacking:
+                values, needed = max(lacking.values(), key=lambda each: each[1] - each[0])
+                found.append(Unjudged(name, values, needed, *_with_shorter_window(rule, history, needed)))
+    return found
+
+
+def _with_shorter_window(rule: Rule, history: History, longest: int) -> tuple[int, Finding | None]:
+    """Return the longest window for which no metric lacks values, and the finding with it."""
+    if isinstance(rule, Bound) and "window" in inspect.signature(rule.component.obj).parameters:
+        for window in range(longest, LEAST_WINDOW - 1, -1):
+            finding, lacking = _asked(attrs.evolve(rule, options={**rule.options, "window": window}), history)
+            if not lacking:
+                return window, finding
+    return 0, None
+
+
+def _asked(rule: Rule, history: History) -> tuple[Finding | None, dict[str, tuple[int, int]]]:
+    """Return the finding of a rule, and the metrics of which it needs more values: name -> values, values needed."""
+    asked = _AskedHistory(history.series, history.step)
+    return rule(asked), asked.lacking
+
+
+@attrs.frozen(eq=False)
+class _AskedHistory(History):
+    """A history that records of which metrics a rule needs more values."""
+
+    lacking: dict[str, tuple[int, int]] = attrs.field(factory=dict)
+
+    def enough(self, series: Series, values: int) -> bool:
+        if 0 < len(series) < values:
+            self.lacking[series.name] = (len(series), values)
+        return super().enough(series, values)
 
 
 def append_alerts(folder: Path, alerts: Iterable[Alert]) -> None:

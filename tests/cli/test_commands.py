@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import signal
@@ -306,6 +307,17 @@ def test_diagnose_runs_with_an_empty_config(tmp_path):
     ended = run("diagnose", str(tmp_path))
     assert ended.exit_code == 0
     assert "is empty or damaged" in ended.output
+
+
+def test_diagnose_says_what_a_short_run_shows_and_what_it_cannot_judge(tmp_path):
+    dead = [{"step": i, "reward/mean": 0.1, "groups/dead": 1.0, "rollouts/entropy": 1.0} for i in range(1, 6)]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in dead))
+    ended = run("diagnose", str(tmp_path))
+    assert "Too few values of a metric to judge: dead_groups (5 of 10), entropy_collapse (5 of 20)." in ended.stdout
+    assert "step 5  warning  dead_groups, with window=5: in 100% of the groups" in ended.stdout
+    assert "First and last values: reward/mean 0.1 → 0.1" in ended.stdout
+    ended = run("diagnose", str(tmp_path), "--json")
+    assert (json.loads(ended.stdout), "dead_groups (5 of 10)" in ended.stderr) == ([], True)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")

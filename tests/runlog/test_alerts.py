@@ -20,6 +20,7 @@ from rlsdk.runlog.alerts import (
     diagnose,
     latest_alerts,
     read_alerts,
+    unjudged,
 )
 
 
@@ -51,6 +52,20 @@ def test_a_rule_that_raises_is_named_once_and_the_others_go_on(caplog: pytest.Lo
         found = [diagnoses.look(History.of(trace(*[2] * n))) for n in (1, 2)]
     assert [[a.name for a in each] for each in found] == [["high"], []]
     assert [r.getMessage().split(":")[0] for r in caplog.records] == ["diagnosis broken failed and is not called again"]
+
+
+def test_rules_that_need_more_values_are_named_with_what_a_shorter_window_shows() -> None:
+    rules = chosen_rules({}, ["dead_groups", "entropy_collapse", "kl_runaway", "starving_source"])
+    healthy = {"rollouts/entropy": 1.0, "actor/kl_to_old": 0.0, "source/a/share": 1.0}
+    lines = [{"step": i, "groups/dead": 1.0, **healthy} for i in range(1, 7)]
+    found = {each.name: each for each in unjudged(History.of(lines), rules)}
+    counts = {name: (each.values, each.needed, each.window) for name, each in found.items()}
+    assert counts == {"dead_groups": (6, 10, 6), "entropy_collapse": (6, 20, 3), "starving_source": (6, 20, 3)}
+    assert [name for name, each in found.items() if each.finding] == ["dead_groups"]
+    assert unjudged(History.of({**lines[0], "step": i} for i in range(1, 21)), rules) == []
+    own = chosen_rules({"diagnoses": [{"use": "dead_groups", "window": 8}]}, ["dead_groups"])
+    assert [(each.needed, each.window) for each in unjudged(History.of(lines), own)] == [(8, 6)]
+    assert [each.window for each in unjudged(History.of(lines[:2]), own)] == [0]  # two values are no basis
 
 
 def test_a_rule_that_returns_something_else_is_one_that_failed(caplog: pytest.LogCaptureFixture) -> None:
