@@ -187,10 +187,7 @@ def _flatten(error: BaseException, path: str) -> Iterable[Fault]:
         for inner in plain:
             yield from _flatten(inner, path)
     elif isinstance(error, ForbiddenExtraKeysError):
-        if dataclasses.is_dataclass(error.cl):
-            known = [f.name for f in dataclasses.fields(error.cl) if f.init]
-        else:
-            known = [f.alias for f in attrs.fields(error.cl) if f.alias]
+        known = _keys(error.cl)
         for name in sorted(map(str, error.extra_fields)):  # YAML has numbers as keys, too
             yield f"{path}.{name}", unknown("key", name, known)
     elif isinstance(error, KeyError):
@@ -198,10 +195,19 @@ def _flatten(error: BaseException, path: str) -> Iterable[Fault]:
     elif isinstance(error, StructureHandlerNotFoundError):
         kind = type_name(error.type_)
         yield path, f"rlsdk cannot check values of type {kind}; annotate with plain types or attrs classes"
-    elif isinstance(error, TypeError | AttributeError):  # cattrs tried to read keys of something without keys
-        yield path, "expected a mapping with named keys"
     else:
         yield path, str(error)
+
+
+def _keys(cls: Any) -> list[str]:
+    """Return the keys of a dataclass or an attrs class, required ones first."""
+    if dataclasses.is_dataclass(cls):
+        fields = [
+            (f.default is f.default_factory is dataclasses.MISSING, f.name) for f in dataclasses.fields(cls) if f.init
+        ]
+    else:
+        fields = [(f.default is attrs.NOTHING, f.alias or f.name) for f in attrs.fields(cls) if f.init]
+    return [name for _, name in sorted(fields, key=lambda field: not field[0])]
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
@@ -361,7 +367,17 @@ def _collect(parts: Iterable[tuple[str, Any, Any]]) -> list[Any]:
 
 def _record(from_mapping: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Return a hook that accepts an instance as is, such as a default or one given in Python, or a mapping."""
-    return lambda value, kind: value if type(value) is kind else from_mapping(value, kind)
+
+    def hook(value: Any, kind: Any) -> Any:
+        if type(value) is kind:
+            return value
+        if not isinstance(value, Mapping):
+            raise Mismatch(
+                f"expected a mapping such as {{{', '.join(f'{n}: …' for n in _keys(kind)[:3])}}}, got {value!r}"
+            )
+        return from_mapping(value, kind)
+
+    return hook
 
 
 def _origin(kind: Any) -> Any:

@@ -160,7 +160,9 @@ def _sizes(config: Config) -> list[tuple[bool, str]]:
     # Only the hub can tell whether a hub id exists.
     is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not Path(path).exists() and not path.startswith(".")
     both = (
-        f"steps={config.steps} and epochs={config.epochs} are given" if config.steps is not None else "neither is given"
+        f"steps={config.steps} and epochs={config.epochs} are given"
+        if config.steps is not None
+        else "neither steps nor epochs is given"
     )
     return [
         *(
@@ -173,7 +175,7 @@ def _sizes(config: Config) -> list[tuple[bool, str]]:
         ),
         (config.seed >= 2**63, f"seed: below 2**63, got {config.seed}"),
         ("" in config.sampling.stop, "sampling.stop: an empty string would end every answer before its first token"),
-        ((config.steps is None) == (config.epochs is None), f"steps: {both}; give either steps or epochs"),
+        ((config.steps is None) == (config.epochs is None), f"steps: {both}; give one of them"),
         (
             not 0 < config.sampling.top_p <= 1,
             f"sampling.top_p: above 0 and at most 1, got {config.sampling.top_p}",

@@ -34,12 +34,12 @@ export function mount(element, first) {
   const box = h("fieldset", { class: "keys-form", "aria-label": "Configuration" })
   const fields = new Form(box, edit)
   const yaml = h("textarea", { class: "yaml", "aria-label": "YAML", spellcheck: "false", wrap: "off", rows: 18, value: draft.text, oninput: debounce(350, () => wrote(yaml.value)) })
-  const verdict = h("div", { class: "verdict", role: "status", "aria-live": "polite" }, h("p", { class: "hint" }, "Reading the plugins; the first time takes up to a minute …"))
+  const checked = h("div", { class: "checked", role: "status", "aria-live": "polite" }, h("p", { class: "hint" }, "Reading the plugins; the first time takes up to a minute …"))
   const begin = h("button", { class: "button primary", disabled: true, onclick: start }, "Start")
   const explained = h("div", { class: "explained" })
   append(element, [trouble, table, bar, h("div", { class: "studio" },
     h("div", { class: "studio-form" }, search, box),
-    h("div", { class: "studio-side" }, h("div", { class: "launch" }, begin, verdict), h("h2", {}, "YAML"), yaml, explained))])
+    h("div", { class: "studio-side" }, h("div", { class: "launch" }, begin, checked), h("h2", {}, "YAML"), yaml, explained))])
 
   function keep() {
     sessionStorage.setItem(KEPT, JSON.stringify(draft))
@@ -140,7 +140,7 @@ export function mount(element, first) {
     begin.disabled = faults.length > 0 || waits || !reply.tree
     begin.textContent = reply.exists ? "Resume" : "Start"
     const file = draft.file ? "Saves the file, and" : "Keeps a copy of the configuration, and"
-    replace(verdict, faults.length ? [h("p", {}, h("b", {}, faults.length === 1 ? "1 problem" : `${faults.length} problems`)), h("ol", { class: "problems" }, places.map(([place, each]) => h("li", {},
+    replace(checked, faults.length ? [h("p", {}, h("b", {}, faults.length === 1 ? "1 problem" : `${faults.length} problems`)), h("ol", { class: "problems" }, places.map(([place, each]) => h("li", {},
       h("button", { class: "link problem", onclick: () => fields.reveal(place) }, visible(each.path || "YAML")), " ", said(each.message))))]
       : h("p", { class: "hint" }, reply.exists ? `${reply.folder} holds a run. Resume continues it; to start another run, change the name.` : `No problems. ${file} trains in ${reply.folder}.`),
     form?.broken.map((each) => h("p", { class: "trouble" }, visible(each))))

@@ -140,7 +140,7 @@ export class Form {
     control.setAttribute("aria-describedby", `about-${name} fault-${name}`)
     return h("div", { class: "key", "data-words": `${name} ${field.help}`.toLowerCase() },
       h("label", { for: `key-${name}` }, visible(field.name)), control,
-      h("p", { class: "hint", id: `about-${name}` }, h("code", {}, visible(about)), " ", visible(field.help)), this.faultBox(path))
+      h("p", { class: "hint", id: `about-${name}` }, h("code", {}, visible(about)), " ", withCode(field.help)), this.faultBox(path))
   }
 
   control(field, path, own) {
@@ -284,6 +284,11 @@ export class Form {
       if (words.length && some) fold.open = true
     }
   }
+}
+
+// Help text, whose `code` is shown as such.
+function withCode(text) {
+  return text.split("`").map((part, i) => i % 2 ? h("code", {}, visible(part)) : visible(part))
 }
 
 function leaves(value) {
