@@ -79,7 +79,9 @@ def what_if(
         comparison = Comparison(folder, checked, gradients=gradients, examples=examples)
         found = asyncio.run(comparison.run(first, last))
     if not found["groups"]:
-        raise ConfigError([f"RUN: {run} has stored no groups{f' of steps {steps}' if steps else ''} yet"])
+        wanted, every = f" of steps {steps}" if steps else "", checked.before.config.save_rollouts
+        rest = f"; with save_rollouts={every} it stores one step in {every}" if every > 1 else ""
+        raise ConfigError([f"RUN: {run} has stored no groups{wanted} yet{rest}"])
     if as_json:
         click.echo(json.dumps({"run": run, **found}, indent=2, default=str))
     else:
@@ -92,6 +94,8 @@ def _bounds(text: str | None) -> tuple[int | None, int | None]:
     first, dash, last = text.partition("-")
     if not all(part.isdecimal() or not part for part in (first, last)) or not (first or last):
         raise ConfigError([f"--steps: {text!r} given; expected a step or a range: 5, 3-8, 3- or -8"])
+    if first and last and int(first) > int(last):
+        raise ConfigError([f"--steps: {text!r} given, which ends before it begins"])
     start = int(first) if first else None
     return start, (int(last) if last else None) if dash else start
 

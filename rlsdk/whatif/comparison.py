@@ -165,6 +165,8 @@ class Comparison:
         whole = sum(results, StepResult(step=0))
         if self._gradients is not None:
             whole = attrs.evolve(whole, cosine=self._gradients.whole())
+        if len(self._changed) > self._most_groups:
+            self._notes[f"{self._most_groups} of {len(self._changed)} groups with another outcome are listed"] = None
         examples = sorted(self._examples, key=lambda each: -each[0])
         return {
             **whole.as_json(),

@@ -66,7 +66,8 @@ class Asked:
         if faults:
             raise ConfigError(faults)
         rewards, filters = ([value for name, _, value in given if name == option] for option in ("reward", "filter"))
-        found = [f"reward={json.dumps(rewards)}"] if rewards else []
+        # A single reward is not a list, so that the setting `reward.format_score=0` applies to it.
+        found = [f"reward={json.dumps(rewards[0] if len(rewards) == 1 else rewards)}"] if rewards else []
         found += [f"algorithm={json.dumps(value)}" for name, _, value in given if name == "algorithm"]
         if filters:
             found.append(f"algorithm.filters={json.dumps([each for each in filters if each != NO_FILTERS])}")

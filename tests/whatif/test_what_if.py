@@ -183,7 +183,8 @@ def test_all_faults_are_reported_together(run: Path) -> None:
         (["--reward", f"{{use: reward_model, path: '{MODEL}'}}"], "holds a model in a Ray actor"),
         (["--reward", "{use: ["], "--reward: '{use: [' is not YAML"),
         (["--steps", "a"], "--steps: 'a' given; expected a step or a range"),
-        (["--steps", "7-"], "has stored no groups of steps 7-"),
+        (["--steps", "7-"], "has stored no groups of steps 7- yet"),
+        (["--steps", "5-3"], "--steps: '5-3' given, which ends before it begins"),
         (["--checkpoint", "3"], "has no complete checkpoint of step 3"),
     ],
 )
@@ -191,6 +192,23 @@ def test_batches_that_cannot_be_replayed_are_reported(run: Path, arguments: list
     result = invoke(run, *arguments)
     assert result.exit_code != 0
     assert expected in result.output
+
+
+def test_a_run_that_stores_one_step_in_ten_says_so(tmp_path: Path) -> None:
+    refused = invoke(make_run(tmp_path / "made", save_rollouts=10), "--steps", "5")
+    assert "has stored no groups of steps 5 yet; with save_rollouts=10 it stores one step in 10" in refused.output
+
+
+def test_a_setting_of_the_only_reward_applies_to_the_one_that_is_named(run: Path) -> None:
+    found = answer(run, "--reward", "countdown", "reward.format_score=0.5")
+    assert found["rewards"]["after"] == pytest.approx((1 + 3 * 0.5) / 4)
+
+
+def test_a_list_of_groups_that_is_cut_off_says_so(tmp_path: Path) -> None:
+    made = make_run(tmp_path / "made", [group(i, (WRONG, 1), (WRONG, 1)) for i in range(51)])
+    found = answer(made, "--filter", "nonzero_variance")
+    assert (found["trained"]["lost"], len(found["changed_groups"])) == (51, 50)
+    assert "50 of 51 groups with another outcome are listed" in found["notes"]
 
 
 def test_code_that_the_folder_names_is_not_executed_unless_the_user_gives_it(tmp_path: Path) -> None:
