@@ -337,7 +337,7 @@ def test_every_rank_draws_the_same_and_nobody_elses_numbers_change(tied: Model) 
         ({"targets": []}, r"lora\.targets.* is empty; give all-linear, or names"),
         ({"ranks": 8}, r"lora\.ranks: unknown key 'ranks', did you mean 'rank'"),
         ({"sync": "full"}, r"lora\.sync: expected 'adapter' \| 'merged', got 'full'"),
-        ("yes", r"lora: expected a mapping such as \{rank: …, alpha: …, targets: …\}, got 'yes'"),
+        ("yes", r"lora: expected a mapping such as \{rank: …, alpha: …, targets: …\} or null, got 'yes'"),
     ],
     ids=str,
 )
