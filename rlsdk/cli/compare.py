@@ -58,4 +58,6 @@ def _show(found: dict[str, Any]) -> None:
             table.add_row(*map(Text, row))
         if rows:
             out.print(table)
+    for folder, status in found["unfinished"].items():
+        out.print(f"{folder} has not finished ({status}); its values are those so far", markup=False, soft_wrap=True)
     out.print(INTERVALS, style="dim", highlight=False)

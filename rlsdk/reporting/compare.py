@@ -38,10 +38,15 @@ class SeedGroup:
 
     def estimate(self, metric: str) -> dict[str, Any] | None:
         """Return mean, 95 % confidence interval over the seeds and their number; None if no run has the metric."""
-        series = [run.history[metric] for run in self.runs]
-        values = [s.last(1 if metric.startswith("eval/") else LAST).mean for s in series if len(s)]
-        if not values:
+        seeds: dict[Any, list[float]] = {}
+        for run in self.runs:
+            if len(series := run.history[metric]):
+                last = series.last(1 if metric.startswith("eval/") else LAST)
+                seeds.setdefault(run.settings.get("seed"), []).append(last.mean)
+        if not seeds:
             return None
+        # Runs of one seed are repetitions: they say nothing about the spread between seeds.
+        values = [float(np.mean(repeated)) for repeated in seeds.values()]
         mean, count = float(np.mean(values)), len(values)
         if count == 1:
             return {"mean": mean, "low": None, "high": None, "seeds": 1}
@@ -93,6 +98,11 @@ def comparison(runs: Sequence[FinishedRun]) -> dict[str, Any]:
             metrics[metric] = {label: each for label, each in found.items() if each is not None}
     return {
         "groups": {group.label: [str(run.folder) for run in group.runs] for group in groups},
+        "unfinished": {
+            str(run.folder): f"{run.summary.get('status', 'training or killed')}, step {run.history.step}"
+            for run in runs
+            if run.summary.get("status") != "finished"
+        },
         "differences": differences(groups),
         "metrics": metrics,
         "winners": {task: _winner(each) for task, each in _tasks(groups).items()},
@@ -136,6 +146,7 @@ def comparison_page(runs: Sequence[FinishedRun]) -> str:
         f"Comparison of {len(runs)} runs",
         [
             ("Runs", table(("group", "folders"), ((k, ", ".join(v)) for k, v in found["groups"].items()))),
+            ("Runs that have not finished", table(("folder", "status"), found["unfinished"].items())),
             ("Settings that differ", table(("setting", *labels), difference_rows(found))),
             ("Results", table(("metric", *labels), metric_rows(found)) + f"<p>{INTERVALS}</p>"),
             ("Winners on held-out tasks", table(("tasks", "winner", "mean", ""), winner_rows(found))),

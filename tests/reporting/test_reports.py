@@ -153,6 +153,26 @@ def test_seeds_are_one_group_with_a_confidence_interval(tmp_path: Path) -> None:
     assert found["metrics"]["reward/mean"]["fast"]["mean"] == pytest.approx(0.155)  # mean of steps 11 to 20
 
 
+def test_repetitions_of_a_seed_are_no_evidence_about_seeds(tmp_path: Path) -> None:
+    runs = [read_run(path) for path in three(tmp_path)[:2]]
+    twice = comparison([runs[0], runs[0]])["metrics"]["eval/sampled"]["a"]
+    assert twice == {"mean": 0.5, "low": None, "high": None, "seeds": 1}
+    again = read_run(make_run(tmp_path, "again", seed=0, end=0.3))
+    found = comparison([*runs, again])["metrics"]["eval/sampled"]["a"]
+    assert (found["mean"], found["seeds"]) == (pytest.approx(((0.5 + 0.3) / 2 + 0.6) / 2), 2)
+
+
+def test_runs_that_have_not_finished_are_named(tmp_path: Path) -> None:
+    done, failed, trains = three(tmp_path)
+    (done / "summary.json").write_text('{"status": "finished"}')
+    (failed / "summary.json").write_text('{"status": "failed"}')
+    shown = CliRunner(env={"COLUMNS": "200"}).invoke(root, ["compare", str(done), str(failed), str(trains)])
+    assert f"{failed} has not finished (failed, step 20); its values are those so far" in shown.output
+    assert f"{trains} has not finished (training or killed, step 20)" in shown.output
+    assert f"{done} has not" not in shown.output
+    assert "Runs that have not finished" in comparison_page([read_run(done), read_run(failed)])
+
+
 def test_a_name_and_its_long_form_are_the_same_setting(tmp_path: Path) -> None:
     paths = three(tmp_path)
     forms = ("{use: grpo, kl_coef: 0.0}\nreward: countdown", "{kl_coef: 0.0}\nreward: [{use: countdown}]", "ppo")
@@ -188,7 +208,7 @@ def test_the_command_prints_tables_json_and_a_page(tmp_path: Path) -> None:
     assert "<polygon" in page.read_text()  # the band of the seeds
     assert not {"script", "link"} & Tags(comparison_page([read_run(Path(p)) for p in paths])).found
     found = CliRunner().invoke(root, ["compare", *paths, "--json"])
-    assert set(json.loads(found.output)) == {"groups", "differences", "metrics", "winners"}
+    assert set(json.loads(found.output)) == {"groups", "unfinished", "differences", "metrics", "winners"}
     assert CliRunner().invoke(root, ["compare", paths[0]]).exit_code == 2
 
 
