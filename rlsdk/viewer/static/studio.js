@@ -133,16 +133,16 @@ export function mount(element, first) {
     if (!reply) return
     const faults = [...reply.faults, ...reply.warnings]
     const places = faults.map((each) => [fields.place(each.path), each])
-    const beside = new Map()
-    for (const [place, each] of places) beside.set(place, [...(beside.get(place) ?? []), each.message])
-    fields.fault(beside)
+    const byPlace = new Map()
+    for (const [place, each] of places) byPlace.set(place, [...(byPlace.get(place) ?? []), each.message])
+    fields.fault(byPlace)
     const waits = edits.length > 0 || asked
     begin.disabled = faults.length > 0 || waits || !reply.tree
     begin.textContent = reply.exists ? "Resume" : "Start"
-    const file = draft.file ? "Saves the file, and" : "Keeps a copy of the configuration, and"
+    const file = draft.file ? "saves the file" : "keeps a copy of the configuration"
     replace(checked, faults.length ? [h("p", {}, h("b", {}, faults.length === 1 ? "1 problem" : `${faults.length} problems`)), h("ol", { class: "problems" }, places.map(([place, each]) => h("li", {},
       h("button", { class: "link problem", onclick: () => fields.reveal(place) }, visible(each.path || "YAML")), " ", said(each.message))))]
-      : h("p", { class: "hint" }, reply.exists ? `${reply.folder} holds a run. Resume continues it; to start another run, change the name.` : `No problems. ${file} trains in ${reply.folder}.`),
+      : h("p", { class: "hint" }, reply.exists ? `${reply.folder} holds a run. Resume continues it; to start another run, change the name.` : `No problems. Start ${file} and trains in ${reply.folder}.`),
     form?.broken.map((each) => h("p", { class: "trouble" }, visible(each))))
     replace(explained, Object.entries(reply.plan ?? {}).map(([section, content]) => h("details", { class: "fold", open: ["batch", "memory", "disk"].includes(section) },
       h("summary", {}, h("b", {}, section)), h("dl", {}, Object.entries(content).map(([what, value]) => [h("dt", {}, visible(what)), h("dd", {}, said(Array.isArray(value) ? value.join("; ") || "none" : String(value)))])))))
