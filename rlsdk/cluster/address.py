@@ -60,6 +60,9 @@ class RayAddress:
         def init() -> None:
             import ray
 
+            # In a thread, Ray warns that it does not handle SIGTERM; the run does.
+            ray_log = logging.getLogger("ray._private.worker")
+            ray_log.addFilter(lambda record: not record.getMessage().startswith("SIGTERM handler"))
             try:
                 ray.init(address=self.address, **options)
             except Exception as error:  # noqa: BLE001 - raised below, by the thread that waits for this one
