@@ -122,7 +122,7 @@ export class Chart {
       width: this.box.clientWidth || 300,
       height: this.height,
       legend: { show: false },
-      padding: [8, 10, 0, 0],
+      padding: [8, 18, 0, 0],
       cursor: { sync: { key: together.key, setSeries: false }, points: { size: 6 }, drag: { x: true, y: false, setScale: true } },
       scales: { x: { time: false }, y: { range: reach } },
       series: [{}, ...series],
