@@ -51,12 +51,13 @@ def sweep(
     """
     from rlsdk.runlog.folder import held
     from rlsdk.sweeps.results import as_json as plain
-    from rlsdk.sweeps.results import default_metric, failures_of, require_metric, rows_of, write
+    from rlsdk.sweeps.results import check_metric, default_metric, failures_of, require_metric, rows_of, write
     from rlsdk.sweeps.running import Interrupted, train_all
     from rlsdk.sweeps.runs import sweep_of
 
     folder, runs, plans = sweep_of(config, settings, files, seeds=seeds)
     metric = metric or default_metric(plans.values())
+    check_metric(plans, metric)
     click.echo(f"{counted(len(runs), 'run')} in {folder}", err=True)
     try:
         with held(folder):
@@ -65,7 +66,7 @@ def sweep(
         click.echo("rlsdk: interrupted; repeat the command to continue", err=True)
         sys.exit(INTERRUPTED)
     rows, failed = rows_of(outcomes, metric, minimize=minimize), failures_of(outcomes)
-    require_metric(outcomes, rows, metric)
+    require_metric(outcomes, metric)
     found = plain(folder, metric, rows, failed)
     file = write(folder, found)
     if as_json:

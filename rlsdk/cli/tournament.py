@@ -59,7 +59,7 @@ def tournament(
     """
     from rlsdk.runlog.folder import held
     from rlsdk.sweeps import tournament as room
-    from rlsdk.sweeps.results import failures_of, write
+    from rlsdk.sweeps.results import check_metric, failures_of, require_metric, write
     from rlsdk.sweeps.running import Interrupted, train_all
     from rlsdk.sweeps.tournament import suite_tasks
 
@@ -67,6 +67,7 @@ def tournament(
     tasks = suite_tasks(suite)
     folder = out or Path("runs") / f"tournament-{Path(suite).name}"
     runs, plans = room.tournament_of(algorithms, tasks, folder, settings=settings, plugins=files, seeds=seeds)
+    check_metric(plans, metric)
     click.echo(
         f"{counted(len(algorithms), 'algorithm')} × {counted(len(tasks), 'task')} × {counted(seeds, 'seed')}: "
         f"{counted(len(runs), 'run')} in {folder}",
@@ -80,6 +81,7 @@ def tournament(
     except Interrupted:
         click.echo("rlsdk: interrupted; repeat the command to continue", err=True)
         sys.exit(INTERRUPTED)
+    require_metric(outcomes, metric)
     ranking, failed = room.standings(outcomes, metric), failures_of(outcomes)
     found = room.as_json(suite, metric, seeds, ranking, failed)
     file = write(folder, found)

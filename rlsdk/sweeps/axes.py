@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -109,12 +110,21 @@ def _range(text: str) -> tuple[str, ...]:
         low, high, points = float(found[2]), float(found[3]), int(found[4] or POINTS)
     except ValueError:
         raise ValueError(form) from None
-    if points < 2 or low >= high or (found[1] == "log" and low <= 0):
+    if points < 2 or not -math.inf < low < high < math.inf or (found[1] == "log" and low <= 0):
         above = ", above 0" if found[1] == "log" else ""
-        raise ValueError(f"a range needs LOW below HIGH{above}, and at least 2 points; got {text!r}")
+        raise ValueError(f"a range needs LOW below HIGH{above}, both finite, and at least 2 points; got {text!r}")
     shares = [i / (points - 1) for i in range(points)]
     if found[1] == "log":
         numbers = [low ** (1 - share) * high**share for share in shares]
     else:
         numbers = [low + share * (high - low) for share in shares]
-    return tuple(f"{number:.6g}" for number in numbers)
+    values = tuple(map(_number, numbers))
+    if len(set(values)) < points:
+        raise ValueError(f"the points of {text!r} are equal in six digits; list them, as in {low!r},{high!r}")
+    return values
+
+
+def _number(value: float) -> str:
+    """Return a number in six digits, and all digits of a whole one, which may be a count of steps or tokens."""
+    whole = round(value)
+    return str(whole) if math.isclose(value, whole, rel_tol=1e-9) else f"{value:.6g}"

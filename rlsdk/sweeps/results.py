@@ -10,7 +10,8 @@ from typing import Any
 import attrs
 
 from rlsdk.config import Plan
-from rlsdk.errors import RunError
+from rlsdk.errors import ConfigError, RunError
+from rlsdk.plurals import counted
 from rlsdk.runlog.folder import replace_text
 from rlsdk.sweeps.running import RunOutcome
 from rlsdk.sweeps.statistics import Estimate, mean
@@ -57,6 +58,31 @@ def default_metric(plans: Iterable[Plan]) -> str:
     return EVALUATED if all(section and (section.every or section.after) for section in sections) else TRAINED
 
 
+def check_metric(plans: Mapping[str, Plan], metric: str) -> None:
+    """Reject a metric of evaluations, before anything is trained, if some runs will not evaluate.
+
+    Args:
+        plans: Run name -> plan.
+        metric: The metric.
+
+    Raises:
+        ConfigError: Names the first of these runs.
+    """
+    if not metric.startswith("eval/"):
+        return
+    sections = {name: plan.config.eval for name, plan in plans.items() if plan.tasks_eval}
+    evaluated = {name for name, each in sections.items() if each.every or each.before or each.after}
+    silent = [name for name in plans if name not in evaluated]
+    if silent:
+        raise ConfigError(
+            [
+                f"--metric: {metric} is measured by evaluations, and {len(silent)} of {counted(len(plans), 'run')} "
+                f"have none, such as {silent[0]}: give tasks.eval and eval.after, or another metric, as in "
+                f"--metric {TRAINED}"
+            ]
+        )
+
+
 def rows_of(outcomes: Sequence[RunOutcome], metric: str, *, minimize: bool = False) -> list[ResultRow]:
     """Collect the metric of each combination, best first, those without a value last."""
     groups: dict[tuple[tuple[str, str], ...], list[RunOutcome]] = {}
@@ -75,14 +101,14 @@ def rows_of(outcomes: Sequence[RunOutcome], metric: str, *, minimize: bool = Fal
     return sorted(rows, key=rank)
 
 
-def require_metric(outcomes: Sequence[RunOutcome], rows: Sequence[ResultRow], metric: str) -> None:
+def require_metric(outcomes: Sequence[RunOutcome], metric: str) -> None:
     """Reject a metric that no finished run has, or that is finite at the end of none.
 
     Raises:
         RunError: No run has a value of the metric; lists the available ones.
     """
     done = [outcome.run for outcome in outcomes if outcome.status == 0]
-    if not done or any(row.values for row in rows):
+    if not done or any(run.result(metric) is not None for run in done):
         return
     there = sorted({name for run in done for name in run.metrics()})
     if metric in there:

@@ -98,10 +98,13 @@ class SweepRun:
     def result(self, metric: str) -> float | None:
         """Return a metric at the end of the run: the last value of an evaluation, or the mean of the last tenth.
 
-        None if the run has no such metric, or if it is not finite there, since NaN cannot be ranked.
+        None if the run has no such metric, or if it is not finite there, since NaN cannot be ranked. An evaluation
+        without a single scored answer is null in `metrics.jsonl`: an earlier one does not replace it.
         """
-        lines = [line for line in read_metrics(self.path) if isinstance(line.get(metric), int | float)]
-        if not lines:
+        lines = [line for line in read_metrics(self.path) if metric in line]
+        if not metric.startswith("eval/"):
+            lines = [line for line in lines if line[metric] is not None]
+        if not lines or not isinstance(lines[-1][metric], int | float):
             return None
         last = [line[metric] for line in lines if line["step"] > 0.9 * lines[-1]["step"]] or [lines[-1][metric]]
         found = float(lines[-1][metric] if metric.startswith("eval/") else sum(last) / len(last))

@@ -21,6 +21,7 @@ from rlsdk.sweeps.runs import LONGEST_NAME, run_name
         ("a='x,y',z", ("'x,y'", "z")),
         ("lr=log:1e-6:1e-4", ("1e-06", "1e-05", "0.0001")),
         ("lr=log:1:8:4", ("1", "2", "4", "8")),
+        ("steps=lin:1000000:2000002:3", ("1000000", "1500001", "2000002")),
         ("lr=lin:0:1:5", ("0", "0.25", "0.5", "0.75", "1")),
     ],
 )
@@ -44,6 +45,9 @@ def test_one_value_is_a_setting_of_all_runs(setting: str) -> None:
         (["a=log:0:1"], "LOW below HIGH, above 0"),
         (["a=lin:2:1"], "LOW below HIGH"),
         (["a=lin:0:1:1"], "at least 2 points"),
+        (["a=lin:0:inf"], "both finite"),
+        (["a=lin:nan:1"], "both finite"),
+        (["a=lin:1:1.0000001"], "are equal in six digits; list them, as in 1.0,1.0000001"),
         (["a=lin:0:one"], "as in lin:1e-6:1e-3:4"),
     ],
 )

@@ -136,7 +136,7 @@ def test_rows_are_means_over_seeds_best_first_and_failures_are_named(config: Pat
     assert found["rows"][0]["values"] == {"0": 0.6, "1": 0.6} and found["rows"][0]["low"] == pytest.approx(0.6)
     assert runs[0].result("reward/mean") == 0.1
     with pytest.raises(RunError, match="no run has 'eval/greed'; available: eval/sampled, reward/mean, step"):
-        require_metric(outcomes, rows_of(outcomes, "eval/greed"), "eval/greed")
+        require_metric(outcomes, "eval/greed")
 
 
 def test_a_metric_logged_only_before_the_first_step_counts_and_one_never_finite_is_named(config: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_metric_logged_only_before_the_first_step_counts_and_one_never_finite_
     assert runs[0].result("probe") == 3.0
     outcomes = [RunOutcome(runs[0], 0)]
     with pytest.raises(RunError, match="--metric: 'eval/sampled' is not finite at the end of any run"):
-        require_metric(outcomes, rows_of(outcomes, "eval/sampled"), "eval/sampled")
+        require_metric(outcomes, "eval/sampled")
 
 
 def processes(monkeypatch: pytest.MonkeyPatch, program: str) -> list[str]:
@@ -200,6 +200,35 @@ def test_a_metric_without_a_final_number_is_not_a_result(config: Path) -> None:
         rows = rows_of(outcomes, metric)
         assert [row.group["learner.lr"] for row in rows] == ["1e-2", "1e-4", "1e-3"]
         assert as_json(folder, metric, rows, [])["rows"][-1]["mean"] is None
+
+
+def test_an_evaluation_without_a_scored_answer_is_not_replaced_by_an_earlier_one(config: Path) -> None:
+    _, runs, _ = sweep_of(config, ["learner.lr=1e-4"], [], seeds=1)
+    finish(runs[0], 0.4)
+    with (runs[0].path / "metrics.jsonl").open("a") as lines:
+        lines.write('{"step": 9, "eval/sampled": null, "reward/mean": null}\n')
+    assert runs[0].result("eval/sampled") is None
+    assert runs[0].result("reward/mean") == 0.4
+
+
+@pytest.mark.parametrize("command", [["sweep", "trial.yaml", "--metric", "eval/greedy"], ["tournament", "grpo"]])
+def test_a_metric_of_evaluations_is_refused_before_the_first_run_if_there_are_none(
+    config: Path, command: list[str]
+) -> None:
+    suite = ["--suite", "."] if command[0] == "tournament" else []
+    refused = rlsdk(*command, *suite)
+    assert refused.exit_code == 2
+    assert "is measured by evaluations, and" in refused.output and "--metric reward/mean" in refused.output
+    assert not Path("runs").exists()
+
+
+def test_a_tournament_whose_metric_no_run_has_fails(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = tournament.tournament_of(["grpo"], {"trial": config}, Path("t"), seeds=1)[0]
+    finish(suite[0], 0.5)
+    processes(monkeypatch, "")
+    ended = rlsdk("tournament", "grpo", "--suite", ".", "--seeds", "1", "--out", "t", "--metric", "reward/maen")
+    assert ended.exit_code == 1
+    assert "--metric: no run has 'reward/maen'; available: " in ended.output
 
 
 def test_a_tournament_takes_names_mappings_and_settings() -> None:
