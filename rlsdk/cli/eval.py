@@ -69,10 +69,11 @@ def eval(  # noqa: A001 - the command's name
         progress = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
         bar = progress.add_task("rollouts", total=None)
         found = evaluate_model(
-            plan, pictures=pictures, seen=lambda done, total: progress.update(bar, completed=done, total=total)
+            plan,
+            model=checkpoint,
+            pictures=pictures,
+            seen=lambda done, total: progress.update(bar, completed=done, total=total),
         )
-    if checkpoint is not None:
-        found["model"] = checkpoint
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:

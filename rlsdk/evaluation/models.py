@@ -84,11 +84,18 @@ def model_of(
         yield folder
 
 
-def evaluate_model(plan: Plan, *, pictures: int = 8, seen: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+def evaluate_model(
+    plan: Plan,
+    *,
+    model: str | None = None,
+    pictures: int = 8,
+    seen: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
     """Evaluate a plan's model on its held-out tasks, and save the results in the plan's folder.
 
     Args:
         plan: Checked plan; its learner is not started.
+        model: Name of the model in the results, if the plan's is a temporary copy of it.
         pictures: Maximum number of greedy episodes to draw, per source.
         seen: Called after each rollout with the numbers of finished and of all rollouts.
 
@@ -116,7 +123,7 @@ def evaluate_model(plan: Plan, *, pictures: int = 8, seen: Callable[[int, int], 
             raise first_error(errors) from errors
     seconds = {"start": ready - start, "evaluation": time.perf_counter() - ready}
     drawn = asyncio.run(_pictures(plan, answers.greedy, pictures))
-    return _saved(plan, answers, seconds, drawn)
+    return _saved(plan, model or plan.config.model.path, answers, seconds, drawn)
 
 
 async def _answers(
@@ -169,7 +176,9 @@ async def _pictures(plan: Plan, groups: Sequence[Group], most: int) -> list[Path
     return found
 
 
-def _saved(plan: Plan, answers: Answers, seconds: dict[str, float], drawn: Sequence[Path]) -> dict[str, Any]:
+def _saved(
+    plan: Plan, model: str, answers: Answers, seconds: dict[str, float], drawn: Sequence[Path]
+) -> dict[str, Any]:
     found = figures(answers, plan.config.eval.samples, scored=bool(plan.rewards))
     transcripts = plan.folder / "transcripts.jsonl"
     kinds = (("greedy", answers.greedy), ("sampled", answers.sampled))
@@ -182,7 +191,7 @@ def _saved(plan: Plan, answers: Answers, seconds: dict[str, float], drawn: Seque
     answers.check_scores(plan.config.max_invalid, f"evaluation; see {transcripts}")
     invalid = Counter(reason for _, groups in kinds for group in groups for reason in unscored(group))
     summary = {
-        "model": plan.config.model.path,
+        "model": model,
         "tasks": dict(Counter(group.task.source for group in answers.greedy)),
         "accuracy": found.accuracy,
         "metrics": found.metrics,
@@ -232,7 +241,7 @@ def bench(
         source = checkpoints.path(step) if step else Path(plan.config.model.path)
         with model_of(source, plugins, plan.tree) as model:
             own = check(config, (*overrides, *here, f"model.path={json.dumps(str(model))}"), plugins)
-            found.append({**evaluate_model(own, pictures=0), "step": step, "model": str(source)})
+            found.append({**evaluate_model(own, model=str(source), pictures=0), "step": step})
     (plan.folder / "bench.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     return found
 

@@ -24,6 +24,8 @@ def test_a_checkpoint_has_the_accuracy_that_its_run_reported(runner: Any) -> Non
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     assert found["accuracy"] == runner.summary()["accuracy_after"]
+    assert found["model"] == str(checkpoint)  # also in the file: not the temporary copy that the engine loaded
+    assert json.loads((Path(found["transcripts"]).parent / "evaluation.json").read_text(encoding="utf-8")) == found
     assert found["tasks"] == {"countdown": 8}
     assert found["invalid"]["rollouts"] == 0
     rows = [json.loads(line) for line in Path(found["transcripts"]).read_text(encoding="utf-8").splitlines()]
