@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from rlsdk.config import Plan
     from rlsdk.simulation.measure import MeasuredRun
     from rlsdk.simulation.prediction import Assumptions, Prediction
-    from rlsdk.simulation.rates import Rates
 
 COLUMNS = ("", "step", "95 % below", "staleness", "engines idle", "learner idle", "tokens/s", "wasted", "weights GB/s")
 
@@ -80,6 +79,8 @@ def simulate(
     from rlsdk.config import check
     from rlsdk.simulation import measure, prediction
 
+    if per_gpu is not None and gpus is None:
+        raise click.UsageError("--per-gpu is a number of tasks for each GPU of --gpus; give it, or set batch_size.")
     plan = check(config, settings, files)
     on_gpus = gpus is not None or plan.config.placement.device == "cuda"
     used = _assumed(plan, hardware or ("h100" if on_gpus else "cpu"), run, _numbers(given))
@@ -110,7 +111,7 @@ def simulate(
         click.echo(json.dumps(report, indent=2))
     else:
         _show(predictions, beside)
-        _show_origins(used.origins, rates)
+        _show_origins(used.origins, {**attrs.asdict(rates), "median": lengths.median, "sigma": lengths.sigma})
 
 
 def _assumed(plan: Plan, hardware: str, run: Path | None, given: Mapping[str, float]) -> Assumptions:
@@ -210,11 +211,11 @@ def _show(predictions: Sequence[Prediction], beside: MeasuredRun | None) -> None
         )
 
 
-def _show_origins(origins: Mapping[str, str], rates: Rates) -> None:
-    """Print the origin of each rate, those not measured first."""
+def _show_origins(origins: Mapping[str, str], values: Mapping[str, float]) -> None:
+    """Print the origin and the value of each rate, those not measured first."""
     known: dict[str, list[str]] = {}
     for name, origin in origins.items():
-        known.setdefault(origin, []).append(f"{name} {getattr(rates, name):.3g}" if hasattr(rates, name) else name)
+        known.setdefault(origin, []).append(f"{name} {values[name]:.3g}")
     out = console()
     for origin, names in sorted(known.items(), key=lambda item: item[0].startswith(("measured", "--rate"))):
         out.print(f"from {origin}: " if origin != "assumed" else "assumed: ", ", ".join(names), sep="", highlight=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import attrs
@@ -169,10 +170,20 @@ def lengths_of(folder: Path, lines: Sequence[Mapping[str, Any]], limit: int) -> 
     if Address.of(folder) is not None:
         seen = tuple(row["tokens"] for row in query(folder, "tokens > 0 and step is not null"))
         if seen:
-            return Lengths(limit=limit, seen=seen)
-    spread = Lengths().sigma
-    mean = float(_column(lines, "rollouts/length").mean())
-    return Lengths(median=mean / np.exp(spread**2 / 2), sigma=spread, limit=limit)
+            return Lengths(median=float(np.median(seen)), limit=limit, seen=seen)
+    lengths = Lengths(limit=limit)
+    return attrs.evolve(lengths, median=_median_for(float(_column(lines, "rollouts/length").mean()), lengths))
+
+
+def _median_for(mean: float, lengths: Lengths) -> float:
+    """Return the median with which log-normal lengths have this mean after they are cut off."""
+    spread = np.exp(lengths.sigma * np.array(NormalDist().quantiles(1000)))
+    low, high = 1e-3, 1e3 * lengths.limit
+    for _ in range(60):
+        middle = (low * high) ** 0.5
+        short = np.clip(middle * spread, 1, lengths.limit).mean() < mean
+        low, high = (middle, high) if short else (low, middle)
+    return float(low)
 
 
 def _column(lines: Sequence[Mapping[str, Any]], name: str, default: float = 0.0) -> np.ndarray:

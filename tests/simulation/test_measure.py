@@ -15,8 +15,8 @@ from rlsdk.cli.simulate import simulate
 from rlsdk.errors import ConfigError, RunError
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.runlog.tables import Entry
-from rlsdk.simulation.measure import fit, measure
-from rlsdk.simulation.prediction import divided
+from rlsdk.simulation.measure import fit, lengths_of, measure
+from rlsdk.simulation.prediction import changed, divided
 from rlsdk.simulation.rates import Rates
 from rlsdk.types import Group, Rollout, Score, Task
 
@@ -98,6 +98,21 @@ def test_rates_come_back_from_what_a_run_left(run: Path) -> None:
     assert (found.steps, found.staleness, found.engines_idle) == (9, 0.0, None)
     assert len(found.lengths.seen) == 12 * 32
     assert found.lengths.limit == 200
+
+
+@pytest.mark.parametrize("mean", [2.0, 30.0, 150.0, 200.0])
+def test_lengths_that_were_not_saved_have_the_mean_of_the_run_though_the_limit_cuts_them_off(
+    tmp_path: Path, mean: float
+) -> None:
+    found = lengths_of(tmp_path, [{"rollouts/length": mean - 1}, {"rollouts/length": mean + 1}], 200)
+    assert np.mean(found.draw(np.random.default_rng(0), 20_000)) == pytest.approx(mean, rel=0.03)
+
+
+def test_a_spread_that_is_given_keeps_the_measured_median(run: Path) -> None:
+    found = measure(run, Rates(weights_bytes=0.0)).lengths
+    assert found.median == np.median(found.seen)
+    _, wider = changed(Rates(), found, {"sigma": 0.0})
+    assert set(wider.draw(np.random.default_rng(0), 3)) == {round(found.median)}
 
 
 def test_what_was_trained_again_is_part_of_what_the_learner_did(run: Path) -> None:
@@ -222,6 +237,12 @@ def test_the_table_says_what_the_figures_are(run: Path) -> None:
 def test_configurations_that_cannot_be_simulated_are_reported(run: Path, arguments: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         command(run, *arguments, fails=True)
+
+
+def test_tasks_per_gpu_need_a_number_of_gpus(run: Path) -> None:
+    called = CliRunner().invoke(simulate, [str(run / "config.yaml"), "--per-gpu", "2"])
+    assert called.exit_code == 2
+    assert "--per-gpu is a number of tasks for each GPU of --gpus" in called.output
 
 
 def test_gpus_are_divided_so_that_both_halves_have_some() -> None:
