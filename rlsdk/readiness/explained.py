@@ -53,9 +53,9 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
             "rewards": [_part(part.rule, part.reference) for part in plan.rewards],
             "renderer": _reference(plan.renderer),
             **({"tool calls": _reference(plan.tool_parser)} if plan.tool_parser is not None else {}),
-            "trained first": _reference(plan.buffer),
+            "buffer": _reference(plan.buffer),
             "engine": _reference(plan.engine) if plan.needs_engine else "none: nothing is generated",
-            "made in": counted(config.rollout.workers, "rollout worker")
+            "rollouts run in": counted(config.rollout.workers, "rollout worker")
             if config.rollout.workers
             else "the driver's process",
         },
@@ -64,7 +64,7 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
             "learner": _reference(plan.learner),
             "reference model": plan.needs_reference,
             "critic": plan.algorithm.critic,
-            "computed for the parts": sorted(plan.needs),
+            "computed fields": sorted(plan.needs),
         },
         "placement": _placement(plan),
         "plugins": {

@@ -16,6 +16,7 @@ from rlsdk.preflight import version
 from rlsdk.reporting.charts import chart
 from rlsdk.reporting.page import page, table, text_block
 from rlsdk.reporting.reading import FinishedRun, read_run
+from rlsdk.runlog.report import phase_seconds
 
 log = logging.getLogger(__name__)
 REPORT = "report.html"
@@ -159,9 +160,8 @@ def _curves(run: FinishedRun) -> Iterator[tuple[str, dict[str, Series]]]:
 
 
 def _times(run: FinishedRun) -> str:
-    seconds = run.summary.get("seconds") or {}
-    whole = seconds.get("whole") or 0
-    rows = [(name, f"{value:.1f}", f"{value / whole:.0%}" if whole else "") for name, value in seconds.items()]
+    whole = (run.summary.get("seconds") or {}).get("whole") or 0
+    rows = [(name, f"{s:.1f}", f"{s / whole:.0%}" if whole else "") for name, s in phase_seconds(run.summary)]
     return table(("phase", "seconds", "share of total"), rows)
 
 

@@ -23,6 +23,19 @@ CURVES = (
     ("eval/greedy", "held-out, greedy"),
 )
 """(metric, label) of each curve in the picture."""
+PHASES = {
+    "start": "start",
+    "produce": "sampling and scoring",
+    "wait_for_rollouts": "waiting for rollouts",
+    "logprobs": "logprobs before the update",
+    "credit": "filters and advantages",
+    "update": "updating the weights",
+    "sync": "sending the weights",
+    "evaluation": "evaluation",
+    "checkpoints": "checkpoints",
+    "whole": "total",
+}
+"""Phase in the summary -> its label, in the order of a run; phases by other names keep theirs and come before these."""
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> Path:
@@ -66,6 +79,13 @@ def figure_text(figure: float | None, form: str = ".1%") -> str:
     return "n/a" if figure is None else format(figure, form)
 
 
+def phase_seconds(summary: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return the label and the seconds of each phase of a run, the total last."""
+    seconds, order = summary.get("seconds") or {}, list(PHASES)
+    known = sorted(seconds, key=lambda name: order.index(name) if name in PHASES else -1)
+    return [(PHASES.get(name, name), seconds[name]) for name in known]
+
+
 def print_report(
     console: Console, summary: Mapping[str, Any], samples: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> None:
@@ -79,7 +99,7 @@ def print_report(
             table.add_row(label, *(figure_text(x[key]) if key in x else "-" for x in (before, after)))
         console.print(table)
     times = Table("phase", Column("seconds", justify="right"), title="where the time went")
-    for name, value in summary["seconds"].items():
+    for name, value in phase_seconds(summary):
         times.add_row(name, f"{value:.1f}")
     console.print(times)
     console.print(

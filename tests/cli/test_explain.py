@@ -60,7 +60,7 @@ def test_schedules_are_shown(explain):
 def test_what_an_algorithm_makes_necessary(explain):
     found = explain("algorithm=ppo")
     assert (found["learner"]["reference model"], found["learner"]["critic"]) == (True, True)
-    assert found["learner"]["computed for the parts"] == ["logprobs", "ref_logprobs", "values"]
+    assert found["learner"]["computed fields"] == ["logprobs", "ref_logprobs", "values"]
     found = explain("algorithm=sft", "reward=[]", "tasks.eval=null", "epochs=2", "steps=null")
     assert found["rollouts"]["engine"] == "none: nothing is generated"
     assert found["rollouts"]["workflow"] == "demonstration"

@@ -60,6 +60,20 @@ def test_the_table_at_the_end_names_what_expired(tasks: dict[str, int], said: st
     assert said in out.getvalue()
 
 
+def test_phases_are_named_in_the_order_of_a_run() -> None:
+    out = io.StringIO()
+    seconds = {"start": 1.0, "credit": 2.0, "produce": 3.0, "whole": 9.0, "of a plugin": 0.5}
+    print_report(Console(file=out, width=200), {"seconds": seconds, "steps": 1, "tokens_per_second": 1.0}, {})
+    rows = [line.strip("│ ").split("│") for line in out.getvalue().splitlines() if line.startswith("│")]
+    assert [tuple(map(str.strip, row)) for row in rows] == [
+        ("of a plugin", "0.5"),
+        ("start", "1.0"),
+        ("sampling and scoring", "3.0"),
+        ("filters and advantages", "2.0"),
+        ("total", "9.0"),
+    ]
+
+
 def test_what_ended_the_run_is_not_reported_twice(caplog: pytest.LogCaptureFixture) -> None:
     error = failed()
     try:
