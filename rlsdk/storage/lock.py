@@ -18,6 +18,10 @@ from rlsdk.storage.remote import RemoteFolder
 log = logging.getLogger(__name__)
 LOCK = ".rlsdk-lock"
 """Name of the lock file."""
+_READS = 5
+"""Maximum number of reads of a lock file that is being written."""
+_BETWEEN_READS = 0.05
+"""Seconds between them."""
 
 
 class RemoteLock:
@@ -52,7 +56,9 @@ class RemoteLock:
 
     def is_ours(self) -> bool:
         """Return whether this program still holds the lock."""
-        return self._holder().get("id") == self._id
+        holder = self._holder()
+        # If a full disk has cut the lock file short, no other program has taken the lock, and the next beat rewrites it.
+        return holder is not None and holder.get("id", self._id) == self._id
 
     def release(self) -> None:
         """Release the lock, if this program still holds it."""
@@ -71,7 +77,7 @@ class RemoteLock:
         Raises:
             ConfigError: The holder is alive, or another program was faster.
         """
-        first = self._holder()
+        first = self._holder() or {}
         if first.get("host") == socket.gethostname():
             if _is_alive(first.get("pid")):
                 raise self._refusal(first)
@@ -85,14 +91,14 @@ class RemoteLock:
             while time.monotonic() < end:
                 time.sleep(min(1.0, self._beat))
                 now = self._holder()
-                if now != first:
-                    if now:
-                        raise self._refusal(now)
+                if now is None:
                     break  # it was released
+                if now and now != first:
+                    raise self._refusal(now)
         self._folder.write(LOCK, self._content())
         time.sleep(min(2.0, self._beat))  # by then, any concurrent takeover has been written
         if not self.is_ours():
-            raise self._refusal(self._holder())
+            raise self._refusal(self._holder() or {})
 
     def _refusal(self, holder: dict[str, Any]) -> ConfigError:
         who = f"process {holder.get('pid', '?')} on {holder.get('host', '?')}"
@@ -103,13 +109,19 @@ class RemoteLock:
             ]
         )
 
-    def _holder(self) -> dict[str, Any]:
-        """Read the lock file; empty if it does not exist or is being written."""
-        try:
-            found = json.loads(self._folder.read(LOCK) or b"{}")
-        except ValueError:
-            return {}
-        return found if isinstance(found, dict) else {}
+    def _holder(self) -> dict[str, Any] | None:
+        """Read the lock file; None if there is none, empty if its content is incomplete and remains so."""
+        for _ in range(_READS):
+            content = self._folder.read(LOCK)
+            if content is None:
+                return None
+            try:
+                found = json.loads(content)
+            except ValueError:  # most stores do not replace a file at once, so it may be read while it is written
+                time.sleep(_BETWEEN_READS)
+            else:
+                return found if isinstance(found, dict) else {}
+        return {}
 
     def _content(self) -> bytes:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")

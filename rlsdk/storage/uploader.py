@@ -181,7 +181,8 @@ class Uploader:
     def _publish(self, staged: Staged) -> None:
         staged.finish()
         files = staged.files()
-        if not staged.sent:  # files of an interrupted upload, or of a discarded continuation of the run
+        if not staged.sent:  # files of failed uploads, and of a discarded continuation of the run
+            copies.remove_unfinished(self._remote)
             copies.withdraw(self._remote, staged.step)
         for name in files:
             if name not in staged.sent:

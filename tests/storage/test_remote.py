@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -104,8 +105,10 @@ def test_a_holder_elsewhere_lives_as_long_as_its_lock_changes() -> None:
 
     def beat() -> None:
         count = 0
-        while not ended.wait(0.02):
+        while not ended.wait(0.02) and b'"x"' in (remote.read(LOCK) or b""):
             count += 1
+            remote.write(LOCK, b"{")  # most stores show a file while it is written
+            time.sleep(0.1)
             remote.write(LOCK, json.dumps({**told, "time": str(count)}).encode())
 
     thread = threading.Thread(target=beat)
@@ -130,3 +133,16 @@ def test_whoever_was_taken_over_notices() -> None:
     assert not lock.is_ours()
     lock.release()
     assert b"another's" in (remote.read(LOCK) or b"")  # it is not ours to remove
+
+
+def test_a_lock_that_a_full_disk_cuts_short_is_rewritten_and_stays_ours(tmp_path: Path) -> None:
+    remote = RemoteFolder(f"file://{tmp_path}/runs/trial")
+    lock = RemoteLock(remote, beat=0.05)
+    lock.acquire()
+    remote.write(LOCK, b"")
+    assert lock.is_ours()
+    deadline = time.monotonic() + 30
+    while not remote.read(LOCK) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    lock.release()
+    assert remote.read(LOCK) is None

@@ -238,6 +238,30 @@ def test_a_lost_network_is_reported_and_the_next_resume_uploads(
     assert list(copies.copies(RemoteFolder(memory))) == [2]
 
 
+def test_a_failed_upload_that_is_skipped_leaves_no_files(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, memory: str
+) -> None:
+    upload, failed = RemoteFolder.upload, threading.Event()
+
+    def fail(self: RemoteFolder, file: Path, name: str, moved: Any = None) -> None:
+        upload(self, file, name, moved)
+        if name.startswith("checkpoints/step-1/"):
+            failed.set()
+            raise ConnectionError("reset")
+
+    monkeypatch.setattr(RemoteFolder, "upload", fail)
+    with mirrored(plan(memory), resume=False, overwrite=False) as mirror:
+        assert mirror is not None
+        training = Training(mirror._plan, mirror)
+        mirror.begin(None)
+        training.save(1)
+        assert failed.wait(60)
+        training.save(2)
+        found = mirror.finish()
+    assert found["uploaded"] == [2] and found["left_out"] == [1]
+    assert not [name for name in RemoteFolder(memory).names("checkpoints") if "step-1" in name]
+
+
 def test_a_full_disk_under_the_copy_of_the_database_ends_no_run(
     plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, memory: str
 ) -> None:
