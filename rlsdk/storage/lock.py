@@ -57,7 +57,7 @@ class RemoteLock:
     def is_ours(self) -> bool:
         """Return whether this program still holds the lock."""
         holder = self._holder()
-        # If a full disk has cut the lock file short, no other program has taken the lock, and the next beat rewrites it.
+        # A lock file that a full disk has cut short names no other program; the next beat rewrites it.
         return holder is not None and holder.get("id", self._id) == self._id
 
     def release(self) -> None:
