@@ -215,7 +215,8 @@ def _show_origins(origins: Mapping[str, str], values: Mapping[str, float]) -> No
     """Print the origin and the value of each rate, those not measured first."""
     known: dict[str, list[str]] = {}
     for name, origin in origins.items():
-        known.setdefault(origin, []).append(f"{name} {values[name]:.3g}")
+        value = values[name]
+        known.setdefault(origin, []).append(f"{name} {value:,.0f}" if value >= 1000 else f"{name} {value:.3g}")
     out = console()
     for origin, names in sorted(known.items(), key=lambda item: item[0].startswith(("measured", "--rate"))):
         out.print(f"from {origin}: " if origin != "assumed" else "assumed: ", ", ".join(names), sep="", highlight=False)
