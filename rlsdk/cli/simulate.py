@@ -144,7 +144,7 @@ def _assumed(plan: Plan, hardware: str, run: Path | None, given: Mapping[str, fl
     if run is not None:
         measured = measure(run, rates)
         rates, lengths = measured.rates, measured.lengths
-        origins |= dict.fromkeys([*MEASURED, "median"], f"measured in {run}")
+        origins |= dict.fromkeys([*MEASURED, "median"], f"the run {run}")
     rates, lengths = changed(rates, lengths, given)
     return Assumptions(rates=rates, lengths=lengths, origins=origins | dict.fromkeys(given, "--rate"))
 
