@@ -129,25 +129,32 @@ def _plan_of(run: Path, plugins: Sequence[str | Path], named: Mapping[str, Any])
 
 @contextmanager
 def written_aside(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder next to `folder`; rename it to `folder` on success, else remove it.
+    """Yield a temporary folder, whose files appear in `folder` on success; otherwise they are removed.
 
     Raises:
-        CheckpointError: `folder` exists and is not empty, or cannot be created.
+        CheckpointError: `folder` exists and is not empty, or cannot be created or written to.
     """
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise CheckpointError(f"{folder} is not empty; choose an empty folder, or one that does not exist")
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    # An existing folder cannot be replaced if it is a mount point or the current folder, so it is filled.
+    filled = folder.is_dir()
+    partial = (
+        folder / f".{os.getpid()}.partial" if filled else folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    )
     try:
         partial.mkdir(parents=True)
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be created: {error.strerror}") from error
     try:
         yield partial
-        if folder.is_dir():
-            folder.rmdir()
-        partial.rename(folder)
+        if filled:
+            for path in list(partial.iterdir()):
+                path.rename(folder / path.name)
+        else:
+            partial.rename(folder)
     except OSError as error:
-        raise CheckpointError(f"{folder} cannot be written: {error}") from error
+        said = error.args[0][0][2] if isinstance(error, shutil.Error) else error  # which lists all files
+        raise CheckpointError(f"{folder} cannot be written: {said}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 from functools import partial
 
 import pytest
@@ -49,10 +51,23 @@ def test_a_step_may_be_chosen(finished, tmp_path):
     assert (tmp_path / "deep" / "model" / "config.json").read_text() == '{"step": 2}'
 
 
-def test_an_empty_folder_is_taken(finished, tmp_path):
+@pytest.mark.parametrize("given", ["model", "."])
+def test_an_empty_folder_is_filled_even_if_it_is_the_current_one(finished, tmp_path, monkeypatch, given):
     (tmp_path / "model").mkdir()
-    export(finished, tmp_path / "model")
-    assert (tmp_path / "model" / "config.json").exists()
+    monkeypatch.chdir(tmp_path / "model" if given == "." else tmp_path)
+    export(finished, given)
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["config.json"]
+
+
+def test_a_full_disk_is_named_once(finished, tmp_path, monkeypatch):
+    def copy(source, target, **_):
+        raise OSError(errno.ENOSPC, "No space left on device", target)
+
+    monkeypatch.setattr(shutil, "copytree", partial(shutil.copytree, copy_function=copy))
+    (tmp_path / "model").mkdir()
+    said = export(finished, tmp_path / "model", status=1)
+    assert "model cannot be written: [Errno 28] No space left on device: " in said
+    assert not list((tmp_path / "model").iterdir())
 
 
 def test_nothing_is_overwritten(finished, tmp_path):
