@@ -106,12 +106,12 @@ def reason(metrics: Mapping[str, float]) -> str:
     if metrics.get("actor/skipped_updates"):
         return "every update was skipped, since its gradient was not finite"
     if metrics.get("rollouts/tokens") == 0:
-        if metrics.get("rollouts/truncated", 0.0) > 0:
-            return (
-                "no rollout has a sampled token: the prompts, with what the workflow adds to them (such as descriptions "
-                "of tools), leave no room for an answer; raise model.max_length"
-            )
-        return "no rollout has a sampled token; does the workflow await chat.sample() before it returns?"
+        full = (
+            "the prompts, with what the workflow adds to them (such as descriptions of tools), leave no room for an "
+            "answer; raise model.max_length"
+        )
+        asked = "does the workflow await chat.sample() before it returns?"
+        return f"no rollout has a sampled token; {full if metrics.get('rollouts/truncated', 0.0) > 0 else asked}"
     if metrics.get("accuracy/mean") == 1:
         return "every rollout was right, so the model solves these tasks already; train on harder ones"
     if "reward/mean" in metrics and metrics["reward/std"] < EQUAL:
