@@ -72,7 +72,8 @@ def sweep(
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
-        listing.show(_table(rows, metric))
+        click.echo(f"{metric}: mean over seeds [95 % confidence interval]")
+        listing.show(_table(rows))
         click.echo(f"written: {file}")
     tell_failures(failed, len(runs))
     if failed:
@@ -93,7 +94,7 @@ class SweepLines:
             return
         self._ended += 1
         took = "" if outcome.kept else f" after {outcome.seconds:.0f} s"
-        reason = f": {run.failure()}" if event == "failed" else ""
+        reason = f": {run.failure(outcome.status)}" if event == "failed" else ""
         click.echo(f"[{self._ended}/{self._count}] {run.name}: {event}{took}{reason}", err=True)
 
 
@@ -114,11 +115,9 @@ def told(estimate: Estimate | None) -> str:
     return f"{estimate.value:.4g}  [{estimate.low:.4g}, {estimate.high:.4g}]"
 
 
-def _table(rows: Sequence[ResultRow], metric: str) -> Table:
+def _table(rows: Sequence[ResultRow]) -> Table:
     columns = [Column(key, overflow="fold") for key in rows[0].group]
-    title = f"{metric}: mean over seeds [95 % confidence interval]"
     table = Table(*columns, Column("mean", justify="right"), Column("runs", justify="right"), box=None, pad_edge=False)
-    table.title, table.title_justify = title, "left"
     for row in rows:
         table.add_row(*row.group.values(), told(row.estimate).replace("[", r"\["), f"{len(row.values)}/{len(row.runs)}")
     return table

@@ -88,20 +88,20 @@ def tournament(
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
-        listing.show(_table(ranking, list(tasks), metric))
+        about = "interquartile mean over tasks and seeds; mean over seeds for each task [95 % interval]"
+        click.echo(f"{metric}: {about}")
+        listing.show(_table(ranking, list(tasks)))
         click.echo(f"written: {file}")
     tell_failures(failed, len(runs))
     if failed:
         sys.exit(1)
 
 
-def _table(ranking: Sequence[Standing], tasks: Sequence[str], metric: str) -> Table:
+def _table(ranking: Sequence[Standing], tasks: Sequence[str]) -> Table:
     columns = [Column(task, justify="right", overflow="fold") for task in tasks]
     table = Table(
         Column("algorithm", overflow="fold"), Column("all tasks", justify="right"), *columns, box=None, pad_edge=False
     )
-    table.title = f"{metric}: interquartile mean over tasks and seeds; mean over seeds for each task \\[95 % interval]"
-    table.title_justify = "left"
     for each in ranking:
         missing = f" ({counted(len(each.missing), 'run')} missing)" if each.missing else ""
         cells = [escape(told(estimate)) for estimate in (each.whole, *(each.task(task) for task in tasks))]

@@ -118,7 +118,7 @@ def require_metric(outcomes: Sequence[RunOutcome], metric: str) -> None:
 
 def failures_of(outcomes: Sequence[RunOutcome]) -> list[Failure]:
     """Return the failed runs with their reasons."""
-    return [Failure(each.run.name, each.run.failure(), each.run.log) for each in outcomes if each.status]
+    return [Failure(each.run.name, each.run.failure(each.status), each.run.log) for each in outcomes if each.status]
 
 
 def as_json(folder: Path, metric: str, rows: Sequence[ResultRow], failures: Sequence[Failure]) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from rlsdk.sweeps.runs import SweepRun
 
 POLL_SECONDS = 0.2
 INTERRUPTED = 130
-ENDS = {0: "finished", INTERRUPTED: "interrupted"}
-"""Exit status -> its name."""
+ENDS = {0: "finished", INTERRUPTED: "interrupted", -signal.SIGINT: "interrupted"}
+"""Exit status -> its name; a process that is just starting or ending is killed by SIGINT."""
 
 
 @attrs.define

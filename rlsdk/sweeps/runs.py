@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,15 +111,22 @@ class SweepRun:
         found = float(lines[-1][metric] if metric.startswith("eval/") else sum(last) / len(last))
         return found if math.isfinite(found) else None
 
-    def failure(self) -> str:
-        """Return why the run failed, from its log."""
+    def failure(self, status: int) -> str:
+        """Return why the run failed, from its log.
+
+        Args:
+            status: Exit status of its process; below 0, the signal that killed it.
+        """
         try:
             lines = self.log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
         except OSError:
             return "it left no log"
         said = [i for i, line in enumerate(lines) if line.startswith("rlsdk: ")]
-        told = lines[said[-1] :] if said else lines[-1:]
-        return " ".join(" ".join(told).removeprefix("rlsdk: ").split())[:400]
+        if said and status > 0:
+            return " ".join(" ".join(lines[said[-1] :]).removeprefix("rlsdk: ").split())[:400]
+        # It ended without a word: the log may hold the error of an earlier attempt, and the last line is no reason.
+        ended = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return f"{ended}; last line of its log: {' '.join(''.join(lines[-1:]).split())[:300]}"
 
 
 def run_name(group: Mapping[str, str], seed: int) -> str:
@@ -205,6 +213,9 @@ def sweep_of(
 
 def _seeds(values: Sequence[str]) -> list[int]:
     try:
-        return [int(value) for value in values]
+        seeds = [int(value) for value in values]
     except ValueError:
         raise ConfigError([f"seed: expected whole numbers, got {','.join(values)}"]) from None
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError([f"seed: {','.join(values)} names a seed twice"])
+    return seeds

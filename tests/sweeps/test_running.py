@@ -79,6 +79,11 @@ def test_seeds_given_as_values_are_seeds(config: Path) -> None:
         sweep_of(config, ["seed=5,7"], [], seeds=2)
 
 
+def test_a_seed_is_not_given_twice(config: Path) -> None:
+    with pytest.raises(ConfigError, match="seed: 1,01 names a seed twice"):
+        sweep_of(config, ["seed=1,01"], [], seeds=1)
+
+
 def test_nothing_starts_if_any_combination_is_wrong(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "_started", lambda run: pytest.fail("a run was started"))
     ran = rlsdk("sweep", str(config), "learner.lrr=1,2", "algorithm=grpo,rlo", "--seeds", "2")
@@ -130,6 +135,7 @@ def test_rows_are_means_over_seeds_best_first_and_failures_are_named(config: Pat
         ("1e-2", None),
     ]
     assert rows_of(outcomes, "eval/sampled", minimize=True)[0].group["learner.lr"] == "1e-4"
+    assert "killed by SIGKILL; last line of its log: no memory" in failures_of([RunOutcome(runs[4], -9)])[0].reason
     first, second = failures_of(outcomes)
     assert first.reason == "learner rank 0 failed in start: no memory" and second.reason == "it left no log"
     found = as_json(folder, "eval/sampled", rows, [first, second])
@@ -163,14 +169,15 @@ def processes(monkeypatch: pytest.MonkeyPatch, program: str) -> list[str]:
 
 
 def test_runs_are_started_in_order_and_their_status_is_theirs(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, runs, plans = sweep_of(config, [], [], seeds=3)
+    _, runs, plans = sweep_of(config, [], [], seeds=4)
     finish(runs[0], 0.5)
-    started = processes(monkeypatch, "import sys; sys.exit(int(sys.argv[2]) - 1)")
+    signalled = "import os, sys; n = int(sys.argv[2]) - 1; sys.exit(n) if n < 2 else os.kill(os.getpid(), 2)"
+    started = processes(monkeypatch, signalled)
     told: list[str] = []
     outcomes = train_all(runs, plans, lambda event, outcome: told.append(f"{outcome.run.seed} {event}"), parallel=2)
-    assert started == ["seed=1", "seed=2"]
-    assert [(each.status, each.kept) for each in outcomes] == [(0, True), (0, False), (1, False)]
-    assert told[0] == "0 kept" and {"1 finished", "2 failed"} < set(told)
+    assert started == ["seed=1", "seed=2", "seed=3"]
+    assert [(each.status, each.kept) for each in outcomes] == [(0, True), (0, False), (1, False), (-2, False)]
+    assert told[0] == "0 kept" and {"1 finished", "2 failed", "3 interrupted"} < set(told)
 
 
 def test_ctrl_c_is_passed_on_and_nothing_more_is_started(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
