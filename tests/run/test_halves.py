@@ -78,7 +78,7 @@ def test_two_programs_train_as_one(runner: Any, finished: Any, start: Any) -> No
     assert refused.wait(60) == 2, runner.console()
     explorer = start("explore")  # not before: the trainer asks those that wait already in any order, and one is enough
     assert (trainer.wait(150), explorer.wait(20)) == (0, 0), runner.console()
-    assert "seed: the explorer has 1, the trainer nothing there" in " ".join(runner.console().split())
+    assert "seed: the explorer has 1, the trainer no value" in " ".join(runner.console().split())
     assert "SIGTERM handler" not in runner.console()
     assert runner.metrics() == finished.metrics()
     ours, theirs = runner.summary(), finished.summary()

@@ -51,7 +51,7 @@ def test_every_difference_is_named_with_both_values() -> None:
     theirs = card({**common, "log_level": "info", "placement": {"engines": 3}}, core="1", lab="3")
     assert differences(theirs, ours) == [
         "placement.engines: the explorer has 3, the trainer 2",
-        "seed: the explorer has nothing there, the trainer 1",
+        "seed: the explorer has no value, the trainer 1",
         "plugin lab: the explorer and the trainer have different code",
     ]
     wrong = disagreement(theirs, ours)
@@ -62,8 +62,8 @@ def test_every_difference_is_named_with_both_values() -> None:
 def test_a_list_of_another_length_is_a_difference() -> None:
     one, two = card({"trackers": [{"use": "csv"}]}), card({"trackers": []})
     assert differences(one, two) == [
-        "trackers: the explorer has nothing there, the trainer []",
-        "trackers[0].use: the explorer has 'csv', the trainer nothing there",
+        "trackers: the explorer has no value, the trainer []",
+        "trackers[0].use: the explorer has 'csv', the trainer no value",
     ]
 
 

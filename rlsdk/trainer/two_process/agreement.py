@@ -87,7 +87,7 @@ def differences(explorer: PeerInfo, trainer: PeerInfo) -> list[str]:
     theirs, ours = dict(leaves(explorer.tree)), dict(leaves(trainer.tree))
 
     def shown(leaves: Mapping[str, Any], path: str) -> str:
-        return repr(leaves[path]) if path in leaves else "nothing there"
+        return repr(leaves[path]) if path in leaves else "no value"
 
     found = [
         f"{path}: the explorer has {shown(theirs, path)}, the trainer {shown(ours, path)}"
