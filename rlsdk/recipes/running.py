@@ -61,7 +61,13 @@ def commands(recipe: Recipe, out: Path, settings: Sequence[str] = (), *, quick: 
         out: Folder of its runs and of the new model.
         settings: `KEY=VALUE` settings of the last stage.
         quick: Run only a few steps.
+
+    Raises:
+        ValueFault: The settings name a run or its folder, in which its result would not be found.
     """
+    own = [key for key in (setting.partition("=")[0] for setting in settings) if key in ("name", "out")]
+    if own:
+        raise ValueFault(f"{own[0]}: every stage of a recipe has its own; --out gives the folder of all")
     steps = []
     if recipe.new_model is not None:
         shape = [part for key, value in recipe.new_model.items() for part in _flag(key, value)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
@@ -111,7 +112,8 @@ def _draw(path: Path, title: str, curves: Mapping[str, Series]) -> bool:
 def report_page(run: FinishedRun) -> str:
     """Return the report of a run as an HTML page."""
     versions = [(name, found) for name in PACKAGES if (found := version(name))]
-    again = f"rlsdk train {run.folder / 'config.yaml'} name={run.name}-again\nrlsdk compare {run.folder} …"
+    train = shlex.join(["rlsdk", "train", str(run.folder / "config.yaml"), f"name={run.name}-again"])
+    again = f"{train}\nrlsdk compare {shlex.quote(str(run.folder))} …"
     return page(
         f"Run {run.name}",
         [

@@ -61,7 +61,10 @@ class Moments:
             "before": x / count,
             "after": y / count,
             "mean_change": change / count,
-            "correlation": together / spread**0.5 if spread > 1e-18 * max(xx * yy, 1e-300) else None,
+            # Rounding can leave the interval: the sums are large where the numbers differ little.
+            "correlation": max(-1.0, min(1.0, together / spread**0.5))
+            if spread > 1e-18 * max(xx * yy, 1e-300)
+            else None,
         }
 
 

@@ -75,6 +75,12 @@ def test_other_settings_need_overwrite(tmp_path, ran):
     assert len(ran) == 3 and "steps=3" in ran[2] and "steps=3" not in ran[1]
 
 
+def test_stages_keep_their_names_and_folders(tmp_path):
+    for setting in ("name=mine", f"out={tmp_path}"):
+        with pytest.raises(ValueFault, match="every stage of a recipe has its own; --out gives the folder of all"):
+            running.commands(catalogue.read("arithmetic"), tmp_path, ("steps=3", setting))
+
+
 def test_a_failed_stage_ends_the_recipe_with_its_status(tmp_path, monkeypatch):
     monkeypatch.setattr(
         running.subprocess, "run", lambda command, check, stdout: subprocess.CompletedProcess(command, 130)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,12 @@ def test_a_report_is_one_page_without_scripts_and_what_a_model_wrote_is_escaped(
     assert "learner:" in text
     assert "<polyline" in text
     assert path.name == "report.html"
+
+
+def test_the_commands_of_a_report_quote_a_folder_with_spaces(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "my run")
+    shown = unescape(report_page(read_run(folder)))
+    assert f"rlsdk train '{folder}/config.yaml' 'name=my run-again'\nrlsdk compare '{folder}' …" in shown
 
 
 def test_a_run_that_trains_still_has_a_report(tmp_path: Path) -> None:

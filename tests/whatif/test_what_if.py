@@ -22,7 +22,7 @@ from rlsdk.cli import root
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.runlog.tables import Entry
 from rlsdk.types import Group, Message, Rollout, Score, Task
-from rlsdk.whatif.comparison import scored_again
+from rlsdk.whatif.comparison import Moments, scored_again
 from rlsdk.whatif.question import Asked, question
 
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
@@ -202,6 +202,12 @@ def test_a_run_that_stores_one_step_in_ten_says_so(tmp_path: Path) -> None:
 def test_a_setting_of_the_only_reward_applies_to_the_one_that_is_named(run: Path) -> None:
     found = answer(run, "--reward", "countdown", "reward.format_score=0.5")
     assert found["rewards"]["after"] == pytest.approx((1 + 3 * 0.5) / 4)
+
+
+def test_a_correlation_is_at_most_one() -> None:
+    values = np.arange(1000) / 1000
+    assert Moments.of(1e6 + values, values).as_json()["correlation"] == pytest.approx(1.0, abs=1e-3)
+    assert abs(Moments.of(1e6 + values, values).as_json()["correlation"]) <= 1
 
 
 def test_a_list_of_groups_that_is_cut_off_says_so(tmp_path: Path) -> None:
