@@ -64,6 +64,8 @@ LEAST: dict[str, int] = {
     "scoring.memory": 64,
 }
 """Path -> minimum."""
+LEAST_RESOURCE = 0.0001
+"""Minimum amount of a Ray resource that an actor may request."""
 LONGEST_NAME = 200
 """Maximum bytes of a run's name: file systems allow 255, and files next to the folder have longer names."""
 
@@ -73,6 +75,7 @@ def limits(config: Config) -> list[str]:
     return [
         *_name(config.name),
         *_out(config),
+        *_resources(config),
         *(
             f"{path}: at least {least}, got {value}"
             for path, least in LEAST.items()
@@ -144,6 +147,19 @@ def _out(config: Config) -> list[str]:
     if config.mirror is not None:
         return [f"mirror: given, but out={config.out!r} is a local folder, which needs no mirror; leave it out"]
     return []
+
+
+def _resources(config: Config) -> list[str]:
+    """Check the amounts of Ray resources; Ray would refuse them only when the first actor starts."""
+    faults = []
+    for path in ("placement.engine_resources", "placement.learner_resources", "critic.resources", "reference.resources"):
+        for name, amount in _at(config, path).items():
+            if name in ("CPU", "GPU", "memory", "object_store_memory"):
+                text = "Ray's own resource; name one that `ray start --resources` gave to nodes"
+                faults.append(f"{path}.{name}: {text}")
+            elif amount < LEAST_RESOURCE:
+                faults.append(f"{path}.{name}: at least {LEAST_RESOURCE}, got {amount}")
+    return faults
 
 
 def _at(config: Config, path: str) -> Any:

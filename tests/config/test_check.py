@@ -115,6 +115,8 @@ def test_an_option_that_refers_to_nothing_is_not_also_called_missing(faults, mon
         ("max_prompt_tokens=0", "max_prompt_tokens", "at least 1, got 0"),
         ("eval.samples=0", "eval.samples", "at least 1, got 0"),
         ("placement.learners=0", "placement.learners", "at least 1, got 0"),
+        ("placement.engine_resources={room: -1}", "placement.engine_resources.room", "at least 0.0001, got -1"),
+        ("critic.resources={CPU: 2}", "critic.resources.CPU", "Ray's own resource; name one that `ray start"),
         ("checkpoint.keep=0", "checkpoint.keep", "at least 1, got 0"),
         ("canary.tolerance=-0.1", "canary.tolerance", "at least 0, got -0.1"),
         ("watchdog.warn=0", "watchdog.warn", "seconds above 0, got 0.0"),
