@@ -152,7 +152,12 @@ def _out(config: Config) -> list[str]:
 def _resources(config: Config) -> list[str]:
     """Check the amounts of Ray resources; Ray would refuse them only when the first actor starts."""
     faults = []
-    for path in ("placement.engine_resources", "placement.learner_resources", "critic.resources", "reference.resources"):
+    for path in (
+        "placement.engine_resources",
+        "placement.learner_resources",
+        "critic.resources",
+        "reference.resources",
+    ):
         for name, amount in _at(config, path).items():
             if name in ("CPU", "GPU", "memory", "object_store_memory"):
                 text = "Ray's own resource; name one that `ray start --resources` gave to nodes"
