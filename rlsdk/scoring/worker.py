@@ -47,13 +47,14 @@ def prepare(references: Sequence[ComponentRef]) -> Callable[[socket.socket], Non
 
 
 def _call(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """Call a reward and build the reply; `spent` means that the process ran out of memory and must end."""
+    """Call a reward and build the reply; `spent` means that the process must end: out of memory, or told to exit."""
     component = component_of(reward)
     try:
         if component is not None and component.batch:
             return {"scores": [_plain(score) for score in as_scores(_result(reward, rollouts), len(rollouts))]}
         scores = [_one(reward, rollout) for rollout in rollouts]
-        return {"scores": scores, "spent": any(score.pop("spent", False) for score in scores)}
+        spent = [score.pop("spent", False) for score in scores]
+        return {"scores": scores, "spent": any(spent)}
     except DataError as error:
         return {"data_error": str(error)}
     except BaseException as error:  # noqa: BLE001 - the user's code: what it raises is the score's reason

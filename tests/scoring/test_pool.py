@@ -95,6 +95,14 @@ def test_what_fails_is_invalid_and_the_next_calls_work(
     assert [s.value for s in (before, after, more, again)] == [4, 5, 100_000, 5]
 
 
+def test_several_rewards_that_exit_in_one_call_fail_with_their_reason_alone(scorer: Callable[..., Scorer]) -> None:
+    running = scorer("hostile_lab/one", workers=1)
+    score(running, *["warm"] * 50)  # from then on, a call scores many
+    found = score(running, *["leave", "good"] * 50)
+    assert {each.reason.partition(" (")[0] for each in found[::2]} == {"one: SystemExit: 3"}
+    assert [each.value for each in found[1::2]] == [4] * 50
+
+
 def test_a_forked_process_that_returns_answers_no_call(scorer: Callable[..., Scorer]) -> None:
     running = scorer("hostile_lab/one", workers=1)
     for text in ("fork", "good day", "fork", "fine"):
