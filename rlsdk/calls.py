@@ -28,17 +28,23 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "diagnosis": ("history",),
 }
 """Kind -> positional arguments that rlsdk passes to a function, or to `__call__` or `run` of a class's instance."""
+NOT_AWAITED = ("policy_loss", "correction", "kl", "filter", "buffer", "stop", "tasks", "diagnosis")
+"""Kinds that rlsdk calls without await."""
 _LIST = re.compile(r"(?:\w+\.)*(?:list|List|tuple|Tuple|Sequence|Iterable)\b")
 
 
 def fault_of(kind: str, obj: Any, *, lists: bool) -> str:
-    """Describe why options cannot be set, or a list cannot be passed; empty if there is no fault.
+    """Describe why the kind cannot call an object, or why options cannot be set; empty if there is no fault.
 
     Args:
         kind: Kind of the component.
         obj: A function, or a class whose `__init__` takes the options.
         lists: True for a reward called with lists.
     """
+    if kind in NOT_AWAITED and inspect.iscoroutinefunction(obj.__call__ if inspect.isclass(obj) else obj):
+        return f"{obj.__name__} is async def, but is called without await; write def"
+    if uncallable := _uncallable(kind, obj):
+        return uncallable
     if hidden := _hidden_options(kind, obj):
         names = ", ".join(option.name for option in hidden)
         written = _with_keywords(obj.__init__ if inspect.isclass(obj) else obj, hidden)
@@ -73,7 +79,8 @@ def known_fields(kind: str, name: str, needs: Iterable[Any]) -> tuple[str, ...]:
             raise PluginError(f"{head}: {field!r} declares no field; mark it with @rlsdk.field")
         if others := fields.readers(field):
             raise PluginError(f"{head}: only {' and '.join(others)} can read {field!r}; known: {', '.join(readable)}")
-        raise PluginError(f"{head}: {unknown('field', str(field), readable)}")
+        own = f"; for a field of a plugin, give the function marked @rlsdk.field({field!r}) in place of its name"
+        raise PluginError(f"{head}: {unknown('field', str(field), readable)}{own}")
     return tuple(found)
 
 
@@ -92,6 +99,28 @@ def new_field(name: str, needs: Iterable[str]) -> tuple[str, ...]:
         if field not in fields.FORWARD:
             raise PluginError(f"{head}: {unknown('field', str(field), fields.FORWARD)}")
     return tuple(needs)
+
+
+def _uncallable(kind: str, obj: Any) -> str:
+    """Describe a function that does not accept the arguments of its kind; empty if it does."""
+    arguments = ARGUMENTS.get(kind)
+    if not arguments or inspect.isclass(obj):
+        return ""
+    signature = inspect.signature(obj)
+    options = dict.fromkeys(p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY)
+    try:
+        signature.bind(*arguments, **options)
+    except TypeError:
+        shown = (
+            f"{obj.__name__}({', '.join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values())})"
+        )
+        called = f"it is called as {obj.__name__}({', '.join(arguments)}), but is defined as {shown}"
+        if next(iter(signature.parameters), "") == "self":
+            return f"{called}; mark a function outside of a class, or the class"
+        if kind == "reward":
+            return f"{called}; a reward of another trainer runs unchanged as {{use: foreign, path: 'FILE.py:NAME'}}"
+        return called
+    return ""
 
 
 def _hidden_options(kind: str, obj: Any) -> list[inspect.Parameter]:

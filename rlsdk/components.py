@@ -244,12 +244,12 @@ def mark(kind: Kind, name: str, **extra: Any) -> Callable[[T], T]:
             raise PluginError(
                 f"@rlsdk.{kind}({name!r}) marks a function or a class; got {obj!r}; wrap it in a function"
             )
-        if fault := calls.fault_of(kind, obj, lists=bool(extra.get("batch"))):
-            raise PluginError(f"@rlsdk.{kind}({name!r}): {fault}")
         existing = own_mark(obj)
         if existing is not None and existing.obj is obj:
             both = f"{existing.kind} {existing.name!r} and {kind} {name!r}"
             raise PluginError(f"{obj!r} is marked twice, as {both}; mark a wrapper")
+        if fault := calls.fault_of(kind, obj, lists=bool(extra.get("batch"))):
+            raise PluginError(f"@rlsdk.{kind}({name!r}): {fault}")
         setattr(obj, _MARK, Component(kind, name, obj, **extra))
         return obj
 

@@ -184,7 +184,12 @@ class _Resolver:
         single = self.single_components(config)
         parser = config.model.tool_parser
         tool_parser = None if parser is None else self.reference("model.tool_parser", "tool_parser", parser)
-        trackers = self.many("trackers", "tracker", config.trackers)
+        # A second tracker that wrote metrics.jsonl would repeat its lines.
+        trackers = tuple(
+            each
+            for each in self.many("trackers", "tracker", config.trackers)
+            if each.name != f"core/{defaults.TRACKER.name}"
+        )
         diagnoses = self.diagnoses(config.diagnoses)
         self.faults += limits(config)
         if algorithm is None:

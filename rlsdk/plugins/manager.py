@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -265,7 +266,23 @@ class Plugins(pluggy.PluginManager):
             self._collect(plugin, name)
             if not inspect.isroutine(vars(plugin).get(name)):  # pluggy would find the same, but ten times slower
                 return None
-        return super().parse_hookimpl_opts(plugin, name)
+        options = super().parse_hookimpl_opts(plugin, name)
+        if isinstance(plugin, types.ModuleType):
+            self._check_hook(plugin, name, marked=bool(options))
+        return options
+
+    def _check_hook(self, module: types.ModuleType, name: str, *, marked: bool) -> None:
+        """Refuse a hook that would never run: one without its mark, or an `async def` that nothing awaits."""
+        function = getattr(module, name)
+        if not hasattr(hookspecs, name) or getattr(function, "__module__", "") != module.__name__:
+            return
+        where = f"plugin {self._owners[module.__name__]!r}: {defined_at(function)}"
+        if not marked and name.startswith(f"{hookspecs.PROJECT}_"):
+            raise PluginError(
+                f"{where} is not marked as a hook, and would not be called; write @rlsdk.hookimpl above it"
+            )
+        if inspect.iscoroutinefunction(function):
+            raise PluginError(f"{where} is async def, but hooks are called without await; write def")
 
     def _unknown_component(self, kind: Kind, name: str, offers: Iterable[str], plugin: str) -> str:
         """Return a sentence about an unknown name, suggesting another plugin's component with its prefix."""
@@ -273,6 +290,8 @@ class Plugins(pluggy.PluginManager):
         others = [each for each, found in self._components.items() if each != plugin and (kind, name) in found]
         if others:
             return f"{text.partition('; did you mean')[0]}; did you mean {others[0] + '/' + name!r}?"
+        if plugin == CORE and name in self.entries:
+            return f"{text.partition('; did you mean')[0]}; a component of the plugin {name!r} is written {name}/NAME"
         if self._components[plugin] or self._tables[plugin]:
             return text
         return f"{text}. It marks nothing: put @rlsdk.{kind}({name.rpartition('/')[2]!r}) above the function or class"
@@ -337,7 +356,7 @@ class Plugins(pluggy.PluginManager):
             hooks = {name: hook for name, hook in vars(self.hook).items() if isinstance(hook, pluggy.HookCaller)}
             strange = [name for name, hook in hooks.items() if not hook.has_spec() and hook.get_hookimpls()]
             known = (name for name, hook in hooks.items() if hook.has_spec())
-            said = unknown("hook", strange[0], known) if strange else str(error)
+            said = unknown("hook", strange[0], known) if strange else _arguments_of_hook(error)
             if self.is_registered(module):
                 self.unregister(module)
             raise PluginError(f"plugin {plugin!r} ({self._entry(plugin).origin}): {said}") from error
@@ -375,6 +394,15 @@ class Plugins(pluggy.PluginManager):
             raise PluginError(
                 f"plugin {plugin!r} declares {owned.kind} {owned.name!r} twice: {both}; rename one of them"
             )
+
+
+def _arguments_of_hook(error: pluggy.PluginValidationError) -> str:
+    """Return the sentence about a hook that takes an argument which its specification lacks, with those that exist."""
+    found = re.search(r"for hook '(\w+)'.*Argument\(s\) \{(.+)\}", str(error), re.DOTALL)
+    if found is None or not (spec := getattr(hookspecs, found[1], None)):
+        return str(error)
+    known = ", ".join(inspect.signature(spec).parameters)
+    return f"the hook {found[1]} has no argument {found[2]}; it may take any of: {known}"
 
 
 def present() -> Plugins | None:

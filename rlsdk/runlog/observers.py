@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import queue
 import threading
@@ -98,7 +99,7 @@ class ObserverThread:
             self._running = (what, time.monotonic())
             self._made += 1
             try:
-                call()
+                _refuse_async(call())
             except BaseException as error:  # an observer must never end the run
                 self._failed += 1
                 self._broken = essential
@@ -106,6 +107,13 @@ class ObserverThread:
                     self._first_failure = f"{what}: {described(error)}"
                     log.warning("%s: %s; the run continues", self.name, self._first_failure, exc_info=error)
             self._running = None
+
+
+def _refuse_async(result: object) -> None:
+    """Raise an error if a method is `async def`: its call did nothing."""
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError(f"{result.__qualname__} is async def, but is called without await; write def")
 
 
 class Observers:

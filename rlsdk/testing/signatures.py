@@ -16,8 +16,6 @@ from rlsdk.testing.subject import SUPPLIED
 
 Fault = tuple[str, str]
 """(expected, found)."""
-SYNC: tuple[Kind, ...] = ("policy_loss", "correction", "kl", "filter", "buffer", "stop", "tasks", "diagnosis")
-"""Kinds whose functions rlsdk calls without await."""
 
 PROTOCOLS: Mapping[Kind, type] = {
     "engine": contracts.Engine,
@@ -33,8 +31,6 @@ PROTOCOLS: Mapping[Kind, type] = {
 def fault_of(component: Component) -> Fault | None:
     """Return why a component cannot be called by its kind's convention; None if it can."""
     kind, obj = component.kind, component.obj
-    if kind in SYNC and component.is_async:
-        return f"def {obj.__name__}, which is called without await", "async def"
     if kind in PROTOCOLS:
         return _lacks(obj, PROTOCOLS[kind])
     if kind == "algorithm":
@@ -99,6 +95,8 @@ def _lacks_member(cls: type, name: str, member: Any) -> Fault | None:
     if held is None:
         return f"a method {prefix}{_written(name, member)}", "none"
     function = getattr(cls, name)
+    if not prefix and inspect.iscoroutinefunction(function) and member.__qualname__.partition(".")[0] != "Environment":
+        return f"a method {_written(name, member)}, which is called without await", "async def"
     if prefix and not inspect.iscoroutinefunction(function):
         return f"a method async {_written(name, member)}", "one that is not async"
     parameters = inspect.signature(member).parameters.values()

@@ -88,6 +88,12 @@ def test_mistakes_are_reported_with_their_path(file: Path, more: dict[str, Any],
     assert words in str(caught.value)
 
 
+def test_the_tracker_of_every_run_is_not_opened_twice(file: Path) -> None:
+    assert [each.name for each in check(config(file, trackers=["jsonl", "tensorboard"])).trackers] == [
+        "core/tensorboard"
+    ]
+
+
 def test_a_mapping_may_hold_uses_and_sections(file: Path) -> None:
     tree = {
         **yaml.safe_load(file.read_text()),

@@ -152,6 +152,47 @@ def test_an_option_that_is_not_keyword_only_is_refused(kind, obj, message):
         getattr(rlsdk, kind)("x")(obj)
 
 
+def compute_score(data_source, solution_str, ground_truth, extra_info=None): ...
+
+
+class Box:
+    def exact(self, rollout): ...
+
+
+async def varied(group): ...
+
+
+class Varied:
+    async def __call__(self, group): ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "obj", "message"),
+    [
+        ("reward", compute_score, "called as compute_score(rollout), but is defined as compute_score(data_source, .*"),
+        ("reward", compute_score, "a reward of another trainer .* {use: foreign, path: .*"),
+        ("reward", Box.exact, "defined as exact(self, rollout); mark a function outside of a class, or the class"),
+        ("kl", varied, "called without await; write def"),
+        ("kl", compute_score, "called as compute_score(logprobs, ref_logprobs), .*"),
+        ("workflow", varied, "called as varied(task, chat), but is defined as varied(group)"),
+        ("filter", varied, "varied is async def, but is called without await; write def"),
+        ("filter", Varied, "Varied is async def, .*"),
+    ],
+)
+def test_what_the_kind_cannot_call_is_refused(kind, obj, message):
+    pattern = ".*".join(re.escape(part) for part in message.split(".*"))
+    with pytest.raises(PluginError, match=rf"^@rlsdk.{kind}\('x'\): .*{pattern}$"):
+        getattr(rlsdk, kind)("x")(obj)
+
+
+def test_what_may_wait_may_be_async():
+    for kind in ("shaping", "advantage", "reward"):
+
+        async def judged(x): ...
+
+        assert own_mark(getattr(rlsdk, kind)(kind)(judged)).is_async
+
+
 def test_a_private_default_is_not_an_option():
     @rlsdk.reward("memo")
     def memo(rollout, _seen={}): ...  # noqa: B006

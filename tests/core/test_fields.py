@@ -48,6 +48,7 @@ def test_every_field_of_its_inputs_may_be_needed(kind):
         ("advantage", "ref_logprob", "unknown field 'ref_logprob', did you mean 'ref_logprobs'"),
         ("shaping", "refl_logprobs", "did you mean 'ref_logprobs'"),
         ("policy_loss", "teacher_topk", "unknown field 'teacher_topk'"),
+        ("advantage", "lateness", "give the function marked @rlsdk.field('lateness') in place of its name"),
         ("correction", "policy_versions", "unknown field 'policy_versions'"),
         ("advantage", "pairs", "only policy_loss and correction can read 'pairs'"),
         ("policy_loss", "baseline_rewards", "only shaping and advantage can read 'baseline_rewards'"),

@@ -69,6 +69,10 @@ def test_among_many_the_nearest_is_suggested():
     assert text.endswith("; did you mean 'low_var'?")
 
 
+def test_a_plugin_in_place_of_its_component_is_answered_with_how_it_is_written(mylab):
+    assert failure("kl", "mylab").endswith("; a component of the plugin 'mylab' is written mylab/NAME")
+
+
 def test_the_suggestion_has_the_prefix(site):
     code = "import rlsdk\n@rlsdk.kl('near')\ndef a(p, q): ...\n@rlsdk.kl('far')\ndef b(p, q): ...\n"
     site.install("lab", {"lab.py": code}, plugins={"lab": "lab"})
@@ -521,9 +525,25 @@ def test_hooks_are_collected_with_the_components_and_called_by_name(site):
 @pytest.mark.parametrize(
     ("hook", "cause"),
     [
+        (
+            "def rlsdk_step_end(step): ...",
+            r"lab.py, line 2\) is not marked as a hook, .*; write @rlsdk.hookimpl above it$",
+        ),
+        ("@rlsdk.hookimpl\nasync def rlsdk_step_end(step): ...", r"is async def, but .*; write def$"),
+    ],
+)
+def test_a_hook_that_would_do_nothing_is_refused(tmp_path, hook, cause):
+    (tmp_path / "lab.py").write_text(f"import rlsdk\n{hook}\n")
+    with pytest.raises(PluginError, match=f"^plugin 'lab': rlsdk_step_end .*{cause}"):
+        Plugins().activate(str(tmp_path / "lab.py"))
+
+
+@pytest.mark.parametrize(
+    ("hook", "cause"),
+    [
         ("rlsdk_step_ended(step)", "unknown hook 'rlsdk_step_ended', did you mean 'rlsdk_step_end'?"),
         ("rlsdk_stop(step)", "known: rlsdk_checkpoint_saved, rlsdk_rollout_done, rlsdk_run_end"),
-        ("rlsdk_step_end(stepp)", "stepp"),
+        ("rlsdk_step_end(stepp)", "the hook rlsdk_step_end has no argument 'stepp'; it may take any of: step, metrics"),
     ],
 )
 @pytest.mark.parametrize("table", [False, True], ids=["module", "table"])

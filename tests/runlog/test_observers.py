@@ -49,6 +49,11 @@ class Failing(Noting):
             raise SystemExit(3)
 
 
+class Waiting(Noting):
+    async def log(self, step: int, metrics: dict[str, float]) -> None:  # type: ignore[override]
+        super().log(step, metrics)
+
+
 def line_of(text: str) -> str:
     """Where this file first holds a text, as failures are reported."""
     lines = Path(__file__).read_text().splitlines()
@@ -62,9 +67,9 @@ def run_of(folder: Path, resumed_from: int = 0) -> Run:
 
 
 def test_trackers_are_told_in_order_and_a_failing_one_is_told_of(tmp_path, caplog):
-    good, unopened, rude = Noting(), Failing("open"), Failing("log")
+    good, unopened, rude, waiting = Noting(), Failing("open"), Failing("log"), Waiting()
     observers = Observers(Plugins())
-    observers.open({"good": good, "unopened": unopened, "rude": rude}, run_of(tmp_path))
+    observers.open({"good": good, "unopened": unopened, "rude": rude, "waiting": waiting}, run_of(tmp_path))
     metrics = {"loss": 1.0}
     observers.log(1, metrics)
     metrics["loss"] = 2.0  # what was handed over does not change later
@@ -78,6 +83,8 @@ def test_trackers_are_told_in_order_and_a_failing_one_is_told_of(tmp_path, caplo
         "good": "ok",
         "unopened": f"open: ConnectionError: no route to the service ({line_of('no route')})",
         "rude": f"2 of 4 calls failed; the first: log of step 1: SystemExit: 3 ({line_of('SystemExit')})",
+        "waiting": "2 of 4 calls failed; the first: log of step 1: TypeError: Waiting.log is async def, but is called "
+        "without await; write def",
     }
 
 

@@ -48,7 +48,7 @@ VARIANTS = {
         says=("options-typed", "none for limit", "limit: int = 3"),
     ),
     "async where nothing is awaited": Broken(
-        kind="policy_loss", old="def lab", new="async def lab", says=("contract", "which is called without await")
+        kind="policy_loss", old="def lab", new="async def lab", says=("lab is async def, but is called without await",)
     ),
     "wrong return type": Broken(
         kind="reward",

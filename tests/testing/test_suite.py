@@ -153,6 +153,20 @@ async def blocking(task, chat):
     time.sleep(10)  # noqa: ASYNC251
 
 
+@rlsdk.workflow("misspelt")
+async def misspelt(task, chat):
+    """Reads an attribute that no message has."""
+    answer = await chat.sample()
+    return chat.finish(metrics={"letters": len(answer.txt)})
+
+
+@rlsdk.workflow("worded")
+async def worded(task, chat):
+    """Has a metric that is no number."""
+    await chat.sample()
+    return chat.finish(metrics={"tone": "warm"})
+
+
 @rlsdk.workflow("picky")
 async def picky(task, chat):
     """Runs on some tasks only."""
@@ -167,6 +181,8 @@ def test_mistakes_of_a_workflow_are_reported(monkeypatch):
     (skipped,) = (f for f in check_component(picky) if f.outcome == "skipped")
     assert "KeyError: 'level' (" in skipped.reason
     assert "--task" in skipped.reason
+    assert "'Message' object has no attribute 'txt' (" in failed(misspelt)["gives-rollouts"].got
+    assert "the metric 'tone' is 'warm'" in failed(worded)["gives-rollouts"].got
     monkeypatch.setattr(worlds, "WORKFLOW_SECONDS", 0.3)
     fault = failed(blocking)["ends"]
     assert fault.expected == "an answer within 0.3 s"
@@ -241,6 +257,24 @@ def test_what_a_component_raises_is_reported_with_its_place():
     assert "@rlsdk.field('nothing')" in fault.got
     assert "test_suite.py, line " in fault.got
     assert fault.expected == "a result"
+
+
+def test_what_a_weight_transfer_raises_is_reported_with_its_place():
+    @rlsdk.weight_transfer("seatless")
+    class Seatless:
+        """Its `receive` lacks an argument."""
+
+        def offer(self, parts, engines, host):
+            """Offer nothing."""
+
+        def send(self, parts):
+            """Send nothing."""
+
+        def receive(self, offer):
+            """Receive nothing."""
+
+    fault = failed(Seatless)["carries-all-bits"]
+    assert "receive() takes 2 positional arguments but 3 were given" in fault.got
 
 
 def test_the_page_shows_what_the_suite_says(capsys):
@@ -455,8 +489,11 @@ def test_a_reward_that_refuses_tasks_is_given_one(is_async):
 
 def test_signatures_are_read():
     @rlsdk.advantage("two")
-    def two(x, y):
+    class Two:
         """Takes two."""
+
+        def __call__(self, x, y):
+            """Give nothing."""
 
     @rlsdk.workflow("sync")
     class Sync:
@@ -472,7 +509,21 @@ def test_signatures_are_read():
         def environment(self, place):
             """None."""
 
-    assert "missing a required argument: 'y'" in failed(two)["contract"].got
+    @rlsdk.tracker("waiting")
+    class Waiting:
+        """Nobody awaits its `log`."""
+
+        def open(self, run):
+            """Do nothing."""
+
+        async def log(self, step, metrics):
+            """Do nothing."""
+
+        def close(self):
+            """Do nothing."""
+
+    assert "missing a required argument: 'y'" in failed(Two)["contract"].got
+    assert failed(Waiting)["contract"].expected == "a method log(self, step, metrics), which is called without await"
     assert failed(Sync)["contract"].got == "one that is not async"
     assert failed(Half)["contract"].expected.startswith("a method start(self, model")
 

@@ -133,7 +133,8 @@ def gradient_through_logprobs(subject: Subject, x: LossInputs) -> None:
     "detached",
     "correction",
     inputs=ordinary,
-    remedy="return weights.detach(): a correction weights the gradient and has no gradient itself",
+    remedy="return weights.clamp(min=0).detach(): a correction scales the gradient of a token; it has none itself, and "
+    "a negative weight would turn it around",
     after=FORM,
 )
 def detached(subject: Subject, x: LossInputs) -> None:

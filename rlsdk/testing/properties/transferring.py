@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -38,21 +38,22 @@ def _models(_: Subject) -> Iterator[Case[Sequence[Weights]]]:
     yield Case("not contiguous", [part(a=tied.T, b=tied[::2])])
 
 
-def _carried(makes: Any, parts: Sequence[Weights]) -> list[Weights | None]:
+def _carried(subject: Subject, parts: Sequence[Weights]) -> list[Weights | None]:
     """Return the weights that engines receive in successive transfers, in threads of this process."""
+    makes: Callable[[], Any] = subject.make
     sender, receivers = makes(), [makes() for _ in range(ENGINES)]
     found: list[Weights | None] = []
     for _ in range(2):  # an instance performs many transfers
-        offer = sender.offer(iter(parts), ENGINES, HOST)
+        offer = subject.call(sender.offer, iter(parts), ENGINES, HOST)
         if not isinstance(sender, StreamsWeights):
             found.append(offer)
             continue
         with ThreadPoolExecutor(ENGINES + 1) as pool:
 
-            def received(receiver: Any, seat: int, offer: Any = offer) -> Weights | None:
-                return joined(receiver.receive(offer, seat), copy=True)
+            def received(receiver: Any, seat: int, offer: Any = offer) -> Any:
+                return subject.call(lambda: joined(receiver.receive(offer, seat), copy=True))
 
-            sent = pool.submit(sender.send, iter(parts))
+            sent = pool.submit(subject.call, sender.send, iter(parts))
             gets = [pool.submit(received, receiver, seat) for seat, receiver in enumerate(receivers, 1)]
             found += [get.result() for get in gets]
             sent.result()
@@ -69,7 +70,7 @@ def carries_all_bits(subject: Subject, parts: Any) -> None:
     """In every transfer, every engine gets all tensors of the learner with the same bits, names, shapes and dtypes."""
     sent = joined(parts)
     assert sent is not None
-    for found in _carried(subject.make, parts):
+    for found in _carried(subject, parts):
         if not isinstance(found, Weights):
             raise Violated("form", "Weights, from offer() or receive()", f"{type(found).__name__} {found!r}"[:200])
         if found.version != sent.version or dict(found.dtypes) != dict(sent.dtypes):

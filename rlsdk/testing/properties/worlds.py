@@ -7,6 +7,7 @@ import gc
 import inspect
 import itertools
 import math
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,11 @@ WORKFLOW_SECONDS = 5.0
 """Time limit in seconds for a workflow whose policy answers immediately."""
 SEEDS = (0, 7)
 ACTIONS = ("", "look", "<action>1</action>", "2")
+_FAULT_OF_CODE = re.compile(
+    r"\b(NameError|UnboundLocalError|ImportError|ModuleNotFoundError|ValueFault)\b"
+    r"|AttributeError: '(?!NoneType|str|int|float|list|tuple|dict|mappingproxy)\w+' object"
+)
+"""Errors of a workflow that no other task would prevent, unlike those from reading a task's answer or metadata."""
 LOOKED_AT = 16
 """Number of tasks of a source to examine, in addition to the last one."""
 
@@ -219,7 +225,7 @@ def gives_rollouts(subject: Subject, _: Any) -> None:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     reasons = [score.reason for group in groups for score in group.scores if not score.valid]
     for reason in reasons:
-        if "; expected a Rollout" in reason or subject.tasks:
+        if "; expected a Rollout" in reason or subject.tasks or _FAULT_OF_CODE.search(reason):
             raise Violated("form", "a Rollout of each task", reason)
     if reasons:
         example = """--task '{prompt: "1 + 1?", answer: 2}'"""
