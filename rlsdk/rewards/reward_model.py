@@ -31,7 +31,7 @@ class RewardModel:
         label: Index of the logit, for models with several.
         activation: `sigmoid` maps the logit to a probability.
         dtype: Dtype of the weights.
-        device: `auto` uses CUDA if the actor has a GPU.
+        device: `auto` uses CUDA if `gpus` is above 0.
         gpus: GPUs of the actor; a fraction is allowed.
         batch_tokens: Maximum tokens of one forward pass, including padding; a longer text has a pass of its own.
         max_length: Maximum tokens of a conversation.
@@ -90,7 +90,9 @@ class RewardModel:
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-        device = self.device if self.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+        # An actor that reserves no GPU still sees all of them, which engines and learner may fill.
+        usable = self.gpus > 0 and torch.cuda.is_available()
+        device = self.device if self.device != "auto" else ("cuda" if usable else "cpu")
         path = str(Path(self.path).expanduser()) if self.path.startswith("~") else self.path
         code = self.trust_remote_code
         self._tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=code)

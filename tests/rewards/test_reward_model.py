@@ -107,3 +107,9 @@ def test_faults(classifier: Path, tmp_path: Path) -> None:
 def test_nothing_to_score(classifier: Path) -> None:
     reward: Any = rlsdk.load("reward", "reward_model", path=str(classifier))
     assert reward([]) == []
+
+
+def test_no_gpu_is_taken_that_was_not_asked_for(classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    [score] = rlsdk.load("reward", "reward_model", path=str(classifier))(rollouts(TEXTS[:1]))
+    assert score.valid
