@@ -118,6 +118,7 @@ class CachedModel:
         if self._device != "cpu":
             self.net.to("cpu")
             self._slots.clear()
+            torch.cuda.empty_cache()  # otherwise torch keeps the freed memory for this process
 
     def wake(self, budget: int) -> None:
         """Take the device back, and recompute the cache of running continuations."""

@@ -21,6 +21,7 @@ from rlsdk.conversion import read_header
 from rlsdk.engines.common import StopStrings, check_names, mix, positions, spread, with_tied_head
 from rlsdk.engines.memory import vllm_memory
 from rlsdk.engines.sampler import sample, uniforms
+from rlsdk.engines.transformers import Transformers
 from rlsdk.engines.vllm import Vllm
 from rlsdk.engines.vllm_arguments import engine_arguments
 from rlsdk.engines.vllm_model import parallel_faults
@@ -401,3 +402,18 @@ def test_both_model_runners_of_vllm_are_seeded() -> None:
     assert drawn[0] == drawn[2]
     assert drawn[0][0] != drawn[1][0]
     assert drawn[0][1] != drawn[1][1]
+
+
+def test_a_sleeping_engine_gives_its_gpus_memory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Transformers(max_num_seqs=2)
+    engine.start(tiny.make_model(tmp_path), CPU)
+    engine.add([Request(id="r0", prompt_ids=np.array([20, 7]), sampling=Sampling(max_tokens=4, ignore_eos=True))])
+    engine.step()
+    held = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: held.append([s.keys for s in engine._loaded._slots.layers]))
+    engine.sleep()
+    assert not held
+    monkeypatch.setattr(engine._loaded, "_device", "cuda")
+    engine.sleep()
+    assert held == [[None, None]]
+    engine.stop()
