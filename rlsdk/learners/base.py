@@ -124,6 +124,10 @@ class TransformersLearner(LearnerOptions):
         host, _, port = place.master.rpartition(":")
         os.environ.update({**self.environment(place), "MASTER_ADDR": host or "127.0.0.1", "MASTER_PORT": port or "0"})
         self._place, self._roles = place, roles
+        if place.device == "cuda":
+            import torch
+
+            self._clock.synchronize = torch.cuda.synchronize
         self._ranks = Ranks.join(place.rank, place.world_size, place.device, place.master)
         tokens = self._tokens(roles, place)  # before anything is loaded
         self.connect(place.device)

@@ -230,22 +230,31 @@ def schedule(kind: Schedule, warmup: int, final: float, total: int) -> Callable[
 
 
 class PhaseTimer:
-    """Accumulate seconds by name."""
+    """Accumulate seconds by name.
+
+    Attributes:
+        seconds: Seconds so far, by name.
+        synchronize: Wait for the work that a phase has queued on a GPU, which else would count as the next phase's;
+            None if nothing is queued.
+    """
 
     def __init__(self) -> None:
         self.seconds = {"forward_seconds": 0.0, "update_seconds": 0.0}
+        self.synchronize: Callable[[], None] | None = None
 
     def __call__(self, name: str) -> _Span:
         """Return a context whose duration is added to `name`."""
-        return _Span(self.seconds, name)
+        return _Span(self, name)
 
 
 class _Span:
-    def __init__(self, seconds: dict[str, float], name: str) -> None:
-        self._seconds, self._name = seconds, name
+    def __init__(self, timer: PhaseTimer, name: str) -> None:
+        self._timer, self._name = timer, name
 
     def __enter__(self) -> None:
         self._start = time.perf_counter()
 
-    def __exit__(self, *_: object) -> None:
-        self._seconds[self._name] += time.perf_counter() - self._start
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._timer.synchronize is not None and kind is None:
+            self._timer.synchronize()
+        self._timer.seconds[self._name] += time.perf_counter() - self._start

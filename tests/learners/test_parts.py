@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,14 +16,15 @@ import torch
 
 import rlsdk
 from rlsdk.batch import LossInputs, Totals
-from rlsdk.contracts import ActorSpec, LossSpec, Model, TrainBatch
+from rlsdk.contracts import ActorSpec, LossSpec, Model, Roles, TrainBatch
 from rlsdk.errors import CheckpointError, LearnerError, MissingFieldError, OptionError
 from rlsdk.learners.metrics import MetricAccumulator
 from rlsdk.learners.model import Critic, check_layers, load_critic, load_policy
 from rlsdk.learners.objective import Objective, UpdateContext, critic_loss, needs_reference, value_loss
+from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.rows import empty_rows, to_rows
 from rlsdk.learners.shards import check_manifest, find_damage, write_manifest
-from rlsdk.learners.trained import schedule
+from rlsdk.learners.trained import PhaseTimer, schedule
 from rlsdk.marks import correction, policy_loss
 from rlsdk.plugins import Plugins, load
 
@@ -470,6 +474,28 @@ class TestSchedule:
 
     def test_without_a_warm_up(self) -> None:
         assert schedule("linear", 0, 0.0, 10)(0) == 1.0
+
+
+class TestPhaseTimer:
+    def test_a_phase_lasts_until_the_work_that_it_queued_is_done(self) -> None:
+        timer = PhaseTimer()
+        timer.synchronize = lambda: time.sleep(0.02)
+        with timer("update_seconds"):
+            pass
+        assert timer.seconds["update_seconds"] >= 0.02 > timer.seconds["forward_seconds"]
+
+    def test_a_learner_on_a_gpu_waits_for_it(self, tied: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+        def stop(*_: Any) -> None:
+            raise InterruptedError
+
+        monkeypatch.setattr(Ranks, "join", stop)
+        for device, waits in (("cpu", None), ("cuda", torch.cuda.synchronize)):
+            learner = load("learner", "deepspeed")
+            with patch.dict(os.environ), pytest.raises(InterruptedError):
+                learner.start(
+                    Roles(actor=tied), LossSpec(policy_loss=None), ActorSpec(role="learner", device=device), 1
+                )
+            assert learner._clock.synchronize is waits
 
 
 class TestShards:
