@@ -119,6 +119,9 @@ def started(
         log.info("waiting for the model to load (%s; they write to %s)", wanted, logs)
         with stage("the start"):  # engines and learner start in parallel
             starting = start_engines(plan, found, adapter) if plan.needs_engine else []
+            if found.device == "cuda" and place.colocate:
+                # While vLLM measures how much memory it has left, nothing else may allocate memory on its GPU.
+                started_engines(plan, starting)
             learner = start_learner(plan, found, adapter, steps)
             engines = started_engines(plan, starting)
         for engine in engines:

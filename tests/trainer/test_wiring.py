@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from rlsdk import preflight
-from rlsdk.cluster.placement import layout
+from rlsdk.cluster.placement import Layout, layout
 from rlsdk.config import Plan, check
 from rlsdk.engines import starting as engine_starting
 from rlsdk.errors import ConfigError, EnvironmentFault
 from rlsdk.learners import group
 from rlsdk.learners import starting as learner_starting
 from rlsdk.readiness.checks import examine
-from rlsdk.trainer import record, run
+from rlsdk.runlog.observers import Observers
+from rlsdk.trainer import assembly, record, run
 
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
 
@@ -135,6 +136,27 @@ def test_the_learner_is_given_a_cache_folder_below_the_runs(
     checked = plan()
     learner_starting.start_learner(checked, layout(checked, 2, 0), None, 2)
     assert given["cache"] == (tmp_path / "runs" / "trial").resolve() / "cache"
+
+
+@pytest.mark.parametrize("colocate", [True, False])
+def test_the_learner_takes_memory_of_a_shared_gpu_once_the_engines_have_theirs(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, colocate: bool
+) -> None:
+    order: list[str] = []
+
+    def learner(*_: Any) -> None:
+        order.append("learner")
+        raise InterruptedError
+
+    monkeypatch.setattr(assembly, "layout", lambda *_: Layout("cuda", 1, 1))
+    monkeypatch.setattr(assembly, "start_engines", lambda *_: order.append("engines start") or [])
+    monkeypatch.setattr(assembly, "started_engines", lambda *_: order.append("engines are ready"))
+    monkeypatch.setattr(assembly, "start_learner", learner)
+    checked = plan("placement.device=cuda", f"placement.colocate={colocate}")
+    tasks, observers = assembly.train_tasks(checked), Observers(checked.plugins)
+    with pytest.raises(InterruptedError), assembly.started(checked, 1, tasks, observers):
+        pass
+    assert order == ["engines start", *(["engines are ready"] if colocate else []), "learner"]
 
 
 @pytest.mark.usefixtures("no_ray")
