@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from rlsdk import preflight
 from rlsdk.cluster.address import RayAddress
 from rlsdk.cluster.gpus import ROLES, GPUMap, GPUNode, RoleName, assign_gpus
 from rlsdk.cluster.health import ray_watched
@@ -177,7 +178,10 @@ def ray_cluster(plan: Plan, *, trains: bool = False) -> Iterator[int]:
         start_ray(num_cpus=cpus, **quiet)
     try:
         with ray_watched(started=address is None):
-            yield int(ray.cluster_resources().get("GPU", 0))
+            gpus = int(ray.cluster_resources().get("GPU", 0))
+            # Ray also counts the GPUs of a machine whose torch is built for CPUs.
+            usable = address is not None or (gpus and preflight.gpu_count())
+            yield gpus if usable else 0
     finally:
         ray.shutdown()
 

@@ -166,7 +166,7 @@ class PlacementSection(Section):
         learners: Number of learner ranks.
         engine_threads: CPU threads per engine; 0 divides the cores among the engines.
         learner_threads: CPU threads per rank; 0 divides the cores among the ranks.
-        device: `auto` uses CUDA if Ray finds GPUs.
+        device: `auto` uses CUDA if Ray finds GPUs and, on this machine, torch can use them.
         gpus_per_engine: GPUs per engine actor (tensor parallelism).
         colocate: Share devices between engines and learner; one sleeps while the other works.
         ray: Address of a running Ray cluster; null uses the environment variable RAY_ADDRESS or, if it is unset, starts

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rlsdk import preflight
 from rlsdk.cluster.placement import Layout, no_room, ray_cluster
 from rlsdk.cluster.reservation import GPUSeat
 from rlsdk.config.schema import PlacementSection
@@ -54,6 +55,20 @@ def test_the_gcs_of_a_run_keeps_few_calls_unless_asked(monkeypatch: pytest.Monke
     with ray_cluster(of_placement()):
         pass
     assert kept == ["2000", "100000"]
+
+
+@pytest.mark.parametrize("usable", [0, 1])
+def test_gpus_that_torch_cannot_use_do_not_count(usable: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # another test may have connected
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 1.0})
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(preflight, "gpu_count", lambda: usable)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with ray_cluster(of_placement()) as gpus:
+        assert gpus == usable
 
 
 def test_a_failed_start_of_ray_is_reported_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
