@@ -78,7 +78,8 @@ def learner_bound(
 def engine_lost(history: History, *, window: Count = 3) -> Finding | None:
     """An engine has died and has not been restarted: the others do its work.
 
-    Reads `engines/alive`. A dead engine is restarted unless it dies too often.
+    Reads `engines/alive`, and `engines/wanted`, which `rlsdk engines` changes. A dead engine is restarted unless it
+    dies too often.
 
     Args:
         history: Metrics so far.
@@ -87,7 +88,8 @@ def engine_lost(history: History, *, window: Count = 3) -> Finding | None:
     alive = history["engines/alive"]
     if not history.current(alive, window + 1):
         return None
-    most, now = alive.values.max(), alive.last(window).values.max()
+    wanted = history["engines/wanted"].last(1)
+    most, now = min([alive.values.max(), *wanted.values]), alive.last(window).values.max()
     if now >= most:
         return None
     return Finding(

@@ -245,12 +245,13 @@ class EngineGroup:
         }
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics: live engines, deaths so far, and continuations that were sampled again."""
+        """Return metrics: live and wanted engines, deaths so far, and continuations that were sampled again."""
         if self._restarts is None:
             return {}
         again = self._restarts.client.sampled_again
         return {
             "engines/alive": float(len(self.alive)),
+            "engines/wanted": float(self._wanted),
             "engines/lost": float(len(self.lost)),
             "engines/sampled_again": float(again),
         }

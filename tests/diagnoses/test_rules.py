@@ -179,6 +179,14 @@ def test_a_source_that_was_always_small_does_not_starve() -> None:
     assert rlsdk.load("diagnosis", "starving_source")(small) is None
 
 
+def test_engines_that_are_no_longer_wanted_are_not_lost() -> None:
+    rule, fewer = rlsdk.load("diagnosis", "engine_lost"), {"engines__wanted": lambda s: 4.0 if s < 20 else 2.0}
+    assert rule(history(engines__alive=lambda s: 4.0 if s < 20 else 2.0, **fewer)) is None
+    found = rule(history(engines__alive=lambda s: 4.0 if s < 20 else 1.0, **fewer))
+    assert found.message == "1 of 2 engines have not run for 3 steps"
+    assert rule(history(engines__alive=2.0, engines__wanted=lambda s: 2.0 if s < 20 else 3.0)) is None  # no room yet
+
+
 def test_ahead_of_training_idle_engines_are_somebodys_fault_or_the_learners() -> None:
     waits = {"time__step": 20.0, "time__engines_idle": 0.7, "time__update": 18.0}
     idle, bound = rlsdk.load("diagnosis", "idle_engines"), rlsdk.load("diagnosis", "learner_bound")

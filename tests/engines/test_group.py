@@ -193,6 +193,7 @@ def test_requests_of_the_dead_are_sampled_again_and_who_takes_their_place_has_th
         last = stand.ask(4, 50)
         await asyncio.sleep(0.1)
         assert stand.engines.resize(1) == "" and stand.engines.alive == (0,)
+        assert stand.engines.metrics()["engines/wanted"] == 1
         assert "other engines are still starting or being drained" in stand.engines.resize(2)
         assert await stand.publish(5) == 0
         done = await asyncio.gather(*last)
@@ -200,7 +201,7 @@ def test_requests_of_the_dead_are_sampled_again_and_who_takes_their_place_has_th
         assert {version for answer in done for version in answer.completion.versions} == {4, 5}
         while (refused := stand.engines.resize(4)).startswith("4 engines: other engines"):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-        assert refused == "4 engines: there is no room for 3 more, the test allows three"
+        assert refused == "4 engines: there is no room for 3 more: the test allows three"
         assert stand.engines.report()["lost"] == 3 and len(stand.engines) == 1
         assert stand.engines.resize(2) == ""
         await stand.until(2)

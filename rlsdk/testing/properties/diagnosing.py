@@ -27,7 +27,7 @@ METRICS = (
     *("actor/gap", "actor/gap_generation", "actor/grad_norm", "actor/ratio_max", "canary/gap", "staleness/max"),
     *("time/step", "time/produce", "time/update", "time/logprobs", "time/engines_idle", "time/wait_for_rollouts"),
     *("eval/sampled", "eval/greedy", "source/a/share", "source/b/share", "source/a/reward/mean"),
-    *("source/a/accuracy/mean", "source/b/accuracy/mean", "engines/alive"),
+    *("source/a/accuracy/mean", "source/b/accuracy/mean", "engines/alive", "engines/wanted"),
 )
 """Metric names in the suite's histories: those of a run that diagnoses read."""
 STEPS = 60
