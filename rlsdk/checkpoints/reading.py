@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,10 +11,12 @@ from tempfile import TemporaryDirectory
 
 from rlsdk.checkpoints.checkpoint import Checkpoints
 from rlsdk.config import Plan
-from rlsdk.errors import CheckpointError, RlsdkError, RunError
+from rlsdk.errors import CheckpointError, DamagedCheckpointError, RlsdkError, RunError
 from rlsdk.storage import copies
 from rlsdk.storage.location import is_url, mirror_of
 from rlsdk.storage.remote import RemoteFolder
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -33,7 +37,7 @@ def local_copy(run: str | Path, *, step: int | None = None, checkpoint: bool = T
 
     Args:
         run: Folder or URL of the run.
-        step: Step of the checkpoint; by default, the newest complete one.
+        step: Step of the checkpoint; by default, the newest complete one, at a URL the newest intact one.
         checkpoint: False to download only the run's own files: configuration, metrics, rollouts.
 
     Raises:
@@ -53,10 +57,20 @@ def local_copy(run: str | Path, *, step: int | None = None, checkpoint: bool = T
                 which = "has no complete checkpoint" + ("" if step is None else f" of step {step}")
                 listed = f"; there are: {', '.join(map(str, uploaded))}" if uploaded else ""
                 raise CheckpointError(f"{remote.url} {which}{listed}")
-            copies.fetch(
-                remote, uploaded[max(uploaded) if step is None else step], Path(scratch), checkpoint=checkpoint
-            )
-        yield Path(scratch)
+            wanted = list(uploaded) if step is None else [step]
+            while True:
+                found, folder = wanted.pop(), Path(scratch) / str(len(wanted))
+                try:
+                    copies.fetch(remote, uploaded[found], folder, checkpoint=checkpoint)
+                    if checkpoint and wanted:
+                        Checkpoints(folder, 1).verify(found, "model")
+                    break
+                except DamagedCheckpointError as error:
+                    if not wanted:
+                        raise
+                    log.warning("the checkpoint of step %d in %s is skipped: %s", found, remote.url, error)
+                    shutil.rmtree(folder, ignore_errors=True)
+        yield folder
 
 
 def newest_step(plan: Plan) -> int | None:

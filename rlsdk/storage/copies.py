@@ -7,6 +7,7 @@ they were when the checkpoint was written. And the lock is a file in the folder.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import re
@@ -16,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from rlsdk.errors import DamagedCheckpointError
+from rlsdk.errors import DamagedCheckpointError, RunError
 from rlsdk.storage.remote import RemoteFolder
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,7 @@ def fetch(remote: RemoteFolder, copy: Copy, folder: Path, *, checkpoint: bool = 
 
     Raises:
         DamagedCheckpointError: A file is missing, or its size differs from the manifest's.
+        RunError: The disk of the local folder is full.
     """
     prefix, run = f"step-{copy.step}/", f"step-{copy.step}.run/"
     for name, size in copy.files.items():
@@ -115,6 +117,11 @@ def fetch(remote: RemoteFolder, copy: Copy, folder: Path, *, checkpoint: bool = 
             remote.download(f"checkpoints/{name}", file)
         except FileNotFoundError as error:
             raise DamagedCheckpointError(f"{remote.url}/checkpoints/{name} is missing") from error
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            mib = -(-sum(copy.files.values()) // 2**20)
+            raise RunError(f"the disk of {folder} is full: {remote.url} at step {copy.step} has {mib:,} MiB") from error
         if (written := file.stat().st_size) != size:
             raise DamagedCheckpointError(
                 f"{remote.url}/checkpoints/{name} has {written} bytes; its manifest says {size}"

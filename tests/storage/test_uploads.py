@@ -21,7 +21,7 @@ from rlsdk.checkpoints.checkpoint import LEARNER, Checkpoints
 from rlsdk.checkpoints.mirror import Mirror, mirrored
 from rlsdk.checkpoints.reading import local_copy, newest_step
 from rlsdk.config import Plan, check
-from rlsdk.errors import CheckpointError, ConfigError, RunError
+from rlsdk.errors import CheckpointError, ConfigError, DamagedCheckpointError, RunError
 from rlsdk.runlog.folder import MARKER, mark
 from rlsdk.runlog.store import DATABASE
 from rlsdk.storage import copies, uploader
@@ -448,6 +448,39 @@ def test_a_run_is_read_from_its_url(plan: Callable[..., Plan], url: str) -> None
     with (
         pytest.raises(CheckpointError, match=r"has no complete checkpoint of step 7; there are: 1, 2"),
         local_copy(url, step=7),
+    ):
+        pass
+
+
+def test_a_run_is_read_from_its_newest_intact_upload(
+    plan: Callable[..., Plan], memory: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(plan(memory), 1, 2, wait=True)
+    remote = RemoteFolder(memory)
+    state = remote.read("checkpoints/step-2/state.json") or b""
+    for damaged in (state[:-9], state.replace(b'"step": 2', b'"step": 3')):
+        remote.write("checkpoints/step-2/state.json", damaged)
+        with local_copy(memory) as folder:
+            assert Checkpoints(folder, 1).steps() == [1] and steps_of(folder) == ([1], [1])
+        assert "the checkpoint of step 2 in memory://" in caplog.text
+        caplog.clear()
+    remote.remove("checkpoints/step-2/learner/rank/weights")
+    with pytest.raises(DamagedCheckpointError, match="learner/rank/weights is missing"), local_copy(memory, step=2):
+        pass
+
+
+def test_a_full_local_disk_is_not_blamed_on_the_url(
+    plan: Callable[..., Plan], memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(plan(memory), 1, wait=True)
+
+    def fail(_: RemoteFolder, name: str, file: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RemoteFolder, "download", fail)
+    with (
+        pytest.raises(RunError, match=r"the disk of .*reading.* is full: memory://.* at step 1 has "),
+        local_copy(memory),
     ):
         pass
 
