@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from rlsdk.config.tree import spelled_out
 from rlsdk.viewer.pages import Page
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ async def log(service: ViewerService, request: web.Request) -> web.StreamRespons
 async def settings(service: ViewerService, request: web.Request) -> web.StreamResponse:
     """Return the settings and the summary of a run."""
     run = service.run(request)
-    return service.reply({"config": run.config, "summary": run.summary})
+    return service.reply({"config": spelled_out(run.config), "summary": run.summary})
 
 
 PAGE = Page(

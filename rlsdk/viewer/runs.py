@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from rlsdk.annotations import AnnotationFile
+from rlsdk.config.tree import spelled_out
 from rlsdk.errors import RunError, ValueFault
 from rlsdk.runlog import actors
 from rlsdk.runlog.alerts import ALERTS, Alert, alert_from, chosen_rules, latest_alerts
@@ -25,7 +26,7 @@ from rlsdk.viewer.files import json_lines, read_json, read_yaml, tail
 from rlsdk.viewer.metrics import MetricTable
 from rlsdk.viewer.rollouts import Browser
 
-SEED_KEYS = ("name", "seed", "out")
+SEED_KEYS = ("name", "seed", "out", "mirror")
 """Settings that may differ between repetitions of one experiment."""
 QUIET_SECONDS = 120.0
 """Seconds without a step after which an unfinished run counts as quiet, if its steps are much shorter."""
@@ -98,7 +99,7 @@ class RunFolder:
     @property
     def experiment(self) -> str:
         """Key that is equal for runs whose settings differ only in name, folder and seed."""
-        settings = {key: value for key, value in self.config.items() if key not in SEED_KEYS}
+        settings = {key: value for key, value in spelled_out(self.config).items() if key not in SEED_KEYS}
         return hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest()[:10]
 
     def state(self) -> dict[str, Any]:

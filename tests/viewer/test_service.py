@@ -68,6 +68,15 @@ def test_damaged_files_of_one_run_cost_the_page_nothing(service: ViewerService, 
     assert (status, "too large" in content["error"]) == (400, True)
 
 
+def test_a_name_and_its_long_form_are_the_same_setting(service: ViewerService, ask: Ask, run: Path) -> None:
+    (key,), found = service._runs, []
+    for form in ("grpo", "{use: grpo}"):
+        (run / "config.yaml").write_text(f"name: first\nalgorithm: {form}\nreward: countdown\n")
+        settings = ask(service, f"/api/settings/{key}")[2]["config"]
+        found.append((settings["algorithm"], settings["reward"], service.runs[0].experiment))
+    assert found[0] == found[1] and found[0][:2] == ({"use": "grpo"}, [{"use": "countdown"}])
+
+
 def test_a_run_that_was_cut_back_and_continued_is_read_again(service: ViewerService, ask: Ask, run: Path) -> None:
     (key,) = service._runs
 
