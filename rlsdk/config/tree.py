@@ -20,7 +20,7 @@ from rlsdk.config.section import Section, given
 from rlsdk.config.uses import RewardUse, SourceUse
 from rlsdk.errors import ConfigError
 from rlsdk.kinds import PART_LISTS, PARTS
-from rlsdk.options import CONTINUATION
+from rlsdk.options import CONTINUATION, nearest
 
 Tree = dict[str, Any]
 Source: TypeAlias = str | Path | Mapping[str, Any] | Config
@@ -85,7 +85,9 @@ def _load(source: Source) -> tuple[Tree, dict[tuple[str | int, ...], Any]]:
     try:
         loaded = OmegaConf.load(path)
     except FileNotFoundError:
-        raise ConfigError([f"{path}: there is no such file (working folder: {Path.cwd().name}/)"]) from None
+        near = nearest(path.name, [each.name for each in path.parent.glob("*.y*ml")])
+        hint = f"; did you mean {path.with_name(near)}?" if near else ""
+        raise ConfigError([f"{path}: there is no such file (working folder: {Path.cwd().name}/){hint}"]) from None
     except IsADirectoryError:
         raise ConfigError([f"{path} is a folder; give the YAML file in it"]) from None
     except (OSError, UnicodeDecodeError) as error:

@@ -228,3 +228,11 @@ def test_a_step_after_resume_is_answered_with_how_it_is_written():
 
 def test_a_value_that_is_not_utf_8_is_refused():
     assert "expected text in UTF-8" in fault({"name": "run"}, "name=\udcff")
+
+
+def test_a_file_that_does_not_exist_is_compared_with_its_neighbours(tmp_path):
+    (tmp_path / "quickstart.yaml").write_text("name: a\n")
+    with pytest.raises(ConfigError, match=r"there is no such file .*; did you mean .*quickstart\.yaml\?"):
+        read(tmp_path / "quikstart.yml")
+    with pytest.raises(ConfigError, match=r"folder: \S+/\)$"):
+        read(tmp_path / "nowhere" / "quickstart.yml")
