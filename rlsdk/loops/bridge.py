@@ -99,10 +99,15 @@ class LoopBridge:
 
 
 async def _contained(work: Callable[[], Awaitable[T]]) -> T:
-    """Await work; turn a SystemExit in it into an ordinary error, so that it does not end the loop."""
+    """Await work; turn a SystemExit, or another exception that is no `Exception`, into an ordinary error.
+
+    A SystemExit would end the loop; handlers of errors would miss the others, such as a panic of a library in Rust.
+    """
     try:
         return await work()
-    except (SystemExit, KeyboardInterrupt) as error:
+    except (Exception, asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 

@@ -288,14 +288,21 @@ def test_failures_are_reported_as_on_one_loop(user_loop: UserLoop) -> None:
     async def leaves(task: Task, chat: Chat) -> Rollout:
         raise SystemExit(3)
 
+    async def panics(task: Task, chat: Chat) -> Rollout:
+        raise Panic("index out of bounds")
+
+    class Panic(BaseException):
+        """As the PanicException of libraries in Rust."""
+
     async def reasons() -> list[str]:
         where = context(Counting(lambda _: "An answer."), user_loop)
-        return [(await group(each, where)).scores[0].reason for each in (breaks, leaks, leaves)]
+        return [(await group(each, where)).scores[0].reason for each in (breaks, leaks, leaves, panics)]
 
-    broken, leaked, left = asyncio.run(reasons())
+    broken, leaked, left, panicked = asyncio.run(reasons())
     assert "KeyError: 'gone'" in broken and "test_user_code.py" in broken
     assert "its code raised CancelledError" in leaked
     assert "SystemExit: 3" in left
+    assert "Panic: index out of bounds" in panicked
 
 
 def test_what_is_rlsdks_own_does_not_cross(lab: str) -> None:
