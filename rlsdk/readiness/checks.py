@@ -140,7 +140,7 @@ def _devices(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
 
 
 def gpu_faults(plan: Plan, nodes: Sequence[GPUNode], *, trains: bool = True) -> list[str]:
-    """Return why the actors of a plan cannot be placed on the GPUs of given nodes; empty if they can."""
+    """Return why the actors of a plan cannot be placed on the GPUs of given nodes, or not share them; empty if not."""
     place, faults = plan.config.placement, []
     engine = plan.plugins.resolve(plan.engine)
     if plan.needs_engine and isinstance(engine, SpansGPUs) and engine.gpus != place.gpus_per_engine:
@@ -148,6 +148,8 @@ def gpu_faults(plan: Plan, nodes: Sequence[GPUNode], *, trains: bool = True) -> 
             f"each engine divides its model among {engine.gpus} GPUs (engine.tensor_parallel_size), but is given "
             f"{place.gpus_per_engine} (placement.gpus_per_engine); set both to the same number"
         )
+    if trains and plan.needs_engine and place.colocate and plan.config.rollout.runs_ahead:
+        faults.append("rollouts cannot run ahead of a learner on their own GPUs; set placement.colocate=false")
     try:
         gpu_map(plan, nodes, ROLES if trains else ("engine",))
     except EnvironmentFault as fault:

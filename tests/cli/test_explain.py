@@ -190,4 +190,7 @@ def test_who_gets_which_gpu_on_nodes_that_do_not_exist(explain):
     assert "placement: placement needs 3 GPUs (3 for engines, 1 for learners, shared)" in said
     assert "node 0 has 1, node 1 has 1" in said
     assert "this machine has 0" not in said  # it is not this machine that was asked about
+    ahead = " ".join(explain("rollout.max_staleness=1", "--gpus", "2", as_json=False, status=2).split())
+    assert "rollouts cannot run ahead of a learner on their own GPUs; set placement.colocate=false" in ahead
+    assert "gpus" in explain("rollout.max_staleness=1", "placement.colocate=false", "--gpus", "2")
     assert "expected GPUS or GPUSxNODES" in explain("--gpus", "many", as_json=False, status=2)
