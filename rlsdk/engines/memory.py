@@ -35,7 +35,7 @@ def vllm_memory(
     if place.device == "cpu":
         return _uses(weights, gpus * kv_cache_gib * 2**30, processes, place)
     own = weights // gpus
-    return _uses(own, max(0, room - own), processes, place)
+    return _uses(own, max(0, room - own), processes, place, sharing=gpus)
 
 
 def _weights(model: Model, net: Any) -> int:
@@ -43,9 +43,15 @@ def _weights(model: Model, net: Any) -> int:
     return count * DTYPE_BYTES[model.dtype]
 
 
-def _uses(weights: int, cache: int, process: int, place: ActorSpec) -> tuple[MemoryUse, ...]:
+def _uses(weights: int, cache: int, process: int, place: ActorSpec, sharing: int = 1) -> tuple[MemoryUse, ...]:
+    on_gpu = place.device != "cpu"
+    # While the learner works on their GPUs, engines keep their weights in main memory.
+    asleep = (
+        [MemoryUse("sleeping engine weights", weights * sharing, on_host=True)] if on_gpu and place.colocated else []
+    )
     return (
         MemoryUse("engine weights", weights),
         MemoryUse("engine KV cache", cache),
-        MemoryUse("engine process", process, on_host=place.device != "cpu"),
+        MemoryUse("engine process", process, on_host=on_gpu),
+        *asleep,
     )

@@ -200,7 +200,12 @@ class _Estimate:
         if not isinstance(engine, EstimatesGeneration):
             self.unknown.append(f"the engine {plan.engine.name!r} does not report how much memory it needs")
             return
-        spec = ActorSpec(role="engine", world_size=place.engines, device="cuda" if self.cuda else "cpu")
+        spec = ActorSpec(
+            role="engine",
+            world_size=place.engines,
+            device="cuda" if self.cuda else "cpu",
+            colocated=place.colocate,
+        )
         uses = engine.generation_memory(plan.model, net, spec, self.gpu_bytes)
         self.add(uses, "GPU" if place.colocate else "engine GPU", place.engines, self.placed.engines)
 

@@ -240,6 +240,17 @@ def test_each_tensor_parallel_process_has_its_own_cache() -> None:
     assert divided["engine process"] == 3 * whole["engine process"]  # one more schedules
 
 
+def test_engines_that_take_turns_with_the_learner_sleep_in_main_memory() -> None:
+    net = torch.nn.Linear(10, 10, bias=False)
+
+    def asleep(place: ActorSpec) -> list[tuple[int, bool]]:
+        uses = vllm_memory(MODEL, net, place, kv_cache_gib=2, gpus=2, room=1000)
+        return [(use.bytes, use.on_host) for use in uses if use.role == "sleeping engine weights"]
+
+    assert asleep(GPU) == [(200, True)]
+    assert asleep(attrs.evolve(GPU, colocated=False)) == asleep(CPU) == []
+
+
 @pytest.mark.parametrize(
     ("size", "change", "counts"),
     [
