@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Literal
@@ -15,8 +18,14 @@ from rlsdk.engines.common import check_images, check_known, check_requests, end_
 from rlsdk.errors import EngineError
 from rlsdk.marks import engine
 
+log = logging.getLogger(__name__)
 WAIT_SECONDS = 0.02
 """Maximum time in seconds that a step waits for answers."""
+FIRST_RETRY = 0.5
+"""Seconds before a refused request is sent again; doubled each time, up to `LONGEST_RETRY`."""
+LONGEST_RETRY = 30.0
+_BUSY = (429, 502, 503, 504)
+"""Status codes of servers that are busy."""
 _SAID = 500
 _REFUSAL = (
     "the engine `openai` samples on a server whose weights cannot be replaced and whose logprobs differ from those of "
@@ -49,7 +58,8 @@ class OpenAI:
         api_key_env: Environment variable that holds the API key; if it is not set, no key is sent.
         prompts: Format of prompts: token ids, or text for servers that do not accept ids.
         parallel: Maximum number of requests that run at once.
-        timeout: Timeout of a request in seconds.
+        timeout: Timeout of a request in seconds. A request that a busy server refuses (status 429, 502, 503 or 504) is
+            sent again within this time.
     """
 
     base_url: str
@@ -65,6 +75,7 @@ class OpenAI:
     _limit: int = attrs.field(init=False, default=0)
     _ends: tuple[int, ...] = attrs.field(init=False, default=())
     _asked: list[_Asked] = attrs.field(init=False, factory=list)
+    _stopped: threading.Event = attrs.field(init=False, factory=threading.Event)
 
     def training_faults(self) -> Sequence[str]:
         """Return why no model can be trained on this engine's samples."""
@@ -173,6 +184,7 @@ class OpenAI:
 
     def stop(self) -> None:
         """Close the connections."""
+        self._stopped.set()
         if self._client is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._client.close()
@@ -199,7 +211,7 @@ class OpenAI:
             "seed": None if request.seed is None else (request.seed + index) % 2**31,
         }
         body |= {name: value for name, value in more.items() if value not in (None, 0, [], False)}
-        found = self._call("POST", "/completions", body)
+        found = self._call("POST", "/completions", body, retry_until=time.monotonic() + self.timeout)
         try:
             choice = found["choices"][0]
             text, given = choice["text"], choice.get("finish_reason")
@@ -229,13 +241,21 @@ class OpenAI:
             finish=finish,
         )
 
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, retry_until: float = 0.0) -> Any:
         import httpx
 
-        try:
-            response = self._client.request(method, self.base_url.rstrip("/") + path, json=body)
-        except httpx.TransportError as error:
-            raise EngineError(f"{self.base_url} cannot be reached ({type(error).__name__}: {error})") from error
+        wait = FIRST_RETRY
+        while True:
+            try:
+                response = self._client.request(method, self.base_url.rstrip("/") + path, json=body)
+            except httpx.TransportError as error:
+                raise EngineError(f"{self.base_url} cannot be reached ({type(error).__name__}: {error})") from error
+            if response.status_code not in _BUSY or time.monotonic() + wait > retry_until:
+                break
+            log.warning("%s%s: status %d; retry in %g s", self.base_url, path, response.status_code, wait)
+            if self._stopped.wait(wait):
+                break
+            wait = min(2 * wait, LONGEST_RETRY)
         if response.status_code in (401, 403):
             raise EngineError(
                 f"{self.base_url}{path} answered with status {response.status_code}: set the key in the environment "

@@ -15,6 +15,7 @@ import pytest
 
 from rlsdk.config import check
 from rlsdk.contracts import ActorSpec, Completion, Model, Request, Sampling, Weights
+from rlsdk.engines import openai
 from rlsdk.engines.openai import OpenAI
 from rlsdk.errors import ConfigError, EngineError
 from rlsdk.readiness.checks import examine
@@ -33,6 +34,7 @@ class Server(ThreadingHTTPServer):
         self.keys: list[str | None] = []
         self.choice: dict[str, Any] = {"text": "1+2", "finish_reason": "stop"}
         self.status = 200
+        self.busy = 0  # answers with status 429 before the others
         self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
 
 
@@ -49,7 +51,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, found: Any) -> None:
         self.server.keys.append(self.headers["authorization"])
         body = json.dumps(found).encode()
-        self.send_response(self.server.status)
+        self.server.busy -= 1
+        self.send_response(429 if self.server.busy >= 0 else self.server.status)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -132,6 +135,23 @@ def test_aborted_requests_end_at_once_and_others_go_on(server: Server) -> None:
     [gone] = engine.abort(["c"])
     assert (gone.request, gone.finish, len(gone.token_ids)) == ("c", "abort", 0)
     assert {completion.request for completion in answers(engine)} == {"a", "b"}
+    engine.stop()
+
+
+def test_a_busy_server_is_asked_again_within_the_timeout(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai, "FIRST_RETRY", 0.01)
+    engine = started(server)
+    request = Request(id="a", prompt_ids=PROMPT, sampling=Sampling(max_tokens=4))
+    server.busy = 2
+    engine.add([request])
+    assert [completion.request for completion in answers(engine)] == ["a"]
+    assert len(server.asked) == 3
+    engine.stop()
+    engine = started(server, timeout=0.2)
+    server.busy = 1000
+    engine.add([request])
+    with pytest.raises(EngineError, match="/completions answered with status 429"):
+        answers(engine)
     engine.stop()
 
 
