@@ -49,6 +49,7 @@ def engines(run: Path, count: int | None, as_json: bool) -> None:
         ranks = ", ".join(map(str, state.alive)) or "none"
         click.echo(f"{counted(state.wanted, 'engine')}; running: {ranks}; {state.lost} died so far.")
         if state.refused:
-            click.echo(state.refused)
-    if wish is not None and (state is None or wish != state.wanted):
+            click.echo(f"{state.refused}. The run tries again at each step.")
+    pending = wish is not None and (state is None or wish != state.wanted)
+    if pending and (count is not None or state is None or not state.refused):
         click.echo(f"Requested: {wish}. The run reads the request at the beginning of its next step.")

@@ -39,7 +39,8 @@ def test_it_asks_and_shows_what_the_run_says(tmp_path: Path) -> None:
     state = EngineScaling(wanted=2, alive=(1,), lost=1, refused="3 engines: there is no room", driver=7)
     write_status(tmp_path, state)
     code, said = engines(str(tmp_path))
-    assert said.splitlines()[:2] == ["2 engines; running: 1; 1 died so far.", state.refused]
+    refusal = f"{state.refused}. The run tries again at each step."
+    assert said.splitlines() == ["2 engines; running: 1; 1 died so far.", refusal]
     code, said = engines(str(tmp_path), "--json")
     assert json.loads(said) == {
         "asked": 3,

@@ -83,8 +83,8 @@ def test_right_code_passes(code, answer, isolation):
 @pytest.mark.parametrize(
     ("code", "answer", "share", "reason"),
     [
-        (ADD, "assert add(1, 2) == 3\nassert add(1, 2) == 4", 0.5, "1 of 2 tests failed; test 1: it gave 3"),
-        (ADD, "assert add(1, 2) == (3,)\nassert add(1, 2) > 3", 0.0, "2 of 2 tests failed; test 0: it gave 3"),
+        (ADD, "assert add(1, 2) == 3\nassert add(1, 2) == 4", 0.5, "1 of 2 tests failed; test 2: it gave 3"),
+        (ADD, "assert add(1, 2) == (3,)\nassert add(1, 2) > 3", 0.0, "2 of 2 tests failed; test 1: it gave 3"),
         (ADD, "assert add(1) == 3", 0.0, "TypeError: add() missing"),
         (ADD, "assert sub(1, 2) == 3", 0.0, "NameError: name 'sub'"),
         (ADD, {"fn_name": "sub", "inputs": [[1, 2]], "outputs": [3]}, 0.0, "no function 'sub'"),
@@ -93,7 +93,7 @@ def test_right_code_passes(code, answer, isolation):
         (ADD, "try:\n    add(1, 2)\n    assert 0\nexcept ValueError: pass\nassert add(1, 2) == 3", 0.5, "Assertion"),
         ("def f(): return (1, 2)", "assert f() == [1, 2]", 0.0, "it gave {'tuple': [1, 2]}"),
         ("def f(): return '3'", {"fn_name": "f", "inputs": [[]], "outputs": [3]}, 0.0, "it gave '3'"),
-        ("print(int(input()) + 2)", DOUBLE, 0.5, "1 of 2 tests failed; test 1: it printed '5\\n'"),
+        ("print(int(input()) + 2)", DOUBLE, 0.5, "1 of 2 tests failed; test 2: it printed '5\\n'"),
         ("print(4)\nraise SystemExit(3)", DOUBLE, 0.0, "exit status 3"),
         ("print(4)\nraise SystemExit('enough')", DOUBLE, 0.0, "exit status 1: enough"),
         ("import atexit\natexit.register(lambda: print(5))\nprint(4)", DOUBLE, 0.0, "it printed '4\\n5\\n'"),
@@ -127,7 +127,7 @@ class Others(Adds):
 def test_test_cases_of_unittest_are_run_method_by_method(end):
     score = judge(ADD, CASES + end, isolation="none")
     assert score.value == pytest.approx(2 / 3)
-    assert score.reason.startswith("1 of 3 tests failed; test 2: AssertionError: AssertionError: ")
+    assert score.reason.startswith("1 of 3 tests failed; test 3: AssertionError: AssertionError: ")
 
 
 @isolated
@@ -655,7 +655,7 @@ def test_without_isolation_there_are_limits_and_a_folder(monkeypatch):
 def test_without_isolation_what_hangs_is_killed(tmp_path):
     code = f"import os, time\nopen('{tmp_path}/pids', 'a').write(str(os.getpid()))\nos.fork()\ntime.sleep(60)"
     score = judge(code, DOUBLE, isolation="none", timeout=1.0)
-    assert score.reason == "2 of 2 tests failed; test 0: it ran out of time"
+    assert score.reason == "2 of 2 tests failed; test 1: it ran out of time"
     (pid,) = (tmp_path / "pids").read_text().split()
     assert ended(lambda: _alive(int(pid)) is False)
 
