@@ -44,7 +44,8 @@ class DecodeScheduler(Scheduler):
         request = self.requests[name]
         self.waiting.remove_request(request)
         self.waiting.prepend_request(request)
-        most, self.max_num_scheduled_tokens = self.max_num_scheduled_tokens, count
+        most = self.max_num_scheduled_tokens
+        self.max_num_scheduled_tokens = min(count, most)
         try:
             yield
         finally:

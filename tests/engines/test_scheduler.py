@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,3 +40,16 @@ def test_slots_are_asked_for_where_a_block_begins_or_ends_and_there_are_as_many_
     assert [tokens for tokens, _ in held] == list(range(10, 209))
     assert all(blocks == -(-tokens // BLOCK) for tokens, blocks in held)
     assert kept == 0
+
+
+def test_a_prompt_longer_than_a_step_is_read_in_chunks() -> None:
+    from vllm.v1.core.sched.request_queue import FCFSRequestQueue
+
+    from rlsdk.engines.vllm_scheduler import DecodeScheduler
+
+    queue = FCFSRequestQueue(["first", "canary"])
+    held: Any = SimpleNamespace(running=[], requests={"c": "canary"}, waiting=queue, max_num_scheduled_tokens=8)
+    for count, budget in ((5, 5), (20, 8)):  # its buffers hold no more
+        with DecodeScheduler.before_others(held, "c", count):
+            assert (queue[0], held.max_num_scheduled_tokens) == ("canary", budget)
+        assert held.max_num_scheduled_tokens == 8
