@@ -132,6 +132,8 @@ class LearnerOptions(ABC):
         from rlsdk.vision import layout_faults
 
         narrow = [NO_FLOAT16] if model.dtype == torch.float16 else []
+        if self.attention == "flash_attention_2" and model.dtype == torch.float32:
+            narrow = ["flash attention cannot compute in float32; set model.dtype=bfloat16 or learner.attention=sdpa"]
         adapter = self.lora and adapter_fault(model, self.lora)
         reason = "lora would also adapt its vision tower, which engines cannot load; leave it out"
         unseen = layout_faults(model, {reason: bool(self.lora)})

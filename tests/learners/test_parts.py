@@ -13,6 +13,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import rlsdk
 from rlsdk.batch import LossInputs, Totals
@@ -589,6 +590,13 @@ class TestOptions:
     def test_faults_are_told_at_once(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(OptionError, match=message.replace("|", r"\|")):
             load("learner", "deepspeed", **options)
+
+    @pytest.mark.parametrize(("dtype", "faults"), [(torch.float32, 1), (torch.bfloat16, 0)])
+    def test_flash_attention_has_no_float32(self, tied: Model, dtype: torch.dtype, faults: int) -> None:
+        net = AutoModelForCausalLM.from_pretrained(tied.path, dtype=dtype)
+        found = load("learner", "deepspeed", attention="flash_attention_2").model_faults(net)
+        assert sum("cannot compute in float32" in fault for fault in found) == faults
+        assert not load("learner", "deepspeed").model_faults(net)
 
     def test_every_option_has_a_help_line(self) -> None:
         _, component = HERE.find("learner", "deepspeed")
