@@ -93,9 +93,9 @@ class CodeTests:
             packages=self.packages,
         )
         verdicts = cases.judge(ran)
-        failed = [(i, why) for i, why in enumerate(verdicts) if why]
+        failed = [(i, why) for i, why in enumerate(verdicts, 1) if why]
         share = 1 - len(failed) / cases.count
-        reason = f"{len(failed)} of {cases.count} tests failed; test {failed[0][0] + 1}: {failed[0][1]}" if failed else ""
+        reason = f"{len(failed)} of {cases.count} tests failed; test {failed[0][0]}: {failed[0][1]}" if failed else ""
         value = float(not failed) if self.all_or_nothing else share
         return Score(value, metrics={"passed": share, "correct": float(not failed), "format": 1.0}, reason=reason)
 

@@ -88,7 +88,7 @@ def test_right_code_passes(code, answer, isolation):
         (ADD, "assert add(1) == 3", 0.0, "TypeError: add() missing"),
         (ADD, "assert sub(1, 2) == 3", 0.0, "NameError: name 'sub'"),
         (ADD, {"fn_name": "sub", "inputs": [[1, 2]], "outputs": [3]}, 0.0, "no function 'sub'"),
-        (ADD, "assert add(1, 2) == 3\nfor i in range(3): assert add(i, i) == i", 0.5, "test 1: AssertionError"),
+        (ADD, "assert add(1, 2) == 3\nfor i in range(3): assert add(i, i) == i", 0.5, "test 2: AssertionError"),
         (ADD, "def check(n):\n    assert add(n, n) == n\nfor i in range(3): check(i)", 0.0, "1 of 1 tests failed"),
         (ADD, "try:\n    add(1, 2)\n    assert 0\nexcept ValueError: pass\nassert add(1, 2) == 3", 0.5, "Assertion"),
         ("def f(): return (1, 2)", "assert f() == [1, 2]", 0.0, "it gave {'tuple': [1, 2]}"),
