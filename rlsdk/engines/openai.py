@@ -24,6 +24,8 @@ WAIT_SECONDS = 0.02
 FIRST_RETRY = 0.5
 """Seconds before a refused request is sent again; doubled each time, up to `LONGEST_RETRY`."""
 LONGEST_RETRY = 30.0
+LONGEST_RECONNECT = 4.0
+"""Longest wait after a connection that broke; then the server counts as gone."""
 _BUSY = (429, 502, 503, 504)
 """Status codes of servers that are busy."""
 _SAID = 500
@@ -59,7 +61,7 @@ class OpenAI:
         prompts: Format of prompts: token ids, or text for servers that do not accept ids.
         parallel: Maximum number of requests that run at once.
         timeout: Timeout of a request in seconds. A request that a busy server refuses (status 429, 502, 503 or 504) is
-            sent again within this time.
+            sent again within this time; after broken connections, a few times.
     """
 
     base_url: str
@@ -246,15 +248,21 @@ class OpenAI:
 
         wait = FIRST_RETRY
         while True:
+            late = time.monotonic() + wait > retry_until
             try:
                 response = self._client.request(method, self.base_url.rstrip("/") + path, json=body)
             except httpx.TransportError as error:
-                raise EngineError(f"{self.base_url} cannot be reached ({type(error).__name__}: {error})") from error
-            if response.status_code not in _BUSY or time.monotonic() + wait > retry_until:
-                break
-            log.warning("%s%s: status %d; retry in %g s", self.base_url, path, response.status_code, wait)
+                # A server may close an idle connection just when it is used again.
+                if late or wait > LONGEST_RECONNECT or isinstance(error, httpx.TimeoutException):
+                    raise EngineError(f"{self.base_url} cannot be reached ({type(error).__name__}: {error})") from error
+                said = f"{type(error).__name__}: {error}"
+            else:
+                if late or response.status_code not in _BUSY:
+                    break
+                said = f"status {response.status_code}"
+            log.warning("%s%s: %s; retry in %g s", self.base_url, path, said, wait)
             if self._stopped.wait(wait):
-                break
+                raise EngineError("the engine was stopped")
             wait = min(2 * wait, LONGEST_RETRY)
         if response.status_code in (401, 403):
             raise EngineError(

@@ -35,6 +35,7 @@ class Server(ThreadingHTTPServer):
         self.choice: dict[str, Any] = {"text": "1+2", "finish_reason": "stop"}
         self.status = 200
         self.busy = 0  # answers with status 429 before the others
+        self.broken = 0  # connections closed without an answer, before them
         self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
 
 
@@ -51,6 +52,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, found: Any) -> None:
         self.server.keys.append(self.headers["authorization"])
         body = json.dumps(found).encode()
+        self.server.broken -= 1
+        if self.server.broken >= 0:
+            self.close_connection = True
+            return
         self.server.busy -= 1
         self.send_response(429 if self.server.busy >= 0 else self.server.status)
         self.send_header("content-length", str(len(body)))
@@ -142,10 +147,10 @@ def test_a_busy_server_is_asked_again_within_the_timeout(server: Server, monkeyp
     monkeypatch.setattr(openai, "FIRST_RETRY", 0.01)
     engine = started(server)
     request = Request(id="a", prompt_ids=PROMPT, sampling=Sampling(max_tokens=4))
-    server.busy = 2
+    server.broken, server.busy = 1, 2
     engine.add([request])
     assert [completion.request for completion in answers(engine)] == ["a"]
-    assert len(server.asked) == 3
+    assert len(server.asked) == 4
     engine.stop()
     engine = started(server, timeout=0.2)
     server.busy = 1000
