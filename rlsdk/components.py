@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args
 import attrs
 
 from rlsdk import calls
-from rlsdk.errors import OptionError, PluginError
+from rlsdk.errors import OptionError, PluginError, RlsdkError, described
 from rlsdk.fields import Field, declared_by
 from rlsdk.kinds import SCHEDULED, SUPPLIED, Kind
 from rlsdk.options import CONVERTER, Option, check_options, options_of
@@ -116,6 +116,7 @@ class Component:
 
         Raises:
             OptionError: An option is unknown, missing or of the wrong type; lists all faults.
+            PluginError: The class raised another error.
         """
         given = given or {}
         if self.kind != "algorithm" and (schedules := self.schedules(given)):
@@ -128,6 +129,10 @@ class Component:
                 return self.obj(**values)
             except (TypeError, ValueError) as error:
                 raise OptionError(f"{self.kind} {self.name!r}", [("options", str(error))]) from error
+            except RlsdkError:
+                raise
+            except Exception as error:  # such as a missing library
+                raise PluginError(f"{self.kind} {self.name!r} cannot be created: {described(error)}") from error
         return Bound(self, values)
 
     def schedules(self, given: Mapping[str, Any]) -> dict[str, Schedule]:

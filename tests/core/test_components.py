@@ -185,6 +185,18 @@ def test_what_the_kind_cannot_call_is_refused(kind, obj, message):
         getattr(rlsdk, kind)("x")(obj)
 
 
+def test_a_library_missing_from_a_constructor_is_reported_with_its_place():
+    @rlsdk.environment("needy")
+    class Needy:
+        def __init__(self):
+            import no_such_library  # noqa: F401
+
+    with pytest.raises(
+        PluginError, match=r"^environment 'needy' cannot be created: ModuleNotFoundError: .*, line \d+\)$"
+    ):
+        own_mark(Needy).bind()
+
+
 def test_what_may_wait_may_be_async():
     for kind in ("shaping", "advantage", "reward"):
 

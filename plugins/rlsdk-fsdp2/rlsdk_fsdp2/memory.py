@@ -76,7 +76,7 @@ class _Size:
         # Embeddings and head are whole on all that divide layers.
         layers = max(0, every - adapter - outside) // together
         ahead = layers if not learner.reshard_after_forward else min(layers, 2 * layers // config.num_hidden_layers)
-        ranks = place.world_size // together
+        ranks = max(1, place.world_size // together)  # too few are refused elsewhere
         if adapter:  # of its two matrices only one is divided with its layer: taken for whole, as it is small
             return cls(
                 trained=-(-adapter // ranks),

@@ -180,6 +180,11 @@ def test_weights_gradients_and_optimiser_are_divided_among_ranks(untied: Model) 
     assert adapted["learner weights"] == pytest.approx(4 * adapter + 2 * 4 * held, rel=0.01)
 
 
+def test_memory_is_estimated_for_too_few_ranks_as_well(untied: Model) -> None:
+    place = ActorSpec(role="learner", world_size=1, device="cpu")
+    assert make(tensor_parallel=2).rank_memory(Roles(actor=untied), place).uses
+
+
 def test_what_is_offloaded_lies_in_main_memory_and_what_is_gathered_on_the_gpu(untied: Model) -> None:
     roles = Roles(actor=untied, critic=untied, reference=untied)
 
