@@ -18,7 +18,7 @@ from rlsdk.batch.arithmetic import adjusted
 from rlsdk.components import component_of
 from rlsdk.config import Plan
 from rlsdk.contracts import memory_of
-from rlsdk.errors import RlsdkError, RunError, described
+from rlsdk.errors import RlsdkError, RunError, defined_at, described
 from rlsdk.isolation.threads import awaited, run_to_end
 from rlsdk.rollout.step_batch import StepBatch, scored
 from rlsdk.schedules import Schedule, at
@@ -149,6 +149,12 @@ def _name(part: Any) -> str:
     return f"{component.kind} {component.name!r}" if component else repr(part)
 
 
+def _place(part: Any) -> str:
+    """Return where a component is defined, to end a message about its result: `; see col (lab.py, line 7)`."""
+    component = component_of(part)
+    return f"; see {defined_at(component.obj)}" if component else ""
+
+
 @contextmanager
 def _named(part: Any) -> Iterator[None]:
     """Add the component's name to an error that it raises."""
@@ -167,10 +173,11 @@ def _checked(result: Any, x: CreditInputs, part: Any) -> Tensor:
         given = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
         raise RunError(
             f"{name} returned {given}; expected a tensor [{len(x.rewards)}] (rollouts) or [{len(x.loss_mask)}] (tokens)"
+            f"{_place(part)}"
         )
     finite = result.float().isfinite()  # as the learner reads it
     if not bool(finite.all()):
-        raise RunError(f"{name} returned {int((~finite).sum())} values that are not finite in float32")
+        raise RunError(f"{name} returned {int((~finite).sum())} values that are not finite in float32{_place(part)}")
     # Later steps divide, discount and average, which would round integers.
     return result if result.is_floating_point() else result.float()
 
@@ -196,7 +203,7 @@ def apply_filters(groups: Sequence[Group], filters: Sequence[Callable[[Group], b
             with _named(each):
                 answer = each(left) if left is not None and len(left) else False
             if not isinstance(answer, bool | np.bool_ | Group):
-                raise RunError(f"{_name(each)} returned {answer!r:.80}; expected True, False or a Group")
+                raise RunError(f"{_name(each)} returned {answer!r:.80}; expected True, False or a Group{_place(each)}")
             left = attrs.evolve(answer, uid=group.uid) if isinstance(answer, Group) else (left if answer else None)
         if left is not None and len(left):
             kept.append(left)

@@ -326,7 +326,10 @@ def test_a_filter_that_forgets_to_return_is_named_and_a_bool_of_numpy_is_one() -
             return True
 
     assert len(apply_filters([graded(1.0, 0.0)], [forgets])) == 1
-    with pytest.raises(RunError, match="filter 'forgets' returned None; expected True, False or a Group"):
+    with pytest.raises(
+        RunError,
+        match=r"filter 'forgets' returned None; expected True, False or a Group; see .*forgets .*test_batch.py, ",
+    ):
         apply_filters([graded(0.0, 0.0)], [forgets])
     spread = lambda group: np.std([score.value for score in group.scores]) > 0  # noqa: E731
     assert [len(apply_filters([graded(*values)], [spread])) for values in ((1.0, 0.0), (1.0, 1.0))] == [1, 0]
@@ -352,7 +355,10 @@ def test_a_wrong_shape_names_the_component() -> None:
     def crooked(x: rlsdk.CreditInputs) -> torch.Tensor:
         return torch.zeros(7)
 
-    with pytest.raises(rlsdk.RlsdkError, match=r"advantage 'crooked' returned \[7\]; expected a tensor \[2\].*\[4\]"):
+    with pytest.raises(
+        rlsdk.RlsdkError,
+        match=r"advantage 'crooked' returned \[7\]; expected a tensor \[2\].*\[4\].*; see .*crooked.*test_batch.py",
+    ):
         CreditAssigner([], rlsdk.load("advantage", crooked)).assign(packed)
 
 
