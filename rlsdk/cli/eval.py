@@ -20,6 +20,9 @@ from rlsdk.cli.settings import SettingsCommand
 from rlsdk.config import check, read
 from rlsdk.errors import ConfigError
 
+_LEFT_BY_A_FAILURE = frozenset({"cache", "logs"})
+"""Contents of the folder of an evaluation that failed."""
+
 
 @click.command(cls=SettingsCommand, name="eval")
 @click.argument("config", type=click.Path(path_type=Path))
@@ -81,10 +84,13 @@ def eval(  # noqa: A001 - the command's name
 
 
 def _prepare(folder: Path, *, overwrite: bool) -> None:
-    if overwrite and (folder / "evaluation.json").is_file():
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    ours = "evaluation.json" in found or found == _LEFT_BY_A_FAILURE
+    if found and overwrite and ours:
         shutil.rmtree(folder)
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError([f"--out: {folder} is not empty; choose another folder, or give --overwrite"])
+    elif found or (folder.exists() and not folder.is_dir()):
+        way = ", or give --overwrite" if ours and not overwrite else ""
+        raise ConfigError([f"--out: {folder} is not empty; choose another folder{way}"])
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -17,6 +17,8 @@ import pytest
 from click.testing import CliRunner
 
 from rlsdk.cli import COMMANDS, READS_MODELS, root
+from rlsdk.cli.eval import _prepare as prepare
+from rlsdk.errors import ConfigError
 
 HELLO = """
     import click
@@ -109,6 +111,30 @@ def test_settings_with_dashes_are_explained(command):
 def test_a_mistyped_option_is_answered_with_the_option():
     assert "Did you mean '--resume'?" in run("train", "a.yaml", "--resum").output
     assert "have no dashes" not in run("train", "a.yaml", "--resum").output
+
+
+@pytest.mark.parametrize(
+    ("content", "ours"),
+    [
+        (("logs/engine-0.log", "cache/a"), True),
+        (("evaluation.json", "x"), True),
+        (("logs/a", "cache/a", "mine"), False),
+    ],
+)
+def test_an_evaluation_overwrites_an_earlier_one_even_if_that_failed_and_nothing_else(tmp_path, content, ours):
+    for name in content:
+        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / name).touch()
+    ending = "choose another folder, or give --overwrite" if ours else "choose another folder"
+    with pytest.raises(ConfigError, match=f"out is not empty; {ending}$"):
+        prepare(tmp_path / "out", overwrite=False)
+    if ours:
+        prepare(tmp_path / "out", overwrite=True)
+        assert not (tmp_path / "out").exists()
+    else:
+        with pytest.raises(ConfigError, match=f"{ending}$"):
+            prepare(tmp_path / "out", overwrite=True)
+        assert (tmp_path / "out" / "mine").exists()
 
 
 def test_resume_and_overwrite_contradict():
