@@ -259,6 +259,18 @@ def test_what_a_component_raises_is_reported_with_its_place():
     assert fault.expected == "a result"
 
 
+def test_a_task_that_cannot_be_sent_to_scoring_processes_is_refused():
+    @rlsdk.tasks("open_files")
+    def open_files():
+        """Keeps an open file."""
+        with open(__file__) as file:
+            return [rlsdk.Task(id="0", prompt="1+1=", metadata={"file": file})]
+
+    fault = failed(open_files)["sized-and-indexable"]
+    assert fault.expected == "a task at 0 that can be sent to scoring processes"
+    assert "cannot pickle '_io.TextIOWrapper'" in fault.got
+
+
 def test_what_a_weight_transfer_raises_is_reported_with_its_place():
     @rlsdk.weight_transfer("seatless")
     class Seatless:

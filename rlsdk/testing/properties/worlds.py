@@ -7,6 +7,7 @@ import gc
 import inspect
 import itertools
 import math
+import pickle
 import re
 import warnings
 from collections.abc import Callable
@@ -125,6 +126,11 @@ def sized(subject: Subject, _: Any) -> None:
     for i, task in zip(_looked_at(count), tasks, strict=True):
         if not isinstance(task, Task):
             raise Violated("form", f"an rlsdk.Task at {i}", shape(task))
+        try:
+            pickle.dumps(task)
+        except Exception as error:
+            expected = f"a task at {i} that can be sent to scoring processes"
+            raise Violated("form", expected, f"answer or metadata that cannot be pickled: {error}") from error
     if len({task.id for task in tasks}) < len(tasks):
         raise Violated("value", "unique ids", f"{[task.id for task in tasks]}")
     try:
