@@ -35,7 +35,7 @@ from rlsdk.errors import ConfigError, OptionError, PluginError
 from rlsdk.fields import Field
 from rlsdk.kinds import PART_LISTS, PARTS, Kind
 from rlsdk.options import structure, unknown
-from rlsdk.plugins import ComponentRef, Plugins, short_name
+from rlsdk.plugins import CORE, ComponentRef, Plugins, short_name
 from rlsdk.schedules import Schedule, Scheduled, with_greatest
 
 T = TypeVar("T")
@@ -188,7 +188,7 @@ class _Resolver:
         trackers = tuple(
             each
             for each in self.many("trackers", "tracker", config.trackers)
-            if each.name != f"core/{defaults.TRACKER.name}"
+            if each.name != f"{CORE}/{defaults.TRACKER.name}"
         )
         diagnoses = self.diagnoses(config.diagnoses)
         self.faults += limits(config)

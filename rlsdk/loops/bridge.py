@@ -99,7 +99,7 @@ class LoopBridge:
 
 
 async def _contained(work: Callable[[], Awaitable[T]]) -> T:
-    """Await work; turn a SystemExit, or another exception that is no `Exception`, into an ordinary error.
+    """Await work; turn a SystemExit, or another exception outside `Exception`, into an ordinary error.
 
     A SystemExit would end the loop; handlers of errors would miss the others, such as a panic of a library in Rust.
     """
