@@ -69,7 +69,12 @@ def plan(out: Path, model: str) -> list[Step]:
     return [
         Step("doctor", "versions, driver, devices", (*rlsdk, "doctor", "--json"), 60),
         Step("explain", "memory that is expected, and who gets the GPU", (*rlsdk, "explain", *ours, "--full"), 60),
-        Step("tests", "`pytest -m gpu`", (sys.executable, "-m", "pytest", "-m", "gpu", "-q", str(ROOT / "tests")), 300),
+        Step(
+            "tests",
+            "`pytest -m gpu tests/gpu`",
+            (sys.executable, "-m", "pytest", "-m", "gpu", "-q", str(ROOT / "tests" / "gpu")),
+            300,
+        ),
         Step("sync", "ten steps: times by phase, weight sync, peak memory", (*train, "name=sync", "steps=10"), 240),
         Step(
             "apart",

@@ -61,7 +61,7 @@ def test_the_limits_of_all_steps_are_within_half_an_hour(tmp_path: Path) -> None
 def test_a_dry_run_prints_each_command_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert DAY["main"](["--dry-run", "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
-    assert "tests (at most 300 s): `pytest -m gpu`" in said and "--tasks" in said
+    assert "tests (at most 300 s): `pytest -m gpu tests/gpu`" in said and "--tasks" in said
     assert not (tmp_path / "out").exists()
 
 
