@@ -67,7 +67,7 @@ def known_fields(kind: str, name: str, needs: Iterable[Any]) -> tuple[str, ...]:
     """
     head = f"@rlsdk.{kind}({name!r}, needs={needs!r})"
     if isinstance(needs, str):
-        raise PluginError(f"{head}: needs is a list of names; write needs=({needs!r},)")
+        raise PluginError(f"{head}: needs must be a list of names; write needs=({needs!r},)")
     readable = fields.names(fields.READS[kind])
     found = []
     for field in needs:
@@ -76,7 +76,7 @@ def known_fields(kind: str, name: str, needs: Iterable[Any]) -> tuple[str, ...]:
         if field in readable or declared is not None:
             continue
         if callable(field):
-            raise PluginError(f"{head}: {field!r} declares no field; mark it with @rlsdk.field")
+            raise PluginError(f"{head}: {field!r} does not declare a field; mark it with @rlsdk.field")
         if others := fields.readers(field):
             raise PluginError(f"{head}: only {' and '.join(others)} can read {field!r}; known: {', '.join(readable)}")
         own = f"; for a field of a plugin, give the function marked @rlsdk.field({field!r}) in place of its name"

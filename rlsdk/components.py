@@ -194,7 +194,7 @@ def _structure_use(value: Any, _: Any) -> Use:
         return Use(value)
     if isinstance(value, Mapping):
         if not value.get("use"):
-            raise ValueError(f"names no component: write {{use: NAME, …}}; got {dict(value)!r}")
+            raise ValueError(f"does not name a component: write {{use: NAME, …}}; got {dict(value)!r}")
         return Use(value["use"], {k: v for k, v in value.items() if k != "use"})
     if isinstance(value, Bound):
         return Use(value.component.obj, value.options)

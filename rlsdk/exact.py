@@ -1,9 +1,9 @@
 """Bitwise identical logprobs in engine and learner: `model.exact`, on a CPU in float32.
 
 The summation order of a float32 product depends on its shape: on batch size, padding, the length of the cache, and
-where a continued conversation ends. So each sequence is processed alone, padded on the right to `model.max_length`: all
-passes have the same shape, and causal attention keeps the padding out of every result that is used. Both sides run the
-same tokens through the same backbone and head, in the same chunks.
+where a continued conversation ends. Each sequence is therefore processed alone, padded on the right to
+`model.max_length`. All passes have the same shape, and causal attention keeps the padding out of every result that is
+used. Both sides run the same tokens through the same backbone and head, in the same chunks.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 CHUNK_ELEMENTS = 2**25
-"""Logits in one chunk: 128 MiB in float32. Smaller chunks would re-read the weight's gradient too often."""
+"""Number of logits in a chunk: 128 MiB in float32. Smaller chunks would reread the weight's gradient too often."""
 
 EntropyMode = Literal["none", "value", "gradient"]
 _CHUNKS: ContextVar[int | None] = ContextVar("_CHUNKS", default=None)

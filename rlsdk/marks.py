@@ -79,9 +79,9 @@ def reward(
         check: As for a shaping.
     """
     if not callable(runs) and runs not in WHERE:
-        raise PluginError(f"@rlsdk.reward({name!r}): runs is one of {', '.join(WHERE)}; got {runs!r}")
+        raise PluginError(f"@rlsdk.reward({name!r}): runs must be one of {', '.join(WHERE)}; got {runs!r}")
     if batch not in (False, True, "group"):
-        raise PluginError(f"@rlsdk.reward({name!r}): batch is False, True or 'group'; got {batch!r}")
+        raise PluginError(f"@rlsdk.reward({name!r}): batch must be False, True or 'group'; got {batch!r}")
     if cache and batch == "group":
         raise PluginError(
             f"@rlsdk.reward({name!r}): cache=True keeps the score of a rollout, but with batch='group' it depends on "
@@ -239,7 +239,7 @@ def environment(name: str, *, isolation: Isolation = "thread") -> Callable[[T], 
     """
     if isolation not in ISOLATIONS:
         raise PluginError(
-            f"@rlsdk.environment({name!r}): isolation is one of {', '.join(ISOLATIONS)}; got {isolation!r}"
+            f"@rlsdk.environment({name!r}): isolation must be one of {', '.join(ISOLATIONS)}; got {isolation!r}"
         )
     return mark("environment", name, isolation=isolation)
 
@@ -292,7 +292,7 @@ def diagnosis(name: str) -> Callable[[T], T]:
     """Mark a diagnosis: `(history: History, *, …) -> Finding | None`, which finds a problem of a run in its metrics.
 
     It is called after each step of a run, and by `rlsdk diagnose`; `History` and `Finding` are in `rlsdk.contracts`. It
-    only observes: whatever it raises, the run continues.
+    only observes: the run continues even if it raises.
 
     Args:
         name: Name within the plugin.

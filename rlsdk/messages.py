@@ -222,8 +222,8 @@ def _part(value: Any) -> Part:
         return Image(value["image_url"]["url"])
     given = f"a part of type {kind!r} with {', '.join(map(str, value))}" if kind else f"a {type(value).__name__}"
     raise ValueFault(
-        f"a message's content holds {given}; expected text, an image, or a mapping of type 'text' (with text), 'image' "
-        "(with image) or 'image_url' (with image_url.url)"
+        f"a message's content contains {given}; expected text, an image, or a mapping of type 'text' (with text), "
+        "'image' (with image) or 'image_url' (with image_url.url)"
     )
 
 
@@ -273,7 +273,7 @@ class Message:
 
     Attributes:
         role: system, user, assistant or tool.
-        content: Text or, for a message with images, a tuple of texts and `Image`s; OpenAI's format is accepted, too.
+        content: Text or, for a message with images, a tuple of texts and `Image`s; OpenAI's format is also accepted.
         name: Name of the tool, for a tool result.
         tool_calls: Tool calls made by the assistant.
         tool_call_id: Id of the tool call, for a tool result.

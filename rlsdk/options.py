@@ -188,7 +188,7 @@ def _flatten(error: BaseException, path: str) -> Iterable[Fault]:
             yield from _flatten(inner, path)
     elif isinstance(error, ForbiddenExtraKeysError):
         known = _keys(error.cl)
-        for name in sorted(map(str, error.extra_fields)):  # YAML has numbers as keys, too
+        for name in sorted(map(str, error.extra_fields)):  # YAML also allows numbers as keys
             yield f"{path}.{name}", unknown("key", name, known)
     elif isinstance(error, KeyError):
         yield f"{path}.{error.args[0]}", "is required"

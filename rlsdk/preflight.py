@@ -97,7 +97,7 @@ def free_space(folder: str | os.PathLike[str], needed_bytes: int) -> list[str]:
     if not place.is_dir():
         return [f"{folder} cannot be created: {place} is a file; choose another folder"]
     if not os.access(place, os.W_OK):
-        return [f"{folder} cannot be written: {place} is read-only for you; choose another folder"]
+        return [f"{folder} cannot be written: you may not write to {place}; choose another folder"]
     free = shutil.disk_usage(place).free
     if free >= needed_bytes:
         return []
@@ -192,7 +192,7 @@ def hub_model(name: str) -> list[str]:
         if isinstance(try_to_load_from_cache(name, "config.json"), str):
             return []
     except HFValidationError:
-        return [f"there is no folder {name!r}, and that is not the name of a model on the hub (ORG/NAME)"]
+        return [f"there is no folder {name!r}, and it is not the name of a model on the hub (ORG/NAME)"]
     try:
         if not hub_is_offline():
             get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=_HUB_SECONDS)

@@ -137,7 +137,7 @@ def replay_fault(model: Any) -> str:
     kind = type(model).__name__
     routers = routers_of(model)
     if not routers:
-        return f"a {kind} has no expert routers that transformers' code for it names as such"
+        return f"a {kind} has no expert routers that transformers marks as such"
     for layer, router in routers.items():
         mode = _Router(router.num_experts, router.top_k, None)
         states = torch.empty(1, model.config.get_text_config().hidden_size, dtype=model.dtype, device="meta")

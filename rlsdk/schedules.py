@@ -118,9 +118,7 @@ class Scheduled:
         self._make, self._train_step = make, 0
         self._made = self._values_at(0)
         if remembered := [name for name in schedules if self._remembers(name)]:
-            cause = (
-                "only sets where the component's memory starts: a schedule of it would change nothing; give a number"
-            )
+            cause = "only sets the component's initial state, so a schedule would change nothing; give a number"
             raise OptionError(f"{component.kind} {component.name!r}", [(name, cause) for name in remembered])
 
     def _remembers(self, name: str) -> bool:

@@ -29,7 +29,7 @@ _BLANK = base64.b64decode(
 )
 """A black PNG of 28 × 28 pixels."""
 _KEPT = 256
-"""Number of images whose pixels are cached, since a learner reads each several times per step."""
+"""Number of images whose pixels are cached, since a learner reads each image several times per step."""
 
 
 def sees(net: Any) -> bool:

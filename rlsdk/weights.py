@@ -58,7 +58,7 @@ def to_weights(
     for name, tensor in named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors:
         if name in arrays:
             raise ValueFault(f"weights of version {version}: tensor {name!r} is given twice; each name must occur once")
-        # An address would not do: a tensor that an iterator made and dropped may have had it before this one.
+        # Not the address alone, which may have belonged to an earlier tensor that the iterator made and dropped.
         storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         key = (storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
         shared = seen.get(key) if tensor.numel() else None

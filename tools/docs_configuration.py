@@ -55,7 +55,7 @@ another type are refused before anything starts, with the nearest name.
   line `# yaml-language-server: $schema=rlsdk.schema.json` at the top of a config, editors with a YAML language server
   (VS Code, Neovim, Emacs) complete keys, show their meaning and mark mistakes. The [schema of the built-in
   components](rlsdk.schema.json) is here.
-* A relative path (a model, a data file, a plugin's file) is looked for in the working folder, then beside the
+* A relative path (a model, a data file, a plugin's file) is looked up in the working folder, then next to the
   configuration. If both have it, the working folder's is used, and a warning names the other. What a run writes (`out`,
   `mirror`) is always relative to the working folder.
 * `${key}` takes the value of another key, `${oc.env:NAME}` that of an environment variable.

@@ -22,7 +22,7 @@ PACKAGE = ROOT / "rlsdk"
 INTRODUCTION = """\
 # Python API
 
-Plugins and scripts import from the modules on this page alone; every other one may change with any version
+Plugins and scripts may import only from the modules on this page; all others may change in any version
 ([what is promised](../api_policy.md)). The commands explain themselves with `rlsdk COMMAND --help`, and all keys
 of a configuration are in [Configuration](../configuration.md).
 """
@@ -61,7 +61,7 @@ def offered(module: str) -> list[str]:
     """Return the names in a public module's `__all__`."""
     names: list[str] | None = assigned(parsed(module), "__all__")
     if names is None:
-        raise SystemExit(f"{source_of(module)} is public and has no __all__, which says what plugins may use")
+        raise SystemExit(f"{source_of(module)} is public but has no __all__, which lists what plugins may use")
     return names
 
 

@@ -64,7 +64,7 @@ def write_page(rows: Mapping[str, str]) -> None:
     page = [HEAD, "| cell | end | the console says | result | judged |", "| --- | --- | --- | --- | --- |", *table]
     page += ["", f"Moments: {', '.join(MOMENTS)}."]
     if missing := [f"`{name}`" for name in CELLS if name not in rows]:
-        page += ["", f"Not judged yet: {', '.join(missing)}."]
+        page += ["", f"Not tested yet: {', '.join(missing)}."]
     PAGE.write_text("\n".join(page) + "\n", encoding="utf-8")
 
 

@@ -47,7 +47,7 @@ def install_torch() -> bool:
 
 
 def main() -> int:
-    """Install, remove the misfits, check; return the exit status."""
+    """Install, remove packages that do not match, check; return the exit status."""
     if sys.version_info < (3, 11):
         return fail(f"rlsdk needs Python 3.11 or newer, not {sys.version.split()[0]}; try: make PYTHON=python3.11")
     if sys.prefix == sys.base_prefix and "CONDA_PREFIX" not in os.environ:

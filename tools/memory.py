@@ -153,7 +153,7 @@ class Watch:
             process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
             )
-        driver, told = psutil.Process(process.pid), 0
+        driver, reported = psutil.Process(process.pid), 0
         while process.poll() is None:
             step, now = self.step(), time.monotonic() - start
             if now > 60 * minutes and not self.stopped:
@@ -161,8 +161,8 @@ class Watch:
                 process.send_signal(signal.SIGINT)
             for key, size in sample(driver).items():
                 self.samples[key].append((step, size))
-            if step >= told + 100:
-                told = step
+            if step >= reported + 100:
+                reported = step
                 print(f"step {step}, {now:.0f} s", flush=True)
             time.sleep(SECONDS)
         self.seconds = time.monotonic() - start

@@ -3,7 +3,7 @@
     python tools/recipes.py                 # only docs/recipes.md, from the recipes' folders
     python tools/recipes.py reverse-text    # run these recipes (those for two cores), then write the page
 
-A recipe that ends outside its band is recorded, too: change the recipe or its band, and document it in its README.
+A recipe that ends outside its band is also recorded: change the recipe or its band, and document it in its README.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlsdk.recipes import catalogue, running
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = Path("runs") / "recipes"
-MACHINE = "two cores, other programs running beside"
+MACHINE = "two cores, other programs running alongside"
 PAGE = ROOT / "docs" / "recipes.md"
 MARK = "<!-- table: tools/recipes.py -->"
 SAMPLES = 6

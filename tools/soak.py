@@ -302,7 +302,7 @@ def lines(soaks: list[Soak], seed: int) -> Iterator[str]:
     yield f"| {' | '.join(f'{count:,}' for count in counts)} |"
     yield ""
     commit = git("describe", "--always", "--dirty")
-    trainings = f"{len(rows)} signals to {len(soaks)} trainings side by side, seed {seed}"
+    trainings = f"{len(rows)} signals to {len(soaks)} parallel trainings, seed {seed}"
     yield f"{trainings}, commit `{commit}`, {datetime.date.today()}."
 
 

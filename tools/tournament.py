@@ -92,15 +92,17 @@ def write(outcomes: Sequence[RunOutcome], tasks: Sequence[str], seeds: int) -> N
     """Write the page of the finished runs."""
     measured = [each for each in outcomes if each.status == 0]
     algorithms = {each.run.group["algorithm"] for each in measured}
-    told = [each for each in outcomes if each.run.group["algorithm"] in algorithms]
+    selected = [each for each in outcomes if each.run.group["algorithm"] in algorithms]
     missing = [name for name in ALGORITHMS if name not in algorithms]
     rows = [["", "algorithm", "all tasks", *tasks, "runs"], ["---:", "---", "---:", *("---:" for _ in tasks), "---:"]]
-    for place, each in enumerate(standings(told, EVALUATED), 1):
+    for place, each in enumerate(standings(selected, EVALUATED), 1):
         cells = [percent(each.whole), *(percent(each.task(task)) for task in tasks)]
         rows.append([str(place), f"`{each.algorithm}`", *cells, str(runs_of(each))])
-    about = f"{seeds} seed{'s' if seeds > 1 else ''} of each task: {len(measured)} of {len(outcomes)} runs are in.\n"
+    about = (
+        f"{seeds} seed{'s' if seeds > 1 else ''} of each task: {len(measured)} of {len(outcomes)} runs are finished.\n"
+    )
     if seeds == 1:
-        about = f"**This page is of a reduced tournament: one seed tells no interval.** {about}"
+        about = f"**This page is from a reduced tournament: one seed gives no interval.** {about}"
     origin = sorted({tuple(json.loads(path.read_text()).values()) for path in map(noted, measured) if path.is_file()})
     commits = ", ".join(f"`{commit}` ({date})" for commit, date in origin)
     left = f"\nNot measured yet: {', '.join(f'`{name}`' for name in missing)}.\n" if missing else ""

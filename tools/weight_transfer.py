@@ -108,16 +108,16 @@ class MeasuredLearner(Measured):
         from rlsdk.learners.ranks import Ranks
 
         self.net = build(int(roles.actor.path))
-        self.outlet = WeightExporter(self.net, roles.actor, Ranks(place.rank, place.world_size, "cpu"), None)
+        self.exporter = WeightExporter(self.net, roles.actor, Ranks(place.rank, place.world_size, "cpu"), None)
         self.reset()
 
     def weights(self, version: int) -> Weights | None:
         """Return all weights, copied."""
-        return self.outlet.weights(version)
+        return self.exporter.weights(version)
 
     def weight_parts(self, version: int) -> Iterator[Weights | None]:
         """Return all weights layer by layer, not copied."""
-        return self.outlet.parts(version, copy=False)
+        return self.exporter.parts(version, copy=False)
 
     def canary(self, token_ids: np.ndarray) -> np.ndarray:
         """Return zeros."""

@@ -100,8 +100,8 @@ def _structured(name: str, field: str, value: Any, kind: Any) -> Any:
         value = (value,)
     structured, faults = structure(value, kind)
     if faults:
-        told = "; ".join(f"{field}{path}: {text}" for path, text in faults)
-        raise PluginError(f"@rlsdk.algorithm({name!r}): {told}")
+        listed = "; ".join(f"{field}{path}: {text}" for path, text in faults)
+        raise PluginError(f"@rlsdk.algorithm({name!r}): {listed}")
     return structured
 
 

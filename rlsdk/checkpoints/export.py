@@ -18,7 +18,7 @@ from rlsdk.checkpoints.checkpoint import EXPORT, LEARNER, Checkpoints
 from rlsdk.cluster.placement import layout, ray_cluster
 from rlsdk.config import Plan, check, read
 from rlsdk.config.named_code import described_code, untrusted_code
-from rlsdk.config.paths import found_beside
+from rlsdk.config.paths import resolve_paths
 from rlsdk.config.tree import normalise
 from rlsdk.contracts import ActorSpec
 from rlsdk.errors import CheckpointError, ConfigError
@@ -124,7 +124,7 @@ def _plan_of(run: Path, plugins: Sequence[str | Path], named: Mapping[str, Any])
             "--mode serve with your own configuration that names it"
         )
         raise ConfigError([f"{run / 'config.yaml'}: {ways}", *faults])
-    return check(found_beside(tree, run / "config.yaml"), (), plugins)
+    return check(resolve_paths(tree, run / "config.yaml"), (), plugins)
 
 
 @contextmanager

@@ -135,8 +135,8 @@ def serve_run(
         raise ConfigError(["algorithm: it trains on demonstrations, so there is no engine to serve"])
     options.check()
     preflight.require(map(str, machine(plan, trains=False)))
-    beside = attrs.evolve(plan, config=attrs.evolve(plan.config, out=str(plan.folder), name=FOLDER))
-    (beside.folder / "logs").mkdir(parents=True, exist_ok=True)
+    serving_plan = attrs.evolve(plan, config=attrs.evolve(plan.config, out=str(plan.folder), name=FOLDER))
+    (serving_plan.folder / "logs").mkdir(parents=True, exist_ok=True)
     taken = options.bind()
     with (
         taken,
@@ -149,7 +149,7 @@ def serve_run(
         # Before the engines start: for a checkpoint without an export, a learner must write one, which needs memory.
         first = reader.read_newest()
         found = layout(plan, os.cpu_count() or 1, gpus, roles=["engine"])
-        engines = started_engines(beside, start_engines(beside, found, replaced=False))
+        engines = started_engines(serving_plan, start_engines(serving_plan, found, replaced=False))
         asyncio.run(_Serving(plan, engines, reader, options).run(taken, first, ready))
 
 

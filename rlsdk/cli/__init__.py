@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     except SystemExit as leaving:
         if sys.stdout not in (output, None):  # click replaces an output whose reader is gone, as in `| head`
             leaving.code = NOT_READ
-        if arguments is None:  # the program's own command line: the process is no longer needed
+        if arguments is None:  # only if this is the process's own command line, so that nothing else needs the process
             exits = threading.Timer(EXIT_SECONDS, _exit, (leaving.code,))
             exits.daemon = True
             exits.start()

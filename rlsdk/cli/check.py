@@ -129,7 +129,7 @@ def _trace_model(context: click.Context, path: str, engine: str | None, trust_re
 
     if engine not in (None, ENGINE):
         raise click.UsageError(
-            f"--trace follows the modules of the engine {ENGINE!r}, got --engine {engine}; without --trace, its "
+            f"--trace follows the modules of the engine {ENGINE!r}; got --engine {engine}. Without --trace, its "
             "logprobs are compared"
         )
     try:

@@ -93,7 +93,7 @@ def show(file: str, count: int, as_json: bool) -> None:
     """Show the first rows of FILE: parquet, or JSON lines, optionally compressed."""
     rows = _first_rows(file, count)
     if not rows:
-        click.echo(f"rlsdk: {file} holds no rows", err=True)
+        click.echo(f"rlsdk: {file} has no rows", err=True)
     if as_json:
         click.echo(json.dumps(rows, indent=2, default=str))
         return
@@ -146,7 +146,7 @@ def _json_rows(opened: Any, count: int) -> list[dict[str, Any]]:
                 f"line {number} is not JSON ({error}); expected parquet, or one JSON object per line"
             ) from error
         if not isinstance(row, dict):
-            hint = "; write each of its elements on a line of its own" if isinstance(row, list) else ""
+            hint = "; write each of its elements on its own line" if isinstance(row, list) else ""
             raise DataError(f"line {number} is not a JSON object{hint}")
         rows.append(row)
     return rows

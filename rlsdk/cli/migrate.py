@@ -54,7 +54,7 @@ def migrate(trainer: str, source: tuple[str, ...], out: Path | None, as_json: bo
         )
         raise ConfigError([f"{source[0]}: {found.framework.title} has none of its {len(found.entries)} keys; {hint}"])
     if out is not None and out.exists():
-        raise ConfigError([f"{out} exists; name another file, or delete it"])
+        raise ConfigError([f"{out} exists; choose another file, or delete it"])
     faults = _faults(found)
     written = _as_yaml(found, source[0] if len(source) == 1 else " ".join(source))
     if out is not None:

@@ -29,7 +29,7 @@ def serve(plan: Plan) -> None:
         click.echo(f"rlsdk: {plan.config.model.path} is served there; Ctrl-C stops the server", err=True)
 
     out = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr):  # libraries greet on standard output, which is the URL's
+    with contextlib.redirect_stdout(sys.stderr):  # libraries print banners to standard output, which is for the URL
         serve_engines(plan, ready)
 
 
@@ -66,7 +66,7 @@ def serve_checkpoints(
         click.echo(f"rlsdk: {name} (step {step}) is served there; Ctrl-C stops the server", err=True)
 
     out = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr):  # libraries greet on standard output, which is the URL's
+    with contextlib.redirect_stdout(sys.stderr):  # libraries print banners to standard output, which is for the URL
         plan = check(config, settings, files)
         serve_run(plan, files, ServerOptions(**server), ready)
 

@@ -109,7 +109,7 @@ def _row(values: dict[str, Any], places: Places, reader: RowReader, names: tuple
 
 def _taken(values: dict[str, Any], name: str, columns: Sequence[str]) -> Any:
     if name in columns and name not in values:
-        raise BadRowError(f"column {name!r} is named twice: it holds the responses already")
+        raise BadRowError(f"column {name!r} is named twice: it already contains the responses")
     if name not in values:
         raise BadRowError(f"there is no column {name!r}; there are: {', '.join(columns) or 'none'}")
     return values.pop(name)

@@ -186,7 +186,7 @@ def run(
     points = running.evaluations(steps[-1].result.parent)
     good, words = running.verdict(found.expected, points)
     if quick:
-        good, words = True, "two steps of each stage; that says nothing about the accuracy"
+        good, words = True, "two steps of each stage, which say nothing about the accuracy"
     if as_json:
         click.echo(json.dumps({"recipe": name, "in_band": None if quick else good, "points": points, "out": str(out)}))
     click.echo(f"recipe {name}: {words}", err=as_json)

@@ -54,7 +54,7 @@ def replay(
 ) -> None:
     """Recompute the batch that veRL, TRL, slime or OpenRLHF dumped to FILE, and show where rlsdk's numbers differ.
 
-    FILE holds JSON lines, parquet, .npz, .safetensors or .pt. Rewards, advantages, ratios, losses and the gradient are
+    FILE is JSON lines, parquet, .npz, .safetensors or .pt. Rewards, advantages, ratios, losses and the gradient are
     compared if they were recorded. Each stage starts from the recorded inputs, so the first stage that differs is
     computed differently. Nothing in FILE is executed.
     """
@@ -111,7 +111,7 @@ def _show(found: Mapping[str, Any]) -> None:
     table = Table("stage", "rlsdk", "theirs", "greatest difference", "", title_justify="left", box=None, pad_edge=False)
     for each in found["stages"]:
         verdict = {True: "equal", False: "differs", None: "not recorded"}[each["equal"]]
-        cells = (each["stage"], _told(each["ours"]), _told(each["theirs"]), _number(each["max_difference"]), verdict)
+        cells = (each["stage"], _brief(each["ours"]), _brief(each["theirs"]), _number(each["max_difference"]), verdict)
         table.add_row(*map(Text, cells))
     out.print(table)
     _show_loss(out, found)
@@ -140,10 +140,12 @@ def _show_loss(out: Any, found: Mapping[str, Any]) -> None:
         f"({loss['aggregate']}), theirs {_number(loss['theirs'])}",
         markup=False,
     )
-    told = [f"norm {gradient['norm']:.6g}"]
+    parts = [f"norm {gradient['norm']:.6g}"]
     if "cosine" in gradient:
-        told.append(f"theirs {gradient['their_norm']:.6g} ({gradient['theirs']}), cosine {_number(gradient['cosine'])}")
-    out.print(f"gradient of the logprobs: {', '.join(told)}", markup=False)
+        parts.append(
+            f"theirs {gradient['their_norm']:.6g} ({gradient['theirs']}), cosine {_number(gradient['cosine'])}"
+        )
+    out.print(f"gradient of the logprobs: {', '.join(parts)}", markup=False)
     if "weights" in gradient:
         each = gradient["weights"]
         norms = f"norm {each['ours']:.6g}, from their advantages {each['from_their_advantages']:.6g}"
@@ -160,7 +162,7 @@ def _place(first: Mapping[str, Any] | None) -> str:
     return f" at rollout {first['rollout']}{token}: rlsdk {first['ours']:.6g}, theirs {first['theirs']:.6g}"
 
 
-def _told(value: Any) -> str:
+def _brief(value: Any) -> str:
     if value is None or isinstance(value, float):
         return _number(value)
     return f"{value['mean']:.4g} ({value['least']:.4g} to {value['greatest']:.4g})"

@@ -80,14 +80,14 @@ def score(
         raise click.BadParameter(f"expected seconds above 0, got {timeout:g}", param_hint="--timeout")
     if out is not None and out.exists():
         if Path(file).exists() and out.samefile(file):
-            raise click.UsageError(f"--out {out} is the file with the responses, which would be lost; name another")
+            raise click.UsageError(f"--out {out} is the file with the responses, which would be lost; choose another")
         if not overwrite:
             raise click.UsageError(f"{out} exists; choose another file, or replace it with --overwrite")
     with contextlib.redirect_stdout(sys.stderr):  # rewards may print; keep standard output for the summary
         scorer = _scorer(name, options, files, ScoringLimits(workers=workers, timeout=timeout))
     rows, bad = offline.read(file, offline.Places(score=compare, **columns))  # type: ignore[arg-type]  # named above
     if not rows and not bad:
-        raise DataError(f"{file} holds no rows; expected parquet, or one JSON object per line")
+        raise DataError(f"{file} has no rows; expected parquet, or one JSON object per line")
     if bad and not skip_bad:
         more = f"\n  … and {len(bad) - 5} more" if len(bad) > 5 else ""
         raise DataError(

@@ -85,7 +85,7 @@ def simulate(
     on_gpus = gpus is not None or plan.config.placement.device == "cuda"
     used = _assumed(plan, hardware or ("h100" if on_gpus else "cpu"), run, _numbers(given))
     rates, lengths = used.rates, used.lengths
-    beside = measure.measure(against, rates) if against is not None else None
+    comparison = measure.measure(against, rates) if against is not None else None
     predictions = []
     most = None if whole else prediction.MOST_ROLLOUTS
     with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -98,7 +98,7 @@ def simulate(
             def show(name: str, done: int, line: TaskID = line, engines: int = engine_count) -> None:
                 bar.update(line, description=f"{engines} engines, {name}", completed=done)
 
-            predictions.append(prediction.predict(setup, count, most=most, told=show))
+            predictions.append(prediction.predict(setup, count, most=most, progress=show))
             bar.remove_task(line)
     if as_json:
         report: dict[str, Any] = {
@@ -106,11 +106,11 @@ def simulate(
             "origins": dict(used.origins),
             "predictions": [p.as_json() for p in predictions],
         }
-        if beside is not None:
-            report["measured"] = attrs.asdict(beside, filter=attrs.filters.exclude("rates", "lengths"))
+        if comparison is not None:
+            report["measured"] = attrs.asdict(comparison, filter=attrs.filters.exclude("rates", "lengths"))
         click.echo(json.dumps(report, indent=2))
     else:
-        _show(predictions, beside)
+        _show(predictions, comparison)
         _show_origins(used.origins, {**attrs.asdict(rates), "median": lengths.median, "sigma": lengths.sigma})
 
 
@@ -134,8 +134,8 @@ def _assumed(plan: Plan, hardware: str, run: Path | None, given: Mapping[str, fl
     if net is None and run is None and "weights_bytes" not in given:
         raise ConfigError(
             [
-                f"model.path: {why}, so its size is not known, and nothing is predicted for another one; let "
-                "model.path name a folder on this machine, measure with --rates RUN, or give --rate weights_bytes=N "
+                f"model.path: {why}, so its size is unknown and no prediction is possible; set "
+                "model.path to a folder on this machine, measure with --rates RUN, or give --rate weights_bytes=N "
                 "and the other rates"
             ]
         )
@@ -185,7 +185,7 @@ def _sizes(
         raise ConfigError([str(error)]) from error
 
 
-def _show(predictions: Sequence[Prediction], beside: MeasuredRun | None) -> None:
+def _show(predictions: Sequence[Prediction], comparison: MeasuredRun | None) -> None:
     from rich.table import Table
 
     out = console()
@@ -200,8 +200,8 @@ def _show(predictions: Sequence[Prediction], beside: MeasuredRun | None) -> None
             table.add_column(column, justify="right" if i else "left", no_wrap=not i)  # row names are not wrapped
         table.add_row("as configured", *_cells(attrs.asdict(found.configured)))
         table.add_row("synchronous", *_cells(attrs.asdict(found.synchronous)))
-        if beside is not None:
-            table.add_row(f"measured, {counted(beside.steps, 'step')}", *_cells(attrs.asdict(beside)))
+        if comparison is not None:
+            table.add_row(f"measured, {counted(comparison.steps, 'step')}", *_cells(attrs.asdict(comparison)))
         out.print(table)
         bound = max(found.engines_alone, found.learner_alone)
         out.print(

@@ -106,7 +106,7 @@ def tell_failures(failed: Sequence[Failure], count: int) -> None:
         click.echo(f"  - {failure.run}: {failure.reason} (log: {failure.log})", err=True)
 
 
-def told(estimate: Estimate | None) -> str:
+def estimate_text(estimate: Estimate | None) -> str:
     """Format a value and its interval for a table."""
     if estimate is None:
         return "-"
@@ -119,5 +119,7 @@ def _table(rows: Sequence[ResultRow]) -> Table:
     columns = [Column(key, overflow="fold") for key in rows[0].group]
     table = Table(*columns, Column("mean", justify="right"), Column("runs", justify="right"), box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*row.group.values(), told(row.estimate).replace("[", r"\["), f"{len(row.values)}/{len(row.runs)}")
+        table.add_row(
+            *row.group.values(), estimate_text(row.estimate).replace("[", r"\["), f"{len(row.values)}/{len(row.runs)}"
+        )
     return table

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from rlsdk.cli import listing
 from rlsdk.cli.lazy import INTERRUPTED
 from rlsdk.cli.settings import SettingsCommand
-from rlsdk.cli.sweep import SweepLines, tell_failures, told
+from rlsdk.cli.sweep import SweepLines, estimate_text, tell_failures
 from rlsdk.plurals import counted
 from rlsdk.sweeps.results import EVALUATED
 from rlsdk.sweeps.tournament import Standing
@@ -104,6 +104,6 @@ def _table(ranking: Sequence[Standing], tasks: Sequence[str]) -> Table:
     )
     for each in ranking:
         missing = f" ({counted(len(each.missing), 'run')} missing)" if each.missing else ""
-        cells = [escape(told(estimate)) for estimate in (each.whole, *(each.task(task) for task in tasks))]
+        cells = [escape(estimate_text(estimate)) for estimate in (each.whole, *(each.task(task) for task in tasks))]
         table.add_row(escape(each.algorithm) + missing, *cells)
     return table

@@ -40,7 +40,7 @@ def trace(run: Path, out: Path | None, otlp: str | None) -> None:
         from rlsdk.reporting.otel import export_spans, otlp_exporter
 
         if out is not None:
-            raise ConfigError(["--out: --otlp sends the spans and writes no file; give one of the two"])
+            raise ConfigError(["--out: --otlp sends the spans and writes no file; give only one of them"])
         if not spans:
             raise ConfigError([f"RUN: {run} has no {SPANS}: it recorded no times of day, which OpenTelemetry needs"])
         click.echo(f"{export_spans(all_spans(lines, spans), run.name, otlp_exporter(otlp))} spans sent")

@@ -120,7 +120,9 @@ def train(
 
     with (
         contextlib.redirect_stdout(sys.stderr),  # libraries print banners to standard output, which is for the summary
-        warmed() if mode == "both" else contextlib.nullcontext() as begun,  # beside the imports of this process
+        warmed()
+        if mode == "both"
+        else contextlib.nullcontext() as begun,  # concurrently with the imports of this process
     ):
         with importing():
             from rlsdk.config import check

@@ -25,9 +25,9 @@ def rows(found: Debugged) -> list[dict[str, Any]]:
     return [{**transcript(rollout, score), "seconds": round(seconds, 4)} for rollout, score, seconds in pairs]
 
 
-def summary(found: Debugged, told: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(found: Debugged, rollouts: list[dict[str, Any]]) -> dict[str, Any]:
     """Return all results as JSON values."""
-    return {"task": found.group.task.id, "requests": _requests(found), "notes": list(found.notes), "rollouts": told}
+    return {"task": found.group.task.id, "requests": _requests(found), "notes": list(found.notes), "rollouts": rollouts}
 
 
 def _requests(found: Debugged) -> dict[str, float]:
@@ -77,7 +77,7 @@ def _lines(text: str) -> str:
 
 
 def _tokens(rollout: Rollout, found: Debugged) -> Text:
-    """Return all tokens as text that tells sampled (trained) from given tokens."""
+    """Return all tokens as text that distinguishes sampled (trained) tokens from given ones."""
     sampled = int(rollout.loss_mask.sum())
     count = f"{len(rollout.token_ids)}, {sampled} of them "
     text = Text.assemble(("tokens", "bold"), f" ({count}", ("sampled, in ⟦ ⟧", SAMPLED), "): ")

@@ -111,14 +111,14 @@ async def _node_of(actor: Any) -> str:
         return ""
 
 
-async def watch_nodes(told: Callable[[Sequence[DrainingNode]], Awaitable[None]]) -> None:
+async def watch_nodes(callback: Callable[[Sequence[DrainingNode]], Awaitable[None]]) -> None:
     """Call a function every few seconds with the draining nodes, if there are any; runs until cancelled."""
     import ray
 
     while ray.is_initialized():
         try:
             if nodes := await asyncio.to_thread(draining_nodes):
-                await told(nodes)
+                await callback(nodes)
         except ray.exceptions.RpcError as error:  # the watchdog reports a lost Ray
             log.debug("Ray cannot list the draining nodes: %s", error)
         except Exception:  # without this task, a run only notices nodes once they are gone

@@ -41,7 +41,7 @@ class Watched:
         answer: Pending answer to that request.
         base: Time, CPU seconds and bytes when it was last seen working.
         silent: Start of its silence and the reason; None while it works.
-        told: True once its silence has been reported.
+        warned: True once its silence has been reported.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Watched:
     answer: Any = None
     base: tuple[float, float, int] | None = None
     silent: tuple[float, str] | None = None
-    told: bool = False
+    warned: bool = False
 
     def __str__(self) -> str:
         if self.identity is None:

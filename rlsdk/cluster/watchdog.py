@@ -233,16 +233,16 @@ class Watchdog:
             watched.asked = None
             return
         if found is None:
-            if watched.identity is None and now - watched.asked >= self._warn and not watched.told:
-                watched.told = True
+            if watched.identity is None and now - watched.asked >= self._warn and not watched.warned:
+                watched.warned = True
                 log.warning(
                     "%s is not working yet, %.0f s after its start; Ray may lack resources for it; its log is %s",
                     *(watched, now - watched.asked, watched.log),
                 )
             return
-        if watched.identity is None and watched.told:
+        if watched.identity is None and watched.warned:
             log.warning("%s is working now", watched)
-            watched.told = False
+            watched.warned = False
         watched.identity, watched.asked = found, None
 
     def _is_long(self, now: float) -> bool:
@@ -260,17 +260,17 @@ class Watchdog:
             return
         found = self._silence(watched, vitals, now, measured=measured)
         if found is None:
-            if watched.told:
+            if watched.warned:
                 log.warning(
                     "%s is responding again, after %.0f s of silence", watched, now - (watched.silent or (now, ""))[0]
                 )
-            watched.silent, watched.told = None, False
+            watched.silent, watched.warned = None, False
             return
         if watched.silent is None or watched.silent[1] != found[1]:
             watched.silent = found
         seconds = now - watched.silent[0]
-        if seconds >= self._warn and not watched.told:
-            watched.told = True
+        if seconds >= self._warn and not watched.warned:
+            watched.warned = True
             if watched.identity is not None and self._prober.write_stacks(watched.identity):
                 stacks = "which now ends with the Python stacks of the process"
             else:

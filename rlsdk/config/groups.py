@@ -44,7 +44,7 @@ def group_faults(size: int, advantage: Any, filters: Iterable[Any]) -> list[str]
 
 
 def critic_faults(advantage: Any) -> list[str]:
-    """Refuse a critic that would have nothing to learn, since the advantage gives no returns.
+    """Report a critic that would have nothing to learn, since the advantage gives no returns.
 
     Args:
         advantage: Advantage function, ready to run.
@@ -54,12 +54,12 @@ def critic_faults(advantage: Any) -> list[str]:
         return []
     return [
         f"algorithm.critic: a critic learns the returns that an advantage gives, and {_name(advantage)} gives none; "
-        "set it false, or use an advantage with returns, such as 'gae'"
+        "set it to false, or use an advantage with returns, such as 'gae'"
     ]
 
 
 def pair_faults(size: int, loss: Any, filters: Sequence[Any]) -> list[str]:
-    """Report filters that leave a loss for pairs anything but pairs of a better and a worse rollout.
+    """Report filters that leave a pairwise loss other groups than pairs of a better and a worse rollout.
 
     Args:
         size: The run's `group_size`.
@@ -75,7 +75,7 @@ def pair_faults(size: int, loss: Any, filters: Sequence[Any]) -> list[str]:
             what = f"{len(left)} rollouts" if len(left) != 2 else "two equal rewards"
             return [
                 f"algorithm.filters: the policy loss {_name(loss)} learns from pairs of a better and a worse rollout, "
-                f"but with group_size={size} these filters leave it groups of {what}; add the filter 'best_worst'"
+                f"but with group_size={size} these filters leave groups of {what}; add the filter 'best_worst'"
             ]
     return []
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from rlsdk.components import Component, Use
 from rlsdk.config import defaults
-from rlsdk.config.reference import DEFAULTS, beside_keys, limited, section_of
+from rlsdk.config.reference import DEFAULTS, extra_keys, limited, section_of
 from rlsdk.config.renamed import RENAMED
 from rlsdk.config.rules import LEAST
 from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config
@@ -75,10 +75,10 @@ class _Writer:
         """Return the targets of `$ref`: each kind of component, and the options of each component."""
         found: Schema = {"interpolation": INTERPOLATION, "schedule": SCHEDULE}
         for kind, named in self.components.items():
-            beside = _beside(kind)
+            extra = _extra_keys(kind)
             found[kind] = self.chosen(kind)
             for name, component in named.items():
-                found[f"{kind}.{name}"] = self.options(component, beside)
+                found[f"{kind}.{name}"] = self.options(component, extra)
         return found
 
     def chosen(self, kind: Kind) -> Schema:
@@ -104,9 +104,9 @@ class _Writer:
             found.append({"allOf": [alone, _component(kind, default)]})
         return found
 
-    def options(self, component: Component, beside: Sequence[Option]) -> Schema:
+    def options(self, component: Component, extra: Sequence[Option]) -> Schema:
         """Return the schema of a mapping with `use` and the options of a component."""
-        own = {option.name: option for option in (*beside, *component.options)}
+        own = {option.name: option for option in (*extra, *component.options)}
         parts = {**PARTS, **PART_LISTS} if component.kind == "algorithm" else {}
         properties = {
             name: self.part(option, parts[name]) if name in parts else self.option(option)
@@ -196,13 +196,13 @@ def _component(kind: Kind, name: str) -> Schema:
     return {"$ref": f"#/definitions/{kind}.{name.replace('/', '~1')}"}
 
 
-def _beside(kind: Kind) -> Sequence[Option]:
+def _extra_keys(kind: Kind) -> Sequence[Option]:
     """Return the keys allowed next to the options of a component."""
     for path, listed in LISTS.items():
         if listed == kind:
             section, _, key = path.partition(".")
             owner: Any = Config if not key else section_of({o.name: o for o in options_of(Config)}[section].type)
-            return beside_keys({o.name: o.type for o in options_of(owner)}[key or section])
+            return extra_keys({o.name: o.type for o in options_of(owner)}[key or section])
     return ()
 
 

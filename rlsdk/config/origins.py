@@ -62,7 +62,7 @@ def origins(source: str | Path | Mapping[str, Any], overrides: Sequence[str], pl
             if value is not _ABSENT and (setting.section is None or value is None):
                 origin = written.origin(setting.path) or _defaulted(plan, setting.path)
                 found.append(Origin(setting.path, value, origin))
-    return [*found, *_beside(plan, written)]
+    return [*found, *_extra_keys(plan, written)]
 
 
 _ABSENT = object()
@@ -151,7 +151,7 @@ def _part(plan: Plan, path: str, use: Use, kind: Any, written: _Written) -> Iter
         yield Origin(option.path, value, written.origin(option.path) or algorithm or f"default of {name}")
 
 
-def _beside(plan: Plan, written: _Written) -> Iterator[Origin]:
+def _extra_keys(plan: Plan, written: _Written) -> Iterator[Origin]:
     """Yield the keys next to the components of a list, such as the weight of a reward."""
     several: dict[str, Sequence[Any]] = {
         "tasks.train": plan.config.tasks.train,

@@ -190,7 +190,7 @@ def part_faults(config: Config, algorithm: AlgorithmDefaults, chosen: Sequence[C
     for part in chosen:
         if part.component.kind == "correction" and not part.component.masks and loss and loss.component.corrects:
             yield (
-                f"{part.path}: {part} weighs tokens by their ratio to the sampler, and so does {loss} itself; leave "
+                f"{part.path}: {part} weights tokens by their ratio to the sampler, and so does {loss} itself; leave "
                 "the correction out (null), or use one that only masks, such as 'token_mask'"
             )
 
@@ -212,9 +212,9 @@ def _no_effect(part: Chosen, config: Config, algorithm: AlgorithmDefaults) -> It
         return
     other = "leave it out (null)" if part.component.kind == "correction" else "choose another policy loss"
     if algorithm.rollouts == "demonstrations":
-        yield f"{part.path}: {part} weighs samples by their ratio to the sampler, but nothing is sampled; {other}"
+        yield f"{part.path}: {part} weights samples by their ratio to the sampler, but nothing is sampled; {other}"
     elif config.old_logprobs == "rollout":
         yield (
-            f"{part.path}: {part} weighs by old_logprobs over the sampler's logprobs, and with old_logprobs=rollout "
+            f"{part.path}: {part} weights by old_logprobs over the sampler's logprobs, but with old_logprobs=rollout "
             f"both are the sampler's: every weight is 1; set old_logprobs=learner, or {other}"
         )

@@ -20,7 +20,7 @@ _FUNCTION = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_][\w.-]*)")
 _SUFFIX = re.compile(r".+\.[A-Za-z][A-Za-z0-9]{0,7}")
 
 
-def found_beside(tree: Mapping[str, Any], source: Path) -> dict[str, Any]:
+def resolve_paths(tree: Mapping[str, Any], source: Path) -> dict[str, Any]:
     """Resolve relative paths that exist next to a configuration, but not in the working folder.
 
     If a path exists in both places, the one in the working folder is used, and a warning names the other.
@@ -49,14 +49,17 @@ def _located(text: str, path: str, key: str, folder: Path) -> str:
     named = key in KEYS or "/" in file or _SUFFIX.fullmatch(file) is not None
     if not named or len(file) > 1024 or "\n" in file or file.startswith("~") or os.path.isabs(file) or is_url(file):
         return text
-    here, beside = Path(file), folder / file
-    if not _exists(beside):
+    here, adjacent = Path(file), folder / file
+    if not _exists(adjacent):
         return text
     if not _exists(here):
-        return f"{beside}{function}"
-    if not here.samefile(beside):
+        return f"{adjacent}{function}"
+    if not here.samefile(adjacent):
         log.warning(
-            "%s: %s is in the working folder, which is used, and beside the configuration: %s", path, file, beside
+            "%s: %s exists in the working folder, which is used, and next to the configuration: %s",
+            path,
+            file,
+            adjacent,
         )
     return text
 

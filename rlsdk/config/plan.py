@@ -104,14 +104,14 @@ class Plan:
     @property
     def reference(self) -> Model:
         """The reference model, if the run needs one."""
-        return self._beside(self.config.model.reference, self.config.reference)
+        return self._role_model(self.config.model.reference, self.config.reference)
 
     @property
     def critic(self) -> Model:
         """The model that initialises the critic, if there is a critic."""
-        return self._beside(self.config.model.critic, self.config.critic)
+        return self._role_model(self.config.model.critic, self.config.critic)
 
-    def _beside(self, path: str | None, role: RoleSection) -> Model:
+    def _role_model(self, path: str | None, role: RoleSection) -> Model:
         dtype = role.dtype or self.config.model.dtype
         return attrs.evolve(self.model, path=located(path or self.config.model.path), dtype=dtype)
 

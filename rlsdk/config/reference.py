@@ -173,8 +173,8 @@ def _of_class(cls: type, prefix: str) -> Iterator[ConfigKey]:
         yield setting
         if setting.section:
             yield from _of_class(setting.section, f"{path}.")
-        for beside in beside_keys(setting.type):
-            yield _of_option(beside, f"{path}.{beside.name}")
+        for extra in extra_keys(setting.type):
+            yield _of_option(extra, f"{path}.{extra.name}")
 
 
 def _of_option(option: Option, path: str) -> ConfigKey:
@@ -197,7 +197,7 @@ def section_of(kind: Any) -> type | None:
     return found[0] if len(found) == 1 else None
 
 
-def beside_keys(kind: Any) -> Sequence[Option]:
+def extra_keys(kind: Any) -> Sequence[Option]:
     """Return the keys allowed next to the options of each component in a list of this type."""
     if kind == tuple[SourceUse, ...]:
         return [option for option in options_of(SourceUse) if option.name != "use"]

@@ -24,7 +24,7 @@ from rlsdk.config.parts import (
     reward_readers,
     with_lengths,
 )
-from rlsdk.config.paths import found_beside
+from rlsdk.config.paths import resolve_paths
 from rlsdk.config.plan import Plan
 from rlsdk.config.rules import compared_with_nothing, cross_checks, limits
 from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config, RoleSection
@@ -61,7 +61,7 @@ def check(source: Source, overrides: Sequence[str] = (), plugins: Sequence[str |
         raise ConfigError(explained(source, {}, error.faults)) from error
     tree = normalise(tree)
     if isinstance(source, str | Path):
-        tree = found_beside(tree, Path(source))
+        tree = resolve_paths(tree, Path(source))
     broken = {fault.partition(":")[0] for fault in faults}
     values, wrong = structure(tree, Config)
     faults += [f"{path.lstrip('.')}: {text}" for path, text in wrong if path.lstrip(".") not in broken]
@@ -119,8 +119,8 @@ class _Resolver:
             self.reported.append(error)
             self.faults.append(f"{path}: {error}")
 
-    def reference(self, path: str, kind: Kind, use: Use, *, beside: Iterable[str] = ()) -> ComponentRef | None:
-        """Find a component and check its options; keys in `beside` are suggested like options."""
+    def reference(self, path: str, kind: Kind, use: Use, *, extra: Iterable[str] = ()) -> ComponentRef | None:
+        """Find a component and check its options; keys in `extra` are suggested like options."""
         try:
             found = self.plugins.reference(kind, use.name, use.options)
             component = self.plugins.component(found)
@@ -128,12 +128,14 @@ class _Resolver:
             bound = self.plugins.bind(component, found.options)
         except OptionError as error:
             known = {option.name for option in component.options}
-            broken = {fault.partition(":")[0] for fault in self.faults}  # an option left out for a fault is not missing
+            broken = {
+                fault.partition(":")[0] for fault in self.faults
+            }  # an option omitted because of a fault is not missing
             for below, text in error.faults:
                 if f"{path}.{below}" in broken:
                     continue
                 if below in use.options and below not in known:
-                    text = unknown("option", below, known.union(beside))
+                    text = unknown("option", below, known.union(extra))
                 self.faults.append(f"{path}.{below}: {text}")
             return None
         except PluginError as error:
@@ -325,7 +327,7 @@ class _Resolver:
         found: list[TaskSource] = []
         for i, part in enumerate(uses):
             where = f"{path}[{i}]" if len(uses) > 1 else path
-            reference = self.reference(where, "tasks", part.use, beside=SOURCE_KEYS)
+            reference = self.reference(where, "tasks", part.use, extra=SOURCE_KEYS)
             if reference is None:
                 continue
             name = part.source or short_name(reference.name)
@@ -344,7 +346,7 @@ class _Resolver:
         found: list[RewardPart] = []
         for i, part in enumerate(given):
             path = f"reward[{i}]" if len(given) > 1 else "reward"
-            reference = self.reference(path, "reward", part.use, beside=RULE_KEYS)
+            reference = self.reference(path, "reward", part.use, extra=RULE_KEYS)
             if reference is not None:
                 name = short_name(reference.name)
                 taken = sum(part.reference.name == reference.name for part in found)

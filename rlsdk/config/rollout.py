@@ -61,7 +61,7 @@ class RolloutSection(Section):
         tail_batch: Number of expired groups of a source to collect before they are sampled again, ahead of all others
             and without `oversample`; 0: sample each again at once; -1: never; its task counts as filtered.
         stop: Rule that decides when enough of a batch is complete; the remaining groups go into later batches.
-        weight_transfer: How weights travel from the learner to the engines.
+        weight_transfer: How weights are sent from the learner to the engines.
         pause_timeout: Seconds to wait for running rollouts at the end of a run before they are cancelled.
         workers: Rollout worker processes, on the engines' nodes, that run workflows, chats and scoring; 0 runs them in
             the driver.

@@ -108,7 +108,7 @@ def cross_checks(
         ),
         (
             "values" in needs and not algorithm.critic,
-            "algorithm.critic: the advantage reads a critic's values; set it true",
+            "algorithm.critic: the advantage reads a critic's values; set it to true",
         ),
     ]
     return [text for wrong, text in rules if wrong]
@@ -125,7 +125,7 @@ def compared_with_nothing(rewards: Iterable[str], needs: Iterable[str]) -> list[
         return []
     return [
         f"reward: {name} compares the rollouts of a group, but the algorithm's baseline is the reward of one greedy "
-        "answer, which has nothing to be compared with; use another advantage, such as rloo"
+        "answer, which cannot be compared with anything; use another advantage, such as rloo"
         for name in rewards
     ]
 
@@ -135,7 +135,7 @@ def _name(name: str) -> list[str]:
     if name in ("", ".", "..") or re.search(r"[/\\\x00-\x1f\x7f]", name) or len(os.fsencode(name)) > LONGEST_NAME:
         return [
             f"name: {name!r} cannot name a folder; expected 1 to {LONGEST_NAME} characters without '/', such as "
-            "'countdown-grpo' (the folder that holds all runs is `out`)"
+            "'countdown-grpo' (the folder of all runs is `out`)"
         ]
     return []
 
@@ -246,7 +246,7 @@ def _rollout(config: Config) -> list[tuple[bool, str]]:
         ),
         (
             token is not None and not section.runs_ahead,
-            f"rollout.max_token_staleness: {token} given, but no token is old in synchronous training; {ahead}, or "
+            f"rollout.max_token_staleness: {token} given, but no token is stale in synchronous training; {ahead}, or "
             "leave it out",
         ),
         (
@@ -294,7 +294,7 @@ def url_faults(section: StorageSection) -> list[str]:
     if parts.scheme != "postgresql+psycopg" or not (host or parts.path.strip("/")):
         faults.append(f"url: expected a URL such as postgresql+psycopg://me@host/name; got {parts.scheme!r}")
     if password:
-        faults.append("url: holds a password; name an environment variable in password_env instead")
+        faults.append("url: contains a password; set password_env to an environment variable instead")
     if section.password_env and not os.environ.get(section.password_env):
         faults.append(f"password_env: the environment variable {section.password_env!r} is not set, or is empty")
     return faults
@@ -320,7 +320,7 @@ def _sampling(config: Config, algorithm: AlgorithmDefaults, unrewarded: Sequence
         (
             sampled and (0 < section.top_p < 1 or section.top_k > 0),
             f"sampling.{'top_p' if section.top_p < 1 else 'top_k'}: top_p={section.top_p:g}, top_k={section.top_k} "
-            "sample from a part of the vocabulary, which the learner does not know: it would train on the "
+            "sample from part of the vocabulary, which the learner cannot reproduce: it would train on the "
             "probabilities of another distribution. Leave both out while training (top_p: 1, top_k: 0); lower the "
             "temperature, which the learner shares, for likelier tokens",
         ),

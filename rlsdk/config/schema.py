@@ -259,7 +259,7 @@ class Config(Section):
         mirror: Folder of local mirrors if `out` is a URL; null uses `rlsdk/runs` in the platform's cache folder.
         seed: Random seed of the whole run.
         log_level: Level of the run's own log.
-        plugins: Plugins to load that no other key names, such as observers; each a name or a file.
+        plugins: Plugins to load that no other key names, such as observers; each is a name or a file.
         model: The model, or its path alone.
         tasks: Task sources for training and evaluation.
         max_prompt_tokens: Maximum prompt length.

@@ -89,7 +89,7 @@ def _load(source: Source) -> tuple[Tree, dict[tuple[str | int, ...], Any]]:
         hint = f"; did you mean {path.with_name(near)}?" if near else ""
         raise ConfigError([f"{path}: there is no such file (working folder: {Path.cwd().name}/){hint}"]) from None
     except IsADirectoryError:
-        raise ConfigError([f"{path} is a folder; give the YAML file in it"]) from None
+        raise ConfigError([f"{path} is a folder; pass the YAML file in it"]) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path} cannot be read: {error}"]) from error
     except yaml.YAMLError as error:
@@ -98,7 +98,7 @@ def _load(source: Source) -> tuple[Tree, dict[tuple[str | int, ...], Any]]:
         raise ConfigError([f"{error.full_key or path}: {_first_line(error)}{_DOLLAR}"]) from error
     tree = OmegaConf.to_container(loaded, resolve=False)
     if not isinstance(tree, dict):
-        raise ConfigError([f"{path} holds a {type(tree).__name__}; expected keys with values at the top"])
+        raise ConfigError([f"{path} contains a {type(tree).__name__}; expected keys with values at the top level"])
     return {str(k): v for k, v in tree.items()}, {}
 
 
@@ -141,7 +141,7 @@ def apply_override(tree: Tree, text: str) -> str | None:
     key, _, raw = text.partition("=")
     key = key.strip()
     if raw.endswith("\\") or "\n" in raw:
-        return f"override {text!r}: the value holds a line break or a backslash{CONTINUATION}"
+        return f"override {text!r}: the value contains a line break or a backslash{CONTINUATION}"
     try:
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"v={raw}"]), resolve=False)["v"]
     except yaml.YAMLError as error:
@@ -167,7 +167,7 @@ def _override_help(text: str) -> str:
     if text.strip() in ("\\", "") or text.endswith("\\") or text.startswith(("\\", " ")):
         return CONTINUATION
     if text.isdigit():
-        return f"; the step to resume from is written --resume={text}"
+        return f"; write the step to resume from as --resume={text}"
     if text.startswith("--"):
         return f"; overrides have no dashes: {text.lstrip('-').replace(' ', '=')}=…"
     if text[:1] in "[]{}'\"," or text[-1:] in "[]{}'\",":
@@ -291,9 +291,9 @@ def as_tree(value: Any) -> Any:
     if isinstance(value, Use):
         return {"use": value.name, **value.options} if value.options else value.name
     if isinstance(value, RewardUse):
-        return _beside(value.use, value.rule)
+        return _with_extra_keys(value.use, value.rule)
     if isinstance(value, SourceUse):
-        return _beside(value.use, value)
+        return _with_extra_keys(value.use, value)
     if attrs.has(type(value)):
         return {field.name: as_tree(getattr(value, field.name)) for field in _written(value)}
     if isinstance(value, Mapping):
@@ -309,7 +309,7 @@ def _written(section: Any) -> list[Any]:
     return [field for field in fields if field.name in names or getattr(section, field.name) != field.default]
 
 
-def _beside(use: Use, rule: Any) -> Any:
+def _with_extra_keys(use: Use, rule: Any) -> Any:
     """Convert a component and the keys next to its options."""
     keys = {
         field.name: as_tree(getattr(rule, field.name))

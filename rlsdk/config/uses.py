@@ -65,8 +65,8 @@ def _parted(value: Any, keys: Iterable[str]) -> tuple[dict[str, Any], Any]:
     """Split a value into the entries of `keys`, and the component with its options."""
     if not isinstance(value, Mapping):
         return {}, value
-    beside = {k: v for k, v in value.items() if k in keys}
-    return beside, {k: v for k, v in value.items() if k not in keys}
+    extra = {k: v for k, v in value.items() if k in keys}
+    return extra, {k: v for k, v in value.items() if k not in keys}
 
 
 RULE_KEYS = frozenset(field.name for field in attrs.fields(RewardSpec)) - {"name"}

@@ -165,7 +165,7 @@ def format_only(
     if gained > 0.02 or solved > 0.5:
         return None
     forms = {name: series for name, series in history.between("reward/").items() if term in name}
-    told = {
+    evidence = {
         f"reward/{name}": f"{series.first(window).mean:.2f} to {series.last(window).mean:.2f}"
         for name, series in forms.items()
         if history.enough(series, 2 * window)
@@ -175,10 +175,10 @@ def format_only(
     if not forms and accuracy.values.max() > 0:
         reward = history["reward/mean"]
         before, now = reward.first(window).mean, reward.last(window).mean
-        told = {"reward/mean": f"{before:.2f} to {now:.2f}"} if now - before >= rise else {}
-    if not told:
+        evidence = {"reward/mean": f"{before:.2f} to {now:.2f}"} if now - before >= rise else {}
+    if not evidence:
         return None
-    metric, change = next(iter(told.items()))
+    metric, change = next(iter(evidence.items()))
     return Finding(
         f"{metric} has gone from {change} while the accuracy stays at {solved:.1%}: the model learns the format, not "
         "the task",

@@ -11,7 +11,7 @@ from rlsdk.errors import ValueFault
 PATTERN = r"<answer>(.*?)</answer>"
 """Default pattern of an action in an answer."""
 LONGEST = 100_000
-"""Maximum characters to search: the time of a search is quadratic in them."""
+"""Maximum number of characters to search, since the time of a search is quadratic in it."""
 SECONDS = 1.0
 """Time limit of a search; one that takes longer finds nothing."""
 

@@ -284,10 +284,10 @@ def _kind(space: Any) -> str:
     kind = type(space).__name__
     if kind not in ("Discrete", "Box", "MultiDiscrete", "MultiBinary", "Text"):
         raise ValueFault(
-            f"actions of the space {space} cannot be read from text; name them: actions: {{NAME: ACTION, …}}"
+            f"actions of the space {space} cannot be read from text; give them names: actions: {{NAME: ACTION, …}}"
         )
     return kind
 
 
 def _numbers(count: int, what: str) -> str:
-    return f"a {what}" if count == 1 else f"{count} {what}s apart by commas"
+    return f"a {what}" if count == 1 else f"{count} {what}s separated by commas"

@@ -203,7 +203,7 @@ async def _closed(slot: _EnvSlot) -> None:
 
 
 class _Lock:
-    """Lets one call run at a time. A hanging call holds the lock forever, and all later calls fail."""
+    """Lock that lets one call run at a time. A hanging call holds it forever, and all later calls fail."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()

@@ -96,15 +96,15 @@ class EnvPlaces:
         if not self._warned:
             self._warned = True
             log.warning(
-                "environments: all %d places (workers × per_worker) are held by rollouts that wait for another "
+                "environments: all %d slots (workers × per_worker) are held by rollouts that wait for another "
                 "environment. To end the deadlock, more are opened than the limit allows: raise "
-                "environments.per_worker to the rollouts that run at a time × the environments of each",
+                "environments.per_worker to the number of concurrent rollouts × the environments of each",
                 self._count,
             )
 
 
 def _discount(counts: Counter[object], owner: object) -> None:
-    """Count one less for an owner, who is dropped at zero."""
+    """Decrement an owner's count, and drop the owner at zero."""
     counts[owner] -= 1
     if not counts[owner]:
         del counts[owner]
@@ -145,7 +145,7 @@ class EnvWorkerPool:
         self._count, self._threads = workers, threads
         self._name, self._log_dir, self._silence = name, log_dir, silence
         self._places = EnvPlaces(workers * per_worker)
-        self._workers: list[EnvWorker] = []  # those that take new environments
+        self._workers: list[EnvWorker] = []  # workers that accept new environments
         self._given_up: list[EnvWorker] = []
         self._serial, self._numbers = itertools.count(), itertools.count()
         self.lost: list[str] = []

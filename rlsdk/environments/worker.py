@@ -52,7 +52,7 @@ class EnvWorker:
             log_path=log_path or "",
             replaced=True,
         )
-        self._told: set[int] = set()
+        self._registered: set[int] = set()
         self._busy = Busy(name, "environments")
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._outbox: list[Call] = []
@@ -77,9 +77,9 @@ class EnvWorker:
         waiting = self._waiting[call.number] = asyncio.get_running_loop().create_future()
         self._busy.begin()
         try:
-            if spec.kind not in self._told:
+            if spec.kind not in self._registered:
                 self._send(Register(spec.kind, spec.reference, spec.isolation))
-                self._told.add(spec.kind)
+                self._registered.add(spec.kind)
             self._send(call)
             answer = await waiting
         finally:

@@ -1,9 +1,8 @@
-"""A process that imports what it serves once and forks on request, so that a killed fork is replaced in milliseconds.
+"""Fork server: a process that makes imports once and forks on request, so a killed fork is replaced in milliseconds.
 
-`ForkServer` is the side of the process that wants forks, `main` that of the server. What is served is a *prepare*
-function: it runs in the server, before any fork, and returns the function that each fork runs on its connection.
-Messages to the server are pickled, since it belongs to the process that started it; forks run code of plugins on text
-of a model, so nothing that comes back is unpickled.
+`ForkServer` is the client and `main` the server. A *prepare* function runs in the server before any fork, and returns
+the function that each fork runs on its connection. Messages to the server are pickled, since it trusts the process that
+started it. Forks run plugin code on a model's text, so nothing that they send back is unpickled.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ Work = Callable[[socket.socket], None]
 
 _READY, _REFUSED, _FORK = b"r", b"e", b"f"
 _ENDING = struct.Struct("!ii")
-"""Process number and exit code of a fork that ended; short enough to be written and read whole."""
+"""Process id and exit code of an ended fork; short enough to be written and read in one call."""
 _REMEMBERED = 1000
-"""Most endings that are kept for later questions."""
+"""Maximum number of exit codes kept for `ForkServer.ending`."""
 _LAST_WORDS = 0.5
 """Seconds to wait for the server's report of how a fork ended."""
 _FULL = 0.01
-"""Seconds until a request that did not fit into the server's socket is repeated."""
+"""Seconds before a request that did not fit into the server's socket buffer is retried."""
 _BOOT = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -57,7 +56,7 @@ class ForkServerError(Exception):
     """The fork server did not start, or cannot fork.
 
     Attributes:
-        refused: True if its prepare function refused: it would refuse again.
+        refused: True if the prepare function raised an error, which it would raise again.
     """
 
     def __init__(self, text: str, *, refused: bool = False) -> None:
@@ -67,10 +66,10 @@ class ForkServerError(Exception):
 
 @attrs.frozen(eq=False)
 class Fork:
-    """The caller's side of a fork; belongs to no event loop.
+    """The caller's side of a fork; not bound to an event loop.
 
     Attributes:
-        pid: Number of its process, and of its process group.
+        pid: Id of its process, and of its process group.
         connection: Socket to it, non-blocking.
     """
 
@@ -86,14 +85,14 @@ class Fork:
             raise EOFError from error
 
     def kill(self) -> None:
-        """End the process, and whatever it started in its group."""
+        """Kill the process and its process group."""
         self.connection.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
 
 class ForkServer:
-    """Starts the server when the first fork is wanted, and again if it has died."""
+    """Client of the server, which is started for the first fork and restarted if it dies."""
 
     def __init__(
         self,
@@ -108,8 +107,8 @@ class ForkServer:
 
         Args:
             what: Name of the forks in messages, in the plural.
-            prepare: Function of a module, called in the server with `argument`.
-            argument: Value that can be pickled.
+            prepare: Module-level function, called in the server with `argument`.
+            argument: Picklable value.
             memory: Bytes of address space that a fork may use beyond its initial size (Linux); 0 for no limit.
             log_to: File for the output of server and forks; None for standard error.
         """
@@ -120,21 +119,21 @@ class ForkServer:
         self._endings: dict[int, int] = {}
 
     async def ready(self) -> None:
-        """Start the server, or start it again if it has ended; it ends when this process does.
+        """Start the server, or restart it if it has ended; it ends with this process.
 
         Raises:
             ForkServerError: It did not start.
         """
         self.enter_loop()
-        async with self._starting:  # those who come meanwhile wait for the same server
+        async with self._starting:  # concurrent callers wait for the same server
             if self._process is not None and self._process.poll() is not None:
-                log.warning("the process that forks %s ended; a new one is started", self._what)
+                log.warning("the process that forks %s ended and is restarted", self._what)
                 self.close()
             if self._process is None:
                 await self._start()
 
     async def fork(self) -> Fork:
-        """Return a new process; the server is started for it if need be.
+        """Fork a process, starting the server if necessary.
 
         Raises:
             ForkServerError: The server did not start, or cannot fork.
@@ -153,7 +152,7 @@ class ForkServer:
                 here.close()
                 # A server that was killed before it read the request is replaced.
                 if retried or server is None or not await asyncio.to_thread(_has_ended, server):
-                    why = "are memory and processes left?"
+                    why = "check the limits on memory and processes"
                     raise ForkServerError(f"no process could be forked for {self._what}; {why}") from error
                 retried = True
             except BaseException:
@@ -166,24 +165,24 @@ class ForkServer:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS):
                 while fork.pid not in self._endings:
-                    self._told.clear()
-                    await self._told.wait()
+                    self._reported.clear()
+                    await self._reported.wait()
         code = self._endings.pop(fork.pid, None)
         if code is None:
             return "cause unknown"
         return f"exit status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
     def enter_loop(self) -> None:
-        """Receive the ends of forks in the running event loop, which may differ from that of the last call."""
+        """Receive exit codes of forks on the running event loop, which may differ from that of the last call."""
         loop = asyncio.get_running_loop()
         if self._loop is loop:
             return
-        self._loop, self._starting, self._told = loop, asyncio.Lock(), asyncio.Event()
+        self._loop, self._starting, self._reported = loop, asyncio.Lock(), asyncio.Event()
         if self._control is not None:
-            loop.add_reader(self._control, self._hear)
+            loop.add_reader(self._control, self._receive)
 
     def close(self) -> None:
-        """End the server, and with it its forks; the next call starts another."""
+        """End the server and its forks; the next call starts another server."""
         if self._control is not None:
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.remove_reader(self._control)
@@ -196,7 +195,7 @@ class ForkServer:
         self._control, theirs = socket.socketpair()
         self._control.setblocking(False)
         with theirs, open(self._log_to or os.devnull, "ab") as output:  # noqa: ASYNC230 - as below
-            # The threads of BLAS would be lost by the fork, and take the cores of others.
+            # BLAS threads would not survive the fork, and would take cores from others.
             single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
             stream = output if self._log_to else 2
             self._process = subprocess.Popen(  # noqa: ASYNC220 - it takes milliseconds, once
@@ -210,7 +209,7 @@ class ForkServer:
             )
         self._end = weakref.finalize(self, _end, self._process, self._control)
         try:
-            # By value where an object stands in place of a name; all else by reference.
+            # cloudpickle sends decorated objects by value, and everything else by reference.
             await send_async(self._control, cloudpickle.dumps(self._served))
             reply = await receive_async(self._control)
         except (EOFError, ConnectionError) as error:
@@ -224,7 +223,7 @@ class ForkServer:
         if reply.startswith(_REFUSED):
             self.close()
             raise ForkServerError(reply[1:].decode(errors="replace"), refused=True)
-        asyncio.get_running_loop().add_reader(self._control, self._hear)
+        asyncio.get_running_loop().add_reader(self._control, self._receive)
 
     async def _request(self, connection: socket.socket) -> None:
         """Send the other end of a connection to the server."""
@@ -237,24 +236,24 @@ class ForkServer:
                 return
             except BlockingIOError:
                 await asyncio.sleep(_FULL)
-            except ConnectionError:  # it is ending: `ready` starts another once it has
+            except ConnectionError:  # it is ending; `ready` starts another after its end
                 if control is not None and control is self._control and self._process is not None:
                     await asyncio.to_thread(self._process.wait)
                 await self.ready()
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         assert self._control is not None and self._loop is not None
         try:
-            heard = self._control.recv(_ENDING.size * 64)
+            received = self._control.recv(_ENDING.size * 64)
         except OSError:
-            heard = b""
-        if not heard:
+            received = b""
+        if not received:
             self._loop.remove_reader(self._control)
             return
-        self._endings.update(_ENDING.iter_unpack(heard))
-        while len(self._endings) > _REMEMBERED:  # nobody asks about those that were killed
+        self._endings.update(_ENDING.iter_unpack(received))
+        while len(self._endings) > _REMEMBERED:  # entries of killed forks are never queried
             self._endings.pop(next(iter(self._endings)))
-        self._told.set()
+        self._reported.set()
 
 
 def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
@@ -282,7 +281,7 @@ def main(descriptor: int) -> None:
         send(control, _REFUSED + (f"{error}; {remedy}" if remedy else str(error)).encode())
         return
     gc.collect()
-    gc.freeze()  # what is imported stays shared with the forks
+    gc.freeze()  # imported objects stay shared with the forks
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(woken, False)
@@ -329,12 +328,12 @@ def _live(connection: socket.socket, work: Work, memory: int) -> NoReturn:
         fork_alone()
         if memory:
             limit_memory(memory)
-        # A reply of a process that the work forks would pass for the reply to the next call.
+        # Otherwise, a process forked by `work` could reply, and its reply would be taken for that to the next call.
         os.register_at_fork(after_in_child=connection.close)
         send(connection, str(os.getpid()).encode())
         work(connection)
         code = 0
-    except (EOFError, ConnectionError):  # its owner has gone
+    except (EOFError, ConnectionError):  # its owner is gone
         code = 0
     finally:
         sys.stdout.flush()

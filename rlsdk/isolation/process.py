@@ -68,10 +68,10 @@ def end_with_parent(parent: int) -> None:
 
 def fork_alone() -> None:
     """Give a fork its own process group, end it with its parent, and shield it from interrupts."""
-    os.setpgid(0, 0)  # not setsid: a session is a scheduling group of its own, in which niceness has no effect
+    os.setpgid(0, 0)  # not setsid: niceness has no effect across sessions, which are scheduling groups
     end_with_parent(os.getppid())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles interrupts
 
 
 def limit_memory(extra: int) -> None:

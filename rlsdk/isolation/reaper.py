@@ -31,7 +31,7 @@ def reaped() -> Iterator[None]:
     mark = uuid.uuid4().hex
     os.environ[MARK] = mark
     os.environ.setdefault("SPT_NOENV", "1")  # Ray's process titles would overwrite the environment that `marked` reads
-    # Without the mark, the reaper does not kill itself; in a session of its own, it does not receive Ctrl-C.
+    # Without the mark, the reaper does not kill itself; in its own session, it does not receive Ctrl-C.
     environment = {k: v for k, v in os.environ.items() if k != MARK}
     command = [sys.executable, __file__, mark]
     with subprocess.Popen(

@@ -1,10 +1,10 @@
-"""Runs code that a model wrote, in isolated processes that do not outlive the call.
+"""Run code that a model wrote, in isolated processes that do not outlive the call.
 
-With `namespaces` (Linux) the code has no network, sees Python's standard library and system libraries and nothing else
-of the file system, can write to one folder in memory, has neither rights nor the environment, and shares no process, no
-memory and no name with the rest of the machine; all of it dies with the first process of its namespace, and that one
-with its caller. With `none` there are limits for each process, an empty environment and a temporary folder, and that is
-all: the code can do what you can.
+With `namespaces` (Linux), the code has no network, no privileges and no environment variables. It sees only Python's
+standard library and system libraries, can write only to one folder in memory, and shares no processes, memory or names
+with the rest of the machine. All its processes die with the first one of its namespace, which dies with its caller.
+With `none`, there are only limits per process, an empty environment and a temporary folder: the code can do whatever
+you can.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Isolation = Literal["namespaces", "none"]
 
 _MIB = 2**20
 _GRACE = 2.0
-"""Seconds beyond its time for the sandbox to start and to end by itself."""
+"""Seconds beyond its time limit for the sandbox to start and to end by itself."""
 
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
-"""Files of the system that Python's own modules load: libraries, and names of time zones."""
+"""System files that Python's own modules load: libraries and time zones."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _BOOT = """
@@ -43,7 +43,7 @@ sys.modules["rlsdk"] = stub
 from rlsdk.isolation.sandboxed.main import main
 main()
 """
-"""Imports the launcher without what `import rlsdk` runs."""
+"""Imports the launcher without running `rlsdk/__init__.py`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -73,7 +73,7 @@ class SandboxLimits:
     def __attrs_post_init__(self) -> None:
         low = [f"{name} is {value}" for name, value in attrs.asdict(self).items() if value < 1]
         if low:
-            raise ValueFault(f"a limit is at least 1; {', '.join(low)}")
+            raise ValueFault(f"limits must be at least 1; {', '.join(low)}")
 
 
 @attrs.frozen(kw_only=True)
@@ -164,7 +164,7 @@ def require(prelude: str, limits: SandboxLimits, isolation: Isolation, packages:
         raise ValueFault(
             f"code that a model wrote cannot be isolated on this machine: {fault}. Allow namespaces to this user "
             "(sysctl user.max_user_namespaces above 0; kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu; a "
-            "container that may call unshare and mount), or write `isolation: none`, under which that code can do "
+            "container that may call unshare and mount), or set `isolation: none`, under which that code can do "
             "whatever you can"
         )
     ran = _tried(prelude, limits, isolation, packages)

@@ -1,4 +1,4 @@
-"""Spans of what each process of a run was busy with, as seen by the driver, for the run's trace."""
+"""Spans of the trace of a run: what each process was busy with, as seen by the driver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 __all__ = ["RECORDER", "Busy", "SpanRecorder", "note", "span"]
 CUT_SECONDS = 1.0
-"""Length at which a span of something that is busy all the time is cut, at its next answer."""
+"""Seconds after which the span of a constantly busy actor is cut, at its next answer."""
 
 
 class SpanRecorder(Protocol):
@@ -50,16 +50,16 @@ def span(actor: str, name: str) -> Iterator[None]:
 
 
 class Busy:
-    """Counts the requests that something has, and records the times in which it has any."""
+    """Count an actor's open requests, and record spans while there are any."""
 
     def __init__(self, actor: str, name: str) -> None:
-        """Begin without requests; see `SpanRecorder.add` for the names."""
+        """Start without requests; see `SpanRecorder.add` for the names."""
         self._actor, self._name = actor, name
         self._open, self._begin = 0, 0.0
         self._counts: dict[str, float] = {}
 
     def begin(self, requests: int = 1) -> None:
-        """Count requests as made."""
+        """Count requests as started."""
         if not self._open:
             self._begin = time.time()
         self._open += requests
@@ -69,7 +69,7 @@ class Busy:
 
         Args:
             requests: Number of requests.
-            **counts: What was done for them, such as tokens.
+            **counts: Amount of work done for them, such as tokens.
         """
         self._open = max(self._open - requests, 0)
         for name, value in {"requests": float(requests), **counts}.items():
@@ -80,6 +80,6 @@ class Busy:
             self._begin, self._counts = now, {}
 
     def drop(self) -> None:
-        """Forget all requests: whoever had them is gone."""
+        """Count all requests as ended, since their actor is gone."""
         if self._open:
             self.end(self._open)

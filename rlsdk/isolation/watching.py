@@ -1,4 +1,4 @@
-"""Connects code that starts actors or enters stages with the run's watchdog, if it has one."""
+"""Connect code that starts actors or enters stages with the run's watchdog, if there is one."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Watch(Protocol):
     def add_loop(
         self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, name: str, *, says: bool = True
     ) -> Callable[[], None]:
-        """Watch an event loop that a thread runs, and log that it stands still if `says`; returns what ends that."""
+        """Watch a thread's event loop, and log stalls if `says`; return a function that stops watching."""
         ...
 
     def add_run(self, task: asyncio.Task[Any], finish: Callable[[], object]) -> Callable[[], None]:
-        """Say how the run is ended: after its step by `finish`, at once by cancelling the task."""
+        """Register how to end the run: after its step by `finish`, at once by cancelling the task."""
         ...
 
 
@@ -50,10 +50,10 @@ CURRENT: ContextVar[Watch | None] = ContextVar("rlsdk_watchdog", default=None)
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Report what the run does during a block to the watchdog and the run's trace.
+    """Report a stage of the run to the watchdog and the trace, for the duration of a block.
 
     Args:
-        name: Stage as named in log lines, such as `update`.
+        name: Name of the stage in log lines, such as `update`.
     """
     watch = CURRENT.get()
     with span("driver", name):
@@ -68,30 +68,30 @@ def stage(name: str) -> Iterator[None]:
 
 
 def watch_actor(name: str, actor: Any, log: object, *, replaced: bool = False) -> None:
-    """Have the watchdog watch an actor.
+    """Let the watchdog watch an actor.
 
     Args:
         name: Name of the actor in messages, such as `learner rank 0`.
         actor: Handle of an actor with a method `identity` that returns `isolation.vitals.identity(…)`.
         log: Path of the file that receives its output.
-        replaced: True if another takes its place when it dies, so that the run need not end.
+        replaced: True if a dead actor is replaced, so that the run continues.
     """
     if (watch := CURRENT.get()) is not None:
         watch.add_actor(name, actor, str(log), replaced=replaced)
 
 
 def forget_actor(actor: Any) -> None:
-    """Have the watchdog stop watching an actor that is about to be ended."""
+    """Stop watching an actor that is about to be ended."""
     if (watch := CURRENT.get()) is not None:
         watch.remove_actor(actor)
 
 
 @contextmanager
 def main_loop(finish: Callable[[], object] | None = None) -> Iterator[None]:
-    """During a block, have the watchdog watch the running event loop and give it the means to end the run.
+    """Let the watchdog watch the running event loop, and end the run if necessary, for the duration of a block.
 
     Args:
-        finish: Called in the loop; has the run finish and save its step, and end. Left out, its task is cancelled.
+        finish: Called in the loop to end the run after its step, with a checkpoint; by default, the task is cancelled.
     """
     watch, task = CURRENT.get(), asyncio.current_task()
     if watch is None or task is None:

@@ -127,16 +127,16 @@ def dataset(paths: Any, split: str, columns: Mapping[str, str], **more: Any) -> 
     found = [each for each in texts(paths) if each not in ("nan", "")]
     if not found:
         raise UnfitError("no data is given")
-    beside = {**({"columns": dict(columns)} if columns else {}), **more}
+    extra = {**({"columns": dict(columns)} if columns else {}), **more}
     endings = {name.rsplit("@")[0].rsplit(".", 1)[-1].lower() for name in found}
     path = found[0] if len(found) == 1 else found
     if endings <= {"parquet"}:
-        return {"use": "parquet", "path": path, **beside}
+        return {"use": "parquet", "path": path, **extra}
     if endings <= {"jsonl", "json", "gz"} and endings:
-        return {"use": "jsonl", "path": path, **beside}
+        return {"use": "jsonl", "path": path, **extra}
     if len(found) == 1:
-        return {"use": "hub", "name": found[0], "split": split, **beside}
-    return {"use": "jsonl", "path": path, "split": split, **beside}
+        return {"use": "hub", "name": found[0], "split": split, **extra}
+    return {"use": "jsonl", "path": path, "split": split, **extra}
 
 
 def likely_reward(*hints: Any) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def with_own_parts(plugins: Plugins, plugin: str, algorithm: Any, *, given: Cont
     """
     if plugin == CORE:
         return algorithm
-    beside = {} if plugin else _declared(type(algorithm).__module__)
+    declared = {} if plugin else _declared(type(algorithm).__module__)
     changes: dict[str, Any] = {}
     for part, kind in {**PARTS, **PART_LISTS}.items():
         value = getattr(algorithm, part, None)
@@ -44,7 +44,7 @@ def with_own_parts(plugins: Plugins, plugin: str, algorithm: Any, *, given: Cont
         if plugin:
             found = tuple(_with_prefix(plugins, plugin, kind, use) for use in uses)
         else:
-            found = tuple(Use(beside.get((kind, str(use.name)), use.name), use.options) for use in uses)
+            found = tuple(Use(declared.get((kind, str(use.name)), use.name), use.options) for use in uses)
         changes[part] = found if many else found[0]
     return attrs.evolve(algorithm, **changes)
 

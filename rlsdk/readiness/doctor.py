@@ -178,8 +178,8 @@ def _compiler() -> Diagnosis:
 
 
 def _ninja() -> Diagnosis:
-    beside = Path(sys.executable).with_name("ninja")  # pip installs it next to Python, which may not be on PATH
-    if path := shutil.which("ninja") or (str(beside) if beside.exists() else None):
+    local = Path(sys.executable).with_name("ninja")  # pip installs it next to Python, which may not be on PATH
+    if path := shutil.which("ninja") or (str(local) if local.exists() else None):
         return Diagnosis(name="ninja", status="ok", found=path)
     remedy = "pip install ninja: DeepSpeed builds its extensions with it"
     return Diagnosis(name="ninja", status="warn", found="not on PATH", remedy=remedy)

@@ -223,7 +223,7 @@ def _check_fields(batch: StepBatch, plan: Plan) -> None:
 
 def _with_losses(found: ComputedBatch, plan: Plan) -> ComputedBatch:
     """Add ratios, losses and gradients."""
-    # No dump holds entropies, and a bonus for them has no gradient with respect to the logprobs.
+    # No dump contains entropies, and an entropy bonus has no gradient with respect to the logprobs.
     objective, recorded = Objective(attrs.evolve(plan.loss, entropy_coef=0.0)), found.recorded
     algorithm = plan.algorithm
     right = labels(found.batch, plan.needs, passing=algorithm.passing)

@@ -117,8 +117,8 @@ class _Reader:
             raise DataError(f"no field of a batch was found (fields: {given}); known names are {known}")
         counts = set(lengths.values())
         if len(counts) > 1:
-            told = ", ".join(f"{name} {count}" for name, count in sorted(lengths.items()))
-            raise DataError(f"fields have different numbers of rollouts: {told}; expected the same number in all")
+            listed = ", ".join(f"{name} {count}" for name, count in sorted(lengths.items()))
+            raise DataError(f"fields have different numbers of rollouts: {listed}; expected the same number in all")
         return counts.pop()
 
     def masks(self) -> Rows:
@@ -301,7 +301,7 @@ class _Reader:
             if values.size and np.isfinite(values).all():
                 found[name] = float(values.mean())
             else:
-                self.notes.append(f"{label} holds no finite number, so that it is not compared")
+                self.notes.append(f"{label} has no finite number and is not compared")
         return found
 
     def _rows(self, name: str) -> Rows | None:
@@ -340,5 +340,5 @@ def _expect_finite(name: str, rows: Rows, masks: Rows) -> None:
         if len(wrong):
             raise DataError(
                 f"{name}: rollout {i}, response token {wrong[0]} is {row[wrong[0]]}; expected a number at every "
-                "sampled token. Either that training went wrong here first, or the mask is off"
+                "sampled token. Either the training first went wrong here, or the mask is wrong"
             )

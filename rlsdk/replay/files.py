@@ -80,8 +80,8 @@ def _torch(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise DataError(
-            f"{path} is a pickle of more than tensors and plain values (as DataProto.save_to_disk writes it), and "
-            f"reading it would execute code; save only the tensors, where the batch was created: {_TENSORS}"
+            f"{path} is a pickle of more than tensors and plain values (as DataProto.save_to_disk writes it); "
+            f"reading it would execute code. Save only the tensors, where the batch was created: {_TENSORS}"
         ) from error
 
 
@@ -110,7 +110,7 @@ def _flat(found: Any, path: Path) -> dict[str, Any]:
     if isinstance(found, list | tuple):
         return _columns(found, path)
     if not isinstance(found, Mapping):
-        raise DataError(f"{path} holds a {type(found).__name__}; expected a mapping from field names to values")
+        raise DataError(f"{path} contains a {type(found).__name__}; expected a mapping from field names to values")
     columns: dict[str, Any] = {}
     for name, value in found.items():
         if name in _WRAPPERS and isinstance(value, Mapping):

@@ -130,20 +130,20 @@ def formulas_of(
 
 def contrast(theirs: Formula, ours: Formula) -> str:
     """Describe the parts in which two formulas differ."""
-    told = []
+    differences = []
     if theirs.centre != ours.centre:
-        told.append(f"theirs subtracts {CENTRES[theirs.centre]}, rlsdk {CENTRES[ours.centre]}")
+        differences.append(f"theirs subtracts {CENTRES[theirs.centre]}, rlsdk {CENTRES[ours.centre]}")
     if theirs.scale != ours.scale:
-        told.append(f"theirs divides by {SCALES[theirs.scale]}, rlsdk by {SCALES[ours.scale]}")
+        differences.append(f"theirs divides by {SCALES[theirs.scale]}, rlsdk by {SCALES[ours.scale]}")
     elif theirs.scale != "none":
         if theirs.ddof != ours.ddof:
             names = {1: "the sample's (ddof 1)", 0: "the population's (ddof 0)"}
-            told.append(f"theirs takes {names[theirs.ddof]} standard deviation, rlsdk {names[ours.ddof]}")
+            differences.append(f"theirs takes {names[theirs.ddof]} standard deviation, rlsdk {names[ours.ddof]}")
         if theirs.epsilon != ours.epsilon:
             theirs_has = f"{theirs.epsilon:g}" if theirs.epsilon else "no eps"
-            told.append(f"theirs adds {theirs_has} to the standard deviation, rlsdk {ours.epsilon:g}")
+            differences.append(f"theirs adds {theirs_has} to the standard deviation, rlsdk {ours.epsilon:g}")
     if theirs.after != ours.after:
-        told.append(
+        differences.append(
             f"theirs is {AFTERS[theirs.after] or 'not whitened'}, rlsdk's {AFTERS[ours.after] or 'not whitened'}"
         )
-    return "; ".join(told)
+    return "; ".join(differences)

@@ -248,7 +248,7 @@ def _or_else(fits: Sequence[Formula]) -> str:
 
 
 def _bounds_differ(theirs: Bounds, ours: Bounds, advantages: np.ndarray, ratios: np.ndarray) -> str:
-    told = []
+    differences = []
     for side, name, shown in (
         ("high", "upper", advantages > 0),
         ("low", "lower", advantages < 0),
@@ -257,8 +257,8 @@ def _bounds_differ(theirs: Bounds, ours: Bounds, advantages: np.ndarray, ratios:
         a, b = getattr(theirs, side), getattr(ours, side)
         if a is not None and (b is None or abs(a - b) > 1e-4):
             own = "clips nothing there" if b is None else f"at {b:.4g}"
-            told.append(f"theirs has its {name} clip bound at {a:.4g}, rlsdk {own}")
+            differences.append(f"theirs has its {name} clip bound at {a:.4g}, rlsdk {own}")
         elif a is None and b is not None and shown.any():
             edge = ratios[shown].max() if side != "low" else ratios[shown].min()
-            told.append(f"theirs does not clip where rlsdk's {name} bound is {b:.4g} (ratios go to {edge:.4g})")
-    return f"clip bounds: {'; '.join(told)}" if told else ""
+            differences.append(f"theirs does not clip where rlsdk's {name} bound is {b:.4g} (ratios go to {edge:.4g})")
+    return f"clip bounds: {'; '.join(differences)}" if differences else ""

@@ -216,17 +216,17 @@ class Replay:
         if theirs is None and known is not None and known.clip is None:
             theirs, source = self.reasons.reweighed(found.given_gradient, known), "rlsdk's, in their normalisation"
         ours = np.where(found.mask, found.gradient, 0.0)
-        told: dict[str, Any] = {"of": "logprobs", "norm": float(np.linalg.norm(ours)), "theirs": source}
+        summary: dict[str, Any] = {"of": "logprobs", "norm": float(np.linalg.norm(ours)), "theirs": source}
         if theirs is not None:
             other = np.where(found.mask, theirs, 0.0)
             both = float(np.linalg.norm(ours) * np.linalg.norm(other))
             cosine = float(ours @ other) / both if both else None
-            told |= {"their_norm": float(np.linalg.norm(other)), "cosine": cosine}
+            summary |= {"their_norm": float(np.linalg.norm(other)), "cosine": cosine}
         if "gradient_norm" in self.dump.numbers:
-            told["recorded_norm_of_weights"] = self.dump.numbers["gradient_norm"]
+            summary["recorded_norm_of_weights"] = self.dump.numbers["gradient_norm"]
         if self._gradients is not None:
-            told["weights"] = self._weights()
-        return told
+            summary["weights"] = self._weights()
+        return summary
 
     def _weights(self) -> dict[str, float | None]:
         """Return the cosine and norms of weight gradients from the trainer's advantages and from rlsdk's."""

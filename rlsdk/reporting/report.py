@@ -143,16 +143,18 @@ def _result(run: FinishedRun) -> str:
 
 
 def _findings(run: FinishedRun) -> str:
-    told = [
+    entries = [
         f'<li><span class="{escape(a.level)}">{escape(a.level)}</span>, step {a.step}, {escape(a.name)}: '
         f"{escape(a.message)}; {escape(a.advice)}</li>"
         for a in run.alerts
     ]
     known = {str(alert) for alert in run.alerts}
-    told += [f"<li>{escape(str(w))}</li>" for w in run.summary.get("warnings") or () if str(w) not in known]
+    entries += [f"<li>{escape(str(w))}</li>" for w in run.summary.get("warnings") or () if str(w) not in known]
     invalid = run.summary.get("invalid") or {}
-    told += [f"<li>not scored, {n} times: {escape(str(why))}</li>" for why, n in (invalid.get("reasons") or {}).items()]
-    return f"<ul>{''.join(told)}</ul>" if told else "<p>None.</p>"
+    entries += [
+        f"<li>not scored, {n} times: {escape(str(why))}</li>" for why, n in (invalid.get("reasons") or {}).items()
+    ]
+    return f"<ul>{''.join(entries)}</ul>" if entries else "<p>None.</p>"
 
 
 def _curves(run: FinishedRun) -> Iterator[tuple[str, dict[str, Series]]]:

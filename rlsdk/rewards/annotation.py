@@ -64,8 +64,8 @@ class AnnotationReward:
         if given:
             values = [annotation.number(self.labels) for annotation in given.values()]
             mean = sum(values) / len(values)
-            told = ", ".join(f"{name}: {annotation.value}" for name, annotation in given.items())
-            return Score(mean, metrics={"annotated": 1.0, "annotators": float(len(values))}, reason=told)
+            listed = ", ".join(f"{name}: {annotation.value}" for name, annotation in given.items())
+            return Score(mean, metrics={"annotated": 1.0, "annotators": float(len(values))}, reason=listed)
         if self.default is None:
             return Score.invalid(
                 f"no one has scored this rollout in {self._file.path}; `default` would give it a value"

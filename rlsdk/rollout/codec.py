@@ -295,15 +295,15 @@ class ChatTokenizer:
             stream, fast = DecodeStream(skip_special_tokens=True), self._fast
             return lambda token: stream.step(fast, token) or ""
         ids: list[int] = []
-        told = 0
+        emitted = 0
 
         def step(token: int) -> str:
-            nonlocal told
+            nonlocal emitted
             ids.append(token)
             text = self.decode([np.array(ids)])[0]
             if text.endswith("\N{REPLACEMENT CHARACTER}"):
                 return ""
-            new, told = text[told:], len(text)
+            new, emitted = text[emitted:], len(text)
             return new
 
         return step

@@ -214,10 +214,10 @@ def latest_alerts(history: History, alerts: Iterable[Alert], rules: Mapping[str,
         alerts: Findings during the training, oldest first.
         rules: Diagnoses to run at the last step; for others, only the alerts count.
     """
-    told = {alert.name: alert for alert in alerts}
+    recorded = {alert.name: alert for alert in alerts}
     now = {alert.name: alert for alert in Diagnoses(rules).look(history)}
-    found = [LatestAlert(attrs.evolve(alert, step=told.get(name, alert).step), True) for name, alert in now.items()]
-    return found + [LatestAlert(alert, False) for name, alert in told.items() if name not in now]
+    found = [LatestAlert(attrs.evolve(alert, step=recorded.get(name, alert).step), True) for name, alert in now.items()]
+    return found + [LatestAlert(alert, False) for name, alert in recorded.items() if name not in now]
 
 
 def chosen_rules(config: Mapping[str, Any], names: Sequence[str] = (), plugins: Sequence[str] = ()) -> dict[str, Rule]:

@@ -19,17 +19,17 @@ log = logging.getLogger(__name__)
 
 
 class _LogFile(logging.FileHandler):
-    """Log file that may fail to be written: the other handlers are told once, and the run continues."""
+    """Log file that may fail to be written; the other handlers report this once, and the run continues."""
 
-    _told = False
+    _reported = False
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - a name of `logging`
         """Log the first error of the file system; without this, each record would print a stack trace."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif not self._told:
-            self._told = True
+        elif not self._reported:
+            self._reported = True
             log.warning("%s cannot be written: %s", self.baseFilename, error.strerror)
 
     def close(self) -> None:

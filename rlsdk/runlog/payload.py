@@ -41,7 +41,7 @@ def encode(group: Group, learned: Learned | None = None) -> bytes:
     """
     # Each task object once; nearly all groups have only one.
     tasks = list({id(task): task for task in (group.task, *(r.task for r in group.rollouts))}.values())
-    told = {
+    header = {
         "format": FORMAT if learned else 4,
         "uid": group.uid,
         "tasks": [_task(task) for task in tasks],
@@ -52,12 +52,12 @@ def encode(group: Group, learned: Learned | None = None) -> bytes:
         "lengths": [len(r.token_ids) for r in group.rollouts],
     }
     routed = [r.routed_experts is not None for r in group.rollouts]
-    told |= {"routed": routed} if any(routed) else {}
+    header |= {"routed": routed} if any(routed) else {}
     if learned:
-        told["learned"] = {name: [values is not None for values in each] for name, each in learned.items()}
+        header["learned"] = {name: [values is not None for values in each] for name, each in learned.items()}
     out = io.BytesIO()
     # UTF-8 with lone surrogates instead of escapes: two consecutive escaped halves would be read as one character.
-    text = json.dumps(told, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    text = json.dumps(header, ensure_ascii=False).encode("utf-8", "surrogatepass")
     out.write(len(text).to_bytes(8, "little") + text)
     for name in ARRAYS if group.rollouts else ():
         joined = np.concatenate([getattr(r, name) for r in group.rollouts])
@@ -82,24 +82,24 @@ def decode(payload: bytes, task: Task | None = None) -> Group:
         ValueFault: The bytes have another format, or belong to another task.
         OpaqueFault: The task holds a value that cannot be stored, and was not given.
     """
-    told, arrays, routing, _ = _read(payload)
-    own = told["tasks"][0]
+    header, arrays, routing, _ = _read(payload)
+    own = header["tasks"][0]
     if task is not None and (task.id, task.source) != (own["id"], own["source"]):
         raise ValueFault(f"a stored group belongs to task {own['id']!r} of {own['source']!r}, not to {task.id!r}")
-    tasks = [task or _read_task(own), *(_read_task(each) for each in told["tasks"][1:])]
-    cuts = np.cumsum(told["lengths"])[:-1]
+    tasks = [task or _read_task(own), *(_read_task(each) for each in header["tasks"][1:])]
+    cuts = np.cumsum(header["lengths"])[:-1]
     parts = zip(*(np.split(array, cuts) for array in arrays), strict=True)
-    rollouts = [_read_rollout(each, tasks, part) for each, part in zip(told["rollouts"], parts, strict=True)]
+    rollouts = [_read_rollout(each, tasks, part) for each, part in zip(header["rollouts"], parts, strict=True)]
     if routing is not None:
-        routed = told["routed"]
-        ends = np.cumsum([n if has else 0 for n, has in zip(told["lengths"], routed, strict=True)])
+        routed = header["routed"]
+        ends = np.cumsum([n if has else 0 for n, has in zip(header["lengths"], routed, strict=True)])
         experts = np.split(routing, ends[:-1])
         rollouts = [
             attrs.evolve(rollout, routed_experts=own) if has else rollout
             for rollout, own, has in zip(rollouts, experts, routed, strict=True)
         ]
-    scores = [Score(**{**each, "metrics": _from_json(each["metrics"])}) for each in told["scores"]]
-    named = {"uid": told["uid"]} if "uid" in told else {}  # older groups were stored without one
+    scores = [Score(**{**each, "metrics": _from_json(each["metrics"])}) for each in header["scores"]]
+    named = {"uid": header["uid"]} if "uid" in header else {}  # older groups were stored without one
     return Group(tasks[0], rollouts, scores, **named)
 
 
@@ -112,10 +112,10 @@ def decode_learned(payload: bytes) -> dict[str, list[np.ndarray | None]]:
     Raises:
         ValueFault: The bytes have another format.
     """
-    told, _, _, source = _read(payload)
+    header, _, _, source = _read(payload)
     found: dict[str, list[np.ndarray | None]] = {}
-    for name, trained in told.get("learned", {}).items():
-        ends = np.cumsum([n if has else 0 for n, has in zip(told["lengths"], trained, strict=True)])
+    for name, trained in header.get("learned", {}).items():
+        ends = np.cumsum([n if has else 0 for n, has in zip(header["lengths"], trained, strict=True)])
         parts = np.split(_read_array(source), ends[:-1])
         found[name] = [part if has else None for part, has in zip(parts, trained, strict=True)]
     return found
@@ -125,14 +125,14 @@ def _read(payload: bytes) -> tuple[dict[str, Any], list[np.ndarray], np.ndarray 
     """Read JSON, `ARRAYS` and routing of a stored group; the stream is then at the learner's arrays."""
     try:
         source = io.BytesIO(zlib.decompress(payload))
-        told = json.loads(source.read(int.from_bytes(source.read(8), "little")).decode("utf-8", "surrogatepass"))
-        if told["format"] not in range(1, FORMAT + 1):
-            raise ValueFault(f"a stored group has format {told['format']}; this rlsdk reads 1 to {FORMAT}")
-        arrays = [_read_array(source) for _ in ARRAYS if told["rollouts"]]
-        routing = _read_array(source) if any(told.get("routed", ())) else None
+        header = json.loads(source.read(int.from_bytes(source.read(8), "little")).decode("utf-8", "surrogatepass"))
+        if header["format"] not in range(1, FORMAT + 1):
+            raise ValueFault(f"a stored group has format {header['format']}; this rlsdk reads 1 to {FORMAT}")
+        arrays = [_read_array(source) for _ in ARRAYS if header["rollouts"]]
+        routing = _read_array(source) if any(header.get("routed", ())) else None
     except (zlib.error, ValueError, KeyError, EOFError) as error:
         raise ValueFault(f"a stored group cannot be read: {error}") from error
-    return told, arrays, routing, source
+    return header, arrays, routing, source
 
 
 def _write_array(out: io.BytesIO, array: np.ndarray) -> None:
@@ -155,19 +155,21 @@ def _task(task: Task) -> dict[str, Any]:
     }
 
 
-def _read_task(told: Mapping[str, Any]) -> Task:
-    prompt = told["prompt"] if isinstance(told["prompt"], str) else tuple(_read_message(m) for m in told["prompt"])
-    return Task(told["id"], prompt, _from_json(told["answer"]), _from_json(told["metadata"]), told["source"])
+def _read_task(header: Mapping[str, Any]) -> Task:
+    prompt = (
+        header["prompt"] if isinstance(header["prompt"], str) else tuple(_read_message(m) for m in header["prompt"])
+    )
+    return Task(header["id"], prompt, _from_json(header["answer"]), _from_json(header["metadata"]), header["source"])
 
 
 def _messages(messages: Sequence[Message]) -> list[list[Any]]:
     return [[m.prompt, _to_json(m.as_json())] for m in messages]
 
 
-def _read_message(told: Sequence[Any]) -> Message:
-    if isinstance(told[1], str):  # formats 1 and 2: role, content, name and, in 2, whose words they are
-        return Message(*told[:3], prompt=told[3] if len(told) > 3 else None)
-    return attrs.evolve(Message.from_json(_from_json(told[1])), prompt=told[0])
+def _read_message(header: Sequence[Any]) -> Message:
+    if isinstance(header[1], str):  # formats 1 and 2: role, content, name and, in 2, whose words they are
+        return Message(*header[:3], prompt=header[3] if len(header) > 3 else None)
+    return attrs.evolve(Message.from_json(_from_json(header[1])), prompt=header[0])
 
 
 def _rollout(rollout: Rollout, tasks: Sequence[Task]) -> dict[str, Any]:
@@ -184,12 +186,12 @@ def _rollout(rollout: Rollout, tasks: Sequence[Task]) -> dict[str, Any]:
     }
 
 
-def _read_rollout(told: Mapping[str, Any], tasks: Sequence[Task], arrays: Sequence[np.ndarray]) -> Rollout:
-    given = {name: told[name] for name in ("status", "rewards", "trajectory", "step", "state")}
-    given["image_positions"] = told.get("image_positions", ())
-    messages = [_read_message(m) for m in told["messages"]]
+def _read_rollout(header: Mapping[str, Any], tasks: Sequence[Task], arrays: Sequence[np.ndarray]) -> Rollout:
+    given = {name: header[name] for name in ("status", "rewards", "trajectory", "step", "state")}
+    given["image_positions"] = header.get("image_positions", ())
+    messages = [_read_message(m) for m in header["messages"]]
     fields: dict[str, Any] = dict(zip(ARRAYS, arrays, strict=True))
-    return Rollout(tasks[told["task"]], messages, **fields, metrics=_from_json(told["metrics"]), **given)
+    return Rollout(tasks[header["task"]], messages, **fields, metrics=_from_json(header["metrics"]), **given)
 
 
 def _to_json(value: Any) -> Any:
@@ -220,16 +222,16 @@ def _tagged(value: Any) -> dict[str, str]:
     return {"$opaque": f"{type(value).__module__}.{type(value).__qualname__}"}
 
 
-def _from_json(told: Any) -> Any:
+def _from_json(header: Any) -> Any:
     """Restore a value that `_to_json` converted to JSON."""
-    if isinstance(told, list):
-        return [_from_json(each) for each in told]
-    if not isinstance(told, dict):
-        return told
+    if isinstance(header, list):
+        return [_from_json(each) for each in header]
+    if not isinstance(header, dict):
+        return header
     held: Any
-    tag, held = next(iter(told.items())) if len(told) == 1 else ("", None)
+    tag, held = next(iter(header.items())) if len(header) == 1 else ("", None)
     if not tag.startswith("$"):
-        return {k: _from_json(v) for k, v in told.items()}
+        return {k: _from_json(v) for k, v in header.items()}
     match tag:
         case "$int":
             return int(held, 16)

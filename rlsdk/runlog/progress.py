@@ -160,8 +160,8 @@ class ProgressLine:
             left = timedelta(seconds=round(seconds_per_step * (self._total - step)))
             sources = self._sources()
             counts = source_counts(sources)
-            told = counts.values() if len(sources) == 1 else (f"{name}: {text}" for name, text in counts.items())
-            parts = (f"step {step}/{self._total}", *shown, f"left {left}", *told)
+            per_source = counts.values() if len(sources) == 1 else (f"{name}: {text}" for name, text in counts.items())
+            parts = (f"step {step}/{self._total}", *shown, f"left {left}", *per_source)
             self._console.print("  ".join(parts), highlight=False, markup=False, soft_wrap=True)
 
     def note(self, text: str) -> None:

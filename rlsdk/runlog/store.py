@@ -255,7 +255,7 @@ class RolloutStore:
 
 def lock_holder(file: Path) -> str:
     """Return the process that holds a database's write lock, from /proc/locks; empty if it is not found."""
-    nodes = {beside.stat().st_ino for beside in (file, file.with_name(f"{file.name}-shm")) if beside.exists()}
+    nodes = {path.stat().st_ino for path in (file, file.with_name(f"{file.name}-shm")) if path.exists()}
     try:
         locks = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
         held = [each for each in locks if "->" not in each and each[3] == "WRITE"]
@@ -286,9 +286,9 @@ def set_aside(file: Path) -> Path:
     names = ("damaged", *(f"damaged-{again}" for again in range(2, 1000)))
     aside = next(path for path in (file.with_name(f"{file.name}.{name}") for name in names) if not path.exists())
     for suffix in ("-wal", "-shm", ""):  # the database last, so that it is set aside again after a crash in between
-        beside = file.with_name(file.name + suffix)
-        if beside.exists():
-            beside.rename(aside.with_name(aside.name + suffix))
+        sidecar = file.with_name(file.name + suffix)
+        if sidecar.exists():
+            sidecar.rename(aside.with_name(aside.name + suffix))
     return aside
 
 

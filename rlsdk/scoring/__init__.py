@@ -1,1 +1,1 @@
-"""Run rewards in isolation, so that one that fails, hangs or meets hostile text does not harm the run."""
+"""Run rewards in isolation, so that a reward that fails, hangs or reads hostile text does not harm the run."""

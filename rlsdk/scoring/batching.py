@@ -42,7 +42,7 @@ class Batcher:
     def __call__(self, rollout: Rollout) -> asyncio.Future[Any]:
         """Return the result for one rollout."""
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # rollouts that waited for another one wait no more
+        if loop is not self._loop:  # rollouts that waited for another one no longer wait
             self._loop, self._begun, self._due = loop, 0, False
             self._waiting.clear()
         future: asyncio.Future[Any] = loop.create_future()
@@ -79,7 +79,7 @@ class Batcher:
         except Exception as error:  # noqa: BLE001 - handed to each caller, which reports it
             share.take()
             for _, future in share.taken:
-                if not future.done():  # whoever waited may have gone
+                if not future.done():  # the waiter may be gone
                     future.set_exception(error)
             return
         for (_, future), result in zip(share.taken, results, strict=True):
@@ -93,7 +93,7 @@ class Batcher:
         taken: list[_Waiting] = []
         while self._waiting and len(taken) < size:
             rollout, future = self._waiting.popleft()
-            if not future.done():  # whoever waited may have gone
+            if not future.done():  # the waiter may be gone
                 taken.append((rollout, future))
         if self._waiting and not self._begun:
             self._arrange()

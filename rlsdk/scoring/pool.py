@@ -210,7 +210,7 @@ class Pool:
                 interval *= 1.5
                 used = worker.used() or 0.0
                 if aside or self._slow >= MAX_SLOW or (used < 0.8 * patience and worker.starves()):
-                    continue  # if a process starves because of an engine, another one would starve, too
+                    continue  # if an engine starves a process, it would starve another one as well
                 aside = True
                 self._slow += 1
                 lowered = used >= 0.8 * patience and self._slots.locked()

@@ -169,8 +169,8 @@ class Scorer:
         """Warn, once, if a workflow gave rewards that no part of the reward uses."""
         if self._ignoring and any(rollout.rewards for rollout in rollouts):
             log.warning(
-                "the workflow gave a reward, which only the reward 'environment' counts, but this run's reward is %s: "
-                "add 'environment' to it, or replace it, if the workflow's own reward is meant to count",
+                "the workflow gave a reward, which only the reward 'environment' uses, but this run's reward is %s: "
+                "add 'environment' to it, or replace it, if the workflow's own reward should count",
                 ", ".join(map(repr, self._ignoring)),
             )
             self._ignoring = ()
@@ -239,7 +239,7 @@ class Scorer:
             task = counters.rollout.task
             parts = "; ".join(f"{part.rule.name}: {', '.join(part.rule.sources)}" for part in self._parts)
             raise DataError(f"task {task.id!r}: no part of the reward scores its source {task.source!r} ({parts})")
-        # If nothing was sampled, no token is trained on, and any position will do.
+        # If nothing was sampled, no token is trained on, so any position works.
         last_token = max(counters.rollout.span[1] - 1, 0) if rewards_tokens(scored) else None
         return combine(scored, last_token=last_token)
 

@@ -58,7 +58,7 @@ class ChatToolCall:
         except (ValueError, RecursionError):
             return self.name, self.arguments
 
-    def told(self) -> dict[str, Any]:
+    def as_openai(self) -> dict[str, Any]:
         """Return the call in OpenAI's format."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 

@@ -95,20 +95,20 @@ def _opening(
     asked: ChatCompletionRequest, codec: ChatTokenizer, dialect: Dialect, written: Mapping[Turn, str]
 ) -> Opening:
     plain = not codec.renderer.usable
-    told = [_shown(asked.as_message(said), codec, dialect) for said in asked.messages]
+    conversation = [_shown(asked.as_message(said), codec, dialect) for said in asked.messages]
     for i, (before, said) in enumerate(itertools.pairwise(asked.messages), 1):
         if said.role == "assistant":
             turn = before.key, said.key
-            thought = told[i].reasoning or written.get(turn, "")
-            told[i] = attrs.evolve(told[i], prompt=turn not in written, reasoning=thought)
+            thought = conversation[i].reasoning or written.get(turn, "")
+            conversation[i] = attrs.evolve(conversation[i], prompt=turn not in written, reasoning=thought)
     try:
         offered = asked.tools if asked.calling and not plain and codec.renderer.shows_tools(asked.tools) else ()
         if asked.calling and not offered:
-            told = _introduced(told, dialect.introduce(asked.tools))
+            conversation = _introduced(conversation, dialect.introduce(asked.tools))
         # Messages are data, whether written by an agent, a tool or a web page. A prefill is the agent's own request, as
         # in `chat.sample`, and may contain control tokens such as `<think>`.
-        kept = len(told) - bool(asked.prefill)
-        messages = (*map(codec.message_as_data, told[:kept]), *told[kept:])
+        kept = len(conversation) - bool(asked.prefill)
+        messages = (*map(codec.message_as_data, conversation[:kept]), *conversation[kept:])
         ids = codec.prompt_tokens(messages, plain=plain, tools=offered)
     except ConfigError as error:
         raise APIError("; ".join(error.faults), param="messages") from error
@@ -199,14 +199,14 @@ class ChatReplies:
         if delta or (len(tokens.token_ids) and self.asked.top_logprobs is not None):
             yield self._chunk(i, delta or {"content": ""}, tokens=tokens)
         for position, call in enumerate(answer.message.calls):
-            yield self._chunk(i, {"tool_calls": [{"index": position, **call.told()}]})
+            yield self._chunk(i, {"tool_calls": [{"index": position, **call.as_openai()}]})
         last = self._chunk(i, {}, finish=answer.finish)
         if self.asked.return_token_ids:
             last["choices"][0] |= _ids(answer.completion)
         yield last
 
     def _choice(self, i: int, answer: ChatAnswer) -> dict[str, Any]:
-        calls = [call.told() for call in answer.message.calls]
+        calls = [call.as_openai() for call in answer.message.calls]
         message = {
             "role": "assistant",
             "content": answer.message.content if answer.message.content or not calls else None,
@@ -255,16 +255,16 @@ def answered(
     read = partial(codec.renderer.parse, token_ids, prefill=asked.prefill, continued=continued)
     parsed = read(parser=dialect if asked.calling else None)
     number = sum(message.role == "assistant" for message in asked.messages) + (not asked.prefill)
-    told: list[ChatToolCall] = []
+    calls: list[ChatToolCall] = []
     for i, call in enumerate(parsed.calls):
         named = None if isinstance(call, Malformed) else _arguments(call, asked)
         if isinstance(call, Malformed) or named is None:
-            parsed, told = read(), []  # the agent sees text that cannot be parsed as a call
+            parsed, calls = read(), []  # the agent sees text that cannot be parsed as a call
             break
-        told.append(ChatToolCall(call_id(number, i), call.name, json.dumps(named, ensure_ascii=False)))
+        calls.append(ChatToolCall(call_id(number, i), call.name, json.dumps(named, ensure_ascii=False)))
     content, thought = without_prefill(parsed, asked, codec)
     return ChatMessage(
-        "assistant", until_stop(content, asked.stop), tuple(told), reasoning=until_stop(thought, asked.stop)
+        "assistant", until_stop(content, asked.stop), tuple(calls), reasoning=until_stop(thought, asked.stop)
     )
 
 
@@ -286,11 +286,11 @@ def _shown(message: Message, codec: ChatTokenizer, dialect: Dialect) -> Message:
     return attrs.evolve(message, content="\n".join(filter(None, [message.text, written])), tool_calls=())
 
 
-def _introduced(messages: list[Message], told: str) -> list[Message]:
+def _introduced(messages: list[Message], introduction: str) -> list[Message]:
     """Describe tools that the template does not show in the system message."""
     if messages[0].role == "system":
-        return [Message("system", f"{messages[0].text}\n{told}"), *messages[1:]]
-    return [Message("system", told), *messages]
+        return [Message("system", f"{messages[0].text}\n{introduction}"), *messages[1:]]
+    return [Message("system", introduction), *messages]
 
 
 def _arguments(call: Call, asked: ChatCompletionRequest) -> Mapping[str, Any] | None:

@@ -74,7 +74,7 @@ def predict(
     gpus: int | None = None,
     *,
     most: int | None = MOST_ROLLOUTS,
-    told: Callable[[str, int], None] = lambda name, done: None,
+    progress: Callable[[str, int], None] = lambda name, done: None,
 ) -> Prediction:
     """Simulate a setup and its baselines for comparison.
 
@@ -83,12 +83,12 @@ def predict(
         gpus: GPUs of engines and learner together.
         most: Maximum rollouts of one simulation; of a larger setup, a slice of the engines and of the batch is
             simulated. None simulates everything.
-        told: Called before each step with the name of the simulation and the number of steps done.
+        progress: Called before each step with the name of the simulation and the number of steps done.
     """
     part = setup if most is None else sliced(setup, most)
 
     def outcome(name: str, of: Setup) -> SimulationResult:
-        found = simulate(of, partial(told, name))
+        found = simulate(of, partial(progress, name))
         return attrs.evolve(found, tokens_per_second=found.tokens_per_second * setup.batch / part.batch)
 
     configured = outcome("as configured", part)

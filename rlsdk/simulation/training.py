@@ -209,16 +209,16 @@ class SimulatedTraining:
         self._makers, self._driver = _Processes([0.0] * max(1, workers)), _Processes([0.0])
         self._maker_seconds, self._ledger_seconds = rates.driver_seconds, rates.ledger_seconds if workers else 0.0
 
-    async def run(self, told: Callable[[int], None] = lambda done: None) -> SimulationResult:
+    async def run(self, progress: Callable[[int], None] = lambda done: None) -> SimulationResult:
         """Run all steps.
 
         Args:
-            told: Called before each step with the number of steps done.
+            progress: Called before each step with the number of steps done.
         """
         times: list[float] = []
         before, began = attrs.evolve(self._totals), self._now()
         while self._version < self._setup.steps:
-            told(self._version)
+            progress(self._version)
             if self._version == self._setup.warm_up:
                 self._oldest = 0
                 before, began = self._measured(), self._now()
@@ -330,16 +330,16 @@ class SimulatedTraining:
             await asyncio.sleep(transfer)
 
 
-def simulate(setup: Setup, told: Callable[[int], None] = lambda done: None) -> SimulationResult:
+def simulate(setup: Setup, progress: Callable[[int], None] = lambda done: None) -> SimulationResult:
     """Run a setup to its end in virtual time.
 
     Args:
         setup: Parameters of the simulation.
-        told: Called before each step with the number of steps done.
+        progress: Called before each step with the number of steps done.
     """
 
     async def run() -> SimulationResult:
-        return await SimulatedTraining(setup).run(told)
+        return await SimulatedTraining(setup).run(progress)
 
     return run_virtually(run())
 

@@ -142,10 +142,10 @@ def _missing(system: Any, bare: str, split: str, suffix: str) -> str:
         held = ", ".join(sorted(PurePosixPath(p).name for p in system.ls(bare, detail=False))[:10])
         return f"the folder holds neither {split}.{suffix} nor {split}-*.{suffix}; it holds: {held or 'nothing'}"
     folder = str(PurePosixPath(bare).parent)
-    beside = [PurePosixPath(p).name for p in system.ls(folder, detail=False)] if system.isdir(folder) else []
+    siblings = [PurePosixPath(p).name for p in system.ls(folder, detail=False)] if system.isdir(folder) else []
     if system.exists(bare):
         return "it is neither a file nor a folder; a pipe cannot be read here: save its output to a file"
-    near = nearest(PurePosixPath(bare).name, beside)
+    near = nearest(PurePosixPath(bare).name, siblings)
     return f"there is no such file{f'; did you mean {near}?' if near else ''}"
 
 

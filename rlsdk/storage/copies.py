@@ -2,7 +2,7 @@
 
 A remote run looks like a local one, with three differences. A checkpoint has a manifest, `checkpoints/step-N.json`,
 which is written last; without it, the checkpoint does not count. `checkpoints/step-N.run/` holds the run's own files as
-they were when the checkpoint was written. And the lock is a file in the folder.
+they were when the checkpoint was written. The lock is a file in the folder.
 """
 
 from __future__ import annotations

@@ -45,5 +45,5 @@ def url_fault(url: str) -> str:
         remedy = f"pip install '{extra}'" if extra else str(error)
         return f"{url} needs a package that is not installed: {remedy}"
     except ValueError:
-        return f"{url}: fsspec does not know the protocol {protocol!r}; it knows s3, gs, abfs, sftp, file and others"
+        return f"{url}: fsspec has no protocol {protocol!r}; it has s3, gs, abfs, sftp, file and others"
     return ""

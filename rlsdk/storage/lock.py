@@ -104,7 +104,7 @@ class RemoteLock:
         who = f"process {holder.get('pid', '?')} on {holder.get('host', '?')}"
         return ConfigError(
             [
-                f"name: {self._folder.url} is in use by {who}, which trains into it (last seen "
+                f"name: {self._folder.url} is in use by {who}, which is training into it (last seen "
                 f"{holder.get('time', '?')}); wait until it ends, end it, or choose another name=…"
             ]
         )

@@ -26,7 +26,7 @@ class RemoteFolder:
         """Open the file system of a URL.
 
         Raises:
-            ConfigError: Its package is not installed, or fsspec does not know the protocol.
+            ConfigError: Its package is not installed, or fsspec does not support the protocol.
         """
         if fault := url_fault(url):
             raise ConfigError([f"out: {fault}"])
@@ -89,7 +89,7 @@ class RemoteFolder:
             try:
                 self._fs.rm_file(self._path(name))
             except FileNotFoundError:
-                log.debug("%s/%s was gone already", self.url, name)
+                log.debug("%s/%s was already gone", self.url, name)
 
     def remove_below(self, name: str) -> None:
         """Delete a folder with all its content."""

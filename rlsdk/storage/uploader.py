@@ -200,7 +200,7 @@ class Uploader:
             try:
                 self._remote.upload(path, path.relative_to(self._run).as_posix(), self._pulse)
             except FileNotFoundError:
-                if path.exists():  # then the error is not about this file
+                if path.exists():  # so the error was not caused by this file
                     raise
 
     def _require_lock(self) -> None:

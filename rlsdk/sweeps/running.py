@@ -37,7 +37,7 @@ class RunOutcome:
     kept: bool = False
 
 
-Told = Callable[[str, RunOutcome], None]
+Notify = Callable[[str, RunOutcome], None]
 """Called with "begins", "continues", "finished", "kept", "interrupted" or "failed", and the run."""
 
 
@@ -46,14 +46,14 @@ class Interrupted(Exception):
 
 
 def train_all(
-    runs: Sequence[SweepRun], plans: Mapping[str, Plan], told: Told, *, parallel: int = 1
+    runs: Sequence[SweepRun], plans: Mapping[str, Plan], notify: Notify, *, parallel: int = 1
 ) -> list[RunOutcome]:
     """Train all runs that have not been trained, and return the outcomes in order.
 
     Args:
         runs: The runs.
         plans: Run name -> plan.
-        told: Called when a run starts and ends.
+        notify: Called when a run starts and ends.
         parallel: Maximum number of processes at once.
 
     Raises:
@@ -68,10 +68,10 @@ def train_all(
                 run = waiting.pop(0)
                 if run.finished(plans[run.name]):
                     ended[run.name] = RunOutcome(run, 0, kept=True)
-                    told("kept", ended[run.name])
+                    notify("kept", ended[run.name])
                     continue
                 outcome = RunOutcome(run, 0)
-                told("continues" if run.begun else "begins", outcome)
+                notify("continues" if run.begun else "begins", outcome)
                 working[run.name] = (outcome, _started(run), time.monotonic())
             if asked:
                 waiting.clear()
@@ -84,7 +84,7 @@ def train_all(
                     del working[name]
                     outcome.status, outcome.seconds = process.returncode, time.monotonic() - began
                     ended[name] = outcome
-                    told(ENDS.get(outcome.status, "failed"), outcome)
+                    notify(ENDS.get(outcome.status, "failed"), outcome)
             if working:
                 time.sleep(POLL_SECONDS)
     if asked:

@@ -155,11 +155,11 @@ def check_all(runs: Sequence[SweepRun]) -> dict[str, Plan]:
             for fault in error.faults:
                 faults.setdefault(fault, []).append(run)
     if faults:
-        raise ConfigError([_told(fault, wrong, len(runs)) for fault, wrong in faults.items()])
+        raise ConfigError([_fault_text(fault, wrong, len(runs)) for fault, wrong in faults.items()])
     return plans
 
 
-def _told(fault: str, wrong: Sequence[SweepRun], count: int) -> str:
+def _fault_text(fault: str, wrong: Sequence[SweepRun], count: int) -> str:
     if len(wrong) == count:
         return fault
     groups = dict.fromkeys(", ".join(f"{key}={value}" for key, value in run.group.items()) for run in wrong)

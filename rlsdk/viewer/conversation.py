@@ -31,9 +31,9 @@ def group_json(row: Mapping[str, Any]) -> dict[str, Any]:
         row: Row of the group, with its payload.
     """
     group = decode(row["payload"])
-    told = {name: row[name] for name in ("number", "step", "source", "state", "uses")}
+    summary = {name: row[name] for name in ("number", "step", "source", "state", "uses")}
     return {
-        **told,
+        **summary,
         "task": group.task.id,
         "prompt": _cut(prompt_text(group.task)),
         "answer": _plain(group.task.answer),

@@ -13,7 +13,7 @@ import yaml
 from rlsdk.components import component_of
 from rlsdk.config import Plan, check, read
 from rlsdk.config.named_code import described_code, untrusted_code
-from rlsdk.config.paths import found_beside
+from rlsdk.config.paths import resolve_paths
 from rlsdk.config.tree import Tree, leaves, normalise, spelled_out
 from rlsdk.errors import ConfigError
 from rlsdk.fields import FORWARD
@@ -146,7 +146,7 @@ def _kept(file: Path, asked: Asked, overrides: Sequence[str]) -> Tree:
     rewards = tree.get("reward") or []
     if len(rewards) == 1:  # so that `reward.format_score=0` applies to the only one
         tree["reward"] = rewards[0]
-    return found_beside(tree, file)
+    return resolve_paths(tree, file)
 
 
 def _changes(before: Tree, after: Tree) -> dict[str, tuple[Any, Any]]:

@@ -91,8 +91,8 @@ class Tool:
         given = named(self.name, [p.name for p in self.parameters], wanted)
         values, faults = check_options(self.parameters, given)
         if faults:
-            told = "; ".join(f"{name}: {text}" for name, text in faults)
-            raise WrongCallError(f"{self.name}: {told.replace('unknown option', 'unknown argument')}")
+            listed = "; ".join(f"{name}: {text}" for name, text in faults)
+            raise WrongCallError(f"{self.name}: {listed.replace('unknown option', 'unknown argument')}")
         return values
 
 

@@ -242,7 +242,7 @@ def test_the_file_with_the_responses_is_never_replaced(tmp_path):
 
 
 def test_a_file_without_rows_is_a_failure(tmp_path):
-    assert "holds no rows" in run(lines(tmp_path, []), "--reward", "exact_match", status=1)
+    assert "has no rows" in run(lines(tmp_path, []), "--reward", "exact_match", status=1)
 
 
 def test_a_json_array_is_refused_with_advice_to_write_lines(tmp_path):

@@ -126,7 +126,7 @@ def test_an_option_that_refers_to_nothing_is_not_also_called_missing(faults, mon
         ("sampling.temperature=0", "sampling.temperature", "above 0 to learn from samples, got 0.0"),
         ("sampling.top_p=0", "sampling.top_p", "above 0 and at most 1, got 0.0"),
         ("sampling.top_k=-1", "sampling.top_k", "at least 0, got -1"),
-        ("sampling.top_p=0.95", "sampling.top_p", "top_p=0.95, top_k=0 sample from a part of the vocabulary"),
+        ("sampling.top_p=0.95", "sampling.top_p", "top_p=0.95, top_k=0 sample from part of the vocabulary"),
         ("sampling={top_k: 20}", "sampling.top_k", "Leave both out while training (top_p: 1, top_k: 0)"),
         (
             "sampling.max_tokens=2048",
@@ -145,12 +145,12 @@ def test_an_option_that_refers_to_nothing_is_not_also_called_missing(faults, mon
         ("sampling.stop=['a','']", "sampling.stop", "an empty string would end every answer"),
         ("model.path=./nowhere", "model.path", "there is no folder './nowhere' with a config.json"),
         ("algorithm.norm=-1.0", "algorithm.norm", "a length above 0, or null for sampling.max_tokens; got -1.0"),
-        ("algorithm.advantage=gae", "algorithm.critic", "the advantage reads a critic's values; set it true"),
+        ("algorithm.advantage=gae", "algorithm.critic", "the advantage reads a critic's values; set it to true"),
         ("algorithm={use: grpo, kl: null}", "algorithm.kl", "kl_coef is 0.04; name an estimator, such as 'k3'"),
         ("rollout.partial_rollouts=false", "rollout.partial_rollouts", "also set rollout.in_flight=false"),
         ("rollout.tail_batch=2", "rollout.tail_batch", "set rollout.max_staleness to 1 or more, or leave it"),
         ("rollout={max_staleness: 1, tail_batch: -2}", "rollout.tail_batch", "at least -1, got -2"),
-        ("rollout.max_token_staleness=0", "rollout.max_token_staleness", "no token is old in synchronous"),
+        ("rollout.max_token_staleness=0", "rollout.max_token_staleness", "no token is stale in synchronous"),
         (
             "rollout={max_staleness: 1, max_token_staleness: 2}",
             "rollout.max_token_staleness",
@@ -422,7 +422,7 @@ def test_a_password_belongs_into_no_configuration(plan, faults, monkeypatch):
     monkeypatch.delenv("NO_SUCH_PASSWORD", raising=False)
     for url in ("postgresql+psycopg://me:hush@db/runs", "postgresql+psycopg://db/runs?password=hush"):
         text = "\n".join(faults(f"rollout.storage.url={url}"))
-        assert "rollout.storage.url: holds a password; name an environment variable" in text
+        assert "rollout.storage.url: contains a password; set password_env to an environment variable" in text
         assert "hush" not in text
     found = by_path(faults("rollout.storage={url: mysql://db/runs, password_env: NO_SUCH_PASSWORD}"))
     assert found["rollout.storage.url"].startswith("expected a URL such as postgresql+psycopg://")

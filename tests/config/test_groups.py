@@ -57,7 +57,7 @@ def test_a_loss_for_pairs_needs_filters_that_leave_pairs(size: int, filters: str
     (fault,) = faults(f"group_size={size}", f"algorithm={{use: dpo, filters: {filters}}}")
     assert fault == (
         "algorithm.filters: the policy loss 'dpo' learns from pairs of a better and a worse rollout, but with "
-        f"group_size={size} these filters leave it groups of {left}; add the filter 'best_worst'"
+        f"group_size={size} these filters leave groups of {left}; add the filter 'best_worst'"
     )
 
 

@@ -171,7 +171,7 @@ def test_a_dollar_sign_can_be_written():
         (None, "there is no such file"),
         ("a: [1", "is not valid YAML"),
         ("a: 1\na: 2", "is not valid YAML.*duplicate key"),
-        ("- 1\n- 2", "holds a list; expected keys with values at the top"),
+        ("- 1\n- 2", "contains a list; expected keys with values at the top level"),
         ("3", "cannot be read|holds"),
         (b"\xff\xfe\x00", "cannot be read|not valid YAML"),
     ],
@@ -186,7 +186,7 @@ def test_files_that_hold_no_configuration(tmp_path, content, message):
 
 
 def test_a_folder_instead_of_a_file_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="is a folder; give the YAML file in it"):
+    with pytest.raises(ConfigError, match="is a folder; pass the YAML file in it"):
         read(tmp_path)
 
 
@@ -223,7 +223,7 @@ def test_the_signs_of_hydra_are_explained(text, advice):
 
 
 def test_a_step_after_resume_is_answered_with_how_it_is_written():
-    assert "the step to resume from is written --resume=200" in fault({"name": "run"}, "200")
+    assert "write the step to resume from as --resume=200" in fault({"name": "run"}, "200")
 
 
 def test_a_value_that_is_not_utf_8_is_refused():

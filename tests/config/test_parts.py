@@ -159,14 +159,14 @@ def test_a_norm_that_is_not_a_length_is_a_fault(faults):
 def test_a_correction_without_effect_is_a_fault(plan, faults, correction):
     assert plan(f"algorithm.correction={correction}").loss.correction is not None
     (fault,) = faults(f"algorithm.correction={correction}", "old_logprobs=rollout")
-    assert fault.startswith(f"algorithm.correction: correction '{correction}' weighs by old_logprobs")
+    assert fault.startswith(f"algorithm.correction: correction '{correction}' weights by old_logprobs")
     assert "every weight is 1; set old_logprobs=learner, or leave it out" in fault
 
 
 def test_decoupled_ppo_without_effect_is_a_fault(plan, faults):
     assert plan("algorithm=decoupled_ppo").loss.policy_loss.name == "core/decoupled_ppo"
     (fault,) = faults("algorithm=decoupled_ppo", "old_logprobs=rollout")
-    assert fault.startswith("algorithm.policy_loss: policy_loss 'decoupled_ppo' weighs by old_logprobs")
+    assert fault.startswith("algorithm.policy_loss: policy_loss 'decoupled_ppo' weights by old_logprobs")
     assert plan("algorithm=ppo", "old_logprobs=rollout").loss.correction is None
 
 
@@ -183,7 +183,7 @@ def test_a_correction_without_sampled_tokens_is_a_fault(faults):
 def test_weighing_twice_is_a_fault(plan, faults, loss):
     (fault,) = faults(f"algorithm.policy_loss={loss}", "algorithm.correction=tis")
     assert fault.startswith(
-        "algorithm.correction: correction 'tis' weighs tokens by their ratio to the sampler, and so"
+        "algorithm.correction: correction 'tis' weights tokens by their ratio to the sampler, and so"
     )
     assert f"policy_loss '{loss}' itself" in fault
     assert plan(f"algorithm.policy_loss={loss}", "algorithm.correction=token_mask").loss.correction is not None

@@ -63,7 +63,7 @@ def test_the_working_folder_comes_first_and_the_other_one_is_reported(tmp_path, 
         plan = check("../configs/trial.yaml")
     assert plan.config.model.path == "model"
     told = [record.getMessage() for record in caplog.records]
-    assert "model.path: model is in the working folder, which is used, and beside the configuration" in told[0]
+    assert "model.path: model exists in the working folder, which is used, and next to the configuration" in told[0]
     assert len(told) == 3
 
 

@@ -170,9 +170,9 @@ def test_what_is_read_is_in_the_space(text):
     [
         (spaces.Discrete(3, start=2), "a whole number from 2 to 4"),
         (spaces.Box(-2, 2, (1,)), "a number from -2.0 to 2.0"),
-        (BOX, "2 numbers apart by commas"),
-        (MULTI, "2 whole numbers apart by commas, from 0 to 1, 5 to 7"),
-        (spaces.MultiBinary(2), "2 numbers apart by commas, each 0 or 1"),
+        (BOX, "2 numbers separated by commas"),
+        (MULTI, "2 whole numbers separated by commas, from 0 to 1, 5 to 7"),
+        (spaces.MultiBinary(2), "2 numbers separated by commas, each 0 or 1"),
         (spaces.Text(9), "a text of 1 to 9 characters"),
     ],
 )
@@ -217,7 +217,7 @@ def test_actions_that_are_none_of_the_environment_s():
 
 
 def test_a_space_that_cannot_be_read_asks_for_names():
-    with pytest.raises(ValueFault, match=r"cannot be read from text; name them: actions: \{NAME: ACTION, …\}"):
+    with pytest.raises(ValueFault, match=r"cannot be read from text; give them names: actions: \{NAME: ACTION, …\}"):
         described(spaces.Tuple([spaces.Discrete(2)]))
 
 

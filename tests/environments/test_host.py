@@ -181,7 +181,7 @@ def test_a_task_without_an_environment_says_what_to_do(local) -> None:
     stage = local()
     for metadata, words in (
         ({}, "task 'a' names no environment .* set workflow.environment"),
-        ({"environment": {"id": 3}}, "task 'a': metadata 'environment' names no component"),
+        ({"environment": {"id": 3}}, "task 'a': metadata 'environment' does not name a component"),
     ):
         with pytest.raises(ExceptionGroup) as caught:
             asyncio.run(stage.play([Task(id="a", prompt="", metadata=metadata)]))
@@ -192,7 +192,7 @@ def test_a_task_without_an_environment_says_what_to_do(local) -> None:
 
 
 def test_a_mark_says_how_environments_are_kept_apart() -> None:
-    with pytest.raises(PluginError, match="isolation is one of thread, lock, process; got 'cell'"):
+    with pytest.raises(PluginError, match="isolation must be one of thread, lock, process; got 'cell'"):
         environment("x", isolation="cell")  # type: ignore[arg-type]
 
 

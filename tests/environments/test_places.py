@@ -28,7 +28,7 @@ async def test_rollouts_that_each_wait_for_a_second_environment_do_not_wait_for_
     assert free == [3]
     assert most == [-1]  # no more beyond the limit than ends it
     [warning] = caplog.messages
-    assert "all 3 places (workers × per_worker) are held by rollouts that wait for another environment" in warning
+    assert "all 3 slots (workers × per_worker) are held by rollouts that wait for another environment" in warning
 
 
 async def test_a_place_is_not_lost_with_who_waited_for_it(caplog) -> None:

@@ -261,7 +261,7 @@ class TestSchedules:
         schedule = {"from": 0.4, "to": 0.0, "over": 4}
         penalty = load("shaping", "kl_penalty", coef=schedule)
         assert [penalty.at(step).value for step in (0, 1, 3, 4)] == pytest.approx([0.4, 0.3, 0.1, 0.0])
-        with pytest.raises(OptionError, match="coef: only sets where the component's memory starts"):
+        with pytest.raises(OptionError, match="coef: only sets the component's initial state"):
             load("shaping", "kl_penalty", coef=schedule, target=0.1)
 
     @pytest.mark.parametrize(

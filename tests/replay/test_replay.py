@@ -512,7 +512,7 @@ def test_options_that_do_not_fit_are_named(plan: Plan) -> None:
 def test_a_recorded_loss_that_is_not_finite_is_not_compared(plan: Plan) -> None:
     dump = dump_of(recognise(verl(loss=float("nan"))))
     assert dump.numbers == {}
-    assert dump.notes[-1] == "loss holds no finite number, so that it is not compared"
+    assert dump.notes[-1] == "loss has no finite number and is not compared"
 
 
 def test_a_rollout_without_a_reward_is_excluded_and_reported(plan: Plan) -> None:

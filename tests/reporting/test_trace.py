@@ -169,7 +169,7 @@ def test_the_command_sends_them_to_a_collector(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--otlp", "localhost:4318"], "expected an address such as http://localhost:4318"),
-        (["--otlp", "http://localhost:4318", "--out", "x.json"], "give one of the two"),
+        (["--otlp", "http://localhost:4318", "--out", "x.json"], "give only one of them"),
     ],
 )
 def test_a_wrong_address_is_refused(tmp_path: Path, arguments: list[str], message: str) -> None:

@@ -768,7 +768,7 @@ def test_a_machine_without_isolation_is_named():
     ran = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
     said, value = ran.stdout.splitlines()
     assert "cannot be isolated on this machine: the sandbox did not start: unshare: No space left on device" in said
-    assert "write `isolation: none`" in said
+    assert "set `isolation: none`" in said
     assert value == "1.0", ran.stderr
 
 

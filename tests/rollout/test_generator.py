@@ -264,5 +264,5 @@ def test_an_uncounted_workflow_reward_is_reported_once(
     scorer = Scorer([RewardTerm(RewardSpec(name), rlsdk.load("reward", chosen))])
     groups = run_workflow(rlsdk.load("workflow", paid), [TASK, TASK], codec, lambda _: "1", scorer=scorer)
     assert [group.scores[0].value for group in groups] == [1.0 if name == "one" else 0.25] * 2
-    warned = caplog.text.count("the workflow gave a reward, which only the reward 'environment' counts")
+    warned = caplog.text.count("the workflow gave a reward, which only the reward 'environment' uses")
     assert warned == (name == "one")

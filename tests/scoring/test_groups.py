@@ -252,7 +252,7 @@ def test_remax_without_a_greedy_answer_to_compare_is_refused(tmp_path: Path) -> 
 
 
 def test_the_mark_refuses_other_scopes_and_a_cache() -> None:
-    with pytest.raises(PluginError, match=r"batch is False, True or 'group'; got 'groups'"):
+    with pytest.raises(PluginError, match=r"batch must be False, True or 'group'; got 'groups'"):
         rlsdk.reward("x", batch="groups")  # type: ignore[arg-type]
     with pytest.raises(PluginError, match="leave cache out"):
         rlsdk.reward("x", batch="group", cache=True)

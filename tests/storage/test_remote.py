@@ -42,7 +42,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
     # Another test may have loaded it; `fsspec` looks into this dictionary through a view of it.
     monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, "s3", raising=False)
     assert url_fault("s3://bucket/runs").endswith("needs a package that is not installed: pip install 'rlsdk[s3]'")
-    assert "does not know the protocol 'gopher'" in url_fault("gopher://runs")
+    assert "has no protocol 'gopher'" in url_fault("gopher://runs")
 
 
 def test_files_are_written_listed_read_and_removed(url: str, tmp_path: Path) -> None:

@@ -525,7 +525,7 @@ def test_commands_read_a_run_from_its_url(plan: Callable[..., Plan], url: str, t
 def test_a_mirror_is_only_for_a_url(plan: Callable[..., Plan], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"mirror: given, but out='runs' is a local folder"):
         plan("memory://x/trial", "out=runs")
-    with pytest.raises(ConfigError, match="out: gopher://x: fsspec does not know the protocol 'gopher'"):
+    with pytest.raises(ConfigError, match="out: gopher://x: fsspec has no protocol 'gopher'"):
         plan("gopher://x/trial")
     checked = plan("memory://x/trial")
     assert checked.location == "memory://x/trial" and checked.folder.is_relative_to(tmp_path / "one")

@@ -64,7 +64,7 @@ def test_an_undeclared_field_stays_hidden(tmp_path: Path) -> None:
 
 
 def test_an_unknown_field_is_refused_when_it_is_marked() -> None:
-    with pytest.raises(PluginError, match=r"declares no field; mark it with @rlsdk\.field"):
+    with pytest.raises(PluginError, match=r"does not declare a field; mark it with @rlsdk\.field"):
         rlsdk.advantage("x", needs=(lambda batch: None,))
     with pytest.raises(PluginError, match=r"the core already has a field of this name"):
         rlsdk.field("entropy")

@@ -73,7 +73,7 @@ def test_a_folder_that_may_not_be_written_to_is_reported(tmp_path, monkeypatch):
     access = os.access  # root may write everywhere, except to read-only disks
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path and access(path, mode))
     (fault,) = preflight.free_space(tmp_path / "runs" / "mine", 1)
-    assert fault == f"{tmp_path}/runs/mine cannot be written: {tmp_path} is read-only for you; choose another folder"
+    assert fault == f"{tmp_path}/runs/mine cannot be written: you may not write to {tmp_path}; choose another folder"
 
 
 def test_space_is_measured_where_a_folder_will_be(tmp_path):

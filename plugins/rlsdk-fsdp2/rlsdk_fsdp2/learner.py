@@ -66,8 +66,8 @@ class FSDP2Learner(TransformersLearner):
         if place.world_size % self.sequence_parallel:
             given = {"context_parallel": self.context_parallel, "tensor_parallel": self.tensor_parallel}
             options = " times ".join(f"{name}: {size}" for name, size in given.items() if size > 1)
-            needed = f"{options} needs {self.sequence_parallel} learner ranks, or a multiple of them"
-            raise LearnerError(f"{needed}; got {place.world_size}, change placement.learners")
+            needed = f"{options} needs {self.sequence_parallel} learner ranks or a multiple"
+            raise LearnerError(f"{needed}; got {place.world_size}; change placement.learners")
         return super().environment(place)
 
     def preload(self) -> None:
@@ -143,7 +143,7 @@ class FSDP2Learner(TransformersLearner):
         faults = list(super().model_faults(model))
         if hasattr(model.config, "vision_config"):
             faults.append(
-                f"a {type(model).__name__} sees images: ranks with and without images would wait for each other in "
+                f"a {type(model).__name__} reads images: ranks with and without images would wait for each other in "
                 "fully_shard; set learner=deepspeed"
             )
         if self.tensor_parallel > 1:

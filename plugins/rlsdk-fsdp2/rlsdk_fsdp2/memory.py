@@ -25,7 +25,7 @@ def rank_memory(learner: FSDP2Learner, roles: Roles, place: ActorSpec) -> RankMe
         roles: Models; only their configs are read.
         place: Number of ranks, and their device.
     """
-    parts: list[tuple[str, int, int]] = []  # name, bytes of the rank's share, bytes that it gathers beside it
+    parts: list[tuple[str, int, int]] = []  # name, bytes of the rank's share, bytes that it gathers in addition
     if roles.actor is not None:
         actor = _Size.of(learner, roles.actor, place, adapted=True)
         parts += [
@@ -73,11 +73,11 @@ class _Size:
         width, together = _BYTES[model.dtype], learner.tensor_parallel
         outside = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
         adapter = trained if trained < every else 0
-        # Embeddings and head are whole on all that divide layers.
+        # Embeddings and head are whole on all ranks that divide layers.
         layers = max(0, every - adapter - outside) // together
         ahead = layers if not learner.reshard_after_forward else min(layers, 2 * layers // config.num_hidden_layers)
         ranks = max(1, place.world_size // together)  # too few are refused elsewhere
-        if adapter:  # of its two matrices only one is divided with its layer: taken for whole, as it is small
+        if adapter:  # only one of its two matrices is divided with its layer; counted as whole, since it is small
             return cls(
                 trained=-(-adapter // ranks),
                 frozen=width * (outside + layers) // ranks,

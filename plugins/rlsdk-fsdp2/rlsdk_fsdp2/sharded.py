@@ -168,7 +168,7 @@ class Sharded(TrainedModule):
     @property
     def repeat_fault(self) -> str:
         """Explain why an optimiser step cannot be repeated."""
-        return "fully_shard cannot restart a pass that broke off"
+        return "fully_shard cannot restart an interrupted pass"
 
     def drop_gradients(self) -> None:
         """Discard the gradient of the optimiser step."""
@@ -301,4 +301,4 @@ class Sharded(TrainedModule):
         return found if keep else {}
 
     def close(self) -> None:
-        """Free nothing: all is memory."""
+        """Do nothing: there is only memory to free."""

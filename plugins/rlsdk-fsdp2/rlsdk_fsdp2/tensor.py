@@ -1,6 +1,6 @@
 """Tensor parallelism: consecutive ranks split a model's linear layers by transformers' plan for it.
 
-These ranks run each micro-batch together, in turns: first one rank's, then the next one's.
+These ranks run each micro-batch together, taking turns: first one rank's micro-batch, then the next one's.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ class TensorGroup:
 
     @property
     def rank(self) -> int:
-        """Rank of this process among them."""
+        """Rank of this process within the group."""
         return int(self.mesh.get_local_rank())
 
     @property
     def size(self) -> int:
-        """Number of these ranks."""
+        """Number of ranks in the group."""
         return int(self.mesh.size())
 
     @property
     def slices(self) -> int:
-        """Return 1, since each of these ranks reads all tokens of a micro-batch."""
+        """Return 1, since every rank reads all tokens of a micro-batch."""
         return 1
 
     def adopt(self, model: Any, path: str) -> None:
         """Do nothing: `divide_layers` changes the model once it has its adapters."""
 
     def turns(self, rows: Any) -> list[Any]:
-        """Return the rows of each of these ranks, by rank, on all of them."""
+        """Return the rows of all ranks of the group, by rank."""
         held: list[Any] = [None] * self.size
         dist.all_gather_object(held, rows, group=self.mesh.get_group())
         return held
 
     def __call__(self, model: Callable[..., Any], rows: Any, *args: Any) -> Any:
-        """Run a model on rows that all of these ranks hold; the gradient of its results is summed over them."""
+        """Run a model on rows that all ranks of the group hold; the gradient of its results is summed over them."""
         results = model(rows, *args)
         group = self.mesh.get_group()
         given = results if isinstance(results, tuple) else (results,)
@@ -71,11 +71,11 @@ class TensorGroup:
 
 @attrs.frozen(eq=False)
 class NestedGroup:
-    """Ranks that split the tokens of rollouts, each a group that splits layers; see `rlsdk.kit.SharedRows`.
+    """Grid of ranks that split the tokens of rollouts and the layers; see `rlsdk.kit.SharedRows`.
 
     Attributes:
-        context: Ranks with the same part of each layer as this one, and other tokens.
-        tensor: Ranks with the same tokens as this one, and other parts of each layer.
+        context: Ranks with the same part of each layer as this one, but other tokens.
+        tensor: Ranks with the same tokens as this one, but other parts of each layer.
     """
 
     context: SequenceGroup
@@ -83,17 +83,17 @@ class NestedGroup:
 
     @property
     def rank(self) -> int:
-        """Rank of this process among all of them."""
+        """Rank of this process within the grid."""
         return self.context.rank * self.tensor.size + self.tensor.rank
 
     @property
     def size(self) -> int:
-        """Number of all of them."""
+        """Number of ranks in the grid."""
         return self.context.size * self.tensor.size
 
     @property
     def slices(self) -> int:
-        """Number of parts into which they split the tokens of a micro-batch."""
+        """Number of slices that the tokens of a micro-batch are split into."""
         return self.context.slices
 
     def adopt(self, model: Any, path: str) -> None:
@@ -101,11 +101,11 @@ class NestedGroup:
         self.context.adopt(model, path)
 
     def turns(self, rows: Any) -> list[Any]:
-        """Return the rows of each of these ranks, by rank, on all of them."""
+        """Return the rows of all ranks of the group, by rank."""
         return [each for among in self.context.turns(self.tensor.turns(rows)) for each in among]
 
     def __call__(self, model: Callable[..., Any], rows: Any, *args: Any) -> Any:
-        """Run a model on rows that all of these ranks hold; the gradient of its results is summed over them."""
+        """Run a model on rows that all ranks of the group hold; the gradient of its results is summed over them."""
         return self.tensor(partial(self.context, model), rows, *args)
 
 
@@ -177,19 +177,19 @@ def faults(model: Any, size: int) -> Sequence[str]:
     kind, text, plan = type(model).__name__, model.config.get_text_config(), plan_of(model)
     leave = "set learner.tensor_parallel=1"
     if not plan:
-        return [f"transformers has no plan by which ranks could divide the layers of a {kind}; {leave}"]
+        return [f"transformers has no tensor-parallel plan for a {kind}; {leave}"]
     found = []
     if unknown := sorted(set(plan.values()) - set(_KNOWN)):
-        found.append(f"layers of a {kind} would be divided as {', '.join(unknown)}, which is not built; {leave}")
+        found.append(f"layers of a {kind} would be divided as {', '.join(unknown)}, which is not supported; {leave}")
     styles = _styles(model)
     if between := _between(model, styles):
         found.append(
-            f"{', '.join(between)} of a {kind} would see a part of what it reads on each rank, for which transformers' "
+            f"{', '.join(between)} of a {kind} would see only part of its input on each rank, for which transformers' "
             f"plan has no rule; {leave}"
         )
     heads = text.num_attention_heads
     key_heads = getattr(text, "num_key_value_heads", None) or heads
-    for what, count in {"heads": heads, "heads of keys and values": key_heads}.items():
+    for what, count in {"heads": heads, "key-value heads": key_heads}.items():
         if count % size:
             found.append(f"{count} {what} cannot be divided among {size} ranks; set learner.tensor_parallel otherwise")
     if not found and (uneven := _uneven(model, styles, size)):

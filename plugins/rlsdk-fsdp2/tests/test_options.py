@@ -65,7 +65,7 @@ def test_a_model_that_sees_images_is_refused() -> None:
     config = LlavaConfig(vision_config=CLIPVisionConfig(**small), text_config=LlamaConfig(vocab_size=61, **small))
     with torch.device("meta"):
         net = LlavaForConditionalGeneration(config)
-    assert any("sees images" in fault for fault in make().model_faults(net))
+    assert any("reads images" in fault for fault in make().model_faults(net))
 
 
 def test_float16_is_refused() -> None:
@@ -94,8 +94,8 @@ def test_layers_that_ranks_cannot_divide_are_refused() -> None:
         "layers.*.mlp.down_proj, layers.*.mlp.gate_proj, layers.*.mlp.up_proj of a LlamaForCausalLM"
     )
     (fault,) = make(tensor_parallel=2).model_faults(llama)
-    assert fault.startswith("3 heads of keys and values cannot be divided among 2 ranks")
-    assert any("no plan" in fault for fault in make(tensor_parallel=2).model_faults(gpt2))
+    assert fault.startswith("3 key-value heads cannot be divided among 2 ranks")
+    assert any("no tensor-parallel plan" in fault for fault in make(tensor_parallel=2).model_faults(gpt2))
 
 
 def test_weights_between_divided_layers_are_refused() -> None:

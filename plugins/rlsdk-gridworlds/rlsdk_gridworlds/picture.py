@@ -93,7 +93,7 @@ def to_png(picture: np.ndarray) -> bytes:
         ValueFault: The picture has another shape or dtype.
     """
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
-        raise ValueFault(f"a picture is uint8 [height, width, 3]; got {picture.dtype} {list(picture.shape)}")
+        raise ValueFault(f"a picture must be uint8 [height, width, 3]; got {picture.dtype} {list(picture.shape)}")
     height, width, _ = picture.shape
     rows = b"".join(b"\0" + row.tobytes() for row in picture)  # 0: no filter
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits per channel, RGB

@@ -77,7 +77,7 @@ class Sokoban(GridWorld):
         inside = (self.dim_x - 2) * (self.dim_y - 2)
         if inside < self.num_boxes + 2:
             raise ValueFault(
-                f"a room of {self.dim_x} × {self.dim_y} has {inside} places inside its walls; {self.num_boxes} boxes "
+                f"a room of {self.dim_x} × {self.dim_y} has {inside} cells inside its walls; {self.num_boxes} boxes "
                 f"need {self.num_boxes + 2}"
             )
         super().__attrs_post_init__()

@@ -150,7 +150,7 @@ def test_a_player_on_a_target_is_shown(room, answer):
 
 
 def test_impossible_rooms_are_refused():
-    with pytest.raises(OptionError, match="a room of 4 × 4 has 4 places inside its walls; 3 boxes need 5"):
+    with pytest.raises(OptionError, match="a room of 4 × 4 has 4 cells inside its walls; 3 boxes need 5"):
         rlsdk.load("environment", Sokoban, dim_x=4, dim_y=4, num_boxes=3)
     with pytest.raises(OptionError, match="dim_x: expected at least 3, got 2"):
         rlsdk.load("environment", Sokoban, dim_x=2)

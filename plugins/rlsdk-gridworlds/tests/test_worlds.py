@@ -236,7 +236,7 @@ def test_pictures(tmp_path):
     start = held.index(b"IDAT") + 4
     rows = np.frombuffer(zlib.decompress(held[start : held.index(b"IEND") - 8]), np.uint8).reshape(5 * TILE, -1)
     assert (rows[:, 1:].reshape(picture.shape) == picture).all()
-    with pytest.raises(ValueFault, match=r"a picture is uint8 \[height, width, 3\]; got float64"):
+    with pytest.raises(ValueFault, match=r"a picture must be uint8 \[height, width, 3\]; got float64"):
         save_png(picture / 255, path)
 
 

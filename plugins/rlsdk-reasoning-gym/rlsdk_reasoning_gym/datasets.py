@@ -116,7 +116,7 @@ def irreproducible(name: str) -> str:
     if name not in BY_HASH or os.environ.get("PYTHONHASHSEED", "random").isdigit():
         return ""
     return (
-        f"{name} draws from sets of strings, whose order differs between processes, so its tasks would, too; set "
+        f"{name} draws from sets of strings, whose order differs between processes, so its tasks also differ; set "
         "PYTHONHASHSEED=0 in the environment"
     )
 

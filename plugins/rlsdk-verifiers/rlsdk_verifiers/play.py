@@ -66,7 +66,7 @@ class Seat:
         if asked:
             raise ValueFault(f"the environment gives its agent {', '.join(asked)}, which rlsdk does not support")
         if self.run_ is not None:
-            raise ValueFault("the environment runs its agent twice in one episode; a rollout is one conversation")
+            raise ValueFault("the environment runs its agent twice in one episode, but a rollout is one conversation")
         if environments.prompt_of(task.data) != self._prompt:
             raise ValueFault(
                 "the environment changes the prompt of its task in run(); a rollout begins with the taskset's prompt"

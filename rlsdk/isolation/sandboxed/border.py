@@ -101,7 +101,7 @@ class Tested:
     def names(self, wanted: list[str]) -> dict[str, Any]:
         """Return name -> value for the wanted names that the answer's module defines."""
         given: dict[str, Any] = self._ask("names", *wanted)
-        found = {name: given[name] for name in wanted if name in given}  # no others, which hostile code may add
+        found = {name: given[name] for name in wanted if name in given}  # no other names, which hostile code may add
         # For modules of the standard library, use the tests' own, which the answer cannot have patched.
         modules = [name for name, value in found.items() if isinstance(value, Far) and value._kind == "module"]
         return found | {name: import_module(name) for name in modules if name in sys.stdlib_module_names}
@@ -149,7 +149,7 @@ class Tested:
         return json.loads(line)  # type: ignore[no-any-return]  # anything else fails the test
 
     def _reference(self, value: Any) -> tuple[str, int] | None:
-        """Return the reference for what is not pickled: objects of the answer, functions and classes of the tests."""
+        """Return a reference to an unpickled object: one of the answer, or a function or class of the tests."""
         if isinstance(value, Far):
             return ("yours", value._number)
         if isinstance(value, FunctionType | MethodType | type) and value.__module__ == "tests":

@@ -149,7 +149,7 @@ def _forked(request: dict[str, Any], files: list[int], run: Callable[[], None]) 
     child = os.fork()
     if not child:
         play.to_its_end(lambda: _run(request, files, run))
-    with suppress(ProcessLookupError):  # the child does it, too, but may have to be killed earlier
+    with suppress(ProcessLookupError):  # the child does it as well, but may have to be killed earlier
         os.setpgid(child, child)
     return child
 

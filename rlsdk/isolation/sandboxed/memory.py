@@ -1,6 +1,6 @@
 """Limit the total memory of all processes of a sandbox, from a process outside that can see them.
 
-A cgroup would do it, too, but few machines let a process create one; `/proc` exists everywhere.
+A cgroup would also do it, but few machines let a process create one; `/proc` exists everywhere.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _resident(proc: int, process: int) -> int:
 
 
 def _proportional(proc: int, process: int) -> int:
-    """Return the same with shared pages divided among their processes, if the kernel reports this."""
+    """Return the memory with shared pages divided among their processes, if the kernel reports this."""
     for line in _text(proc, f"{process}/smaps_rollup").splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024

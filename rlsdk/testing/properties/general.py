@@ -108,8 +108,8 @@ def light(subject: Subject, _: Any) -> None:
     file = inspect.getsourcefile(obj)
     if file is None or not Path(file).is_file():
         raise NotApplicable("its source is not in a file")
-    beside = (component_of(each) for each in vars(module).values()) if module else ()
-    if any(each is not None and each.kind not in LIGHT for each in beside):
+    components = (component_of(each) for each in vars(module).values()) if module else ()
+    if any(each is not None and each.kind not in LIGHT for each in components):
         return  # other components there compute with tensors, so torch is imported anyway
     tree = ast.parse(Path(file).read_bytes())
     found = sorted({name for name in _imported(tree.body) if name in HEAVY} - set(subject.component.imports))

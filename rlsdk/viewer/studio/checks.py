@@ -191,7 +191,7 @@ def _set_elsewhere(tree: Mapping[str, Any]) -> set[str]:
 def _examined(tree: dict[str, Any], file: str | None) -> dict[str, Any]:
     """Check a configuration like `rlsdk explain --full`."""
     from rlsdk.config import check
-    from rlsdk.config.paths import found_beside
+    from rlsdk.config.paths import resolve_paths
     from rlsdk.errors import ConfigError
     from rlsdk.readiness.checks import examine
     from rlsdk.readiness.disk import in_words
@@ -200,7 +200,7 @@ def _examined(tree: dict[str, Any], file: str | None) -> dict[str, Any]:
     from rlsdk.readiness.memory import in_words as memory_in_words
 
     try:
-        plan = check(found_beside(tree, Path(file)) if file else tree)
+        plan = check(resolve_paths(tree, Path(file)) if file else tree)
     except ConfigError as error:
         return {"faults": [attrs.asdict(finding_of(text)) for text in error.faults], "warnings": []}
     found = examine(plan, starts=False)

@@ -171,7 +171,7 @@ def pruned(tree: Tree, form: Mapping[str, Any], kept: Sequence[str] = ()) -> Tre
             return [component(field["kind"], each, where, None, field.get("fields", ())) for each in value]
         return value
 
-    def component(kind: str, value: Any, where: str, default: Any, beside: Sequence[Mapping[str, Any]]) -> Any:
+    def component(kind: str, value: Any, where: str, default: Any, extra: Sequence[Mapping[str, Any]]) -> Any:
         own = default if isinstance(default, Mapping) else {}
         if isinstance(value, str):
             value = {"use": value}
@@ -183,7 +183,7 @@ def pruned(tree: Tree, form: Mapping[str, Any], kept: Sequence[str] = ()) -> Tre
             return value
         # An algorithm's options for a part apply as long as the part is the algorithm's own.
         mine = {key: each for key, each in own.items() if key != "use"} if name == own.get("use") else {}
-        return fields([*beside, *described["fields"]], value, where, mine)
+        return fields([*extra, *described["fields"]], value, where, mine)
 
     return dict(fields(form["fields"], tree, "", {}))
 

@@ -113,12 +113,12 @@ class ConfigFiles:
         if before != version and before != _version(content):
             what = "was changed meanwhile; open it again" if version else "exists already; open it"
             raise ValueFault(f"{name} {what}, or choose another name")
-        beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
-            beside.write_bytes(content)
-            os.replace(beside, path)
+            temporary.write_bytes(content)
+            os.replace(temporary, path)
         except OSError as error:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise ValueFault(f"{name} cannot be written: {error.strerror}; does its folder exist?") from error
         return _version(content)
 

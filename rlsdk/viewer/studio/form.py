@@ -45,8 +45,8 @@ def form_of(files: Iterable[str] = ()) -> Plain:
             options = of_component(component, "algorithm" if component.kind == "algorithm" else "-")
             # An option that is a group of options is written as YAML on one line.
             fields = [_field(attrs.evolve(option, section=None)) for option in options]
-            told: Plain = {"plugin": plugin, "summary": component.summary, "fields": fields}
-            components[component.kind][shown] = told
+            described: Plain = {"plugin": plugin, "summary": component.summary, "fields": fields}
+            components[component.kind][shown] = described
     return {"fields": _nested(settings()), "components": components, "broken": broken}
 
 
