@@ -88,6 +88,8 @@ class WeightExporter:
             write_model(folder, self.model, self._whole(tensors), self.source)
             if self.lora is not None:
                 write_adapter(folder / "adapter", self.model, tensors, self.source)
+            for file in folder.rglob("*.safetensors"):  # safetensors 0.8 makes its files readable only by their owner
+                shutil.copymode(folder / "config.json", file)
         self.ranks.gather(None)
 
     def _tensors(self, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:

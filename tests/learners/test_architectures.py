@@ -106,6 +106,7 @@ def test_an_export_opens_in_transformers_with_the_trained_weights(name: str, tmp
     exporter.export(tmp_path / "export")
     weights = exporter.weights(1)
     assert read_header(str(tmp_path / "export")) == read_header(model.path) == _header(weights)
+    assert len({file.stat().st_mode for file in (tmp_path / "export").iterdir()}) == 1
     opened = AutoModelForCausalLM.from_pretrained(tmp_path / "export").state_dict()
     trained = policy.model.state_dict()
     assert opened.keys() == trained.keys()
