@@ -211,7 +211,8 @@ class EngineActor(RunActor):
 
     async def abort(self, ids: Sequence[str] | None = None) -> int:
         """Abort requests (None: all) and return the number of continuations; `generate` yields their partial tokens."""
-        self._check()
+        if self._failure is not None:  # its callers get the failure; nobody awaits an abort
+            return 0
         ended = self._engine.abort(ids)
         self._deliver(ended)
         return len(ended)
@@ -253,7 +254,9 @@ class EngineActor(RunActor):
 
     def _check(self) -> None:
         if self._failure is not None:
-            raise EngineError(f"the engine failed: {type(self._failure).__name__}: {self._failure}") from self._failure
+            known = isinstance(self._failure, EngineError)
+            said = str(self._failure) if known else f"{type(self._failure).__name__}: {self._failure}"
+            raise EngineError(f"the engine failed: {said}") from self._failure
 
     def _wake(self) -> None:
         """Wake the step loop; the first call starts it on this actor's event loop."""

@@ -17,7 +17,7 @@ import numpy as np
 from rlsdk.cluster.actors import cause_of, died
 from rlsdk.contracts import Completion, Request, Sampled, Sampling
 from rlsdk.engines.messages import Progress
-from rlsdk.errors import ValueFault
+from rlsdk.errors import EngineError, ValueFault
 from rlsdk.isolation.spans import Busy
 from rlsdk.types import Image
 
@@ -342,7 +342,11 @@ class EngineClient:
             seat.idle.set()
             seat.busy.drop()
         if self.lost is None or not died(error):
-            _fail(itertools.chain.from_iterable(want.futures for _, want in batch), error)
+            cause = cause_of(error)
+            if isinstance(cause, EngineError):  # the text of Ray's error is the traceback, which is in the engine's log
+                cause = EngineError(f"engine {seat.rank}: {cause}")
+                cause.__cause__ = error
+            _fail(itertools.chain.from_iterable(want.futures for _, want in batch), cause)
             return
         if self._seats.get(seat.rank) is seat:
             self.dismiss(seat.rank)
@@ -352,7 +356,7 @@ class EngineClient:
         self._send(again)
 
 
-def _fail(futures: Iterable[asyncio.Future[Answer]], error: Exception) -> None:
+def _fail(futures: Iterable[asyncio.Future[Answer]], error: BaseException) -> None:
     for future in futures:
         if not future.done():
             future.set_exception(error)

@@ -291,6 +291,7 @@ def test_a_step_that_fails_fails_everyone_with_its_traceback() -> None:
         ):
             with pytest.raises(EngineError, match="the script says so"):
                 await later
+        assert await actor.abort(["a"]) == 0
 
     play(body, fail_at=4)
 

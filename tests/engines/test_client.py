@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, RayTaskError
 
 from rlsdk.contracts import Completion, Request, Sampled, Sampling
 from rlsdk.engines.client import EngineClient, GenerateRequest
 from rlsdk.engines.messages import Progress
-from rlsdk.errors import ValueFault
+from rlsdk.errors import EngineError, ValueFault
 from rlsdk.simulation.clock import run_virtually
 
 PROMPT = np.array([1, 2, 3])
@@ -40,12 +40,15 @@ class Engine:
         self.aborted: list[str] = []
         self.go = asyncio.Event()
         self.dies_after: int | None = None
+        self.fails: Exception | None = None
         self.parts = 100
         self.generate, self.abort = Remote(self._generate), Remote(self.aborted.extend)
 
     async def _generate(self, requests: list[Request]) -> AsyncIterator[asyncio.Future[list[Completion]]]:
         if any(request.prompt_ids.tolist() == [99] for request in requests):
             raise ValueFault("the model knows no token 99")
+        if self.fails is not None:
+            raise self.fails
         self.asked += requests
         await self.go.wait()
         for i, request in enumerate(requests):
@@ -217,6 +220,15 @@ def test_tokens_are_shown_to_whoever_watches_that_continuation_and_still_waits()
         await asyncio.sleep(0.01)
 
     run_virtually(go())
+
+
+async def test_the_failure_of_an_engine_is_named_without_the_traceback_of_its_process() -> None:
+    engine = Engine()
+    failed = RayTaskError("generate", "a traceback of 90 lines", EngineError("the engine failed: no server"))
+    engine.fails = failed.as_instanceof_cause()
+    with pytest.raises(EngineError, match=r"^engine 0: the engine failed: no server$") as caught:
+        await client([engine]).sample(GenerateRequest("g", PROMPT, Sampling()))
+    assert caught.value.__cause__ is engine.fails  # shown by --debug
 
 
 async def test_nobody_who_waits_for_an_engine_waits_for_ever() -> None:
