@@ -155,7 +155,7 @@ def _interrupted(engine: Any, asked: list[Request], adapters: list[Weights]) -> 
 @pytest.mark.stack
 def test_what_does_not_fit_is_refused(run: Run, model: Model) -> None:
     with pytest.raises(
-        EngineError, match=r"version 8 are of a whole model; this engine was started for Adapter\(rank=6"
+        EngineError, match=r"version 8 are those of a whole model; this engine was started for Adapter\(rank=6"
     ):
         run(load, tiny.original(model, 8))
     with pytest.raises(EngineError, match=r"of Adapter\(rank=4.* this engine was started for Adapter\(rank=6"):
