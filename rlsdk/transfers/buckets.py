@@ -13,6 +13,7 @@ import numpy as np
 from rlsdk.contracts import Weights
 from rlsdk.weights import joined
 
+MIB = 2**20
 ALIGNMENT = 64
 """Alignment in bytes of every tensor in a bucket."""
 _IDLE = 3

@@ -15,10 +15,8 @@ import numpy as np
 from rlsdk.contracts import Weights
 from rlsdk.errors import TransferError
 from rlsdk.marks import weight_transfer
-from rlsdk.transfers.buckets import Buffers, Header, announced, filled
+from rlsdk.transfers.buckets import MIB, Buffers, Header, announced, filled
 from rlsdk.weights import unpack
-
-MIB = 2**20
 
 
 @attrs.frozen

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import mmap
 import os
+import secrets
+import socket
+import struct
 import sys
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import attrs
 import numpy as np
@@ -15,37 +18,44 @@ import numpy as np
 from rlsdk.contracts import Weights
 from rlsdk.errors import TransferError
 from rlsdk.marks import weight_transfer
-from rlsdk.transfers.buckets import Header
-from rlsdk.transfers.gloo import MIB, Gloo, Meeting, broadcast, naming
-from rlsdk.weights import unpack
+from rlsdk.plurals import counted
+from rlsdk.transfers.buckets import MIB, Header, announced, filled
 
 REGIONS = 32
 """Maximum number of memory regions; three are used in turn, and more while a loader holds tensors."""
 _IDLE = 2
 """`sys.getrefcount` of a region without readers: the list and the argument."""
+_PLACE = struct.Struct("=5q")
+"""Announcement of a bucket: index, begin and size of its region, begin and size of its header in the region."""
+_BUSY = struct.Struct("=Q")
+"""Answer of an engine that begins to load a bucket: bit i is set if it reads region i."""
+_PEER = struct.Struct("=3i")
+"""The kernel's answer to `SO_PEERCRED`: process, user and group."""
 
 
 @attrs.frozen
-class SharedMeeting(Meeting):
-    """Rendezvous of the members of one transfer, with the memory that they share.
+class SharedOffer:
+    """Socket and memory of one transfer.
 
     Attributes:
+        address: Name of rank 0's socket in Linux's abstract namespace, which leaves no file.
         path: Path under which processes of the node open the memory; it disappears when the learner ends.
         boot: Boot id of the node.
     """
 
+    address: str
     path: str
     boot: str
 
 
 @weight_transfer("shared_memory")
 @attrs.define(kw_only=True, eq=False, slots=False)
-class SharedMemory(Gloo):
-    """Share buckets of weights with the engines on the learner's node; otherwise like `gloo`.
+class SharedMemory:
+    """Share buckets of weights with the engines on the learner's node.
 
-    Rank 0 writes a bucket while engines load the previous one. Only headers and the state of memory regions go over
-    gloo. All engines must run on the node of the learner's rank 0; otherwise they get the weights from Ray's object
-    store, as after any failed transfer.
+    Rank 0 writes a bucket while engines load the previous one; a socket carries where it is. Engines do not sample
+    while they load. All engines must run on the node of the learner's rank 0; otherwise they get the weights from Ray's
+    object store, as after any failed transfer.
 
     When to use: on one machine, if a copy of all weights does not fit in memory next to the model.
 
@@ -55,34 +65,63 @@ class SharedMemory(Gloo):
         timeout: Timeout in seconds for a member that keeps the others waiting.
     """
 
+    bucket_mib: int = 64
+    timeout: float = 60.0
+    _server: tuple[socket.socket, int] | None = attrs.field(init=False, default=None)
     _file: int = attrs.field(init=False, default=-1)
     _opened: str = attrs.field(init=False, default="")
     _begins: list[int] = attrs.field(init=False, factory=list)
     _regions: list[np.ndarray] = attrs.field(init=False, factory=list)
-    _busy: Callable[[], set[int]] | None = attrs.field(init=False, default=None)
-    _place: int = attrs.field(init=False, default=0)
 
     @property
     def _size(self) -> int:
         return self.bucket_mib * MIB // 3
 
-    def offer(self, parts: Iterator[Weights | None], engines: int, host: str) -> SharedMeeting:
-        """Open a store through which engines find this rank, and return its address and the path of the memory."""
+    def offer(self, parts: Iterator[Weights | None], engines: int, host: str) -> SharedOffer:
+        """Open a socket for the engines, and return its name and the path of the memory."""
         if self._file < 0:
             self._file = os.memfd_create("rlsdk-weights")
-        self._busy = None
-        found = super().offer(parts, engines, host)
-        path = f"/proc/{os.getpid()}/fd/{self._file}"
-        return SharedMeeting(found.host, found.port, found.members, path, _boot())
+        if self._server is not None:  # of an offer without a transfer
+            self._server[0].close()
+        address = f"rlsdk-weights-{secrets.token_hex(16)}"
+        server = self._socket()
+        server.bind(f"\0{address}")
+        server.listen()
+        self._server = server, engines
+        return SharedOffer(address, f"/proc/{os.getpid()}/fd/{self._file}", _boot())
 
-    def receive(self, offer: Meeting, seat: int) -> Iterator[Weights]:
+    def send(self, parts: Iterator[Weights | None]) -> None:
+        """Send the weights once to the engines of the last offer; see `StreamsWeights.send`.
+
+        Raises:
+            TransferError: An engine did not connect in time, or left.
+        """
+        if self._server is None:
+            raise TransferError("call send() once after each offer(); there is no open offer")
+        (server, count), self._server = self._server, None
+        with ExitStack() as stack:  # closing a connection notifies its engine
+            stack.enter_context(server)
+            with _naming(f"{counted(count, 'engine')} and the learner did not meet"):
+                engines = [stack.enter_context(self._accepted(server)) for _ in range(count)]
+            version, busy = -1, set[int]()
+            for weights in filled(parts, self._size):
+                header, contents = announced(weights)
+                with _naming(f"weights of version {header.version} were not sent to all engines"):
+                    if version >= 0:  # the message travelled while this bucket was prepared
+                        busy = _answers(engines)
+                    self._put(engines, header, contents, busy)
+                version = header.version
+            with _naming(f"weights of version {version} were not loaded by all engines"):
+                busy = _answers(engines) if version >= 0 else busy
+                self._put(engines, Header(version), [], busy)
+                _answers(engines)  # engines answer the end once they have loaded everything
+
+    def receive(self, offer: SharedOffer, seat: int) -> Iterator[Weights]:
         """Yield the weights bucket by bucket; see `StreamsWeights.receive`.
 
         Raises:
-            TransferError: This engine runs on another node, or the sender or another engine left or exceeded the
-                timeout.
+            TransferError: This engine runs on another node, or the sender left or exceeded the timeout.
         """
-        assert isinstance(offer, SharedMeeting)
         if offer.boot != _boot():
             raise TransferError("this engine is not on the node of the learner's rank 0; use weight_transfer=gloo")
         if offer.path != self._opened:
@@ -91,26 +130,49 @@ class SharedMemory(Gloo):
                 self._file, self._opened = os.open(offer.path, os.O_RDWR), offer.path
             except OSError as error:
                 raise TransferError(f"the learner's memory {offer.path} cannot be opened: {error}") from error
-        yield from super().receive(offer, seat)
+        with self._socket() as learner:
+            with _naming("the learner cannot be reached"):
+                learner.connect(f"\0{offer.address}")
+            while True:
+                with _naming("the learner announces no more weights"):
+                    index, begin, size, head, length = _PLACE.unpack(_message(learner))
+                    region = self._region(index, begin, size)
+                    header = Header.load(region[head : head + length].tobytes())
+                    del region  # otherwise it would count as held
+                    held = (i for i in range(len(self._regions)) if sys.getrefcount(self._regions[i]) > _IDLE)
+                    learner.send(_BUSY.pack(sum(1 << i for i in {index, *held})))
+                if not header.slots:
+                    return
+                yield header.weights(self._regions[index])
 
-    def _put(self, group: Any, header: Header, contents: list[np.ndarray]) -> None:
-        """Write a bucket into an unused region once engines load the previous one; announce it without waiting.
+    def _socket(self) -> socket.socket:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # messages arrive whole, and with little delay
+        made.settimeout(self.timeout)
+        return made
 
-        Its header follows it in the region. A message takes as long as copying several MiB, so one has to do, and it
-        travels while the learner prepares the next bucket.
-        """
-        busy = self._busy() if self._busy is not None else set()
+    def _accepted(self, server: socket.socket) -> socket.socket:
+        """Accept an engine; other users' processes can see the socket, and are turned away."""
+        while True:
+            engine, _ = server.accept()
+            _, user, _ = _PEER.unpack(engine.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+            if user == os.getuid():
+                engine.settimeout(self.timeout)
+                return engine
+            engine.close()
+
+    def _put(
+        self, engines: Sequence[socket.socket], header: Header, contents: list[np.ndarray], busy: Container[int]
+    ) -> None:
+        """Write a bucket into a region that is not busy, its header after it, and announce it."""
         head = np.frombuffer(header.dump(), np.uint8)
         index = self._unused(header.size + len(head), busy)
         region = self._regions[index]
         for (_, target), content in zip(header.arrays(region), contents, strict=True):
             target[...] = content
         region[header.size : header.size + len(head)] = head
-        place = np.array([index, self._begins[index], region.nbytes, header.size, len(head)])
-        sent = group.broadcast(unpack(place, "int64"), 0)
-        self._busy = _shared_busy(group, [index], after=sent)
-        if not header.slots:
-            self._busy()
+        place = _PLACE.pack(index, self._begins[index], region.nbytes, header.size, len(head))
+        for engine in engines:
+            engine.send(place)
 
     def _unused(self, size: int, busy: Container[int]) -> int:
         """Return the index of a region of at least `size` bytes that is not busy, added if there is none."""
@@ -126,52 +188,40 @@ class SharedMemory(Gloo):
             self._regions.append(self._mapped(begin, size))
         return index
 
-    def _header(self, group: Any) -> Header:
-        with naming("the learner announces no more weights"):
-            place = np.zeros(5, np.int64)
-            broadcast(group, [place.view(np.uint8)])
-            self._place, begin, size, head, length = place.tolist()
-            # Regions are added one by one; a later engine maps earlier regions when they are reused.
-            while len(self._regions) <= self._place:
-                self._regions.append(np.empty(0, np.uint8))
-            if self._regions[self._place].nbytes != size:
-                self._regions[self._place] = self._mapped(begin, size)
-            held = (i for i in range(len(self._regions)) if sys.getrefcount(self._regions[i]) > _IDLE)
-            _shared_busy(group, [self._place, *held])()
-        return Header.load(self._regions[self._place][head : head + length].tobytes())
-
-    def _received(self, group: Any, header: Header) -> Weights:
-        return header.weights(self._regions[self._place])
+    def _region(self, index: int, begin: int, size: int) -> np.ndarray:
+        """Return a region of the learner's; regions are added one by one, and mapped when they are first used."""
+        while len(self._regions) <= index:
+            self._regions.append(np.empty(0, np.uint8))
+        if self._regions[index].nbytes != size:
+            self._regions[index] = self._mapped(begin, size)
+        return self._regions[index]
 
     def _mapped(self, begin: int, size: int) -> np.ndarray:
         return np.frombuffer(mmap.mmap(self._file, size, offset=begin), np.uint8)
 
 
-def _shared_busy(group: Any, mine: list[int], *, after: Any = None) -> Callable[[], set[int]]:
-    """Share which regions this member reads or has written.
+def _answers(engines: Sequence[socket.socket]) -> set[int]:
+    """Wait for all engines to begin with a bucket; return the regions that any of them reads."""
+    found = 0
+    for engine in engines:
+        found |= _BUSY.unpack(_message(engine))[0]
+    return {i for i in range(REGIONS) if found >> i & 1}
 
-    Args:
-        group: Process group of the transfer.
-        mine: Indices of the regions.
-        after: Earlier message that must have been sent, too.
 
-    Returns:
-        Function that waits for all members, and returns the indices of regions that any of them uses.
-    """
-    import torch
-    from torch.distributed import ReduceOp
+def _message(other: socket.socket) -> bytes:
+    content = other.recv(_PLACE.size)
+    if not content:
+        raise ConnectionError("the other side left")
+    return content
 
-    flags = torch.zeros(REGIONS, dtype=torch.int64)
-    flags[mine] = 1
-    shared = group.allreduce(flags, ReduceOp.MAX)
 
-    def busy() -> set[int]:
-        if after is not None:
-            after.wait()
-        shared.wait()
-        return set(flags.nonzero().flatten().tolist())
-
-    return busy
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Convert errors of sockets to `TransferError`."""
+    try:
+        yield
+    except OSError as error:
+        raise TransferError(f"{what}: {error or type(error).__name__}") from error
 
 
 def _boot() -> str:

@@ -1,10 +1,15 @@
-"""The shared-memory transfer: memory in use by a loader is not overwritten, and none remains at the end."""
+"""The shared-memory transfer: memory in use by a loader is not overwritten, and other users are turned away."""
 
 from __future__ import annotations
 
 import mmap
+import multiprocessing
+import os
+import socket
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import attrs
 import numpy as np
@@ -67,3 +72,37 @@ def test_an_engine_of_another_node_or_of_a_learner_that_is_gone_says_so() -> Non
         next(SharedMemory().receive(attrs.evolve(offer, boot="another"), 1))
     with pytest.raises(TransferError, match="the learner's memory /proc/1/fd/9999 cannot be opened"):
         next(SharedMemory().receive(attrs.evolve(offer, path="/proc/1/fd/9999"), 1))
+
+
+def test_an_offer_is_sent_once_and_whoever_does_not_come_or_is_gone_is_named() -> None:
+    sender = SharedMemory(timeout=0.1)
+    old, _ = (sender.offer(iter(()), 2, "127.0.0.1") for _ in range(2))
+    with pytest.raises(TransferError, match=r"the learner cannot be reached: .*refused"):  # by a newer offer
+        next(SharedMemory().receive(old, 1))
+    with pytest.raises(TransferError, match="2 engines and the learner did not meet: timed out"):
+        sender.send(layers())
+    with pytest.raises(TransferError, match="there is no open offer"):
+        sender.send(layers())
+
+
+def receives_as_another_user(address: str, connected: Any) -> None:
+    os.setuid(65534)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as learner:
+        learner.connect(f"\0{address}")
+        connected.set()
+        sys.exit(len(learner.recv(99)))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_a_process_of_another_user_gets_nothing() -> None:
+    sender, context = SharedMemory(bucket_mib=3), multiprocessing.get_context("spawn")
+    offer, connected = sender.offer(iter(()), 1, "127.0.0.1"), context.Event()
+    stranger = context.Process(target=receives_as_another_user, args=(offer.address, connected))
+    stranger.start()
+    assert connected.wait(60)  # it comes first
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(sender.send, layers())
+        assert sum(len(part.tensors) for part in SharedMemory(bucket_mib=3).receive(offer, 1)) == LAYERS
+        sent.result()
+    stranger.join()
+    assert stranger.exitcode == 0
