@@ -53,7 +53,7 @@ def test_engine_and_learner_on_separate_nodes_and_the_engines_node_dies(nodes: A
         assert rlsdk_engines(runner, "--count", "4")["asked"] == 4
         wait_for(lambda: (rlsdk_engines(runner)["state"] or {}).get("refused"), 60, process)
         said = rlsdk_engines(runner, "--count", "1")["state"]
-        assert said["refused"] == "4 engines: there is no room for 3 more, Ray has free 1 of 3 room"
+        assert said["refused"] == "4 engines: there is no room for 3 more: Ray has free 1 of 3 room"
         assert said["wanted"] == 1 and said["alive"] == [0]
         [dies, lives] = sorted((named["first"], named["second"]), key=lambda node: node.node_id != engine)
         cluster.remove_node(dies, allow_graceful=False)

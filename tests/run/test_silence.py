@@ -147,7 +147,7 @@ def test_an_address_without_ray_is_refused_at_once(runner: Any) -> None:
     process = runner.start(env=os.environ | {"RAY_ADDRESS": "127.0.0.1:1"})
     assert process.wait(180) == 1
     said = " ".join(runner.console().split())
-    assert "'127.0.0.1:1', named by the environment variable RAY_ADDRESS, cannot be reached" in said
+    assert "'127.0.0.1:1', set by the environment variable RAY_ADDRESS, cannot be reached" in said
     assert "Traceback" not in said
 
 
