@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rlsdk.simulation.measure import MeasuredRun
     from rlsdk.simulation.prediction import Assumptions, Prediction
 
+_A_RUN = "the run "
+"""Beginning of the origin of measured rates."""
 COLUMNS = ("", "step", "95 % below", "staleness", "engines idle", "learner idle", "tokens/s", "wasted", "weights GB/s")
 
 
@@ -144,7 +146,7 @@ def _assumed(plan: Plan, hardware: str, run: Path | None, given: Mapping[str, fl
     if run is not None:
         measured = measure(run, rates)
         rates, lengths = measured.rates, measured.lengths
-        origins |= dict.fromkeys([*MEASURED, "median"], f"the run {run}")
+        origins |= dict.fromkeys([*MEASURED, "median"], f"{_A_RUN}{run}")
     rates, lengths = changed(rates, lengths, given)
     return Assumptions(rates=rates, lengths=lengths, origins=origins | dict.fromkeys(given, "--rate"))
 
@@ -218,9 +220,9 @@ def _show_origins(origins: Mapping[str, str], values: Mapping[str, float]) -> No
         value = values[name]
         known.setdefault(origin, []).append(f"{name} {value:,.0f}" if value >= 1000 else f"{name} {value:.3g}")
     out = console()
-    for origin, names in sorted(known.items(), key=lambda item: item[0].startswith(("measured", "--rate"))):
+    for origin, names in sorted(known.items(), key=lambda item: item[0].startswith((_A_RUN, "--rate"))):
         out.print(f"from {origin}: " if origin != "assumed" else "assumed: ", ", ".join(names), sep="", highlight=False)
-    if not any(origin.startswith("measured") for origin in known):
+    if not any(origin.startswith(_A_RUN) for origin in known):
         out.print("No rate was measured; --rates RUN, with a few steps of a run, predicts far better.", highlight=False)
 
 
