@@ -28,7 +28,7 @@ _IDLE = 2
 _PLACE = struct.Struct("=5q")
 """Announcement of a bucket: index, begin and size of its region, begin and size of its header in the region."""
 _BUSY = struct.Struct("=Q")
-"""Answer of an engine that begins to load a bucket: bit i is set if it reads region i."""
+"""Answer of an engine that connects, or begins to load a bucket: bit i is set if it reads region i."""
 _PEER = struct.Struct("=3i")
 """The kernel's answer to `SO_PEERCRED`: process, user and group."""
 
@@ -103,17 +103,14 @@ class SharedMemory:
             stack.enter_context(server)
             with _naming(f"{counted(count, 'engine')} and the learner did not meet"):
                 engines = [stack.enter_context(self._accepted(server)) for _ in range(count)]
-            version, busy = -1, set[int]()
+            version = -1
             for weights in filled(parts, self._size):
                 header, contents = announced(weights)
-                with _naming(f"weights of version {header.version} were not sent to all engines"):
-                    if version >= 0:  # the message travelled while this bucket was prepared
-                        busy = _answers(engines)
-                    self._put(engines, header, contents, busy)
                 version = header.version
+                with _naming(f"weights of version {version} were not sent to all engines"):
+                    self._put(engines, header, contents)
             with _naming(f"weights of version {version} were not loaded by all engines"):
-                busy = _answers(engines) if version >= 0 else busy
-                self._put(engines, Header(version), [], busy)
+                self._put(engines, Header(version), [])
                 _answers(engines)  # engines answer the end once they have loaded everything
 
     def receive(self, offer: SharedOffer, seat: int) -> Iterator[Weights]:
@@ -133,6 +130,7 @@ class SharedMemory:
         with self._socket() as learner:
             with _naming("the learner cannot be reached"):
                 learner.connect(f"\0{offer.address}")
+                learner.send(_BUSY.pack(0))
             while True:
                 with _naming("the learner announces no more weights"):
                     index, begin, size, head, length = _PLACE.unpack(_message(learner))
@@ -160,12 +158,13 @@ class SharedMemory:
                 return engine
             engine.close()
 
-    def _put(
-        self, engines: Sequence[socket.socket], header: Header, contents: list[np.ndarray], busy: Container[int]
-    ) -> None:
-        """Write a bucket into a region that is not busy, its header after it, and announce it."""
+    def _put(self, engines: Sequence[socket.socket], header: Header, contents: list[np.ndarray]) -> None:
+        """Write a bucket, and its header after it, once engines load the previous one; do not wait for the engines.
+
+        The announcement travels while the next bucket is prepared.
+        """
         head = np.frombuffer(header.dump(), np.uint8)
-        index = self._unused(header.size + len(head), busy)
+        index = self._unused(header.size + len(head), _answers(engines))
         region = self._regions[index]
         for (_, target), content in zip(header.arrays(region), contents, strict=True):
             target[...] = content
@@ -201,7 +200,7 @@ class SharedMemory:
 
 
 def _answers(engines: Sequence[socket.socket]) -> set[int]:
-    """Wait for all engines to begin with a bucket; return the regions that any of them reads."""
+    """Wait until all engines have connected or begun a bucket; return the regions that any of them reads."""
     found = 0
     for engine in engines:
         found |= _BUSY.unpack(_message(engine))[0]
