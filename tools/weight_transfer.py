@@ -17,8 +17,10 @@ import re
 import statistics
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -221,22 +223,20 @@ def page(rows: list[Row], layers: int, size: int) -> str:
     largest = max(p.nbytes for p in build(1).parameters())
     when = datetime.datetime.now(datetime.UTC).date().isoformat()
     cores = len(os.sched_getaffinity(0))
-    return f"""{TITLE}
-
-`python tools/weight_transfer.py` measures a sync on this CPU, by each
-[weight transfer](howto/cluster.md#weight-transfer): a model of Qwen2.5-0.5B's shape ({layers} layers, bfloat16,
+    about = f"""`python tools/weight_transfer.py` measures a sync on this CPU, by each [weight
+transfer](howto/cluster.md#weight-transfer): a model of Qwen2.5-0.5B's shape ({layers} layers, bfloat16,
 {size / MIB:,.0f} MiB, {largest / MIB:,.0f} MiB of them the embeddings), random weights, no forward pass, one learner
 rank and one or two engines in separate processes on {cores} cores. *memcpy* is the time the learner's process takes to
-copy as many bytes, measured in the same run.
-
+copy as many bytes, measured in the same run."""
+    how = f"""Commit `{git("rev-parse", "--short", "HEAD")}`, {when}; load of the machine {os.getloadavg()[0]:.1f}.
+Medians of {TIMES} syncs; memory is the maximum over all of them, including code and buffers of the transfer, and Ray's
+shared memory where a process maps it."""
+    table = f"""\
 | transfer | engines | seconds | × memcpy | learner, MiB above its weights | engine, MiB above its weights |
 | --- | ---: | ---: | ---: | ---: | ---: |
-{chr(10).join(map(str, rows))}
-
-Commit `{git("rev-parse", "--short", "HEAD")}`, {when}; load of the machine {os.getloadavg()[0]:.1f}. Medians of {TIMES}
-syncs; memory is the maximum over all of them, including code and buffers of the transfer, and Ray's shared memory where
-a process maps it.
-"""
+{chr(10).join(map(str, rows))}"""
+    wrapped = partial(textwrap.fill, width=120, break_on_hyphens=False, break_long_words=False)
+    return f"{TITLE}\n\n{wrapped(about)}\n\n{table}\n\n{wrapped(how)}\n"
 
 
 def main() -> None:

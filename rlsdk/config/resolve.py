@@ -128,9 +128,7 @@ class _Resolver:
             bound = self.plugins.bind(component, found.options)
         except OptionError as error:
             known = {option.name for option in component.options}
-            broken = {
-                fault.partition(":")[0] for fault in self.faults
-            }  # an option omitted because of a fault is not missing
+            broken = {fault.partition(":")[0] for fault in self.faults}  # an option left out for a fault is not missing
             for below, text in error.faults:
                 if f"{path}.{below}" in broken:
                     continue
@@ -187,11 +185,8 @@ class _Resolver:
         parser = config.model.tool_parser
         tool_parser = None if parser is None else self.reference("model.tool_parser", "tool_parser", parser)
         # A second tracker that wrote metrics.jsonl would repeat its lines.
-        trackers = tuple(
-            each
-            for each in self.many("trackers", "tracker", config.trackers)
-            if each.name != f"{CORE}/{defaults.TRACKER.name}"
-        )
+        own = f"{CORE}/{defaults.TRACKER.name}"
+        trackers = tuple(each for each in self.many("trackers", "tracker", config.trackers) if each.name != own)
         diagnoses = self.diagnoses(config.diagnoses)
         self.faults += limits(config)
         if algorithm is None:

@@ -23,7 +23,7 @@ SECONDS = 60.0
 
 def _batch(subject: Subject, responses: Sequence[str], groups: int) -> StepBatch:
     """Pack groups of equal responses; the learner's fields are those that a producer declares, in multiples of 1/8."""
-    task = next(iter((*subject.tasks, *samples.TASKS)))
+    task = (*subject.tasks, *samples.TASKS)[0]
     rollouts = [samples.rollout(task, response) for response in responses]
     packed = pack([Group(task, rollouts, [Score(i / 2) for i in range(len(rollouts))])] * groups)
     assert packed is not None
