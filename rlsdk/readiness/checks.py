@@ -140,7 +140,7 @@ def _devices(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
 
 
 def gpu_faults(plan: Plan, nodes: Sequence[GPUNode], *, trains: bool = True) -> list[str]:
-    """Return why the actors of a plan cannot be placed on the GPUs of given nodes, or not share them; empty if not."""
+    """Return why the actors of a plan cannot be placed on the GPUs of given nodes, or share them; empty if they can."""
     place, faults = plan.config.placement, []
     engine = plan.plugins.resolve(plan.engine)
     if plan.needs_engine and isinstance(engine, SpansGPUs) and engine.gpus != place.gpus_per_engine:
