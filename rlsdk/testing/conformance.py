@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 
 from rlsdk.components import Component, component_of
-from rlsdk.errors import ConformanceFault, PluginError, UnknownComponentError
+from rlsdk.errors import ConformanceFault, PluginError, UnknownComponentError, described
 from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import nearest
 from rlsdk.plugins import Plugins
@@ -96,7 +98,7 @@ class Check:
 
     def _fault(self, prop: Property) -> ConformanceFault | None:
         subject = attrs.evolve(self.subject, declares=self._declares_its_needs()) if prop.trims else self.subject
-        with _one_thread():
+        with _one_thread(), _exits_raised():
             for case in prop.inputs(subject):
                 if case is not None and prop.trims:
                     case = Case(case.title, subject.trimmed(case.value))
@@ -217,6 +219,8 @@ def _violation(prop: Property, subject: Subject, case: Case[Any] | None) -> Viol
         prop.rule(subject, None if case is None else case.value)
     except Violated as error:
         return error
+    except SystemExit as error:  # raised where the rule does not use `subject.call`, as in a workflow's task
+        return Violated("raised", "a result", described(error))
     return None
 
 
@@ -257,6 +261,23 @@ def _described(prop: Property, subject: Subject, case: Case[Any] | None, violate
         got=violated.got,
         remedy=prop.remedy,
     )
+
+
+@contextlib.contextmanager
+def _exits_raised() -> Iterator[None]:
+    """Let `os._exit` raise SystemExit, so that a component that calls it is reported instead of ending the check."""
+    leave, process = os._exit, os.getpid()
+
+    def raised(status: int) -> NoReturn:
+        if os.getpid() != process:  # a forked process must really end
+            leave(status)
+        raise SystemExit(f"os._exit({status})")
+
+    os._exit = raised
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 class _one_thread:  # noqa: N801 - a context manager

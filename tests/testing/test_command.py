@@ -213,10 +213,18 @@ def reward_file(folder, body):
     return file
 
 
-def test_a_reward_that_exits_does_not_end_the_check(tmp_path):
-    text = check(reward_file(tmp_path, "sys.exit(0)"), status=1)
+@pytest.mark.parametrize(
+    ("body", "got"),
+    [
+        ("sys.exit(0)", "SystemExit: 0 ("),
+        ("__import__('os')._exit(3)", "SystemExit: os._exit(3) ("),
+    ],
+)
+def test_a_reward_that_exits_does_not_end_the_check(tmp_path, body, got):
+    text = check(reward_file(tmp_path, body), status=1)
     assert "breaks scores" in text
-    assert "SystemExit" in text
+    assert f"got: {got}" in text
+    assert "odd.py, line 6)" in text
 
 
 def test_a_reward_that_hangs_is_interrupted(tmp_path, monkeypatch):

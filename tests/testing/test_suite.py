@@ -20,6 +20,7 @@ from rlsdk.testing.conformance import checks, properties
 from rlsdk.testing.findings import Violated
 from rlsdk.testing.limits import time_limit
 from rlsdk.testing.properties import worlds
+from rlsdk.types import Observation, Step
 
 LAB = Path(__file__).parent / "broken_lab.py"
 LABS = (LAB, LAB.with_name("heavy_lab.py"))
@@ -187,6 +188,50 @@ def test_mistakes_of_a_workflow_are_reported(monkeypatch):
     fault = failed(blocking)["ends"]
     assert fault.expected == "an answer within 0.3 s"
     assert "asyncio.to_thread" in fault.remedy
+
+
+@rlsdk.workflow("leaving")
+class Leaving:
+    """Ends the process."""
+
+    async def run(self, task, chat):
+        raise SystemExit(3)
+
+
+@rlsdk.filter("closed")
+class Closed:
+    """Ends the process when it is made."""
+
+    def __init__(self) -> None:
+        raise SystemExit(4)
+
+    def __call__(self, group) -> bool:
+        return True
+
+
+def test_a_workflow_or_a_constructor_that_exits_is_reported():
+    assert failed(Closed)["defaults-valid"].got.startswith("SystemExit: 4 (")
+    pytest.importorskip("transformers")
+    assert failed(Leaving)["ends"].got.startswith("SystemExit: 3 (")
+
+
+@rlsdk.environment("stuck")
+class Stuck:
+    """Never answers."""
+
+    def reset(self, seed: int) -> Observation:
+        return Observation("act")
+
+    async def step(self, text: str) -> Step:
+        time.sleep(60)  # noqa: ASYNC251 - the mistake
+        return Step(Observation(""), 0.0, True)
+
+
+def test_an_environment_whose_step_never_answers_is_reported(monkeypatch):
+    monkeypatch.setattr(worlds, "EPISODE_SECONDS", 0.2)
+    found = failed(Stuck)
+    assert list(found) == ["steps"]
+    assert found["steps"].expected == "an answer within 0.2 s"
 
 
 # --- what a message shows

@@ -26,6 +26,8 @@ from rlsdk.testing.subject import Subject
 from rlsdk.types import Group, Observation, Step, Task
 
 SECONDS = 10.0
+EPISODE_SECONDS = 30.0
+"""Time limit in seconds for an environment's constructor and an episode of a few steps."""
 WORKFLOW_SECONDS = 5.0
 """Time limit in seconds for a workflow whose policy answers immediately."""
 SEEDS = (0, 7)
@@ -70,11 +72,13 @@ def _seeds(_: Subject) -> list[Case[Any]]:
     "steps",
     "environment",
     inputs=_seeds,
-    remedy="return rlsdk.Observation(text) from reset(seed), and rlsdk.Step(observation, reward, …) from step(text)",
+    remedy="return rlsdk.Observation(text) from reset(seed), and rlsdk.Step(observation, reward, …) from step(text); "
+    "limit each wait",
 )
 def steps(subject: Subject, seed: int) -> None:
-    """`reset` returns an Observation, `step` a Step with a finite reward."""
-    _play(subject, subject.make(), seed, ACTIONS)
+    """`reset` returns an Observation, `step` a Step with a finite reward, in limited time."""
+    with time_limit(EPISODE_SECONDS):
+        _play(subject, subject.make(), seed, ACTIONS)
 
 
 @holds(
@@ -86,13 +90,14 @@ def steps(subject: Subject, seed: int) -> None:
 )
 def same_world(subject: Subject, seed: int) -> None:
     """The same seed and actions give the same observations and rewards, in a new instance and after a reset."""
-    world = subject.make()
-    first = _play(subject, world, seed, ACTIONS)
-    for what, again in (("after a second reset", world), ("in another instance", subject.make())):
-        second = _play(subject, again, seed, ACTIONS)
-        if first != second:
-            here, got = next(pair for pair in itertools.zip_longest(first, second) if pair[0] != pair[1])
-            raise Violated("value", f"{here} {what}", f"{got}")
+    with time_limit(EPISODE_SECONDS):
+        world = subject.make()
+        first = _play(subject, world, seed, ACTIONS)
+        for what, again in (("after a second reset", world), ("in another instance", subject.make())):
+            second = _play(subject, again, seed, ACTIONS)
+            if first != second:
+                here, got = next(pair for pair in itertools.zip_longest(first, second) if pair[0] != pair[1])
+                raise Violated("value", f"{here} {what}", f"{got}")
 
 
 @holds(
