@@ -128,7 +128,7 @@ def dataset(paths: Any, split: str, columns: Mapping[str, str], **more: Any) -> 
     if not found:
         raise UnfitError("no data is given")
     extra = {**({"columns": dict(columns)} if columns else {}), **more}
-    endings = {name.rsplit("@")[0].rsplit(".", 1)[-1].lower() for name in found}
+    endings = {default_of(name).rsplit("@")[0].rsplit(".", 1)[-1].lower() for name in found}
     path = found[0] if len(found) == 1 else found
     if endings <= {"parquet"}:
         return {"use": "parquet", "path": path, **extra}
@@ -137,6 +137,15 @@ def dataset(paths: Any, split: str, columns: Mapping[str, str], **more: Any) -> 
     if len(found) == 1:
         return {"use": "hub", "name": found[0], "split": split, **extra}
     return {"use": "jsonl", "path": path, "split": split, **extra}
+
+
+def default_of(value: str) -> str:
+    """Fill in the fallbacks of references to environment variables; those without one are removed."""
+    for _ in range(10):
+        value, count = re.subn(r"\$\{oc\.env:\w+(?:,\s*'?([^{}']*)'?)?\}", lambda match: match[1] or "", value)
+        if not count:
+            break
+    return value
 
 
 def likely_reward(*hints: Any) -> dict[str, Any]:

@@ -60,13 +60,13 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
         elif kind == "python":
             tree, notes = python_files.read(text, str(path), framework.constructors, environ)
         else:
-            tree, notes = _from_script(framework, text, path.parent)
+            tree, notes = _from_script(framework, text, path.parent, environ)
         more, found = _from_words(framework, arguments[1:], Path())
         notes += found
         tree = _merged(tree, more)
     elif len(arguments) > 1 or " " in first or "=" in first or first.startswith("-"):
         if len(arguments) == 1:  # a whole command in one text; several words were split by a shell already
-            tree, notes = _from_script(framework, first, Path())
+            tree, notes = _from_script(framework, first, Path(), environ)
         else:
             tree, notes = _from_words(framework, arguments, Path())
     else:
@@ -184,17 +184,28 @@ def _size(value: Any, seen: int = 0, depth: int = 0) -> int:
     return seen + 1
 
 
-def _from_script(framework: Framework, script: str, folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _from_script(
+    framework: Framework, script: str, folder: Path, environ: Mapping[str, str]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Read the command that starts a training; if none is recognised, the one with the most keys."""
-    found = shell.commands(script)
+    found = shell.commands(script, environ)
+    quoted = [word for command in found for word in command.words if " " in word.strip()]
+    found += [
+        inner for word in quoted if _starts(framework, word) for inner in shell.commands(word, environ)
+    ]  # bash -c
     if not found:
         raise ConfigError(["expected a script with a command that starts a training; found no command"])
-    starts = [command for command in found if any(entry in " ".join(command.words) for entry in framework.entries)]
+    starts = [command for command in found if _starts(framework, " ".join(command.words))]
     read = [(*_from_words(framework, command.words, folder), command) for command in starts or found]
     tree, notes, command = max(read, key=lambda each: len([*flattened(each[0])]))
-    if len(starts) > 1:
-        notes += (f"the script starts {len(starts)} trainings; the one with the most keys is converted",)
+    with_keys = sum(bool(each[0]) for each in read) if starts else 0
+    if with_keys > 1:
+        notes += (f"the script starts {with_keys} trainings; the one with the most keys is converted",)
     return tree, (*notes, *command.notes)
+
+
+def _starts(framework: Framework, words: str) -> bool:
+    return any(entry in words for entry in framework.entries)
 
 
 def _from_words(framework: Framework, words: Sequence[str], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -254,6 +265,8 @@ def _value(written: str) -> Any:
         found = yaml.load(written, _Loader)
     except (yaml.YAMLError, ValueError, RecursionError):
         return written
+    if isinstance(found, dict) and all(value is None for value in found.values()) and found:
+        return written  # a placeholder such as {token}
     return found if isinstance(found, bool | int | float | list | dict) or found is None else written
 
 

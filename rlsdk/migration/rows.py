@@ -59,12 +59,14 @@ class Given:
         return fallback if value is None else value
 
     def read(self, key: str, reader: Callable[[Any], Any], fallback: Any = None) -> Any:
-        """Return the value of a key, converted by a reader; the fallback if there is none or it cannot be read."""
-        value = self.get(key)
-        try:
-            return fallback if value is None else reader(value)
-        except UnfitError:  # the row of that key reports it
-            return fallback
+        """Return the value of a key, or else the other trainer's default, converted by a reader; else the fallback."""
+        for value in (self.flat.get(key), self.defaults.get(key)):
+            try:
+                if value is not None:
+                    return reader(value)
+            except UnfitError:  # the row of that key reports it
+                pass
+        return fallback
 
     def section(self, path: str) -> Mapping[str, Any]:
         """Return the mapping under a dotted path; empty if there is none."""

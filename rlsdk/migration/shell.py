@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import translate
+from posixpath import basename, dirname
 
 import attrs
 
 _LITERAL = "\ue000"
 """Placeholder for a dollar sign that quotes or a backslash protect."""
-_ENDS = {"\n", ";", "|", "&", "||", "&&", ";;"}
+_QUOTED = "\ue003"
+"""Placeholder for a dollar sign in double quotes: what it stands for is not split into words."""
+_ENDS = {"\n", ";", "|", "&", "||", "&&", ";;", "(", ")"}
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:(:?[-=?+])([^{}]*))?\}|\{(\w+)\[[@*]\]\})")
-_WORDS_BEFORE = {"export", "declare", "local", "readonly", "set", "unset", "then", "do", "exec", "nohup", "time", "env"}
+_NAME = re.compile(r"[A-Za-z_]\w*|[0-9]")
+_PARAMETER = re.compile(r"(\w+)(?:\[[@*]\])?(:?[-=?+]|,,|\^\^|##?|%%?)?(.*)", re.DOTALL)
+_ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)(?:,([^{}]*))?\}")
+_PLAIN = re.compile(r"([\w./@~ -]|\$\{oc\.env:[^{}]*\})*")
+_WORDS_BEFORE = {
+    "export",
+    "declare",
+    "local",
+    "readonly",
+    "set",
+    "unset",
+    "then",
+    "else",
+    "do",
+    "exec",
+    "nohup",
+    "time",
+    "env",
+}
+_OPENS, _CLOSES = {"if", "case", "for", "while", "until"}, {"fi", "esac", "done"}
+_OPERATORS: Mapping[type[ast.AST], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda left, right: abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1),
+    ast.Mod: lambda left, right: abs(left) % abs(right) * (-1 if left < 0 else 1),
+}
+_LARGEST = 10**15
 
 
 @attrs.frozen
@@ -28,13 +60,49 @@ class Command:
     notes: tuple[str, ...]
 
 
-def commands(script: str) -> list[Command]:
+@attrs.define
+class _Scope:
+    """Variables of a script.
+
+    Attributes:
+        environ: Environment, for arithmetic.
+        values: Variables that the script sets; an array has several words.
+        uncertain: Variables whose value depends on a condition.
+        used: Variables that were filled in.
+        depth: Number of conditions and loops around the current statement.
+    """
+
+    environ: Mapping[str, str]
+    values: dict[str, list[str]] = attrs.field(factory=dict)
+    uncertain: set[str] = attrs.field(factory=set)
+    used: set[str] = attrs.field(factory=set)
+    depth: int = 0
+
+    def assign(self, name: str, words: Sequence[str], *, append: bool) -> None:
+        """Set or extend a variable."""
+        self.used.clear()
+        added = [value for word in words for value in _expanded(word.lstrip("\0"), self)]
+        before = self.values.get(name)
+        self.values[name] = [*(before or []), *added] if append else added
+        conditional = self.depth > 0 and before is not None and before != self.values[name]
+        if conditional or self.used & self.uncertain:
+            self.uncertain.add(name)
+        elif not append:
+            self.uncertain.discard(name)
+
+
+def commands(script: str, environ: Mapping[str, str] | None = None) -> list[Command]:
     """Split a script into commands.
 
     Variables that the script sets are filled in; others become `${oc.env:NAME}`, which an rlsdk config reads from the
-    environment. Nothing is executed: `$(...)` and backticks lead to a note.
+    environment. Nothing is executed: of `$(...)`, only `pwd`, `basename` and `dirname` are known; others and backticks
+    lead to a note. Arithmetic is computed.
+
+    Args:
+        script: Text of the script.
+        environ: Environment, from which arithmetic takes variables that the script does not set.
     """
-    scope: dict[str, list[str]] = {}
+    scope = _Scope(environ or {})
     found, statement = [], list[str]()
     tokens = [*_tokens(script), "\n"]
     position = 0
@@ -47,7 +115,8 @@ def commands(script: str) -> list[Command]:
                 items += [tokens[position]] if tokens[position] != "\n" else []
                 position += 1
             position += 1
-            _assign(scope, statement.pop().removeprefix("\0"), items)
+            target = statement.pop().removeprefix("\0")
+            scope.assign(target.rstrip("=").rstrip("+"), items, append=target.endswith("+="))
         elif token in _ENDS:
             found += _command(statement, scope)
             statement = []
@@ -56,20 +125,22 @@ def commands(script: str) -> list[Command]:
     return found
 
 
-def _command(words: Sequence[str], scope: dict[str, list[str]]) -> list[Command]:
+def _command(words: Sequence[str], scope: _Scope) -> list[Command]:
     """Convert a statement to a command; assignments at its beginning are added to the scope."""
+    scope.depth += len(_OPENS & {*words[:1]}) - len(_CLOSES & {*words[:1]})
     rest = list(words)
     while rest:
         word = rest[0]
         match = _ASSIGNMENT.fullmatch(word)
         if match and not word.startswith("\0"):
-            _assign(scope, f"{match[1]}{match[2]}=", [match[3]])
+            scope.assign(match[1], [match[3]], append=bool(match[2]))
         elif word not in _WORDS_BEFORE and not (word.startswith("-") and words[0] in _WORDS_BEFORE):
             break
         rest.pop(0)
     out: list[str] = []
     notes: list[str] = []
     skipped = False
+    scope.used.clear()
     for word in rest:
         if word in ("<", ">", ">>", "<<", "<<<"):
             if out and out[-1].isdigit():
@@ -82,33 +153,142 @@ def _command(words: Sequence[str], scope: dict[str, list[str]]) -> list[Command]
     joined = " ".join(out)
     if re.search(r"\$\(|`", joined):
         notes.append("$(...) and backticks are not executed: write the value instead")
+    notes += [
+        f"{name} depends on a condition in the script; the last value is taken: {' '.join(scope.values[name])}"
+        for name in sorted(scope.used & scope.uncertain)
+    ]
     cleaned = tuple(word.replace(_LITERAL, "$") for word in out)
     return [Command(cleaned, tuple(notes))] if cleaned else []
 
 
-def _assign(scope: dict[str, list[str]], target: str, words: Sequence[str]) -> None:
-    name = target.rstrip("=").rstrip("+")
-    values = [value for word in words for value in _expanded(word.lstrip("\0"), scope)]
-    scope[name] = [*scope.get(name, []), *values] if target.endswith("+=") else values
-
-
-def _expanded(word: str, scope: Mapping[str, list[str]]) -> list[str]:
+def _expanded(word: str, scope: _Scope) -> list[str]:
     """Fill in the variables of a word; an array becomes as many words as it holds."""
-    array = re.fullmatch(r"\$\{?(\w+)(?:\[[@*]\]\})?\}?", word)
-    if array and array[1] in scope:
-        return scope[array[1]] if "[" in word or len(scope[array[1]]) == 1 else scope[array[1]][:1]
-    if re.fullmatch(r"\$[@*]|\$\{[@*](:\w+)*\}|\$\d", word):
+    array = re.fullmatch(rf"([${_QUOTED}])\{{?(\w+)(?:\[[@*]\]\}})?\}}?", word)
+    if array and array[2] in scope.values:
+        scope.used.add(array[2])
+        held = scope.values[array[2]]
+        if "[" in word:
+            return held
+        return held[:1] if array[1] == _QUOTED else [part for value in held[:1] for part in value.split()]
+    if re.fullmatch(rf"[${_QUOTED}](?:[@*\d]|\{{[@*](:\w+)*\}})", word):
         return []  # arguments of the script itself
+    return [_filled(word, scope)]
 
-    def fill(match: re.Match[str]) -> str:
-        name = match[1] or match[2] or match[5]
-        if name in scope:
-            return " ".join(scope[name])
-        if match[4] is not None and match[3] in (":-", "-", ":=", "="):
-            return f"${{oc.env:{name},{_VARIABLE.sub(fill, match[4])}}}"
+
+def _filled(text: str, scope: _Scope) -> str:
+    """Fill in the variables, arithmetic and simple substitutions of a text."""
+    out, position = "", 0
+    while position < len(text):
+        char = text[position]
+        position += 1
+        after = text[position : position + 1]
+        if char not in ("$", _QUOTED):
+            out += char
+        elif after in ("{", "("):
+            close = _closing(text, position)
+            inner = text[position + 1 : close]
+            out += _parameter(inner, scope) if after == "{" else _substituted(inner, scope)
+            position = close + 1
+        elif name := _NAME.match(text, position):
+            out += _variable(name[0], scope)
+            position = name.end()
+        else:
+            out += "$"
+    return out
+
+
+def _variable(name: str, scope: _Scope) -> str:
+    if name not in scope.values:
         return f"${{oc.env:{name}}}"
+    scope.used.add(name)
+    return " ".join(scope.values[name])
 
-    return [_VARIABLE.sub(fill, word)]
+
+def _parameter(inner: str, scope: _Scope) -> str:
+    """Return what `${inner}` stands for."""
+    match = _PARAMETER.fullmatch(inner)
+    if match is None:
+        return f"${{{inner}}}"
+    name, operation, rest = match[1], match[2] or "", match[3]
+    if operation in (":-", "-", ":=", "=") and name not in scope.values:
+        fallback = _filled(_unquoted(rest), scope)
+        shown = fallback if _PLAIN.fullmatch(fallback) else "'" + fallback.replace("'", "\\'") + "'"
+        return f"${{oc.env:{name},{shown}}}"
+    value = _variable(name, scope)
+    if name in scope.values and operation in (",,", "^^"):
+        return value.lower() if operation == ",," else value.upper()
+    if name in scope.values and operation[:1] in ("#", "%"):
+        return _without(value, operation, _filled(_unquoted(rest), scope))
+    return value
+
+
+def _without(value: str, operation: str, pattern: str) -> str:
+    """Remove the beginning (`#`) or end (`%`) that a pattern matches; the longest if the operator is doubled."""
+    fits = re.compile(translate(pattern))
+    front = operation[0] == "#"
+    lengths = range(len(value) + 1) if len(operation) == 1 else range(len(value), -1, -1)
+    for length in lengths if len(value) < 1000 else ():
+        part = value[:length] if front else value[len(value) - length :]
+        if fits.fullmatch(part):
+            return value[length:] if front else value[: len(value) - length]
+    return value
+
+
+def _substituted(inner: str, scope: _Scope) -> str:
+    """Return what `$(inner)` stands for: arithmetic, and commands that only compute a path; others are kept."""
+    if inner[:1] == "(" and inner[-1:] == ")":
+        found = _arithmetic(_filled(inner[1:-1], scope), scope)
+        return f"$({inner})" if found is None else str(found)
+    tokens = [token.lstrip("\0") for token in _tokens(inner)]
+    if tokens == ["pwd"]:
+        return "${oc.env:PWD}"
+    words = [value for token in tokens[1:] for value in _expanded(token, scope)]
+    words[:1] = [_from_environment(word, scope.environ) for word in words[:1]]
+    if tokens[:1] in (["basename"], ["dirname"]) and 1 <= len(words) <= 2 and not re.search(r"[$`]", words[0]):
+        path = words[0].rstrip("/")
+        return dirname(path) or "." if tokens[0] == "dirname" else basename(path).removesuffix(*words[1:] or ("",))
+    return f"$({_filled(inner, scope)})"
+
+
+def _arithmetic(expression: str, scope: _Scope) -> int | None:
+    """Return the value of integer arithmetic; None if a part of it is unknown."""
+
+    def value(node: ast.expr) -> int:
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            found = node.value
+        elif isinstance(node, ast.Name):
+            scope.used.add(node.id)
+            held = " ".join(scope.values.get(node.id, [scope.environ.get(node.id, "")]))
+            found = int(_from_environment(held, scope.environ))
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            found = -value(node.operand)
+        elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            found = _OPERATORS[type(node.op)](value(node.left), value(node.right))
+        else:
+            raise ValueError(expression)
+        if abs(found) > _LARGEST:
+            raise ValueError(expression)
+        return found
+
+    try:
+        return value(ast.parse(_from_environment(expression, scope.environ).strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+
+
+def _from_environment(text: str, environ: Mapping[str, str]) -> str:
+    """Fill in references to environment variables, or their fallbacks; those without either are kept."""
+    for _ in range(10):
+        filled = _ENVIRONMENT.sub(lambda match: environ.get(match[1], match[0] if match[2] is None else match[2]), text)
+        if filled == text:
+            break
+        text = filled
+    return text
+
+
+def _unquoted(text: str) -> str:
+    """Remove quotes inside `${NAME:-...}`."""
+    return "".join(_tokens(text)) if re.search("['\"]", text) and not re.search(r"\s", text) else text.strip("'\"")
 
 
 def _tokens(script: str) -> list[str]:
@@ -173,8 +353,12 @@ def _double_quoted(script: str, position: int) -> tuple[str, int]:
         if script[position] == "\\" and script[position + 1 : position + 2] in ('"', "\\", "$", "`"):
             position += 1
             out += _LITERAL if script[position] == "$" else script[position]
+        elif script[position] == "$" and script[position + 1 : position + 2] in ("(", "{"):
+            close = _closing(script, position + 1)  # may have quotes of its own
+            out += _QUOTED + script[position + 1 : close + 1]
+            position = close
         else:
-            out += script[position]
+            out += _QUOTED if script[position] == "$" else script[position]
         position += 1
     return out, position + 1
 

@@ -51,6 +51,29 @@ def test_an_unset_variable_for_a_number_is_reported():
     assert "set N in the environment" in entry.note
 
 
+def test_values_computed_from_an_unset_number_take_the_other_trainers_default():
+    config = verl("python -m verl.trainer.main_ppo data.max_prompt_length=$((N * 8)) data.max_response_length=$M")
+    assert config["model"]["max_length"] == 512 + 512
+
+
+def test_a_script_with_computed_lengths_and_fallbacks_with_quotes(tmp_path):
+    script = tmp_path / "train.sh"
+    script.write_text(
+        'response=$((1024 * 8))\nTRAIN=${TRAIN:-"${HOME}/d/train.parquet"}\n'
+        'python3 -m verl.trainer.main_ppo data.max_response_length=$response data.train_files="${TRAIN}"\n'
+    )
+    config = verl(str(script))
+    assert config["sampling"]["max_tokens"] == 8192
+    path = "${oc.env:TRAIN,${oc.env:HOME}/d/train.parquet}"
+    assert config["tasks"]["train"] == {"use": "parquet", "path": path}
+
+
+def test_a_command_inside_quotes_is_read():
+    script = 'C="train_ppo_ray.py --seed 7"\nsrun x bash -c "cd /w && ray job submit -- python3 $C --zero_stage 3"'
+    found = migrate("openrlhf", [script], {}).config
+    assert (found["seed"], found["learner"]["zero_stage"]) == (7, 3)
+
+
 def test_interpolations_of_a_file_are_resolved(tmp_path):
     file = tmp_path / "roll.yaml"
     file.write_text("exp_name: x\nn: 128\nactor_infer:\n  generating_args:\n    max_new_tokens: ${n}\n")
@@ -254,6 +277,12 @@ def test_files_that_are_none(tmp_path):
             migrate("verl", [given], {})
     with pytest.raises(ConfigError, match="did you mean 'verl'"):
         migrate("veerl", ["x"], {})
+
+
+def test_a_placeholder_in_braces_is_a_text():
+    found = migrate("openrlhf", ["--logger.wandb.key", "{wandb_token}"], {})
+    assert [entry.key for entry in found.entries] == ["logger.wandb.key"]
+    assert found.config["trackers"][0]["use"] == "wandb"
 
 
 def test_secrets_are_not_repeated():

@@ -8,7 +8,7 @@ from rlsdk.migration import shell
 
 
 def words(script: str) -> list[tuple[str, ...]]:
-    return [command.words for command in shell.commands(script)]
+    return [command.words for command in shell.commands(script, {"KNOWN": "3"})]
 
 
 @pytest.mark.parametrize(
@@ -31,10 +31,38 @@ def words(script: str) -> list[tuple[str, ...]]:
         ("CUDA_VISIBLE_DEVICES=0 a b=1", [("a", "b=1")]),
         ("a b='it''s' c=\"two words\"", [("a", "b=its", "c=two words")]),
         ("cd x && a b=1", [("cd", "x"), ("a", "b=1")]),
+        ("(cd x; a b=1)", [("cd", "x"), ("a", "b=1")]),
+        ('M=${M:-"$D/m"}\na m=$M', [("a", "m=${oc.env:M,${oc.env:D}/m}")]),
+        ("I=${I:-Q/q}; M=${M:-${HOME}/${I}}; a m=$M", [("a", "m=${oc.env:M,${oc.env:HOME}/${oc.env:I,Q/q}}")]),
+        ('a "m=${M:-"x y"}"', [("a", "m=${oc.env:M,x y}")]),
+        ("a m=${M:-'[1, 2]'}", [("a", "m=${oc.env:M,'[1, 2]'}")]),
+        ("P=$((1024 * 2)); a l=$((P + $P / 3)) m=$(( (P - 1) % 4 ))", [("a", "l=2730", "m=3")]),
+        ("N=${N:-2}; a g=$((N * 8)) h=$((KNOWN*8))", [("a", "g=16", "h=24")]),
+        ("a g=$((UNKNOWN * 8)) h=$((1 / 0))", [("a", "g=$((UNKNOWN * 8))", "h=$((1 / 0))")]),
+        ("a p=$(pwd)/x", [("a", "p=${oc.env:PWD}/x")]),
+        ('M=Q/Qwen; a n="run-$(basename "$M")" d=$(dirname $M)', [("a", "n=run-Qwen", "d=Q")]),
+        ("M=${M:-Q/Qwen}; a n=$(basename ${M,,})", [("a", "n=qwen")]),
+        (
+            "M=a/b/m.tar.gz; a ${M##*/} ${M#*/} ${M%.*} ${M%%.*}",
+            [("a", "m.tar.gz", "b/m.tar.gz", "a/b/m.tar", "a/b/m")],
+        ),
+        ('X="b=1 c=2"; a $X', [("a", "b=1", "c=2")]),
+        ('X="b=1 c=2"; a "$X"', [("a", "b=1 c=2")]),
+        (
+            "case $G in\n  h100) N=8 ;;\nesac\na n=$N",
+            [("case", "${oc.env:G}", "in"), ("h100",), ("esac",), ("a", "n=8")],
+        ),
     ],
 )
 def test_a_script_is_split_as_by_a_shell(script, expected):
     assert words(script) == expected
+
+
+def test_a_value_that_depends_on_a_condition_is_noted():
+    script = "N=1\nif [ $GAE ]; then\n  N=8\nfi\nM=x\nL=n$N\na n=$L m=$M"
+    (*_, command) = shell.commands(script)
+    assert command.words == ("a", "n=n8", "m=x")
+    assert command.notes == ("L depends on a condition in the script; the last value is taken: n8",)
 
 
 def test_substitutions_of_commands_are_not_run(tmp_path):
