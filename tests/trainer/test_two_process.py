@@ -225,6 +225,27 @@ def test_what_the_trainer_waits_for_no_longer_holds_up_nothing_and_the_explorer_
     asyncio.run(asyncio.wait_for(go(), 120))
 
 
+@pytest.mark.stack
+def test_a_call_of_an_explorer_that_ends_fails_with_the_reason(lab: Any) -> None:
+    plan, own, setup = lab
+
+    async def go() -> None:
+        presence = spawn_named(plan, "trainer", TrainerPresence)
+        explorer = spawn_named(plan, "explorer", StuckActor, own, setup)
+        working = asyncio.ensure_future(explorer.run.remote())
+        await explorer.meet.remote(own, presence)
+        taking = asyncio.ensure_future(ask(explorer, "take", 0))
+        await explorer.takes.remote()
+        kill(presence)
+        for call in (taking, ask(explorer, "about")):
+            with pytest.raises(RunError, match=r"the explorer has ended: the trainer, .* is gone"):
+                await call
+        with pytest.raises(RunError, match=r"the trainer, .* is gone: .*[^.]\. Its log"):
+            await working
+
+    asyncio.run(asyncio.wait_for(go(), 120))
+
+
 @pytest.mark.slow
 @pytest.mark.stack
 def test_an_explorer_of_other_settings_is_refused_and_one_that_dies_is_replaced(lab: Any) -> None:

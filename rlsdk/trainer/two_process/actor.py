@@ -139,6 +139,7 @@ class ExplorerActor(RunActor):
         self._trainer: tuple[PeerInfo, Any] | None = None
         self._explorer: Explorer | None = None
         self._failure: BaseException | None = None
+        self._explain: Callable[[BaseException], BaseException] = portable
         self._status = ""
         self._met, self._ready, self._asked, self._over = (asyncio.Event() for _ in range(4))
         self._context = contextvars.copy_context()
@@ -165,11 +166,13 @@ class ExplorerActor(RunActor):
             abandon = partial(log.error, "the explorer did not end when asked to: %s")
             with watching(plan.config.watchdog, abandon) as watchdog:
                 self._context = contextvars.copy_context()
+                self._explain = lambda error: portable(
+                    watchdog.explain(first_error(error), "the trainer keeps the checkpoints")
+                )
                 try:
                     return await self._explore(plan, relay)
                 except BaseException as error:
-                    cause = watchdog.explain(first_error(error), "the trainer keeps the checkpoints")
-                    raise portable(cause) from error
+                    raise self._explain(error) from error
         finally:
             relay.enqueue(None)
 
@@ -274,7 +277,7 @@ class ExplorerActor(RunActor):
         """
         await self._ready.wait()
         self._asked.set()
-        if self._explorer is None:
+        if self._failure is not None or self._explorer is None:
             raise self._failure or RunError("the explorer did not start")
         explorer = self._explorer
         if self._running is not None:
@@ -292,6 +295,10 @@ class ExplorerActor(RunActor):
         self._running = asyncio.get_running_loop().create_task(answer(), context=self._context)
         try:
             value = await self._running
+        except asyncio.CancelledError as error:
+            if self._failure is None:  # another call has come
+                raise
+            raise self._failure from error
         except Exception as error:  # the trainer gets it
             wrong = first_error(error)
             log.error("the explorer failed: %s: %s", type(wrong).__name__, wrong, exc_info=error)
@@ -314,7 +321,7 @@ class ExplorerActor(RunActor):
             try:
                 self._explorer = await self._start(plan, stack, observers)
             except Exception as error:
-                self._failure = portable(first_error(error))
+                self._failure = self._explain(error)
                 self._ready.set()
                 await self._until_asked(plan.config.placement.partner_timeout)
                 raise
@@ -373,12 +380,16 @@ class ExplorerActor(RunActor):
             with main_loop(self.interrupt):
                 await asyncio.wait({gone, over}, return_when=asyncio.FIRST_COMPLETED)
             if not self._status:
+                why = gone.result().rstrip(".")
                 raise RunError(
-                    f"the trainer, {trainer.where}, is gone: {gone.result()}. Its log is logs/driver.log in the run's "
-                    "folder; start both programs again, the trainer with --resume"
+                    f"the trainer, {trainer.where}, is gone: {why}. Its log is logs/driver.log in the run's folder; "
+                    "start both programs again, the trainer with --resume"
                 )
             status = self._status
             await explorer.close()
+        except BaseException as error:
+            self._failure = RunError(f"the explorer has ended: {self._explain(error)}")  # for a call of the trainer
+            raise
         finally:
             await _cancelled(gone, over, *filter(None, [self._running]))
             observers.tell("rlsdk_run_end", status=status, summary={})
