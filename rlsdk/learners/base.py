@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
 import numpy as np
@@ -43,6 +43,9 @@ class TransformersLearner(LearnerOptions):
     override other methods. Its options are those of `LearnerOptions`.
     """
 
+    reshards: ClassVar[bool] = False
+    """True if another number of ranks may load a checkpoint, because `TrainedModule.read` reshards it."""
+
     _place: ActorSpec = attrs.field(init=False)
     _ranks: Ranks = attrs.field(init=False)
     _temperature: float = attrs.field(init=False)
@@ -75,11 +78,6 @@ class TransformersLearner(LearnerOptions):
     @abstractmethod
     def facts(self) -> Mapping[str, Any]:
         """Options that must be equal when a checkpoint is loaded, as plain JSON."""
-
-    @property
-    def reshards(self) -> bool:
-        """True if another number of ranks may load a checkpoint, because `TrainedModule.read` reshards it."""
-        return False
 
     def loading(self, model: Model) -> AbstractContextManager[None]:
         """Return a context for loading models; override it if no rank may hold a whole model."""

@@ -61,6 +61,15 @@ def check_manifest(folder: Path, rank: int, world: int, facts: Mapping[str, Any]
     return _misplaced(folder, shares) or find_changed(folder, mine)
 
 
+def ranks_of(folder: Path) -> int | None:
+    """Return the number of ranks that wrote a checkpoint; None if its learner writes no manifest.
+
+    Raises:
+        DamagedCheckpointError: The manifest cannot be read.
+    """
+    return _read(folder, 0)["world"] if (folder / f"{_PREFIX}0.json").exists() else None
+
+
 def find_damage(folder: Path, seen: Seen | None = None) -> str:
     """Compare all files of a folder with the manifests of all ranks, in one process.
 

@@ -12,12 +12,14 @@ from typing import Any
 import attrs
 import yaml
 
-from rlsdk.checkpoints.checkpoint import Checkpoints
+from rlsdk.checkpoints.checkpoint import LEARNER, Checkpoints
 from rlsdk.config import Plan, Source, check, read
 from rlsdk.config.kept import CODE, KeptConfig, kept_config
 from rlsdk.config.tree import normalise
 from rlsdk.errors import ConfigError, PluginError
-from rlsdk.plugins import CORE
+from rlsdk.learners.shards import ranks_of
+from rlsdk.plugins import CORE, short_name
+from rlsdk.plurals import counted
 from rlsdk.runlog.folder import is_foreign, mark, remove_run, replace_text
 from rlsdk.runlog.metrics import METRICS, garbled_lines
 from rlsdk.runlog.report import SUMMARY
@@ -117,6 +119,7 @@ def prepare_folder(
         ]
     step, newer = _chosen(checkpoints, resume) if resumes else (None, {})
     if step is not None:
+        _require_ranks(plan, step, checkpoints.path(step) / LEARNER)
         notices += _same_code(plan, checkpoints.read(step)["plugins"], allow_changes=allow_changes)
         if not used:
             notices.append(f"the run's folder has no {KEPT}: the settings are not compared with the previous ones")
@@ -133,6 +136,25 @@ def prepare_folder(
     (folder / "logs").mkdir(exist_ok=True)
     notices += _keep_config(plan, changed=bool(found), new=not used, step=step or 0)
     return Prepared(step, tuple(notices))
+
+
+def _require_ranks(plan: Plan, step: int, folder: Path) -> None:
+    """Raise before anything is changed if a learner cannot load what another number of ranks wrote."""
+    config, faults = plan.config, []
+    learners = [("placement.learners", config.placement.learners, plan.learner, folder)]
+    if "critic" in plan.apart:
+        learners.append(("critic.ranks", config.critic.ranks, plan.apart["critic"], folder / "apart"))
+    for setting, ranks, learner, written in learners:
+        before = ranks_of(written)
+        reshards = getattr(plan.plugins.component(learner).obj, "reshards", True)  # unknown of another base class
+        if before not in (None, ranks) and not reshards:
+            faults.append(
+                f"{setting}: the checkpoint of step {step} was written by {counted(before, 'rank')}; the learner "
+                f"{short_name(learner.name)} loads it only with as many, got {ranks}; set {setting}={before}, or start "
+                "another run with name=…"
+            )
+    if faults:
+        raise ConfigError(faults)
 
 
 def _keep_config(plan: Plan, *, changed: bool, new: bool, step: int) -> list[str]:

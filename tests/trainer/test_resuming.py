@@ -14,6 +14,7 @@ import yaml
 from rlsdk.checkpoints.checkpoint import SECTIONS, Checkpoints
 from rlsdk.config import Plan, check
 from rlsdk.errors import CheckpointError, ConfigError, PluginError, RlsdkError
+from rlsdk.learners.shards import write_manifest
 from rlsdk.runlog.store import DATABASE, Address, RolloutStore
 from rlsdk.trainer.changes import HARMLESS, settings_of
 from rlsdk.trainer.resuming import Prepared, check_resumed, prepare_folder
@@ -420,3 +421,24 @@ def test_a_database_that_cannot_be_read_is_set_aside(run: Run) -> None:
     with RolloutStore(Address.make(folder, None, None)).transaction():
         pass
     assert run.resume() == Prepared(4)
+
+
+def test_a_number_of_ranks_that_the_learner_cannot_load_is_refused_before_the_folder_changes(run: Run) -> None:
+    """The learner would refuse it only after the run's configuration was replaced."""
+
+    def write(folder: Path) -> None:
+        (folder / "learner").mkdir()
+        for rank in range(2):
+            write_manifest(folder / "learner", rank, 2, {})
+
+    run.prepare(run.plan("placement.learners=2"))
+    state = {**{key: {} for key in SECTIONS}, "plugins": run.plan().code}
+    Checkpoints(run.plan().folder, 2).save(4, state, write)
+    before = run.text()
+    with pytest.raises(ConfigError, match=r"placement.learners: the checkpoint of step 4 was written by 2 ranks; .*=2"):
+        run.resume()
+    assert run.kept() == ["config.yaml"] and run.text() == before
+    assert run.resume("placement.learners=2") == Prepared(4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlsdk.learners.base.TransformersLearner.reshards", True)
+        assert run.resume().step == 4

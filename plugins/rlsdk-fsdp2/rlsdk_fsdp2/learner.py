@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
 
@@ -35,6 +35,8 @@ class FSDP2Learner(TransformersLearner):
             long for one rank; each processes `micro_batch_tokens` of a micro-batch. With `tensor_parallel`, each of
             them is a group of that many ranks. Must divide the numbers of ranks and of the model's heads.
     """
+
+    reshards: ClassVar[bool] = True  # checkpoints have whole tensors, however ranks shard models
 
     reshard_after_forward: bool = True
     offload: Literal["none", "all"] = "none"
@@ -132,11 +134,6 @@ class FSDP2Learner(TransformersLearner):
     def facts(self) -> Mapping[str, Any]:
         """Options that must be equal when a checkpoint is loaded."""
         return {"learner": "fsdp2"}
-
-    @property
-    def reshards(self) -> bool:
-        """Return whether checkpoints can be loaded by any number of ranks, however they shard models."""
-        return True
 
     def model_faults(self, model: Any) -> Sequence[str]:
         """Explain why a model, possibly without weights, cannot be trained with these options."""
