@@ -25,6 +25,7 @@ _ORDER = (
 )
 """Order of sections in the written file; others follow."""
 _SECRET = re.compile(r"(api_?key|token|password|secret|\bkey)$", re.IGNORECASE)
+_ONLY_VLLM = frozenset({"gpu_memory_utilization", "tensor_parallel_size", "enforce_eager", "args"})
 _OTHER_UNITS = ("tokenizer", "token_len", "tokens", "num_token")
 
 
@@ -114,7 +115,8 @@ def convert(table: Framework, source: ForeignConfig) -> Migration:
     notes = (*finished.pop(NOTES, ()), *_one_ratio_per_rollout(config))
     for path, value in finished.items():
         put(config, path, value)
-    reports = {key: _used(entry, rows[key], config) for key, entry in reports.items()}
+    dropped = _without_options_of_vllm(config)
+    reports = {key: _used(_left(entry, dropped), rows[key], config) for key, entry in reports.items()}
     return Migration(
         table,
         _ordered(config),
@@ -132,6 +134,27 @@ def _one_ratio_per_rollout(config: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     config["algorithm"]["aggregate"] = "seq-mean-token-mean"
     return (f"algorithm.aggregate: {loss} is defined for seq-mean-token-mean, instead of {aggregate}",)
+
+
+def _without_options_of_vllm(config: dict[str, Any]) -> frozenset[str]:
+    """Remove the options that another engine lacks; return their paths."""
+    engine = config.get("engine")
+    if not isinstance(engine, dict) or engine.get("use", "vllm") == "vllm":
+        return frozenset()
+    found = [name for name in engine if name in _ONLY_VLLM]
+    for name in found:
+        del engine[name]
+    return frozenset(f"engine.{name}" for name in found)
+
+
+def _left(entry: KeyReport, dropped: frozenset[str]) -> KeyReport:
+    """Report a key whose settings were dropped."""
+    left = tuple(setting for setting in entry.to if ".".join(setting.partition("=")[0].split(".")[:2]) not in dropped)
+    if left == entry.to:
+        return entry
+    if left:
+        return attrs.evolve(entry, to=left)
+    return attrs.evolve(entry, to=(), status="ignored", note="the engine transformers has no such option")
 
 
 def _ordered(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,8 +189,9 @@ def _entry(
         near = nearest(key, [each.key for each in table.rows if "*" not in each.key])
         hint = f"; did you mean {near}?" if near else ""
         return KeyReport(key, shown, "missing", (), f"unknown key of {table.title}: look it up{hint}")
-    if value is None:
+    if value is None and key not in table.defaults:
         return KeyReport(key, value, "ignored", (), "null: not set")
+    value = table.defaults[key] if value is None else value
     try:
         outcome = row.settings(value, values)
     except UnfitError as error:

@@ -62,6 +62,8 @@ KNOWN_TASKS = (
     ("math", re.compile(r"gsm8k|math|aime|amc|olympiad|polaris", re.IGNORECASE)),
 )
 """Reward, and pattern of the names of data sets that it fits."""
+KEEP_ALL = 1000
+"""Checkpoints to keep where the other trainer keeps all."""
 LEARNER_NOTE = "rlsdk's learner is DeepSpeed ZeRO"
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from rlsdk.migration.parts import (
     DTYPE,
+    KEEP_ALL,
     KL,
     LEARNER_NOTE,
     SCHEDULE,
@@ -64,19 +66,33 @@ ESTIMATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "tir_optimal_token_baseline": ("grpo", {"use": "optimal_token_baseline"}),
 }
 """Estimator -> the algorithm whose other parts are replaced, and the advantage."""
+MANAGERS = ("naive", "batch", "prime", "dapo")
 LOSSES = ("vanilla", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "cispo")
 
 
 def _steps(given: Given) -> int | None:
     """Trainer steps of the whole run, where they are given."""
     steps = given.whole("trainer.total_training_steps", 0)
+    if _asynchronous(given):
+        steps = given.whole("rollout.total_rollout_steps", 0) // _batch(given)
     return steps if steps > 0 else None
+
+
+def _asynchronous(given: Given) -> bool:
+    """True for the fully asynchronous trainer, which trains on a number of mini-batches at a time."""
+    return "async_training" in given.tree or "rollout.total_rollout_steps" in given.flat
+
+
+def _batch(given: Given) -> int:
+    """Tasks in a trainer step."""
+    if _asynchronous(given):
+        return given.whole(f"{ACTOR}.ppo_mini_batch_size") * given.whole("async_training.require_batches")
+    return given.whole("data.train_batch_size")
 
 
 def _updates(given: Given) -> int:
     """Optimiser steps in a trainer step."""
-    batch = given.whole("data.train_batch_size")
-    return minibatches(batch, given.whole(f"{ACTOR}.ppo_mini_batch_size")) * given.whole(f"{ACTOR}.ppo_epochs")
+    return minibatches(_batch(given), given.whole(f"{ACTOR}.ppo_mini_batch_size")) * given.whole(f"{ACTOR}.ppo_epochs")
 
 
 def _gpus(given: Given) -> int:
@@ -101,8 +117,18 @@ def _estimator(name: str, given: Given) -> dict[str, Any]:
         "algorithm.advantage": {**advantage, **options},
         "algorithm.critic": name == "gae",
         "algorithm.value_clip": given.read("critic.cliprange_value", number, 0.5) if name == "gae" else None,
-        "algorithm.shaping": _kl_in_reward(given),
+        "algorithm.shaping": [*_overlong(given), *_kl_in_reward(given)],
     }
+
+
+def _overlong(given: Given) -> list[dict[str, Any]]:
+    """DAPO's penalty of long answers, whose options have had two places."""
+    for where in OVERLONG:
+        if given.read(f"{where}.enable", flag, False):
+            limit = given.whole("reward_model.reward_kwargs.max_resp_len", 0) or given.whole("data.max_response_length")
+            penalty = given.read(f"{where}.penalty_factor", number, 1.0)
+            return [{"use": "overlong", "max_length": limit, "buffer": given.whole(f"{where}.len"), "penalty": penalty}]
+    return []
 
 
 def _kl_in_reward(given: Given) -> list[dict[str, Any]]:
@@ -156,6 +182,11 @@ def _loss(name: str, given: Given) -> KeyOutcome:
     return KeyOutcome({"algorithm.policy_loss": options[name]}, "changed" if note else "mapped", note)
 
 
+def _aggregation(name: str, given: Given) -> KeyOutcome:
+    note = "veRL adds up the sequences of a micro-batch; rlsdk takes their mean" if name == SUM_NORM else ""
+    return KeyOutcome({"algorithm.aggregate": name}, "changed" if note else "mapped", note)
+
+
 def _kl_loss(wanted: bool, given: Given) -> dict[str, Any]:
     if not wanted:
         return {"algorithm.kl_coef": 0.0}
@@ -165,10 +196,35 @@ def _kl_loss(wanted: bool, given: Given) -> dict[str, Any]:
     }
 
 
-def _correction(level: Any, given: Given) -> dict[str, Any]:
+def _correction(level: Any, given: Given) -> KeyOutcome:
+    if given.read(f"{CORRECTION}.bypass_mode", flag, False):
+        return KeyOutcome({}, "ignored", "with bypass_mode, the ratio of the loss is that to the engine's policy")
     known = Choice({"token": "token", "sequence": "sequence"}, "rollout_is")(level)
-    cap = given.read("algorithm.rollout_correction.rollout_is_threshold", number, 2.0)
-    return {"algorithm.correction": {"use": "tis", "cap": cap, "level": known}}
+    cap = given.read(f"{CORRECTION}.rollout_is_threshold", number, 2.0)
+    return KeyOutcome({"algorithm.correction": {"use": "tis", "cap": cap, "level": known}}, "mapped", "")
+
+
+def _bypass(wanted: bool, given: Given) -> KeyOutcome:
+    """The engine's logprobs in place of old ones; veRL then replaces the loss by PPO's or REINFORCE's."""
+    if not wanted:
+        return KeyOutcome({}, "ignored", "off")
+    values: dict[str, Any] = {"old_logprobs": "rollout"}
+    level = str(given.get(f"{CORRECTION}.rollout_is"))
+    if str(given.get(f"{CORRECTION}.loss_type")) != "reinforce":
+        return KeyOutcome({**values, **_loss("vanilla", given).values}, "changed", "veRL takes PPO's loss with it")
+    if level == "token":
+        cap = given.read(f"{CORRECTION}.rollout_is_threshold", number, 2.0)
+        return KeyOutcome({**values, "algorithm.policy_loss": {"use": "tis", "cap": cap}}, "mapped", "")
+    values["algorithm.policy_loss"] = {"use": "reinforce"}
+    if level == "sequence":
+        return KeyOutcome(values, "missing", "no loss weighs REINFORCE by whole answers: rollout_is: token, or topr")
+    return KeyOutcome(values, "mapped", "")
+
+
+def _sampled_first(value: bool, given: Given) -> KeyOutcome:
+    if not value or given.read("async_training.compute_prox_log_prob", flag, False):
+        return KeyOutcome({}, "ignored", "old logprobs are computed by the learner, the default")
+    return KeyOutcome({"old_logprobs": "rollout"}, "mapped", "")
 
 
 def _logger(value: Any, given: Given) -> KeyOutcome:
@@ -201,9 +257,24 @@ def _critic_lr(value: Any, given: Given) -> KeyOutcome:
 
 
 def _critic_model(value: Any, given: Given) -> KeyOutcome:
-    if value == given.get(f"{MODEL}.path") or str(given.get("algorithm.adv_estimator")) != "gae":
+    if str(given.get("algorithm.adv_estimator")) != "gae":
+        return KeyOutcome({}, "ignored", "the algorithm has no critic")
+    if value == given.get(f"{MODEL}.path"):
         return KeyOutcome({}, "mapped", "the critic starts from model.path")
-    return KeyOutcome({}, "missing", "rlsdk's critic always starts from model.path")
+    return KeyOutcome({"model.critic": text(value)}, "mapped", "")
+
+
+def _as_actor(name: str, of_actor: str, sample: Any) -> KeyRule:
+    """Return the rule of a setting that rlsdk's critic shares with the actor."""
+
+    def give(value: Any, given: Given) -> KeyOutcome:
+        if str(given.get("algorithm.adv_estimator")) != "gae":
+            return KeyOutcome({}, "ignored", "the algorithm has no critic")
+        if str(value) == str(given.get(of_actor, value)):
+            return KeyOutcome({}, "ignored", _CRITIC_NOTE)
+        return KeyOutcome({}, "missing", f"cannot differ: {_CRITIC_NOTE}, {of_actor}")
+
+    return KeyRule(f"critic.{name}", "ignored", (), _CRITIC_NOTE, sample, give=give)
 
 
 def _out(value: Any, given: Given) -> KeyOutcome:
@@ -216,15 +287,39 @@ def _out(value: Any, given: Given) -> KeyOutcome:
 
 def _rounds(value: Any, given: Given) -> KeyOutcome:
     if _steps(given) is not None:
-        return KeyOutcome({}, "ignored", "total_training_steps takes precedence")
+        of = "rollout.total_rollout_steps" if _asynchronous(given) else "total_training_steps"
+        return KeyOutcome({}, "ignored", f"{of} takes precedence")
     return KeyOutcome({"epochs": number(value)}, "mapped", "")
 
 
 def _mini(value: Any, given: Given) -> KeyOutcome:
-    made = minibatches(given.whole("data.train_batch_size"), count(value))
-    return KeyOutcome(
-        {"minibatches": made}, "changed", "rlsdk counts optimiser steps per batch, veRL the tasks in each"
-    )
+    values = {"minibatches": minibatches(_batch(given), count(value))}
+    values |= {"batch_size": _batch(given)} if _asynchronous(given) else {}
+    return KeyOutcome(values, "changed", "rlsdk counts optimiser steps per batch, veRL the tasks in each")
+
+
+def _train_batch(value: Any, given: Given) -> KeyOutcome:
+    if _asynchronous(given):
+        return KeyOutcome({}, "ignored", "the trainer takes require_batches × ppo_mini_batch_size tasks")
+    return KeyOutcome({"batch_size": count(value)}, "mapped", "")
+
+
+def _total(value: int, given: Given) -> KeyOutcome:
+    if _asynchronous(given):
+        return KeyOutcome({}, "ignored", "rollout.total_rollout_steps sets the length")
+    return KeyOutcome({"steps": count(value)}, "mapped", "")
+
+
+def _tested(value: Any, given: Given) -> KeyOutcome:
+    """Steps between evaluations; the fully asynchronous trainer counts weight syncs."""
+    every = interval(value) * given.whole("async_training.trigger_parameter_sync_step", 4)
+    return KeyOutcome({"eval.every": every}, "changed", "in steps; veRL counts weight syncs")
+
+
+def _keep(value: int, given: Given) -> dict[str, Any]:
+    if given.read("trainer.save_freq", interval, 0) == 0:
+        return {}
+    return {"checkpoint.keep": value if value > 0 else KEEP_ALL}
 
 
 def _engine(name: Any, given: Given) -> KeyOutcome:
@@ -308,13 +403,26 @@ def _finish(given: Given) -> dict[str, Any]:
         }
         name = given.read("custom_reward_function.name", text, "compute_score")
         found["reward"] = function(path, name, "auto", arguments)
+    elif given.read("reward_model.enable", flag, False) and given.get("reward_model.model.path") is not None:
+        found["reward"] = {"use": "reward_model", "path": str(given.get("reward_model.model.path"))}
     else:
         hints = [given.get(key) for key in ("data.train_files", "trainer.project_name", "trainer.experiment_name")]
         found |= likely_reward(*hints)
-    found |= layout(_gpus(given), given.whole(f"{ROLLOUT}.tensor_model_parallel_size"))
+    per_engine = (
+        1 if str(given.get(f"{ROLLOUT}.name")) == "hf" else given.whole(f"{ROLLOUT}.tensor_model_parallel_size")
+    )
+    found |= layout(_gpus(given), per_engine)
+    if "rollout" in given.tree:  # engines on GPUs of their own
+        apart = layout(given.whole("rollout.nnodes") * given.whole("rollout.n_gpus_per_node", 8), per_engine)
+        found |= {**apart, "placement.learners": _gpus(given), "placement.colocate": False}
+        if not _asynchronous(given):
+            found["rollout.max_staleness"] = 1  # one step off
     return {key: value for key, value in found.items() if value is not None}
 
 
+CORRECTION = "algorithm.rollout_correction"
+OVERLONG = ("reward_model.overlong_buffer", "reward_model.reward_kwargs.overlong_buffer_cfg")
+SUM_NORM = "seq-mean-token-sum-norm"
 _GPU_NOTE = "engines and ranks share the GPUs: placement.engines × gpus_per_engine, placement.learners"
 _LOGPROB_NOTE = "forward passes use learner.micro_batch_tokens, too"
 _CRITIC_NOTE = "the critic uses the actor's setting"
@@ -325,7 +433,7 @@ ROWS = (
     # Data
     part("data.train_files", "tasks.train", texts, "data/train.parquet", "becomes a task source"),
     part("data.val_files", "tasks.eval", texts, "data/test.parquet", "becomes a task source"),
-    same("data.train_batch_size", "batch_size", count, 64),
+    same("data.train_batch_size", "batch_size", whole, 64, _train_batch),
     ignored("data.val_batch_size", "an evaluation runs all tasks, as many at once as the engines take", 1312),
     same("data.max_prompt_length", "max_prompt_tokens", count, 256),
     changed("data.max_response_length", "sampling.max_tokens model.max_length", count, 1024,
@@ -339,7 +447,8 @@ ROWS = (
     changed("data.seed", "seed", whole, 1, "rlsdk has one seed for everything"),
     same("data.trust_remote_code", "model.trust_remote_code", flag, False),
     same("data.tokenizer", "model.tokenizer", text, "org/tokenizer"),
-    missing("data.train_max_samples", "use part of the data: split train[:1000] of the source hub", -1),
+    unless("data.train_max_samples", (-1,), "use part of the data: split train[:1000] of the source hub", 1000),
+    ignored("data.gen_batch_size", "rollout.dynamic_sampling samples as many tasks as a batch lacks", 64),
     changed("data.val_max_samples", "eval.limit", whole, 500, "tasks per source",
             lambda v, given: {"eval.limit": v} if v > 0 else {}),
     ignored("data.return_raw_input_ids", "tasks keep their messages"),
@@ -367,6 +476,10 @@ ROWS = (
     same(f"{MODEL}.lora_rank", "learner.lora.rank", whole, 16,
          lambda v, given: {"learner.lora": {"rank": v, "alpha": given.read(f"{MODEL}.lora_alpha", number, 16.0)}} if v else {}),
     part(f"{MODEL}.lora_alpha", "learner.lora.alpha", number, 32),
+    same(f"{MODEL}.lora.rank", "learner.lora.rank", whole, 16,
+         lambda v, given: {"learner.lora": {"rank": v, "alpha": given.read(f"{MODEL}.lora.alpha", number, 32.0)}} if v else {}),
+    part(f"{MODEL}.lora.alpha", "learner.lora.alpha", number, 32),
+    missing(f"{MODEL}.lora.**", "learner.lora has rank, alpha, targets and sync", "x"),
     same(f"{MODEL}.target_modules", "learner.lora.targets", texts, "all-linear",
          lambda v, given: {"learner.lora.targets": v if v != ["all-linear"] else "all-linear"}
          if given.whole(f"{MODEL}.lora_rank", 0) else {}),
@@ -398,7 +511,11 @@ ROWS = (
     ignored(f"{ACTOR}.optim.total_training_steps", "taken from steps or epochs", -1),
     unless(f"{ACTOR}.optim.optimizer", ("AdamW",), "the learner's optimiser is AdamW", "Muon"),
     ignored(f"{ACTOR}.optim.optimizer_impl", "DeepSpeed's or torch's AdamW, depending on the device", "torch.optim"),
-    missing(f"{ACTOR}.optim.override_optimizer_config", "the learner's optimiser is AdamW", {}),
+    missing(f"{ACTOR}.optim.override_optimizer_config", "the learner's optimiser is AdamW", "x"),
+    missing(f"{ACTOR}.optim.override_optimizer_config.**", "the learner's optimiser is AdamW; see learner.offload", "x"),
+    same(f"{ACTOR}.optim.lr_decay_style", "learner.schedule", SCHEDULE, "cosine"),
+    missing(f"{ACTOR}.optim.lr_decay_steps", "the schedule ends with the run", 100),
+    missing(f"{ACTOR}.optim.**", "see the options of the learner: rlsdk plugins learner", 1),
     same(f"{ACTOR}.grad_clip", "learner.grad_clip", number, 1.0),
     changed(f"{ACTOR}.ppo_mini_batch_size", "minibatches", count, 32, "optimiser steps per batch", _mini),
     _rank_arithmetic(f"{ACTOR}.ppo_micro_batch_size", whole_cluster=True),
@@ -422,8 +539,8 @@ ROWS = (
     part(f"{ACTOR}.policy_loss.kl_cov_ratio", "algorithm.policy_loss.ratio", number, 0.0002),
     part(f"{ACTOR}.policy_loss.ppo_kl_coef", "algorithm.policy_loss.kl_coef", number, 0.1),
     same(f"{ACTOR}.loss_agg_mode", "algorithm.aggregate", choice((
-        "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"), "the aggregation"),
-        "token-mean"),
+        "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", SUM_NORM), "the aggregation"), "token-mean",
+        _aggregation),
     same(f"{ACTOR}.loss_scale_factor", "algorithm.norm", number, 1024),
     same(f"{ACTOR}.entropy_coeff", "algorithm.entropy_coef", number, 0.001),
     same(f"{ACTOR}.use_kl_loss", "algorithm.kl_coef algorithm.kl", flag, True, _kl_loss),
@@ -527,9 +644,14 @@ ROWS = (
     ignored("actor_rollout_ref.nccl_timeout", "the watchdog ends a run with silent processes", 600),
     # Critic
     same("critic.optim.lr", "learner.critic_lr", number, 1e-5, _critic_lr),
+    *(_as_actor(f"optim.{name}", f"{ACTOR}.optim.{name}", sample) for name, sample in (
+        ("weight_decay", 0.01), ("betas", [0.9, 0.999]), ("clip_grad", 1.0), ("lr_warmup_steps", 10),
+        ("lr_warmup_steps_ratio", 0.1), ("warmup_style", "constant"), ("lr_scheduler_type", "constant"),
+        ("min_lr_ratio", 0.1))),
+    *(_as_actor(name, f"{ACTOR}.{name}", sample) for name, sample in (
+        ("ppo_epochs", 1), ("ppo_mini_batch_size", 64), ("grad_clip", 1.0), ("loss_agg_mode", "token-mean"))),
     ignored("critic.optim.**", _CRITIC_NOTE, 0.01),
-    changed("critic.model.path", "model.path", text, "Qwen/Qwen2.5-0.5B", "the critic starts from model.path",
-            _critic_model),
+    same("critic.model.path", "model.critic", text, "Qwen/Qwen2.5-0.5B", _critic_model),
     ignored("critic.model.enable_gradient_checkpointing", _CRITIC_NOTE),
     ignored("critic.model.**", _CRITIC_NOTE),
     part("critic.cliprange_value", "algorithm.value_clip", number, 0.5),
@@ -540,14 +662,18 @@ ROWS = (
     part("custom_reward_function.name", "reward", text, "compute_score", "the function is called unchanged"),
     part("custom_reward_function.reward_kwargs.**", "reward.arguments", lambda v: v, 1, "passed to the function"),
     part("reward.custom_reward_function.reward_kwargs.**", "reward.arguments", lambda v: v, 1, "passed to the function"),
-    unless("reward_model.enable", (False,), "reward: {use: reward_model, path: ...}, or judge for a served model", True),
-    missing("reward_model.model.path", "reward: {use: reward_model, path: ...}", "org/reward-model"),
+    part("reward_model.enable", "reward", flag, True, "the model's score is the only reward; for a served model: judge"),
+    part("reward_model.model.path", "reward", text, "org/reward-model", "a transformers sequence classifier"),
     changed("reward_model.reward_manager", "reward", text, "naive", "rewards are combined by weight, gate and factor",
-            lambda v, given: KeyOutcome({}, "ignored" if v in ("naive", "batch", "prime") else "missing",
-                                     "rewards run in processes that can be killed" if v in ("naive", "batch", "prime")
-                                     else "dapo's length penalty is algorithm.shaping: overlong")),
-    missing("reward_model.reward_kwargs.overlong_buffer_cfg.**", "algorithm.shaping: [{use: overlong, buffer: ...}]", 1),
-    missing("reward_model.overlong_buffer.**", "algorithm.shaping: [{use: overlong, buffer: ...}]", 1),
+            lambda v, given: KeyOutcome({}, "ignored" if v in MANAGERS else "missing",
+                                     "rewards run in processes that can be killed" if v in MANAGERS
+                                     else "write a reward (howto/reward.md)")),
+    *(row for where in OVERLONG for row in (
+        part(f"{where}.enable", "algorithm.shaping", flag, True, "the shaping overlong"),
+        part(f"{where}.len", "algorithm.shaping", count, 512),
+        part(f"{where}.penalty_factor", "algorithm.shaping", number, 1.0),
+        ignored(f"{where}.**", "metrics.jsonl has the rewards before and after shaping", False))),
+    part("reward_model.reward_kwargs.max_resp_len", "algorithm.shaping", count, 1024),
     missing("reward_model.sandbox_fusion.**", "reward: code_tests runs the model's code in a sandbox", "x"),
     ignored("reward_model.**", "the trainer holds no reward model", 1),
     ignored("reward.num_workers", "scoring.workers sets the number of scoring processes, by default one per core", 8),
@@ -565,14 +691,21 @@ ROWS = (
     part("algorithm.kl_ctrl.horizon", "algorithm.shaping", count, 10000),
     part("algorithm.kl_ctrl.target_kl", "algorithm.shaping", number, 0.1),
     part("algorithm.kl_penalty", "algorithm.shaping", KL, "kl"),
-    same("algorithm.rollout_correction.rollout_is", "algorithm.correction", text, "token", _correction),
-    part("algorithm.rollout_correction.rollout_is_threshold", "algorithm.correction.cap", number, 2.0),
+    same(f"{CORRECTION}.rollout_is", "algorithm.correction", text, "token", _correction),
+    part(f"{CORRECTION}.rollout_is_threshold", "algorithm.correction.cap algorithm.policy_loss.cap", number, 2.0),
     missing("algorithm.rollout_correction.rollout_rs", "algorithm.correction: token_mask, sequence_mask or geometric", "token_k1"),
     missing("algorithm.rollout_correction.rollout_rs_threshold", "low and high of the correction", "0.5_2.0"),
-    changed("algorithm.rollout_correction.bypass_mode", "old_logprobs", flag, True, "no forward pass for old logprobs",
-            switched({"old_logprobs": "rollout"}, "the engine's logprobs replace the old ones")),
+    changed(f"{CORRECTION}.bypass_mode", "old_logprobs algorithm.policy_loss", flag, True,
+            "the engine's logprobs replace the old ones", _bypass),
+    part(f"{CORRECTION}.loss_type", "algorithm.policy_loss", text, "ppo_clip"),
+    unless(f"{CORRECTION}.rollout_is_batch_normalize", (False,), "weights are not normalised; see correction: tis", True),
     missing("algorithm.rollout_correction.**", "see rlsdk plugins correction", 1),
-    missing("algorithm.filter_groups.enable", "algorithm.filters: [nonzero_variance] with rollout.dynamic_sampling: true", True),
+    changed("algorithm.filter_groups.enable", "algorithm.filters rollout.dynamic_sampling", flag, True,
+            "groups of equal rewards are replaced",
+            switched({"algorithm.filters": ["nonzero_variance"], "rollout.dynamic_sampling": True},
+                     "groups of equal rewards are replaced")),
+    part("algorithm.filter_groups.metric", "algorithm.filters", text, "acc", "the filter compares rewards"),
+    ignored("algorithm.filter_groups.max_num_gen_batches", "sampling goes on until the batch is full; see max_empty_steps", 10),
     missing("algorithm.filter_groups.**", "algorithm.filters, see rlsdk plugins filter", 1),
     unless("algorithm.use_pf_ppo", (False,), "there is no such reweighting; write a buffer", True),
     ignored("algorithm.pf_ppo.**", "use_pf_ppo", 1),
@@ -581,7 +714,7 @@ ROWS = (
     part("trainer.project_name", "trackers", text, "TinyZero", "project of the tracker wandb"),
     same("trainer.logger", "trackers", texts, ["console", "wandb"], _logger),
     same("trainer.total_epochs", "epochs", number, 15, _rounds),
-    same("trainer.total_training_steps", "steps", count, 100),
+    same("trainer.total_training_steps", "steps", count, 100, _total),
     same("trainer.save_freq", "checkpoint.every", interval, 100),
     same("trainer.test_freq", "eval.every", interval, 100),
     same("trainer.val_before_train", "eval.before", flag, False),
@@ -590,7 +723,7 @@ ROWS = (
     part("trainer.nnodes", "placement.learners placement.engines", count, 1, _GPU_NOTE),
     changed("trainer.default_local_dir", "out", text, "checkpoints", "a run's folder is out/name", _out),
     missing("trainer.default_hdfs_dir", "out may be an fsspec URL, such as s3://bucket/runs", "hdfs://x"),
-    same("trainer.max_actor_ckpt_to_keep", "checkpoint.keep", count, 2),
+    same("trainer.max_actor_ckpt_to_keep", "checkpoint.keep", whole, 2, _keep),
     ignored("trainer.max_critic_ckpt_to_keep", "checkpoint.keep: a checkpoint holds actor and critic", 2),
     changed("trainer.resume_mode", "", text, "auto", "rlsdk train --resume",
             lambda v, given: KeyOutcome({}, "ignored", "rlsdk resumes only on request: rlsdk train CONFIG --resume")),
@@ -606,6 +739,22 @@ ROWS = (
             KeyOutcome({}, "missing", "rlsdk runs on CUDA and on CPUs")),
     ignored("trainer.balance_batch", "ranks always get equal numbers of tokens"),
     ignored("trainer.**", "not needed in rlsdk", 1),
+    # The asynchronous trainers
+    part("rollout.nnodes", "placement.engines", count, 1, "engines have GPUs of their own"),
+    part("rollout.n_gpus_per_node", "placement.engines", count, 4, "engines have GPUs of their own"),
+    changed("rollout.total_rollout_steps", "steps", count, 1000, "veRL counts tasks",
+            lambda v, given: KeyOutcome({"steps": max(1, v // _batch(given))}, "changed", "veRL counts tasks")),
+    changed("rollout.test_freq", "eval.every", whole, 1, "in steps; veRL counts weight syncs", _tested),
+    ignored("rollout.total_epochs", "trainer.total_epochs or rollout.total_rollout_steps", 10),
+    ignored("rollout.n", "actor_rollout_ref.rollout.n", 4),
+    changed("async_training.staleness_threshold", "rollout.max_staleness", number, 0.5, "whole weight syncs",
+            lambda v, given: KeyOutcome({"rollout.max_staleness": math.ceil(v)}, "changed", "whole weight syncs")),
+    same("async_training.trigger_parameter_sync_step", "rollout.sync_interval", count, 4),
+    part("async_training.require_batches", "batch_size", count, 1, "in mini-batches"),
+    same("async_training.partial_rollout", "rollout.partial_rollouts", flag, True),
+    same("async_training.use_rollout_log_probs", "old_logprobs", flag, True, _sampled_first),
+    part("async_training.compute_prox_log_prob", "old_logprobs", flag, True),
+    ignored("async_training.**", "weights are sent from ranks to engines directly", 1),
     # Everything else
     ignored("global_profiler.**", _PROFILER),
     ignored("ray_kwargs.**", "placement.ray names a running cluster; rlsdk starts Ray otherwise", 1),
@@ -631,6 +780,7 @@ DEFAULTS: Mapping[str, Any] = {
     f"{ACTOR}.optim.lr": 1e-6,
     f"{ACTOR}.optim.betas": [0.9, 0.999],
     f"{ACTOR}.optim.weight_decay": 0.01,
+    f"{ACTOR}.optim.min_lr_ratio": 0.0,
     f"{ACTOR}.policy_loss.loss_mode": "vanilla",
     f"{ACTOR}.loss_agg_mode": "token-mean",
     f"{ACTOR}.entropy_coeff": 0.0,
@@ -641,6 +791,7 @@ DEFAULTS: Mapping[str, Any] = {
     "trainer.total_epochs": 30,
     "trainer.n_gpus_per_node": 8,
     "trainer.nnodes": 1,
+    "trainer.max_actor_ckpt_to_keep": -1,
 }
 
 FRAMEWORK = Framework(

@@ -81,11 +81,16 @@ def test_interpolations_of_a_file_are_resolved(tmp_path):
     assert (found["sampling"]["max_tokens"], found["name"]) == (128, "y")
 
 
-@pytest.mark.parametrize("text", ["${nothing.there}", "${a}", "${oc.select:nothing}", "${f:x}", "${", "${${a}}"])
+@pytest.mark.parametrize("text", ["${nothing.there}", "${a}", "${f:x}", "${", "${${a}}"])
 def test_interpolations_that_lead_nowhere_stay(tmp_path, text):
     file = tmp_path / "roll.yaml"
     file.write_text(f"exp_name: x\na: ${{b}}\nb: ${{a}}\nseed: '{text}'\n")
     assert status(migrate("roll", [str(file)], {}), "seed") in ("missing", "ignored")
+
+
+def test_null_stands_for_the_other_trainers_default():
+    found = migrate("verl", ["actor_rollout_ref.actor.loss_agg_mode=null", "trainer.max_actor_ckpt_to_keep=null"], {})
+    assert found.config["algorithm"]["aggregate"] == "token-mean"
 
 
 def test_a_file_that_a_command_names_is_read(tmp_path):

@@ -98,3 +98,89 @@ def test_verls_reward_section_is_read():
     assert found.config["reward"]["path"] == "a.py:f"
     assert found.config["reward"]["arguments"] == {"least": 0.1}
     assert not [entry.key for entry in found.entries if entry.status == "missing"]
+
+
+def test_verls_defaults_that_differ_are_carried():
+    found = migrate("verl", ["actor_rollout_ref.actor.optim.warmup_style=cosine", "trainer.save_freq=20"], {}).config
+    assert found["learner"]["final_ratio"] == 0.0
+    assert found["checkpoint"] == {"every": 20, "keep": 1000}  # all
+    assert migrate("verl", ["trainer.save_freq=-1"], {}).config["checkpoint"] == {"every": 0}
+
+
+def test_verls_dapo_script():
+    found = migrate(
+        "verl",
+        [
+            *("data.max_response_length=2048", "reward_model.reward_manager=dapo", "data.gen_batch_size=96"),
+            *("+reward_model.overlong_buffer.enable=True", "+reward_model.overlong_buffer.len=512"),
+            *("+reward_model.overlong_buffer.penalty_factor=0.5", "+algorithm.filter_groups.enable=True"),
+            *("algorithm.adv_estimator=grpo", "algorithm.filter_groups.max_num_gen_batches=10"),
+            *("algorithm.filter_groups.metric=acc", "algorithm.use_kl_in_reward=True"),
+        ],
+        {},
+    )
+    assert not [entry.key for entry in found.entries if entry.status == "missing"]
+    algorithm = found.config["algorithm"]
+    assert algorithm["shaping"] == [
+        {"use": "overlong", "max_length": 2048, "buffer": 512, "penalty": 0.5},
+        {"use": "kl_penalty", "coef": 0.001, "estimator": "k1"},
+    ]
+    assert algorithm["filters"] == ["nonzero_variance"]
+    assert found.config["rollout"]["dynamic_sampling"] is True
+
+
+@pytest.mark.parametrize(
+    ("options", "loss", "status"),
+    [
+        (["loss_type=ppo_clip", "rollout_is=token"], "ppo", "changed"),
+        (["loss_type=reinforce", "rollout_is=token", "rollout_is_threshold=3"], "tis", "mapped"),
+        (["loss_type=reinforce"], "reinforce", "mapped"),
+        (["loss_type=reinforce", "rollout_is=sequence"], "reinforce", "missing"),
+    ],
+)
+def test_verls_bypass_mode_needs_no_correction(options, loss, status):
+    section = "algorithm.rollout_correction"
+    found = migrate("verl", [f"{section}.{each}" for each in ("bypass_mode=True", *options)], {})
+    assert found.config["old_logprobs"] == "rollout"
+    assert "correction" not in found.config["algorithm"]
+    assert found.config["algorithm"]["policy_loss"]["use"] == loss
+    assert found.entries[0].status == status
+
+
+def test_verls_fully_asynchronous_trainer():
+    found = migrate(
+        "verl",
+        [
+            *("data.train_batch_size=0", "actor_rollout_ref.actor.ppo_mini_batch_size=32", "rollout.nnodes=2"),
+            *("rollout.n_gpus_per_node=4", "trainer.n_gpus_per_node=8", "rollout.total_rollout_steps=6400"),
+            *("async_training.require_batches=2", "async_training.staleness_threshold=0.5", "rollout.test_freq=3"),
+            *("async_training.trigger_parameter_sync_step=4", "actor_rollout_ref.rollout.tensor_model_parallel_size=2"),
+            *("async_training.use_rollout_log_probs=True", "trainer.total_epochs=10"),
+        ],
+        {},
+    )
+    assert not [entry.key for entry in found.entries if entry.status == "missing"]
+    config = found.config
+    assert (config["batch_size"], config["minibatches"], config["steps"]) == (64, 2, 100)
+    assert config["rollout"] == {"max_staleness": 1, "sync_interval": 4}
+    assert (config["eval"]["every"], config["old_logprobs"]) == (12, "rollout")
+    assert config["placement"] == {"learners": 8, "engines": 4, "gpus_per_engine": 2, "colocate": False}
+    assert "epochs" not in config
+
+
+def test_verls_critic_and_reward_models():
+    values = ["critic.model.path=o/c", "critic.ppo_epochs=4", "critic.optim.weight_decay=0.01"]
+    found = migrate("verl", [*values, "reward_model.enable=True", "reward_model.model.path=o/r"], {})
+    assert found.config["model"]["critic"] == "o/c"
+    assert found.config["reward"] == {"use": "reward_model", "path": "o/r"}
+    assert [entry.status for entry in found.entries] == ["mapped", "missing", "ignored", "changed", "changed"]
+    (entry,) = migrate("verl", ["critic.ppo_epochs=4", "algorithm.adv_estimator=grpo"], {}).entries[:1]
+    assert entry.status == "ignored"
+
+
+def test_options_of_vllm_are_left_out_for_another_engine():
+    rollout = "actor_rollout_ref.rollout"
+    found = migrate("verl", [f"{rollout}.name=hf", f"{rollout}.gpu_memory_utilization=0.4"], {})
+    assert found.config["engine"] == {"use": "transformers"}
+    assert found.entries[1].status == "ignored"
+    assert found.config["placement"]["gpus_per_engine"] == 1
