@@ -77,9 +77,20 @@ def _values(text: str) -> tuple[str, ...]:
     if len(values) > 1:
         if "" in values:
             raise ValueError(f"{text!r} has an empty value between its commas")
-        if len(set(values)) < len(values):
-            raise ValueError(f"{text!r} has a duplicate value; use --seeds for several runs of one setting")
+        for one, other in itertools.combinations(values, 2):
+            if _read(one) == _read(other):
+                raise ValueError(
+                    f"{text!r} has a duplicate value ({one} and {other}); use --seeds for several runs of one setting"
+                )
     return values
+
+
+def _read(value: str) -> float | str:
+    """Return a value for comparison: as numbers, 0.001 and 1e-3 are equal."""
+    try:
+        return float(value)
+    except ValueError:
+        return value
 
 
 def _parted(text: str) -> tuple[str, ...]:

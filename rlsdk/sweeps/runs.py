@@ -213,9 +213,6 @@ def sweep_of(
 
 def _seeds(values: Sequence[str]) -> list[int]:
     try:
-        seeds = [int(value) for value in values]
+        return [int(value) for value in values]
     except ValueError:
         raise ConfigError([f"seed: expected whole numbers, got {','.join(values)}"]) from None
-    if len(set(seeds)) < len(seeds):
-        raise ConfigError([f"seed: {','.join(values)} names a seed twice"])
-    return seeds

@@ -38,7 +38,8 @@ def test_one_value_is_a_setting_of_all_runs(setting: str) -> None:
     ("settings", "words"),
     [
         (["a=1,,2"], "empty value"),
-        (["a=1,1"], "has a duplicate value; use --seeds for several runs of one setting"),
+        (["a=1,1"], r"has a duplicate value \(1 and 1\); use --seeds for several runs of one setting"),
+        (["lr=0.001,0.1,1e-3"], r"lr: '0.001,0.1,1e-3' has a duplicate value \(0.001 and 1e-3\)"),
         (["a=1,2", "a=3,4"], "a: several values are given more than once"),
         (["name=a,b"], "each run of a sweep gets its own"),
         (["a=log:1e-6"], "expected log:LOW:HIGH"),

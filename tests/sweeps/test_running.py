@@ -80,7 +80,7 @@ def test_seeds_given_as_values_are_seeds(config: Path) -> None:
 
 
 def test_a_seed_is_not_given_twice(config: Path) -> None:
-    with pytest.raises(ConfigError, match="seed: 1,01 names a seed twice"):
+    with pytest.raises(ConfigError, match="seed: '1,01' has a duplicate value"):
         sweep_of(config, ["seed=1,01"], [], seeds=1)
 
 
