@@ -29,7 +29,7 @@ from rlsdk.renderers.probes import (
     alike,
 )
 from rlsdk.renderers.thoughts import THINK, before_mark, marks_around, split
-from rlsdk.tool_calls.calls import with_json_arguments
+from rlsdk.tool_calls.calls import beginnings, with_json_arguments
 from rlsdk.types import Message
 
 _log = logging.getLogger(__name__)
@@ -420,7 +420,7 @@ class TextRenderer:
         while end and int(token_ids[end - 1]) in self.stop_tokens:  # tokens that end a call are left for parsers
             end -= 1
         ids, marks = token_ids[:end], self.thought_marks
-        text, begins = prefill + self.codec.shown(ids), () if parser is None else tuple(parser.begins)
+        text, begins = prefill + self.codec.shown(ids), () if parser is None else beginnings(parser)
         whole = text
         head = prefill if continued else self._opening + prefill
         opened = head.rfind(marks[0]) > head.rfind(marks[1]) and not prefill.strip().startswith(marks[0])

@@ -14,7 +14,7 @@ import attrs
 from rlsdk.errors import OptionError, PluginError, UnknownComponentError, ValueFault
 from rlsdk.plugins import load, names
 from rlsdk.plugins.importing import find
-from rlsdk.tool_calls.calls import MAX_CHARACTERS, Call, Malformed, ToolParser
+from rlsdk.tool_calls.calls import MAX_CHARACTERS, Call, Malformed, ToolParser, beginnings
 
 __all__ = ["MAX_CHARACTERS", "Call", "Dialect", "Malformed", "ToolParser", "is_users"]
 
@@ -52,7 +52,7 @@ class Dialect:
     @classmethod
     def of(cls, parser: ToolParser) -> Dialect:
         """Return the dialect of a `tool_parser` component."""
-        return cls(parser.parse, parser.instructions, parser.write, tuple(parser.begins))
+        return cls(parser.parse, parser.instructions, parser.write, beginnings(parser))
 
     @classmethod
     def named(cls, name: str, component: str) -> Dialect:

@@ -104,6 +104,12 @@ class ToolParser(Protocol):
         ...
 
 
+def beginnings(parser: ToolParser) -> tuple[str, ...]:
+    """Return the texts that a first call may begin with; a plugin may write a single one as a plain string."""
+    begins: Any = parser.begins
+    return (begins,) if isinstance(begins, str) else tuple(begins)
+
+
 def read_json(text: str) -> Any:
     """Parse JSON; return `Malformed` if it is not JSON."""
     try:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsdk.contracts import Call, Malformed
+from rlsdk.contracts import Call, Malformed, ToolParser
 from rlsdk.plugins import load, names
+from rlsdk.tool_calls import Dialect
+from tests.rollout.codecs import chatml
 
 NEW = ("qwen3_coder", "glm", "harmony", "deepseek", "mistral", "llama3", "gemma")
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="<>[]{}\\\"'|｜"), min_size=1, max_size=12).map(
@@ -140,3 +142,22 @@ def test_messages_that_gemma_refuses_are_reported(body: str, said: str) -> None:
     (found,) = load("tool_parser", "gemma").parse(f"<|tool_call>{body}<tool_call|>")
     assert isinstance(found, Malformed)
     assert said in found.reason
+
+
+def test_a_beginning_may_be_written_as_a_plain_string() -> None:
+    """Its letters are no beginnings: they would cut the text before a call."""
+
+    class Lines:
+        begins = "CALL "
+        instructions = ""
+
+        def parse(self, text: str) -> list[Call | Malformed]:
+            return [Call("add", {}) for line in text.splitlines() if line == "CALL add"]
+
+        def write(self, calls: object) -> str:
+            return "CALL add"
+
+    codec, parser = chatml(), cast(ToolParser, Lines())
+    assert Dialect.of(parser).begins == ("CALL ",)
+    parsed = codec.renderer.parse(codec.encode("LOOK, I ADD.\nCALL add"), parser=parser)
+    assert parsed.content == "LOOK, I ADD." and len(parsed.calls) == 1
