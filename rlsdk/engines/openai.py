@@ -38,11 +38,12 @@ _REFUSAL = (
 
 @attrs.define(eq=False)
 class _Asked:
-    """A requested continuation."""
+    """A requested continuation; `aborted` ends its retries."""
 
     request: Request
     index: int
     future: Future[Completion]
+    aborted: threading.Event
 
 
 @engine("openai")
@@ -77,7 +78,6 @@ class OpenAI:
     _limit: int = attrs.field(init=False, default=0)
     _ends: tuple[int, ...] = attrs.field(init=False, default=())
     _asked: list[_Asked] = attrs.field(init=False, factory=list)
-    _stopped: threading.Event = attrs.field(init=False, factory=threading.Event)
 
     def training_faults(self) -> Sequence[str]:
         """Return why no model can be trained on this engine's samples."""
@@ -124,11 +124,11 @@ class OpenAI:
         check_images(requests, None)
         check_requests(requests, max_length=self._limit, vocabulary=len(self._tokenizer))
         check_known([request.id for request in requests], (asked.request.id for asked in self._asked))
-        self._asked += [
-            _Asked(request, index, self._threads.submit(self._complete, request, index))
-            for request in requests
-            for index in range(request.n)
-        ]
+        for request in requests:
+            for index in range(request.n):
+                aborted = threading.Event()
+                future = self._threads.submit(self._complete, request, index, aborted)
+                self._asked.append(_Asked(request, index, future, aborted))
 
     def step(self) -> list[Completion]:
         """Wait briefly and return the completions that have arrived.
@@ -156,6 +156,7 @@ class OpenAI:
         self._asked = [asked for asked in self._asked if wanted is not None and asked.request.id not in wanted]
         for asked in ended:
             asked.future.cancel()
+            asked.aborted.set()
         none = np.zeros(0, np.int64)
         return [self._completion(asked.request, asked.index, none, [], "abort") for asked in ended]
 
@@ -186,13 +187,14 @@ class OpenAI:
 
     def stop(self) -> None:
         """Close the connections."""
-        self._stopped.set()
+        for asked in self._asked:
+            asked.aborted.set()
         if self._client is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._client.close()
         self._asked = []
 
-    def _complete(self, request: Request, index: int) -> Completion:
+    def _complete(self, request: Request, index: int, aborted: threading.Event) -> Completion:
         sampling, ids = request.sampling, request.prompt_ids
         room = min(sampling.max_tokens, self._limit - len(ids))
         body: dict[str, Any] = {
@@ -213,7 +215,7 @@ class OpenAI:
             "seed": None if request.seed is None else (request.seed + index) % 2**31,
         }
         body |= {name: value for name, value in more.items() if value not in (None, 0, [], False)}
-        found = self._call("POST", "/completions", body, retry_until=time.monotonic() + self.timeout)
+        found = self._call("POST", "/completions", body, aborted, retry_until=time.monotonic() + self.timeout)
         try:
             choice = found["choices"][0]
             text, given = choice["text"], choice.get("finish_reason")
@@ -243,10 +245,18 @@ class OpenAI:
             finish=finish,
         )
 
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, retry_until: float = 0.0) -> Any:
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        aborted: threading.Event | None = None,
+        *,
+        retry_until: float = 0.0,
+    ) -> Any:
         import httpx
 
-        wait = FIRST_RETRY
+        wait, aborted = FIRST_RETRY, aborted or threading.Event()
         while True:
             late = time.monotonic() + wait > retry_until
             try:
@@ -261,8 +271,8 @@ class OpenAI:
                     break
                 said = f"status {response.status_code}"
             log.warning("%s%s: %s; retry in %g s", self.base_url, path, said, wait)
-            if self._stopped.wait(wait):
-                raise EngineError("the engine was stopped")
+            if aborted.wait(wait):
+                raise EngineError("the request was aborted")
             wait = min(2 * wait, LONGEST_RETRY)
         if response.status_code in (401, 403):
             raise EngineError(

@@ -160,6 +160,20 @@ def test_a_busy_server_is_asked_again_within_the_timeout(server: Server, monkeyp
     engine.stop()
 
 
+def test_an_aborted_request_is_not_sent_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai, "FIRST_RETRY", 60)
+    engine = started(server, parallel=1)
+    server.busy = 1
+    engine.add([Request(id="a", prompt_ids=PROMPT, sampling=Sampling(max_tokens=4))])
+    while not server.asked:
+        time.sleep(0.01)
+    engine.abort()
+    engine.add([Request(id="b", prompt_ids=PROMPT, sampling=Sampling(max_tokens=4))])  # needs the only thread
+    assert [completion.request for completion in answers(engine)] == ["b"]
+    assert len(server.asked) == 2
+    engine.stop()
+
+
 def test_a_missing_key_and_a_missing_server_are_named(server: Server) -> None:
     engine = started(server, api_key_env="THE_KEY")
     server.status = 401
