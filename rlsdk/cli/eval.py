@@ -94,7 +94,7 @@ def _prepare(folder: Path, *, overwrite: bool) -> None:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from rlsdk.runlog.report import figure_text
+    from rlsdk.runlog.report import figure_text, source_label
 
     names = list(found["accuracy"])
     table = Table("", Column("tasks", justify="right"), title=f"accuracy of {found['model']}")
@@ -105,7 +105,8 @@ def _show(found: dict[str, Any]) -> None:
     for source, count in rows.items():
         at = "/".join(filter(None, ("eval", source)))
         cells = [figure_text(found["metrics"][f"{at}/{name}"]) for name in names]
-        table.add_row(source or "all", str(count), *cells, figure_text(found["metrics"][f"{at}/sampled_reward"], ".3f"))
+        reward = figure_text(found["metrics"][f"{at}/sampled_reward"], ".3f")
+        table.add_row(source_label(source) or "all", str(count), *cells, reward)
     out = console()
     out.print(table)
     for reason, count in found["invalid"]["reasons"].items():

@@ -15,6 +15,7 @@ from rlsdk.reporting.charts import chart
 from rlsdk.reporting.intervals import student_95
 from rlsdk.reporting.page import page, table
 from rlsdk.reporting.reading import FinishedRun
+from rlsdk.runlog.report import source_label
 
 METRICS = ("reward/mean", "accuracy/mean", "eval/sampled", "eval/greedy", "rollouts/length", "time/step")
 """Metrics to compare, if a run has them."""
@@ -112,7 +113,10 @@ def comparison(runs: Sequence[FinishedRun]) -> dict[str, Any]:
 def _tasks(groups: Sequence[SeedGroup]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the held-out estimates of each group, for all tasks and for each source: name -> label -> estimate."""
     names = {"all": ""} | {
-        name: f"{name}/" for group in groups for run in group.runs for name in run.history.between("eval/", "/sampled")
+        source_label(name): f"{name}/"
+        for group in groups
+        for run in group.runs
+        for name in run.history.between("eval/", "/sampled")
     }
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for task, prefix in names.items():

@@ -79,6 +79,11 @@ def figure_text(figure: float | None, form: str = ".1%") -> str:
     return "n/a" if figure is None else format(figure, form)
 
 
+def source_label(source: str) -> str:
+    """Return the label of a source's row in a table whose row `all` is about the tasks of all sources."""
+    return "source all" if source == "all" else source
+
+
 def phase_seconds(summary: Mapping[str, Any]) -> list[tuple[str, float]]:
     """Return the label and the seconds of each phase of a run, the total last."""
     seconds, order = summary.get("seconds") or {}, list(PHASES)

@@ -198,6 +198,15 @@ def test_the_winner_is_named_by_task_and_one_seed_is_never_clear(tmp_path: Path)
     assert not any(each["clear"] for each in winners.values())
 
 
+def test_a_source_called_all_is_not_taken_for_all_tasks(tmp_path: Path) -> None:
+    paths = three(tmp_path)
+    for path in paths:
+        lines = path / "metrics.jsonl"
+        lines.write_text(lines.read_text().replace("eval/hard/", "eval/all/"))
+    winners = comparison([read_run(path) for path in paths])["winners"]
+    assert {task: each["run"] for task, each in winners.items()} == {"all": "a", "easy": "a", "source all": "fast"}
+
+
 def test_intervals_that_do_not_touch_are_clear(tmp_path: Path) -> None:
     good = [make_run(tmp_path, f"g{i}", seed=i, end=0.9 + i / 1000) for i in range(3)]
     bad = [make_run(tmp_path, f"b{i}", seed=i, lr=1.0, end=0.1 + i / 1000) for i in range(3)]
