@@ -57,13 +57,13 @@ def write(
     """Write tasks to a parquet file, which appears only once it is complete.
 
     Args:
-        tasks: At least one task; all with the same columns.
+        tasks: At least one task; columns that a task lacks are null.
         path: Target file; an existing one is replaced.
-        advance: Callback with the number of rows just written.
+        advance: Callback with the number of rows just converted.
         more: Additional columns of a task.
 
     Raises:
-        DataError: The file cannot be written.
+        DataError: The file cannot be written, or the values of a column have no common type.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -81,11 +81,12 @@ def _write(rows: Iterable[Mapping[str, Any]], path: Path, advance: Callable[[int
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = iter(rows)
-    first = pa.Table.from_pylist(list(islice(rows, _BATCH)))
-    with pq.ParquetWriter(path, first.schema) as writer:
-        writer.write_table(first)
-        advance(first.num_rows)
+    rows, parts = iter(rows), []
+    try:
         while batch := list(islice(rows, _BATCH)):
-            writer.write_table(pa.Table.from_pylist(batch, schema=first.schema))
+            names = dict.fromkeys(name for row in batch for name in row)  # a column may first appear in a later row
+            parts.append(pa.table({name: [row.get(name) for row in batch] for name in names}))
             advance(len(batch))
+        pq.write_table(pa.concat_tables(parts, promote_options="permissive"), path, row_group_size=_BATCH)
+    except pa.ArrowException as error:
+        raise DataError(f"the tasks cannot be the rows of a table: {error}") from error
