@@ -121,7 +121,7 @@ def convert(table: Framework, source: ForeignConfig) -> Migration:
         table,
         _ordered(config),
         tuple(reports[key] for key in values.flat),
-        tuple(entry for key, entry in reports.items() if not keys[key] and entry.to),
+        tuple(entry for key, entry in reports.items() if not keys[key] and (entry.to or entry.status == "missing")),
         (*source.notes, *notes),
     )
 

@@ -23,6 +23,7 @@ from rlsdk.migration.rows import (
     Framework,
     Given,
     KeyOutcome,
+    UnfitError,
     changed,
     choice,
     count,
@@ -51,15 +52,25 @@ ESTIMATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """Estimator -> the algorithm whose other parts are replaced, and the advantage."""
 KL = {"k1": "k1", "k2": "k2", "k3": "k3"}
+CORRECTIONS = ("tis", "icepop", "seq-mask-tis")
 
 
 def _gpus(given: Given) -> int:
     return given.whole("actor.num_nodes") * given.whole("actor.num_gpus_per_node", 8)
 
 
+def _lengths(given: Given) -> tuple[int, int, int]:
+    """Maximum tokens of a prompt, of a response, and of both; versions up to 0.9 had limits for each part."""
+    total = given.whole("data.max_len", 2048)
+    response = given.whole("rollout.max_new_tokens", 0)
+    if "data.prompt_max_len" in given.flat or ("data.max_len" not in given.flat and response >= total):
+        prompt = given.whole("data.prompt_max_len", 1024)
+        return prompt, response or 1024, prompt + (response or 1024)
+    return max(1, total - (response or 1)), response or max(1, total - 1), total
+
+
 def _length(given: Given) -> int:
-    older = given.whole("data.prompt_max_len", 1024) + given.whole("rollout.max_new_tokens", 1024)
-    return older if "data.prompt_max_len" in given.flat else given.whole("data.max_len", 2048)
+    return _lengths(given)[2]
 
 
 def _updates(given: Given) -> int:
@@ -74,8 +85,8 @@ def _estimator(name: str, given: Given) -> dict[str, Any]:
         options["gamma"] = given.read("algo.advantage.gamma", number, 1.0)
     if name == "gae":
         options["lam"] = given.read("algo.advantage.lambd", number, 1.0)
-    if name == "group_norm" and given.read("algo.advantage.no_std_norm", flag, False):
-        options["std_normalize"] = False
+    if name == "reinforce_baseline" and given.read("algo.advantage.no_std_norm", flag, False):
+        options = {"use": "grpo", "std_normalize": False}
     return {
         "algorithm.use": algorithm,
         "algorithm.advantage": options,
@@ -99,10 +110,11 @@ def _shaping(given: Given) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if given.read("reward.normalize_enable", flag, False):
         found.append({"use": "reward_norm", "by": "batch", "method": "mean_std"})
-    found.append({"use": "reward_clip", "low": bounds[0], "high": bounds[1]})
     if buffer := given.whole("reward.overlong_buffer_len", 0):
         penalty = given.read("reward.overlong_penalty_factor", number, 1.0)
-        found.append({"use": "overlong", "buffer": buffer, "penalty": penalty})
+        limit = given.whole("rollout.max_new_tokens", 0) or _length(given)
+        found.append({"use": "overlong", "max_length": limit, "buffer": buffer, "penalty": penalty})
+    found.append({"use": "reward_clip", "low": bounds[0], "high": bounds[1]})
     coefficient = given.read("algo.kl.init_coef", number, 0.01)
     if coefficient and not given.read("algo.kl.use_loss", flag, False):
         part = {"use": "kl_penalty", "coef": coefficient, "estimator": str(given.get("algo.kl.estimator", "k1"))}
@@ -118,15 +130,48 @@ def _loss(name: str, given: Given) -> dict[str, Any]:
     return {"algorithm.policy_loss": {"use": name, "clip_low": low, "clip_high": high, "dual_clip": cap}}
 
 
-def _correction(value: bool, given: Given) -> dict[str, Any]:
-    low, high = given.read("algo.advantage.is_correction_threshold", two, [0.5, 5.0])
-    known = {
-        "tis": {"use": "tis", "cap": high},
-        "icepop": {"use": "icepop", "low": low, "high": high},
-        "seq-mask-tis": {"use": "sequence_mask", "low": low, "high": high},
-    }
-    found = known.get(str(given.get("algo.advantage.is_correction_type", "tis")))
-    return {"algorithm.correction": found} if value and found else {}
+def _correction(value: bool, given: Given) -> KeyOutcome:
+    if not value:
+        return KeyOutcome({}, "ignored", "off")
+    if str(given.get("actor.policy_loss_type")) == "gspo":
+        return KeyOutcome(
+            {"old_logprobs": "rollout"}, "changed", "the ratio of gspo is then that to the engine's policy"
+        )
+    low, high = given.read("algo.advantage.is_correction_threshold", _bounds, [0.5, 5.0])
+    found, note = {
+        "tis": ({"use": "tis", "cap": high}, "weights have no minimum" if low else ""),
+        "icepop": ({"use": "icepop", "low": low, "high": high}, ""),
+        "seq-mask-tis": (
+            {"use": "geometric", "low": low, "high": high},
+            "the mask of answers, without weights of tokens",
+        ),
+    }[given.read("algo.advantage.is_correction_type", choice(CORRECTIONS, "the correction"), "tis")]
+    return KeyOutcome({"algorithm.correction": found}, "changed" if note else "mapped", note)
+
+
+def _bounds(value: Any) -> list[float]:
+    """Read a minimum and a maximum; versions up to 0.8 had only the maximum."""
+    found = [number(value)] if isinstance(value, int | float) else numbers(value)
+    if len(found) not in (1, 2):
+        raise UnfitError(f"expected one or two numbers, got {value!r}")
+    return found if len(found) == 2 else [0.0, *found]
+
+
+def _no_std(value: bool, given: Given) -> KeyOutcome:
+    name = str(given.get("algo.advantage.estimator"))
+    if not value or name in ("group_norm", "dr_grpo", "rloo"):
+        return KeyOutcome({}, "ignored", f"no effect on {name}" if value else "off")
+    if name == "reinforce_baseline":
+        return KeyOutcome({}, "changed", "without the second subtraction, of the batch's mean")
+    return KeyOutcome({}, "missing", "advantages are also divided by the standard deviation: write an advantage")
+
+
+def _critic(value: str, given: Given) -> KeyOutcome:
+    if str(given.get("algo.advantage.estimator")) != "gae":
+        return KeyOutcome({}, "ignored", "the algorithm has no critic")
+    if value == given.get("actor.model_name_or_path"):
+        return KeyOutcome({}, "ignored", "the critic starts from model.path")
+    return KeyOutcome({"model.critic": value}, "mapped", "")
 
 
 def _filters(value: bool, given: Given) -> KeyOutcome:
@@ -213,7 +258,16 @@ def _reward(given: Given) -> dict[str, Any]:
 
 
 def _finish(given: Given) -> dict[str, Any]:
-    found: dict[str, Any] = {"model.max_length": _length(given)}
+    prompts, response, length = _lengths(given)
+    found: dict[str, Any] = {
+        "model.max_length": length,
+        "max_prompt_tokens": prompts,
+        "sampling.max_tokens": min(response, length),
+    }
+    reward_model = given.get("reward.model_name_or_path")
+    valued = str(given.get("algo.advantage.estimator")) == "gae"
+    if valued and reward_model and not given.get("critic.model_name_or_path") and not given.get("reward.remote_url"):
+        found["model.critic"] = str(reward_model).split(",")[0]  # where OpenRLHF's critic starts without another
     prompt, label = given.get("data.input_key", "input"), given.get("data.label_key")
     columns = {"prompt": str(prompt), **({"answer": str(label)} if label else {})}
     chat = {"chat": True} if given.read("data.apply_chat_template", flag, False) else {}
@@ -233,14 +287,13 @@ _PROJECT = "openrlhf_train_ppo"
 """OpenRLHF's default project of wandb."""
 _PLACED = "engines and ranks share the GPUs: placement"
 _DS = "the learner has options for the DeepSpeed settings it needs"
+_EVAL = "evaluations are greedy, and sampled at temperature 1"
 _DATA = "tasks are read on demand"
 
 ROWS = (
     # Models
     same("actor.model_name_or_path", "model.path", text, "Qwen/Qwen2.5-0.5B"),
-    changed("critic.model_name_or_path", "model.path", text, "Qwen/Qwen2.5-0.5B", "the critic starts from model.path",
-            lambda v, given: KeyOutcome({}, "ignored" if v == given.get("actor.model_name_or_path") else "missing",
-                                     "rlsdk's critic always starts from model.path")),
+    same("critic.model_name_or_path", "model.critic", text, "Qwen/Qwen2.5-0.5B", _critic),
     part("reward.model_name_or_path", "reward", text, "org/reward-model"),
     part("reward.remote_url", "reward", text, "my_reward.py", "a file is called unchanged; for a server, write a reward"),
     changed("train.agent_func_path", "workflow", text, "agent.py", "a workflow", _agent),
@@ -262,9 +315,9 @@ ROWS = (
     part("data.apply_chat_template", "tasks.train.chat", flag, True),
     missing("data.input_template", "write the prompts in their final form", "User: {}"),
     part("data.max_len", "model.max_length", count, 2048),
-    same("data.prompt_max_len", "max_prompt_tokens", count, 1024),
+    part("data.prompt_max_len", "max_prompt_tokens", count, 1024),
     missing("data.max_samples", "use part of the data: split train[:1000] of the source hub", 1000),
-    same("rollout.max_new_tokens", "sampling.max_tokens", count, 1024),
+    part("rollout.max_new_tokens", "sampling.max_tokens", count, 1024),
     missing("data.image_key", "images are parts of a prompt's messages, not a column: docs/howto/vision.md", "images"),
     missing("data.max_images_per_prompt", "images are parts of a prompt's messages, not a column: docs/howto/vision.md", 0),
     ignored("data.disable_fast_tokenizer", "the tokenizer's own setting applies", True),
@@ -297,9 +350,9 @@ ROWS = (
          choice(ESTIMATORS, "the estimator"), "group_norm", _estimator),
     part("algo.advantage.gamma", "algorithm.advantage.gamma", number, 1.0),
     part("algo.advantage.lambd", "algorithm.advantage.lam", number, 0.95),
-    part("algo.advantage.no_std_norm", "algorithm.advantage.std_normalize", flag, True),
-    same("algo.advantage.is_correction_enable", "algorithm.correction", flag, True, _correction),
-    part("algo.advantage.is_correction_threshold", "algorithm.correction", two, [0.5, 5.0]),
+    same("algo.advantage.no_std_norm", "algorithm.advantage", flag, True, _no_std),
+    same("algo.advantage.is_correction_enable", "algorithm.correction old_logprobs", flag, True, _correction),
+    part("algo.advantage.is_correction_threshold", "algorithm.correction", _bounds, [0.5, 5.0]),
     part("algo.advantage.is_correction_type", "algorithm.correction", text, "tis"),
     part("algo.kl.init_coef", "algorithm.kl_coef algorithm.shaping", number, 0.001,
          "in the loss with algo.kl.use_loss, else in the reward"),
@@ -377,7 +430,8 @@ ROWS = (
     # Evaluation, checkpoints, trackers
     same("eval.steps", "eval.every", interval, 10),
     same("eval.n_samples_per_prompt", "eval.samples", count, 4),
-    missing("eval.temperature", "evaluations are greedy, and sampled at temperature 1", 0.6),
+    changed("eval.temperature", "eval.samples", number, 0.6, _EVAL, lambda v, given: KeyOutcome(
+        {}, "ignored" if v in (0, 1) else "missing", _EVAL)),
     same("ckpt.save_steps", "checkpoint.every", interval, 20),
     same("ckpt.max_num", "checkpoint.keep", count, 3),
     changed("ckpt.output_dir", "out", text, "ckpt/final", "a run's folder is out/name",
@@ -545,14 +599,16 @@ DEFAULTS: Mapping[str, Any] = {
     "actor.adam.betas": [0.9, 0.95],
     "actor.lr_scheduler": "cosine_with_min_lr",
     "actor.min_lr_ratio": 0.1,
+    "actor.lr_warmup_ratio": 0.03,
     "rollout.batch_size": 1024,
     "rollout.n_samples_per_prompt": 1,
-    "rollout.max_new_tokens": 1024,
     "train.batch_size": 128,
     "train.micro_batch_size": 1,
     "train.num_episodes": 1,
     "train.max_epochs": 1,
     "train.seed": 42,
+    "eval.n_samples_per_prompt": 4,
+    "ckpt.max_num": 3,
     "ds.zero_stage": 2,
     "ds.param_dtype": "bf16",
     "logger.wandb.run_name": "openrlhf-run",

@@ -59,7 +59,7 @@ BUILT_IN = {"console", "stdout", "file", "jsonl", "rich", "none"}
 """Trackers for which rlsdk needs none: it shows steps in the terminal and writes metrics.jsonl."""
 KNOWN_TASKS = (
     ("countdown", re.compile(r"countdown|tiny_?zero", re.IGNORECASE)),
-    ("math", re.compile(r"gsm8k|math|aime|amc|olympiad|polaris", re.IGNORECASE)),
+    ("math", re.compile(r"gsm8k|math|aime|amc|olympiad|polaris|deepscaler|geo3k|geometry3k", re.IGNORECASE)),
 )
 """Reward, and pattern of the names of data sets that it fits."""
 KEEP_ALL = 1000

@@ -249,7 +249,8 @@ def _after_entry(framework: Framework, words: Sequence[str]) -> list[str]:
     for index, word in enumerate(words):
         if any(entry in f"{words[index - 1]} {word}" if index else entry in word for entry in framework.entries):
             return list(words[index + 1 :])
-    return list(words)
+    module = words.index("-m") + 2 if "-m" in words else 0  # python -m MODULE
+    return list(words[module:])
 
 
 def _is_key(word: str) -> bool:

@@ -169,7 +169,8 @@ def _expanded(word: str, scope: _Scope) -> list[str]:
         held = scope.values[array[2]]
         if "[" in word:
             return held
-        return held[:1] if array[1] == _QUOTED else [part for value in held[:1] for part in value.split()]
+        split = array[1] != _QUOTED and not any("$(" in value for value in held)
+        return [part for value in held[:1] for part in value.split()] if split else held[:1]
     if re.fullmatch(rf"[${_QUOTED}](?:[@*\d]|\{{[@*](:\w+)*\}})", word):
         return []  # arguments of the script itself
     return [_filled(word, scope)]

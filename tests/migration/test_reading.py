@@ -32,6 +32,11 @@ def test_a_command_may_be_words_or_one_text():
     assert verl("data.train_batch_size=32", "trainer.total_epochs=3")["epochs"] == 3.0
 
 
+def test_flags_of_python_are_no_keys():
+    found = migrate("verl", ["python3 -m verl.experimental.one_step_off_policy.main_ppo data.seed=3"], {})
+    assert [entry.key for entry in found.entries] == ["data.seed"]
+
+
 def test_flags_have_values_after_them_or_none():
     found = migrate("openrlhf", ["--actor.eps_clip_low_high", "0.2", "0.27", "--bf16", "--seed=7"], {}).config
     assert found["algorithm"]["policy_loss"]["clip_high"] == 0.27

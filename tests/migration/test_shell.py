@@ -47,6 +47,7 @@ def words(script: str) -> list[tuple[str, ...]]:
             [("a", "m.tar.gz", "b/m.tar.gz", "a/b/m.tar", "a/b/m")],
         ),
         ('X="b=1 c=2"; a $X', [("a", "b=1", "c=2")]),
+        ("X=$(cd x && ls)/y; a b $X", [("a", "b", "$(cd x && ls)/y")]),
         ('X="b=1 c=2"; a "$X"', [("a", "b=1 c=2")]),
         (
             "case $G in\n  h100) N=8 ;;\nesac\na n=$N",

@@ -184,3 +184,72 @@ def test_options_of_vllm_are_left_out_for_another_engine():
     assert found.config["engine"] == {"use": "transformers"}
     assert found.entries[1].status == "ignored"
     assert found.config["placement"]["gpus_per_engine"] == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "lengths"),
+    [
+        (["--data.max_len", "4096", "--rollout.max_new_tokens", "1024"], (4096, 3072, 1024)),
+        (["--data.max_len", "4096"], (4096, 4095, 4095)),  # each answer may fill what its prompt leaves
+        (["--prompt_max_len", "512", "--generate_max_len", "8000"], (8512, 512, 8000)),
+        (["--generate_max_len", "8000"], (9024, 1024, 8000)),
+        (["--seed", "1"], (2048, 2047, 2047)),
+    ],
+)
+def test_openrlhfs_lengths(flags, lengths):
+    config = migrate("openrlhf", flags, {}).config
+    found = config["model"]["max_length"], config["max_prompt_tokens"], config["sampling"]["max_tokens"]
+    assert found == lengths
+
+
+def test_openrlhfs_defaults_that_differ_are_carried():
+    found = migrate("openrlhf", ["--data.max_samples", "102400"], {})
+    assert found.config["learner"]["warmup_steps"] == 24  # 0.03 of 100 steps with 8 updates each
+    assert (found.config["checkpoint"]["keep"], found.config["eval"]["samples"]) == (3, 4)
+    unknown = migrate("openrlhf", ["--seed", "1"], {}).defaults
+    assert [entry.key for entry in unknown if entry.status == "missing"] == ["actor.lr_warmup_ratio"]
+
+
+def test_openrlhfs_critic_starts_from_the_reward_model():
+    reward = ["--reward.model_name_or_path", "o/r", "--actor.model_name_or_path", "o/m"]
+    assert migrate("openrlhf", reward, {}).config["model"]["critic"] == "o/r"
+    named = migrate("openrlhf", [*reward, "--critic.model_name_or_path", "o/c"], {})
+    assert named.config["model"]["critic"] == "o/c"
+    assert "critic" not in migrate("openrlhf", [*reward, "--algo.advantage.estimator", "rloo"], {}).config["model"]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "advantage", "status"),
+    [
+        ("group_norm", {"use": "grpo", "std_normalize": True}, "ignored"),
+        ("reinforce_baseline", {"use": "grpo", "std_normalize": False}, "changed"),
+        ("reinforce", {"use": "reinforce_plus_plus", "gamma": 1.0}, "missing"),
+    ],
+)
+def test_openrlhfs_no_std_norm_is_about_the_batch(estimator, advantage, status):
+    found = migrate("openrlhf", ["--advantage_estimator", estimator, "--no_advantage_std_norm"], {})
+    assert found.config["algorithm"]["advantage"] == advantage
+    assert found.entries[1].status == status
+
+
+@pytest.mark.parametrize(
+    ("flags", "correction"),
+    [
+        (["--vllm_is_truncated_threshold", "2"], {"use": "tis", "cap": 2.0}),
+        (["--algo.advantage.is_correction_type", "seq-mask-tis"], {"use": "geometric", "low": 0.5, "high": 5.0}),
+        (["--policy_loss_type", "gspo"], None),
+    ],
+)
+def test_openrlhfs_corrections(flags, correction):
+    found = migrate("openrlhf", ["--enable_vllm_is_correction", *flags], {})
+    assert found.config["algorithm"].get("correction") == correction
+    assert found.config.get("old_logprobs") == (None if correction else "rollout")
+    assert not [entry.key for entry in found.entries if entry.status == "missing"]
+
+
+def test_openrlhfs_overlong_penalty_comes_before_the_bounds():
+    found = migrate("openrlhf", ["--reward.overlong_buffer_len", "100", "--init_kl_coef", "0"], {})
+    assert found.config["algorithm"]["shaping"] == [
+        {"use": "overlong", "max_length": 2048, "buffer": 100, "penalty": 1.0},
+        {"use": "reward_clip", "low": -10.0, "high": 10.0},
+    ]
