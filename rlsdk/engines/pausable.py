@@ -63,7 +63,7 @@ class PausableClient:
         self._through, self._idle = asyncio.Event(), asyncio.Event()
         self._through.set()
         self._idle.set()
-        self._asked = 0
+        self._asked = self._holders = 0
         self._interrupted = False
         self.resumed = self.dropped = 0
 
@@ -106,12 +106,13 @@ class PausableClient:
 
     @asynccontextmanager
     async def held(self, *, again: float = AGAIN, patience: float = PATIENCE) -> AsyncIterator[None]:
-        """Pause sampling and abort running requests; they resume by themselves after the block.
+        """Pause sampling and abort running requests; they resume by themselves after the block. Blocks may overlap.
 
         Args:
             again: Seconds between repeated aborts of requests that still run.
             patience: Total seconds to wait; the block then starts anyway, and requests still running continue.
         """
+        self._holders += 1
         self._through.clear()
         try:
             loop = asyncio.get_running_loop()
@@ -128,7 +129,9 @@ class PausableClient:
                 )
             yield
         finally:
-            self._through.set()
+            self._holders -= 1
+            if not self._holders:
+                self._through.set()
 
     def interrupt(self) -> None:
         """Abort running and new requests; they are answered immediately with partial tokens and reason `abort`."""

@@ -91,6 +91,17 @@ async def test_interrupted_requests_continue_and_new_ones_wait() -> None:
     assert pausable.resumed == 1
 
 
+async def test_requests_wait_until_the_last_of_several_holds_has_ended() -> None:
+    engines = Engines()
+    pausable = PausableClient(engines, decode)
+    async with pausable.held():
+        async with pausable.held():
+            waiting = asyncio.ensure_future(pausable.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=2))))
+        await asyncio.sleep(0.01)
+        assert engines.asked == []
+    assert (await waiting).completion.finish == "length"
+
+
 @pytest.mark.parametrize("partial", [True, False])
 async def test_a_watched_answer_that_is_ended_is_shown_as_one_or_not_at_all(partial: bool) -> None:
     class Shown(Engines):
