@@ -7,6 +7,7 @@ the next ones once the step has trained on their groups. Otherwise tasks keep ru
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import math
 from collections import Counter
@@ -225,6 +226,27 @@ class RolloutScheduler:
             "kept": [[t.source, t.position, t.number] for t in self.unsettled()],
             "ended": self._ledger.state(),
         }
+
+    @staticmethod
+    def settled(
+        state: Mapping[str, Any], records: Sequence[TaskRecord], states: Sequence[TaskStatus]
+    ) -> dict[str, Any]:
+        """Return a `state()` as it is after `settle`, for a trainer whose scheduler has ended with its process.
+
+        Args:
+            state: State right after the `take` of the records.
+            records: Taken records.
+            states: Final status of each record.
+        """
+        after = copy.deepcopy(dict(state))
+        for record, end in zip(records, states, strict=True):
+            after["on_the_way"][record.source].remove(record.position)
+            after["ended"]["sources"][record.source][end.value] += 1
+            after["ended"]["sources"][record.source]["consumed"] += 1
+        numbers = {record.number for record in records}
+        after["kept"] = [each for each in after["kept"] if each[2] not in numbers]
+        del after["batches"][min(after["batches"], key=int)]  # later ones are of later steps
+        return after
 
     def unsettled(self) -> list[TaskRecord]:
         """Return the records with complete groups: those ready for the trainer, and those of a step not yet done."""

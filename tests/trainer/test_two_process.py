@@ -23,8 +23,9 @@ from ray.exceptions import TaskCancelledError
 from rlsdk.cluster.actors import cause_of, died, kill
 from rlsdk.cluster.portable import Surroundings
 from rlsdk.config import Plan
-from rlsdk.contracts.rollouts import RolloutCounters, RolloutSummary, TakenBatch, TaskStatus
+from rlsdk.contracts.rollouts import RolloutCounters, RolloutSnapshot, RolloutSummary, TaskStatus
 from rlsdk.errors import ConfigError, EngineError, RunError
+from rlsdk.rollout.production import RolloutScheduler
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.trainer.two_process.actor import ExplorerActor, ExplorerSetup
 from rlsdk.trainer.two_process.agreement import (
@@ -35,7 +36,7 @@ from rlsdk.trainer.two_process.agreement import (
     named,
     spawn_named,
 )
-from rlsdk.trainer.two_process.remote import ExplorerRegistry, RemoteExplorer, added, settled
+from rlsdk.trainer.two_process.remote import ExplorerRegistry, RemoteExplorer, added
 from tests.rollout.bench import Bench
 from tests.trainer.fakes import make_plan
 
@@ -79,13 +80,13 @@ def test_what_is_remembered_of_a_batch_that_was_settled_is_what_the_explorer_its
         bench = Bench(StalenessPolicy(ahead=ahead, limit=9, oversample=0.5), lambda number: 0.0)
         for step in range(steps):
             records = await bench.production.take(step)
-            remembered = json.loads(json.dumps({"production": bench.production.state()}))
+            remembered = json.loads(json.dumps(bench.production.state()))
             bench.production.settle(records, ends)
-            found = settled(remembered, TakenBatch(records=tuple(records)), ends)
-            assert found["production"] == json.loads(json.dumps(bench.production.state()))
+            found = RolloutScheduler.settled(remembered, records, ends)
+            assert found == json.loads(json.dumps(bench.production.state()))
         await bench.production.pause()
         other = Bench(StalenessPolicy(ahead=ahead, limit=9, oversample=0.5))
-        other.production.restore(found["production"])
+        other.production.restore(found)
         counts = [other.ledger.counts(name) for name in other.names]
         assert sum(c.trained + c.filtered + c.failed for c in counts) == 4 * steps == sum(c.consumed for c in counts)
 
@@ -124,6 +125,12 @@ class Stuck:
 
     async def scale(self, engines: int) -> None:
         raise EngineError(f"engine {engines} is on fire")
+
+    async def snapshot(self) -> RolloutSnapshot:
+        return RolloutSnapshot({"tasks": {}, "production": {}}, ())
+
+    async def restore(self, *_: Any) -> tuple[int, int]:
+        return 0, 0
 
     async def pause(self) -> RolloutSummary:
         self.said.append("pause")
@@ -269,6 +276,9 @@ def test_an_explorer_of_other_settings_is_refused_and_one_that_dies_is_replaced(
             await rollouts.scale(3)
         assert rollouts._explorer == left
         assert len((await rollouts.pause()).explorers_lost) == 1
+        resumed = RemoteExplorer(plan, explorers, left)
+        await resumed.restore(0, json.loads(json.dumps((await rollouts.snapshot()).state)), {})
+        assert len((await resumed.pause()).explorers_lost) == 1
         await rollouts.shutdown("finished")
         ends = await asyncio.gather(*working, return_exceptions=True)
         assert "finished" in ends and any(died(each) for each in ends if isinstance(each, BaseException))

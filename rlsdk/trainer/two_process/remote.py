@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,6 +24,7 @@ from rlsdk.contracts.rollouts import (
     WeightSender,
 )
 from rlsdk.errors import RlsdkError, RunError
+from rlsdk.rollout.production import RolloutScheduler
 from rlsdk.trainer.two_process.actor import ExplorerAnswer, WeightUpdate
 from rlsdk.trainer.two_process.agreement import PeerInfo, TrainerPresence, named, spawn_named
 from rlsdk.types import Group, Task
@@ -140,6 +140,7 @@ class RemoteExplorer:
         kept = {name: state[name] for name in ("tasks", "production", "baselines") if name in state}
         found: tuple[int, int] = await self._call("restore", version, kept, groups)
         self._state, self._done = kept, version
+        self._lost = list(state.get("explorers_lost", ()))
         return found
 
     async def take(self, version: int) -> TakenBatch:
@@ -152,7 +153,8 @@ class RemoteExplorer:
     def settle(self, taken: TakenBatch, states: Sequence[TaskStatus]) -> None:
         """See `Explorer.settle`; sent with the next call."""
         if self._state is not None:
-            self._state = settled(self._state, taken, states)
+            production = RolloutScheduler.settled(self._state["production"], taken.records, states)
+            self._state = {**self._state, "production": production}
         self._done += 1
         self._settled.append(([record.number for record in taken.records], list(states)))
 
@@ -184,7 +186,7 @@ class RemoteExplorer:
         """See `Explorer.snapshot`."""
         found: RolloutSnapshot = await self._call("snapshot")
         self._state = dict(found.state)
-        return found
+        return attrs.evolve(found, state={**found.state, "explorers_lost": self._lost[:_SHOWN]})
 
     async def counters(self) -> RolloutCounters:
         """See `Explorer.counters`; without an explorer, returns the last known counters."""
@@ -279,26 +281,6 @@ class RemoteExplorer:
                 "another explorer continues at step %d; %d unfinished tasks are sampled again", self._done + 1, again
             )
             return
-
-
-def settled(state: Mapping[str, Any], taken: TakenBatch, states: Sequence[TaskStatus]) -> dict[str, Any]:
-    """Return an explorer's state after a batch that it gave has been settled.
-
-    Args:
-        state: State right after the `take` of the batch.
-        taken: The batch.
-        states: Final status of each of its records.
-    """
-    after = copy.deepcopy(dict(state))
-    production = after["production"]
-    for record, end in zip(taken.records, states, strict=True):
-        production["on_the_way"][record.source].remove(record.position)
-        production["ended"]["sources"][record.source][end.value] += 1
-        production["ended"]["sources"][record.source]["consumed"] += 1
-    numbers = {record.number for record in taken.records}
-    production["kept"] = [each for each in production["kept"] if each[2] not in numbers]
-    del production["batches"][min(production["batches"], key=int)]  # later ones are of later steps
-    return after
 
 
 def added(past: RolloutCounters, now: RolloutCounters) -> RolloutCounters:
