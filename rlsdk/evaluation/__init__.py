@@ -1,1 +1,1 @@
-"""Evaluate a policy on held-out tasks, during a training or from its checkpoints."""
+"""Evaluate a policy on held-out tasks, during training or from its checkpoints."""

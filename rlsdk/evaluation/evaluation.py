@@ -88,7 +88,7 @@ async def evaluate(
     Args:
         produce: Makes the groups.
         tasks: Held-out tasks.
-        sampling: Parameters of the training; temperature, top-p and top-k are replaced.
+        sampling: Sampling parameters of training; temperature, top-p and top-k are replaced.
         section: Number and maximum length of sampled answers.
         reseed: Awaited before each pass, so that evaluations are reproducible.
     """

@@ -37,8 +37,8 @@ def read_columns(path: Path) -> dict[str, Any]:
     except DataError:
         raise
     except Exception as error:  # each of the four readers raises its own exceptions on damaged files
-        said = next(iter(str(error).splitlines()), "")
-        raise DataError(f"{path} cannot be read: {type(error).__name__}: {said[:300]}; expected {KINDS}") from error
+        reason = next(iter(str(error).splitlines()), "")
+        raise DataError(f"{path} cannot be read: {type(error).__name__}: {reason[:300]}; expected {KINDS}") from error
     columns = _flat(found, path)
     if not columns:
         raise DataError(f"{path} has no fields; expected those of a batch, such as responses and rewards")

@@ -11,10 +11,10 @@ _NORMAL_95 = 1.959964
 
 
 def student_95(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t, by which a 95 % interval reaches from a mean.
+    """Return the 97.5 % quantile of Student's t: the half-width of a 95 % interval in standard errors.
 
     Args:
-        freedom: Degrees of freedom, at least 1: the number of values less one.
+        freedom: Degrees of freedom, at least 1: the number of values minus one.
     """
     if freedom <= len(_T_95):
         return _T_95[freedom - 1]

@@ -138,9 +138,9 @@ def _ended(ran: SandboxResult) -> str:
         return "it printed too much"
     if ran.status == 0:
         return "it ended before the test was done"
-    said = ran.errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    message = ran.errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
     how = f"signal {-ran.status}" if ran.status and ran.status < 0 else f"exit status {ran.status}"
-    return f"{how}: {brief(said)}" if said else how
+    return f"{how}: {brief(message)}" if message else how
 
 
 def brief(text: str) -> str:

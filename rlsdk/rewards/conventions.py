@@ -217,8 +217,8 @@ class Parser:
         """Return the last assistant message; None if there is none."""
         if isinstance(completion, str):
             return self.parse(completion)
-        said = [message["content"] for message in completion if message["role"] == "assistant"]
-        return self.parse(said[-1]) if said else None
+        answers = [message["content"] for message in completion if message["role"] == "assistant"]
+        return self.parse(answers[-1]) if answers else None
 
 
 def _reasoning_gym(rollouts: Sequence[Rollout]) -> PreparedCall:

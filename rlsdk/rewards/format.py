@@ -112,7 +112,7 @@ def _tags_fault(text: str, tags: tuple[str, ...]) -> str:
     for tag in tags:
         position = _SPACE.match(text, position).end()  # type: ignore[union-attr]  # it matches the empty text
         if not text.startswith(f"<{tag}>", position):
-            return f"<{tag}> is not where it should begin"
+            return f"<{tag}> is not where it should be"
         position = text.find(f"</{tag}>", position) + len(tag) + 3
         if position < len(tag) + 3:
             return f"</{tag}> comes before <{tag}>"

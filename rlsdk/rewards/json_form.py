@@ -20,7 +20,7 @@ MAX_REASON = 200
 _REFUSED = {
     "pattern": "a regular expression can take forever: the option `pattern` has a time limit",
     "patternProperties": "a regular expression can take forever: the option `pattern` has a time limit",
-    "format": "formats are not checked: write what is meant with `enum`, `minLength` and the like",
+    "format": "formats are not checked; use keywords such as `enum` or `minLength` instead",
     "uniqueItems": "it takes quadratic time",
 }
 _OF_NAMES = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})
@@ -79,7 +79,7 @@ def _check_keywords(schema: dict[str, Any]) -> None:
     known = _known_keywords()
     if schema and known.isdisjoint(schema):
         raise ValueFault(
-            f"json_schema has no keyword of a JSON schema, so that any JSON would satisfy it; its keys: "
+            f"json_schema contains no JSON schema keyword, so any JSON would satisfy it; its keys: "
             f"{', '.join(schema)}. Keys of the JSON belong under `properties`"
         )
     annotations: list[str] = []
@@ -96,7 +96,7 @@ def _check_keywords(schema: dict[str, Any]) -> None:
         if keyword in {"$ref", "$dynamicRef"}:
             try:
                 if not str(value).startswith("#"):
-                    raise ValueFault(f"json_schema{path}: {value!r} is elsewhere; only references to # are followed")
+                    raise ValueFault(f"json_schema{path}: {value!r} points elsewhere; only # references are followed")
                 resolver.lookup(str(value))
             except Unresolvable as error:
                 raise ValueFault(f"json_schema{path}: there is no {value!r} in the schema") from error

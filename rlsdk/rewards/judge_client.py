@@ -22,7 +22,7 @@ MAX_BODY = 2**21
 """Maximum bytes of an answer; a verdict has a few hundred."""
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
-_SAID = 200
+_MOST = 200
 
 
 class EndpointError(Exception):
@@ -134,7 +134,7 @@ class JudgeClient:
         """Return a server's message, shortened and without the API key, which some servers repeat."""
         key = self._key()
         text = text.replace(key, "[key]") if key else text
-        return "".join(c if c.isprintable() else " " for c in text[:_SAID])
+        return "".join(c if c.isprintable() else " " for c in text[:_MOST])
 
     async def _body(self, response: httpx.Response) -> str:
         held = bytearray()
@@ -165,9 +165,9 @@ def _content(text: str) -> str:
         choice = json.loads(text)["choices"][0]
         content, cut = choice["message"]["content"], choice.get("finish_reason") == "length"
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        raise EndpointError(f"its answer is not a chat completion: {text[:_SAID]!r}") from error
+        raise EndpointError(f"its answer is not a chat completion: {text[:_MOST]!r}") from error
     if not isinstance(content, str):
-        raise EndpointError(f"its answer holds no text: {text[:_SAID]!r}")
+        raise EndpointError(f"its answer holds no text: {text[:_MOST]!r}")
     if cut:  # the verdict is at the end; an earlier one may be a draft, or half a number
-        raise EndpointError(f"its answer was cut off at max_tokens, before its end: {content[-_SAID:]!r}")
+        raise EndpointError(f"its answer was cut off at max_tokens, before its end: {content[-_MOST:]!r}")
     return content

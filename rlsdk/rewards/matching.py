@@ -119,7 +119,7 @@ class Regex:
             return _judged("", metric)
         held = (found[self.group] or "").strip()
         right = held in {each.strip() for each in wanted}
-        return _judged("" if right else "what the group holds is not the reference", metric)
+        return _judged("" if right else "the text of the group is not the reference", metric)
 
     def _last(self, text: str) -> Any:
         """Return the match that counts, or None."""

@@ -185,12 +185,12 @@ def _phrase(text: str) -> str | None:
         start = match.end()
     if start is None:
         return None
-    said = text[start : start + _MAX_PHRASE].lstrip(" *_\t\n")
-    formula = _MATHEMATICS.match(said)
+    phrase = text[start : start + _MAX_PHRASE].lstrip(" *_\t\n")
+    formula = _MATHEMATICS.match(phrase)
     if formula:
         return next(part for part in formula.groups() if part is not None).strip()
-    end = _END.search(said)
-    return (said[: end.start()] if end else said).strip(" *_\t") or None
+    end = _END.search(phrase)
+    return (phrase[: end.start()] if end else phrase).strip(" *_\t") or None
 
 
 def last_number(text: str) -> str | None:

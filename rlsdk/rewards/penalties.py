@@ -21,7 +21,7 @@ _MAX_NGRAM = 50
 
 
 def _can_bite(run: RunFacts, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Refuse a penalty that no response of the run can earn."""
+    """Refuse a penalty that no response of the run can incur."""
     if options["unit"] == "tokens" and options["free"] >= run.longest_response:
         yield (
             "free",

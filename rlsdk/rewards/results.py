@@ -34,7 +34,7 @@ def number(value: Any) -> Score:
     if not isinstance(plain, Real):
         return Score.invalid(f"it returned {reprlib.repr(value)}; expected a number")
     value = _float(plain)
-    return Score(value) if is_reward(value) else Score.invalid(f"it returned {value}; a reward is within ±1e18")
+    return Score(value) if is_reward(value) else Score.invalid(f"it returned {value}; expected a reward within ±1e18")
 
 
 def _float(value: Real) -> float:

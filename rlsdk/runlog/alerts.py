@@ -145,14 +145,14 @@ def _with_shorter_window(rule: Rule, history: History, longest: int) -> tuple[in
 
 
 def _asked(rule: Rule, history: History) -> tuple[Finding | None, dict[str, tuple[int, int]]]:
-    """Return the finding of a rule, and the metrics of which it needs more values: name -> values, values needed."""
+    """Return the finding of a rule, and the metrics with too few values for it: name -> values, values needed."""
     asked = _AskedHistory(history.series, history.step)
     return rule(asked), asked.lacking
 
 
 @attrs.frozen(eq=False)
 class _AskedHistory(History):
-    """A history that records of which metrics a rule needs more values."""
+    """A history that records which metrics have too few values for a rule."""
 
     lacking: dict[str, tuple[int, int]] = attrs.field(factory=dict)
 

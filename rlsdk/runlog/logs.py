@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class _LogFile(logging.FileHandler):
-    """Log file that may fail to be written; the other handlers report this once, and the run continues."""
+    """Log file that may become unwritable; the other handlers report this once, and the run continues."""
 
     _reported = False
 
@@ -33,7 +33,7 @@ class _LogFile(logging.FileHandler):
             log.warning("%s cannot be written: %s", self.baseFilename, error.strerror)
 
     def close(self) -> None:
-        """Close the file; what a full disk did not take is lost."""
+        """Close the file; records that did not fit on the disk are lost."""
         with suppress(OSError):
             super().close()
 

@@ -18,7 +18,7 @@ _SHOWN = 60
 
 
 def open_lines(path: Path) -> TextIO:
-    """Open a file of lines to append to; a last line that a kill or a full disk cut off is ended first."""
+    """Open a file of lines for appending; first end a last line that a kill or a full disk cut off."""
     with path.open("ab+") as file:
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)

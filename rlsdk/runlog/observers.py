@@ -183,11 +183,11 @@ class Observers:
         for thread, tracker in self._trackers.values():
             thread.submit("close", tracker.close)
         deadline = time.monotonic() + seconds
-        fates = {
+        outcomes = {
             name: thread.close(max(0.0, deadline - time.monotonic())) for name, (thread, _) in self._trackers.items()
         }
         self._trackers = {}
-        return fates
+        return outcomes
 
     def close(self, seconds: float = CLOSE_SECONDS) -> dict[str, str]:
         """Wait for the hooks of all plugins.
@@ -199,6 +199,6 @@ class Observers:
             Name -> what went wrong; plugins without a failure are left out.
         """
         deadline = time.monotonic() + seconds
-        fates = {thread.name: thread.close(max(0.0, deadline - time.monotonic())) for thread in self._threads}
+        outcomes = {thread.name: thread.close(max(0.0, deadline - time.monotonic())) for thread in self._threads}
         self._threads, self._hooks = [], {}
-        return {name: fate for name, fate in fates.items() if fate != "ok"}
+        return {name: outcome for name, outcome in outcomes.items() if outcome != "ok"}

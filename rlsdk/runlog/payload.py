@@ -167,7 +167,7 @@ def _messages(messages: Sequence[Message]) -> list[list[Any]]:
 
 
 def _read_message(header: Sequence[Any]) -> Message:
-    if isinstance(header[1], str):  # formats 1 and 2: role, content, name and, in 2, whose words they are
+    if isinstance(header[1], str):  # formats 1 and 2: role, content, name and, in 2, whether it belongs to the prompt
         return Message(*header[:3], prompt=header[3] if len(header) > 3 else None)
     return attrs.evolve(Message.from_json(_from_json(header[1])), prompt=header[0])
 

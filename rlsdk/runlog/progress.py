@@ -183,7 +183,7 @@ class _LogConsole(Console):
         log.warning("standard error is closed; the run continues, and its log is in its folder")
 
     def __exit__(self, *error: object) -> None:
-        """Print; a disk that is full, or a terminal that is closed, takes nothing."""
+        """Print, ignoring a full disk or a closed terminal."""
         with suppress(OSError):
             super().__exit__(*error)
 

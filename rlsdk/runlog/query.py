@@ -98,12 +98,12 @@ def query(
                 f"the query {where or order_by!r} took longer than {most:g} s; narrow it, or allow more time "
                 "(--timeout, in a script `seconds`)"
             ) from error
-        said = next(iter(str(error.orig).splitlines()), type(error).__name__)
+        reason = next(iter(str(error.orig).splitlines()), type(error).__name__)
         damaged = getattr(error.orig, "sqlite_errorcode", None) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
         if (where or order_by) and not damaged:
             given = where or order_by
-            raise ValueFault(f"{given!r}: {said}. The columns are {', '.join(COLUMNS)}") from error
-        raise RunError(f"the rollouts in {address.url} cannot be read: {said}") from error
+            raise ValueFault(f"{given!r}: {reason}. The columns are {', '.join(COLUMNS)}") from error
+        raise RunError(f"the rollouts in {address.url} cannot be read: {reason}") from error
     finally:
         engine.dispose()
 

@@ -35,7 +35,7 @@ PHASES = {
     "checkpoints": "checkpoints",
     "whole": "total",
 }
-"""Phase in the summary -> its label, in the order of a run; phases by other names keep theirs and come before these."""
+"""Phase in the summary -> its label, in the order of a run; other phases come first, under their own names."""
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> Path:
@@ -70,7 +70,7 @@ def draw_curves(folder: Path, title: str) -> Path | None:
 
 
 def figure_text(figure: float | None, form: str = ".1%") -> str:
-    """Format a figure for people; None, which means that nothing could be scored, becomes `n/a`.
+    """Format a figure for display; None, which means that nothing could be scored, becomes `n/a`.
 
     Args:
         figure: The figure.
@@ -115,9 +115,9 @@ def print_report(
     _print_invalid(console, summary.get("invalid") or {})
     _print_environments(console, summary.get("environments") or {})
     _print_engines(console, summary.get("engines") or {})
-    for name, fate in (summary.get("trackers") or {}).items():
-        if fate != "ok":
-            console.print(f"[yellow]tracker {_plain(name)}: {_plain(fate)}[/]", highlight=False)
+    for name, outcome in (summary.get("trackers") or {}).items():
+        if outcome != "ok":
+            console.print(f"[yellow]tracker {_plain(name)}: {_plain(outcome)}[/]", highlight=False)
     for warning in summary.get("warnings") or ():
         console.print(f"[yellow]{_plain(warning)}[/]", highlight=False)
     for when, rows in samples.items():

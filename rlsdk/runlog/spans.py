@@ -66,7 +66,7 @@ class SpansFile:
                     self._file.flush()
                     self._flushed = time.monotonic()
             except OSError as error:
-                log.debug("%s takes no more spans: %s", self._path, error)
+                log.debug("no more spans are written to %s: %s", self._path, error)
                 self._end()
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class SpansFile:
             try:
                 file.close()
             except OSError as error:
-                log.debug("the last spans are not in %s: %s", self._path, error)
+                log.debug("the last spans could not be written to %s: %s", self._path, error)
 
 
 @contextmanager
@@ -99,7 +99,7 @@ def recorded(folder: Path) -> Iterator[None]:
         file.close()
         try:
             RECORDER.reset(token)
-        except ValueError:  # a trainer used manually may be closed in another context
+        except ValueError:  # a trainer used step by step may be closed in another context
             RECORDER.set(None)
 
 

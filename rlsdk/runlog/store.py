@@ -141,7 +141,7 @@ class RolloutStore:
 
     def _lock(self) -> None:
         """Begin a write transaction; while another process writes, wait and log its name."""
-        began, said = time.monotonic(), False
+        began, logged = time.monotonic(), False
         while True:
             try:
                 self._connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -150,14 +150,14 @@ class RolloutStore:
                 seconds = time.monotonic() - began
                 if not busy or seconds >= LOCK_SECONDS:
                     raise
-                if not said:
+                if not logged:
                     who = lock_holder(Path(self.address.file)) or "another process"
                     log.warning(
                         "%s has been locked by %s for %.0f s; the run is waiting", self.address.file, who, seconds
                     )
-                    said = True
+                    logged = True
                 continue
-            if said:
+            if logged:
                 log.warning("%s is free again, after %.0f s", self.address.file, time.monotonic() - began)
             return
 
@@ -249,8 +249,8 @@ class RolloutStore:
             if full or getattr(error.orig, "sqlstate", None) == _FULL or "disk is full" in str(error.orig):
                 where = address.file if address.is_file else address.url
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), where) from error
-            said = next(iter(str(error.orig).splitlines()), type(error).__name__)
-            raise RunError(f"rollouts cannot be stored in {address.url}: {said}") from error
+            reason = next(iter(str(error.orig).splitlines()), type(error).__name__)
+            raise RunError(f"rollouts cannot be stored in {address.url}: {reason}") from error
 
 
 def lock_holder(file: Path) -> str:

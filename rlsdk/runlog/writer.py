@@ -73,7 +73,7 @@ class RolloutWriter:
             last = None in waiting
             jobs = [job for job in waiting if callable(job)]
             try:
-                if jobs and not failed:  # after a failure, jobs are dropped, so that no caller waits for ever
+                if jobs and not failed:  # after a failure, jobs are dropped, so that no caller waits forever
                     with self._store.transaction():
                         for job in jobs:
                             job(self._store)

@@ -152,8 +152,8 @@ class Pool:
             rollouts = take()
             if not rollouts:
                 return []
-            # Only once there is a slot: otherwise the event loop would do it for all waiters, and read no reply
-            # meanwhile.
+            # Only once there is a slot: otherwise the event loop would do this for all waiters before it reads
+            # another reply.
             message = pickle.dumps((index, list(rollouts)), protocol=5)
             worker = self._taken() or _ScoringWorker(await self._fork())
             self._busy.add(worker)

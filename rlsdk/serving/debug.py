@@ -133,10 +133,10 @@ def find_engine(plan: Plan) -> tuple[str, str]:
 def debug_workflow(
     plan: Plan, task: int = 0, *, samples: int = 1, url: str = "", api_key: str = "", model: str = ""
 ) -> Debugged:
-    """Run a plan's workflow on one task against a server, and score it as in a training.
+    """Run a plan's workflow on one task against a server, and score it as in training.
 
     Args:
-        plan: The plan; neither engine nor learner are started.
+        plan: The plan; no engine or learner is started.
         task: Index among the training tasks of all sources, in order.
         samples: Number of rollouts.
         url: Base URL of an OpenAI-compatible server; by default, the engine served by `serve_engines` for this run.

@@ -21,7 +21,7 @@ Routes = Mapping[str, Callable[[Any], Awaitable[HttpReply]]]
 """`"POST /chat/completions"` -> handler of a JSON body (None for GET)."""
 
 
-def _nobody(_: APIError) -> None:
+def _ignore(_: APIError) -> None:
     """Ignore an error."""
 
 
@@ -51,7 +51,7 @@ class Endpoint:
         self._address = await server.start()
         self._until = asyncio.get_running_loop().create_task(self._live(server))
 
-    def mount(self, routes: Routes, refused: Callable[[APIError], None] = _nobody) -> Mount:
+    def mount(self, routes: Routes, refused: Callable[[APIError], None] = _ignore) -> Mount:
         """Serve routes under a new secret.
 
         Args:

@@ -121,14 +121,14 @@ class _Full(asyncio.Protocol):
 
 
 def refusal_of(error: Exception, what: str) -> APIError:
-    """Convert an error to the client's error reply; others than the client's are logged with their traceback."""
+    """Convert an error to a reply for the client; errors that the client did not cause are logged with traceback."""
     if isinstance(error, APIError):
         return error
     if isinstance(error, RecursionError):  # only a client's JSON can be nested without limit
         return APIError("the tools or the arguments of a call are nested too deeply")
     log.error("%s failed", what, exc_info=error)
-    said = f": {error}" if isinstance(error, RlsdkError) else ""
-    return APIError(f"{type(error).__name__}{said}", status=500)
+    detail = f": {error}" if isinstance(error, RlsdkError) else ""
+    return APIError(f"{type(error).__name__}{detail}", status=500)
 
 
 async def read_json(request: web.Request) -> Any:
@@ -143,10 +143,8 @@ async def read_json(request: web.Request) -> Any:
     except TimeoutError as error:
         raise APIError(f"the body did not arrive within {READ_SECONDS:g} s", status=408) from error
     try:
-        value = json.loads(
-            body.decode()
-        )  # strictly, unlike `json.loads(body)`, which accepts halves of surrogate pairs
-        if b"\\u" in body:  # an escape may be half a surrogate pair, which tokenizers reject
+        value = json.loads(body.decode())  # strict, unlike `json.loads(body)`, which accepts lone surrogates
+        if b"\\u" in body:  # an escape may be a lone surrogate, which tokenizers reject
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise APIError(f"the body contains text that is not Unicode: {error}") from error

@@ -94,8 +94,8 @@ class ChatMessage:
     def key(self) -> tuple[Any, ...]:
         """Key that is equal for equal messages; for answers, white space and thoughts are ignored."""
         if self.role == "assistant":
-            said = self.content.rpartition("</think>")[2]
-            return self.role, "".join(said.split()), tuple(call.key for call in self.calls)
+            text = self.content.rpartition("</think>")[2]
+            return self.role, "".join(text.split()), tuple(call.key for call in self.calls)
         return self.role, self.content, self.call_id, *(image.digest for image in self.images)
 
 
@@ -184,8 +184,8 @@ def _parts(value: Any, where: str, *, sees: bool) -> tuple[Part, ...]:
             parts.append(text)
         else:
             served = "text and image_url" if sees else "text"
-            said = f"{where}[{i}]: only parts of type {served} are supported here, got {kind!r}"
-            raise APIError(said, param=f"{where}[{i}]")
+            fault = f"{where}[{i}]: only parts of type {served} are supported here, got {kind!r}"
+            raise APIError(fault, param=f"{where}[{i}]")
     return tuple(parts)
 
 

@@ -103,7 +103,7 @@ class Recorder:
 
         Args:
             task: Task of the rollout.
-            context: Tokenizer, engines, sampling; a request's temperature, top-p and the like are ignored.
+            context: Tokenizer, engines, sampling; sampling parameters of requests, such as temperature, are ignored.
             group: Group of the rollout.
             seed: Seed of the group's requests; None leaves sampling to the engines.
             member: Index of the rollout in its group.
@@ -191,7 +191,7 @@ class Recorder:
         leaves = [node for node in self._nodes if not node.children]
         metrics = {"calls": float(self.calls), "conversations": float(len(leaves)), **changes.pop("metrics", {})}
         word = changes.pop("answer", None)
-        if self.stopped:  # whatever the agent did with half an answer, the rollout is not trained but repeated
+        if self.stopped:  # the rollout is repeated, whatever the agent made of half an answer
             changes["status"] = "aborted"
         done: set[_Node] = set()
         rollouts = []
@@ -294,13 +294,13 @@ class Recorder:
             raise
         finally:
             self._running.discard(running)
-        if self._closed:  # just now: what was streamed is recorded, and what was not, nobody has read
+        if self._closed:  # closed meanwhile: the streamed part is recorded, the rest reached no one
             raise _ended()
         self._streams.pop(turn.serial, None)
         return self._record(turn)
 
     def _keep_streamed(self, serial: int) -> None:
-        """Record the part of an answer that was sent before its client left, since the client may act on it."""
+        """Record the part of an answer that was sent before its client disconnected, which may act on it."""
         turn, live = self._streams.pop(serial, (None, None))
         if turn is None or live is None:
             return
@@ -309,7 +309,7 @@ class Recorder:
             if done is None:
                 return
             turn.chat.take(done, turn.prefill)
-        # Requests that the agent made after leaving this answer come after it, whether answered or not.
+        # Requests that the agent made after abandoning this answer come after it, whether answered or not.
         self._record(turn, next((i for i, node in enumerate(self._nodes) if node.serial > serial), None))
 
     def _record(self, turn: _Turn, at: int | None = None) -> ChatAnswer:

@@ -19,7 +19,7 @@ from rlsdk.rollout.codec import ChatTokenizer
 if TYPE_CHECKING:
     import httpx
 
-_SAID = 500
+_MOST = 500
 
 
 @attrs.frozen
@@ -103,7 +103,7 @@ class RemoteClient:
             text, finish = "" + choice["text"], choice.get("finish_reason")  # TypeError unless it is text
             logprobs = list((choice.get("logprobs") or {}).get("token_logprobs") or [])
         except (LookupError, TypeError, AttributeError) as error:
-            raise EngineError(f"{self._url}/completions: its answer is not a completion: {found!r:.{_SAID}}") from error
+            raise EngineError(f"{self._url}/completions: its answer is not a completion: {found!r:.{_MOST}}") from error
         reason: Finish = finish if finish in ("stop", "length", "abort") else "stop"
         ids = self._ids(choice, text, reason)
         if len(logprobs) != len(ids) or None in logprobs:
@@ -141,7 +141,7 @@ class RemoteClient:
         try:
             return str(found["data"][0]["id"])
         except (LookupError, TypeError) as error:
-            raise EngineError(f"{self._url}/models lists no model: {found!r:.{_SAID}}; name one") from error
+            raise EngineError(f"{self._url}/models lists no model: {found!r:.{_MOST}}; name one") from error
 
     async def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         import httpx
@@ -163,8 +163,8 @@ class RemoteClient:
                 "still running?"
             ) from error
         if response.status_code != 200:
-            raise EngineError(f"{self._url}{path} answers with status {response.status_code}: {response.text[:_SAID]}")
+            raise EngineError(f"{self._url}{path} answers with status {response.status_code}: {response.text[:_MOST]}")
         try:
             return response.json()
         except ValueError as error:
-            raise EngineError(f"{self._url}{path}: its answer is not JSON: {response.text[:_SAID]!r}") from error
+            raise EngineError(f"{self._url}{path}: its answer is not JSON: {response.text[:_MOST]!r}") from error

@@ -46,8 +46,8 @@ def expect_readable(asked: ChatCompletionRequest, context: RolloutContext) -> No
         if vision is None or not vision.usable or not context.codec.renderer.usable:
             raise APIError(f"messages: {context.codec.name!r} reads no images", param="messages")
     if asked.characters > context.max_length * context.codec.longest:
-        said = f"messages of {asked.characters} characters cannot fit in model.max_length={context.max_length} tokens"
-        raise full(ValueFault(said))
+        fault = f"messages of {asked.characters} characters cannot fit in model.max_length={context.max_length} tokens"
+        raise full(ValueFault(fault))
 
 
 Turn = tuple[Any, ...]
@@ -95,10 +95,10 @@ def _opening(
     asked: ChatCompletionRequest, codec: ChatTokenizer, dialect: Dialect, written: Mapping[Turn, str]
 ) -> Opening:
     plain = not codec.renderer.usable
-    conversation = [_shown(asked.as_message(said), codec, dialect) for said in asked.messages]
-    for i, (before, said) in enumerate(itertools.pairwise(asked.messages), 1):
-        if said.role == "assistant":
-            turn = before.key, said.key
+    conversation = [_shown(asked.as_message(message), codec, dialect) for message in asked.messages]
+    for i, (before, message) in enumerate(itertools.pairwise(asked.messages), 1):
+        if message.role == "assistant":
+            turn = before.key, message.key
             thought = conversation[i].reasoning or written.get(turn, "")
             conversation[i] = attrs.evolve(conversation[i], prompt=turn not in written, reasoning=thought)
     try:

@@ -80,8 +80,8 @@ class EngineService:
         return self._listed()
 
     def _no_model(self, name: str) -> APIError:
-        said = f"model: unknown model {name!r}; this server serves {self._model!r}"
-        return APIError(said, status=404, code="model_not_found", param="model")
+        fault = f"model: unknown model {name!r}; this server serves {self._model!r}"
+        return APIError(fault, status=404, code="model_not_found", param="model")
 
     async def _chat(self, body: Any) -> HttpReply:
         asked = read_chat(body, strict=self._strict)
@@ -94,8 +94,8 @@ class EngineService:
         async def start(watch: Watch | None) -> ChatAnswer:
             answer = await self._sample(head.id, ids, sampling, asked.seed, watch, begin.images)
             done, codec = answer.completion, self._context.codec
-            said = answered(done.token_ids, asked, codec, self._dialect, continued=bool(asked.prefill))
-            return ChatAnswer(said, done, len(ids))
+            message = answered(done.token_ids, asked, codec, self._dialect, continued=bool(asked.prefill))
+            return ChatAnswer(message, done, len(ids))
 
         starts = [start] * asked.n
         if asked.stream:

@@ -155,7 +155,7 @@ class LiveChatAnswer(LiveAnswer):
         texts = (text.rstrip(_HALF) for text in without_prefill(parsed, self._asked, self._codec))
         content, thought = (text[: _stop_begins(text, self._stops)] for text in texts)
         if not content.startswith(self.sent) or not thought.startswith(self._thought):
-            return {}  # the text that was sent is now parsed differently; the whole answer decides
+            return {}  # the text already sent is now parsed differently; wait for the whole answer
         return self._delta(content, thought)
 
     def take_rest_of(self, message: ChatMessage, token_ids: np.ndarray) -> dict[str, str]:
@@ -170,8 +170,8 @@ class LiveChatAnswer(LiveAnswer):
         """
         fits = message.content.startswith(self.sent) and message.reasoning.startswith(self._thought)
         if not fits and np.array_equal(token_ids[: len(self._looked_at)], self._looked_at):
-            # A late mark such as `</think>` divides the answer differently than it was sent. The client gets the rest
-            # as it is.
+            # A late mark such as `</think>` splits the answer differently from what was sent. The client gets the rest
+            # unsplit.
             text = self._codec.decode([token_ids])[0]
             text = text[: _stop_begins(text, self._stops)] if text.startswith(self.sent) else self.sent
             return self._delta(text, self._thought)

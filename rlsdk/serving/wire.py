@@ -77,18 +77,18 @@ class ChatCompletionRequest(GenerationRequest):
         """Total number of characters in all messages."""
         return sum(len(message.content) for message in self.messages)
 
-    def as_message(self, said: ChatMessage) -> Message:
+    def as_message(self, message: ChatMessage) -> Message:
         """Convert a message for the renderer; a tool result gets its tool's name from the call that it answers."""
         names = {call.id: call.name for each in self.messages for call in each.calls}
-        name = (said.name or names.get(said.call_id, "")) if said.role == "tool" else ""
-        calls = [ToolCall(call.name, _arguments(call.arguments), call.id) for call in said.calls]
+        name = (message.name or names.get(message.call_id, "")) if message.role == "tool" else ""
+        calls = [ToolCall(call.name, _arguments(call.arguments), call.id) for call in message.calls]
         return Message(
-            said.role,
-            said.parts or said.content,
+            message.role,
+            message.parts or message.content,
             name,
             tool_calls=calls,
-            tool_call_id=said.call_id,
-            reasoning=said.reasoning,
+            tool_call_id=message.call_id,
+            reasoning=message.reasoning,
         )
 
 

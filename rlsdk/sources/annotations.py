@@ -73,15 +73,15 @@ def _split(task: str, held_out: float) -> str:
 
 def _pairs(made: Sequence[Annotation]) -> Iterator[Task]:
     """Yield a task for each pair with more votes for one answer than for the other; `same` does not count."""
-    said: dict[tuple[str, str], dict[str, tuple[Annotation, int]]] = {}
+    votes_by_pair: dict[tuple[str, str], dict[str, tuple[Annotation, int]]] = {}
     for each in made:
         if each.kind != "pair":
             continue
         first, second = (rollout.id for rollout in each.rollouts)
         vote = {"first": first, "second": second}.get(each.value)
         low, high = sorted((first, second))
-        said.setdefault((low, high), {})[each.by] = (each, 0 if vote is None else 1 if vote == low else -1)
-    for (low, high), votes in said.items():
+        votes_by_pair.setdefault((low, high), {})[each.by] = (each, 0 if vote is None else 1 if vote == low else -1)
+    for (low, high), votes in votes_by_pair.items():
         total = sum(vote for _, vote in votes.values())
         if not total:
             continue

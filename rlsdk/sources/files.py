@@ -25,7 +25,7 @@ LARGE = 2**28
 """Total size of files above which reading them is costly."""
 _SHOWN = 5
 """Maximum bad rows quoted in a message."""
-_COLUMNS = "\n  name the columns that tasks are made of, such as `columns: {prompt: question, answer: solution}`"
+_COLUMNS = "\n  name the columns to create tasks from, such as `columns: {prompt: question, answer: solution}`"
 _SHARD = re.compile(r"-\d+-of-\d+(?=\.[^/]*$)")
 _log = logging.getLogger(__name__)
 
@@ -230,7 +230,7 @@ def _judge(good: int, bad: Sequence[str], skip_bad: float, names: Sequence[str],
             + remedy
         )
     if not good and not bad:
-        raise DataError(f"{', '.join(names)}: there are no rows to make tasks of")
+        raise DataError(f"{', '.join(names)}: there are no rows")
     if not good:
         raise DataError(f"{', '.join(names)}: no row is a valid task" + "".join(f"\n  {line}" for line in bad[:_SHOWN]))
     if bad:

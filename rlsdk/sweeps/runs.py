@@ -121,9 +121,9 @@ class SweepRun:
             lines = self.log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
         except OSError:
             return "it left no log"
-        said = [i for i, line in enumerate(lines) if line.startswith("rlsdk: ")]
-        if said and status > 0:
-            return " ".join(" ".join(lines[said[-1] :]).removeprefix("rlsdk: ").split())[:400]
+        errors = [i for i, line in enumerate(lines) if line.startswith("rlsdk: ")]
+        if errors and status > 0:
+            return " ".join(" ".join(lines[errors[-1] :]).removeprefix("rlsdk: ").split())[:400]
         # It ended without a word: the log may hold the error of an earlier attempt, and the last line may say nothing.
         ended = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         return f"{ended}; last line of its log: {' '.join(''.join(lines[-1:]).split())[:300]}"

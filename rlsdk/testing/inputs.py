@@ -16,7 +16,7 @@ from rlsdk.testing.findings import Case
 from rlsdk.testing.parts import select
 
 RAGGED = (3, 1, 4, 2, 5, 2)
-"""Lengths of six rollouts, 17 tokens in all, so that no shape is right by accident."""
+"""Lengths of six rollouts, 17 tokens in total, so that no shape is right by accident."""
 STEEP = 30.0
 """Log-ratio in nats beyond that of any real token; its sum over a rollout overflows in float32."""
 

@@ -262,8 +262,8 @@ def injected_control_tokens_are_text(subject: ModelSubject, conversation: tuple[
     controls = {subject.tokenizer.convert_tokens_to_ids(name) for name in codec.controls}
 
     def counted(text: str) -> int:
-        said = [*messages[:-1], attrs.evolve(messages[-1], content=codec.as_data(text))]
-        return sum(int(token) in controls for token in codec.prompt_tokens(said, plain=False))
+        prompt = [*messages[:-1], attrs.evolve(messages[-1], content=codec.as_data(text))]
+        return sum(int(token) in controls for token in codec.prompt_tokens(prompt, plain=False))
 
     plain, names = messages[-1].text, sorted(codec.controls)
     harmless = counted(plain)
@@ -345,10 +345,10 @@ def answers_are_read(subject: ModelSubject, conversation: tuple[Message, ...]) -
         raise NotApplicable(_NO_TEMPLATE)
     begin, end = subject.text.thought_marks
     thought = "" if codec.shown(codec.renderer.generation_prompt()).rstrip().endswith(begin) else begin
-    said = {"without a thought": content} if thought else {}
+    answers = {"without a thought": content} if thought else {}
     if begin in codec.controls or begin.startswith("<think"):
-        said["with a thought"] = f"{thought}rlsdkthought{end}{content}"
-    for how, text in said.items():
+        answers["with a thought"] = f"{thought}rlsdkthought{end}{content}"
+    for how, text in answers.items():
         ids = codec.encode(text)
         ids = ids if codec.end is None else np.append(ids, codec.end)
         parsed = codec.renderer.parse(ids)

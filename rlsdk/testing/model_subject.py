@@ -108,8 +108,8 @@ def _tokenizer(path: str, folder: Path, trust_remote_code: bool) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:
-        said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ConfigError([f"transformers cannot open the tokenizer of {path!r}: {said}"]) from error
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ConfigError([f"transformers cannot open the tokenizer of {path!r}: {reason}"]) from error
 
 
 def _read(path: Path) -> dict[str, Any]:

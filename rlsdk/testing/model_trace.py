@@ -59,12 +59,12 @@ def trace(engine: Any, policy: Any, token_ids: np.ndarray, width: int) -> list[O
         Operations in the engine's execution order, `logprobs` last.
     """
     with _outputs(engine.net) as ours:
-        said = engine.logprobs(token_ids)
+        sampled = engine.logprobs(token_ids)
     with _outputs(policy.model) as theirs, torch.no_grad():
         learned = policy(to_exact_row(whole_rollout(token_ids), width))[0]
     known = [name for name in ours if name in theirs]
     operations = [_compared(name, ours[name], theirs[name]) for name in known]
-    return [*operations, _compared(LOGPROBS, (torch.from_numpy(said),), (learned,))]
+    return [*operations, _compared(LOGPROBS, (torch.from_numpy(sampled),), (learned,))]
 
 
 def first_difference(operations: Sequence[Operation]) -> Operation | None:

@@ -89,7 +89,7 @@ def run_workflow(
     max_tokens: int = 64,
     max_length: int = 512,
 ) -> list[Group]:
-    """Run a workflow on tasks against a script, as a training would.
+    """Run a workflow on tasks against a script, as training does.
 
     Args:
         workflow: Workflow ready to run (from `rlsdk.load("workflow", …)`).

@@ -97,7 +97,7 @@ class Subject:
             raise Violated("raised", "a result", described(error)) from error
 
     def trimmed(self, x: Any) -> Any:
-        """Return a batch with only the optional fields that the component declared, as in a training."""
+        """Return a batch with only the optional fields that the component declared, as in training."""
         if not is_batch(x):
             return x
         for i, field in enumerate(self.component.fields):  # from each token's own numbers, however a batch is split

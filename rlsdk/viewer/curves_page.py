@@ -35,7 +35,7 @@ async def findings(service: ViewerService, request: web.Request) -> web.StreamRe
 
 
 async def ledger(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Return what became of the tasks of a run."""
+    """Return the outcomes of the tasks of a run."""
     return service.reply(service.run(request).ledger())
 
 

@@ -75,8 +75,8 @@ class Browser:
             with kept[1].connect() as connection:
                 yield connection, address.run
         except sa.exc.DBAPIError as error:
-            said = next(iter(str(error.orig).splitlines()), type(error).__name__)
-            raise RunError(f"the rollouts in {address.url} cannot be read: {said}") from error
+            reason = next(iter(str(error.orig).splitlines()), type(error).__name__)
+            raise RunError(f"the rollouts in {address.url} cannot be read: {reason}") from error
 
     def page(self, wanted: Filter, cursor: Sequence[Any] | None = None, *, limit: int = PAGE) -> dict[str, Any]:
         """Return rollouts that match a filter: `rows`, `next` (cursor of the next page), `done` and `at_step`.

@@ -106,7 +106,7 @@ class RunFolder:
         """Return the run's data for the page header."""
         self.metrics.refresh()
         config, steps = self.config, self.metrics.steps
-        status, said = self._status()
+        status, trouble = self._status()
         return {
             "id": self.id,
             "name": str(config.get("name") or self.path.name),
@@ -114,7 +114,7 @@ class RunFolder:
             "seed": config.get("seed"),
             "experiment": self.experiment,
             "status": status,
-            "said": said,
+            "trouble": trouble,
             "step": steps[-1] if steps else 0,
             "steps": config.get("steps"),
             "age": round(max(time.time() - self.metrics.changed, 0.0), 1) if self.metrics.changed else None,
@@ -137,19 +137,19 @@ class RunFolder:
         if driver is not None and driver.is_gone:
             return "killed", f"its process {driver.pid} on {driver.host} is gone and left no exit status"
         silent = next((each for each in known.actors if each.silent), None) if known else None
-        said = f"{silent.name} {silent.silent}, for {_span(silent.silent_for)}. Its log may say why" if silent else ""
+        trouble = f"{silent.name} {silent.silent}, for {_span(silent.silent_for)}; see its log" if silent else ""
         if not self.metrics.changed:
-            return "starting", said
+            return "starting", trouble
         age, usual = time.time() - self.metrics.changed, self.metrics.last("time/step") or 0.0
         if age > max(QUIET_SECONDS, 10 * usual):
             return (
                 "quiet",
-                said or f"no step for {_span(age)}; a step usually takes {_span(usual)}. Look at the processes",
+                trouble or f"no step for {_span(age)}; a step usually takes {_span(usual)}. Look at the processes",
             )
-        return "running", said
+        return "running", trouble
 
     def ledger(self) -> dict[str, Any]:
-        """Return what became of the tasks of each source by step, and the totals of a finished run."""
+        """Return the outcomes of the tasks of each source by step, and the totals of a finished run."""
         return {"tasks": self.summary.get("tasks") or {}, "steps": read_ledger(self.path)}
 
     def processes(self) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _span(seconds: float) -> str:
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a folder is a run's."""
+    """Return whether a folder is a run folder."""
     return any((path / name).is_file() for name in (MARKER, METRICS, "config.yaml", "summary.json"))
 
 

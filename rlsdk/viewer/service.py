@@ -113,7 +113,7 @@ class ViewerService:
             try:
                 self.look()
             except RlsdkError as error:
-                log.debug("the runs are shown as they were: %s", error)
+                log.debug("the list of runs is not updated: %s", error)
         return list(self._runs.values())
 
     # Called by page handlers
@@ -194,7 +194,7 @@ class ViewerService:
             except web.HTTPException as error:
                 response = self.reply({"error": error.text or error.reason})
                 response.set_status(error.status)
-            except (RlsdkError, ValueError, OverflowError) as error:  # such as a group's number that no store can hold
+            except (RlsdkError, ValueError, OverflowError) as error:  # such as a group number too large for a database
                 response = self.reply({"error": str(error)})
                 response.set_status(400)
             except Exception as error:

@@ -96,7 +96,7 @@ class Store:
             with engine.connect() as connection:
                 yield from connection.execute(statement)
         except sa.exc.DBAPIError as error:
-            said = next(iter(str(error.orig).splitlines()), type(error).__name__)
-            raise RunError(f"the rollouts in {self._address.url} cannot be read: {said}") from error
+            reason = next(iter(str(error.orig).splitlines()), type(error).__name__)
+            raise RunError(f"the rollouts in {self._address.url} cannot be read: {reason}") from error
         finally:
             engine.dispose()

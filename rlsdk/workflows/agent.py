@@ -80,8 +80,8 @@ class Agent:
             agent = find(self.agent)
             inspect.signature(agent).bind("task", "base_url", "api_key")
         except (ValueFault, TypeError) as error:
-            said = f"{self.agent} does not take (task, base_url, api_key): {error}"
-            raise OptionError(NAME, [("agent", str(error) if isinstance(error, ValueFault) else said)]) from error
+            fault = f"{self.agent} does not take (task, base_url, api_key): {error}"
+            raise OptionError(NAME, [("agent", str(error) if isinstance(error, ValueFault) else fault)]) from error
         object.__setattr__(self, "_agent", agent)
         object.__setattr__(self, "_dialect", None if self.parser is None else Dialect.named(self.parser, NAME))
         object.__setattr__(self, "_threads", Threads(self.threads))

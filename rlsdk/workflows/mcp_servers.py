@@ -232,9 +232,9 @@ class _McpSession:
             error = error.exceptions[0]
         late = f"no answer within {SECONDS_TO_START:g} s" if isinstance(error, TimeoutError) else str(error)
         printed.seek(0)
-        said = printed.read()[-_SHOWN:].strip()
+        output = printed.read()[-_SHOWN:].strip()
         where = self._server.url or " ".join([str(self._server.command), *self._server.args])
-        tail = f"; it printed: {said}" if said else ""
+        tail = f"; it printed: {output}" if output else ""
         return EnvironmentFault(f"MCP server {self._name!r} ({where}): {late}{tail}")
 
 

@@ -136,7 +136,7 @@ class Tools:
         """Run a call and return (text for the policy, failed)."""
         try:
             if index >= self.max_calls:
-                raise WrongCallError(f"at most {self.max_calls} calls in one answer; the rest was not made")
+                raise WrongCallError(f"at most {self.max_calls} calls per answer; the others were not made")
             if isinstance(call, Malformed):
                 raise WrongCallError(call.reason)
             return as_text(await self._call(offered, call), self.max_result), False
@@ -157,8 +157,8 @@ class Tools:
                 async with asyncio.timeout(self.call_timeout) as limit:
                     return await tool.function(**arguments)
             except TimeoutError as error:
-                said = f"it took longer than {self.call_timeout:g} s" if limit.expired() else str(error)
-                raise TimeoutError(said) from error
+                reason = f"it took longer than {self.call_timeout:g} s" if limit.expired() else str(error)
+                raise TimeoutError(reason) from error
         return await self._threads.call(lambda: tool.function(**arguments), seconds=self.call_timeout)
 
 

@@ -220,7 +220,7 @@ def test_a_schema_that_takes_exponential_time_gives_an_invalid_score():
         ({"properties": {"a": {"$ref": "file:///etc/passwd"}}}, "elsewhere"),
         ({"type": "object", "requierd": ["a"]}, "unknown keyword 'requierd', did you mean 'required'"),
         ({"properties": {"a": {"items": {"Enum": [1]}}}}, "items: unknown keyword 'Enum', did you mean 'enum'"),
-        ({"name": {"type": "string"}}, "no keyword of a JSON schema"),
+        ({"name": {"type": "string"}}, "no JSON schema keyword"),
         ({"x-parts": {"a": {"pattern": "(a+)+$"}}, "$ref": "#/x-parts/a"}, "pattern"),
     ],
 )

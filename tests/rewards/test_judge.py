@@ -29,7 +29,7 @@ from rlsdk.types import Image, Message
 
 
 class Server(ThreadingHTTPServer):
-    """An endpoint that answers as a test says, in turn; the last answer is given for ever."""
+    """An endpoint that answers as a test says, in turn; the last answer is given forever."""
 
     daemon_threads = True
 

@@ -111,7 +111,7 @@ def test_the_group_of_the_last_match_holds_the_answer():
     right = judge("regex", "#### 7\nno:\n#### 42", 42, **options)
     assert (right.value, right.metrics) == (1.0, {"correct": 1.0})
     wrong = judge("regex", "#### 42\nno:\n#### 7", 42, **options)
-    assert (wrong.value, wrong.reason) == (0.0, "what the group holds is not the reference")
+    assert (wrong.value, wrong.reason) == (0.0, "the text of the group is not the reference")
     assert judge("regex", "42", 42, **options).reason == "the pattern is not found"
     assert judge("regex", "a", "", pattern="(b)?a", group=1).value == 1.0  # a group that took no part holds nothing
     assert judge("regex", "it is 42", 42, pattern=r"\d*", group=0).value == 1.0  # and not the empty match at the end

@@ -473,7 +473,7 @@ class PartsMerge(rlsdk.Algorithm):
 
 @rlsdk.workflow("ends")
 async def ends(task, chat):
-    """Waits for ever."""
+    """Waits forever."""
     await asyncio.Event().wait()
 
 

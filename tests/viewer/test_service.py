@@ -241,7 +241,7 @@ def test_alerts_and_a_silent_run_are_reported(service: ViewerService, ask: Ask, 
     os.utime(run / "metrics.jsonl", (old, old))
     state = ask(service, "/api/state")[2]["runs"][0]
     assert (state["status"], state["alerts"]) == ("quiet", 1)
-    assert state["said"].startswith("no step for 60 min; a step usually takes 2 s")
+    assert state["trouble"].startswith("no step for 60 min; a step usually takes 2 s")
     assert ask(service, f"/api/findings?runs={key}")[2] == {key: [{"alert": {**alert, "metric": ""}, "lasts": False}]}
 
 

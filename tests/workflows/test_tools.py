@@ -154,7 +154,7 @@ def test_arguments_that_are_not_json_are_reported_without_ending_the_run(
 def test_several_calls_of_one_answer_up_to_a_limit(file: str) -> None:
     rollout, _ = talk(file, hermes_call("add", a=1) * 5, "ok", max_calls=2)
     told = [m.content for m in rollout.messages if m.role == "tool"]
-    assert told == ["2.0", "2.0", "error: at most 2 calls in one answer; the rest was not made"]
+    assert told == ["2.0", "2.0", "error: at most 2 calls per answer; the others were not made"]
     assert talk(file, *[hermes_call("add", a=1)] * 3, max_turns=3)[0].status == "truncated"
 
 

@@ -18,7 +18,7 @@ from rlsdk.testing.subject import Subject
 from rlsdk.types import Group, Score
 
 SECONDS = 60.0
-"""Time limit in seconds for the fields of one batch; a training computes them once a step."""
+"""Time limit in seconds for the fields of one batch; training computes them once per step."""
 
 
 def _batch(subject: Subject, responses: Sequence[str], groups: int) -> StepBatch:

@@ -22,7 +22,7 @@ from rlsdk.testing.subject import Subject
 from rlsdk.types import Group, Rollout, Score, Task
 
 SECONDS = 10.0
-"""Time limit in seconds for any single response; a training scores thousands."""
+"""Time limit in seconds for any single response; training scores thousands."""
 
 
 def score(subject: Subject, rollouts: Sequence[Rollout]) -> list[Score]:

@@ -262,5 +262,5 @@ def _run(subject: Subject) -> tuple[list[Group], list[str]]:
             cause = " ".join(described(error).split())
             raise NotApplicable(f"it does not run on the suite's task, without a reward: {cause}") from error
         gc.collect()  # a coroutine that was never awaited warns when it is deleted
-    said = [str(each.message) for each in heard]
-    return groups, [each for each in said if "was never awaited" in each]
+    texts = [str(each.message) for each in heard]
+    return groups, [each for each in texts if "was never awaited" in each]

@@ -114,7 +114,7 @@ function drawHeader() {
       h("span", { class: "progress" }, h("progress", { value: share, max: 1, "aria-label": "Steps done" }),
         run.steps ? `step ${run.step} of ${run.steps}` : `step ${run.step}`),
       run.age === null ? null : h("span", { class: "age" }, `last step ${span(run.age)} ago`),
-      run.said ? h("p", { class: "trouble" }, visible(run.said)) : null] : null)
+      run.trouble ? h("p", { class: "trouble" }, visible(run.trouble)) : null] : null)
   document.title = `${title} · rlsdk`
 }
 

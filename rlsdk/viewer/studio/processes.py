@@ -1,4 +1,4 @@
-"""Trainings started by the studio: processes with their own sessions, which outlive the viewer."""
+"""Training runs started by the studio: processes with their own sessions, which outlive the viewer."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from rlsdk.runlog.folder import replace_text
 from rlsdk.viewer.files import read_json, tail
 
 FOLDER = Path(".rlsdk", "studio")
-"""Record of the trainings started by the studio, below the folder in which the viewer was started."""
+"""Record of the runs started by the studio, below the folder in which the viewer was started."""
 LOG_BYTES = 4000
-"""Number of bytes to show from the end of a training's output."""
+"""Number of bytes to show from the end of a run's output."""
 
 
 @attrs.frozen(kw_only=True)
 class Started:
-    """A training started by the studio.
+    """A training run started by the studio.
 
     Attributes:
         name: Name of the run.
         folder: Folder of the run.
         file: Configuration file.
         begun: Time of the last start.
-        process: Process of the training.
+        process: Process of the run.
         stops: Number of stop requests.
         code: Exit status; None while it runs, or if another server started it.
     """
@@ -47,7 +47,7 @@ class Started:
 
 
 class Trainings:
-    """Starts, stops and lists trainings."""
+    """Starts, stops and lists training runs."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -55,7 +55,7 @@ class Trainings:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, folder: str, file: Path, *, resume: bool = False) -> Started:
-        """Start a training, or resume one.
+        """Start a run, or resume it.
 
         Args:
             name: Checked name of the run.
@@ -64,7 +64,7 @@ class Trainings:
             resume: Continue from the newest checkpoint.
 
         Raises:
-            ValueFault: The training is already running.
+            ValueFault: The run is already in progress.
         """
         if (known := self._known(name)) and self.runs(known):
             raise ValueFault(
@@ -89,10 +89,10 @@ class Trainings:
         return started
 
     def stop(self, name: str) -> Started:
-        """Ask a training to save and stop, like Ctrl-C; a second request stops it at once.
+        """Ask a run to save and stop, like Ctrl-C; a second request stops it at once.
 
         Raises:
-            ValueFault: The studio did not start the training, or it has ended.
+            ValueFault: The studio did not start the run, or it has ended.
         """
         known = self.known(name)
         if not self.runs(known):
@@ -103,10 +103,10 @@ class Trainings:
         return known
 
     def known(self, name: str) -> Started:
-        """Return a training by name.
+        """Return a run by name.
 
         Raises:
-            ValueFault: The studio of this folder did not start the training.
+            ValueFault: The studio of this folder did not start the run.
         """
         found = self._known(name)
         if found is None:
@@ -114,20 +114,20 @@ class Trainings:
         return found
 
     def runs(self, started: Started) -> bool:
-        """Return whether a training's process exists."""
+        """Return whether the process of a run exists."""
         child = self._children.get(started.name)
         if child is not None and child.pid == started.process.pid:
             return child.poll() is None
         return look([started.process], measured=False)[0].state not in ("gone", "zombie")
 
     def listed(self) -> list[Started]:
-        """Return all trainings, newest first, with the exit status of those that have ended."""
+        """Return all runs, newest first, with the exit status of those that have ended."""
         names = [path.stem for path in self.notes.glob("*.json")]
         found = [known for name in names if (known := self._known(name)) is not None]
         return sorted((self._ended(known) for known in found), key=lambda each: -each.begun)
 
     def output(self, name: str) -> str:
-        """Return the end of a training's output."""
+        """Return the end of a run's output."""
         return str(tail(self._note(name, "log"), LOG_BYTES)["text"])
 
     def copy(self, name: str, text: str) -> Path:

@@ -1,4 +1,4 @@
-"""The studio: a checker, files and trainings."""
+"""The studio: a checker, configuration files and runs."""
 
 from __future__ import annotations
 
