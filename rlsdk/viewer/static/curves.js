@@ -21,14 +21,14 @@ const SECTIONS = [
     { title: "Length of answers", names: ["rollouts/length"], hint: "Tokens. Growth without more reward is length explosion." },
     { title: "Repetition", names: ["rollouts/repetition"], format: percent, hint: "Share of phrases that occurred earlier in the answer. Healthy: below 10 %." },
     { title: "Cut off", names: ["rollouts/truncated"], format: percent, hint: "Share of answers that hit the token limit. Healthy: a few percent." },
-    { title: "Without a score", names: ["rollouts/invalid"], hint: "Rollouts whose reward failed; they are left out of the training. Healthy: none." },
-    { title: "Entropy", names: ["actor/entropy", "rollouts/entropy"], labels: ["of the policy", "of what was sampled"], hint: "How uncertain the policy is. A slow fall is learning; a fall to nearly 0 is collapse." },
+    { title: "Without a score", names: ["rollouts/invalid"], hint: "Rollouts whose reward failed; they are excluded from training. Healthy: none." },
+    { title: "Entropy", names: ["actor/entropy", "rollouts/entropy"], labels: ["of the policy", "of the sampled tokens"], hint: "How uncertain the policy is. A slow fall is learning; a fall to nearly 0 is collapse." },
   ]],
   ["Is the update sound?", [
     { title: "KL to the policy before", names: ["actor/kl_to_old", "actor/kl_to_behaviour"], labels: ["before the step", "sampler"], hint: "How far a step moves the policy. Healthy: below 0.1, and steady." },
     { title: "KL to the reference", names: ["actor/ref_kl"], hint: "How far the policy has moved from its initial model." },
     { title: "Clipped tokens", names: ["actor/clip_share"], format: percent, hint: "Healthy: below 20 %." },
-    { title: "Norm of the gradient", names: ["actor/grad_norm"], hint: "Spikes or a steady rise precede a collapse." },
+    { title: "Gradient norm", names: ["actor/grad_norm"], hint: "Spikes or a steady rise precede a collapse." },
     { title: "Engine and learner", names: ["canary/gap", "actor/gap"], labels: ["after a sync", "in a batch"], hint: "Maximum difference of their logprobs for the same tokens. A jump means that their weights differ." },
   ]],
   ["By source", [
@@ -36,12 +36,12 @@ const SECTIONS = [
     { title: "Tokens by source", match: /^source\/.+\/rollouts\/tokens$/, strip: /^source\/|\/rollouts\/tokens$/g, key: "sources", hint: "A line that ends or falls to 0 is a starving source." },
   ]],
   ["How fresh, how fast?", [
-    { title: "Staleness", names: ["staleness/max", "staleness/mean"], labels: ["oldest", "mean"], hint: "Steps between the weights that sampled a token and those that train on it. 0: in step." },
-    { title: "Shares of ages", match: /^staleness\/share_/, strip: "staleness/share_", format: percent, hint: "Share of trained tokens by age, in steps." },
-    { title: "Tokens a second", names: ["time/tokens_per_second"], hint: "While engines sample." },
+    { title: "Staleness", names: ["staleness/max", "staleness/mean"], labels: ["oldest", "mean"], hint: "Steps between the weights that sampled a token and those that train on it. 0: on-policy." },
+    { title: "Tokens by age", match: /^staleness\/share_/, strip: "staleness/share_", format: percent, hint: "Share of trained tokens by age, in steps." },
+    { title: "Tokens per second", names: ["time/tokens_per_second"], hint: "While engines sample." },
     { title: "Idle engines", names: ["time/engines_idle"], format: percent, hint: "Share of a step in which engines are idle." },
-    { title: "Engines", names: ["engines/alive"], hint: "Engines that take requests. A step down is a loss." },
-    { title: "Seconds a step", names: ["time/step"], hint: "The Times page shows where they go." },
+    { title: "Engines", names: ["engines/alive"], hint: "Engines that accept requests. A step down means that one died." },
+    { title: "Seconds per step", names: ["time/step"], hint: "The Times page shows where they go." },
   ]],
 ]
 
@@ -206,18 +206,18 @@ function label_of(chart, name, n) {
 
 const COUNTS = [["trained", "trained on"], ["filtered", "left out by a filter"], ["failed", "without a score"], ["available", "ready"], ["scheduled", "being sampled"], ["waiting", "to be started"]]
 
-// What became of the tasks, per source.
+// Outcomes of the tasks, per source.
 function tasks(element, counts) {
   const last = counts?.steps.at(-1)
   const rows = last ? Object.entries(last.sources) : []
   const total = counts?.tasks ?? {}
   if (!rows.length) {
-    replace(element, Object.keys(total).length ? [h("h2", {}, "What became of the tasks"), h("p", { class: "figures" },
+    replace(element, Object.keys(total).length ? [h("h2", {}, "Outcomes of the tasks"), h("p", { class: "figures" },
       Object.entries(total).map(([name, count]) => h("span", {}, h("b", {}, number(count)), ` ${name}`)))] : null)
     return
   }
   const greatest = Math.max(...rows.map(([, row]) => COUNTS.reduce((sum, [name]) => sum + (row[name] ?? 0), 0)), 1)
-  replace(element, h("h2", {}, "What became of the tasks"),
+  replace(element, h("h2", {}, "Outcomes of the tasks"),
     h("p", { class: "hint" }, "Groups of each source so far. A source with a short bar starves; one that is mostly filtered out teaches little."),
     h("div", { class: "table-box" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "Source"), h("th", {}), COUNTS.map(([, title]) => h("th", { class: "figure" }, title)))),
       h("tbody", {}, rows.map(([source, row]) => h("tr", {}, h("th", {}, visible(source)),

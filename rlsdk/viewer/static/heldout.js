@@ -1,4 +1,4 @@
-// One held-out task over the training: its answer in each evaluation.
+// One held-out task over the course of training: its answer in each evaluation.
 
 import { get } from "/static/api.js"
 import { between } from "/static/colors.js"

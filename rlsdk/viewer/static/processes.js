@@ -4,7 +4,7 @@ import { get } from "/static/api.js"
 import { append, bytes, h, number, replace, said, span, visible } from "/static/dom.js"
 
 const STATES = {
-  running: ["working", "good"], disk: ["waits for a disk", "calm"], starting: ["starting", "calm"], stopped: ["stopped", "bad"],
+  running: ["working", "good"], disk: ["waiting for a disk", "calm"], starting: ["starting", "calm"], stopped: ["stopped", "bad"],
   zombie: ["ended", "bad"], gone: ["gone", "bad"], unknown: ["no answer", "bad"],
 }
 const LOOK = 3000
@@ -38,10 +38,10 @@ export function mount(element, first) {
     const stale = found.written !== null && found.written > 30 && !over
     replace(table, h("h2", {}, "Processes"),
       h("p", { class: "figures" },
-        engines ? h("span", {}, h("b", {}, `${engines.alive.length} of ${engines.wanted}`), " engines take requests", engines.lost ? `, ${engines.lost} lost so far` : "") : null,
+        engines ? h("span", {}, h("b", {}, `${engines.alive.length} of ${engines.wanted}`), " engines accept requests", engines.lost ? `, ${engines.lost} lost so far` : "") : null,
         found.stage && !over ? h("span", {}, "the run is ", h("b", {}, visible(found.stage))) : null,
-        found.written === null ? null : h("span", {}, `seen ${span(found.written)} ago`)),
-      stale ? h("p", { class: "trouble" }, `The processes have not been checked for ${span(found.written)}: the training's driver hangs, or its machine is unreachable.`) : null,
+        found.written === null ? null : h("span", {}, `checked ${span(found.written)} ago`)),
+      stale ? h("p", { class: "trouble" }, `The processes have not been checked for ${span(found.written)}: the run's driver hangs, or its machine is unreachable.`) : null,
       over ? h("p", { class: "hint" }, `The run has ended (${visible(context.run.status)}); these are its processes as last seen.`) : null,
       found.actors.length ? h("div", { class: "table-box" }, h("table", {}, h("thead", {}, h("tr", {}, ["Process", "State", "Memory", "", "Where"].map((each) => h("th", {}, each)))),
         h("tbody", {}, found.actors.map((each) => row(each, most, over))))) : h("p", { class: "hint" }, "This run has no list of its processes: it was trained by an earlier rlsdk, or its watchdog is off."))

@@ -98,7 +98,7 @@ export function mount(element, first) {
       fresh.hidden = true
     }
     let more = false
-    replace(foot, "Reading …")
+    replace(foot, "Loading …")
     try {
       const page = await get(`rollouts/${context.run.id}`, { ...wanted(), cursor: again || !next ? "" : JSON.stringify(next) })
       if (mine !== order) return
@@ -205,7 +205,7 @@ export function mount(element, first) {
     if (view === "turns") append(body, [conversation(rollout), score(rollout), about(group, rollout)])
     else if (view === "group") append(body, sideBySide())
     else {
-      replace(body, h("p", { class: "loading" }, "Reading the tokens …"))
+      replace(body, h("p", { class: "loading" }, "Loading the tokens …"))
       try {
         const made = await tokens(context.run.id, group.number, i)
         if (mine === detailOrder) replace(body, made)

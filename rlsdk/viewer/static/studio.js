@@ -34,7 +34,7 @@ export function mount(element, first) {
   const box = h("fieldset", { class: "keys-form", "aria-label": "Configuration" })
   const fields = new Form(box, edit)
   const yaml = h("textarea", { class: "yaml", "aria-label": "YAML", spellcheck: "false", wrap: "off", rows: 18, value: draft.text, oninput: debounce(350, () => wrote(yaml.value)) })
-  const checked = h("div", { class: "checked", role: "status", "aria-live": "polite" }, h("p", { class: "hint" }, "Reading the plugins; the first time takes up to a minute …"))
+  const checked = h("div", { class: "checked", role: "status", "aria-live": "polite" }, h("p", { class: "hint" }, "Loading the plugins; the first time, this may take a minute …"))
   const begin = h("button", { class: "button primary", disabled: true, onclick: start }, "Start")
   const explained = h("div", { class: "explained" })
   append(element, [trouble, table, bar, h("div", { class: "studio" },
@@ -210,7 +210,7 @@ export function mount(element, first) {
     output.addEventListener("toggle", () => { if (output.open) shownOutput.add(run.name); else shownOutput.delete(run.name) })
     return h("tr", { "data-run": run.name }, h("th", {}, visible(run.name), h("small", {}, ` process ${run.pid}`)), h("td", {}, h("span", { class: `status ${kind}` }, word)),
       h("td", { class: "figure" }, run.step === null || run.step === undefined ? "–" : run.steps ? `${run.step} of ${run.steps}` : String(run.step)), h("td", { class: "figure" }, number(run.reward)),
-      h("td", { class: "acts" }, run.runs ? act(run.stops ? "Stop at once" : "Stop", "stop") : run.status === "finished" ? null : act("Resume", "resume"),
+      h("td", { class: "acts" }, run.runs ? act(run.stops ? "Stop now" : "Stop", "stop") : run.status === "finished" ? null : act("Resume", "resume"),
         run.run ? ["curves", "rollouts", "processes"].map((page) => h("a", { class: "link", href: `#/${page}?runs=${run.run}` }, page)) : null,
         run.file.startsWith(".") ? null : h("button", { class: "link", onclick: () => open(run.file) }, "open")), h("td", {}, output))
   }
