@@ -102,6 +102,16 @@ def simulate(
 
             predictions.append(prediction.predict(setup, count, most=most, progress=show))
             bar.remove_task(line)
+    if comparison is not None:
+        batch, group = comparison.batch_size, comparison.group_size
+        others = {(p.setup.batch, p.setup.group) for p in predictions} - {(batch, group)}
+        if others:
+            sizes = ", ".join(f"{other} × {members}" for other, members in sorted(others))
+            click.echo(
+                f"warning: --against {against}: the run has {batch} × {group} rollouts a step, not {sizes} as predicted, "
+                f"so the figures are not comparable; predict batch_size={batch} group_size={group}",
+                err=True,
+            )
     if as_json:
         report: dict[str, Any] = {
             "rates": attrs.asdict(rates),

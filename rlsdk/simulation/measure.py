@@ -42,6 +42,8 @@ class MeasuredRun:
         staleness: Mean staleness of trained tokens; None if it was not logged.
         staleness_max: Maximum staleness.
         steps: Number of steps measured.
+        batch_size: Tasks per step.
+        group_size: Rollouts per task.
     """
 
     rates: Rates
@@ -54,6 +56,8 @@ class MeasuredRun:
     staleness: float | None
     staleness_max: int
     steps: int
+    batch_size: int
+    group_size: int
 
 
 def measure(folder: Path, defaults: Rates) -> MeasuredRun:
@@ -84,7 +88,8 @@ def measure(folder: Path, defaults: Rates) -> MeasuredRun:
     section = config.get("rollout") or config.get("production") or {}  # its name until 0.2
     synchronous = not section.get("max_staleness") and section.get("sync_interval", 1) == 1
     lengths = lengths_of(folder, lines, int((config.get("sampling") or {}).get("max_tokens", 256)))
-    rollouts = config.get("batch_size", 64) * config.get("group_size", 8) / place["engines"]
+    batch, group = config.get("batch_size", 64), config.get("group_size", 8)
+    rollouts = batch * group / place["engines"]
     seconds, produce = _column(lines, "time/step"), _column(lines, "time/produce")
     again = _column(lines, "rollouts/reused") * _column(lines, "rollouts/length")
     trained = _column(lines, "rollouts/tokens") * _column(lines, "groups/trained", 1.0) + again
@@ -107,6 +112,8 @@ def measure(folder: Path, defaults: Rates) -> MeasuredRun:
         staleness=0.0 if synchronous else _mean(lines, "staleness/mean"),
         staleness_max=int(_column(lines, "staleness/max").max()),
         steps=len(lines),
+        batch_size=batch,
+        group_size=group,
     )
 
 

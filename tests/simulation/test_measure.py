@@ -219,7 +219,12 @@ def test_the_table_says_what_the_figures_are(run: Path) -> None:
         "from the run",
     ):
         assert text in shown
-    assert "No rate was measured" not in shown
+    assert "No rate was measured" not in shown and "comparable" not in shown
+
+
+def test_a_comparison_with_a_run_of_another_batch_size_is_warned_of(run: Path) -> None:
+    shown = command(run, "batch_size=4", "--rates", str(run), "--against", str(run), "--steps", "4")
+    assert "the run has 8 × 4 rollouts a step, not 4 × 4 as predicted, so the figures are not comparable" in shown
 
 
 @pytest.mark.parametrize(
