@@ -108,8 +108,8 @@ def simulate(
         if others:
             sizes = ", ".join(f"{other} × {members}" for other, members in sorted(others))
             click.echo(
-                f"warning: --against {against}: the run has {batch} × {group} rollouts a step, not {sizes} as predicted, "
-                f"so the figures are not comparable; predict batch_size={batch} group_size={group}",
+                f"warning: --against {against}: the run has {batch} × {group} rollouts a step, not {sizes} as "
+                f"predicted, so the figures are not comparable; predict batch_size={batch} group_size={group}",
                 err=True,
             )
     if as_json:
