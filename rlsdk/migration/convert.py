@@ -103,10 +103,10 @@ def convert(table: Framework, source: ForeignConfig) -> Migration:
     order = {row.key: position for position, row in enumerate(table.rows)}
     config: dict[str, Any] = {}
     reports: dict[str, KeyReport] = {}
-    keys = {**dict.fromkeys(values.flat, True), **{key: False for key in table.defaults if key not in values.flat}}
+    keys = {**dict.fromkeys(values.flat, True), **{key: False for key in values.defaults if key not in values.flat}}
     rows = {key: table.row(key) for key in keys}
     for key in sorted(keys, key=lambda each: order.get(rows[each].key, len(order)) if rows[each] else len(order)):  # type: ignore[union-attr]
-        value = values.flat[key] if keys[key] else table.defaults[key]
+        value = values.flat[key] if keys[key] else values.defaults[key]
         reports[key] = _entry(table, key, value, rows[key], values, config)
     try:
         finished = dict(table.finish(values))
@@ -182,16 +182,19 @@ def _entry(
     if isinstance(value, Unread) and row is not None and row.status == "ignored":
         return KeyReport(key, "?", "ignored", (), row.note)
     if isinstance(value, Unread):
-        return KeyReport(
-            key, "?", "missing", (), f"{value}; set {' and '.join(row.to) if row and row.to else 'it by hand'}"
-        )
+        note = f"{value}; set {' and '.join(row.to) if row and row.to else 'it by hand'}"
+        if row is not None and key in values.defaults:
+            note += f"; {table.title}'s default is taken: {values.defaults[key]}"
+            for path, setting in row.settings(values.defaults[key], values).values.items():
+                put(config, path, setting)
+        return KeyReport(key, "?", "missing", (), note)
     if row is None:
         near = nearest(key, [each.key for each in table.rows if "*" not in each.key])
         hint = f"; did you mean {near}?" if near else ""
         return KeyReport(key, shown, "missing", (), f"unknown key of {table.title}: look it up{hint}")
-    if value is None and key not in table.defaults:
+    if value is None and key not in values.defaults:
         return KeyReport(key, value, "ignored", (), "null: not set")
-    value = table.defaults[key] if value is None else value
+    value = values.defaults[key] if value is None else value
     try:
         outcome = row.settings(value, values)
     except UnfitError as error:

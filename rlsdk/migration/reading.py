@@ -32,10 +32,12 @@ class ForeignConfig:
     Attributes:
         tree: Nested values, with interpolations resolved.
         notes: Parts that could not be read, and why.
+        command: Words that start the training, or the classes that a Python file calls.
     """
 
     tree: Mapping[str, Any]
     notes: tuple[str, ...] = ()
+    command: str = ""
 
 
 def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, str]) -> ForeignConfig:
@@ -52,6 +54,7 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
     first = arguments[0]
     path = Path(first).expanduser()
     notes: tuple[str, ...] = ()
+    command = ""
     if _is_file(path):
         text = read_text(path)
         kind = _kind(path, text)
@@ -59,15 +62,17 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
             tree = _yaml(text, str(path))
         elif kind == "python":
             tree, notes = python_files.read(text, str(path), framework.constructors, environ)
+            command = " ".join(name for name in framework.constructors if re.search(rf"\b{name}\(", text))
         else:
-            tree, notes = _from_script(framework, text, path.parent, environ)
+            tree, notes, command = _from_script(framework, text, path.parent, environ)
         more, found = _from_words(framework, arguments[1:], Path())
         notes += found
         tree = _merged(tree, more)
     elif len(arguments) > 1 or " " in first or "=" in first or first.startswith("-"):
         if len(arguments) == 1:  # a whole command in one text; several words were split by a shell already
-            tree, notes = _from_script(framework, first, Path(), environ)
+            tree, notes, command = _from_script(framework, first, Path(), environ)
         else:
+            command = " ".join(arguments)
             tree, notes = _from_words(framework, arguments, Path())
     else:
         raise ConfigError([f"{first}: there is no such file (working folder: {Path.cwd().name}/)"])
@@ -75,13 +80,14 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
         raise ConfigError([f"{first}: no keys of a {framework.title} configuration were found in it"])
     resolver = _Resolver(tree, environ)
     resolved = _restored(resolver.walk(tree, ()))
-    return ForeignConfig(resolved, (*notes, *dict.fromkeys(resolver.notes)))
+    return ForeignConfig(resolved, (*notes, *dict.fromkeys(resolver.notes)), command)
 
 
 def given(source: ForeignConfig, framework: Framework) -> Given:
     """Return the values of a configuration by dotted path; older names of keys are replaced by current ones."""
     flat = {framework.renamed.get(key, key): value for key, value in flattened(source.tree)}
-    return Given(flat, source.tree, framework.defaults)
+    variant = next((defaults for name, defaults in framework.variants.items() if name in source.command), {})
+    return Given(flat, source.tree, {**framework.defaults, **variant})
 
 
 def flattened(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -186,8 +192,8 @@ def _size(value: Any, seen: int = 0, depth: int = 0) -> int:
 
 def _from_script(
     framework: Framework, script: str, folder: Path, environ: Mapping[str, str]
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Read the command that starts a training; if none is recognised, the one with the most keys."""
+) -> tuple[dict[str, Any], tuple[str, ...], str]:
+    """Read the command that starts a training, and its words; if none is recognised, the one with the most keys."""
     found = shell.commands(script, environ)
     quoted = [word for command in found for word in command.words if " " in word.strip()]
     found += [
@@ -201,7 +207,7 @@ def _from_script(
     with_keys = sum(bool(each[0]) for each in read) if starts else 0
     if with_keys > 1:
         notes += (f"the script starts {with_keys} trainings; the one with the most keys is converted",)
-    return tree, (*notes, *command.notes)
+    return tree, (*notes, *command.notes), " ".join(command.words)
 
 
 def _starts(framework: Framework, words: str) -> bool:
@@ -210,9 +216,9 @@ def _starts(framework: Framework, words: str) -> bool:
 
 def _from_words(framework: Framework, words: Sequence[str], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Read overrides and flags from the words of a command, and the file that a flag names below them."""
-    flat: dict[str, Any] = {}
     notes: list[str] = []
-    words = _after_entry(framework, words)
+    launched, words = words, _after_entry(framework, words)
+    flat = _launcher(launched[: len(launched) - len(words)], folder, notes) if framework.row("num_processes") else {}
     position = 0
     while position < len(words):
         word = words[position]
@@ -242,6 +248,30 @@ def _from_words(framework: Framework, words: Sequence[str], folder: Path) -> tup
         else:
             under = _yaml(read_text(place), str(place))
     return _merged(under, nested(flat)), tuple(notes)
+
+
+def _launcher(words: Sequence[str], folder: Path, notes: list[str]) -> dict[str, Any]:
+    """Read the number of processes from the flags of accelerate, torchrun and deepspeed."""
+    flags: dict[str, str] = {}
+    for index, word in enumerate(words):
+        if match := _FLAG.fullmatch(word):
+            name = match[1].replace("-", "_")
+            flags[name] = match[2] if match[2] is not None else words[index + 1] if index + 1 < len(words) else ""
+    found: dict[str, Any] = {}
+    if "config_file" in flags:
+        place = next(
+            (each for each in (folder / flags["config_file"], Path(flags["config_file"])) if each.is_file()), None
+        )
+        if place is None:
+            notes.append(f"accelerate's file {flags['config_file']} was not found: add num_processes=N for N processes")
+        else:
+            accelerate = _yaml(read_text(place), str(place))
+            found = {"num_processes": accelerate["num_processes"]} if "num_processes" in accelerate else {}
+    if count := flags.get("num_processes") or flags.get("nproc_per_node") or flags.get("num_gpus"):
+        nodes = _value(flags.get("nnodes", "1")) if "num_processes" not in flags else 1
+        each = _value(count)
+        found["num_processes"] = each * nodes if isinstance(each, int) and isinstance(nodes, int) else each
+    return found
 
 
 def _after_entry(framework: Framework, words: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 from rlsdk.migration.parts import (
     ATTENTION,
     DTYPE,
+    KEEP_ALL,
     SCHEDULE,
     TRACKERS,
     dataset,
@@ -38,6 +39,7 @@ from rlsdk.migration.rows import (
     same,
     text,
     texts,
+    two,
     unless,
     whole,
 )
@@ -84,13 +86,21 @@ def _updates(given: Given) -> int:
     return minibatches(_rollouts(given), _per_update(given)) * given.whole("num_iterations")
 
 
+def _prompt(given: Given) -> int:
+    """Maximum tokens of a prompt, for which today's TRL has no option."""
+    whole_length = given.whole("vllm_max_model_length", 0) - given.whole("max_completion_length", 512)
+    return given.whole("max_prompt_length", 0) or (whole_length if whole_length > 0 else 512)
+
+
 def _length(given: Given) -> int:
-    return given.whole("max_prompt_length", 512) + given.whole("max_completion_length", 512)
+    return _prompt(given) + given.whole("max_completion_length", 512)
 
 
 def _estimator(kind: str, given: Given) -> dict[str, Any]:
     if kind == "rloo":
-        return {"algorithm.use": "rloo", "algorithm.advantage": "rloo"}
+        whitened = given.read("normalize_advantages", flag, False)
+        values: dict[str, Any] = {"algorithm.use": "rloo", "algorithm.advantage": "rloo"}
+        return {**values, **({"algorithm.whiten_advantages": True} if whitened else {})}
     scale = str(given.get("scale_rewards", "group")).lower()
     over = {"std_over": "batch"} if scale == "batch" else {}
     normalise = scale not in ("none", "false")
@@ -102,9 +112,15 @@ def _loss(kind: str, given: Given) -> dict[str, Any]:
     high = given.read("epsilon_high", number, low)
     values: dict[str, Any] = {"algorithm.aggregate": LOSSES[kind]}
     bounds = {"clip_low": low, "clip_high": high}
+    if str(given.get("trainer")) == "rloo":  # its ratio is that of the whole answer, whose first gradient is the same
+        return {
+            "algorithm.aggregate": "seq-mean-token-sum",
+            "algorithm.policy_loss": {"use": "ppo", **bounds, "dual_clip": None},
+        }
     whole_answer = str(given.get("importance_sampling_level")) == "sequence"
     if kind == "cispo":
-        values["algorithm.policy_loss"] = {"use": "cispo", "clip_low": 1.0, "clip_high": high}
+        # TRL's epsilon_high is the greatest ratio itself, rlsdk's clip_high its distance from 1
+        values["algorithm.policy_loss"] = {"use": "cispo", "clip_low": 1.0, "clip_high": max(0.0, high - 1)}
     elif kind == "sapo":
         names = {"tau_pos": "sapo_temperature_pos", "tau_neg": "sapo_temperature_neg"}
         temperatures = {to: given.read(key, number, 1.05 if to == "tau_neg" else 1.0) for to, key in names.items()}
@@ -119,8 +135,10 @@ def _loss(kind: str, given: Given) -> dict[str, Any]:
 
 def _beta(value: float, given: Given) -> dict[str, Any]:
     if str(given.get("trainer")) == "rloo":
+        clip = given.read("reward_clip_range", two)
+        shaping: list[dict[str, Any]] = [{"use": "reward_clip", "low": clip[0], "high": clip[1]}] if clip else []
         part = {"use": "kl_penalty", "coef": value, "estimator": "k1"}
-        return {"algorithm.kl_coef": 0.0, "algorithm.shaping": [part] if value else []}
+        return {"algorithm.kl_coef": 0.0, "algorithm.shaping": [*shaping, *([part] if value else [])]}
     return {"algorithm.kl_coef": value, **({"algorithm.kl": "k3"} if value else {})}
 
 
@@ -232,8 +250,12 @@ def _name(value: Any, given: Given) -> KeyOutcome:
 
 
 def _finish(given: Given) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"max_prompt_tokens": _prompt(given)}
     notes: tuple[str, ...] = ()
+    if not given.get("max_prompt_length"):
+        notes += (f"max_prompt_tokens: longer prompts than {_prompt(given)} tokens are dropped; TRL has no limit",)
+    if "num_processes" not in given.flat:
+        notes += ("batches are those of one process: add num_processes=N to the command if you start N of them",)
     name = given.get("dataset_name") or _loaded(given, "train_dataset")
     if name is not None and isinstance(name, str):
         split = str(given.get("dataset_train_split", given.get("train_dataset.split", "train")))
@@ -247,7 +269,7 @@ def _finish(given: Given) -> dict[str, Any]:
             source = {**source, "split": held_out} if source["use"] == "hub" else dict(source)
             found["tasks.eval"] = _files(given, "eval_dataset", held_out) or source
         if files and name not in ("json", "parquet"):
-            notes = (
+            notes += (
                 f"tasks: no source reads {name}: save the data, dataset.to_json('train.jsonl'), and name that file",
             )
     if given.get("peft_config.class") == "LoraConfig":
@@ -364,13 +386,13 @@ ROWS = (
     part("reward_model_name_or_path", "reward", text, "org/reward-model"),
     part("reward_weights", "reward", numbers, [1.0]),
     unless("multi_objective_aggregation", ("sum_then_normalize",), "rewards are summed, then normalised", "normalize_then_sum"),
-    same("max_prompt_length", "max_prompt_tokens", count, 512),
+    part("max_prompt_length", "max_prompt_tokens", count, 512),
     same("max_completion_length", "sampling.max_tokens", count, 512),
     missing("chat_template_path", "put the template into the tokenizer's folder", "x"),
     missing("chat_template_kwargs.**", "put them into the tokenizer's chat template", True),
     # Batches
     same("num_generations", "group_size", count, 8),
-    missing("num_generations_eval", "eval.samples", 4),
+    changed("num_generations_eval", "eval.samples", count, 4, "evaluations also report greedy answers"),
     changed("per_device_train_batch_size", "batch_size minibatches learner.micro_batch_tokens", count, 8,
             "tasks per step", _batch),
     part("gradient_accumulation_steps", "minibatches", count, 2, "completions per optimiser step"),
@@ -394,7 +416,7 @@ ROWS = (
     part("vllm_gpu_memory_utilization", "engine.gpu_memory_utilization", number, 0.3),
     part("vllm_tensor_parallel_size", "engine.tensor_parallel_size", count, 1),
     ignored("vllm_enable_sleep_mode", "engines that share GPUs sleep while the learner works", True),
-    ignored("vllm_max_model_length", "model.max_length", 2048),
+    part("vllm_max_model_length", "model.max_length", count, 2048, "without max_prompt_length, what answers leave is for prompts"),
     ignored("vllm_server_*", "engines are started by the run", "x"),
     ignored("vllm_group_port", "engines are started by the run", 51216),
     ignored("vllm_model_impl", "vLLM's own models", "vllm"),
@@ -409,12 +431,14 @@ ROWS = (
     same("loss_type", "algorithm.policy_loss algorithm.aggregate",
          choice(LOSSES, "the loss"), "dapo", _loss),
     part("epsilon", "algorithm.policy_loss.clip_low", number, 0.2),
-    part("epsilon_high", "algorithm.policy_loss.clip_high", number, 0.28),
+    part("epsilon_high", "algorithm.policy_loss.clip_high", number, 0.28, "with cispo, the greatest ratio less 1; at least 0"),
     part("delta", "algorithm.policy_loss.dual_clip", number, 5.0, "applies to tokens with negative advantage"),
     part("sapo_temperature_pos", "algorithm.policy_loss.tau_pos", number, 1.0),
     part("sapo_temperature_neg", "algorithm.policy_loss.tau_neg", number, 1.05),
     missing("vespo_*", "there is no such loss: write one (howto/algorithm.md)", 2.0),
     part("importance_sampling_level", "algorithm.policy_loss", text, "sequence", "the loss gspo has answer-level ratios"),
+    part("normalize_advantages", "algorithm.whiten_advantages", flag, True, "over tokens, not over answers"),
+    part("reward_clip_range", "algorithm.shaping", two, [-10, 10]),
     same("beta", "algorithm.kl_coef algorithm.kl", number, 0.04, _beta),
     changed("mask_truncated_completions", "algorithm.filters", flag, True, "drops truncated rollouts",
             switched({"algorithm.filters[]": "truncated"}, "drops truncated rollouts")),
@@ -489,7 +513,8 @@ ROWS = (
     changed("save_steps", "checkpoint.every", number, 100, "optimiser steps",
             _every("checkpoint.every", "save_strategy")),
     part("save_strategy", "checkpoint.every", text, "steps", "no: only a checkpoint at the end"),
-    same("save_total_limit", "checkpoint.keep", count, 2),
+    same("save_total_limit", "checkpoint.keep", count, 2,
+         lambda v, given: {} if str(given.get("save_strategy")).lower() == "no" else {"checkpoint.keep": v}),
     unless("save_only_model", (False,), "checkpoint.every: 0 saves only at the end", True),
     missing("load_best_model_at_end", "compare checkpoints: rlsdk train --mode bench", True),
     missing("metric_for_best_model", "compare checkpoints: rlsdk train --mode bench", "x"),
@@ -554,6 +579,7 @@ DEFAULTS: Mapping[str, Any] = {
     "num_train_epochs": 3.0,
     "vllm_importance_sampling_correction": True,
     "save_steps": 500,
+    "save_total_limit": KEEP_ALL,
     "seed": 42,
 }
 
@@ -571,6 +597,10 @@ FRAMEWORK = Framework(
         "peft_config.target_modules": "lora_target_modules",
         "peft_config.lora_dropout": "lora_dropout",
     },
-    entries=("trl grpo", "trl rloo", "grpo.py", "train_grpo.py"),
+    variants={
+        name: {"trainer": "rloo", "beta": 0.05, "num_generations": 2}
+        for name in ("trl rloo", "rloo.py", "rloo_vlm.py", "RLOO")
+    },
+    entries=("trl grpo", "trl rloo", "grpo.py", "train_grpo.py", "rloo.py"),
     constructors=("GRPOConfig", "RLOOConfig", "GRPOTrainer", "RLOOTrainer"),
 )

@@ -253,3 +253,59 @@ def test_openrlhfs_overlong_penalty_comes_before_the_bounds():
         {"use": "overlong", "max_length": 2048, "buffer": 100, "penalty": 1.0},
         {"use": "reward_clip", "low": -10.0, "high": 10.0},
     ]
+
+
+@pytest.mark.parametrize("how", ["command", "script"])
+def test_trls_rloo_is_not_grpo(tmp_path, how):
+    file = tmp_path / "train.py"
+    file.write_text("RLOOTrainer(model='a/b', args=RLOOConfig(epsilon=0.1, reward_clip_range=(-5, 5)))\n")
+    command = "trl rloo --model_name_or_path a/b --epsilon 0.1 --reward_clip_range -5,5"
+    config = migrate("trl", [command.replace("-5,5", "'[-5,5]'") if how == "command" else str(file)], {}).config
+    algorithm = config["algorithm"]
+    assert (algorithm["use"], algorithm["aggregate"], config["group_size"]) == ("rloo", "seq-mean-token-sum", 2)
+    assert algorithm["policy_loss"] == {"use": "ppo", "clip_low": 0.1, "clip_high": 0.1, "dual_clip": None}
+    assert algorithm["shaping"] == [
+        {"use": "reward_clip", "low": -5.0, "high": 5.0},
+        {"use": "kl_penalty", "coef": 0.05, "estimator": "k1"},
+    ]
+
+
+def test_trls_bound_of_cispo_is_the_ratio_itself():
+    found = migrate("trl", ["loss_type=cispo", "epsilon_high=5.0"], {}).config
+    assert found["algorithm"]["policy_loss"] == {"use": "cispo", "clip_low": 1.0, "clip_high": 4.0}
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "accelerate launch --num_processes 8",
+        "accelerate launch --config_file eight.yaml",
+        "torchrun --nproc_per_node=4 --nnodes 2",
+        "deepspeed --num_gpus 8",
+    ],
+)
+def test_trls_number_of_processes_is_read_from_the_launcher(tmp_path, launcher):
+    (tmp_path / "eight.yaml").write_text("num_processes: 8\n")
+    script = tmp_path / "train.sh"
+    script.write_text(f"{launcher} trl/scripts/grpo.py --per_device_train_batch_size 4 --num_generations 8\n")
+    found = migrate("trl", [str(script)], {})
+    assert (found.config["batch_size"], found.config["placement"]["learners"]) == (4, 8)
+    assert not any("num_processes" in note for note in found.notes)
+
+
+def test_what_trl_leaves_open_is_noted():
+    found = migrate("trl", ["accelerate launch --config_file no.yaml grpo.py --save_steps 10"], {})
+    assert found.config["checkpoint"] == {"every": 10, "keep": 1000}  # TRL keeps all
+    notes = " ".join(found.notes)
+    assert "no.yaml was not found" in notes
+    assert "TRL has no limit" in notes
+    lengths = migrate("trl", ["vllm_max_model_length=4096", "max_completion_length=1024"], {}).config
+    assert (lengths["model"].get("max_length"), lengths["max_prompt_tokens"]) == (None, 3072)
+
+
+def test_a_default_stands_for_a_value_that_only_a_run_tells(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("GRPOConfig(output_dir=args.out, learning_rate=args.lr)\n")
+    found = migrate("trl", [str(file)], {})
+    assert (found.config["name"], found.config["learner"]["lr"]) == ("trl-run", 1e-6)
+    assert {entry.status for entry in found.entries if entry.key != "class"} == {"missing"}
