@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from copy import copy
+from functools import lru_cache
 from random import Random
 from typing import Any, ClassVar
 
@@ -81,10 +83,8 @@ class Lake:
     """
 
     def __init__(self, rows: list[str], is_slippery: bool, seed: int) -> None:
-        from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
-
         self._tiles = [[_TILES[letter] for letter in row] for row in rows]
-        self._env: Any = FrozenLakeEnv(desc=rows, is_slippery=is_slippery)
+        self._env = copy(_lake(tuple(rows), is_slippery))
         self._place, _ = self._env.reset(seed=seed)
 
     def act(self, action: int) -> Outcome:
@@ -124,6 +124,14 @@ class Lake:
         """Return the direction in which the player actually moved, which on slippery ice may differ from the action."""
         steps = {-1: "left", 1: "right", len(self._tiles[0]): "down", -len(self._tiles[0]): "up"}
         return steps[self._place - before]
+
+
+@lru_cache(maxsize=256)
+def _lake(rows: tuple[str, ...], is_slippery: bool) -> Any:
+    """Return gymnasium's environment, to be copied for each player, since its table of transitions is slow to make."""
+    from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
+
+    return FrozenLakeEnv(desc=list(rows), is_slippery=is_slippery)
 
 
 def frozen_map(random: Random, size: int, p: float) -> list[str]:

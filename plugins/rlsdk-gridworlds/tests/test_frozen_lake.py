@@ -208,3 +208,11 @@ def test_a_lake_is_shown_as_a_picture():
     then = lake.step("<answer>Down</answer>").observation
     assert then.content == (then.image, then.text)
     assert FrozenLake(picture=True, template="grid").reset(3).content == (first.image,)
+
+
+def test_players_on_the_same_map_do_not_share_a_lake():
+    lakes = [Lake(MAP, False, 0) for _ in range(2)]
+    lakes[0].act(1)
+    assert [each.cells()[0][0] for each in lakes] == [1, 0]
+    slips = [[Lake(MAP, True, seed).act(2).note for _ in range(20)] for seed in (1, 2)]
+    assert all(len(set(notes)) == 1 for notes in slips)  # a new player of the same seed slips the same way
