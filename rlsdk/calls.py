@@ -33,16 +33,22 @@ NOT_AWAITED = ("policy_loss", "correction", "kl", "filter", "buffer", "stop", "t
 _LIST = re.compile(r"(?:\w+\.)*(?:list|List|tuple|Tuple|Sequence|Iterable)\b")
 
 
-def fault_of(kind: str, obj: Any, *, lists: bool) -> str:
+def fault_of(kind: str, obj: Any, *, lists: bool, apart: bool = False) -> str:
     """Describe why the kind cannot call an object, or why options cannot be set; empty if there is no fault.
 
     Args:
         kind: Kind of the component.
         obj: A function, or a class whose `__init__` takes the options.
         lists: True for a reward called with lists.
+        apart: True for a reward marked to run in an actor.
     """
-    if kind in NOT_AWAITED and inspect.iscoroutinefunction(obj.__call__ if inspect.isclass(obj) else obj):
+    is_async = inspect.iscoroutinefunction(obj.__call__ if inspect.isclass(obj) else obj)
+    if kind in NOT_AWAITED and is_async:
         return f"{obj.__name__} is async def, but is called without await; write def"
+    if apart and is_async:
+        return f"{obj.__name__} is async def, but an actor calls it without await; write def, or leave runs='actor' out"
+    if apart and hasattr(obj, "state") and hasattr(obj, "restore"):
+        return f"{obj.__name__} has state(), but checkpoints hold no state of an actor; leave runs='actor' out"
     if uncallable := _uncallable(kind, obj):
         return uncallable
     if hidden := _hidden_options(kind, obj):

@@ -253,7 +253,7 @@ def mark(kind: Kind, name: str, **extra: Any) -> Callable[[T], T]:
         if existing is not None and existing.obj is obj:
             both = f"{existing.kind} {existing.name!r} and {kind} {name!r}"
             raise PluginError(f"{obj!r} is marked twice, as {both}; mark a wrapper")
-        if fault := calls.fault_of(kind, obj, lists=bool(extra.get("batch"))):
+        if fault := calls.fault_of(kind, obj, lists=bool(extra.get("batch")), apart=extra.get("runs") == "actor"):
             raise PluginError(f"@rlsdk.{kind}({name!r}): {fault}")
         setattr(obj, _MARK, Component(kind, name, obj, **extra))
         return obj

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rlsdk.errors import ScoringError
 from rlsdk.isolation.reaper import reaped
 from rlsdk.loops import UserLoop
 from rlsdk.plugins import ComponentRef, Plugins
+from rlsdk.scoring.outcome import scores_of
 from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.types import Rollout, Score
 
@@ -30,8 +32,8 @@ class RewardActor(RunActor):
         self._reward = Plugins().resolve(reference)
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        """Score rollouts."""
-        return list(self._reward(rollouts))
+        """Score rollouts; if the reward raises, the score is invalid, with the reason."""
+        return scores_of(self._reward, rollouts)
 
     def ready(self) -> None:
         """Return when the reward is ready."""
@@ -111,9 +113,18 @@ def scoring(
             limits = attrs.evolve(limits, workers=max(1, (limits.workers or os.cpu_count() or 1) // sharing))
 
         def call(term: RewardTerm) -> Callable[[Sequence[Rollout]], Any]:
-            score: Callable[[Sequence[Rollout]], Any] = handles[term.rule.name].score.remote
-            return score
+            return partial(score_in_actor, handles[term.rule.name])
 
         scorer = Scorer(terms, limits, log_to=log_to, actor=call, user_loop=user_loop)
         stack.callback(scorer.close)
         yield scorer
+
+
+async def score_in_actor(actor: Any, rollouts: Sequence[Rollout]) -> Any:
+    """Call the reward of an actor; raise what it raised, without Ray's traceback."""
+    import ray
+
+    try:
+        return await actor.score.remote(rollouts)
+    except ray.exceptions.RayError as error:
+        raise cause_of(error) from None

@@ -7,14 +7,15 @@ import inspect
 import math
 import reprlib
 import sys
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from types import CodeType
 from typing import Any
 
 from rlsdk.components import component_of
-from rlsdk.errors import ValueFault
+from rlsdk.contracts import batch_of
+from rlsdk.errors import DataError, ValueFault, described
 from rlsdk.plurals import counted
-from rlsdk.types import Score
+from rlsdk.types import Rollout, Score
 
 _ROUNDING = 1e-4
 """Difference of a score's value from the sum of its token rewards, as a share of these, that counts as rounding."""
@@ -57,6 +58,33 @@ def as_scores(result: Any, count: int) -> list[Score]:
     else:
         return [as_score(each) for each in listed]
     return [Score.invalid(wrong)] * count
+
+
+def scores_of(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> list[Score]:
+    """Call a sync reward by its convention; scores of calls that raise are invalid, with the reason.
+
+    Raises:
+        DataError: A task cannot be scored.
+    """
+    if not (batch := batch_of(reward)):
+        return [_score_of(reward, rollout) for rollout in rollouts]
+    try:
+        return as_scores(reward(rollouts), len(rollouts))
+    except DataError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the user's code: what it raises is the score's reason
+        if batch == "group" or len(rollouts) == 1:
+            return [Score.invalid(described(error))] * len(rollouts)
+        return [score for rollout in rollouts for score in scores_of(reward, [rollout])]
+
+
+def _score_of(reward: Callable[..., Any], rollout: Rollout) -> Score:
+    try:
+        return as_score(reward(rollout))
+    except DataError:
+        raise
+    except Exception as error:  # noqa: BLE001 - as above
+        return Score.invalid(described(error))
 
 
 def _number(result: Any) -> float:

@@ -205,6 +205,20 @@ def test_what_may_wait_may_be_async():
         assert own_mark(getattr(rlsdk, kind)(kind)(judged)).is_async
 
 
+def test_a_reward_whose_calls_or_state_an_actor_would_lose_is_refused():
+    async def asks(rollout): ...
+
+    class Counts:
+        def __call__(self, rollout): ...
+        def state(self): ...
+        def restore(self, state): ...
+
+    with pytest.raises(PluginError, match="asks is async def, but an actor calls it without await; write def, or"):
+        rlsdk.reward("x", runs="actor")(asks)
+    with pytest.raises(PluginError, match=r"Counts has state\(\), but checkpoints hold no state of an actor; leave"):
+        rlsdk.reward("x", runs="actor")(Counts)
+
+
 def test_a_private_default_is_not_an_option():
     @rlsdk.reward("memo")
     def memo(rollout, _seen={}): ...  # noqa: B006
