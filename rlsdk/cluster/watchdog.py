@@ -82,6 +82,7 @@ class Watchdog:
         self._loops: list[LoopHealth] = []
         self._run: _Run | None = None
         self._gcs: GcsAddress | None = None
+        self._checks: list[Callable[[], str]] = []
         self.verdict = ""
         self._deadlines: list[tuple[float, Callable[[], object]]] = []
         self._measured = float("-inf")
@@ -130,6 +131,10 @@ class Watchdog:
     def add_gcs(self, address: str) -> None:
         """Watch the address of a cluster's GCS, which runs elsewhere."""
         self._gcs = GcsAddress(address)
+
+    def add_check(self, check: Callable[[], str]) -> None:
+        """Call a function at each look; if it returns a sentence, the run ends at once for that reason."""
+        self._checks.append(check)
 
     def release_ray(self) -> None:
         """Check once more that Ray is alive, then stop watching all processes, since Ray is being shut down."""
@@ -212,6 +217,8 @@ class Watchdog:
             self._report(self.stage, [*((each, Vitals("unknown")) for each in begun), *seen], now)
         for loop in loops:
             self._judge_loop(loop, now)
+        for said in filter(None, [check() for check in self._checks]):
+            self.condemn(said)
         if self._gcs is not None and (lost := self._gcs.lost(now)):
             self._lose_gcs(lost)
         for deadline in [d for d in self._deadlines if d[0] <= now]:

@@ -39,8 +39,41 @@ def replace_text(path: Path, text: str) -> None:
         raise
 
 
+class FolderLock:
+    """A program's lock on a run's folder."""
+
+    def __init__(self, folder: Path, path: Path, lease: SoftFileLease) -> None:
+        self._folder, self._path, self._lease = folder, path, lease
+        self._missed = False
+
+    def loss(self) -> str:
+        """Describe in a sentence how this program lost the lock; empty while it has it.
+
+        A program that was stopped or disconnected for longer than `LEASE_SECONDS` may lose it to another machine's.
+        """
+        try:
+            lines = self._path.read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            lines = []
+        except OSError:  # the disk does not answer
+            return ""
+        ours = (
+            f"token={self._lease.token}" in lines or not self._folder.exists()
+        )  # the trainer reports a missing folder
+        missed, self._missed = self._missed, not ours
+        if ours or not missed:  # a program that tries to take over renames the file for a moment
+            return ""
+        if not lines:
+            return f"{self._path}, the lock of the run's folder, is gone, so another program may have trained into it"
+        pid, host = _holder(self._path)
+        return (
+            f"process {pid} on {host} has taken over {self._folder}, since this program was stopped or disconnected "
+            f"for more than {LEASE_SECONDS:.0f} s"
+        )
+
+
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def held(folder: Path) -> Iterator[FolderLock]:
     """Lock a run's folder against other programs, on this machine or another one that shares the disk.
 
     The lock is a file next to the folder with the holder's pid and host, touched every few seconds. The lock of a dead
@@ -66,7 +99,7 @@ def held(folder: Path) -> Iterator[None]:
             ]
         ) from error
     try:
-        yield
+        yield FolderLock(folder, path, lease)
     finally:
         lease.release()
 

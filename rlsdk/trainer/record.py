@@ -108,7 +108,7 @@ class RunRecord:
             raise RunError(summary["error"])
 
     def end(self, status: str, summary: Mapping[str, Any]) -> None:
-        """Report the end of the run to all observers.
+        """Record the end of the run in its folder, and report it to all observers.
 
         Args:
             status: "finished", "interrupted" or "failed".
@@ -118,6 +118,10 @@ class RunRecord:
             engine_scaling.mark_ended(self.plan.folder, status)
         except (OSError, RunError) as error:  # a disk that is full or read-only must not hide why the run ended
             log.warning("cannot record that the run has %s: %s", status, error)
+        self.tell_end(status, summary)
+
+    def tell_end(self, status: str, summary: Mapping[str, Any]) -> None:
+        """Report the end of the run to all observers, and write nothing; see `end`."""
         self.observers.tell("rlsdk_run_end", status=status, summary=summary)
         for name, fate in self.observers.close().items():
             log.warning("%s: %s", name, fate)
@@ -149,15 +153,18 @@ def open_run(
 
     def abandon(verdict: str) -> None:
         log.error("the run did not end when asked to; its process exits now: %s", verdict)
+        if lock.loss():  # the folder is another program's
+            return
         write_summary(plan.folder, _failure(plan, verdict))
         engine_scaling.mark_ended(plan.folder, "failed")
 
     with (
         ExitStack() as stack,
-        held(plan.folder),
+        held(plan.folder) as lock,
         mirrored(plan, resume=resume, overwrite=overwrite) as mirror,
         watching(plan.config.watchdog, abandon, ActorsFile(plan.folder).report) as watchdog,
     ):
+        watchdog.add_check(lock.loss)
         checkpoints = Checkpoints(plan.folder, plan.config.checkpoint.keep, saved=mirror.saved if mirror else None)
         prepared = prepare_folder(plan, checkpoints, resume=resume, overwrite=overwrite, allow_changes=allow_changes)
         log_to(plan, console, "driver.log")
@@ -177,7 +184,7 @@ def open_run(
             watchdog.check()
         except BaseException as error:
             cause = watchdog.explain(_explained(first_error(error), checkpoints), _kept(checkpoints))
-            _end_failed(record, error, cause)
+            _end_failed(record, error, cause, ours=not lock.loss())
             if cause is error:
                 raise
             raise cause from error
@@ -200,10 +207,20 @@ def _kept(checkpoints: Checkpoints) -> str:
     return f"the checkpoint of step {kept} is kept" if kept is not None else "there is no checkpoint yet"
 
 
-def _end_failed(record: RunRecord, error: BaseException, cause: BaseException) -> None:
-    """Write the summary and report of a run that an exception ended; errors here are only logged."""
+def _end_failed(record: RunRecord, error: BaseException, cause: BaseException, *, ours: bool) -> None:
+    """Write the summary and report of a run that an exception ended; errors here are only logged.
+
+    Args:
+        record: The run.
+        error: Exception that ended it.
+        cause: Its cause, which is about to be raised.
+        ours: False if another program has taken over the run's folder, so that nothing may be written there.
+    """
     log.debug("the run failed: %s", cause, exc_info=error)  # the caller gets the error itself
     if record.reported:
+        return
+    if not ours:
+        record.tell_end("failed", {"error": str(cause)})
         return
     plan, whole = record.plan, time.perf_counter() - record.opened
     try:

@@ -84,6 +84,20 @@ def test_a_program_on_another_machine_holds_the_run_while_it_shows_signs_of_life
             heart.join()
 
 
+def test_a_program_notices_that_another_has_taken_over_its_folder(tmp_path):
+    run, lock = tmp_path / "run", tmp_path / ".run.lock"
+    with held(run) as ours:
+        assert not ours.loss()
+        lock.unlink()
+        assert not ours.loss() and not ours.loss()  # together with the folder: it is missed elsewhere
+        run.mkdir()
+        assert not ours.loss()  # a program that tries to take over renames the file for a moment
+        assert "another program may have trained" in ours.loss()
+        lock.write_text("filelock/2\npid=7\nhost=node-7\nmode=lease\ntoken=" + "0" * 32 + "\nduration=30.0\n")
+        assert "process 7 on node-7 has taken over" in ours.loss()
+    assert lock.exists()  # the other program's
+
+
 def test_only_a_folder_that_rlsdk_made_is_deleted(tmp_path):
     run, thesis = tmp_path / "run", tmp_path / "thesis"
     mark(run)

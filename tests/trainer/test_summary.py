@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,22 @@ def test_a_report_that_fails_does_not_hide_why_the_run_failed(
             with opened(plan):
                 raise RunError("the learner is gone")
         assert "the report of the failed run cannot be written" in (plan.folder / "logs" / "driver.log").read_text()
+
+
+def test_a_run_whose_folder_another_program_takes_over_ends_and_writes_nothing_more_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(record, "ray_cluster", lambda _, **__: contextlib.nullcontext(0))
+    plan = make_plan(tmp_path, watchdog={"warn": 0.1}, save_rollouts=0)
+    with (
+        pytest.raises(RunError, match=r"process 7 on node-7 has taken over .*; there is no checkpoint yet"),
+        opened(plan),
+    ):
+        lock = plan.folder.with_name(f".{plan.folder.name}.lock")
+        lock.unlink()
+        lock.write_text("filelock/2\npid=7\nhost=node-7\nmode=lease\ntoken=" + "0" * 32 + "\nduration=30.0\n")
+        end = time.monotonic() + 10
+        while "the run ends" not in caplog.text and time.monotonic() < end:
+            time.sleep(0.02)
+        before = {path.name for path in plan.folder.iterdir()}
+    assert {path.name for path in plan.folder.iterdir()} == before
