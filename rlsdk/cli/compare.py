@@ -45,7 +45,7 @@ def _show(found: dict[str, Any]) -> None:
     from rich.text import Text
 
     from rlsdk.cli.listing import console
-    from rlsdk.reporting.compare import INTERVALS, difference_rows, metric_rows, winner_rows
+    from rlsdk.reporting.compare import INTERVALS, difference_rows, metric_rows, missing_rows, winner_rows
 
     labels, out = [*found["groups"]], console()
     for title, head, rows in (
@@ -60,4 +60,6 @@ def _show(found: dict[str, Any]) -> None:
             out.print(table)
     for folder, status in found["unfinished"].items():
         out.print(f"{folder} has not finished ({status}); its values are those so far", markup=False, soft_wrap=True)
+    for folder, counts in missing_rows(found):
+        out.print(f"{folder} lacks values, which are left out: {counts}", markup=False, soft_wrap=True)
     out.print(INTERVALS, style="dim", highlight=False)

@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import Series
+from rlsdk.plurals import counted
 from rlsdk.reporting.charts import chart
 from rlsdk.reporting.intervals import student_95
 from rlsdk.reporting.page import page, table
@@ -38,11 +39,15 @@ class SeedGroup:
     runs: tuple[FinishedRun, ...]
 
     def estimate(self, metric: str) -> dict[str, Any] | None:
-        """Return mean, 95 % confidence interval over the seeds and their number; None if no run has the metric."""
+        """Return mean, 95 % confidence interval over the seeds and their number; None if no run has the metric.
+
+        A run whose last evaluation has no value counts as one without the metric: an earlier one does not replace it.
+        """
         seeds: dict[Any, list[float]] = {}
         for run in self.runs:
-            if len(series := run.history[metric]):
-                last = series.last(1 if metric.startswith("eval/") else LAST)
+            series, evaluated = run.history[metric], metric.startswith("eval/")
+            if len(series) and not (evaluated and max(run.missing.get(metric, ()), default=-1) > series.steps[-1]):
+                last = series.last(1 if evaluated else LAST)
                 seeds.setdefault(run.settings.get("seed"), []).append(last.mean)
         if not seeds:
             return None
@@ -106,6 +111,11 @@ def comparison(runs: Sequence[FinishedRun]) -> dict[str, Any]:
         },
         "differences": differences(groups),
         "metrics": metrics,
+        "missing": {
+            str(run.folder): counts
+            for run in runs
+            if (counts := {metric: len(run.missing[metric]) for metric in METRICS if metric in run.missing})
+        },
         "winners": {task: _winner(each) for task, each in _tasks(groups).items()},
     }
 
@@ -153,6 +163,7 @@ def comparison_page(runs: Sequence[FinishedRun]) -> str:
             ("Runs that have not finished", table(("folder", "status"), found["unfinished"].items())),
             ("Settings that differ", table(("setting", *labels), difference_rows(found))),
             ("Results", table(("metric", *labels), metric_rows(found)) + f"<p>{INTERVALS}</p>"),
+            ("Values that are missing", table(("folder", "metrics"), missing_rows(found))),
             ("Winners on held-out tasks", table(("tasks", "winner", "mean", ""), winner_rows(found))),
             ("Curves", "".join(charts)),
         ],
@@ -172,6 +183,14 @@ def metric_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return the results, as rows of texts."""
     return [
         (metric, *(_shown(each.get(label)) for label in found["groups"])) for metric, each in found["metrics"].items()
+    ]
+
+
+def missing_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the number of missing values of each run, as rows of texts."""
+    return [
+        (folder, ", ".join(f"{metric}: {counted(count, 'value')}" for metric, count in counts.items()))
+        for folder, counts in found["missing"].items()
     ]
 
 

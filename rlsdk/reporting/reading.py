@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ class FinishedRun:
         summary: Content of its `summary.json`; empty while the run trains.
         history: Metrics of the run.
         alerts: Findings of diagnoses during training.
+        missing: Steps at which a metric was null or not finite, by metric; its history leaves them out.
     """
 
     folder: Path
@@ -40,6 +42,7 @@ class FinishedRun:
     summary: Mapping[str, Any]
     history: History
     alerts: tuple[Alert, ...]
+    missing: Mapping[str, Sequence[int]] = attrs.field(factory=dict)
 
     @property
     def name(self) -> str:
@@ -65,13 +68,20 @@ def read_run(folder: Path) -> FinishedRun:
         config, summary = yaml.safe_load(text), json.loads(_text(folder / "summary.json") or "{}")
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError([f"RUN: {folder}: config.yaml or summary.json is damaged: {error}"]) from error
+    lines = read_metrics(folder)
+    missing: dict[str, list[int]] = {}
+    for line in lines:
+        for name, value in line.items():
+            if value is None or (isinstance(value, float) and not math.isfinite(value)):
+                missing.setdefault(name, []).append(line["step"])
     return FinishedRun(
         folder=folder,
         config_text=text,
         config=config if isinstance(config, Mapping) else {},
         summary=summary if isinstance(summary, Mapping) else {},
-        history=History.of(read_metrics(folder)),
+        history=History.of(lines),
         alerts=tuple(read_alerts(folder) or ()),
+        missing=missing,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -169,6 +170,19 @@ def test_repetitions_of_a_seed_are_no_evidence_about_seeds(tmp_path: Path) -> No
     assert (found["mean"], found["seeds"]) == (pytest.approx(((0.5 + 0.3) / 2 + 0.6) / 2), 2)
 
 
+def test_missing_values_are_counted_and_an_earlier_evaluation_does_not_replace_the_last(tmp_path: Path) -> None:
+    paths = three(tmp_path)
+    lines = [json.loads(line) for line in (paths[0] / "metrics.jsonl").read_text().splitlines()]
+    lines[-1] |= {"reward/mean": math.nan, "eval/sampled": None}
+    (paths[0] / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = comparison([read_run(path) for path in paths])
+    assert found["missing"] == {str(paths[0]): {"reward/mean": 1, "eval/sampled": 1}}
+    assert found["metrics"]["eval/sampled"]["a"] == {"mean": 0.6, "low": None, "high": None, "seeds": 1}
+    assert found["metrics"]["reward/mean"]["a"]["seeds"] == 2
+    shown = CliRunner().invoke(root, ["compare", *map(str, paths)])
+    assert f"{paths[0]} lacks values, which are left out: reward/mean: 1 value, eval/sampled: 1 value" in shown.output
+
+
 def test_runs_that_have_not_finished_are_named(tmp_path: Path) -> None:
     done, failed, trains = three(tmp_path)
     (done / "summary.json").write_text('{"status": "finished"}')
@@ -224,7 +238,7 @@ def test_the_command_prints_tables_json_and_a_page(tmp_path: Path) -> None:
     assert "<polygon" in page.read_text()  # the band of the seeds
     assert not {"script", "link"} & Tags(comparison_page([read_run(Path(p)) for p in paths])).found
     found = CliRunner().invoke(root, ["compare", *paths, "--json"])
-    assert set(json.loads(found.output)) == {"groups", "unfinished", "differences", "metrics", "winners"}
+    assert set(json.loads(found.output)) == {"groups", "unfinished", "differences", "metrics", "missing", "winners"}
     assert CliRunner().invoke(root, ["compare", paths[0]]).exit_code == 2
 
 
