@@ -3,8 +3,8 @@
     python examples/train_in_python.py              # a minute or two on two cores
     python examples/train_in_python.py steps=40 name=longer
 
-The reward below is part of the run: its source is kept in the run's folder, so that `rlsdk eval`, `rlsdk explain` and
-`rlsdk train … --resume` find it there: see docs/howto/python.md.
+The reward below is part of the run: its source is kept in the run's folder, where `rlsdk eval`, `rlsdk explain` and
+`rlsdk train … --resume` find it (docs/howto/python.md).
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ class AgentsWorkflow:
 
     Attributes:
         agent: An `agents.Agent`, as `my_agent.py:assistant` or `package.module:assistant`.
-        parser: Syntax of tool calls: `hermes`, `json`, `pythonic`, `qwen3_coder`, `glm`, `harmony`,
-            `deepseek`, `mistral`, `llama3`, or your own `my_file.py:function`.
+        parser: Syntax of tool calls: the name of a `tool_parser`, or your own `my_file.py:function`; by default, the
+            syntax of the model's chat template.
         max_turns: Maximum number of answers in one run, enforced by the library.
         max_tokens: Maximum tokens of an answer; by default, the run's setting.
         timeout: Seconds after which the rollout is truncated; by default, there is no limit.
@@ -51,7 +51,7 @@ class AgentsWorkflow:
         except ValueFault as error:
             raise OptionError(NAME, [("agent", str(error))]) from error
         if not isinstance(found, agents.Agent):
-            raise OptionError(NAME, [("agent", f"expected an agents.Agent, {self.agent} is a {type(found).__name__}")])
+            raise OptionError(NAME, [("agent", f"expected an agents.Agent; {self.agent} is a {type(found).__name__}")])
         object.__setattr__(self, "_agent", found)
         object.__setattr__(self, "_dialect", None if self.parser is None else Dialect.named(self.parser, NAME))
 

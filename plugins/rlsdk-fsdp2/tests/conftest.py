@@ -121,7 +121,7 @@ def bfloat(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.fixture(scope="session")
 def experts(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """A Mixtral of four experts, two of which read each token."""
+    """A Mixtral with four experts, two of them active for each token."""
     return make_model(tmp_path_factory.mktemp("models") / "experts", "Mixtral", tied=False, seed=5, num_local_experts=4)
 
 

@@ -158,7 +158,7 @@ def test_ranks_that_share_rollouts_need_less_for_activations(untied: Model) -> N
 
 
 def test_weights_gradients_and_optimiser_are_divided_among_ranks(untied: Model) -> None:
-    """19,424 parameters in float32, of which embeddings, head and two layers are gathered at one time: all."""
+    """19,424 parameters in float32; all are gathered at one time: embeddings, head and two layers."""
     roles, count = Roles(actor=untied), 19_424
 
     def uses(ranks: int, **options: Any) -> dict[str, int]:

@@ -34,7 +34,7 @@ def answered(task, text, **options):
 
 @pytest.fixture(autouse=True)
 def _hashes(monkeypatch):
-    """Datasets that draw from sets are asked for here, where nobody makes their tasks again."""
+    """Allow datasets that draw from sets, since no other process creates their tasks again here."""
     monkeypatch.setenv("PYTHONHASHSEED", "0")
 
 

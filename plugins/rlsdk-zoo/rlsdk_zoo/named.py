@@ -104,7 +104,7 @@ class ChordMu(Algorithm):
     """CHORD-μ: from imitating an expert to GRPO, with a decaying weight of the expert's answers; no KL.
 
     μ decays from 0.9 to 0.05 over the first 200 training steps, along a cosine as in the authors' code, and stays
-    there. Use a shorter decay for shorter trainings: `policy_loss: {mu: {from: 0.9, to: 0.05, over: 50}}`.
+    there. Use a shorter decay for shorter runs: `policy_loss: {mu: {from: 0.9, to: 0.05, over: 50}}`.
     Paper: arXiv:2508.11408, eq. 2 and 3.
     When to use: an expert's answers are available, and the policy should first learn their pattern and then leave it.
     """
