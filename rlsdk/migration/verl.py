@@ -705,7 +705,7 @@ ROWS = (
             switched({"algorithm.filters": ["nonzero_variance"], "rollout.dynamic_sampling": True},
                      "groups of equal rewards are replaced")),
     part("algorithm.filter_groups.metric", "algorithm.filters", text, "acc", "the filter compares rewards"),
-    ignored("algorithm.filter_groups.max_num_gen_batches", "sampling goes on until the batch is full; see max_empty_steps", 10),
+    ignored("algorithm.filter_groups.max_num_gen_batches", "sampling continues until the batch is full; see max_empty_steps", 10),
     missing("algorithm.filter_groups.**", "algorithm.filters, see rlsdk plugins filter", 1),
     unless("algorithm.use_pf_ppo", (False,), "there is no such reweighting; write a buffer", True),
     ignored("algorithm.pf_ppo.**", "use_pf_ppo", 1),
