@@ -65,6 +65,7 @@ class Chat(Protocol):
         """Let the policy write the next assistant message.
 
         Raises `OutOfRoomError` if no tokens are left; the rollout of a workflow that does not catch it is truncated.
+        Before the first answer it raises `ValueFault` instead, and the rollout fails: nothing could be scored.
         """
         ...
 

@@ -189,8 +189,8 @@ class TokenChat:
         Raises:
             EngineError: The algorithm trains only on demonstrations, or the engine failed.
             OutOfRoomError: The conversation fills the model's length.
-            ValueFault: The prompt alone fills it, `max_tokens` is less than 1, or the conversation changed while the
-                answer was sampled.
+            ValueFault: It does so before the first answer, `max_tokens` is less than 1, or the conversation changed
+                while the answer was sampled.
         """
         client, codec = self._context.client, self._context.codec
         if max_tokens is not None and max_tokens < 1:
@@ -260,7 +260,7 @@ class TokenChat:
 
         Raises:
             OutOfRoomError: The conversation fills the model's length.
-            ValueFault: The prompt alone fills it.
+            ValueFault: It does so before the first answer.
         """
         codec, room = self._context.codec, self.room()
         if room < 1:
@@ -440,8 +440,9 @@ class TokenChat:
 
     def _full(self) -> Exception:
         where = f"task {self._prompt.task.id!r}: {self._segment.length} tokens"
-        if not self._turn and not self._talk.new:
-            return ValueFault(f"{where} leave no room in model.max_length")
+        if not self._turn:  # nothing was sampled that could be scored
+            more = " with what was added to the prompt" if self._talk.new else ""
+            return ValueFault(f"{where}{more} leave no room in model.max_length")
         self._status = "truncated"
         return OutOfRoomError(f"{where} and the messages after them leave no room in model.max_length")
 

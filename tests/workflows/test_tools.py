@@ -100,6 +100,16 @@ def test_a_call_its_result_and_the_answer(file: str) -> None:
     assert read[0].startswith("system\nadd look breaks hangs")  # by the template
 
 
+def test_tools_whose_description_leaves_no_room_for_an_answer_fail_the_rollout_as_a_long_prompt_does(file: str) -> None:
+    """A truncated rollout would be scored: 0 for an answer that the policy could not give."""
+    workflow = rlsdk.load("workflow", "tools", tools=[f"{file}:add"])
+    task = Task(id="t", prompt="What is 1 + 2?")
+    for max_length in (10, 50):  # shorter than the prompt, and than the prompt with the tools
+        [group] = run_workflow(workflow, [task], plain(), lambda _: "3", max_length=max_length)
+        assert group.rollouts[0].status == "failed" and not group.scores[0].valid
+        assert "leave no room in model.max_length" in group.scores[0].reason
+
+
 def test_all_failures_are_reported_and_nothing_raises(file: str) -> None:
     wrong = {
         "<tool_call>{]</tool_call>": "error: it is not JSON",
