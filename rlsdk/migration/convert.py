@@ -115,6 +115,7 @@ def convert(table: Framework, source: ForeignConfig) -> Migration:
     notes = (*finished.pop(NOTES, ()), *_one_ratio_per_rollout(config))
     for path, value in finished.items():
         put(config, path, value)
+    notes += _options_that_exclude_each_other(config)
     dropped = _without_options_of_vllm(config)
     reports = {key: _used(_left(entry, dropped), rows[key], config) for key, entry in reports.items()}
     return Migration(
@@ -134,6 +135,22 @@ def _one_ratio_per_rollout(config: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     config["algorithm"]["aggregate"] = "seq-mean-token-mean"
     return (f"algorithm.aggregate: {loss} is defined for seq-mean-token-mean, instead of {aggregate}",)
+
+
+def _options_that_exclude_each_other(config: dict[str, Any]) -> tuple[str, ...]:
+    """Change options of the learner that it cannot combine; return notes on them."""
+    learner = config.get("learner")
+    if not isinstance(learner, dict):
+        return ()
+    notes: list[str] = []
+    split = learner.get("sequence_parallel", 1) != 1
+    if split and learner.get("attention", "sdpa") != "sdpa":
+        notes.append(f"learner.attention: sequence_parallel needs sdpa, instead of {learner['attention']}")
+        learner["attention"] = "sdpa"
+    if learner.get("compile") and (split or learner.get("lora")):
+        notes.append("learner.compile: cannot be combined with sequence_parallel or lora, and is left out")
+        del learner["compile"]
+    return tuple(notes)
 
 
 def _without_options_of_vllm(config: dict[str, Any]) -> frozenset[str]:

@@ -21,6 +21,8 @@ LONGEST = 10_000
 """Maximum characters of a text in which references are resolved: nested references could make it endless."""
 MOST = 20_000
 """Maximum values in a configuration: nested anchors could make a file hold any number."""
+_DEEPEST = 5
+"""Maximum depth of files that name files."""
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _OVERRIDE = re.compile(r"(~|\+{0,2})([A-Za-z_][\w.@/-]*)(?:=(.*))?", re.DOTALL)
 
@@ -59,7 +61,7 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
         text = read_text(path)
         kind = _kind(path, text)
         if kind == "yaml":
-            tree = _yaml(text, str(path))
+            tree, notes = _with_defaults(_yaml(text, str(path)), path.parent)
         elif kind == "python":
             tree, notes = python_files.read(text, str(path), framework.constructors, environ)
             command = " ".join(name for name in framework.constructors if re.search(rf"\b{name}\(", text))
@@ -177,6 +179,33 @@ def _yaml(content: str, name: str) -> dict[str, Any]:
     return {str(key): value for key, value in found.items()}
 
 
+def _with_defaults(tree: dict[str, Any], folder: Path, depth: int = 0) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Merge the files that Hydra's list `defaults` names by a path under a configuration; note those not found."""
+    listed = tree.get("defaults")
+    merged: dict[str, Any] = {}
+    notes: list[str] = []
+    own = False
+    for entry in listed if isinstance(listed, list) else []:
+        if entry == "_self_":
+            merged, own = _merged(merged, tree), True
+            continue
+        name, _, package = str(entry).partition("@")
+        if not isinstance(entry, str) or "/" not in name:  # the trainer's own file, or a choice of a group
+            continue
+        place = folder / f"{name.removesuffix('.yaml')}.yaml"
+        if place.is_file() and depth < _DEEPEST:
+            content = read_text(place)
+            empty = all(not line.strip() or line.lstrip().startswith("#") for line in content.splitlines())
+            found = {} if empty else _yaml(content, str(place))
+            under, more = _with_defaults(found, place.parent, depth + 1)
+            under.pop("defaults", None)
+            merged = _merged(merged, under if package in ("", "_here_", "_global_") else nested({package: under}))
+            notes += more
+        elif "deepspeed" not in name:
+            notes.append(f"defaults: {name}.yaml was not found: what it sets is not converted")
+    return (merged if own else _merged(merged, tree)), tuple(notes)
+
+
 def _size(value: Any, seen: int = 0, depth: int = 0) -> int:
     """Count values, those of anchors each time they are used; counting ends above the limit."""
     if depth > 100:
@@ -246,7 +275,8 @@ def _from_words(framework: Framework, words: Sequence[str], folder: Path) -> tup
         if place is None:
             notes.append(f"the file {file} in the command was not found: give that file and the overrides")
         else:
-            under = _yaml(read_text(place), str(place))
+            under, more = _with_defaults(_yaml(read_text(place), str(place)), place.parent)
+            notes += more
     return _merged(under, nested(flat)), tuple(notes)
 
 

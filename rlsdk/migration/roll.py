@@ -11,6 +11,7 @@ from typing import Any
 from rlsdk.migration.parts import (
     ATTENTION,
     DTYPE,
+    KEEP_ALL,
     KL,
     LEARNER_NOTE,
     SCHEDULE,
@@ -109,12 +110,27 @@ def _updates(given: Given) -> int:
     rollouts = given.whole("rollout_batch_size")
     if not _agentic(given):  # an agentic pipeline counts trajectories, RLVR counts prompts
         rollouts *= _group(given)
-    return minibatches(rollouts, rows * _gpus(given))
+    return minibatches(rollouts, rows * _replicas(given))
+
+
+def _replicas(given: Given) -> int:
+    """Ranks with batches of their own; others split a model or a sequence."""
+    config = f"{TRAIN}.strategy_args.strategy_config"
+    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    shared = math.prod(given.whole(f"{config}.{size}") for size in sizes)
+    return max(1, _gpus(given) // max(1, shared * given.whole(f"{TRAIN}.model_args.ulysses_size")))
 
 
 def _length(given: Given) -> int:
     length = given.whole("sequence_length", 0)
     return length or given.whole("prompt_length") + given.whole("response_length", 1024)
+
+
+def _response(given: Given) -> int:
+    """Maximum tokens of an answer, or of a turn in an environment."""
+    if _agentic(given):
+        return max(1, min(given.whole(f"{INFER}.generating_args.max_new_tokens", 8192), _length(given) - 1))
+    return max(1, _length(given) - given.whole("prompt_length"))
 
 
 def _batch(value: int, given: Given) -> KeyOutcome:
@@ -136,7 +152,11 @@ def _estimator(value: Any, given: Given) -> KeyOutcome:
     grouped = method != "identity" and ("group" in (grouping, mean) or "traj_group_id" in grouping)
     shaping: list[dict[str, Any]] = []
     note = ""
-    gae = {"use": "gae", **{k: given.read(j, number, 1.0) for k, j in (("gamma", "gamma"), ("lam", "lambd"))}}
+    gae = {
+        "use": "gae",
+        "whiten": False,
+        **{k: given.read(j, number, 1.0) for k, j in (("gamma", "gamma"), ("lam", "lambd"))},
+    }
     gigpo = {
         "use": "gigpo",
         "omega": given.read("step_reward_weight", number, 1.0),
@@ -209,6 +229,12 @@ def _kl_loss(value: bool, given: Given) -> dict[str, Any]:
     return {"algorithm.kl_coef": given.read("kl_loss_coef", number, 0.0), "algorithm.kl": "low_var"}
 
 
+def _critic(value: str, given: Given) -> KeyOutcome:
+    if str(given.get("adv_estimator")) != "gae" or value == given.get("pretrain"):
+        return KeyOutcome({}, "ignored", "no critic starts from another model; a reward has its own: reward_model")
+    return KeyOutcome({"model.critic": value}, "mapped", "")
+
+
 def _warmup_ratio(value: float, given: Given) -> KeyOutcome:
     if given.whole(f"{TRAIN}.training_args.warmup_steps", 0):
         return KeyOutcome({}, "ignored", "warmup_steps takes precedence")
@@ -264,6 +290,9 @@ def _environments(given: Given) -> dict[str, dict[str, Any]]:
             continue
         options = dict(given.section(f"custom_envs.{tag}.env_config"))
         options |= {key: entry[key] for key in BESIDE if entry.get(key) is not None}
+        if isinstance(room := options.get("dim_room"), list) and len(room) == 2:  # the name of the newer versions
+            del options["dim_room"]
+            options |= {"dim_x": room[0], "dim_y": room[1]}
         penalty = given.read("train_env_manager.format_penalty", number)
         options = {"format_penalty": penalty, **options} if penalty is not None else options
         if "<think>" in str(options.get("user_prompt_format", "")):
@@ -298,6 +327,7 @@ def _finish_agentic(given: Given) -> dict[str, Any]:
         "workflow": {"use": "environment", "max_turns": turns or max(steps, default=20)},
         "environments": _workers(given, "train_env_manager"),
         "group_size": _group(given),
+        "sampling.max_tokens": _response(given),
     }
     if "val_env_manager" in given.tree:
         found["tasks.eval"] = _played(given, "val_env_manager", "test", environments)
@@ -308,9 +338,10 @@ def _finish_agentic(given: Given) -> dict[str, Any]:
 
 def _finish_rlvr(given: Given) -> dict[str, Any]:
     found: dict[str, Any] = {"group_size": _group(given), "max_prompt_tokens": given.whole("prompt_length", 1024)}
+    found["sampling.max_tokens"] = _response(given)
     for key, to in ((f"{TRAIN}.data_args", "tasks.train"), ("validation.data_args", "tasks.eval")):
-        prompt = given.get(f"{key}.prompt") or given.get(f"{key}.messages")
-        names = {"prompt": prompt, "answer": given.get(f"{key}.response"), "source": given.get(f"{key}.tag")}
+        prompt = given.get(f"{key}.messages") or given.get(f"{key}.prompt")
+        names = {"prompt": prompt, "answer": "ground_truth", "source": given.get(f"{key}.tag", "tag")}
         columns = {name: str(column) for name, column in names.items() if column}
         source = given.read(f"{key}.file_name", partial(dataset, split="train", columns=columns))
         found |= {to: source} if source else {}
@@ -353,8 +384,7 @@ ROWS = (
     missing("checkpoint_config.**", "checkpoints are written to the run's folder; out may be an fsspec URL", 1),
     same("max_steps", "steps", count, 100),
     same("save_steps", "checkpoint.every", interval, 100),
-    changed("max_ckpt_to_keep", "checkpoint.keep", whole, 2, "0 keeps all in ROLL",
-            lambda v, given: {"checkpoint.keep": v} if v > 0 else {}),
+    same("max_ckpt_to_keep", "checkpoint.keep", whole, 2, lambda v, given: {"checkpoint.keep": v if v > 0 else KEEP_ALL}),
     ignored("logging_steps", "every step is logged"),
     same("eval_steps", "eval.every", interval, 10),
     changed("resume_from_checkpoint", "", lambda v: v, False, "rlsdk train --resume",
@@ -379,15 +409,15 @@ ROWS = (
     same("num_return_sequences_in_group", "group_size", count, 8),
     same("sequence_length", "model.max_length", count, 2048),
     same("prompt_length", "max_prompt_tokens", count, 512),
-    changed("response_length", "sampling.max_tokens model.max_length", count, 1024,
-            "model.max_length counts prompt and response together", lambda v, given: {
-                "sampling.max_tokens": v, **({} if given.get("sequence_length") else {"model.max_length": _length(given)})}),
+    changed("response_length", "model.max_length sampling.max_tokens", count, 1024,
+            "model.max_length counts prompt and response together",
+            lambda v, given: {} if given.get("sequence_length") else {"model.max_length": _length(given)}),
     ignored("val_prompt_length", "as in training", 512),
     ignored("val_sequence_length", "as in training", 2048),
     same("ppo_epochs", "passes", count, 1),
     # Model
     same("pretrain", "model.path", text, "Qwen/Qwen2.5-0.5B"),
-    ignored("reward_pretrain", "a reward has its own model: reward: {use: reward_model, path: ...}", "x"),
+    same("reward_pretrain", "model.critic", text, "Qwen/Qwen2.5-0.5B", _critic),
     same(f"{TRAIN}.model_args.model_name_or_path", "model.path", text, "Qwen/Qwen2.5-0.5B"),
     same(f"{TRAIN}.model_args.dtype", "model.dtype", DTYPE, "bf16"),
     same(f"{TRAIN}.model_args.attn_implementation", "learner.attention", ATTENTION, "fa2"),
@@ -431,7 +461,7 @@ ROWS = (
     part(f"{TRAIN}.data_args.file_name", "tasks.train", texts, ["data/math.jsonl"]),
     part(f"{TRAIN}.data_args.prompt", "tasks.train.columns.prompt", text, "question"),
     part(f"{TRAIN}.data_args.messages", "tasks.train.columns.prompt", text, "messages"),
-    part(f"{TRAIN}.data_args.response", "tasks.train.columns.answer", text, "solution"),
+    ignored(f"{TRAIN}.data_args.response", "rewards read the column ground_truth", "solution"),
     part(f"{TRAIN}.data_args.tag", "tasks.train.columns.source", text, "tag"),
     missing(f"{TRAIN}.data_args.domain_interleave_probs.**",
             "tasks.train: one source per domain, with its weight", 0.5),
@@ -445,7 +475,8 @@ ROWS = (
     # Inference
     same(f"{INFER}.model_args.dtype", "model.dtype", DTYPE, "bf16"),
     ignored(f"{INFER}.model_args.**", "engines load the model of model.path", 1),
-    same(f"{INFER}.generating_args.max_new_tokens", "sampling.max_tokens", count, 128),
+    part(f"{INFER}.generating_args.max_new_tokens", "sampling.max_tokens", count, 128,
+         "of a turn; the RLVR pipeline replaces it by sequence_length less prompt_length"),
     same(f"{INFER}.generating_args.temperature", "sampling.temperature", number, 0.99),
     no_cut(f"{INFER}.generating_args.top_p", 1.0),
     no_cut(f"{INFER}.generating_args.top_k", 0, "top_k"),
@@ -560,6 +591,13 @@ ROWS = (
     part("custom_envs.*.env_type", "tasks.train.environments", text, "frozen_lake", "environments of rlsdk-gridworlds"),
     part("custom_envs.*.env_config.**", "tasks.train.environments", lambda v: v, 1, _GRID_NOTE),
     *(part(f"custom_envs.*.{name}", "tasks.train.environments", lambda v: v, 1, _GRID_NOTE) for name in BESIDE),
+    missing("custom_envs.*.agent_*template", "the environment writes its prompt; see its options", "x"),
+    ignored("custom_env.**", "custom_envs names the environments that are used", "x"),
+    ignored("*_template", "custom_envs refers to it", "x"),
+    ignored("*_format_penalty", "custom_envs refers to it", -0.15),
+    ignored("all_response_pattern", "custom_envs refers to it", "x"),
+    ignored("agent_runner_cls", "custom_envs refers to it", "x"),
+    ignored("env_manager_cls", "custom_envs refers to it", "x"),
     ignored("custom_envs.*.env_manager_cls", "the workflow `environment` plays whole trajectories", "x"),
     ignored("custom_envs.*.use_thread_lock", "environments have their own random generators", True),
     ignored("custom_envs.**", "an environment's texts are its options", 1),
@@ -579,6 +617,7 @@ DEFAULTS: Mapping[str, Any] = {
     "seed": 42,
     "max_steps": 500,
     "save_steps": 50,
+    "max_ckpt_to_keep": 0,
     "eval_steps": 10,
     "rollout_batch_size": 128,
     "prompt_length": 1024,
@@ -599,6 +638,8 @@ DEFAULTS: Mapping[str, Any] = {
     f"{TRAIN}.training_args.lr_scheduler_type": "linear",
     f"{TRAIN}.training_args.per_device_train_batch_size": 8,
     f"{INFER}.generating_args.temperature": 0.95,
+    f"{INFER}.generating_args.top_p": 0.7,
+    f"{INFER}.generating_args.top_k": 50,
     f"{INFER}.strategy_args.strategy_name": "vllm",
 }
 

@@ -81,7 +81,7 @@ def test_a_command_inside_quotes_is_read():
 
 def test_interpolations_of_a_file_are_resolved(tmp_path):
     file = tmp_path / "roll.yaml"
-    file.write_text("exp_name: x\nn: 128\nactor_infer:\n  generating_args:\n    max_new_tokens: ${n}\n")
+    file.write_text("exp_name: x\nn: 128\nresponse_length: ${n}\n")
     found = migrate("roll", [str(file), "exp_name=y"], {}).config
     assert (found["sampling"]["max_tokens"], found["name"]) == (128, "y")
 

@@ -309,3 +309,60 @@ def test_a_default_stands_for_a_value_that_only_a_run_tells(tmp_path):
     found = migrate("trl", [str(file)], {})
     assert (found.config["name"], found.config["learner"]["lr"]) == ("trl-run", 1e-6)
     assert {entry.status for entry in found.entries if entry.key != "class"} == {"missing"}
+
+
+def rlvr(**more):
+    lengths = {"prompt_length": 512, "response_length": 1536, "rollout_batch_size": 64, "adv_estimator": "gae"}
+    train = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 32}
+    parallel = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
+    strategy = {"strategy_name": "megatron_train", "strategy_config": parallel}
+    role = {"training_args": train, "strategy_args": strategy, "device_mapping": "list(range(0,8))"}
+    role["data_args"] = {"file_name": ["math.jsonl"], "messages": "messages", "response": "solution"}
+    return {**lengths, "num_return_sequences_in_group": 8, "pretrain": "o/m", "actor_train": role, **more}
+
+
+def test_rolls_rlvr_pipeline_counts_replicas_and_lengths(tmp_path):
+    file = tmp_path / "rlvr.yaml"
+    infer = {"generating_args": {"max_new_tokens": 128, "temperature": 0.99}}
+    file.write_text(yaml.safe_dump(rlvr(actor_infer=infer, reward_pretrain="o/r")))
+    found = migrate("roll", [str(file)], {})
+    config = found.config
+    assert config["minibatches"] == 64 * 8 // (32 * 2)  # of 8 GPUs, 4 hold one replica
+    assert (config["sampling"]["max_tokens"], config["model"]["max_length"]) == (1536, 2048)
+    assert config["algorithm"]["advantage"] == {"use": "gae", "whiten": False, "gamma": 1.0, "lam": 0.95}
+    assert config["model"]["critic"] == "o/r"
+    assert config["tasks"]["train"]["columns"] == {"prompt": "messages", "answer": "ground_truth", "source": "tag"}
+    assert config["checkpoint"]["keep"] == 1000
+    lacking = {entry.key for entry in found.defaults if entry.status == "missing"}
+    assert lacking == {"actor_infer.generating_args.top_p", "actor_infer.generating_args.top_k"}
+
+
+def test_files_that_hydras_defaults_name_are_read(tmp_path):
+    (tmp_path / "config").mkdir()
+    environment = {"env_type": "sokoban", "env_config": {"max_steps": "${turns}", "dim_room": [6, 7]}}
+    content = {"turns": 3, "custom_env": {"Box": environment}, "seed": 1}
+    (tmp_path / "config" / "envs.yaml").write_text(yaml.safe_dump(content))
+    (tmp_path / "config" / "empty.yaml").write_text("# nothing\n")
+    (tmp_path / "run").mkdir()
+    file = tmp_path / "run" / "a.yaml"
+    names = ["envs@_here_", "empty@_here_", "deepspeed_zero@_here_", "other@_here_"]
+    file.write_text(
+        yaml.safe_dump({"defaults": [f"../config/{name}" for name in names], "seed": 2, "turns": 5})
+        + "custom_envs:\n  Box: ${custom_env.Box}\ntrain_env_manager: {tags: [Box]}\n"
+    )
+    found = migrate("roll", [str(file)], {})
+    box = found.config["tasks"]["train"]["environments"]["Box"]
+    assert box == {"use": "gridworlds/sokoban", "max_steps": 5, "dim_x": 6, "dim_y": 7}
+    assert found.config["seed"] == 2
+    assert [note for note in found.notes if "defaults" in note] == [
+        "defaults: ../config/other.yaml was not found: what it sets is not converted"
+    ]
+
+
+def test_options_of_the_learner_that_exclude_each_other():
+    flags = ["--ds.ring_attn_size", "2", "--ds.attn_implementation", "flash_attention_2"]
+    found = migrate("openrlhf", flags, {})
+    assert found.config["learner"]["attention"] == "sdpa"
+    assert any("learner.attention" in note for note in found.notes)
+    config = migrate("trl", ["use_peft=true", "torch_compile=true"], {}).config
+    assert "compile" not in config["learner"]
