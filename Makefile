@@ -64,18 +64,18 @@ configuration: $(STAMP)  ## write docs/configuration.md, docs/rlsdk.schema.json 
 
 # One OpenMP thread for each process: tests start several at once, and waiting threads spin. Tests are dealt out by file,
 # those of the engines and of the learners that start the stack by folder, since they share processes (tests/conftest.py).
-test: $(STAMP)  ## everything but whole trainings, the real Ray, vLLM and DeepSpeed included
+test: $(STAMP)  ## everything but whole training runs, the real Ray, vLLM and DeepSpeed included
 	@$(MAKE) --no-print-directory -j 2 lint types layers docs
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not gpu and not stack" -n 2 --dist loadfile --no-loadscope-reorder --durations 10
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "stack and not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --durations 20
 
 # Here, too: a training keeps little more than one core busy, as engine and learner take turns.
-test-slow: $(STAMP)  ## whole trainings, kills, and all examples of the property tests
+test-slow: $(STAMP)  ## whole training runs, kills, and all examples of the property tests
 	OMP_NUM_THREADS=1 RLSDK_TEST_EXAMPLES=all $(BIN)/pytest -m "property and not slow and not gpu and not stack" -n 2 --dist loadfile --timeout 600
 	OMP_NUM_THREADS=1 RLSDK_TEST_EXAMPLES=all $(BIN)/pytest -m "slow and not long and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --timeout 600 --durations 40
 
 # One after the other: some of them fail on a busy machine.
-test-long: $(STAMP)  ## the longest trainings, which CI leaves out; an hour
+test-long: $(STAMP)  ## the longest runs, which CI leaves out; an hour
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "long and not gpu" --timeout 1800 --durations 0
 
 release: $(STAMP)  ## wheel, sdist, constraints and SBOM (CycloneDX JSON) of a release, in dist/; nothing is uploaded

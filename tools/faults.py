@@ -24,7 +24,7 @@ PAGE = ROOT / "docs" / "faults.md"
 FOLDER = ROOT / "runs" / "faults"
 HEAD = """# Faults on purpose
 
-`make faults` starts a small training (`examples/models/countdown-nano`, engine `transformers`, learner `deepspeed`, an
+`make faults` starts a small run (`examples/models/countdown-nano`, engine `transformers`, learner `deepspeed`, an
 environment, a reward in a separate process, a tracker), waits for a certain moment, causes a real failure, and checks
 what follows:
 

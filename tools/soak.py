@@ -1,4 +1,4 @@
-"""Kill, stop and terminate parts of a training at random moments, again and again, and report the outcome.
+"""Kill, stop and terminate parts of a run at random moments, again and again, and report the outcome.
 
     python tools/soak.py              # three hundred times
     python tools/soak.py --kills 9    # fewer
@@ -302,7 +302,7 @@ def lines(soaks: list[Soak], seed: int) -> Iterator[str]:
     yield f"| {' | '.join(f'{count:,}' for count in counts)} |"
     yield ""
     commit = git("describe", "--always", "--dirty")
-    trainings = f"{len(rows)} signals to {len(soaks)} parallel trainings, seed {seed}"
+    trainings = f"{len(rows)} signals to {len(soaks)} parallel runs, seed {seed}"
     yield f"{trainings}, commit `{commit}`, {datetime.date.today()}."
 
 
@@ -313,7 +313,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=240.0, help="send no further signals after this many minutes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "soak")
-    parser.add_argument("--trainings", type=int, default=2, help="number of parallel trainings")
+    parser.add_argument("--trainings", type=int, default=2, help="number of parallel runs")
     asked = parser.parse_args()
     soaks = [Soak(asked.folder.resolve() / str(i), asked.seed + i) for i in range(asked.trainings)]
     shares = [len(range(i, asked.kills, asked.trainings)) for i in range(asked.trainings)]
