@@ -42,9 +42,7 @@ from rlsdk.plugins import ComponentRef
 from rlsdk.plurals import counted
 from rlsdk.readiness.demonstrations import check_demonstrations
 from rlsdk.readiness.disk import DiskEstimate, estimate, skeleton
-from rlsdk.readiness.exact import exact_faults
-from rlsdk.readiness.images import image_faults
-from rlsdk.readiness.models import idle_notes, length_notes, model_faults, rank_faults
+from rlsdk.readiness.models import exact_faults, idle_notes, image_faults, length_notes, model_faults, rank_faults
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.stream import opened
 from rlsdk.types import Message, Task

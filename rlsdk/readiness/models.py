@@ -1,26 +1,39 @@
-"""Checks of a plan's models and their ranks, made before anything starts."""
+"""Checks of a plan's models and their ranks, of images and of `model.exact`, made before anything starts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlsdk import preflight
+from rlsdk.cluster.placement import threads_of
 from rlsdk.config import Plan
 from rlsdk.config.parts import NORMED
 from rlsdk.contracts import (
     ApartRole,
+    ComputesExactly,
     ExaminesModel,
     LimitsLength,
     Model,
+    PlaysEpisodes,
+    ReadsImages,
     ReplaysRouting,
     ReturnsRouting,
     SharesSequences,
+    ShowsImages,
 )
 from rlsdk.conversion import Differences, compare, read_header, without_weights
 from rlsdk.engines.common import open_tokenizer, positions
+from rlsdk.errors import ConfigError, RlsdkError
+from rlsdk.exact import architecture_fault
+from rlsdk.kinds import Kind
 from rlsdk.learners.base import TransformersLearner
 from rlsdk.learners.options import NO_FLOAT16, LearnerOptions
+from rlsdk.plugins import CORE, ComponentRef
+from rlsdk.types import Task
+from rlsdk.vision import Vision, sees
 
 _LISTED = 4
 """Maximum number of tensors of each category named in a message."""
@@ -223,3 +236,118 @@ def _backbone_faults(plan: Plan, role: ApartRole, model: Model) -> Iterator[tupl
         return
     faults = backbone_faults(net, learner.attention, learner.rows, without_mask=learner.packs_without_mask)
     yield from ((f"model.{role}", f"{reference.name!r}: {fault}") for fault in faults)
+
+
+def image_faults(plan: Plan, net: Any | None, tasks: Sequence[Task]) -> Iterator[tuple[str, str]]:
+    """Yield reasons why a plan's images are not supported, as (path of the setting, reason).
+
+    Args:
+        plan: Checked plan.
+        net: The plan's model without its weights; None if it could not be built.
+        tasks: Some tasks of each source.
+    """
+    if plan.config.model.exact and net is not None and sees(net):
+        yield "model.exact", f"a {type(net).__name__} reads images, which no exact pass does; leave it out"
+    showing = list(_who_shows(plan, tasks))
+    if not showing:
+        return
+    who, _ = showing[0]
+    if any(as_text for _, as_text in showing):
+        yield "tasks", f"{who} shows images, but the prompt is text, without a chat template; set form: chat"
+    try:
+        Vision(plan.model).check()
+    except ConfigError as error:
+        yield from (("model.path", f"{who} shows images: {fault}") for fault in error.faults)
+        return
+    if not plan.needs_engine or net is None:
+        return
+    engine = plan.plugins.resolve(plan.engine)
+    if not isinstance(engine, ReadsImages):
+        yield "engine", f"{who} shows images, which {plan.engine.name!r} does not read; set engine=transformers"
+        return
+    yield from (("engine", f"{who} shows images: {plan.engine.name!r}: {fault}") for fault in engine.image_faults(net))
+
+
+def _who_shows(plan: Plan, tasks: Sequence[Task]) -> Iterator[tuple[str, bool]]:
+    """Yield the tasks and environments that show images, in words, and True if the conversation begins as text."""
+    references = [plan.workflow, *([plan.eval_workflow] if plan.eval_workflow != plan.workflow else [])]
+    workflows = [plan.plugins.resolve(each) for each in references]
+    for task in tasks:
+        as_text = isinstance(task.prompt, str)
+        if not isinstance(task.prompt, str) and any(message.images for message in task.prompt):
+            yield f"task {task.id!r}", as_text
+            continue
+        for workflow in workflows:
+            if isinstance(workflow, PlaysEpisodes) and (name := _environment_that_shows(plan, workflow, task)):
+                yield f"environment {name!r}", as_text
+
+
+def _environment_that_shows(plan: Plan, workflow: PlaysEpisodes, task: Task) -> str:
+    try:
+        use, _ = workflow.episode(task)
+        reference = plan.plugins.reference("environment", use.name, use.options)
+        # Created only if it declares images: some are costly.
+        if not hasattr(plan.plugins.component(reference).obj, "shows_images"):
+            return ""
+        environment = plan.plugins.resolve(reference)
+    except RlsdkError:
+        return ""  # reported elsewhere
+    return use.name if isinstance(environment, ShowsImages) and environment.shows_images else ""
+
+
+def exact_faults(plan: Plan, net: Any | None) -> Iterator[tuple[str, str]]:
+    """Yield reasons why a plan with `model.exact` would not be exact, as (path of the setting, reason).
+
+    Args:
+        plan: Checked plan.
+        net: The plan's model without its weights; None if it could not be built.
+    """
+    if not plan.config.model.exact:
+        return
+    yield from _settings(plan)
+    yield from _threads(plan)
+    parts: tuple[tuple[Kind, ComponentRef], ...] = (("engine", plan.engine), ("learner", plan.learner))
+    for path, reference in parts:
+        component = plan.plugins.resolve(reference)
+        if not isinstance(component, ComputesExactly):
+            offered = plan.plugins.components(CORE, path).items()
+            others = " or ".join(name for (_, name), each in offered if hasattr(each.obj, "exact_faults"))
+            text = f"the {path} {reference.name!r} computes logprobs in its own way; use {path}: {others}"
+            yield path, f"model.exact: {text}"
+            continue
+        yield from ((path, f"model.exact: {fault}") for fault in component.exact_faults())
+    if net is not None and (fault := architecture_fault(net.config.get_text_config())):
+        yield "model.exact", f"{fault}; leave model.exact out"
+
+
+def _settings(plan: Plan) -> Iterator[tuple[str, str]]:
+    config, why = plan.config, "model.exact"
+    if config.model.dtype != "float32":
+        yield "model.dtype", f"{why} needs float32, got {config.model.dtype}: 16-bit kernels round in different ways"
+    if not plan.sampled or "pairs" in plan.needs:
+        yield (
+            "algorithm",
+            f"{why}: an algorithm of {'pairs' if plan.sampled else 'demonstrations'} has nothing to compare",
+        )
+    if config.rollout.runs_ahead or config.rollout.replay.share:
+        yield (
+            "rollout",
+            f"{why}: tokens of older weights have other logprobs; train synchronously and each group once "
+            "(max_staleness: 0, sync_interval: 1, no oversample, stop or replay)",
+        )
+    if config.old_logprobs != "learner":
+        yield "old_logprobs", f"{why} compares the engine's logprobs with the learner's; leave old_logprobs out"
+
+
+def _threads(plan: Plan) -> Iterator[tuple[str, str]]:
+    place, gpus = plan.config.placement, preflight.gpu_count()
+    if place.device == "cuda" or (place.device == "auto" and gpus):
+        yield "placement.device", "model.exact requires a CPU: GPU kernels sum in varying order; set it to cpu"
+        return
+    engine, learner = threads_of(place, os.cpu_count() or 1)
+    if engine != learner:
+        yield (
+            "placement.learner_threads",
+            f"model.exact: engines with {engine} threads and learners with {learner} would "
+            "split sums in different ways; give placement.engine_threads and placement.learner_threads the same value",
+        )

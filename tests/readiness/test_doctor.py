@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from packaging.requirements import Requirement
 
 from rlsdk.cli import root
-from rlsdk.readiness import doctor, network
+from rlsdk.readiness import doctor
 
 
 def diagnosed(name: str) -> doctor.Diagnosis:
@@ -73,7 +73,7 @@ def test_an_address_without_a_cluster_fails_with_a_remedy(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(("address", "words"), [("somewhere", "is not an address"), ("host:port", "is not an address")])
 def test_an_address_that_is_none_fails(monkeypatch: pytest.MonkeyPatch, address: str, words: str) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
-    assert network.ray_address().status == "fail" and words in network.ray_address().found
+    assert doctor.ray_address().status == "fail" and words in doctor.ray_address().found
 
 
 def test_few_open_files_fail() -> None:
@@ -110,19 +110,19 @@ def test_no_compiler_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_hub_is_looked_for_through_the_proxy(monkeypatch: pytest.MonkeyPatch, closed_port: str) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    for name in network.PROXIES:
+    for name in doctor.PROXIES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("https_proxy", f"http://{closed_port}")
-    found = network.hub()
+    found = doctor.hub()
     assert found.status == "warn" and "through the proxy 127.0.0.1 cannot be reached" in found.found
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{server.getsockname()[1]}")
-        assert network.hub().status == "ok"
+        assert doctor.hub().status == "ok"
 
 
 def test_a_hub_that_may_not_be_asked_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "HF_HUB_OFFLINE is set" in network.hub().found
+    assert "HF_HUB_OFFLINE is set" in doctor.hub().found
 
 
 def test_logins_are_found_and_not_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -130,10 +130,10 @@ def test_logins_are_found_and_not_shown(monkeypatch: pytest.MonkeyPatch, tmp_pat
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    assert [each.found[:13] for each in network.logins()] == ["not logged in", "not logged in"]
+    assert [each.found[:13] for each in doctor.logins()] == ["not logged in", "not logged in"]
     (tmp_path / "token").write_text("hf_secret")
     (tmp_path / "netrc").write_text("machine api.wandb.ai\n  login user\n  password secret\n")
-    found = network.logins()
+    found = doctor.logins()
     assert [each.found for each in found] == ["logged in", "logged in"] and "secret" not in str(found)
 
 
