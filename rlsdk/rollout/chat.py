@@ -22,8 +22,7 @@ from rlsdk.messages import content_of
 from rlsdk.rollout.codec import NOTHING
 from rlsdk.rollout.context import Prompt, RolloutContext, ServedConversations
 from rlsdk.rollout.crossing import CrossedWorld, entered_on
-from rlsdk.rollout.segment import Segment, Sending
-from rlsdk.rollout.transcript import Transcript
+from rlsdk.rollout.transcript import Segment, Sending, Transcript
 from rlsdk.seeds import derive
 from rlsdk.tool_calls import Dialect
 from rlsdk.types import Message, Rollout, Score, Status
