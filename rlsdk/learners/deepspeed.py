@@ -2,23 +2,136 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from rlsdk.contracts import Model, TrainedRole
+from rlsdk.contracts import ActorSpec, Model, Roles, TrainedRole
+from rlsdk.errors import LearnerError
 from rlsdk.isolation.process import hidden
 from rlsdk.learners.base import TransformersLearner
-from rlsdk.learners.deepspeed_options import DeepSpeedOptions
-from rlsdk.learners.zero import DeepSpeedConfig, Trained, divided_while_loaded
+from rlsdk.learners.options import LearnerOptions
+from rlsdk.learners.ranks import environment
+from rlsdk.learners.zero import DeepSpeedConfig, Offload, Trained, divided_while_loaded
 from rlsdk.marks import learner
 
 if TYPE_CHECKING:
+    from rlsdk.learners.estimate import RankMemory
     from rlsdk.learners.passes import SharedRows
     from rlsdk.learners.ranks import Ranks
     from rlsdk.learners.trained import LearningRate
+
+
+@attrs.define(kw_only=True, eq=False)
+class DeepSpeedOptions(LearnerOptions):
+    """Options of `DeepSpeedLearner`, in addition to those of `LearnerOptions`.
+
+    Attributes:
+        zero_stage: State sharded across ranks: 0 nothing, 1 optimiser state, 2 also gradients, 3 also weights. In
+            bfloat16, 0 works as 1, because DeepSpeed's stage 0 sums gradients in bfloat16.
+        offload: State kept in host memory instead of GPU memory: none, optimizer (stage 1 and up), all (stage 3).
+        sequence_parallel: Number of ranks that share the tokens of each rollout (Ulysses), for rollouts too long for
+            one rank; each reads `micro_batch_tokens`. Must divide the number of ranks and of the model's heads.
+        compile: Compile the models with `torch.compile`: updates take 20 % less time on the two cores of
+            docs/benchmarks.md, but the first pass of each kind takes half a minute longer. Needs g++ or the compiler
+            that `CXX` names.
+    """
+
+    zero_stage: Literal[0, 1, 2, 3] = 1
+    offload: Offload = "none"
+    sequence_parallel: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    compile: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.offload == "optimizer" and self.zero_stage == 0:
+            raise ValueError("offload: optimizer needs zero_stage 1 or more; without ZeRO, DeepSpeed offloads nothing")
+        if self.offload == "all" and self.zero_stage != 3:
+            raise ValueError(f"offload: all needs zero_stage 3, which splits weights; got zero_stage {self.zero_stage}")
+        super().__attrs_post_init__()
+        self.check_readers("sequence_parallel")
+        if self.compile and (self.sequence_parallel > 1 or self.lora):
+            raise ValueError("compile cannot be combined with sequence_parallel or lora yet; choose one")
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """Programs that these options need: the compiler that `torch.compile` calls, from `CXX` as torch parses it."""
+        return (os.environ.get("CXX", "g++"),) if self.compile else ()
+
+    @property
+    def readers(self) -> int:
+        """Number of ranks that share the tokens of each rollout."""
+        return self.sequence_parallel
+
+    @property
+    def packs_without_mask(self) -> bool:
+        """True if packed rollouts can attend separately, if the model allows it; False if a mask separates them."""
+        return super().packs_without_mask and not self.compile  # compile would recompile for each packing
+
+    @property
+    def memory_remedies(self) -> tuple[str, ...]:
+        """Options that would lower the memory of a rank, cheapest first."""
+        found = {
+            "gradient_checkpointing=true": not self.gradient_checkpointing and self.rows != "shared",
+            "micro_batch_tokens=auto": self.micro_batch_tokens != "auto",
+            "zero_stage=3 on more ranks (placement.learners)": self.zero_stage < 3,
+            "offload=all, or offload=optimizer (GPUs only)": self.offload == "none",
+            "lora": self.lora is None,
+        }
+        return tuple(f"learner.{name}" for name, open_ in found.items() if open_)
+
+    def rank_memory(self, roles: Roles, place: ActorSpec) -> RankMemory:
+        """Return the memory of a rank without activations, as DeepSpeed shards it."""
+        from rlsdk.learners.estimate import zero_memory
+
+        return zero_memory(self, roles, place)
+
+    def model_faults(self, model: Any) -> Sequence[str]:
+        """Return why a model cannot be trained with these options; the model may have no weights."""
+        from rlsdk.vision import layout_faults
+
+        unseen = layout_faults(
+            model,
+            {
+                f"sequence_parallel: {self.sequence_parallel} would cut them; leave it out": self.sequence_parallel > 1,
+                "compile: true is not tested with them; leave it out": self.compile,
+            },
+        )
+        if self.sequence_parallel == 1:
+            return [*super().model_faults(model), *unseen]
+        from rlsdk.learners.ulysses import sequence_faults
+
+        return [*super().model_faults(model), *unseen, *sequence_faults(model, self.sequence_parallel)]
+
+    def routing_faults(self, model: Any) -> Sequence[str]:
+        """Return why the engine's expert routing cannot be replayed with these options."""
+        from rlsdk.routing import replay_fault
+
+        if self.compile:
+            return ["compile: true cannot replay routed experts; set learner.compile=false"]
+        fault = replay_fault(model)
+        return [fault] if fault else []
+
+    def exact_faults(self) -> Sequence[str]:
+        """Return the options that conflict with `model.exact`."""
+        reasons = {
+            "compile: true fuses operations, and so rounds differently than the engine": self.compile,
+            f"sequence_parallel: {self.sequence_parallel} splits what the engine reads": self.sequence_parallel > 1,
+        }
+        return [*(f"{reason}; leave it out" for reason, given in reasons.items() if given), *super().exact_faults()]
+
+    def environment(self, place: ActorSpec) -> Mapping[str, str]:
+        """Return the environment variables to set before the actor's process imports anything.
+
+        Raises:
+            LearnerError: `sequence_parallel` does not divide the number of ranks.
+        """
+        if place.world_size % self.sequence_parallel:
+            needed = f"sequence_parallel: {self.sequence_parallel} needs that number of learner ranks or a multiple"
+            raise LearnerError(f"{needed}; got {place.world_size}; change placement.learners")
+        return environment(place, compiled=self.compile)
 
 
 @learner("deepspeed")

@@ -16,7 +16,7 @@ from rlsdk.learners.rows import TokenRows, read_lengths, to_exact_row, to_rows
 
 if TYPE_CHECKING:
     from rlsdk.learners.activations import PassMemory
-    from rlsdk.learners.deepspeed_options import DeepSpeedOptions
+    from rlsdk.learners.deepspeed import DeepSpeedOptions
     from rlsdk.learners.options import LearnerOptions
 
 AUTO_SHARE = 0.5

@@ -15,8 +15,7 @@ from rlsdk.contracts import TrainBatch, TrainedRole
 from rlsdk.errors import LearnerError
 from rlsdk.learners.metrics import MetricAccumulator
 from rlsdk.learners.objective import Objective, UpdateContext, critic_loss
-from rlsdk.learners.passes import MicroBatch, MicroBatchRunner
-from rlsdk.learners.shortage import with_less
+from rlsdk.learners.passes import MicroBatch, MicroBatchRunner, with_less
 from rlsdk.learners.trained import TrainedModule
 from rlsdk.schedules import at
 

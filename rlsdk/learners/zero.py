@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 
 from rlsdk.errors import CheckpointError
-from rlsdk.learners.pickled import read_pickled
-from rlsdk.learners.statefile import read_state, write_state
+from rlsdk.learners.statefile import read_pickled, read_state, write_state
 from rlsdk.learners.trained import LearningRate, PhaseTimer, TrainedModule, Wanted
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import torch
 from rlsdk.batch import LossInputs
 from rlsdk.contracts import Model, Roles, TrainBatch
 from rlsdk.errors import LearnerError
-from rlsdk.learners.shortage import is_shortage
+from rlsdk.learners.passes import is_shortage
 from rlsdk.marks import policy_loss
 from tests.learners.test_gradients import distance, learn, make_spec
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from rlsdk.errors import CheckpointError, LearnerError
-from rlsdk.learners.pickled import read_pickled_state
-from rlsdk.learners.statefile import read_state, write_state
+from rlsdk.learners.statefile import read_pickled_state, read_state, write_state
 
 
 class Bomb:
