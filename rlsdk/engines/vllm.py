@@ -31,8 +31,7 @@ from rlsdk.engines.common import (
     with_tied_heads,
 )
 from rlsdk.engines.memory import vllm_memory
-from rlsdk.engines.vllm_arguments import OWNED, engine_arguments
-from rlsdk.engines.vllm_images import prompt_with_images
+from rlsdk.engines.vllm_arguments import OWNED, engine_arguments, prompt_with_images
 from rlsdk.engines.vllm_model import image_faults, import_architectures, model_faults, parallel_faults, routing_faults
 from rlsdk.engines.vllm_worker import share
 from rlsdk.errors import EngineError, OptionError, ValueFault

@@ -1,12 +1,13 @@
-"""Build vLLM's `EngineArgs` from a model, its placement and the engine's options."""
+"""What vLLM is given: `EngineArgs` from a model, its placement and the engine's options, and prompts with images."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.contracts import ActorSpec, Adapter, Model
-from rlsdk.engines import vllm_adapter, vllm_images
+from rlsdk.contracts import ActorSpec, Adapter, Model, Request
+from rlsdk.engines import vllm_adapter
 from rlsdk.engines.common import mix
+from rlsdk.vision import Vision
 
 if TYPE_CHECKING:
     from rlsdk.engines.vllm import Vllm
@@ -30,7 +31,7 @@ OWNED = {
     "enable_return_routed_experts": "a correction such as routing_replay",
 }
 """Engine arguments that `args` may not set, with what sets them; engine options are checked separately."""
-_EXECUTOR = "rlsdk.engines.vllm_executor.TensorParallelExecutor"
+_EXECUTOR = "rlsdk.engines.vllm_classes.TensorParallelExecutor"
 
 
 def engine_arguments(
@@ -72,14 +73,14 @@ def engine_arguments(
         # Each step then returns its own tokens, and none is running while weights are replaced.
         "async_scheduling": False,
         "worker_extension_cls": "rlsdk.engines.vllm_worker.WorkerExtension",
-        "scheduler_cls": "rlsdk.engines.vllm_scheduler.DecodeScheduler",
+        "scheduler_cls": "rlsdk.engines.vllm_classes.DecodeScheduler",
     }
     if adapter is not None:
         found |= vllm_adapter.arguments(adapter)
     if routing:
         found["enable_return_routed_experts"] = True
     if images:
-        found |= vllm_images.ARGUMENTS
+        found |= _IMAGE_ARGUMENTS
     if cpu:
         found |= _for_cpu(latent=latent)
     else:
@@ -99,3 +100,45 @@ def _for_cpu(*, latent: bool) -> dict[str, Any]:
         # vLLM's CPU kernel rotates slices as if they were contiguous, which gives wrong results.
         found["compilation_config"] = {"custom_ops": ["-rotary_embedding"]}
     return found
+
+
+_IMAGE_ARGUMENTS = {
+    # vLLM creates the model's processor, which requires the tokenizer even for ids and pixels.
+    "skip_tokenizer_init": False,
+    "mm_processor_cache_gb": 0,
+    "mm_device_do_normalize": False,  # the pixels are normalised already
+}
+"""Fields of vLLM's `EngineArgs` for a model that reads images."""
+
+
+def prompt_with_images(request: Request, vision: Vision) -> Any:
+    """Return vLLM's input for a prompt with images: the ids unchanged, and the same pixels as the learner reads.
+
+    vLLM's own tokenisation and preprocessing of images might differ from the learner's.
+
+    Args:
+        request: Request with images; its prompt contains their tokens.
+        vision: Image preprocessing of the model.
+    """
+    import torch
+    from vllm.inputs.engine import mm_input
+    from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
+
+    positions = [] if request.image_positions is None else request.image_positions.tolist()
+    items, places = [], []
+    begin = 0
+    for image in request.images:
+        given = dict(vision.pixels(image))
+        patches = torch.tensor([len(given["pixel_values"])])
+        if "image_grid_thw" not in given:  # Gemma 3
+            given["num_patches"] = patches
+        fields = {name: MultiModalFieldConfig.batched("image", keep_on_cpu=True) for name in given}
+        fields["pixel_values"] = MultiModalFieldConfig.flat_from_sizes("image", patches)
+        items += MultiModalKwargsItems.from_hf_inputs(given, fields)["image"]
+        count = vision.count(image)
+        places.append(PlaceholderRange(offset=positions[begin], length=count))
+        begin += count
+    hashes = [image.digest for image in request.images]
+    return mm_input(
+        request.prompt_ids.tolist(), MultiModalKwargsItems({"image": items}), {"image": hashes}, {"image": places}
+    )

@@ -178,7 +178,7 @@ def test_arguments_on_gpus() -> None:
     assert not alone["enable_sleep_mode"] and not alone["enforce_eager"]
     shared = engine_arguments(MODEL, GPU, Vllm(tensor_parallel_size=2, gpu_memory_utilization=0.4, enforce_eager=True))
     assert shared["tensor_parallel_size"] == 2
-    assert shared["distributed_executor_backend"] == "rlsdk.engines.vllm_executor.TensorParallelExecutor"
+    assert shared["distributed_executor_backend"] == "rlsdk.engines.vllm_classes.TensorParallelExecutor"
     assert shared["enable_sleep_mode"] and shared["enforce_eager"]
     assert shared["gpu_memory_utilization"] == 0.4
 

@@ -45,7 +45,7 @@ def test_slots_are_asked_for_where_a_block_begins_or_ends_and_there_are_as_many_
 def test_a_prompt_longer_than_a_step_is_read_in_chunks() -> None:
     from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 
-    from rlsdk.engines.vllm_scheduler import DecodeScheduler
+    from rlsdk.engines.vllm_classes import DecodeScheduler
 
     queue = FCFSRequestQueue(["first", "canary"])
     held: Any = SimpleNamespace(running=[], requests={"c": "canary"}, waiting=queue, max_num_scheduled_tokens=8)

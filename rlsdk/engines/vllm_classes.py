@@ -1,13 +1,16 @@
-"""vLLM's scheduler with less work per token, and with a way to process one prompt first."""
+"""Classes that vLLM loads by name in place of its own: a scheduler, and an executor for tensor parallelism."""
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.request import RequestStatus
 
 
@@ -68,3 +71,31 @@ def sparing(allocate: Callable[..., Any], nothing: Any, size: int) -> Callable[.
         return allocate(request, num_new_tokens, *args, **kwargs)
 
     return allocate_slots
+
+
+log = logging.getLogger(__name__)
+
+
+class TensorParallelExecutor(MultiprocExecutor):
+    """Executor that ends this process when one of its workers dies, so that the engine is replaced as a whole.
+
+    vLLM's own executor ends the other workers, and all later calls raise an error.
+    """
+
+    is_failed: bool
+
+    def collective_rpc(self, *args: Any, **kwargs: Any) -> Any:
+        """Call a method in all workers."""
+        self._require_workers()
+        return super().collective_rpc(*args, **kwargs)
+
+    def shutdown(self) -> None:
+        """End all workers; vLLM calls this after a worker has died, before pending calls to it fail."""
+        self._require_workers()
+        super().shutdown()
+
+    def _require_workers(self) -> None:
+        if self.is_failed:
+            log.error("this engine ends, since one of its tensor-parallel processes has died")
+            logging.shutdown()
+            os._exit(1)
