@@ -24,8 +24,6 @@ from rlsdk.isolation.sandboxed.border import LOST, Tested
 
 if sys.platform == "linux":
     from rlsdk.isolation.sandboxed import confinement, kernel
-    from rlsdk.isolation.sandboxed.memory import wait_within
-    from rlsdk.isolation.sandboxed.seccomp import refuse_calls
 
 _POLL = 0.002
 _ERROR_BYTES = 2_000
@@ -87,7 +85,7 @@ def _isolated(request: dict[str, Any], report: int) -> None:
         os.close(outside)
         os.close(report)
         os.close(1)
-        wait_within(child, limits["memory_together"], proc)  # `held` stays open until this process ends
+        confinement.wait_within(child, limits["memory_together"], proc)  # `held` stays open until this process ends
         return
     os.close(held)
     os.close(proc)
@@ -162,7 +160,7 @@ def _run(request: dict[str, Any], files: list[int], run: Callable[[], None]) -> 
         os.dup2(source, target)
     os.closerange(len(files), 1 << 20)
     if request["isolated"]:
-        refuse_calls()
+        kernel.refuse_calls()
     _limit(request["limits"], request["isolated"])
     run()
 
