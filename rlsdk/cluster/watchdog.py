@@ -21,7 +21,7 @@ from rlsdk.cluster.health import GcsAddress, Prober, Watched
 from rlsdk.config.schema import WatchdogSection
 from rlsdk.errors import RunError
 from rlsdk.isolation.vitals import Identity, Vitals
-from rlsdk.loops.health import LoopHealth
+from rlsdk.loops.watch import LoopHealth
 
 log = logging.getLogger(__name__)
 GRACE_SECONDS = 15.0

@@ -14,9 +14,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlsdk.cluster.actors import cause_of, described, died, kill
+from rlsdk.cluster.actors import ActorFailures, cause_of, described, died, kill
 from rlsdk.cluster.draining import HAND_BACK_SECONDS, DrainingNode, on_draining
-from rlsdk.cluster.failures import ActorFailures
 from rlsdk.engines.actor import STEP
 from rlsdk.engines.canary import Canary, describe_checksums
 from rlsdk.engines.client import EngineRoutes

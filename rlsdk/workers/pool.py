@@ -12,9 +12,8 @@ from typing import Any
 
 import attrs
 
-from rlsdk.cluster.actors import cause_of, died, kill
+from rlsdk.cluster.actors import ActorFailures, cause_of, died, kill
 from rlsdk.cluster.draining import DrainingNode, on_draining
-from rlsdk.cluster.failures import ActorFailures
 from rlsdk.errors import EngineError, RunError, described
 from rlsdk.isolation.spans import note
 from rlsdk.rollout.generator import Observer

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from ray import exceptions
 
-from rlsdk.cluster.actors import LONGEST, cause_of, described, died, last_words, reason
-from rlsdk.cluster.failures import ActorFailures
+from rlsdk.cluster.actors import LONGEST, ActorFailures, cause_of, described, died, last_words, reason
 
 RAY_SAYS = """The actor died unexpectedly before finishing this task.
 \tclass_name: EngineActor

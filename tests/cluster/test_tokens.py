@@ -11,8 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from rlsdk.cluster.address import RayAddress
-from rlsdk.cluster.tokens import RayToken, access, token_fault
+from rlsdk.cluster.address import RayAddress, RayToken, access, token_fault
 from rlsdk.errors import RunError
 
 SECRET = "5e" * 32

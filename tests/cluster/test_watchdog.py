@@ -26,7 +26,7 @@ from rlsdk.errors import LearnerError, RunError
 from rlsdk.isolation import vitals
 from rlsdk.isolation.vitals import Identity, Vitals
 from rlsdk.isolation.watching import CURRENT, main_loop, stage
-from rlsdk.loops.health import LoopHealth
+from rlsdk.loops.watch import LoopHealth
 from rlsdk.runlog import store as stores
 from rlsdk.runlog.store import Address, RolloutStore, lock_holder
 
