@@ -22,8 +22,8 @@ from rlsdk.config.paths import resolve_paths
 from rlsdk.config.tree import normalise
 from rlsdk.contracts import ActorSpec
 from rlsdk.errors import CheckpointError, ConfigError
+from rlsdk.learners.apart import roles
 from rlsdk.learners.group import LearnerGroup
-from rlsdk.learners.starting import roles
 from rlsdk.runlog.folder import why_no_run
 
 log = logging.getLogger(__name__)

@@ -17,11 +17,9 @@ from rlsdk.contracts import ActorSpec, LossSpec, Roles, TrainBatch, TrainedRole,
 from rlsdk.errors import LearnerError, RlsdkError
 from rlsdk.fields import FORWARD
 from rlsdk.learners.actor import LearnerActor
-from rlsdk.learners.answers import answers
 from rlsdk.learners.microbatch import split
-from rlsdk.learners.open_steps import OpenSteps
+from rlsdk.learners.rank_calls import OpenSteps, WeightCalls, answers
 from rlsdk.learners.rows import read_lengths
-from rlsdk.learners.streaming import WeightCalls
 from rlsdk.plugins import ComponentRef, Plugins
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from rlsdk.config import Plan
 from rlsdk.contracts import ActorSpec, ApartRole, EstimatesGeneration, EstimatesUpdates, MemoryUse, UpdateShape
 from rlsdk.contracts.generation import DTYPE_BYTES
 from rlsdk.errors import EnvironmentFault
-from rlsdk.learners.starting import roles, roles_apart
+from rlsdk.learners.apart import roles, roles_apart
 
 DRIVER_BYTES = 600 * 2**20
 """Host memory of the driver and of Ray's own processes."""

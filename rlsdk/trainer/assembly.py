@@ -24,8 +24,7 @@ from rlsdk.engines.group import EngineGroup, RestartPolicy
 from rlsdk.engines.starting import exchanged_adapter, restart_engine, start_engines, started_engines
 from rlsdk.errors import ConfigError
 from rlsdk.isolation.watching import stage
-from rlsdk.learners.apart import DividedLearnerGroup
-from rlsdk.learners.starting import start_learner
+from rlsdk.learners.apart import DividedLearnerGroup, start_learner
 from rlsdk.readiness.checks import examine
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.stream import Source, TaskStream, TaskStreams, opened

@@ -21,7 +21,7 @@ from rlsdk.config import Plan, Source, check
 from rlsdk.engines.starting import exchanged_adapter
 from rlsdk.errors import RunError
 from rlsdk.isolation.watching import stage
-from rlsdk.learners.starting import start_learner
+from rlsdk.learners.apart import start_learner
 from rlsdk.loops.signals import handled
 from rlsdk.readiness.checks import machine, space
 from rlsdk.readiness.disk import estimate

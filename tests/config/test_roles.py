@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlsdk.config import Plan
-from rlsdk.learners.starting import roles, roles_apart
+from rlsdk.learners.apart import roles, roles_apart
 from rlsdk.nano import create
 from rlsdk.readiness.checks import examine
 from rlsdk.readiness.memory import estimate_memory

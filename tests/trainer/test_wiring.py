@@ -16,7 +16,7 @@ from rlsdk.config import Plan, check
 from rlsdk.engines import starting as engine_starting
 from rlsdk.errors import ConfigError, EnvironmentFault
 from rlsdk.learners import group
-from rlsdk.learners import starting as learner_starting
+from rlsdk.learners.apart import start_learner
 from rlsdk.readiness.checks import examine
 from rlsdk.runlog.observers import Observers
 from rlsdk.trainer import assembly, record, run
@@ -134,7 +134,7 @@ def test_the_learner_is_given_a_cache_folder_below_the_runs(
 
     monkeypatch.setattr(group.LearnerGroup, "launch", lambda *_, **options: given.update(options) or Launched())
     checked = plan()
-    learner_starting.start_learner(checked, layout(checked, 2, 0), None, 2)
+    start_learner(checked, layout(checked, 2, 0), None, 2)
     assert given["cache"] == (tmp_path / "runs" / "trial").resolve() / "cache"
 
 
