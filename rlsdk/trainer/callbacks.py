@@ -37,9 +37,8 @@ from rlsdk.runlog.observers import CLOSE_SECONDS, Observers
 from rlsdk.runlog.progress import ProgressLine
 from rlsdk.runlog.report import SUMMARY, figure_text
 from rlsdk.runlog.rollouts import prompt_text
-from rlsdk.runlog.store import RolloutStore
+from rlsdk.runlog.store import RolloutStore, RolloutWriter
 from rlsdk.runlog.tables import EVALUATED, Entry, evaluated_entries
-from rlsdk.runlog.writer import RolloutWriter
 
 if TYPE_CHECKING:
     from rlsdk.learners.apart import DividedLearnerGroup

@@ -20,9 +20,8 @@ import rlsdk
 from rlsdk.errors import RunError, ValueFault
 from rlsdk.runlog.folder import MARKER
 from rlsdk.runlog.query import query, reader
-from rlsdk.runlog.store import DATABASE, Address, RolloutStore, damage_of, set_aside
+from rlsdk.runlog.store import DATABASE, Address, RolloutStore, RolloutWriter, damage_of, set_aside
 from rlsdk.runlog.tables import COLUMNS, Entry
-from rlsdk.runlog.writer import RolloutWriter
 from rlsdk.types import Group, Rollout, Score, Task
 
 Make = Callable[..., Entry]
@@ -250,7 +249,7 @@ from pathlib import Path
 import numpy as np
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.runlog.tables import Entry
-from rlsdk.runlog.writer import RolloutWriter
+from rlsdk.runlog.store import RolloutWriter
 from rlsdk.types import Group, Rollout, Score, Task
 
 async def main():
