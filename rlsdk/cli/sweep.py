@@ -14,9 +14,8 @@ from rlsdk.cli import listing
 from rlsdk.cli.lazy import INTERRUPTED
 from rlsdk.cli.settings import SettingsCommand
 from rlsdk.plurals import counted
-from rlsdk.sweeps.results import Failure, ResultRow
+from rlsdk.sweeps.results import Estimate, Failure, ResultRow
 from rlsdk.sweeps.running import RunOutcome
-from rlsdk.sweeps.statistics import Estimate
 
 
 @click.command(cls=SettingsCommand)

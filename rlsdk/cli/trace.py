@@ -37,7 +37,7 @@ def trace(run: Path, out: Path | None, otlp: str | None) -> None:
         raise ConfigError([f"RUN: {why_no_run(run, METRICS)}"])
     lines, spans = read_metrics(run), read_spans(run)
     if otlp is not None:
-        from rlsdk.reporting.otel import export_spans, otlp_exporter
+        from rlsdk.reporting.trace import export_spans, otlp_exporter
 
         if out is not None:
             raise ConfigError(["--out: --otlp sends the spans and writes no file; give only one of them"])

@@ -12,9 +12,8 @@ import numpy as np
 
 from rlsdk.contracts import Series
 from rlsdk.plurals import counted
-from rlsdk.reporting.charts import chart
 from rlsdk.reporting.intervals import student_95
-from rlsdk.reporting.page import page, table
+from rlsdk.reporting.page import chart, page, table
 from rlsdk.reporting.reading import FinishedRun
 from rlsdk.runlog.report import source_label
 

@@ -14,8 +14,7 @@ from typing import Any
 from rlsdk.contracts import Series
 from rlsdk.errors import EnvironmentFault, described, install_command
 from rlsdk.preflight import version
-from rlsdk.reporting.charts import chart
-from rlsdk.reporting.page import page, table, text_block
+from rlsdk.reporting.page import chart, page, table, text_block
 from rlsdk.reporting.reading import FinishedRun, read_run
 from rlsdk.runlog.report import phase_seconds
 

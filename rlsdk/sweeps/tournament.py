@@ -13,10 +13,9 @@ import attrs
 import rlsdk
 from rlsdk.config import Plan
 from rlsdk.errors import ConfigError
-from rlsdk.sweeps.results import Failure
+from rlsdk.sweeps.results import Estimate, Failure, interquartile_mean, mean
 from rlsdk.sweeps.running import RunOutcome
 from rlsdk.sweeps.runs import SweepRun, check_all, run_name
-from rlsdk.sweeps.statistics import Estimate, interquartile_mean, mean
 
 SUITES = Path("examples") / "suites"
 SETTING = re.compile(r"[\w.\[\]]+=")

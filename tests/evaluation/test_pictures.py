@@ -13,8 +13,7 @@ import pytest
 import rlsdk
 from rlsdk.components import Use
 from rlsdk.errors import CheckpointError
-from rlsdk.evaluation.models import model_of
-from rlsdk.evaluation.pictures import draw
+from rlsdk.evaluation.models import draw, model_of
 from rlsdk.plugins import Plugins
 from rlsdk.types import Message, Observation, Rollout, Step, Task
 

@@ -97,7 +97,7 @@ def test_spans_are_exported_below_their_step(tmp_path: Path) -> None:
     memory = pytest.importorskip(
         "opentelemetry.sdk.trace.export.in_memory_span_exporter", reason="needs the extra otel", exc_type=ImportError
     )
-    from rlsdk.reporting.otel import export_spans
+    from rlsdk.reporting.trace import export_spans
 
     write(tmp_path, RECORDED)
     exporter = memory.InMemorySpanExporter()
@@ -121,7 +121,7 @@ def test_spans_are_exported_below_their_step(tmp_path: Path) -> None:
 
 def test_a_collector_that_is_not_there_is_not_said_to_reject_spans(tmp_path: Path) -> None:
     export = pytest.importorskip("opentelemetry.sdk.trace.export", reason="needs the extra otel", exc_type=ImportError)
-    from rlsdk.reporting.otel import export_spans
+    from rlsdk.reporting.trace import export_spans
 
     class Unreachable(export.SpanExporter):
         def export(self, spans: object) -> object:

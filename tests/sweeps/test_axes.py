@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlsdk.errors import ConfigError
-from rlsdk.sweeps.axes import Axis, axes_of, combinations
-from rlsdk.sweeps.runs import LONGEST_NAME, run_name
+from rlsdk.sweeps.runs import LONGEST_NAME, Axis, axes_of, combinations, run_name
 
 
 @pytest.mark.parametrize(

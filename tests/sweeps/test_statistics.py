@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlsdk.sweeps.statistics import Estimate, interquartile_mean, mean, trimmed_mean
+from rlsdk.sweeps.results import Estimate, interquartile_mean, mean, trimmed_mean
 
 
 def test_mean_of_one_value_has_no_interval() -> None:
