@@ -22,10 +22,9 @@ from rlsdk.errors import ConfigError, ValueFault
 from rlsdk.viewer.service import ViewerService
 from rlsdk.viewer.studio.checks import checked
 from rlsdk.viewer.studio.edits import edited, pruned, read_text, write_text
-from rlsdk.viewer.studio.files import ConfigFiles
 from rlsdk.viewer.studio.form import form_of
 from rlsdk.viewer.studio.processes import Trainings
-from rlsdk.viewer.studio.studio import Studio
+from rlsdk.viewer.studio.studio import ConfigFiles, Studio
 
 Ask = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
