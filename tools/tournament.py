@@ -17,10 +17,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlsdk.sweeps.results import EVALUATED
+from rlsdk.sweeps.results import EVALUATED, Estimate
 from rlsdk.sweeps.running import Interrupted, RunOutcome, train_all
 from rlsdk.sweeps.runs import SweepRun
-from rlsdk.sweeps.statistics import Estimate
 from rlsdk.sweeps.tournament import Standing, standings, suite_tasks, tournament_of
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,8 +13,7 @@ from __future__ import annotations
 from rlsdk.batch.arithmetic import row_sums, wide
 from rlsdk.batch.credit import Credit, CreditInputs
 from rlsdk.batch.groups import EPSILON, Groups
-from rlsdk.batch.loss import LossInputs
-from rlsdk.batch.reduction import AGGREGATIONS, Aggregation, Totals, aggregate
+from rlsdk.batch.loss import AGGREGATIONS, Aggregation, LossInputs, Totals, aggregate
 
 __all__ = [
     "AGGREGATIONS",

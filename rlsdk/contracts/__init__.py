@@ -27,19 +27,22 @@ from rlsdk.contracts.generation import (
     TopTokens,
     Weights,
 )
-from rlsdk.contracts.memory import EstimatesGeneration, EstimatesUpdates, MemoryUse, UpdateShape
 from rlsdk.contracts.optional import (
     ComputesExactly,
+    EstimatesGeneration,
+    EstimatesUpdates,
     ExaminesModel,
     HasClock,
     HasMemory,
     LimitsMicroBatches,
+    MemoryUse,
     OnlySamples,
     Preloads,
     ReplaysRouting,
     Requires,
     RequiresPrograms,
     SizesCheckpoints,
+    UpdateShape,
     memory_of,
 )
 from rlsdk.contracts.rendering import Call, Malformed, ParsedAnswer, Renderer, TextCodec, ToolParser

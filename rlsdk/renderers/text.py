@@ -15,8 +15,7 @@ import numpy as np
 
 from rlsdk.contracts import ParsedAnswer, TextCodec, ToolParser
 from rlsdk.errors import ConfigError, RefusedMessagesError
-from rlsdk.renderers.forms import images_of, plain, with_thought_or_text, with_written_arguments
-from rlsdk.renderers.probes import (
+from rlsdk.renderers.forms import (
     ANSWERS,
     QUESTION,
     RESULT,
@@ -27,6 +26,10 @@ from rlsdk.renderers.probes import (
     Between,
     Rewrite,
     alike,
+    images_of,
+    plain,
+    with_thought_or_text,
+    with_written_arguments,
 )
 from rlsdk.renderers.thoughts import THINK, before_mark, marks_around, split
 from rlsdk.tool_calls.calls import beginnings, with_json_arguments

@@ -20,8 +20,7 @@ from rlsdk.errors import ConfigError, EngineError, OutOfRoomError, ValueFault
 from rlsdk.loops import LoopBridge
 from rlsdk.messages import content_of
 from rlsdk.rollout.codec import NOTHING
-from rlsdk.rollout.context import Prompt, RolloutContext, ServedConversations
-from rlsdk.rollout.crossing import CrossedWorld, entered_on
+from rlsdk.rollout.context import CrossedWorld, Prompt, RolloutContext, ServedConversations, entered_on
 from rlsdk.rollout.transcript import Segment, Sending, Transcript
 from rlsdk.seeds import derive
 from rlsdk.tool_calls import Dialect

@@ -21,8 +21,7 @@ from rlsdk.errors import DataError, ScoringError, described
 from rlsdk.loops import UserLoop
 from rlsdk.plugins import ComponentRef
 from rlsdk.scoring.batching import Batcher, Cache, Take
-from rlsdk.scoring.combine import Scored, combine, rewards_tokens
-from rlsdk.scoring.outcome import as_score, as_scores, imported_within
+from rlsdk.scoring.outcome import Scored, as_score, as_scores, combine, imported_within, rewards_tokens
 from rlsdk.scoring.pool import FailedError, Pool, TooLongError
 from rlsdk.types import Group, Rollout, Score
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from rlsdk.cli import transcripts
+from rlsdk.cli.debug import show
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.serving.debug import Debugged
 from rlsdk.types import Group, Rollout, Score, Task
@@ -23,7 +23,7 @@ def test_a_transcript_does_not_act_on_the_terminal_and_keeps_its_lines() -> None
     codec = ChatTokenizer(AutoTokenizer.from_pretrained(MODEL))
     out = io.StringIO()
     found = Debugged(group=group, seconds=(0.1,), requests=(), notes=(HOSTILE,), codec=codec)
-    transcripts.show(found, Console(file=out, width=200))
+    show(found, Console(file=out, width=200))
     said = out.getvalue()
     assert not {"\x1b", "\x07", "\u202e"} & set(said)
     assert said.count("first\n" + r"\x1b[2J\x1b]0;title\x07\u202eback") >= 4  # prompt, response, reason, note

@@ -6,8 +6,7 @@ import pytest
 
 from rlsdk.contracts import RewardSpec
 from rlsdk.errors import ValueFault
-from rlsdk.scoring.combine import combine
-from rlsdk.scoring.outcome import as_score
+from rlsdk.scoring.outcome import as_score, combine
 from rlsdk.types import Score, Task
 
 

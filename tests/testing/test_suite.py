@@ -17,8 +17,7 @@ from rlsdk.errors import ConformanceFault, OptionError, UnknownComponentError
 from rlsdk.kinds import KINDS
 from rlsdk.testing import check_component, check_plugin
 from rlsdk.testing.conformance import checks, properties
-from rlsdk.testing.findings import Violated
-from rlsdk.testing.limits import time_limit
+from rlsdk.testing.findings import Violated, time_limit
 from rlsdk.testing.properties import worlds
 from rlsdk.types import Observation, Step
 

@@ -11,8 +11,7 @@ from rlsdk.fields import FORWARD
 from rlsdk.isolation.threads import run_to_end
 from rlsdk.rollout.step_batch import StepBatch, pack, produce
 from rlsdk.testing import samples
-from rlsdk.testing.findings import Case, NotApplicable, Violated
-from rlsdk.testing.limits import time_limit
+from rlsdk.testing.findings import Case, NotApplicable, Violated, time_limit
 from rlsdk.testing.properties.base import CREDIT, holds
 from rlsdk.testing.subject import Subject
 from rlsdk.types import Group, Score
