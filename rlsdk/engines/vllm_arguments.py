@@ -1,4 +1,4 @@
-"""What vLLM is given: `EngineArgs` from a model, its placement and the engine's options, and prompts with images."""
+"""Arguments of vLLM: its `EngineArgs`, from a model, its placement and the options, and prompts with images."""
 
 from __future__ import annotations
 

@@ -9,20 +9,28 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from rlsdk.contracts import ActorSpec, Model, Roles, TrainedRole
+from rlsdk.contracts import ActorSpec, MemoryUse, Model, Roles, TrainedRole
+from rlsdk.contracts.generation import DTYPE_BYTES
 from rlsdk.errors import LearnerError
 from rlsdk.isolation.process import hidden
 from rlsdk.learners.base import TransformersLearner
+from rlsdk.learners.estimate import RankMemory, count_parameters
 from rlsdk.learners.options import LearnerOptions
 from rlsdk.learners.ranks import environment
 from rlsdk.learners.zero import DeepSpeedConfig, Offload, Trained, divided_while_loaded
 from rlsdk.marks import learner
 
 if TYPE_CHECKING:
-    from rlsdk.learners.estimate import RankMemory
     from rlsdk.learners.passes import SharedRows
     from rlsdk.learners.ranks import Ranks
     from rlsdk.learners.trained import LearningRate
+
+PROCESS_BYTES = 450 * 2**20
+"""Memory of a rank's process without any model: Python, torch, DeepSpeed and Ray."""
+BUCKET_ELEMENTS = 500_000_000
+"""Elements of DeepSpeed's communication buffers (`reduce_bucket_size`)."""
+LIVE_ELEMENTS = 1_000_000_000
+"""Elements of parameters that ZeRO-3 gathers ahead at most (`stage3_max_live_parameters`)."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -84,9 +92,31 @@ class DeepSpeedOptions(LearnerOptions):
 
     def rank_memory(self, roles: Roles, place: ActorSpec) -> RankMemory:
         """Return the memory of a rank without activations, as DeepSpeed shards it."""
-        from rlsdk.learners.estimate import zero_memory
-
-        return zero_memory(self, roles, place)
+        cpu = place.device == "cpu"
+        uses, trained = [], []
+        if roles.actor is not None:
+            actor = _TrainedBytes.of(self, roles.actor, place, lora=self.lora is not None)
+            uses += [
+                MemoryUse("learner weights", actor.weights, actor.weights_on_host),
+                MemoryUse("learner gradients", actor.gradients),
+                MemoryUse("learner optimiser state", actor.optimizer, actor.optimizer_on_host),
+            ]
+            trained.append(actor)
+        if roles.critic is not None:
+            critic = _TrainedBytes.of(self, roles.critic, place, lora=False)
+            uses += [
+                MemoryUse("critic", critic.weights + critic.gradients, critic.weights_on_host),
+                MemoryUse("critic optimiser state", critic.optimizer, critic.optimizer_on_host),
+            ]
+            trained.append(critic)
+        if roles.reference is not None and not (self.lora and roles.reference == roles.actor):
+            shared = place.world_size if self.zero_stage == 3 else 1
+            size = count_parameters(roles.reference)[0] * DTYPE_BYTES[roles.reference.dtype] // shared
+            uses.append(MemoryUse("reference model", size, self.offload == "all"))
+        if not cpu and trained:
+            uses.append(MemoryUse("communication buffers", trained[0].buffers))
+        uses.append(MemoryUse("learner process", PROCESS_BYTES, on_host=not cpu))
+        return RankMemory(uses=tuple(uses), step=max((each.step for each in trained), default=0))
 
     def model_faults(self, model: Any) -> Sequence[str]:
         """Return why a model cannot be trained with these options; the model may have no weights."""
@@ -132,6 +162,43 @@ class DeepSpeedOptions(LearnerOptions):
             needed = f"sequence_parallel: {self.sequence_parallel} needs that number of learner ranks or a multiple"
             raise LearnerError(f"{needed}; got {place.world_size}; change placement.learners")
         return environment(place, compiled=self.compile)
+
+
+@attrs.frozen(kw_only=True)
+class _TrainedBytes:
+    """Bytes of a trained model on one rank."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    step: int
+    buffers: int
+    weights_on_host: bool
+    optimizer_on_host: bool
+
+    @classmethod
+    def of(cls, options: DeepSpeedOptions, model: Model, place: ActorSpec, *, lora: bool) -> _TrainedBytes:
+        every, trained = count_parameters(model, options.lora if lora else None)
+        width, ranks, cuda = DTYPE_BYTES[model.dtype], place.world_size, place.device == "cuda"
+        stage = 1 if width == 2 and options.zero_stage == 0 else options.zero_stage
+        share = -(-trained // ranks) if stage else trained
+        # Gradients accumulate in float32; in stages 2 and 3 only those of the rank's shard.
+        gradients = 4 * (share if stage >= 2 else trained)
+        narrow = stage == 1 and width == 2
+        if narrow:  # a separate optimiser, which also keeps gradients of each micro-batch, but needs no buffers
+            gradients += width * trained
+        buckets = 0 if stage == 0 or narrow else 1 if stage == 3 else 2
+        gathered = min(every, LIVE_ELEMENTS) * width if stage == 3 and ranks > 1 else 0
+        return cls(
+            weights=every * width // (ranks if stage == 3 else 1) + gathered,
+            gradients=gradients,
+            # Two moments and, with ZeRO, a copy of the weights in float32.
+            optimizer=share * (12 if stage else 8),
+            step=4 * share if buckets == 2 else 0,
+            buffers=BUCKET_ELEMENTS * 4 * buckets,
+            weights_on_host=cuda and options.offload == "all",
+            optimizer_on_host=cuda and options.offload != "none",
+        )
 
 
 @learner("deepspeed")

@@ -10,13 +10,11 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import ActorSpec, MemoryUse, Model, Roles, TrainBatch, UpdateShape
-from rlsdk.contracts.generation import DTYPE_BYTES
 from rlsdk.learners.microbatch import plan
 from rlsdk.learners.rows import TokenRows, read_lengths, to_exact_row, to_rows
 
 if TYPE_CHECKING:
     from rlsdk.learners.activations import PassMemory
-    from rlsdk.learners.deepspeed import DeepSpeedOptions
     from rlsdk.learners.options import LearnerOptions
 
 AUTO_SHARE = 0.5
@@ -25,12 +23,6 @@ AUTO_MOST, AUTO_LEAST = 32768, 256
 """Range of token budgets for `micro_batch_tokens: auto`; larger budgets are not faster."""
 DEFAULT_TOKENS = 16384
 """Token budget assumed for `auto` if the free memory is unknown."""
-PROCESS_BYTES = 450 * 2**20
-"""Memory of a rank's process without any model: Python, torch, DeepSpeed and Ray."""
-BUCKET_ELEMENTS = 500_000_000
-"""Elements of DeepSpeed's communication buffers (`reduce_bucket_size`)."""
-LIVE_ELEMENTS = 1_000_000_000
-"""Elements of parameters that ZeRO-3 gathers ahead at most (`stage3_max_live_parameters`)."""
 
 
 @attrs.frozen(kw_only=True)
@@ -65,72 +57,6 @@ def update_memory(options: LearnerOptions, roles: Roles, place: ActorSpec, shape
         MemoryUse("learner output head", found.head),
         *([MemoryUse("learner optimiser step", step)] if step else []),
     )
-
-
-def zero_memory(options: DeepSpeedOptions, roles: Roles, place: ActorSpec) -> RankMemory:
-    """Return the memory of a rank, as DeepSpeed shards it."""
-    cpu = place.device == "cpu"
-    uses, trained = [], []
-    if roles.actor is not None:
-        actor = _Trained.of(options, roles.actor, place, lora=options.lora is not None)
-        uses += [
-            MemoryUse("learner weights", actor.weights, actor.weights_on_host),
-            MemoryUse("learner gradients", actor.gradients),
-            MemoryUse("learner optimiser state", actor.optimizer, actor.optimizer_on_host),
-        ]
-        trained.append(actor)
-    if roles.critic is not None:
-        critic = _Trained.of(options, roles.critic, place, lora=False)
-        uses += [
-            MemoryUse("critic", critic.weights + critic.gradients, critic.weights_on_host),
-            MemoryUse("critic optimiser state", critic.optimizer, critic.optimizer_on_host),
-        ]
-        trained.append(critic)
-    if roles.reference is not None and not (options.lora and roles.reference == roles.actor):
-        shared = place.world_size if options.zero_stage == 3 else 1
-        size = count_parameters(roles.reference)[0] * DTYPE_BYTES[roles.reference.dtype] // shared
-        uses.append(MemoryUse("reference model", size, options.offload == "all"))
-    if not cpu and trained:
-        uses.append(MemoryUse("communication buffers", trained[0].buffers))
-    uses.append(MemoryUse("learner process", PROCESS_BYTES, on_host=not cpu))
-    return RankMemory(uses=tuple(uses), step=max((each.step for each in trained), default=0))
-
-
-@attrs.frozen(kw_only=True)
-class _Trained:
-    """Bytes of a trained model on one rank."""
-
-    weights: int
-    gradients: int
-    optimizer: int
-    step: int
-    buffers: int
-    weights_on_host: bool
-    optimizer_on_host: bool
-
-    @classmethod
-    def of(cls, options: DeepSpeedOptions, model: Model, place: ActorSpec, *, lora: bool) -> _Trained:
-        every, trained = count_parameters(model, options.lora if lora else None)
-        width, ranks, cuda = DTYPE_BYTES[model.dtype], place.world_size, place.device == "cuda"
-        stage = 1 if width == 2 and options.zero_stage == 0 else options.zero_stage
-        share = -(-trained // ranks) if stage else trained
-        # Gradients accumulate in float32; in stages 2 and 3 only those of the rank's shard.
-        gradients = 4 * (share if stage >= 2 else trained)
-        narrow = stage == 1 and width == 2
-        if narrow:  # a separate optimiser, which also keeps gradients of each micro-batch, but needs no buffers
-            gradients += width * trained
-        buckets = 0 if stage == 0 or narrow else 1 if stage == 3 else 2
-        gathered = min(every, LIVE_ELEMENTS) * width if stage == 3 and ranks > 1 else 0
-        return cls(
-            weights=every * width // (ranks if stage == 3 else 1) + gathered,
-            gradients=gradients,
-            # Two moments and, with ZeRO, a copy of the weights in float32.
-            optimizer=share * (12 if stage else 8),
-            step=4 * share if buckets == 2 else 0,
-            buffers=BUCKET_ELEMENTS * 4 * buckets,
-            weights_on_host=cuda and options.offload == "all",
-            optimizer_on_host=cuda and options.offload != "none",
-        )
 
 
 def micro_batch_memory(

@@ -1,4 +1,4 @@
-"""What a conversation gets from its run: context of a batch, prompt of a group, proxies across event loops."""
+"""The context of a batch, the prompt of a group, and proxies for what stays on the event loop of the run."""
 
 from __future__ import annotations
 
