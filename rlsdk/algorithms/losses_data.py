@@ -66,7 +66,8 @@ def kto(
     gains = _gains(x, len(x.preferred))
     whole = x.whole
     answered = torch.bincount(whole.segments[whole.loss_mask], minlength=len(whole.preferred)) > 0
-    reference = _mean(_gains(whole, len(whole.preferred))[answered]).clamp(min=0)
+    gained = _gains(whole, len(whole.preferred))[answered].detach().double()
+    reference = (gained.sum() / max(len(gained), 1)).clamp(min=0)
     sign = torch.where(x.preferred, 1, -1)
     weight = torch.where(x.preferred, desirable, undesirable).to(gains.dtype)
     loss = weight * (1 - torch.sigmoid(sign * beta * (gains - reference)))
@@ -139,8 +140,3 @@ def _gains(x: LossInputs, rollouts: int) -> Tensor:
 def _per(aggregate: str) -> Literal["token", "rollout"]:
     """Return the unit that an aggregation divides by."""
     return "token" if aggregate == "token-mean" else "rollout"
-
-
-def _mean(values: Tensor) -> Tensor:
-    """Return a detached mean; 0 if empty."""
-    return values.detach().double().sum() / max(len(values), 1)

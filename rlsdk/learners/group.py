@@ -96,25 +96,24 @@ class LearnerGroup:
             LearnerError: A rank did not start, or cannot see the folder.
         """
         log_dir.mkdir(parents=True, exist_ok=True)
-        template = Plugins().resolve(reference)
-        actors, logs, places = [], [], []
-        for rank in range(place.world_size):
-            spec = attrs.evolve(place, rank=rank, cache=str(cache / f"{name}-{rank}") if cache else place.cache)
-            logs.append(log_dir / f"{name}-{rank}.log")
-            actors.append(
-                spawn(
-                    LearnerActor,
-                    str(logs[-1].resolve()),
-                    cpus=cpus,
-                    seat=seats[rank] if seats else None,
-                    resources=resources,
-                    environment=template.environment(spec),
-                    python=python,
-                    watched_as=f"{name} rank {rank}",
-                    log_path=logs[-1].resolve(),
-                )
+        template, ranks = Plugins().resolve(reference), range(place.world_size)
+        caches = [str(cache / f"{name}-{rank}") if cache else place.cache for rank in ranks]
+        places = [attrs.evolve(place, rank=rank, cache=caches[rank]) for rank in ranks]
+        logs = [log_dir / f"{name}-{rank}.log" for rank in ranks]
+        actors = [
+            spawn(
+                LearnerActor,
+                str(logs[rank].resolve()),
+                cpus=cpus,
+                seat=seats[rank] if seats else None,
+                resources=resources,
+                environment=template.environment(places[rank]),
+                python=python,
+                watched_as=f"{name} rank {rank}",
+                log_path=logs[rank].resolve(),
             )
-            places.append(spec)
+            for rank in ranks
+        ]
         group = cls(actors, places, logs, transfer=transfer, name=name)
         group._see(log_dir)
         group._meet()

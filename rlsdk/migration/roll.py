@@ -140,10 +140,6 @@ def _batch(value: int, given: Given) -> KeyOutcome:
                    "ROLL counts trajectories; rlsdk counts tasks, each with group_size rollouts")  # fmt: skip
 
 
-def _micro(value: int, given: Given) -> dict[str, Any]:
-    return {"learner.micro_batch_tokens": value * _length(given), "minibatches": _updates(given)}
-
-
 def _estimator(value: Any, given: Given) -> KeyOutcome:
     """The advantage: ROLL normalises rewards first, then takes discounted sums of what is left."""
     grouping = str(given.get("reward_normalization.grouping", ""))
@@ -442,7 +438,8 @@ ROWS = (
     same(f"{TRAIN}.training_args.lr_scheduler_type", "learner.schedule learner.final_ratio", SCHEDULE, "cosine",
          lambda v, given: {"learner.schedule": v, "learner.final_ratio": 0.0}),
     changed(f"{TRAIN}.training_args.per_device_train_batch_size", "learner.micro_batch_tokens minibatches", count, 2,
-            "rlsdk counts tokens of a micro-batch (rollouts × sequence_length), and optimiser steps per batch", _micro),
+            "rlsdk counts tokens of a micro-batch (rollouts × sequence_length), and optimiser steps per batch",
+            lambda v, given: {"learner.micro_batch_tokens": v * _length(given), "minibatches": _updates(given)}),
     part(f"{TRAIN}.training_args.gradient_accumulation_steps", "minibatches", count, 64,
          "rollouts of an optimiser step are micro-batch × accumulation × ranks"),
     ignored(f"{TRAIN}.training_args.num_train_epochs", "max_steps takes precedence", 50),

@@ -336,9 +336,6 @@ class RolloutScheduler:
             return available == target
         return available > 0 and bool(self._stop(available=available, target=target))
 
-    def _available(self, source: str) -> list[TaskRecord]:
-        return [t for t in self._ledger.records(source, TaskStatus.COMPLETED) if not t.taken]
-
     def _sift(self, step: int) -> dict[str, list[TaskRecord]]:
         """Drop expired groups and those that the policy rejects; return the rest of each source by priority.
 
@@ -348,8 +345,8 @@ class RolloutScheduler:
         found: dict[str, list[TaskRecord]] = {}
         for source in self._streams.names:
             ranked = []
-            for record in self._available(source):
-                if record.group is None:
+            for record in self._ledger.records(source, TaskStatus.COMPLETED):
+                if record.taken or record.group is None:
                     continue
                 if self._limits.expires(record.group, step):
                     self._ledger.move(record, TaskStatus.EXPIRED)

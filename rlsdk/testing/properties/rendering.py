@@ -162,10 +162,6 @@ def reads_answers(subject: Subject, _: Any) -> None:
             raise Violated("value", f"content {_ANSWER.text!r} of an answer that was {title}", f"{parsed!r}")
 
 
-def _calls(_: Subject) -> list[Case[Any]]:
-    return [Case("one call", _ONE), Case("two calls of different tools", _SEVERAL)]
-
-
 def _parsed(subject: Subject, parser: Any, text: str) -> list[Call | Malformed]:
     found = subject.call(parser.parse, text)
     if not isinstance(found, list | tuple) or not all(isinstance(each, Call | Malformed) for each in found):
@@ -178,7 +174,7 @@ def _parsed(subject: Subject, parser: Any, text: str) -> list[Call | Malformed]:
 @holds(
     "reads-what-it-writes",
     "tool_parser",
-    inputs=_calls,
+    inputs=lambda _: [Case("one call", _ONE), Case("two calls of different tools", _SEVERAL)],
     remedy="make parse read the format produced by write, with several calls in one answer",
     after=("never-raises",),
 )
