@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rlsdk.errors import DataError
 from rlsdk.plurals import counted
 from rlsdk.scoring.outcome import as_score
 from rlsdk.types import Rollout, Score
@@ -115,6 +116,30 @@ class _BatchShare:
         return [rollout for rollout, _ in self.taken]
 
 
+def pickled(value: Any, rollouts: Sequence[Rollout]) -> bytes:
+    """Pickle a value that contains rollouts.
+
+    Args:
+        value: The value.
+        rollouts: Rollouts in it; if it cannot be pickled, their tasks are the likely cause.
+
+    Raises:
+        DataError: A task cannot be pickled, which is a fault of its source, not of the reward.
+    """
+    try:
+        return pickle.dumps(value, protocol=5)
+    except Exception:
+        for task in (rollout.task for rollout in rollouts):
+            try:
+                pickle.dumps(task, protocol=5)
+            except Exception as error:
+                raise DataError(
+                    f"task {task.id!r} of source {task.source!r} cannot be scored: its answer or metadata cannot be "
+                    f"pickled ({error}); make the task source give plain values, such as text and numbers"
+                ) from error
+        raise
+
+
 ENTRIES = 100_000
 """Maximum number of cached scores, least recently used first out."""
 
@@ -129,8 +154,8 @@ class Cache:
 
     async def __call__(self, rollout: Rollout) -> Score:
         """Return the score of one rollout."""
-        about = (rollout.task, rollout.messages, rollout.status)
-        key = hashlib.blake2b(pickle.dumps(about, protocol=5), digest_size=16).digest()
+        about = pickled((rollout.task, rollout.messages, rollout.status), [rollout])
+        key = hashlib.blake2b(about, digest_size=16).digest()
         if (kept := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             return kept

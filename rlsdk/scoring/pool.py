@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import os
-import pickle
 import socket
 import time
 from collections import Counter
@@ -24,6 +23,7 @@ import attrs
 from rlsdk.errors import DataError, ScoringError
 from rlsdk.isolation.fork_server import Fork, ForkServer, ForkServerError
 from rlsdk.plugins import ComponentRef
+from rlsdk.scoring.batching import pickled
 from rlsdk.scoring.worker import prepare
 from rlsdk.types import Rollout, Score
 
@@ -154,7 +154,7 @@ class Pool:
                 return []
             # Only once there is a slot: otherwise the event loop would do this for all waiters before it reads
             # another reply.
-            message = pickle.dumps((index, list(rollouts)), protocol=5)
+            message = pickled((index, list(rollouts)), rollouts)
             worker = self._taken() or _ScoringWorker(await self._fork())
             self._busy.add(worker)
             reply = asyncio.ensure_future(worker.fork.ask(message))

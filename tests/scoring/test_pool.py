@@ -116,6 +116,17 @@ def test_a_task_that_cannot_be_scored_stops(scorer: Callable[..., Scorer]) -> No
     assert score(running, "good")[0].value == 4
 
 
+def test_a_task_that_cannot_be_sent_to_the_processes_stops_and_its_source_is_named(
+    scorer: Callable[..., Scorer],
+) -> None:
+    odd = Rollout.from_text(Task(id="odd", prompt="?", metadata={"check": lambda text: True}, source="mine"), "good")
+
+    with pytest.raises(
+        DataError, match="task 'odd' of source 'mine' cannot be scored: its answer or metadata cannot be"
+    ):
+        asyncio.run(scorer("hostile_lab/one").score(odd))
+
+
 def test_what_a_killed_call_started_dies_with_it(scorer: Callable[..., Scorer]) -> None:
     mark = f"mark-{time.monotonic_ns()}"
     assert not score(scorer("hostile_lab/one"), f"child {mark}")[0].valid
