@@ -1,4 +1,4 @@
-"""Values passed between the stages of a training: frozen, and checked when created.
+"""Values passed between the stages of training: frozen, and checked when created.
 
 Importing this module loads only attrs; numpy is loaded when the first rollout is created.
 """

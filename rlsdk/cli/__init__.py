@@ -34,7 +34,7 @@ COMMANDS = {
     "report": "Write a run's report: one self-contained HTML page without scripts.",
     "rollouts": "Query the rollouts of a run.",
     "score": "Score the responses in a file with a reward.",
-    "simulate": "Predict the step times of a training by simulation, without starting it.",
+    "simulate": "Predict the step times of a run by simulation, without starting it.",
     "sweep": "Train a configuration with every combination of given settings, and compare.",
     "tournament": "Compare algorithms over a suite of tasks and several seeds.",
     "trace": "Export the timings of a run as a trace for Perfetto.",

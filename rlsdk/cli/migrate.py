@@ -38,8 +38,8 @@ STATUSES: Mapping[Status, str] = {
 def migrate(trainer: str, source: tuple[str, ...], out: Path | None, as_json: bool) -> None:
     """Convert another trainer's configuration to rlsdk's, with a report on every key.
 
-    FILE is a YAML file, a shell script that starts a training, or a Python file (XTuner, TRL); overrides may follow.
-    COMMAND is the command that starts a training, quoted or not; it is not executed. Environment variables with numbers
+    FILE is a YAML file, a shell script that starts training, or a Python file (XTuner, TRL); overrides may follow.
+    COMMAND is the command that starts training, quoted or not; it is not executed. Environment variables with numbers
     must be set.
 
     Without --out, the config goes to standard output and the report to standard error.

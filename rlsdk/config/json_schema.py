@@ -59,7 +59,7 @@ def json_schema(components: Components) -> Schema:
     writer = _Writer(components)
     return {
         "$schema": DRAFT,
-        "title": "Configuration of a training with rlsdk",
+        "title": "Configuration of an rlsdk run",
         **writer.section(Config, ""),
         "definitions": writer.definitions(),
     }

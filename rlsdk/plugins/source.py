@@ -1,7 +1,7 @@
 """The source of marked objects in a script or notebook: their definitions and everything that these refer to.
 
 A run started with an object in place of a name saves this text as a plugin file. It contains definitions only: other
-actions of the script, such as starting a training, are not repeated when the file is imported.
+actions of the script, such as starting a run, are not repeated when the file is imported.
 """
 
 from __future__ import annotations

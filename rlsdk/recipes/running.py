@@ -122,7 +122,7 @@ def run(
         steps: Its commands.
         tell: Called with a line before each command.
         overwrite: Start from scratch.
-        quick: Count a training that ran all its steps as finished, even if it learned nothing.
+        quick: Count a stage that ran all its steps as finished, even if it learned nothing.
 
     Raises:
         ValueFault: The folder contains stages with other settings, or of another version of the recipe.
@@ -152,7 +152,7 @@ def run(
 
 
 def _took_its_steps(step: RecipeStep) -> bool:
-    """Return True if a training with `--quick` ran to its end."""
+    """Return True if a stage with `--quick` ran to its end."""
     if step.title == "model" or not step.result.is_file():
         return False
     return bool(json.loads(step.result.read_text(encoding="utf-8"))["steps"] == QUICK_STEPS)
