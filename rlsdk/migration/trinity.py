@@ -7,6 +7,7 @@ from typing import Any
 
 from rlsdk.migration.parts import (
     DTYPE,
+    KEEP_ALL,
     LEARNER_NOTE,
     SCHEDULE,
     dataset,
@@ -21,6 +22,7 @@ from rlsdk.migration.rows import (
     Framework,
     Given,
     KeyOutcome,
+    KeyRule,
     changed,
     choice,
     count,
@@ -102,6 +104,7 @@ REWARDS: Mapping[str, Mapping[str, Any]] = {
     "format_reward": {"use": "format"},
 }
 INPUT = "buffer.explorer_input"
+VERL = "trainer.trainer_config"
 TASKSETS = (f"{INPUT}.taskset", f"{INPUT}.tasksets.*")
 
 
@@ -147,6 +150,8 @@ def _advantage(name: str, given: Given) -> dict[str, Any]:
         options = {"tau": number(arguments["tau"])}
     elif name == "grpo" and arguments.get("std_cal_level") == "batch":
         options = {"std_over": "batch"}
+    elif name == "rec" and "std_normalize" in arguments:
+        options = {"std_normalize": flag(arguments["std_normalize"])}
     return {"algorithm.advantage": {**ADVANTAGES[name], **options}}
 
 
@@ -160,6 +165,8 @@ def _loss(name: str, given: Given) -> dict[str, Any]:
         for (to, key), usual in zip(ends, fallback, strict=True):
             value = arguments.get(key, both)
             options[to] = usual if value is None else number(value)
+        if name == "ppo" and arguments.get("clip_ratio_c") is not None:
+            options["dual_clip"] = number(arguments["clip_ratio_c"])
     elif name == "sapo":
         options = {"tau_pos": number(arguments.get("tau_pos", 1.0)), "tau_neg": number(arguments.get("tau_neg", 1.05))}
     elif name == "opmd":
@@ -183,6 +190,37 @@ def _kl(given: Given) -> dict[str, Any]:
     return {**found, "algorithm.shaping": [part] if penalty and in_reward else []}
 
 
+def _argument(kind: str, name: str, sample: Any) -> KeyRule:
+    """Return the rule of an argument that `_advantage` or `_loss` reads if its function has it."""
+    where, to = (("advantage_fn_args", "algorithm.advantage") if kind == "advantage" else ("policy_loss_fn_args", "algorithm.policy_loss"))  # fmt: skip
+    here = {"clip_range": "clip_low", "clip_range_low": "clip_low", "clip_range_high": "clip_high", "clip_ratio_c": "dual_clip",
+            "std_cal_level": "std_over"}.get(name, name)  # fmt: skip
+    return part(f"algorithm.{where}.{name}", f"{to}.{here}", lambda v: v, sample, f"an option of the {kind}")
+
+
+def _lora(value: int, given: Given) -> dict[str, Any]:
+    alpha = given.read("model.lora_configs.0.lora_alpha", number, 32.0)
+    return {"learner.lora": {"rank": value, "alpha": alpha}} if value else {}
+
+
+def _critic(value: str, given: Given) -> KeyOutcome:
+    if str(given.get("algorithm.algorithm_type")) != "ppo" or value == given.get("model.model_path"):
+        return KeyOutcome({}, "ignored", "no critic starts from another model")
+    return KeyOutcome({"model.critic": value}, "mapped", "")
+
+
+def _samples(value: int, given: Given) -> dict[str, Any]:
+    every = [
+        given.whole(f"{INPUT}.eval_tasksets.{i}.{key}") for i in range(64) for key in ("repeat_times", "rollout_args.n")
+    ]
+    return {"eval.samples": max(value, *every)}
+
+
+def _aggregation(value: str, given: Given) -> dict[str, Any]:
+    inner = "algorithm.policy_loss_fn_args.loss_agg_mode"
+    return {} if given.get(inner) else {"algorithm.aggregate": value}
+
+
 def _total(value: int, given: Given) -> dict[str, Any]:
     return {"steps": value}
 
@@ -201,7 +239,7 @@ def _warmup_ratio(value: float, given: Given) -> KeyOutcome:
 
 
 def _engine(value: str, given: Given) -> KeyOutcome:
-    if value == "vllm":
+    if value in ("vllm", "vllm_async"):
         return KeyOutcome({"engine.use": "vllm"}, "mapped", "")
     return KeyOutcome({"engine.use": "vllm"}, "missing", f"there is no engine {value!r}; vLLM is used instead")
 
@@ -321,10 +359,16 @@ ROWS = (
          choice(ALGORITHMS, "the algorithm"), "grpo", _algorithm),
     same("algorithm.repeat_times", "group_size", count, 8),
     same("algorithm.advantage_fn", "algorithm.advantage", choice(ADVANTAGES, "the advantage"), "grpo", _advantage),
-    part("algorithm.advantage_fn_args.*", "algorithm.advantage", lambda v: v, 1.0, "arguments become options of the advantage"),
+    *(_argument("advantage", name, sample) for name, sample in (
+        ("gamma", 1.0), ("lam", 0.95), ("tau", 1.0), ("std_cal_level", "batch"), ("std_normalize", False))),
+    ignored("algorithm.advantage_fn_args.epsilon", "1e-6 beside the standard deviation", 1e-6),
+    missing("algorithm.advantage_fn_args.**", "see the options of the advantage: rlsdk plugins advantage", 1),
     same("algorithm.policy_loss_fn", "algorithm.policy_loss", choice(LOSSES, "the loss"), "ppo", _loss),
     same("algorithm.policy_loss_fn_args.loss_agg_mode", "algorithm.aggregate", text, "token-mean"),
-    part("algorithm.policy_loss_fn_args.*", "algorithm.policy_loss", lambda v: v, 0.2, "arguments become options of the loss"),
+    *(_argument("loss", name, sample) for name, sample in (
+        ("clip_range", 0.2), ("clip_range_low", 0.2), ("clip_range_high", 0.28), ("clip_ratio_c", 3.0), ("tau_pos", 1.0),
+        ("tau_neg", 1.05), ("tau", 1.0))),
+    missing("algorithm.policy_loss_fn_args.**", "see the options of the loss: rlsdk plugins policy_loss", 1),
     part("algorithm.kl_loss_fn", "algorithm.kl", KL, "k2"),
     part("algorithm.kl_loss_fn_args.kl_coef", "algorithm.kl_coef", number, 0.001),
     part("algorithm.kl_penalty_fn", "algorithm.shaping", KL, "k1"),
@@ -339,7 +383,7 @@ ROWS = (
     missing("algorithm.sample_strategy_args.*", "see the options of algorithm: mix", 1),
     same("algorithm.loss_agg_mode", "algorithm.aggregate", choice((
         "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"), "the aggregation"),
-        "token-mean"),
+        "token-mean", _aggregation),
     same("algorithm.optimizer.lr", "learner.lr", number, 1e-6),
     same("algorithm.optimizer.betas", "learner.betas", numbers, [0.9, 0.999]),
     same("algorithm.optimizer.weight_decay", "learner.weight_decay", number, 0.01),
@@ -354,8 +398,7 @@ ROWS = (
     unless("algorithm.optimizer.optimizer_type", ("adam", "adamw"), "the learner's optimiser is AdamW", "sgd"),
     # Model
     same("model.model_path", "model.path", text, "Qwen/Qwen2.5-0.5B"),
-    changed("model.critic_model_path", "model.path", text, "x", "the critic starts from model.path",
-            lambda v, given: KeyOutcome({}, "missing", "rlsdk's critic always starts from model.path")),
+    same("model.critic_model_path", "model.critic", text, "Qwen/Qwen2.5-0.5B", _critic),
     same("model.trust_remote_code", "model.trust_remote_code", flag, False),
     part("model.max_model_len", "model.max_length", count, 2048),
     part("model.max_prompt_tokens", "max_prompt_tokens", count, 512),
@@ -371,7 +414,9 @@ ROWS = (
     missing("model.custom_chat_template", "put the template into the tokenizer's folder", "x"),
     missing("model.chat_template_path", "put the template into the tokenizer's folder", "x"),
     missing("model.enable_thinking", "put it into the tokenizer's chat template", True),
-    missing("model.lora_configs.*.lora_rank", "learner.lora: {rank: ...}", 32),
+    same("model.lora_configs.0.lora_rank", "learner.lora.rank", whole, 32, _lora),
+    part("model.lora_configs.0.lora_alpha", "learner.lora.alpha", number, 32),
+    ignored("model.lora_configs.0.name", "there is a single adapter", "lora"),
     missing("model.lora_configs.**", "learner.lora: rank, alpha, targets", 32),
     missing("model.**", "change config.json in the model's folder", 1),
     # Cluster
@@ -414,6 +459,8 @@ ROWS = (
     part(f"{INPUT}.eval_tasksets.*.split", "tasks.eval", text, "test"),
     part(f"{INPUT}.eval_tasksets.*.subset_name", "tasks.eval", text, "main"),
     part(f"{INPUT}.eval_tasksets.*.format.*", "tasks.eval", text, "question"),
+    changed(f"{INPUT}.eval_tasksets.*.repeat_times", "eval.samples", count, 4, "of all tasks, besides a greedy answer", _samples),
+    changed(f"{INPUT}.eval_tasksets.*.rollout_args.n", "eval.samples", count, 4, "of all tasks, besides a greedy answer", _samples),
     missing(f"{INPUT}.eval_tasksets.*.rollout_args.**", _EVAL, 0.6),
     ignored(f"{INPUT}.eval_tasksets.*.**", "evaluations use the training's workflow and reward", "x"),
     changed(f"{INPUT}.default_workflow_type", "workflow reward", text, "math_workflow", "its reward is separate", _workflow),
@@ -453,12 +500,19 @@ ROWS = (
     ignored("explorer.**", "rlsdk's scheduler needs no such limit", 1),
     # Trainer
     same("trainer.save_interval", "checkpoint.every", interval, 100),
-    same("trainer.max_checkpoints_to_keep", "checkpoint.keep", count, 2),
+    same("trainer.max_checkpoints_to_keep", "checkpoint.keep", whole, 2,
+         lambda v, given: {"checkpoint.keep": v if v > 0 else KEEP_ALL} if given.whole("trainer.save_interval", 0) > 0 else {}),
     same("trainer.save_hf_checkpoint", "checkpoint.export", Choice(
         {"last": "last", "always": "every", "never": "never"}, "the choice"), "last"),
     same("trainer.total_steps", "steps", count, 100, _total),
     same("trainer.grad_clip", "learner.grad_clip", number, 1.0),
     changed("trainer.max_token_len_per_gpu", "learner.micro_batch_tokens", count, 16384, "with padding"),
+    changed("trainer.ppo_max_token_len_per_gpu", "learner.micro_batch_tokens", count, 16384, "with padding"),
+    *(same(f"{VERL}.{key}", to, number, sample) for key, to, sample in (
+        ("actor_rollout_ref.actor.optim.lr", "learner.lr", 1e-6),
+        ("actor_rollout_ref.actor.optim.weight_decay", "learner.weight_decay", 0.01),
+        ("actor_rollout_ref.actor.grad_clip", "learner.grad_clip", 1.0))),
+    changed(f"{VERL}.actor_rollout_ref.actor.ppo_max_token_len_per_gpu", "learner.micro_batch_tokens", count, 16384, "with padding"),
     changed("trainer.ulysses_sequence_parallel_size", "learner.sequence_parallel", count, 1, "must divide placement.learners"),
     ignored("trainer.use_dynamic_bsz", "micro-batches are always counted in tokens", True),
     ignored("trainer.trainer_type", LEARNER_NOTE, "verl"),
@@ -489,6 +543,7 @@ DEFAULTS: Mapping[str, Any] = {
     "algorithm.optimizer.lr": 1e-6,
     "algorithm.optimizer.betas": [0.9, 0.999],
     "algorithm.optimizer.weight_decay": 0.01,
+    "algorithm.optimizer.min_lr_ratio": 0.0,
     "buffer.batch_size": 1,
     "buffer.total_epochs": 1,
     "explorer.eval_interval": 100,
@@ -497,6 +552,7 @@ DEFAULTS: Mapping[str, Any] = {
     f"{_ROLLOUT}.gpu_memory_utilization": 0.9,
     "monitor.monitor_type": "tensorboard",
     "trainer.save_hf_checkpoint": "last",
+    "trainer.max_checkpoints_to_keep": -1,
 }
 
 FRAMEWORK = Framework(

@@ -366,3 +366,45 @@ def test_options_of_the_learner_that_exclude_each_other():
     assert any("learner.attention" in note for note in found.notes)
     config = migrate("trl", ["use_peft=true", "torch_compile=true"], {}).config
     assert "compile" not in config["learner"]
+
+
+def test_trinitys_arguments_are_options_or_things_to_do():
+    found = migrate(
+        "trinity",
+        [
+            *("algorithm.algorithm_type=grpo", "algorithm.policy_loss_fn_args.loss_agg_mode=seq-mean-token-sum"),
+            *("algorithm.policy_loss_fn_args.clip_ratio_c=10", "algorithm.advantage_fn_args.std_threshold=0.1"),
+            *("algorithm.policy_loss_fn_args.clip_range=0.3", "algorithm.optimizer.lr_scheduler_type=cosine"),
+            *("explorer.rollout_model.engine_type=vllm_async", "trainer.save_interval=5"),
+        ],
+        {},
+    )
+    config = found.config
+    assert config["algorithm"]["aggregate"] == "seq-mean-token-sum"
+    loss = {"use": "ppo", "clip_low": 0.3, "clip_high": 0.3, "dual_clip": 10.0}
+    assert config["algorithm"]["policy_loss"] == loss
+    assert [entry.key for entry in found.entries if entry.status == "missing"] == [
+        "algorithm.advantage_fn_args.std_threshold"
+    ]
+    assert config["learner"]["final_ratio"] == 0.0
+    assert config["checkpoint"] == {"every": 5, "keep": 1000, "export": "last"}
+
+
+def test_trinitys_adapter_critic_samples_and_trainer_config(tmp_path):
+    file = tmp_path / "a.yaml"
+    held_out = [{"path": "o/a", "repeat_times": 4}, {"path": "o/b", "rollout_args": {"n": 8}}]
+    content = {
+        "model": {
+            "model_path": "o/m",
+            "critic_model_path": "o/c",
+            "lora_configs": [{"lora_rank": 16, "lora_alpha": 8}],
+        },
+        "buffer": {"explorer_input": {"eval_tasksets": held_out}},
+        "trainer": {"trainer_config": {"actor_rollout_ref": {"actor": {"optim": {"lr": 1e-5}}}}},
+    }
+    file.write_text(yaml.safe_dump(content))
+    found = migrate("trinity", [str(file)], {})
+    assert not [entry.key for entry in found.entries if entry.status == "missing"]
+    assert found.config["model"]["critic"] == "o/c"
+    assert found.config["learner"]["lora"] == {"rank": 16, "alpha": 8.0}
+    assert (found.config["eval"]["samples"], found.config["learner"]["lr"]) == (8, 1e-5)
