@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlsdk.migration.parts import DTYPE, KL, LEARNER_NOTE, SCHEDULE, dataset, layout, no_cut, share_of_steps, trackers
+from rlsdk.migration.parts import (
+    DTYPE,
+    KEEP_ALL,
+    KL,
+    LEARNER_NOTE,
+    SCHEDULE,
+    dataset,
+    layout,
+    no_cut,
+    share_of_steps,
+    trackers,
+)
 from rlsdk.migration.python_files import KIND
 from rlsdk.migration.rows import (
     Choice,
@@ -92,6 +103,12 @@ def _importance(value: Any, given: Given) -> KeyOutcome:
     return KeyOutcome({}, "missing", "algorithm.correction: mis, token_mask or sequence_mask")
 
 
+def _keep(value: int, given: Given) -> dict[str, Any]:
+    if given.read("checkpoint_interval", interval, 0) == 0:
+        return {}
+    return {"checkpoint.keep": value if value > 0 else KEEP_ALL}
+
+
 def _work_dir(value: str, given: Given) -> KeyOutcome:
     out, _, name = value.rstrip("/").rpartition("/")
     if value.startswith("${"):
@@ -127,12 +144,17 @@ def _finish(given: Given) -> dict[str, Any]:
             source = dataset(path, "train", {})
             # What a variable names cannot be known: XTuner's annotations are JSON lines.
             found[to] = {"use": "jsonl", "path": path} if source["use"] == "hub" else source
-    gpus = given.whole("resources.num_workers", 8)
-    return found | layout(gpus, given.whole("rollout_config.tensor_parallel_size"))
+    per_engine = given.whole("rollout_config.tensor_parallel_size")
+    if "train_resources" in given.tree or "rollout_resources" in given.tree:  # engines have GPUs of their own
+        apart = layout(given.whole("rollout_resources.num_workers", 8), per_engine)
+        learners = given.whole("train_resources.num_workers", 8)
+        return {**found, **apart, "placement.learners": learners, "placement.colocate": False}
+    return found | layout(given.whole("resources.num_workers", 8), per_engine)
 
 
 _ENGINE = "the engine's default is kept; engine.args accepts vLLM's settings"
 _CLASS = "class name"
+_EVAL = "evaluations are greedy, and sampled at temperature 1"
 _CPU = "placement and scoring set the numbers of processes"
 
 ROWS = (
@@ -153,8 +175,7 @@ ROWS = (
     same("evaluate_step", "eval.every", interval, 10),
     part("enable_evaluate", "tasks.eval", flag, True),
     same("checkpoint_interval", "checkpoint.every", interval, 50),
-    changed("checkpoint_maxkeep", "checkpoint.keep", whole, 2, "-1 keeps all in XTuner",
-            lambda v, given: {"checkpoint.keep": v} if v > 0 else {}),
+    same("checkpoint_maxkeep", "checkpoint.keep", whole, 2, _keep),
     changed("hf_interval", "checkpoint.export", interval, 50, "a model export with every checkpoint",
             lambda v, given: {"checkpoint.export": "every"} if v else {}),
     ignored("hf_max_keep", "checkpoint.keep", 2),
@@ -268,7 +289,13 @@ ROWS = (
     missing(f"{TASK}.*.**", "list a source per task in tasks.train, each with its weight", "x"),
     ignored("agent_loop_manager_cfg.**", "rlsdk's scheduler needs no such setting", "x"),
     part(f"{HELD_OUT}.{DATA}.dataset.anno_path", "tasks.eval", text, "data/test.jsonl", "becomes a task source"),
-    missing(f"{HELD_OUT}.agent_loop_config.sample_params.*", "evaluations are greedy, and sampled at temperature 1", 0.0),
+    unless(f"{HELD_OUT}.agent_loop_config.sample_params.temperature", (0, 1), _EVAL, 0.6),
+    unless(f"{HELD_OUT}.agent_loop_config.sample_params.top_p", (1,), _EVAL, 0.7),
+    unless(f"{HELD_OUT}.agent_loop_config.sample_params.top_k", (0, 1), _EVAL, 20),
+    changed(f"{HELD_OUT}.agent_loop_config.sample_params.max_tokens", "eval.max_tokens", count, 1024, "if it differs",
+            lambda v, given: {} if v == given.whole(f"{SAMPLE}.max_tokens") else {"eval.max_tokens": v}),
+    unless(f"{HELD_OUT}.agent_loop_config.sample_params.min_tokens", (0,), _EVAL, 8),
+    missing(f"{HELD_OUT}.agent_loop_config.sample_params.*", _EVAL, 0.0),
     ignored("eval_agent_loop_manager_cfg.**", "evaluations use the training's workflow and reward", "x"),
     missing("evaluator_config.compute_metric_func", "rewards and workflows define the evaluation metrics", "x"),
     ignored("evaluator_config.**", "eval.limit limits the tasks per source", "x"),
@@ -276,6 +303,8 @@ ROWS = (
     # Resources
     part("resources.num_workers", "placement.learners placement.engines", count, 8),
     ignored("resources.**", _CPU, 1),
+    part("train_resources.num_workers", "placement.learners", count, 4),
+    part("rollout_resources.num_workers", "placement.engines", count, 4),
     ignored("train_resources.**", _CPU, 1),
     ignored("rollout_resources.**", _CPU, 1),
     ignored(KIND, _CLASS, "x"),
@@ -290,6 +319,7 @@ DEFAULTS: Mapping[str, Any] = {
     f"{WORKER}.optim_cfg.lr": 1e-5,
     f"{WORKER}.optim_cfg.weight_decay": 0.01,
     f"{WORKER}.lr_cfg.lr_min": 1e-6,
+    f"{WORKER}.lr_cfg.warmup_ratio": 0.03,
     f"advantage_estimator_config.{KIND}": "GRPOAdvantageConfig",
     f"{LOSS}.policy_loss_cfg.loss_type": "vanilla",
     f"{LOSS}.use_kl_loss": False,
@@ -297,6 +327,7 @@ DEFAULTS: Mapping[str, Any] = {
     f"{TASK}.sampler_config.prompt_repeat_k": 1,
     f"{TASK}.{DATA}.tokenize_fn.max_length": 2048,
     "exp_tracker": "tensorboard",
+    "checkpoint_maxkeep": -1,
 }
 
 FRAMEWORK = Framework(

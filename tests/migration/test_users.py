@@ -408,3 +408,17 @@ def test_trinitys_adapter_critic_samples_and_trainer_config(tmp_path):
     assert found.config["model"]["critic"] == "o/c"
     assert found.config["learner"]["lora"] == {"rank": 16, "alpha": 8.0}
     assert (found.config["eval"]["samples"], found.config["learner"]["lr"]) == (8, 1e-5)
+
+
+def test_xtuners_defaults_and_separate_gpus(tmp_path):
+    file = tmp_path / "a.py"
+    file.write_text(
+        "trainer = RLDisaggregatedTrainerConfig(\n"
+        "    train_resources=AcceleratorResourcesConfig(num_workers=4), checkpoint_interval=5, total_train_steps=200,\n"
+        "    rollout_resources=AcceleratorResourcesConfig(num_workers=6),\n"
+        "    rollout_config=RolloutConfig(tensor_parallel_size=2), train_worker_cfg=WorkerConfig(optimizer_steps=2))\n"
+    )
+    config = migrate("xtuner", [str(file)], {}).config
+    assert config["placement"] == {"learners": 4, "engines": 3, "gpus_per_engine": 2, "colocate": False}
+    assert config["checkpoint"] == {"every": 5, "keep": 1000}  # all
+    assert config["learner"]["warmup_steps"] == 12  # 0.03 of 200 steps with two updates each
