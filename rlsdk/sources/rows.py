@@ -11,9 +11,11 @@ from typing import Any, get_args
 import attrs
 
 from rlsdk.errors import ValueFault
-from rlsdk.messages import content_of
+from rlsdk.messages import IMAGE, content_of
 from rlsdk.types import Content, Message, Role, Task
 
+IMAGES = ("images", "image")
+"""Columns in which veRL's and TRL's data sets hold the images of placeholders in the prompt."""
 ROLES = get_args(Role)
 
 
@@ -111,15 +113,26 @@ class RowReader:
         is_text = isinstance(extra, Mapping) and extra.get("text_prompt") is True  # see `rlsdk.sources.verl`
         found = {field: _value(row, place) for field, place in places.items() if place}
         metadata = {key: value for key, value in row.items() if key not in places.values()}
+        prompt = _prompt(found["prompt"], str(places["prompt"]), is_text)
+        if (column := next((name for name in IMAGES if name in row), None)) and _names_an_image(prompt):
+            raise BadRowError(
+                f"{places['prompt']} has the placeholder <image>, but the column {column!r} is not read: images are "
+                "parts of a message's content (docs/howto/vision.md)"
+            )
         if "demonstration" in found:
             metadata["demonstration"] = _demonstration(found["demonstration"], str(places["demonstration"]))
         return Task(
             id=str(found["id"]) if "id" in found else name,
-            prompt=self.wording.put(_prompt(found["prompt"], str(places["prompt"]), is_text)),
+            prompt=self.wording.put(prompt),
             answer=found.get("answer"),
             metadata=metadata,
             source=_text(found["source"], places["source"]) if "source" in found else source,
         )
+
+
+def _names_an_image(prompt: str | tuple[Message, ...]) -> bool:
+    texts = [prompt] if isinstance(prompt, str) else [each.content for each in prompt]
+    return any(isinstance(text, str) and IMAGE in text for text in texts)
 
 
 def _value(row: Mapping[str, Any], place: str) -> Any:

@@ -122,12 +122,12 @@ def find(paths: Sequence[str], split: str, suffix: str) -> list[str]:
     for path in paths:
         try:
             system, bare = url_to_fs(path)
-            if any(mark in bare for mark in "*?["):
+            if system.isfile(bare):  # its name may have the marks of a pattern
+                matches = [bare]
+            elif any(mark in bare for mark in "*?["):
                 matches = sorted(system.glob(bare))
-            elif system.isdir(bare):
-                matches = sorted({*system.glob(f"{bare}/{split}.{suffix}"), *system.glob(f"{bare}/{split}-*.{suffix}")})
             else:
-                matches = [bare] if system.isfile(bare) else []
+                matches = sorted({*system.glob(f"{bare}/{split}.{suffix}"), *system.glob(f"{bare}/{split}-*.{suffix}")})
         except (OSError, ValueError, ImportError) as error:
             raise DataError(f"{path}: {error}") from error
         if not matches:
@@ -183,7 +183,20 @@ def read_jsonl(path: str) -> JsonLines:
         raise DataError(f"{path}: it cannot be read: {error}") from error
     if parquet:
         raise DataError(f"{path} is a parquet file; read it with the source `parquet`")
+    if len(lines) > 1 and not _is_json(lines[0][1]) and _is_json(b"".join(line for _, line in lines)):
+        remedy = f"jq -c '.[]' {PurePosixPath(path).name} > train.jsonl"
+        raise DataError(
+            f"{path} holds one JSON value on {len(lines)} lines; write one object per line, such as: {remedy}"
+        )
     return JsonLines(path, lines)
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def read_hub(name: str, config: str | None, split: str, revision: str | None) -> Columnar:

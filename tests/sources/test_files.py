@@ -311,3 +311,27 @@ def test_tasks_of_files_can_be_pickled(tmp_path):
     jsonl = load("jsonl", path=save(tmp_path / "a.jsonl", [{"prompt": "1"}, {"prompt": "2"}]))
     for tasks in (parquet, jsonl):
         assert [t.prompt for t in pickle.loads(pickle.dumps(tasks))] == ["1", "2"]
+
+
+def test_a_file_whose_name_looks_like_a_pattern(tmp_path):
+    file = tmp_path / "a[1].jsonl"
+    file.write_text('{"prompt": "a", "answer": "b"}\n')
+    assert len(rlsdk.load("tasks", "jsonl", path=str(file))()) == 1
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_list_of_objects_is_not_taken_for_lines(tmp_path, indent):
+    file = tmp_path / "train.json"
+    text = json.dumps([{"prompt": "a"}, {"prompt": "b"}], indent=indent)
+    file.write_text(text if indent else text.replace("}, ", "},\n"))
+    with pytest.raises(DataError, match=r"one JSON value on \d+ lines; write one object per line"):
+        rlsdk.load("tasks", "jsonl", path=str(file))()
+
+
+@pytest.mark.parametrize("column", ["images", "image"])
+def test_a_placeholder_of_an_image_in_a_column_is_refused(tmp_path, column):
+    file = tmp_path / "train.parquet"
+    prompt = [[{"role": "user", "content": "<image>What is this?"}], [{"role": "user", "content": "1 + 1 < 3?"}]]
+    pq.write_table(pa.table({"prompt": prompt, "answer": ["x", "y"], column: [[b"PNG"], [b"PNG"]]}), file)
+    with pytest.raises(DataError, match=rf"1 of 2 rows(.|\n)*the column '{column}' is not read"):
+        rlsdk.load("tasks", "parquet", path=str(file))()
