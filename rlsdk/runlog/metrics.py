@@ -1,18 +1,18 @@
-"""Reading the metrics file of a run: one JSON object per step; a kill may cut off the last line."""
+"""The metrics of a run and the counts of its tasks: a JSON object per step; a kill may cut off the last line."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 import attrs
 
 log = logging.getLogger(__name__)
-METRICS = "metrics.jsonl"
+METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"
 _SHOWN = 60
 """Maximum number of characters of a malformed line in a message."""
 
@@ -78,3 +78,43 @@ def _lines(path: Path) -> Iterator[_Line]:
             content = None
         fault = f"{path}, line {number}: expected a JSON object with a step, got {text[:_SHOWN]!r}"
         yield _Line(text, content, whole, fault if whole and content is None else "")
+
+
+def note_ledger(folder: Path, step: int, sources: Mapping[str, Mapping[str, int]]) -> None:
+    """Append the counts of each task source after a step.
+
+    Args:
+        folder: Run folder.
+        step: Number of training steps done.
+        sources: Source -> count name -> number of groups since the run began.
+    """
+    try:
+        with open_lines(folder / LEDGER) as file:
+            file.write(json.dumps({"step": step, "sources": sources}) + "\n")
+    except OSError as error:  # the training reports a full disk
+        log.debug("%s cannot be written: %s", folder / LEDGER, error)
+
+
+def read_ledger(folder: Path, most: int = 500) -> list[dict[str, Any]]:
+    """Return the counts by step; if a resumed run repeated a step, its later counts.
+
+    Args:
+        folder: Run folder.
+        most: Maximum number of steps; if there are more, intermediate ones are omitted.
+    """
+    found: list[dict[str, Any]] = []
+    try:
+        lines = (folder / LEDGER).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            row = json.loads(line)
+            step = int(row["step"])
+        except (ValueError, LookupError, TypeError):
+            continue
+        while found and found[-1]["step"] >= step:
+            found.pop()
+        found.append(row)
+    width = -(-len(found) // most) or 1
+    return found[(len(found) - 1) % width :: width] if found else []

@@ -31,8 +31,7 @@ from rlsdk.errors import RunError, ScoringError, visible
 from rlsdk.options import unknown
 from rlsdk.plugins import ComponentRef, load, short_name
 from rlsdk.runlog.engine_scaling import EngineScaling, requested_engines, write_status
-from rlsdk.runlog.ledger_file import note_ledger
-from rlsdk.runlog.metrics import METRICS
+from rlsdk.runlog.metrics import METRICS, note_ledger
 from rlsdk.runlog.observers import CLOSE_SECONDS, Observers
 from rlsdk.runlog.progress import ProgressLine
 from rlsdk.runlog.report import SUMMARY, figure_text

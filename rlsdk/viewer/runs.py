@@ -24,8 +24,7 @@ from rlsdk.runlog import actors
 from rlsdk.runlog.alerts import ALERTS, Alert, alert_from, chosen_rules, latest_alerts
 from rlsdk.runlog.engine_scaling import STATUS
 from rlsdk.runlog.folder import MARKER, why_no_run
-from rlsdk.runlog.ledger_file import read_ledger
-from rlsdk.runlog.metrics import METRICS
+from rlsdk.runlog.metrics import METRICS, read_ledger
 from rlsdk.viewer.conversation import Vocabulary
 from rlsdk.viewer.files import json_lines, read_json, read_yaml, tail
 from rlsdk.viewer.rollouts import Browser

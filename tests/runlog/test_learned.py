@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from rlsdk.runlog.ledger_file import note_ledger, read_ledger
+from rlsdk.runlog.metrics import note_ledger, read_ledger
 from rlsdk.runlog.payload import decode, decode_learned, encode
 from rlsdk.runlog.query import query
 from rlsdk.runlog.store import Address, RolloutStore

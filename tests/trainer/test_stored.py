@@ -13,7 +13,7 @@ from rich.console import Console
 
 from rlsdk.contracts import TrainBatch
 from rlsdk.contracts.rollouts import Evaluation
-from rlsdk.runlog.ledger_file import read_ledger
+from rlsdk.runlog.metrics import read_ledger
 from rlsdk.runlog.payload import decode, decode_learned
 from rlsdk.runlog.query import query, reader
 from rlsdk.runlog.store import Address, RolloutStore

@@ -15,7 +15,7 @@ import pytest
 
 import rlsdk
 from rlsdk.runlog.alerts import Alert, append_alerts
-from rlsdk.runlog.ledger_file import note_ledger
+from rlsdk.runlog.metrics import note_ledger
 from rlsdk.runlog.tables import Entry
 from rlsdk.types import Group, Message
 from rlsdk.viewer import rollouts
