@@ -258,7 +258,9 @@ class ForkServer:
 
 def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
     control.close()
-    process.kill()  # its forks end with it
+    if process.poll() is None:  # its forks end with it; what it started when it imported is in its group
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 

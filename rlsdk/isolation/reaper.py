@@ -25,10 +25,28 @@ GRACE_SECONDS = 3.0
 SWEEPS = 5
 
 
+_early: list[str] = []
+"""Mark of the processes started by `marked_early`, for the next `reaped`."""
+
+
+@contextmanager
+def marked_early() -> Iterator[None]:
+    """Let the next `reaped` of this process also end what is left of the processes started in this block."""
+    before = os.environ.get(MARK)
+    _early[:] = _early or [uuid.uuid4().hex]
+    os.environ[MARK] = _early[0]
+    try:
+        yield
+    finally:
+        os.environ.pop(MARK)
+        if before is not None:
+            os.environ[MARK] = before
+
+
 @contextmanager
 def reaped() -> Iterator[None]:
     """Ensure that every process started in the block ends within seconds of its exit, by SIGKILL if necessary."""
-    mark = uuid.uuid4().hex
+    mark = _early.pop() if _early else uuid.uuid4().hex
     os.environ[MARK] = mark
     os.environ.setdefault("SPT_NOENV", "1")  # Ray's process titles would overwrite the environment that `marked` reads
     # Without the mark, the reaper does not kill itself; in its own session, it does not receive Ctrl-C.

@@ -19,6 +19,7 @@ from rlsdk.config import Plan, defaults
 from rlsdk.config.rules import longest_prompt
 from rlsdk.contracts import RewardSpec, batch_of
 from rlsdk.errors import ConfigError
+from rlsdk.isolation.reaper import marked_early
 from rlsdk.plugins import load
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import RolloutGenerator
@@ -81,11 +82,12 @@ async def rehearse(plan: Plan, tasks: Sequence[Sequence[Task]]) -> Rehearsal:
     }
     reasons = {path: reason for path, part in parts.items() if (reason := _kept_from(part))}
     faults: list[str] = []
-    for rollouts in await _answered(plan, tasks):
-        task = rollouts[0].task
-        for path, part in parts.items():
-            if path not in reasons and part.rule.applies(task):
-                faults += [f"{path}: {text}" for text in await _fault(plan, part, rollouts)]
+    with marked_early():
+        for rollouts in await _answered(plan, tasks):
+            task = rollouts[0].task
+            for path, part in parts.items():
+                if path not in reasons and part.rule.applies(task):
+                    faults += [f"{path}: {text}" for text in await _fault(plan, part, rollouts)]
     if faults and workflow.one_answer and plan.config.max_invalid < 1:
         raise ConfigError(faults)
     names = {path: parts[path].rule.name for path in reasons}

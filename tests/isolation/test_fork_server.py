@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import Callable
 
 import psutil
@@ -32,6 +33,11 @@ def prepare(prefix: str) -> Callable[[socket.socket], None]:
             send(connection, f"{prefix}{message}".encode())
 
     return work
+
+
+def prepare_with_a_helper(prefix: str) -> Callable[[socket.socket], None]:
+    """Like `prepare`, as a module that starts a process when it is imported."""
+    return prepare(f"{prefix}{subprocess.Popen(['sleep', '300']).pid} ")
 
 
 def refuse(why: str) -> Callable[[socket.socket], None]:
@@ -116,6 +122,17 @@ async def _asked(server: ForkServer, message: bytes) -> bytes:
     reply = await fork.ask(message)
     fork.kill()
     return reply
+
+
+def test_closing_ends_what_the_server_started_when_it_imported() -> None:
+    async def work() -> psutil.Process:
+        server = ForkServer("workers", prepare_with_a_helper, "")
+        helper = psutil.Process(int((await (await server.fork()).ask(b"you")).split()[0]))
+        server.close()
+        return helper
+
+    psutil.wait_procs([helper := asyncio.run(work())], timeout=5)
+    assert not helper.is_running() or helper.status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize(

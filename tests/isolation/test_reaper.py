@@ -18,7 +18,10 @@ print(child.pid)
 """
 DRIVER = """
 import subprocess, sys, time
-from rlsdk.isolation.reaper import reaped
+from rlsdk.isolation.reaper import marked_early, reaped
+with marked_early():
+    print(subprocess.Popen(["sleep", "300"], start_new_session=True, stdout=subprocess.DEVNULL).pid, flush=True)
+subprocess.run([sys.executable, "-c", "import os; assert 'RLSDK_RUN_MARK' not in os.environ"], check=True)
 with reaped():
     # a grandchild whose parent is gone, as Ray's agents are
     print(subprocess.run([sys.executable, "-c", {orphan!r}], capture_output=True, text=True).stdout.strip(), flush=True)
@@ -33,12 +36,16 @@ def test_what_a_driver_started_ends_with_it(killed: bool) -> None:
         [sys.executable, "-c", DRIVER.format(orphan=ORPHAN, then=then)], stdout=subprocess.PIPE, text=True
     )
     assert driver.stdout is not None
-    orphan = psutil.Process(int(driver.stdout.readline()))
+    orphans = [psutil.Process(int(driver.stdout.readline())) for _ in range(2)]
     if killed:
-        assert orphan.is_running()
+        assert all(orphan.is_running() for orphan in orphans)
         driver.send_signal(signal.SIGKILL)
     driver.wait(30)
     end = time.monotonic() + 15
-    while orphan.is_running() and orphan.status() != psutil.STATUS_ZOMBIE and time.monotonic() < end:
+    while alive(orphans) and time.monotonic() < end:
         time.sleep(0.1)
-    assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
+    assert not alive(orphans)
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
