@@ -131,7 +131,7 @@ class Component:
                 raise OptionError(f"{self.kind} {self.name!r}", [("options", str(error))]) from error
             except RlsdkError:
                 raise
-            except Exception as error:  # such as a missing library
+            except (Exception, SystemExit) as error:  # such as a missing library
                 raise PluginError(f"{self.kind} {self.name!r} cannot be created: {described(error)}") from error
         return Bound(self, values)
 

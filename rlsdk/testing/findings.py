@@ -129,16 +129,20 @@ class _OutOfTime(BaseException):
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Interrupt a block after a number of seconds.
+    """Interrupt a block after a number of seconds, unless an enclosing limit ends sooner.
 
     Where signals cannot do that (outside the main thread, on Windows), only report afterwards that it was too slow.
 
     Raises:
         Violated: The block took longer.
     """
+    can_interrupt = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    nested = can_interrupt and signal.getsignal(signal.SIGALRM) is _ring
+    if nested and 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= seconds:
+        yield  # the enclosing limit ends the block
+        return
     begun = time.monotonic()
     late = Violated("late", f"an answer within {seconds:g} s", "none")
-    can_interrupt = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
     try:
         with _alarm(seconds) if can_interrupt else contextlib.nullcontext():
             yield
@@ -152,14 +156,14 @@ def time_limit(seconds: float) -> Iterator[None]:
         raise late
 
 
+def _ring(_: int, __: FrameType | None) -> None:
+    raise _OutOfTime
+
+
 @contextlib.contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
     """Raise after `seconds`; an alarm that was already set rings afterwards."""
-
-    def ring(_: int, __: FrameType | None) -> None:
-        raise _OutOfTime
-
-    before = signal.signal(signal.SIGALRM, ring)
+    before = signal.signal(signal.SIGALRM, _ring)
     left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
     begun = time.monotonic()
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from rlsdk.components import Component
 from rlsdk.errors import MissingFieldError, described
 from rlsdk.options import Option
 from rlsdk.plugins import CORE, Plugins
-from rlsdk.testing.findings import Violated
+from rlsdk.testing.findings import Violated, time_limit
 from rlsdk.testing.show import is_batch
 from rlsdk.types import Task
 
@@ -21,6 +22,8 @@ SUPPLIED: Mapping[str, Mapping[str, Any]] = {
     "stop": {"available": 3, "target": 8},
 }
 """Test values of the keyword arguments that rlsdk passes with each call (`components.SUPPLIED`)."""
+CALL_SECONDS = 60.0
+"""Time limit in seconds of one call with a small input."""
 GIVEN: Mapping[str, Mapping[str, Any]] = {"tasks": {"split": "train"}}
 """Default options for all components of a kind."""
 
@@ -87,10 +90,13 @@ class Subject:
         """Call the component's code.
 
         Raises:
-            Violated: The code raised an exception.
+            Violated: The code raised an exception, or did not end.
         """
+        # A source of tasks may have to download its data.
+        limit = contextlib.nullcontext() if self.component.kind == "tasks" else time_limit(CALL_SECONDS)
         try:
-            return function(*arguments)
+            with limit:
+                return function(*arguments)
         except Violated:
             raise
         except (Exception, SystemExit) as error:  # code of a plugin that calls sys.exit must not end the check

@@ -197,6 +197,16 @@ def test_a_library_missing_from_a_constructor_is_reported_with_its_place():
         own_mark(Needy).bind()
 
 
+def test_a_constructor_that_exits_is_reported_and_does_not_end_the_process():
+    @rlsdk.environment("leaving")
+    class Leaving:
+        def __init__(self):
+            raise SystemExit(3)
+
+    with pytest.raises(PluginError, match=r"^environment 'leaving' cannot be created: SystemExit: 3 \(.*, line \d+\)$"):
+        own_mark(Leaving).bind()
+
+
 def test_what_may_wait_may_be_async():
     for kind in ("shaping", "advantage", "reward"):
 

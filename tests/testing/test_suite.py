@@ -15,7 +15,7 @@ import rlsdk
 from rlsdk.components import Component
 from rlsdk.errors import ConformanceFault, OptionError, UnknownComponentError
 from rlsdk.kinds import KINDS
-from rlsdk.testing import check_component, check_plugin
+from rlsdk.testing import check_component, check_plugin, subject
 from rlsdk.testing.conformance import checks, properties
 from rlsdk.testing.findings import Violated, time_limit
 from rlsdk.testing.properties import worlds
@@ -209,7 +209,7 @@ class Closed:
 
 
 def test_a_workflow_or_a_constructor_that_exits_is_reported():
-    assert failed(Closed)["defaults-valid"].got.startswith("SystemExit: 4 (")
+    assert "'closed' cannot be created: SystemExit: 4 (" in failed(Closed)["defaults-valid"].got
     pytest.importorskip("transformers")
     assert failed(Leaving)["ends"].got.startswith("SystemExit: 3 (")
 
@@ -231,6 +231,18 @@ def test_an_environment_whose_step_never_answers_is_reported(monkeypatch):
     found = failed(Stuck)
     assert list(found) == ["steps"]
     assert found["steps"].expected == "an answer within 0.2 s"
+
+
+@rlsdk.filter("endless")
+def endless(group) -> bool:
+    """Never answers."""
+    while True:
+        time.sleep(0.01)
+
+
+def test_any_call_that_never_ends_is_reported(monkeypatch):
+    monkeypatch.setattr(subject, "CALL_SECONDS", 0.1)
+    assert failed(endless)["keeps-a-part"].expected == "an answer within 0.1 s"
 
 
 # --- what a message shows
@@ -495,6 +507,12 @@ def test_a_limit_leaves_another_alarm_as_it_was():
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_an_enclosing_limit_that_ends_sooner_is_the_one_reported():
+    with pytest.raises(Violated, match=r"within 0\.05 s"), time_limit(0.05), time_limit(60):
+        while True:
+            pass
 
 
 def test_a_megabyte_is_not_printed():
