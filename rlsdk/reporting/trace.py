@@ -37,11 +37,11 @@ def chrome_trace(lines: Iterable[Mapping[str, Any]], name: str, spans: Sequence[
     begun = min((each.begin for each in drawn), default=0.0)
     actors = sorted({each.actor for each in drawn} | {STEPS}, key=_place)
     lanes = {actor: i for i, actor in enumerate(actors)}
-    events = [_said("process_name", name)]
+    events = [_metadata("process_name", name)]
     for actor, lane in lanes.items():
         events += [
-            _said("thread_name", actor, lane),
-            {**_said("thread_sort_index", "", lane), "args": {"sort_index": lane}},
+            _metadata("thread_name", actor, lane),
+            {**_metadata("thread_sort_index", "", lane), "args": {"sort_index": lane}},
         ]
     for each in drawn:
         times = {"ts": _micro(each.begin - begun), "dur": _micro(each.end - each.begin)}
@@ -97,7 +97,7 @@ def _phases(lines: Iterable[Mapping[str, Any]]) -> list[Span]:
     return found
 
 
-def _said(what: str, name: str, lane: int = 0) -> dict[str, Any]:
+def _metadata(what: str, name: str, lane: int = 0) -> dict[str, Any]:
     return {"ph": "M", "pid": 0, "tid": lane, "name": what, "args": {"name": name}}
 
 

@@ -132,7 +132,7 @@ def why_none(run: str | Path, where: str = "", *, evaluations: bool = False, nam
     over = state is not None and state.over
     if stored and evaluations and query(folder, limit=1):
         return (
-            f"No answers of evaluations are saved: {name} has {'made no evaluation' if over else 'made none so far'}."
+            f"No evaluation answers are saved: {name} has {'made no evaluation' if over else 'not evaluated so far'}."
         )
     when = "after each step" if every == 1 else f"after steps {every}, {2 * every}, {3 * every}, …"
     if over:

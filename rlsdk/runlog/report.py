@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,10 @@ def draw_curves(folder: Path, title: str) -> Path | None:
     for label, points in series:
         sparse = len(points) < 30
         axes.plot(*zip(*points, strict=True), label=label, marker="o" if sparse else None, linewidth=2 if sparse else 1)
-    axes.set(xlabel="step", ylabel="reward, accuracy", title=title, ylim=(0, 1.02))
+    values = [value for _, points in series for _, value in points if math.isfinite(value)]
+    low, high = min(0.0, *values), max(1.0, *values)  # rewards may be negative or above 1
+    margin = 0.02 * (high - low)
+    axes.set(xlabel="step", ylabel="reward, accuracy", title=title, ylim=(low - margin * (low < 0), high + margin))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     path = folder / "curves.png"

@@ -109,7 +109,7 @@ class PublicServer:
         self._requests += 1
         if (request.method, path) == ("GET", "/metrics"):
             found = {"requests_total": self._requests, "step": self._service.step or 0, **self._counters()}
-            lines = (f"rlsdk_serve_{name} {value:g}\n" for name, value in found.items())
+            lines = (f"rlsdk_serve_{name} {value:.15g}\n" for name, value in found.items())
             return HttpReply(text="".join(lines), headers={"content-type": _METRICS})
         if request.method == "GET" and path.startswith("/v1/models/"):
             return self._service.model(path.removeprefix("/v1/models/"))

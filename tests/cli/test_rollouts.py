@@ -114,7 +114,7 @@ def test_a_condition_that_nothing_meets_is_not_an_empty_store(folder: Path) -> N
 def test_a_run_without_evaluations_says_so_not_that_it_saves_no_rollouts(folder: Path) -> None:
     for arguments in ((), ("--where", "reward > 0")):
         said = run(folder, "--eval", *arguments)
-        assert f"No answers of evaluations are saved: {folder} has made none so far." in said
+        assert f"No evaluation answers are saved: {folder} has not evaluated so far." in said
 
 
 def test_an_endless_query_times_out(folder: Path) -> None:

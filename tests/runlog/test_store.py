@@ -171,7 +171,7 @@ def test_a_frame(tmp_path: Path, entry: Make) -> None:
     assert frame.reward.tolist() == [0.2, 0.1]
     assert tuple(rlsdk.rollouts(tmp_path, "step > 5").columns) == COLUMNS
     (tmp_path / "config.yaml").write_text("save_rollouts: 1\n")
-    with pytest.warns(UserWarning, match=r"No answers of evaluations are saved: .* has made none so far") as warned:
+    with pytest.warns(UserWarning, match=r"No evaluation answers are saved: .* has not evaluated so far") as warned:
         assert rlsdk.rollouts(tmp_path, "valid", evaluations=True).empty
     assert warned[0].filename == __file__
 

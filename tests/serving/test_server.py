@@ -41,7 +41,7 @@ def served(
         service = EngineService(setting, "tiny", Dialect.named("hermes", "test"), strict=True)
         service.step = step
         options = ServerOptions(port=0, api_key=key)
-        server = PublicServer(service, options, lambda: {'tokens_total{engine="0"}': 3})
+        server = PublicServer(service, options, lambda: {'tokens_total{engine="0"}': 12_345_678})
         with options.bind() as taken:
             url = await server.start(taken)
             async with openai.AsyncOpenAI(base_url=url, api_key=key or "none", max_retries=0, timeout=20) as client:
@@ -236,7 +236,9 @@ def test_models_health_and_metrics():
             assert (await plain.get("/health")).json() == {"status": "ok", "step": 7}
             assert (await plain.get("/metrics")).status_code == 401
             found = await plain.get("/metrics", headers={"authorization": f"Bearer {KEY}"})
-            assert "rlsdk_serve_step 7\n" in found.text and 'rlsdk_serve_tokens_total{engine="0"} 3\n' in found.text
+            assert (
+                "rlsdk_serve_step 7\n" in found.text and 'rlsdk_serve_tokens_total{engine="0"} 12345678\n' in found.text
+            )
 
     served(use, lambda _: "x")
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rlsdk.config import Plan
 from rlsdk.contracts.rollouts import TaskCounts
 from rlsdk.errors import RunError
-from rlsdk.runlog.report import print_report
+from rlsdk.runlog.report import draw_curves, print_report
 from rlsdk.trainer import record, summary
 from tests.trainer.fakes import make_plan
 
@@ -148,3 +148,15 @@ def test_a_run_whose_folder_another_program_takes_over_ends_and_writes_nothing_m
             time.sleep(0.02)
         before = {path.name for path in plan.folder.iterdir()}
     assert {path.name for path in plan.folder.iterdir()} == before
+
+
+@pytest.mark.parametrize(("rewards", "low", "high"), [((0.1, 0.9), 0.0, 1.02), ((-4.0, 9.0), -4.26, 9.26)])
+def test_the_picture_of_the_curves_shows_every_reward(tmp_path, monkeypatch, rewards, low, high):
+    from matplotlib.figure import Figure
+
+    limits = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: limits.append(figure.axes[0].get_ylim()))
+    lines = [{"step": step, "reward/mean": reward} for step, reward in enumerate((*rewards, float("inf")), start=1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    draw_curves(tmp_path, "trial")
+    assert limits == [pytest.approx((low, high))]
