@@ -34,8 +34,9 @@ STATUSES: Mapping[Status, str] = {
 @click.argument("trainer", metavar="|".join(FRAMEWORKS), type=click.Choice(FRAMEWORKS, case_sensitive=False))
 @click.argument("source", metavar="FILE|COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the config to this file.")
+@click.option("--table", type=click.Path(path_type=Path, dir_okay=False), help="Write the report as a Markdown table.")
 @click.option("--json", "as_json", is_flag=True, help="Print config and report as JSON.")
-def migrate(trainer: str, source: tuple[str, ...], out: Path | None, as_json: bool) -> None:
+def migrate(trainer: str, source: tuple[str, ...], out: Path | None, table: Path | None, as_json: bool) -> None:
     """Convert another trainer's configuration to rlsdk's, with a report on every key.
 
     FILE is a YAML file, a shell script that starts training, or a Python file (XTuner, TRL); overrides may follow.
@@ -53,13 +54,17 @@ def migrate(trainer: str, source: tuple[str, ...], out: Path | None, as_json: bo
             else "name the trainer that the file was written for"
         )
         raise ConfigError([f"{source[0]}: {found.framework.title} has none of its {len(found.entries)} keys; {hint}"])
-    if out is not None and out.exists():
-        raise ConfigError([f"{out} exists; choose another file, or delete it"])
+    for file in (out, table):
+        if file is not None and file.exists():
+            raise ConfigError([f"{file} exists; choose another file, or delete it"])
     faults = _faults(found)
     written = _as_yaml(found, source[0] if len(source) == 1 else " ".join(source))
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(written, encoding="utf-8")
+    if table is not None:
+        table.parent.mkdir(parents=True, exist_ok=True)
+        table.write_text(_as_markdown(found), encoding="utf-8")
     if as_json:
         click.echo(json.dumps(_as_json(found, faults), indent=2, default=str))
         return
@@ -89,11 +94,30 @@ def _as_yaml(found: Migration, origin: str) -> str:
     return head + "".join(todo) + body
 
 
+def _as_markdown(found: Migration) -> str:
+    def cell(text: object) -> str:
+        return " ".join(str(text).split()).replace("|", r"\|")
+
+    rows = [
+        (entry.key, entry.value, STATUSES[status], ", ".join(entry.to), entry.note)
+        for status in STATUSES
+        for entry in found.entries
+        if entry.status == status
+    ]
+    rows += [(e.key, e.value, "default, not given", ", ".join(e.to), e.note) for e in found.defaults]
+    head = (f"{found.framework.title} key", "value", "status", "rlsdk", "note")
+    return "".join(f"| {' | '.join(map(cell, row))} |\n" for row in (head, ["---"] * len(head), *rows))
+
+
 def _as_json(found: Migration, faults: Sequence[str]) -> dict[str, Any]:
     return {
         "trainer": found.framework.name,
         "config": found.config,
         "keys": [attrs.asdict(entry) for entry in found.entries],
+        **{
+            status: [{"key": e.key, "to": e.to, "note": e.note} for e in found.entries if e.status == status]
+            for status in STATUSES
+        },
         "defaults": [attrs.asdict(entry) for entry in found.defaults],
         "notes": list(found.notes),
         "faults": list(faults),

@@ -115,6 +115,12 @@ def test_what_the_command_prints(tmp_path, monkeypatch):
     assert CliRunner().invoke(root, ["migrate", "trl", "trl.yaml", "--out", "new/run.yaml"]).exit_code == 2
     found = json.loads(CliRunner().invoke(root, ["migrate", "trl", "--json", "trl.yaml"]).stdout)
     assert [key["status"] for key in found["keys"]] == ["mapped"] * 4 + ["missing"] * 2
+    assert [key["key"] for key in found["missing"]] == ["no_such", "top_k"]
+    assert (len(found["mapped"]), found["changed"], found["ignored"]) == (4, [], [])
+    ran = CliRunner().invoke(root, ["migrate", "trl", "--table", "report.md", "trl.yaml"])
+    assert ran.exit_code == 0
+    assert "| no_such | 1 | no counterpart: to do |" in Path("report.md").read_text()
+    assert CliRunner().invoke(root, ["migrate", "trl", "--table", "report.md", "trl.yaml"]).exit_code == 2
 
 
 def test_a_command_in_words():
