@@ -210,8 +210,9 @@ def held_out_drop(history: History, *, window: Count = 5, evaluations: Count = 2
     earlier = (then if len(then) >= window else reward.first(window)).last(window).mean
     if latest.values.max() > held_out.values[best] - drop or now <= earlier:
         return None
+    measure = "reward" if held_out.name.endswith("_reward") else "accuracy"
     return Finding(
-        f"reward has risen from {earlier:.3g} to {now:.3g} since step {held_out.steps[best]}, while held-out accuracy "
+        f"reward has risen from {earlier:.3g} to {now:.3g} since step {held_out.steps[best]}, while held-out {measure} "
         f"has fallen from {held_out.values[best]:.3g} to {latest.mean:.3g}",
         "look for reward hacking in the rollouts with the highest reward (`rlsdk rollouts RUN --order-by "
         "'reward desc'`) and fix the reward; otherwise use more tasks, or stop at the better checkpoint",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import rlsdk
 from rlsdk.contracts import Finding, History, Series
 from rlsdk.limits import Count
@@ -112,8 +114,9 @@ def length_explosion(
         what = f"{is_cut:.0%} of the rollouts are truncated, {was_cut:.0%} were before; they have {now:.0f} tokens"
         metric = cut.name
     elif now >= growth * before and not earns > earned + 0.01:
-        what = f"rollouts have grown from {before:.0f} to {now:.0f} tokens, and the reward from {earned:.3g} to "
-        what += f"{earns:.3g}"
+        what = f"rollouts have grown from {before:.0f} to {now:.0f} tokens"
+        if math.isfinite(earned + earns):  # a run may have no reward
+            what += f", and the reward from {earned:.3g} to {earns:.3g}"
         metric = length.name
     else:
         return None

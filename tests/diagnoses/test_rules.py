@@ -174,6 +174,17 @@ def test_truncation_alone_is_a_finding() -> None:
     )
 
 
+def test_length_explosion_without_a_reward_names_none() -> None:
+    found = rlsdk.load("diagnosis", "length_explosion")(history(rollouts__length=lambda s: 100 * 1.05**s))
+    assert found.message == "rollouts have grown from 241 to 640 tokens"
+
+
+def test_held_out_drop_says_what_has_fallen() -> None:
+    falling = {"eval/sampled_reward": every(5, lambda s: 5 - s / 10)}
+    found = rlsdk.load("diagnosis", "held_out_drop")(history(reward__mean=lambda s: s / 10, **falling))
+    assert "while held-out reward has fallen from" in found.message
+
+
 def test_a_source_that_was_always_small_does_not_starve() -> None:
     small = history(source__a__share=0.97, source__b__share=0.03)
     assert rlsdk.load("diagnosis", "starving_source")(small) is None
