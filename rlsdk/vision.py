@@ -21,8 +21,9 @@ from rlsdk.messages import Image
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+    from torch.utils.hooks import RemovableHandle
 
-TYPES = ("qwen2_5_vl", "gemma3")
+TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3")
 """Supported model types (`model_type` in config.json)."""
 _BLANK = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAIAAAD9b0jDAAAAGUlEQVR42u3BMQEAAADCoPVPbQdvoAAAeA0JTAABY3ZqfQAAAABJRU5ErkJggg=="
@@ -60,6 +61,7 @@ class Vision:
 
     model: Model
     _pixels: dict[str, dict[str, Tensor]] = attrs.field(init=False, factory=dict, repr=False)
+    _added: RemovableHandle | None = attrs.field(init=False, default=None, repr=False)
 
     @cached_property
     def _config(self) -> Any:
@@ -141,7 +143,7 @@ class Vision:
         return patches // int(self._config.vision_config.spatial_merge_size) ** 2
 
     def pixels(self, image: Image) -> dict[str, Tensor]:
-        """Return the vision tower's inputs for an image: `pixel_values` and, for Qwen2.5-VL, `image_grid_thw`."""
+        """Return the vision tower's inputs for an image: `pixel_values` and, for Qwen-VL models, `image_grid_thw`."""
         found = self._pixels.get(image.digest)
         if found is None:
             read = self._processor([image.open()], return_tensors="pt")
@@ -176,6 +178,9 @@ class Vision:
     ) -> dict[str, Tensor]:
         """Return forward arguments for tokens and images, in place of `input_ids` and `position_ids`.
 
+        They are for the next pass of this model: Qwen3-VL also gets features for its first layers (DeepStack), which
+        its `forward` accepts only for ids, and which are therefore added on the way to its language model.
+
         The vision tower runs in every pass, on a blank image if there is none: ranks that share a model with ZeRO must
         execute the same operations.
 
@@ -193,9 +198,16 @@ class Vision:
         seen = [image for row, count in zip(images, counts, strict=True) for image in self.within(row, int(count))]
         backbone = net.base_model
         embedded = backbone.get_input_embeddings()(input_ids)
-        features, grid = self._features(backbone, seen or [Image(_BLANK)])
+        features, deep, grid = self._features(backbone, seen or [Image(_BLANK)])
         features = features.to(embedded.dtype)
-        embedded = embedded.masked_scatter(mask[..., None], features) if seen else embedded + 0 * features.sum()
+        if self._added is not None:
+            self._added.remove()  # in case the pass that it was meant for has failed
+        if seen:
+            embedded = embedded.masked_scatter(mask[..., None], features)
+            if deep:
+                self._add(backbone.language_model, visual_pos_masks=mask, deepstack_visual_embeds=deep)
+        else:
+            embedded = embedded + 0 * sum(each.sum() for each in (features, *deep))
         if net.config.model_type == "gemma3":
             # Tokens of one image attend to each other in both directions.
             return {"inputs_embeds": embedded, "token_type_ids": mask.long()}
@@ -207,8 +219,20 @@ class Vision:
         )
         return {"inputs_embeds": embedded, "position_ids": positions}
 
-    def _features(self, backbone: Any, images: Sequence[Image]) -> tuple[Tensor, Tensor | None]:
-        """Return `[tokens, d]` features of images, and their grids `[images, 3]` if the tower needs them."""
+    def _add(self, module: Any, **more: Any) -> None:
+        """Add arguments to the next forward pass of a module."""
+
+        def add(_: Any, arguments: Any, given: dict[str, Any]) -> Any:
+            added.remove()
+            return arguments, {**given, **more}
+
+        added = self._added = module.register_forward_pre_hook(add, with_kwargs=True)
+
+    def _features(self, backbone: Any, images: Sequence[Image]) -> tuple[Tensor, list[Tensor], Tensor | None]:
+        """Return the features of images, each `[tokens, d]`, and their grids `[images, 3]` if the tower needs them.
+
+        The first features replace embeddings, the others are added to the states after the first layers.
+        """
         import torch
 
         weight = backbone.get_input_embeddings().weight
@@ -216,9 +240,11 @@ class Vision:
         pixels = torch.cat([each["pixel_values"] for each in read]).to(weight.device, weight.dtype)
         if "image_grid_thw" not in read[0]:
             output = backbone.get_image_features(pixels, return_dict=True).pooler_output
-            return output.reshape(-1, output.shape[-1]), None
+            return output.reshape(-1, output.shape[-1]), [], None
         grid = torch.cat([each["image_grid_thw"] for each in read]).to(weight.device)
-        return torch.cat(backbone.get_image_features(pixels, grid, return_dict=True).pooler_output), grid
+        output = backbone.get_image_features(pixels, grid, return_dict=True)
+        deep = [torch.cat(layer) for layer in getattr(output, "deepstack_features", None) or ()]
+        return torch.cat(output.pooler_output), deep, grid
 
 
 def offsets(given: Mapping[str, torch.Tensor], lengths: torch.Tensor) -> torch.Tensor:

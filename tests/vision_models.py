@@ -5,37 +5,33 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-KINDS = ("qwen2_5_vl", "gemma3")
-_ADDED = {
-    "qwen2_5_vl": (
-        "<|im_start|>",
-        "<|im_end|>",
-        "<|vision_start|>",
-        "<|vision_end|>",
-        "<|image_pad|>",
-        "<|video_pad|>",
-    ),
-    "gemma3": ("<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>", "<image_soft_token>"),
-}
+KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3")
+_QWEN_TOKENS = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+_GEMMA_TOKENS = ("<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>", "<image_soft_token>")
 _ROLES = ("system", "user", "assistant", "model")
 _PARTS = (
     "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
     "{% if p.type == 'image' %}IMAGE{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}"
 )
-_TEMPLATES = {
-    "qwen2_5_vl": (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-        + _PARTS.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
-        + "{% if not loop.last or m.role != 'assistant' or not continue_final_message %}<|im_end|>\n{% endif %}"
-        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    ),
-    "gemma3": (
-        "{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
-        + _PARTS.replace("IMAGE", "<start_of_image>")
-        + "{% if not loop.last or m.role != 'assistant' or not continue_final_message %}<end_of_turn>\n{% endif %}"
-        "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
-    ),
-}
+_QWEN_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    + _PARTS.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
+    + "{% if not loop.last or m.role != 'assistant' or not continue_final_message %}<|im_end|>\n{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_GEMMA_TEMPLATE = (
+    "{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    + _PARTS.replace("IMAGE", "<start_of_image>")
+    + "{% if not loop.last or m.role != 'assistant' or not continue_final_message %}<end_of_turn>\n{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
 _TEXT = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -64,7 +60,7 @@ def make(folder: Path, kind: str, *, seed: int = 0, tied: bool = False, dtype: s
     from transformers import AutoModelForImageTextToText
 
     tokenizer = make_tokenizer(kind)
-    config = _qwen(tokenizer, tied) if kind == "qwen2_5_vl" else _gemma(tokenizer, tied)
+    config = _gemma(tokenizer, tied) if kind == "gemma3" else _qwen(kind, tokenizer, tied)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForImageTextToText.from_config(config, dtype=getattr(torch, dtype))
@@ -84,7 +80,8 @@ def make_tokenizer(kind: str) -> Any:
     from rlsdk.nano import END, PAD, UNKNOWN, vocabulary
 
     words = vocabulary(100)
-    for word in (*_ROLES, *_ADDED[kind]):
+    added = _GEMMA_TOKENS if kind == "gemma3" else _QWEN_TOKENS
+    for word in (*_ROLES, *added):
         words.setdefault(word, len(words))
     inner = Tokenizer(models.WordLevel(words, unk_token=UNKNOWN))
     pattern = rf"\d+|</?(?:answer|think)>|(?:{'|'.join(_ROLES)})|[\s\S]"
@@ -95,10 +92,10 @@ def make_tokenizer(kind: str) -> Any:
         eos_token=END,
         pad_token=PAD,
         unk_token=UNKNOWN,
-        additional_special_tokens=list(_ADDED[kind]),
+        additional_special_tokens=list(added),
         clean_up_tokenization_spaces=False,
     )
-    tokenizer.chat_template = _TEMPLATES[kind]
+    tokenizer.chat_template = _GEMMA_TEMPLATE if kind == "gemma3" else _QWEN_TEMPLATE
     return tokenizer
 
 
@@ -115,32 +112,46 @@ def _ids(tokenizer: Any) -> dict[str, int]:
     return {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
 
 
-def _qwen(tokenizer: Any, tied: bool) -> Any:
-    from transformers import Qwen2_5_VLConfig
-
-    known = tokenizer.convert_tokens_to_ids
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
-    vision = {
+_QWEN_VISION = {
+    "qwen2_vl": {"depth": 2, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2},
+    "qwen2_5_vl": {
         "depth": 2,
         "hidden_size": 32,
         "intermediate_size": 64,
-        "num_heads": 2,
         "out_hidden_size": 64,
-        "patch_size": 7,
         "window_size": 28,
         "fullatt_block_indexes": [1],
-        "initializer_range": 0.1,
-    }
+    },
+    "qwen3_vl": {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "out_hidden_size": 64,
+        "num_position_embeddings": 36,
+        "deepstack_visual_indexes": [0, 1],
+    },
+}
+
+
+def _qwen(kind: str, tokenizer: Any, tied: bool) -> Any:
+    from transformers import AutoConfig
+
+    known = tokenizer.convert_tokens_to_ids
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
+    if kind == "qwen3_vl":
+        rope["mrope_interleaved"] = True
     text = {
         **_TEXT,
+        "head_dim": 32,
         "vocab_size": len(tokenizer),
         "rope_parameters": rope,
         "tie_word_embeddings": tied,
         **_ids(tokenizer),
     }
-    return Qwen2_5_VLConfig(
+    return AutoConfig.for_model(
+        kind,
         text_config=text,
-        vision_config=vision,
+        vision_config={**_QWEN_VISION[kind], "num_heads": 2, "patch_size": 7, "initializer_range": 0.1},
         image_token_id=known("<|image_pad|>"),
         video_token_id=known("<|video_pad|>"),
         vision_start_token_id=known("<|vision_start|>"),

@@ -1,6 +1,6 @@
 """Run image tests with vLLM in a separate process, since it reads its environment variables when imported.
 
-python images_in_vllm.py FOLDER
+python images_in_vllm.py FOLDER KIND
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ os.environ.update(Vllm().environment(ActorSpec(role="engine")))
 
 from tests.engines import test_vision as images
 
-KIND = "qwen2_5_vl"
 
-
-def main(folder: Path) -> None:
+def main(folder: Path, kind: str) -> None:
     """Run the tests that ask the engine."""
     images.ENGINE = Vllm
     for test in (
@@ -31,8 +29,8 @@ def main(folder: Path) -> None:
     ):
         made = folder / test.__name__
         made.mkdir()
-        test(made, KIND)
+        test(made, kind)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

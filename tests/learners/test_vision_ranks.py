@@ -48,7 +48,7 @@ def batch_of(model: Model) -> TrainBatch:
     )
 
 
-@pytest.mark.parametrize("kind", ["qwen2_5_vl"])
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
 def test_ranks_that_share_a_model_by_zero_learn_what_one_rank_does(
     kind: str, launch: Callable[..., Any], tmp_path: Path
 ) -> None:

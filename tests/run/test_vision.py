@@ -74,7 +74,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path, gridworlds: None, mon
 
 @pytest.mark.parametrize(
     ("kind", "engine"),
-    [*((kind, "transformers") for kind in vision_models.KINDS), ("qwen2_5_vl", "vllm")],
+    [*((kind, "transformers") for kind in vision_models.KINDS), ("qwen2_5_vl", "vllm"), ("qwen3_vl", "vllm")],
     indirect=["engine"],
 )
 def test_a_model_that_sees_trains_on_pictures(kind: str, engine: str, runner: Any, tmp_path: Path) -> None:
