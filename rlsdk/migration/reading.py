@@ -268,7 +268,7 @@ def _from_words(framework: Framework, words: Sequence[str], folder: Path) -> tup
     if file is None:
         below, name = flat.pop("config_path", None), flat.pop("config_name", None)
         if isinstance(below, str) and isinstance(name, str):  # otherwise the trainer's own file
-            file = f"{below}/{name.removesuffix('.yaml')}.yaml"
+            file = f"{below}/{name.removesuffix('.yaml')}.yaml".replace("${oc.env:PWD}", ".")
     under: dict[str, Any] = {}
     if file is not None:
         place = next((each for each in (folder / file, Path(file)) if each.is_file()), None)

@@ -104,7 +104,7 @@ def commands(script: str, environ: Mapping[str, str] | None = None) -> list[Comm
     """
     scope = _Scope(environ or {})
     found, statement = [], list[str]()
-    tokens = [*_tokens(script), "\n"]
+    tokens = [*_tokens(script.replace("\r", "")), "\n"]
     position = 0
     while position < len(tokens):
         token = tokens[position]
@@ -294,7 +294,6 @@ def _unquoted(text: str) -> str:
 
 def _tokens(script: str) -> list[str]:
     """Split a script into words and operators; quotes are removed, and protected dollar signs are marked."""
-    script = re.sub(r"\\\r?\n", " ", script).replace("\r", "")
     tokens: list[str] = []
     word: str | None = None
     quoted = False
@@ -317,6 +316,8 @@ def _tokens(script: str) -> list[str]:
         elif char == '"':
             inner, position = _double_quoted(script, position)
             word, quoted = (word or "") + inner, True
+        elif char == "\\" and script[position : position + 1] == "\n":
+            position += 1  # the line continues; in a comment it does not
         elif char == "\\" and position < len(script):
             word = (word or "") + (_LITERAL if script[position] == "$" else script[position])
             position += 1
@@ -351,7 +352,9 @@ def _double_quoted(script: str, position: int) -> tuple[str, int]:
     """Return the text in double quotes that starts at `position`, and the position after the closing quote."""
     out = ""
     while position < len(script) and script[position] != '"':
-        if script[position] == "\\" and script[position + 1 : position + 2] in ('"', "\\", "$", "`"):
+        if script[position : position + 2] == "\\\n":
+            position += 1  # the line continues
+        elif script[position] == "\\" and script[position + 1 : position + 2] in ('"', "\\", "$", "`"):
             position += 1
             out += _LITERAL if script[position] == "$" else script[position]
         elif script[position] == "$" and script[position + 1 : position + 2] in ("(", "{"):

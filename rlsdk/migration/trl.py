@@ -471,6 +471,10 @@ ROWS = (
     same("max_grad_norm", "learner.grad_clip", number, 1.0),
     same("lr_scheduler_type", "learner.schedule learner.final_ratio", SCHEDULE, "cosine",
          lambda v, given: {"learner.schedule": v, **({"learner.final_ratio": 0.0} if v != "constant" else {})}),
+    same("lr_scheduler_kwargs.min_lr_rate", "learner.final_ratio", number, 0.1),
+    changed("lr_scheduler_kwargs.min_lr", "learner.final_ratio", number, 1e-7, "as a share of the peak",
+            lambda v, given: {"learner.final_ratio": min(1.0, v / given.read("learning_rate", number, 1e-6))}
+            if given.read("learning_rate", number, 1e-6) else {}),
     missing("lr_scheduler_kwargs.**", "learner.final_ratio is the last rate as a share of the peak", 0.1),
     same("warmup_steps", "learner.warmup_steps", number, 10, _warmup),
     changed("warmup_ratio", "learner.warmup_steps", number, 0.1, "in optimiser steps", _warmup_ratio),

@@ -422,3 +422,23 @@ def test_xtuners_defaults_and_separate_gpus(tmp_path):
     assert config["placement"] == {"learners": 4, "engines": 3, "gpus_per_engine": 2, "colocate": False}
     assert config["checkpoint"] == {"every": 5, "keep": 1000}  # all
     assert config["learner"]["warmup_steps"] == 12  # 0.03 of 200 steps with two updates each
+
+
+def test_trls_least_rate_is_a_share_of_the_peak():
+    schedule = ["lr_scheduler_type=cosine_with_min_lr", "learning_rate=1e-5"]
+    for more in (
+        "lr_scheduler_kwargs.min_lr_rate=0.1",
+        "lr_scheduler_kwargs.min_lr=1e-6",
+        "lr_scheduler_kwargs={min_lr_rate: 0.1}",
+    ):
+        assert migrate("trl", [*schedule, more], {}).config["learner"]["final_ratio"] == pytest.approx(0.1)
+
+
+def test_the_file_of_a_script_is_found_in_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "multi.yaml").write_text("defaults: [ppo_trainer, _self_]\ndata: {train_batch_size: 32}\n")
+    script = 'P="$(pwd)"\npython3 -m verl.trainer.main_ppo --config-path="$P/config" --config-name=multi data.seed=3\n'
+    found = migrate("verl", [script], {})
+    assert (found.config["batch_size"], found.config["seed"]) == (32, 3)
+    assert not found.notes[:-1]  # the last is about the reward
