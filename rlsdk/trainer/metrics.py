@@ -170,18 +170,21 @@ def sampled_entropy(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def reward_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]:
-    """Return means over a step's scored trajectories: reward, its terms, accuracy; empty for demonstrations."""
+    """Return means over a step's scored trajectories: reward, its terms, their own metrics, accuracy.
+
+    Empty for demonstrations.
+    """
     valid = scored_trajectories(groups) if scored else []
     if not valid:
         return {}
     values = np.array([fmean([s.value for s in scores]) for scores in valid])
-    parts = [[{n: v for n, v in s.metrics.items() if n.startswith("reward/")} for s in scores] for scores in valid]
+    means = trajectory_means([[s.metrics for s in scores] for scores in valid])
     return {
+        **{name if name.startswith("reward/") else f"score/{name}": value for name, value in means.items()},
         "reward/mean": float(values.mean()),
         "reward/std": float(values.std()),
         "accuracy/mean": float(np.mean([is_correct(scores[-1]) for scores in valid])),
         **dead_share(groups),
-        **trajectory_means(parts),
     }
 
 

@@ -73,6 +73,14 @@ def test_splitting_a_trajectory_into_conversations_changes_no_metric(drawn: Any)
         assert split[name] == (None if value is None else pytest.approx(value, abs=1e-9)), name
 
 
+def test_metrics_of_rewards_are_logged_and_replace_none_of_the_runs_own() -> None:
+    scores = [Score(1.0, metrics={"format": 1.0, "reward/part": 1.0}), Score(0.0, metrics={"format": 0.0})]
+    odd = Score(0.5, metrics={"reward/mean": 9.0, "reward/std": 9.0})
+    found = reward_metrics([group_of([("", score, 0.0) for score in [*scores, odd]], [1, 1, 1])], scored=True)
+    assert (found["score/format"], found["reward/part"]) == (0.5, 1.0)
+    assert (found["reward/mean"], found["reward/std"]) == (0.5, pytest.approx(0.408, abs=1e-3))
+
+
 def test_half_of_the_trajectories_fail_however_much_the_others_talk() -> None:
     members = [("", Score.invalid("ill"), 1.0)] * 8 + [(f"g/{i}", Score(1.0), 32.0) for i in range(8)]
     group = group_of(members, [1] * 8 + [32] * 8)
