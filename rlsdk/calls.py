@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,6 +55,8 @@ def fault_of(kind: str, obj: Any, *, lists: bool, apart: bool = False) -> str:
     if hidden := _hidden_options(kind, obj):
         names = ", ".join(option.name for option in hidden)
         written = _with_keywords(obj.__init__ if inspect.isclass(obj) else obj, hidden)
+        if inspect.isclass(obj) and dataclasses.is_dataclass(obj):
+            written = f"@dataclass(kw_only=True) above class {obj.__name__}"
         return f"no config can set {names}, since options are keyword-only; write {written}"
     if kind == "reward" and not lists and _takes_list(obj):
         return f"{obj.__name__} takes a list, but gets one rollout; mark it with batch=True, or take one rollout"
@@ -97,10 +100,14 @@ def new_field(name: str, needs: Iterable[str]) -> tuple[str, ...]:
         PluginError: The name is taken or invalid, or its producer reads a field that does not exist before the update.
     """
     head = f"@rlsdk.field({name!r})"
+    if isinstance(needs, str):
+        raise PluginError(f"{head}: needs must be a list of names; write needs=({needs!r},)")
     if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
         raise PluginError(f"{head}: the name must be an identifier without leading underscore, such as 'surprise'")
     if any(field.name == name for field in fields.FIELDS):
         raise PluginError(f"{head}: the core already has a field of this name; choose another")
+    if name in fields.HELPERS:
+        raise PluginError(f"{head}: the inputs of components have a method or attribute of this name; choose another")
     for field in needs:
         if field not in fields.FORWARD:
             raise PluginError(f"{head}: {unknown('field', str(field), fields.FORWARD)}")

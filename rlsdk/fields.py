@@ -108,6 +108,16 @@ FIELDS: tuple[Field, ...] = (
     _field("train_steps", "clock", "trainer", credit="always", loss="always"),
 )
 
+HELPERS = frozenset(
+    {
+        *("ALWAYS", "CLOCK", "clock", "detach", "edits", "extra", "from_padded", "generator", "group_mean"),
+        *("group_size", "group_std", "group_sum", "only", "outcomes", "per_token", "replace", "rollouts", "rows"),
+        *("sampled_tokens", "sequence_mean", "sequence_sum", "shaped", "to", "to_padded", "whole", "width"),
+        "with_extra",
+    }
+)
+"""Other public attributes of the inputs, which a field must not hide."""
+
 FORWARD: Mapping[str, Field] = {field.name: field for field in FIELDS if field.model is not None}
 """Fields computed by the learner's gradient-free forward passes."""
 UPDATE_FIELDS: tuple[str, ...] = tuple(n for n, field in FORWARD.items() if field.loss and not field.by_update)

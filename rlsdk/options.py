@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import enum
 import inspect
 import math
 import re
@@ -21,7 +22,7 @@ import cattrs
 from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, StructureHandlerNotFoundError
 
 from rlsdk.docstrings import documented
-from rlsdk.errors import PluginError
+from rlsdk.errors import PluginError, defined_at
 from rlsdk.limits import Limit, written
 
 MISSING: Any = attrs.NOTHING
@@ -128,10 +129,9 @@ def _fields(cls: type) -> tuple[Option, ...]:
 
 def _unreadable(obj: Any, error: Exception) -> PluginError:
     cause = f"{type(error).__name__}: {error}"
-    name = f"{obj.__module__}.{obj.__qualname__}"
     return PluginError(
-        f"the annotations of the options of {name} cannot be read ({cause}); import the names they use at run time, "
-        "not under TYPE_CHECKING"
+        f"the annotations of the options of {defined_at(obj)} cannot be read ({cause}); import the names they use at "
+        "run time, not under TYPE_CHECKING"
     )
 
 
@@ -239,8 +239,8 @@ def type_name(kind: Any) -> str:
         return written(type_name(args[0]), _limits(kind))
     if origin in (Union, types.UnionType):
         return " | ".join(type_name(a) for a in args)
-    if origin is Literal:
-        return " | ".join(repr(a) for a in args)
+    if origin is Literal or _is_a(kind, enum.Enum):
+        return " | ".join(repr(each) for each in args or [member.value for member in kind])
     if origin in (list, tuple) or (isinstance(origin, type) and issubclass(origin, Sequence)):
         return f"list of {type_name(args[0])}" if args else "list"
     if isinstance(origin, type) and issubclass(origin, Mapping):
@@ -332,6 +332,13 @@ def _literal(value: Any, kind: Any) -> Any:
     raise Mismatch(f"expected {type_name(kind)}, got {value!r}{f'; did you mean {near!r}?' if near else ''}")
 
 
+def _enum(value: Any, kind: Any) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        return _literal(value, Literal[tuple(member.value for member in kind)])
+
+
 def _sequence(value: Any, kind: Any) -> Any:
     if not isinstance(value, list | tuple):
         raise _mismatch(value, kind)
@@ -400,6 +407,7 @@ def _make_converter() -> cattrs.Converter:
     converter.register_structure_hook_func(lambda k: _is_a(k, Mapping), _mapping)
     converter.register_structure_hook_func(lambda k: _origin(k) in (Union, types.UnionType), _union)
     converter.register_structure_hook_func(lambda k: _origin(k) is Literal, _literal)
+    converter.register_structure_hook_func(lambda k: _is_a(k, enum.Enum), _enum)
     converter.register_structure_hook_func(lambda k: _origin(k) is Annotated, _annotated)
     converter.register_structure_hook(int, _strict(int, lambda v: type(v) is int))
     converter.register_structure_hook(float, _finite)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from contextlib import suppress
+import sys
 from pathlib import Path
 
 import attrs
@@ -36,7 +37,8 @@ def plugins(what: str | None, files: tuple[str, ...], whole: bool, as_json: bool
         else:
             listing.print_entries(entries)
         return
-    offers = _offers(found, what)
+    with contextlib.redirect_stdout(sys.stderr):  # plugins may print when imported
+        offers = _offers(found, what)
     if as_json:
         click.echo(json.dumps(listing.describe(offers), indent=2, default=str))
     else:
@@ -52,7 +54,7 @@ def _offers(found: Plugins, what: str) -> listing.Offers:
     near = nearest(what, [*KINDS, *found.entries])
     kinds = []
     for kind in KINDS:
-        with suppress(PluginError):  # without torch, some kinds cannot be imported
+        with contextlib.suppress(PluginError):  # without torch, some kinds cannot be imported
             if what.removeprefix(f"{CORE}/") in found.names(kind):
                 kinds.append(kind)
     if kinds:

@@ -55,7 +55,9 @@ def _offered(holder: Any, name: str) -> str:
 def _from_package(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also SystemExit, or the panic of a library in Rust
         raise ValueFault(f"module {name} cannot be imported: {described(error)}") from error
 
 
@@ -67,7 +69,9 @@ def _from_file(place: str) -> ModuleType:
         raise ValueFault(unreadable(place, error)) from error
     try:
         return _module(file, hashlib.sha256(source).hexdigest())
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also SystemExit, or the panic of a library in Rust
         raise ValueFault(f"{place} cannot be imported: {described(error)}") from error
 
 

@@ -264,7 +264,10 @@ class Plugins(pluggy.PluginManager):
         """Collect marks; pluggy calls this for every attribute of a plugin."""
         if isinstance(plugin, types.ModuleType):
             self._collect(plugin, name)
-            if not inspect.isroutine(vars(plugin).get(name)):  # pluggy would find the same, but ten times slower
+            found = vars(plugin).get(name)
+            if inspect.isclass(found):
+                self._check_methods(plugin, found)
+            if not inspect.isroutine(found):  # pluggy would find the same, but ten times slower
                 return None
         options = super().parse_hookimpl_opts(plugin, name)
         if isinstance(plugin, types.ModuleType):
@@ -283,6 +286,15 @@ class Plugins(pluggy.PluginManager):
             )
         if inspect.iscoroutinefunction(function):
             raise PluginError(f"{where} is async def, but hooks are called without await; write def")
+
+    def _check_methods(self, module: types.ModuleType, cls: type) -> None:
+        """Refuse hooks among the methods of a class, which would never be called."""
+        hooks = [method for method in vars(cls).values() if hasattr(method, f"{hookspecs.PROJECT}_impl")]
+        if hooks and cls.__module__ == module.__name__:
+            raise PluginError(
+                f"plugin {self._owners[module.__name__]!r}: {defined_at(hooks[0])} is a method, and would not be "
+                "called; write the hook as a function of the module"
+            )
 
     def _unknown_component(self, kind: Kind, name: str, offers: Iterable[str], plugin: str) -> str:
         """Return a sentence about an unknown name, suggesting another plugin's component with its prefix."""
@@ -324,7 +336,9 @@ class Plugins(pluggy.PluginManager):
     def _import(self, entry: PluginEntry) -> None:
         try:
             module = self._load_file(entry.name) if entry.file else importlib.import_module(entry.module)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also SystemExit, or the panic of a library in Rust
             cause = described(error)
             if isinstance(error, ModuleNotFoundError) and error.name == entry.module.partition(".")[0]:
                 cause += misspelt_module(entry)
@@ -342,7 +356,9 @@ class Plugins(pluggy.PluginManager):
         for name in self._tables[plugin].pop(kind, ()):
             try:
                 module = importlib.import_module(name)
-            except (Exception, SystemExit) as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # also SystemExit, or the panic of a library in Rust
                 raise PluginError(f"plugin {plugin!r}: module {name} fails to import: {described(error)}") from error
             if not self.is_registered(module):  # one module may serve several kinds
                 self._register(module, f"{plugin}:{name}", plugin)
@@ -384,8 +400,9 @@ class Plugins(pluggy.PluginManager):
             return  # not marked, or marked by another package
         plugin = self._owners[module.__name__]
         if owned.obj is not found:
+            where = f"{module.__name__.removeprefix(f'{FILE_PACKAGE}.')}.{attribute}"
             raise PluginError(
-                f"plugin {plugin!r}: {module.__name__}.{attribute} carries the mark of {owned.kind} {owned.name!r}, "
+                f"plugin {plugin!r}: {where} carries the mark of {owned.kind} {owned.name!r}, "
                 f"but another decorator wraps it; make @rlsdk.{owned.kind} the outermost decorator"
             )
         previous = self._components[plugin].setdefault((owned.kind, owned.name), owned)

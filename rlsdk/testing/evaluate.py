@@ -121,7 +121,7 @@ def _pair(subject: Subject, answer: Any, t: int) -> tuple[Tensor, Mapping[str, A
 
 def _check_tensor(name: str, value: Any, wanted: Mapping[int, str]) -> None:
     fits = isinstance(value, Tensor) and value.dim() == 1 and len(value) in wanted and value.is_floating_point()
-    if not fits:
+    if not fits or value.layout is not torch.strided or value.device.type != "cpu":
         raise Violated("form", f"{name}: a tensor of floats {' or '.join(wanted.values())}", shape(value))
 
 

@@ -118,7 +118,9 @@ def _number(value: float | bool) -> str:
 def shape(value: Any) -> str:
     """Describe a result: a tensor's shape and dtype, or a type."""
     if _is_tensor(value):
-        return f"a tensor {list(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
+        held = "" if str(value.layout) == "torch.strided" else "sparse "
+        there = "" if value.device.type == "cpu" else f" on {value.device}, not on the inputs' cpu"
+        return f"a {held}tensor {list(value.shape)} of {str(value.dtype).removeprefix('torch.')}{there}"
     if isinstance(value, tuple):
         return f"({', '.join(shape(each) for each in value)})"
     return f"{value!r}" if isinstance(value, str | bool | int | float | None) else f"a {type(value).__name__}"

@@ -92,9 +92,18 @@ class CreditAssigner:
         """
 
         def run(part: Any, x: CreditInputs) -> Any:
+            given = x.only(_needs(part))
+            edits = given.edits
             with _named(part):
-                result = part(x.only(_needs(part)))
-                return settle(result) if inspect.isawaitable(result) else result
+                result = part(given)
+                result = settle(result) if inspect.isawaitable(result) else result
+            if changed := [field for field, count in given.edits.items() if count != edits[field]]:
+                raise RunError(
+                    f"{_name(part)} changed x.{changed[0]} in place, but the rest of the step reads it too: avoid "
+                    f"methods that end in '_', += and x.{changed[0]}[…] = … on it, or change a copy, "
+                    f"x.{changed[0]}.clone(){_place(part)}"
+                )
+            return result
 
         x = credit_inputs(batch.without_experts(), self.needs, train_step=train_step, train_steps=train_steps)
         for part in self._shaping:

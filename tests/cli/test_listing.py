@@ -14,6 +14,7 @@ from rlsdk.kinds import KINDS
 LAB = """
     import attrs, rlsdk
     from rlsdk.components import Use
+    print("imported")  # as a library's banner
 
     @rlsdk.reward("exact")
     def exact(rollout, *, scale: float = 1.0, mode: str, names: tuple[str, ...] = ("a",)) -> float:
@@ -39,7 +40,7 @@ LAB = """
 def run(*arguments, status=0):
     ran = CliRunner().invoke(root, ["plugins", *arguments])
     assert ran.exit_code == status, ran.stderr
-    return ran.output if status == 0 else ran.stderr
+    return ran.stdout if status == 0 else ran.stderr
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 
@@ -112,6 +113,13 @@ def test_a_mark_without_brackets_is_explained():
         rlsdk.reward(lambda rollout: 1.0)
 
 
+@dataclasses.dataclass
+class Data:
+    limit: int = 3
+
+    def __call__(self, rollout): ...
+
+
 class Limited:
     """Its option is positional."""
 
@@ -140,6 +148,7 @@ def cubes(split): ...
     [
         ("reward", limited, "no config can set limit, .* write def limited(rollout, *, limit=3)"),
         ("reward", Limited, "no config can set limit, .* write def __init__(self, *, limit=3)"),
+        ("reward", Data, "no config can set limit, .* write @dataclass(kw_only=True) above class Data"),
         ("kl", estimate, "clamp, .* write def estimate(logprobs, ref_logprobs, *, clamp=10.0, scale=1.0)"),
         ("workflow", revise, "rounds, .* write def revise(task, chat, *, rounds=2)"),
         ("tasks", squares, "count, .* write def squares(*, count=3, split)"),

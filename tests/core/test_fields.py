@@ -62,8 +62,17 @@ def test_an_unreadable_field_is_refused_when_the_component_is_marked(kind, field
 
 
 def test_needs_given_as_text_is_refused():
-    with pytest.raises(PluginError, match=r"write needs=\('entropy',\)"):
-        rlsdk.advantage("x", needs="entropy")
+    for mark in (rlsdk.advantage, rlsdk.field):
+        with pytest.raises(PluginError, match=r"write needs=\('entropy',\)"):
+            mark("x", needs="entropy")
+
+
+def test_a_field_that_would_hide_a_method_of_the_inputs_is_refused():
+    held = {name for inputs in INPUTS.values() for name in dir(inputs) if not name.startswith("_")}
+    held |= {field.name.lstrip("_") for inputs in INPUTS.values() for field in attrs.fields(inputs)}
+    assert held - {field.name for field in fields.FIELDS} == fields.HELPERS
+    with pytest.raises(PluginError, match=r"@rlsdk.field\('group_mean'\): .* attribute of this name; choose another"):
+        rlsdk.field("group_mean")
 
 
 def test_the_table_and_the_marks_load_no_torch():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -28,6 +29,11 @@ PLAIN = (
     | st.text()
 )
 KINDS = {int: int, float: (int, float), bool: bool, str: str}
+
+
+class Pace(enum.Enum):
+    SLOW = "slow"
+    FAST = "fast"
 
 
 @attrs.frozen(kw_only=True)
@@ -121,6 +127,8 @@ def test_mistakes_that_shells_and_yaml_invite_get_a_sentence(value, kind, help):
 
 def test_a_near_choice_is_suggested():
     assert "did you mean 'fast'?" in faults("fats", Literal["slow", "fast"])[0][1]
+    assert faults("fats", Pace)[0][1] == "expected 'slow' | 'fast', got 'fats'; did you mean 'fast'?"
+    assert structure("fast", Pace) == (Pace.FAST, [])
 
 
 def test_null_is_allowed_where_it_says_so():
@@ -166,7 +174,7 @@ def test_options_of_a_function():
 def test_an_annotation_that_only_a_type_checker_sees_is_named():
     def lost(rollout, *, thing: Imaginary) -> float: ...
 
-    with pytest.raises(PluginError, match=r"options of .*lost cannot be read \(NameError.*under TYPE_CHECKING"):
+    with pytest.raises(PluginError, match=r"options of .*lost \(.*line \d+\) cannot be read \(NameError.*under TYPE_"):
         options_of(lost)
 
 

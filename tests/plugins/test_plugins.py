@@ -181,6 +181,7 @@ def test_a_name_that_no_config_can_write_is_broken(site):
         ("import not_there", "ModuleNotFoundError: No module named 'not_there'"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("raise SystemExit(3)", "SystemExit: 3"),
+        ("class Panic(BaseException): ...\nraise Panic('of Rust')", "Panic: of Rust"),
         ("def broken(:", "SyntaxError"),
     ],
 )
@@ -535,6 +536,13 @@ def test_hooks_are_collected_with_the_components_and_called_by_name(site):
 def test_a_hook_that_would_do_nothing_is_refused(tmp_path, hook, cause):
     (tmp_path / "lab.py").write_text(f"import rlsdk\n{hook}\n")
     with pytest.raises(PluginError, match=f"^plugin 'lab': rlsdk_step_end .*{cause}"):
+        Plugins().activate(str(tmp_path / "lab.py"))
+
+
+def test_a_hook_that_is_a_method_is_refused(tmp_path):
+    code = "import rlsdk\nclass Watcher:\n    @rlsdk.hookimpl\n    def rlsdk_step_end(self, step): ...\n"
+    (tmp_path / "lab.py").write_text(f"{code}watcher = Watcher()\n")
+    with pytest.raises(PluginError, match=r"Watcher.rlsdk_step_end .*lab.py, line 3\) is a method, and would not be"):
         Plugins().activate(str(tmp_path / "lab.py"))
 
 

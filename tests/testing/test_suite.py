@@ -365,6 +365,46 @@ def test_faults_travel():
     assert (str(again), again.broken, again.given) == (str(fault), fault.broken, fault.given)
 
 
+def test_a_tensor_that_cannot_be_read_is_a_fault_in_words():
+    @rlsdk.advantage("sparse")
+    def sparse(x):
+        """Sparse rewards."""
+        return x.rewards.to_sparse()
+
+    @rlsdk.advantage("elsewhere")
+    def elsewhere(x):
+        """Rewards on another device."""
+        return x.rewards.to("meta")
+
+    assert failed(sparse)["shapes"].got.startswith("a sparse tensor [")
+    assert failed(elsewhere)["shapes"].got.endswith("of float32 on meta, not on the inputs' cpu")
+
+
+def test_an_option_that_a_configuration_reads_as_its_own_key_is_a_fault():
+    @rlsdk.reward("weighty")
+    def weighty(rollout, *, weight: float = 1.0) -> float:
+        """Its `weight`."""
+        return weight
+
+    assert failed(weighty)["contract"].got == "weight"
+    assert "gate, multiply, range, sources, use, weight" in failed(weighty)["contract"].expected
+
+
+def test_numbers_and_bools_of_numpy_are_as_good():
+    @rlsdk.buffer("newest")
+    def newest(group, *, step, uses):
+        """The newest first."""
+        return np.float32(step)
+
+    @rlsdk.stop("half")
+    def half(*, available, target):
+        """Half of the groups."""
+        return np.bool_(available * 2 >= target)
+
+    assert not {"gives-a-priority"} & failed(newest).keys()
+    assert not {"answers-yes-or-no", "more-is-enough"} & failed(half).keys()
+
+
 # --- what is skipped, and why
 
 
@@ -421,6 +461,15 @@ def test_random_choices_are_not_an_order_fault():
     assert found["permutation"].outcome == "skipped"
     assert "random numbers" in found["permutation"].reason
     assert found["micro-batches"].outcome == found["deterministic"].outcome == "passed"
+
+
+def test_what_stands_at_tokens_that_are_not_trained_is_no_random_choice():
+    @rlsdk.policy_loss("gapped")
+    def gapped(x: rlsdk.LossInputs):
+        """Undefined where nothing was sampled."""
+        return torch.where(x.loss_mask, -x.advantages * x.logprobs, float("nan"))
+
+    assert {f.rule: f for f in check_component(gapped)}["permutation"].outcome == "passed"
 
 
 def test_a_loss_that_reads_the_whole_must_say_so():

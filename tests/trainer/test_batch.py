@@ -206,6 +206,22 @@ def test_token_rewards_reach_the_advantage_at_their_tokens() -> None:
     assert seen[0].tolist() == [1.0, 0.0, 2.0, 0.0, 0.0, 5.0]
 
 
+@pytest.mark.parametrize("kind", ["shaping", "advantage"])
+def test_a_component_that_changes_its_inputs_is_named(kind: str) -> None:
+    def forgets(x: rlsdk.CreditInputs) -> torch.Tensor:
+        x.loss_mask[0] = False  # would take the token out of the update
+        return x.rewards
+
+    part = rlsdk.load(kind, getattr(rlsdk, kind)("forgets")(forgets))
+    advantage = part if kind == "advantage" else rlsdk.load("advantage", "grpo")
+    packed = pack([Group(TASK, [rollout(1, [True, True, True])] * 2, [Score(3.0), Score(5.0)])])
+    assert packed is not None
+    with pytest.raises(
+        RunError, match=rf"^{kind} 'forgets' changed x.loss_mask in place, .*test_batch.py, line \d+\)$"
+    ):
+        CreditAssigner([part] if kind == "shaping" else [], advantage).assign(packed)
+
+
 @pytest.mark.parametrize("name", ["grpo", "rloo", "opo", "reinforce_plus_plus_baseline", "reinforce_plus_plus"])
 def test_the_greatest_rewards_keep_their_contrast(name: str) -> None:
     """In float32 the squares of so many would add up to infinity, and every advantage would be zero."""

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from rlsdk.components import component_of
+from rlsdk.config.uses import RULE_KEYS, SOURCE_KEYS
 from rlsdk.errors import OptionError
 from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import Computed, structure
@@ -167,3 +168,7 @@ def contract(subject: Subject, _: Any) -> None:
     fault = fault_of(subject.component)
     if fault:
         raise Violated("form", *fault)
+    keys = {"reward": RULE_KEYS, "tasks": SOURCE_KEYS}.get(subject.component.kind, frozenset()) | {"use"}
+    if taken := [option.name for option in subject.component.options if option.name in keys]:
+        beside = f"which a configuration reads as its own keys beside the options: {', '.join(sorted(keys))}"
+        raise Violated("form", f"options with other names than those {beside}", ", ".join(taken))

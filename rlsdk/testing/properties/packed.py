@@ -152,7 +152,8 @@ def permutation(subject: Subject, x: Batch) -> None:
     """The order of rollouts and the numbering of groups change nothing."""
     if isinstance(x, LossInputs):
         drawn = [results(subject, x.replace(generator=torch.Generator().manual_seed(seed))) for seed in range(4)]
-        if any(not torch.equal(each.values["values"], drawn[0].values["values"]) for each in drawn):
+        values = [torch.where(x.loss_mask, each.values["values"], 0) for each in drawn]
+        if any(not torch.equal(each, values[0]) for each in values):
             raise NotApplicable("it draws random numbers, which hit other tokens if the order changes")
     count = len(lengths_of(x))
     order = torch.randperm(count, generator=torch.Generator().manual_seed(3)).tolist()

@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from rlsdk.errors import described
 from rlsdk.nano import make_tokenizer
 from rlsdk.rollout.codec import ChatTokenizer
@@ -180,7 +182,7 @@ def _source(subject: Subject) -> Any:
 def gives_a_priority(subject: Subject, held: Any) -> None:
     """It returns a finite priority or None for each group."""
     answer = subject.call(subject.make(), held)
-    number = isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer)
+    number = isinstance(answer, int | float | np.number) and not isinstance(answer, bool) and math.isfinite(answer)
     if answer is not None and not number:
         raise Violated("form", "a finite number or None", shape(answer))
 
@@ -189,7 +191,7 @@ def gives_a_priority(subject: Subject, held: Any) -> None:
 def answers_yes_or_no(subject: Subject, _: Any) -> None:
     """It returns whether production may end."""
     answer = subject.call(subject.make())
-    if not isinstance(answer, bool):
+    if not isinstance(answer, bool | np.bool_):
         raise Violated("form", "True or False", shape(answer))
 
 
