@@ -26,7 +26,7 @@ def _can_bite(run: RunFacts, options: Mapping[str, Any]) -> Iterator[tuple[str, 
         yield (
             "free",
             f"{options['free']}: the penalty begins above that many tokens, and no response here has more than "
-            f"{run.longest_response}; give less",
+            f"{run.longest_response}; use less",
         )
 
 

@@ -33,7 +33,7 @@ class RewardModel:
         dtype: Dtype of the weights.
         device: `auto` uses CUDA if `gpus` is above 0.
         gpus: GPUs of the actor; a fraction is allowed.
-        batch_tokens: Maximum tokens of one forward pass, including padding; a longer text has a pass of its own.
+        batch_tokens: Maximum tokens of one forward pass, including padding; a longer text gets its own pass.
         max_length: Maximum tokens of a conversation.
         trust_remote_code: Run Python code shipped with the model; keep false unless you have read that code.
         timeout: Time limit in seconds for all conversations of one call.

@@ -107,7 +107,7 @@ def _group(group: Group) -> str:
 
 def _row(values: Tensor) -> str:
     listed = [_number(value) for value in values[:MANY].flatten().tolist()]
-    more = f" … {len(values):,} in all" if len(values) > MANY else ""
+    more = f" … {len(values):,} in total" if len(values) > MANY else ""
     return f"[{' '.join(listed)}{more}]"
 
 
