@@ -621,5 +621,11 @@ FRAMEWORK = Framework(
     defaults=DEFAULTS,
     finish=_finish,
     renamed=RENAMED,
+    others={
+        "openrlhf.cli.train_sft": "algorithm: sft",
+        "openrlhf.cli.train_dpo": "algorithm: dpo",
+        "openrlhf.cli.train_kto": "algorithm: kto",
+        "openrlhf.cli.train_rm": "reward: reward_model, for a model trained elsewhere",
+    },
     entries=("openrlhf.cli.train_ppo_ray", "openrlhf.cli.train_ppo", "train_ppo_ray.py"),
 )

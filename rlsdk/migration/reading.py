@@ -78,6 +78,11 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
             tree, notes = _from_words(framework, arguments, Path())
     else:
         raise ConfigError([f"{first}: there is no such file (working folder: {Path.cwd().name}/)"])
+    if other := next((part for part in framework.others if f"{part} " in f"{command} "), None):
+        instead = framework.others[other]
+        raise ConfigError(
+            [f"{framework.title}'s {other} cannot be converted; in rlsdk, set {instead} (docs/algorithms)"]
+        )
     if not tree:
         raise ConfigError([f"{first}: no keys of a {framework.title} configuration were found in it"])
     resolver = _Resolver(tree, environ)

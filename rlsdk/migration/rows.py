@@ -129,6 +129,7 @@ class Framework:
         defaults: Its defaults, if rlsdk's differ or other values are computed from them.
         finish: Makes settings from many keys together, such as tasks and rewards; applied last.
         variants: Part of a command, or class of a Python file -> defaults of the variant of the trainer that it starts.
+        others: Part of a command that starts a training which is not converted -> the setting that replaces it.
         renamed: Older names of keys -> the name in `rows`.
         entries: Parts of command lines that start its training.
         constructors: Names of classes and functions in Python files whose arguments are its keys.
@@ -140,6 +141,7 @@ class Framework:
     defaults: Mapping[str, Any] = {}
     finish: Callable[[Given], Mapping[str, Any]] = lambda _: {}
     variants: Mapping[str, Mapping[str, Any]] = {}
+    others: Mapping[str, str] = {}
     renamed: Mapping[str, str] = {}
     entries: tuple[str, ...] = ()
     constructors: tuple[str, ...] = ()

@@ -605,6 +605,12 @@ FRAMEWORK = Framework(
         name: {"trainer": "rloo", "beta": 0.05, "num_generations": 2}
         for name in ("trl rloo", "rloo.py", "rloo_vlm.py", "RLOO")
     },
+    others={
+        **dict.fromkeys(("trl sft", "sft.py"), "algorithm: sft"),
+        **dict.fromkeys(("trl dpo", "dpo.py"), "algorithm: dpo"),
+        **dict.fromkeys(("trl kto", "kto.py"), "algorithm: kto"),
+        **dict.fromkeys(("trl reward", "reward_modeling.py"), "reward: reward_model, for a model trained elsewhere"),
+    },
     entries=("trl grpo", "trl rloo", "grpo.py", "train_grpo.py", "rloo.py"),
     constructors=("GRPOConfig", "RLOOConfig", "GRPOTrainer", "RLOOTrainer"),
 )

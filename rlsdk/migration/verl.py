@@ -669,7 +669,8 @@ ROWS = (
                                      "rewards run in processes that can be killed" if v in MANAGERS
                                      else "write a reward (howto/reward.md)")),
     *(row for where in OVERLONG for row in (
-        part(f"{where}.enable", "algorithm.shaping", flag, True, "the shaping overlong"),
+        part(f"{where}.enable", "algorithm.shaping", flag, True,
+             "veRL's DAPO rewards are 1 and -1; those of rlsdk's math are 1 and 0"),
         part(f"{where}.len", "algorithm.shaping", count, 512),
         part(f"{where}.penalty_factor", "algorithm.shaping", number, 1.0),
         ignored(f"{where}.**", "metrics.jsonl has the rewards before and after shaping", False))),
@@ -806,5 +807,6 @@ FRAMEWORK = Framework(
         "reward.reward_manager.name": "reward_model.reward_manager",
         "reward.reward_model.enable": "reward_model.enable",
     },
+    others=dict.fromkeys(("verl.trainer.fsdp_sft_trainer", "verl.trainer.sft_trainer"), "algorithm: sft"),
     entries=("verl.trainer.main_ppo", "main_ppo.py", "verl.trainer.main", "main_dapo", "fully_async_main"),
 )

@@ -298,3 +298,21 @@ def test_a_placeholder_in_braces_is_a_text():
 def test_secrets_are_not_repeated():
     found = migrate("openrlhf", ["--use_wandb", "abcdef", "--pretrain", "org/model"], {})
     assert "abcdef" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "command", "says"),
+    [
+        ("trl", ["trl", "sft", "--learning_rate", "1e-5"], "TRL's trl sft cannot be converted; .* algorithm: sft"),
+        (
+            "trl",
+            ["accelerate launch --num_processes 2 scripts/dpo.py --beta 0.1 --learning_rate 1e-6"],
+            "algorithm: dpo",
+        ),
+        ("openrlhf", ["deepspeed --module openrlhf.cli.train_rm --learning_rate 9e-6"], "reward_model"),
+        ("verl", ["torchrun -m verl.trainer.fsdp_sft_trainer data.train_files=a.parquet"], "algorithm: sft"),
+    ],
+)
+def test_other_trainings_are_refused(trainer, command, says):
+    with pytest.raises(ConfigError, match=says):
+        migrate(trainer, command, {})
