@@ -38,6 +38,14 @@ def sees(net: Any) -> bool:
     return net.config.model_type in TYPES and hasattr(net.base_model, "get_image_features")
 
 
+def tower_names(net: Any) -> list[str]:
+    """Return the names of the modules that read images, outside the language model; empty for a text model."""
+    if not sees(net):
+        return []
+    children = (name for name, _ in net.base_model.named_children() if name != "language_model")
+    return [f"{net.base_model_prefix}.{name}" for name in children]
+
+
 def layout_faults(net: Any, options: Mapping[str, bool]) -> list[str]:
     """Report options that a vision-language model does not support; empty for any other model.
 

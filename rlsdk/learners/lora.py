@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -13,6 +14,7 @@ import attrs
 
 from rlsdk.contracts import Adapter, Model
 from rlsdk.errors import LearnerError
+from rlsdk.vision import tower_names
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,6 +34,8 @@ class Lora:
     """Train `W + alpha / rank · B · A` with `W` frozen (LoRA, arXiv:2106.09685, section 4.1).
 
     There is no dropout, since the learner's logprobs must equal the engine's and those of its own earlier passes.
+
+    The modules of a vision-language model that read images are frozen, since engines cannot adapt them.
 
     Attributes:
         rank: Rank of the adapter: `A` is `[rank, in]`, initialised at random; `B` is `[out, rank]`, initialised to
@@ -72,8 +76,15 @@ def wrap(model: Any, lora: Lora, seed: int) -> None:
     from peft.tuners.lora import LoraLayer
 
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
-    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0, bias="none")
-    head, modules = model.get_output_embeddings(), dict(model.named_modules())
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=targets,
+        exclude_modules="|".join(rf"{re.escape(name)}\..*" for name in tower_names(model)) or None,
+        lora_dropout=0.0,
+        bias="none",
+    )
+    head, modules = model.get_output_embeddings(), _language_modules(model)
     linear = {
         name.rpartition(".")[2]
         for name, each in modules.items()
@@ -103,6 +114,12 @@ def wrap(model: Any, lora: Lora, seed: int) -> None:
             )
 
 
+def _language_modules(model: Any) -> dict[str, Any]:
+    """Return the modules of a model by name, without those that read images."""
+    tower = tuple(f"{name}." for name in tower_names(model))
+    return {name: module for name, module in model.named_modules() if not f"{name}.".startswith(tower)}
+
+
 def adapter_fault(model: Any, lora: Lora) -> str:
     """Return why a model cannot be adapted; empty if it can or peft is not installed. The model may have no weights."""
     if find_spec("peft") is None:
@@ -123,7 +140,7 @@ def count_adapter(model: Any, lora: Lora) -> int:
             return False
         return lora.targets == "all-linear" or any(name == t or name.endswith(f".{t}") for t in lora.targets)
 
-    layers = [module for name, module in model.named_modules() if adapted(name, module)]
+    layers = [module for name, module in _language_modules(model).items() if adapted(name, module)]
     return sum(lora.rank * (layer.in_features + layer.out_features) for layer in layers)
 
 

@@ -129,16 +129,13 @@ class LearnerOptions(ABC):
         import torch
 
         from rlsdk.learners.model import policy_faults
-        from rlsdk.vision import layout_faults
 
         narrow = [NO_FLOAT16] if model.dtype == torch.float16 else []
         if self.attention == "flash_attention_2" and model.dtype == torch.float32:
             narrow = ["flash attention cannot compute in float32; set model.dtype=bfloat16 or learner.attention=sdpa"]
         adapter = self.lora and adapter_fault(model, self.lora)
-        reason = "lora would also adapt its vision tower, which engines cannot load; leave it out"
-        unseen = layout_faults(model, {reason: bool(self.lora)})
         policy = policy_faults(model, self.attention, self.rows, without_mask=self.packs_without_mask)
-        return [*narrow, *policy, *([adapter] if adapter else []), *unseen]
+        return [*narrow, *policy, *([adapter] if adapter else [])]
 
     def exact_faults(self) -> Sequence[str]:
         """Return the options that conflict with `model.exact`."""

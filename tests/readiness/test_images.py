@@ -71,7 +71,7 @@ def test_a_model_that_sees_has_no_faults(folder: Path) -> None:
         ("engine.compile=true", "shows images: 'core/transformers': compile: true cannot read images"),
         ("learner.rows=packed", "reads images, and learner.rows=packed would mix their positions"),
         ("learner.compile=true", "reads images, and compile: true is not tested with them"),
-        ("learner.lora={rank: 2, alpha: 4}", "reads images, and lora would also adapt its vision tower"),
+        ("learner.lora={rank: 2, alpha: 4, targets: [qkv]}", "no layer is called qkv"),  # one of the tower is
         ("learner.sequence_parallel=2", "reads images, and sequence_parallel: 2 would cut them"),
         (
             "model.exact=true",

@@ -72,38 +72,44 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path, gridworlds: None, mon
     return name
 
 
+def train(runner: Any, folder: Path, kind: str, engine: str, *overrides: str) -> tuple[Path, Path]:
+    """Train for three steps, in which engine and learner agree, and return the folders of the model and its export."""
+    model = folder / "model"
+    vision_models.make(model, kind)
+    settings = {"out": str(folder), "model": {"path": str(model), "max_length": 96}, "engine": {"use": engine}}
+    runner.config.write_text(yaml.safe_dump({**CONFIG, **settings}))
+    runner.train(*overrides)
+    lines = runner.metrics()[1:4]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert any(line["actor/grad_norm"] > 0 for line in lines)
+    assert all(line["canary/gap"] < 1e-4 for line in lines)
+    assert all(line["actor/gap"] < 1e-4 for line in lines)  # logprobs of conversations with images, engine and learner
+    return model, Path(runner.summary()["export"])
+
+
+def changed(model: Path, export: Path, *, seeing: bool) -> list[bool]:
+    """Return True for each tensor that training has changed, of those that read images or of the others."""
+    from transformers import AutoModelForImageTextToText
+
+    before, after = (AutoModelForImageTextToText.from_pretrained(each).state_dict() for each in (model, export))
+    reads = [any(part in key for part in ("visual", "vision_tower", "projector")) for key in before]
+    return [not before[key].equal(after[key]) for key, each in zip(before, reads, strict=True) if each == seeing]
+
+
 @pytest.mark.parametrize(
     ("kind", "engine"),
     [*((kind, "transformers") for kind in vision_models.KINDS), ("qwen2_5_vl", "vllm"), ("qwen3_vl", "vllm")],
     indirect=["engine"],
 )
 def test_a_model_that_sees_trains_on_pictures(kind: str, engine: str, runner: Any, tmp_path: Path) -> None:
-    from transformers import AutoModelForImageTextToText
-
     from rlsdk.contracts import Model
     from rlsdk.conversion import read_header
     from rlsdk.runlog.payload import decode
     from rlsdk.vision import Vision
 
-    model = tmp_path / "model"
-    vision_models.make(model, kind)
-    runner.config.write_text(
-        yaml.safe_dump(
-            {**CONFIG, "out": str(tmp_path), "model": {"path": str(model), "max_length": 96}, "engine": {"use": engine}}
-        )
-    )
-    runner.train()
-    lines = runner.metrics()[1:4]
-    assert [line["step"] for line in lines] == [1, 2, 3]
-    assert any(line["actor/grad_norm"] > 0 for line in lines)
-    assert all(line["canary/gap"] < 1e-4 for line in lines)
-    assert all(line["actor/gap"] < 1e-4 for line in lines)  # logprobs of conversations with images, engine and learner
-    export = Path(runner.summary()["export"])
+    model, export = train(runner, tmp_path, kind, engine)
     assert read_header(str(export)) == read_header(str(model))
-    before = AutoModelForImageTextToText.from_pretrained(model).state_dict()
-    after = AutoModelForImageTextToText.from_pretrained(export).state_dict()
-    tower = [key for key in before if "visual" in key or "vision_tower" in key]
-    assert any(not before[key].equal(after[key]) for key in tower)
+    assert any(changed(model, export, seeing=True))
     assert Vision(Model(path=str(export))).usable
     with closing(sqlite3.connect(runner.path() / "rollouts.db")) as store:
         (payload,) = store.execute("select payload from rlsdk_groups").fetchone()
@@ -111,3 +117,12 @@ def test_a_model_that_sees_trains_on_pictures(kind: str, engine: str, runner: An
     turns = len(rollout.answers)
     assert len(rollout.images) == turns + 1  # one before each action, and the last one, which nobody answered
     assert len(rollout.image_positions) == 4 * turns
+
+
+@pytest.mark.parametrize(("kind", "engine"), [("gemma3", "transformers"), ("qwen3_vl", "vllm")], indirect=["engine"])
+def test_an_adapter_trains_on_pictures_with_the_tower_frozen(
+    kind: str, engine: str, runner: Any, tmp_path: Path
+) -> None:
+    model, export = train(runner, tmp_path, kind, engine, "learner.lora={rank: 2, alpha: 4}", "learner.lr=1.0e-2")
+    assert any(changed(model, export, seeing=False))
+    assert not any(changed(model, export, seeing=True))
