@@ -45,6 +45,8 @@ STATUSES: tuple[Status, ...] = ("finished", "truncated", "aborted", "failed")
 def _prompt(value: str | Sequence[Message | Mapping[str, Any]]) -> str | tuple[Message, ...]:
     if isinstance(value, str):
         return value
+    if not isinstance(value, Iterable):
+        raise ValueFault(f"the prompt of a task is {reprlib.repr(value)}; expected text or a list of messages")
     return tuple(m if isinstance(m, Message) else Message.from_json(m) for m in value)
 
 

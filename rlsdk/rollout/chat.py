@@ -24,7 +24,7 @@ from rlsdk.rollout.context import CrossedWorld, Prompt, RolloutContext, ServedCo
 from rlsdk.rollout.transcript import Segment, Sending, Transcript
 from rlsdk.seeds import derive
 from rlsdk.tool_calls import Dialect
-from rlsdk.types import Message, Rollout, Score, Status
+from rlsdk.types import REWARD_LIMIT, Message, Rollout, Score, Status, is_reward
 
 __all__ = ["STATUS", "Prompt", "RolloutContext", "ServedConversations", "TokenChat"]
 T = TypeVar("T")
@@ -294,12 +294,13 @@ class TokenChat:
         """Reward the last answer at its last sampled token; several rewards on one token add up.
 
         Raises:
-            ValueFault: There is no answer yet.
+            ValueFault: There is no answer yet, or the value is not finite.
         """
+        where = f"task {self._prompt.task.id!r}: a reward"
         if not self._turn:
-            raise ValueFault(
-                f"task {self._prompt.task.id!r}: a reward of {value} was given before anything was sampled"
-            )
+            raise ValueFault(f"{where} of {value} was given before anything was sampled")
+        if not is_reward(float(value)):
+            raise ValueFault(f"{where} must be finite and within ±{REWARD_LIMIT:g}; got {value}")
         self._segment.rewards.append((self._segment.last, float(value)))
 
     async def score(self) -> Score:

@@ -197,6 +197,11 @@ def test_a_message_that_says_who_wrote_it_is_believed():
     assert Message("assistant", "a", prompt=True) == Message("assistant", "a", prompt=False)
 
 
+def test_a_prompt_that_is_neither_text_nor_messages_is_refused():
+    with pytest.raises(ValueFault, match=r"the prompt of a task is None; expected text or a list of messages"):
+        Task(id="1", prompt=None)
+
+
 def test_a_prompt_that_nothing_follows_has_no_response():
     task = attrs.evolve(TASK, prompt=[*SHOTS, Message("assistant", "<think>")])
     assert rollout(task=task, messages=task.prompt).response == ""

@@ -174,6 +174,14 @@ async def picky(task, chat):
     return chat.finish(metrics={"level": task.metadata["level"]})
 
 
+@rlsdk.workflow("divided")
+async def divided(task, chat):
+    """Gives a reward that is not a number."""
+    await chat.sample()
+    chat.reward(float("nan"))
+    return chat.finish()
+
+
 def test_mistakes_of_a_workflow_are_reported(monkeypatch):
     pytest.importorskip("transformers")
     assert failed(hasty)["gives-rollouts"].got == "coroutine 'TokenChat.sample' was never awaited"
@@ -183,6 +191,7 @@ def test_mistakes_of_a_workflow_are_reported(monkeypatch):
     assert "--task" in skipped.reason
     assert "'Message' object has no attribute 'txt' (" in failed(misspelt)["gives-rollouts"].got
     assert "the metric 'tone' is 'warm'" in failed(worded)["gives-rollouts"].got
+    assert "a reward must be finite" in failed(divided)["gives-rollouts"].got
     monkeypatch.setattr(worlds, "WORKFLOW_SECONDS", 0.3)
     fault = failed(blocking)["ends"]
     assert fault.expected == "an answer within 0.3 s"
