@@ -13,6 +13,7 @@ from rlsdk.migration.parts import (
     LEARNER_NOTE,
     SCHEDULE,
     dataset,
+    default_of,
     function,
     layout,
     likely_reward,
@@ -386,6 +387,15 @@ def _dynamic(value: int, given: Given) -> KeyOutcome:
     return KeyOutcome({"learner.micro_batch_tokens": value}, "changed", "includes padding, which veRL does not count")
 
 
+def _files(value: Any, columns: Mapping[str, str]) -> dict[str, Any]:
+    """Return a source of files, which are parquet unless their names say otherwise."""
+    source = dataset(value, "train", columns)
+    if any("json" in default_of(name).rpartition(".")[2] for name in texts(value)):
+        return source
+    more = {"columns": dict(columns)} if columns else {}
+    return {"use": "parquet", "path": source.get("path", source.get("name")), **more}
+
+
 def _finish(given: Given) -> dict[str, Any]:
     """Tasks, rewards and the context length, which many keys make together."""
     columns = (
@@ -394,7 +404,7 @@ def _finish(given: Given) -> dict[str, Any]:
     found: dict[str, Any] = {"model.max_length": _length(given)}
     for key, to in (("data.train_files", "tasks.train"), ("data.val_files", "tasks.eval")):
         if given.get(key) is not None:
-            found[to] = given.read(key, lambda value: dataset(value, "train", columns))
+            found[to] = given.read(key, lambda value: _files(value, columns))
     path = given.read("custom_reward_function.path", text)
     if path is not None:
         arguments = {

@@ -442,3 +442,16 @@ def test_the_file_of_a_script_is_found_in_the_working_folder(tmp_path, monkeypat
     found = migrate("verl", [script], {})
     assert (found.config["batch_size"], found.config["seed"]) == (32, 3)
     assert not found.notes[:-1]  # the last is about the reward
+
+
+@pytest.mark.parametrize(
+    ("files", "source"),
+    [
+        ("$DATA", {"use": "parquet", "path": "${oc.env:DATA}"}),
+        ("\"['$A', '$B/b.parquet']\"", {"use": "parquet", "path": ["${oc.env:A}", "${oc.env:B}/b.parquet"]}),
+        ("d/train.jsonl", {"use": "jsonl", "path": "d/train.jsonl"}),
+    ],
+)
+def test_verls_files_are_parquet_unless_their_names_say_otherwise(files, source):
+    found = migrate("verl", [f"python3 -m verl.trainer.main_ppo data.train_files={files} data.seed=1"], {})
+    assert found.config["tasks"]["train"] == source
