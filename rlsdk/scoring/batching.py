@@ -8,13 +8,13 @@ import inspect
 import math
 import pickle
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rlsdk.errors import DataError
 from rlsdk.plurals import counted
 from rlsdk.scoring.outcome import as_score
-from rlsdk.types import Rollout, Score
+from rlsdk.types import Rollout, Score, Task
 
 Take = Callable[[], Sequence[Rollout]]
 """Returns the rollouts waiting to be scored, once per call: all of them, or as many as the call should have."""
@@ -119,25 +119,33 @@ class _BatchShare:
 def pickled(value: Any, rollouts: Sequence[Rollout]) -> bytes:
     """Pickle a value that contains rollouts.
 
-    Args:
-        value: The value.
-        rollouts: Rollouts in it; if it cannot be pickled, their tasks are the likely cause.
-
     Raises:
         DataError: A task cannot be pickled, which is a fault of its source, not of the reward.
     """
     try:
         return pickle.dumps(value, protocol=5)
-    except Exception:
-        for task in (rollout.task for rollout in rollouts):
-            try:
-                pickle.dumps(task, protocol=5)
-            except Exception as error:
-                raise DataError(
-                    f"task {task.id!r} of source {task.source!r} cannot be scored: its answer or metadata cannot be "
-                    f"pickled ({error}); make the task source give plain values, such as text and numbers"
-                ) from error
+    except Exception as error:
+        if fault := task_fault((rollout.task for rollout in rollouts), pickle.dumps):
+            raise fault from error
         raise
+
+
+def task_fault(tasks: Iterable[Task], dumps: Callable[[Task], bytes]) -> DataError | None:
+    """Return an error that names the first task that cannot be pickled; None if all can.
+
+    Args:
+        tasks: Tasks to send to another process.
+        dumps: Pickles a task.
+    """
+    for task in tasks:
+        try:
+            dumps(task)
+        except Exception as error:  # noqa: BLE001 - whatever the objects in its metadata raise
+            return DataError(
+                f"task {task.id!r} of source {task.source!r} cannot be sent to another process: its answer or metadata "
+                f"cannot be pickled ({error}); make the task source give plain values, such as text and numbers"
+            )
+    return None
 
 
 ENTRIES = 100_000

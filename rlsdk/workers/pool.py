@@ -14,7 +14,7 @@ import attrs
 
 from rlsdk.cluster.actors import ActorFailures, cause_of, died, kill
 from rlsdk.cluster.draining import DrainingNode, on_draining
-from rlsdk.errors import EngineError, RunError, described
+from rlsdk.errors import DataError, EngineError, RunError, described
 from rlsdk.isolation.spans import note
 from rlsdk.rollout.generator import Observer
 from rlsdk.rollout.production import Pausable, UnfinishedError
@@ -281,7 +281,8 @@ class RolloutWorkerPool:
             return
         unanswered = self._remove(worker)
         if not died(error):
-            self.fail(RunError(f"rollout worker {worker.rank} failed: {described(error)}"))
+            said = f"rollout worker {worker.rank} failed: {described(error)}"
+            self.fail(error if isinstance(error, DataError) else RunError(said))
             return
         self._note_death(worker.rank, error, len(unanswered))
         for number, job in unanswered:

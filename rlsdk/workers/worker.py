@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
+import cloudpickle
 
 from rlsdk.cluster.actors import cause_of, died, kill
-from rlsdk.workers.messages import Command, Drain, Hold, Notice, WorkerReport
+from rlsdk.scoring.batching import task_fault
+from rlsdk.workers.messages import Command, Drain, Hold, Make, Notice, WorkerReport
 from rlsdk.workers.orders import MakerCounters
 
 
@@ -89,8 +91,14 @@ class RolloutWorker:
 
     def _flush(self) -> None:
         commands, self._outbox = self._outbox, []
-        if not self.gone:
+        if self.gone:
+            return
+        try:
             self.actor.take.remote(next(self._serial), commands)
+        except Exception as error:  # noqa: BLE001 - the commands cannot be pickled, and none was sent
+            orders = [command for command in commands if isinstance(command, Make)]
+            fault = task_fault((each.order.task for each in orders), cloudpickle.dumps)
+            self._events.lost(self, fault or error)
 
     async def _listen(self) -> None:
         """Receive answers until the worker is gone."""

@@ -121,9 +121,7 @@ def test_a_task_that_cannot_be_sent_to_the_processes_stops_and_its_source_is_nam
 ) -> None:
     odd = Rollout.from_text(Task(id="odd", prompt="?", metadata={"check": lambda text: True}, source="mine"), "good")
 
-    with pytest.raises(
-        DataError, match="task 'odd' of source 'mine' cannot be scored: its answer or metadata cannot be"
-    ):
+    with pytest.raises(DataError, match="task 'odd' of source 'mine' cannot be sent to another process: its answer"):
         asyncio.run(scorer("hostile_lab/one").score(odd))
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 from ray.exceptions import ActorDiedError
 
 from rlsdk.cluster.draining import HAND_BACK_SECONDS, DrainingNode
-from rlsdk.errors import ConfigError, RunError
+from rlsdk.errors import ConfigError, DataError, RunError
 from rlsdk.isolation.vitals import Identity
 from rlsdk.rollout.production import UnfinishedError
 from rlsdk.types import Group, Rollout, Score, Task
@@ -207,6 +209,16 @@ async def test_what_a_group_raises_in_a_worker_is_raised_here(started: StartedPo
         await unfinished
     assert raised.value.group.uid == "part"
     assert started.seen == [seen]
+
+
+async def test_a_task_that_cannot_be_sent_to_a_worker_ends_the_run_and_is_named(started: StartedPool) -> None:
+    """Ray pickles the arguments of a call before it sends it."""
+    for actor in started.actors:
+        actor.take = Remote(lambda serial, commands: cloudpickle.dumps(commands))
+    odd = Task(id="odd", prompt="1+1=", metadata={"lock": threading.Lock()}, source="mine")
+    making = started.pool.make(GroupOrder(task=odd, key="a", size=1))
+    with pytest.raises(DataError, match="task 'odd' of source 'mine' cannot be sent to another process"):
+        await asyncio.wait_for(making, 5)
 
 
 async def test_a_group_without_a_waiting_caller_is_ended_and_its_late_answer_ignored(started: StartedPool) -> None:
