@@ -91,7 +91,9 @@ def hint(key: str) -> str:
     for name in (key, key.partition(".")[2], key.rpartition(".")[2]):
         if name and name in known:
             row, table = known[name]
-            if key in row.to:  # the place is right: another component, such as another engine, has this option
+            # In its own section, rlsdk has this option in another component, as the caller knows better.
+            section = key.partition(".")[0]
+            if any(to == key or (to.startswith(f"{section}.") and to.endswith(f".{name}")) for to in row.to):
                 return ""
             note = f" ({row.note})" if row.note and row.status == "changed" else ""
             return f"; {table.title}'s {name} is {' and '.join(row.to)} here{note}"
