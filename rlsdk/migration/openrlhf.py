@@ -112,7 +112,8 @@ def _shaping(given: Given) -> list[dict[str, Any]]:
         found.append({"use": "reward_norm", "by": "batch", "method": "mean_std"})
     if buffer := given.whole("reward.overlong_buffer_len", 0):
         penalty = given.read("reward.overlong_penalty_factor", number, 1.0)
-        limit = given.whole("rollout.max_new_tokens", 0) or _length(given)
+        _, response, total = _lengths(given)
+        limit = response if "rollout.max_new_tokens" in given.flat or "data.prompt_max_len" in given.flat else total
         found.append({"use": "overlong", "max_length": limit, "buffer": buffer, "penalty": penalty})
     found.append({"use": "reward_clip", "low": bounds[0], "high": bounds[1]})
     coefficient = given.read("algo.kl.init_coef", number, 0.01)

@@ -105,6 +105,7 @@ REWARDS: Mapping[str, Mapping[str, Any]] = {
 }
 INPUT = "buffer.explorer_input"
 VERL = "trainer.trainer_config"
+EXPERIENCE = "buffer.trainer_input.experience_buffer"
 TASKSETS = (f"{INPUT}.taskset", f"{INPUT}.tasksets.*")
 
 
@@ -126,7 +127,7 @@ def _response(given: Given) -> int:
 def _algorithm(name: str, given: Given) -> dict[str, Any]:
     algorithm, advantage, loss = ALGORITHMS[name]
     # Trinity trains a critic with its PPO whatever the advantage; only GAE reads it.
-    critic = name == "ppo" and given.flat.get("algorithm.advantage_fn", "ppo") == "ppo"
+    critic = given.flat.get("algorithm.advantage_fn", advantage) == "ppo"
     values: dict[str, Any] = {"algorithm.use": algorithm, "algorithm.critic": critic}
     if advantage and "algorithm.advantage_fn" not in given.flat:
         values |= _advantage(advantage, given)
@@ -134,7 +135,49 @@ def _algorithm(name: str, given: Given) -> dict[str, Any]:
         values |= _loss(loss, given)
     if name not in ("sft", "dpo"):
         values |= _kl(given)
-    return values
+    return {**values, "algorithm.rollouts": "demonstrations"} if name == "dpo" else values
+
+
+def _offline(given: Given) -> bool:
+    """True for the algorithms that learn from a data set, which is then the trainer's buffer."""
+    return str(given.get("algorithm.algorithm_type")) in ("sft", "dpo")
+
+
+def _demonstrations(given: Given) -> dict[str, Any]:
+    """Data and batch of supervised fine-tuning and DPO; other columns, such as chosen and rejected, are metadata."""
+    path = given.read(f"{EXPERIENCE}.path", text)
+    if not _offline(given) or path is None:
+        return {}
+    columns = {"prompt": str(given.get(f"{EXPERIENCE}.format.prompt_key", "prompt"))}
+    if str(given.get("algorithm.algorithm_type")) == "sft":
+        columns["demonstration"] = str(given.get(f"{EXPERIENCE}.format.response_key", "response"))
+    source = dataset(path, str(given.get(f"{EXPERIENCE}.split", "train")), columns, chat=True)
+    return {
+        "tasks.train": source,
+        "batch_size": given.whole("buffer.train_batch_size", 0) or given.whole("buffer.batch_size"),
+    }
+
+
+def _held(key: str, sample: str, usual: str = "") -> KeyRule:
+    """Return the rule of a key of the trainer's buffer, which holds data only if nothing is sampled."""
+
+    def give(value: Any, given: Given) -> KeyOutcome:
+        if not _offline(given):
+            return KeyOutcome({}, "ignored", _BUFFER)
+        if usual and value != usual:
+            return KeyOutcome({}, "missing", f"rename the column to {usual}")
+        return KeyOutcome({}, "mapped", "")
+
+    return KeyRule(f"{EXPERIENCE}.{key}", "mapped", ("tasks.train",), "", sample, text, give)
+
+
+def _ahead(to: str) -> Any:
+    def give(value: int, given: Given) -> KeyOutcome:
+        if _offline(given):
+            return KeyOutcome({}, "ignored", "nothing is sampled")
+        return KeyOutcome({to: value}, "mapped", "")
+
+    return give
 
 
 def _arguments(given: Given, key: str) -> Mapping[str, Any]:
@@ -273,7 +316,7 @@ def _monitor(value: Any, given: Given) -> KeyOutcome:
 
 
 def _mode(value: Any, given: Given) -> KeyOutcome:
-    if value in ("both", "colocate"):
+    if value in ("both", "colocate") or (value == "train" and _offline(given)):
         return KeyOutcome({}, "mapped", "")
     return KeyOutcome({}, "missing", f"rlsdk train CONFIG --mode {value}")
 
@@ -309,6 +352,7 @@ def _finish(given: Given) -> dict[str, Any]:
     train = _source(given, where)
     if train:
         found["tasks.train"] = train
+    found |= _demonstrations(given)
     held_out = [source for i in range(64) if (source := _source(given, f"{INPUT}.eval_tasksets.{i}"))]
     names = [given.get(f"{INPUT}.eval_tasksets.{i}.name") for i in range(len(held_out))]
     if held_out:
@@ -321,7 +365,7 @@ def _finish(given: Given) -> dict[str, Any]:
         found["workflow"] = workflow
     if chosen := REWARDS.get(function) or reward:
         return {**found, "reward": dict(chosen)}
-    return found | likely_reward(given.get(f"{where}.path"), given.get(f"{where}.name"))
+    return found if _offline(given) else found | likely_reward(given.get(f"{where}.path"), given.get(f"{where}.name"))
 
 
 def _workflow(value: str, given: Given) -> KeyOutcome:
@@ -469,6 +513,12 @@ ROWS = (
     missing("buffer.trainer_input.experience_buffer.replay_buffer.enable", "rollout.replay.share", True),
     missing("buffer.trainer_input.experience_buffer.replay_buffer.**", "rollout.buffer: {use: priority, ...}", 1),
     missing("buffer.trainer_input.auxiliary_buffers.**", "algorithm: mix with demonstrations in the tasks", "x"),
+    _held("path", "o/data"),
+    _held("split", "train"),
+    _held("format.prompt_key", "prompt"),
+    _held("format.response_key", "response"),
+    _held("format.chosen_key", "chosen", "chosen"),
+    _held("format.rejected_key", "rejected", "rejected"),
     ignored("buffer.trainer_input.**", _BUFFER, "x"),
     ignored("buffer.explorer_output.**", _BUFFER, "x"),
     ignored("buffer.**", _BUFFER, "x"),
@@ -521,8 +571,8 @@ ROWS = (
     missing("trainer.trainer_config.**", "veRL's settings: see `rlsdk migrate verl`", 1),
     ignored("trainer.**", LEARNER_NOTE, 1),
     # Synchroniser, monitor, rest
-    same("synchronizer.sync_interval", "rollout.sync_interval", count, 1),
-    same("synchronizer.sync_offset", "rollout.max_staleness", whole, 0),
+    same("synchronizer.sync_interval", "rollout.sync_interval", count, 1, _ahead("rollout.sync_interval")),
+    same("synchronizer.sync_offset", "rollout.max_staleness", whole, 0, _ahead("rollout.max_staleness")),
     ignored("synchronizer.sync_method", "weights are sent from ranks to engines directly", "nccl"),
     missing("synchronizer.sync_style", "rollout.max_staleness lets rollouts run ahead", "fixed"),
     ignored("synchronizer.**", "the watchdog ends a run with silent processes", 1200),

@@ -200,6 +200,10 @@ def _kl_loss(wanted: bool, given: Given) -> dict[str, Any]:
 def _correction(level: Any, given: Given) -> KeyOutcome:
     if given.read(f"{CORRECTION}.bypass_mode", flag, False):
         return KeyOutcome({}, "ignored", "with bypass_mode, the ratio of the loss is that to the engine's policy")
+    if _sampled_first(given.read("async_training.use_rollout_log_probs", flag, False), given).values:
+        return KeyOutcome(
+            {}, "ignored", "with use_rollout_log_probs, the ratio of the loss is that to the engine's policy"
+        )
     known = Choice({"token": "token", "sequence": "sequence"}, "rollout_is")(level)
     cap = given.read(f"{CORRECTION}.rollout_is_threshold", number, 2.0)
     return KeyOutcome({"algorithm.correction": {"use": "tis", "cap": cap, "level": known}}, "mapped", "")

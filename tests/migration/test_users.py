@@ -455,3 +455,30 @@ def test_the_file_of_a_script_is_found_in_the_working_folder(tmp_path, monkeypat
 def test_verls_files_are_parquet_unless_their_names_say_otherwise(files, source):
     found = migrate("verl", [f"python3 -m verl.trainer.main_ppo data.train_files={files} data.seed=1"], {})
     assert found.config["tasks"]["train"] == source
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns"), [("dpo", {"prompt": "question"}), ("sft", {"prompt": "question", "demonstration": "response"})]
+)
+def test_trinitys_offline_algorithms_read_the_trainers_buffer(tmp_path, monkeypatch, kind, columns):
+    monkeypatch.chdir(tmp_path)
+    buffer = {
+        "path": "o/pairs",
+        "format": {"prompt_key": "question", "chosen_key": "chosen", "rejected_key": "rejected"},
+    }
+    content = {
+        "mode": "train",
+        "algorithm": {"algorithm_type": kind},
+        "model": {"model_path": "o/m", "max_model_len": 1536, "max_response_tokens": 1024},
+        "buffer": {"train_batch_size": 64, "total_epochs": 2, "trainer_input": {"experience_buffer": buffer}},
+        "synchronizer": {"sync_interval": 30},
+    }
+    file = tmp_path / "a.yaml"
+    file.write_text(yaml.safe_dump(content))
+    found = migrate("trinity", [str(file)], {})
+    config = found.config
+    source = {"use": "hub", "name": "o/pairs", "split": "train", "columns": columns, "chat": True}
+    assert config["tasks"]["train"] == source
+    assert (config["batch_size"], config.get("rollout")) == (64, None)
+    assert not [entry.key for entry in found.entries if entry.status == "missing"]
+    assert check(config).algorithm.rollouts == "demonstrations"
