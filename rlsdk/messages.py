@@ -220,7 +220,11 @@ def _part(value: Any) -> Part:
         return Image(value["image"])
     if kind == "image_url" and isinstance(value.get("image_url"), Mapping) and "url" in value["image_url"]:
         return Image(value["image_url"]["url"])
-    given = f"a part of type {kind!r} with {', '.join(map(str, value))}" if kind else f"a {type(value).__name__}"
+    given = (
+        f"a part of type {kind!r} with {', '.join(map(str, value))}"
+        if kind
+        else f"a value of type {type(value).__name__}"
+    )
     raise ValueFault(
         f"a message's content contains {given}; expected text, an image, or a mapping of type 'text' (with text), "
         "'image' (with image) or 'image_url' (with image_url.url)"

@@ -98,7 +98,9 @@ def _load(source: Source) -> tuple[Tree, dict[tuple[str | int, ...], Any]]:
         raise ConfigError([f"{error.full_key or path}: {_first_line(error)}{_DOLLAR}"]) from error
     tree = OmegaConf.to_container(loaded, resolve=False)
     if not isinstance(tree, dict):
-        raise ConfigError([f"{path} contains a {type(tree).__name__}; expected keys with values at the top level"])
+        raise ConfigError(
+            [f"{path} contains a value of type {type(tree).__name__}; expected keys with values at the top level"]
+        )
     return {str(k): v for k, v in tree.items()}, {}
 
 

@@ -57,7 +57,7 @@ def read_state(path: Path) -> dict[str, Any]:
             f"{path} is not a learner state file (safetensors with the structure in its metadata): {error}"
         ) from error
     if not isinstance(state, dict):
-        raise CheckpointError(f"{path} holds a {type(state).__name__}; expected the state of a learner")
+        raise CheckpointError(f"{path} holds an object of type {type(state).__name__}; expected the state of a learner")
     return state
 
 

@@ -179,7 +179,7 @@ def _yaml(content: str, name: str) -> dict[str, Any]:
     if size > MOST:
         raise ConfigError([f"{name} holds more than {MOST:,} values, which no configuration does"])
     if not isinstance(found, dict):
-        held = "is empty" if found is None else f"holds a {type(found).__name__}"
+        held = "is empty" if found is None else f"holds a value of type {type(found).__name__}"
         raise ConfigError([f"{name} {held}; expected a mapping at the top level"])
     return {str(key): value for key, value in found.items()}
 

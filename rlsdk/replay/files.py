@@ -110,7 +110,9 @@ def _flat(found: Any, path: Path) -> dict[str, Any]:
     if isinstance(found, list | tuple):
         return _columns(found, path)
     if not isinstance(found, Mapping):
-        raise DataError(f"{path} contains a {type(found).__name__}; expected a mapping from field names to values")
+        raise DataError(
+            f"{path} contains an object of type {type(found).__name__}; expected a mapping from field names to values"
+        )
     columns: dict[str, Any] = {}
     for name, value in found.items():
         if name in _WRAPPERS and isinstance(value, Mapping):
@@ -127,7 +129,9 @@ def _columns(rows: Sequence[Any], path: Path) -> dict[str, Any]:
     flat = [row for each in rows for row in (each if isinstance(each, list | tuple) else [each])]
     for i, row in enumerate(flat):
         if not isinstance(row, Mapping):
-            raise DataError(f"{path}: rollout {i} is a {type(row).__name__}; expected a mapping from names to values")
+            raise DataError(
+                f"{path}: rollout {i} is of type {type(row).__name__}; expected a mapping from names to values"
+            )
     names = dict.fromkeys(name for row in flat for name in row)
     missing = {name: next((i for i, row in enumerate(flat) if name not in row), None) for name in names}
     return {str(n): [_plain(row[n]) for row in flat] for n in names if missing[n] is None}

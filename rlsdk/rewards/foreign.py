@@ -174,7 +174,9 @@ def _instance(found: Any, arguments: Mapping[str, Any]) -> tuple[Callable[..., A
     if not callable(found) and callable(getattr(found, "score_answer", None)):  # a dataset of reasoning-gym
         found = found.score_answer
     if not callable(found):
-        raise _fault("path", f"names a {type(found).__name__}; expected a function, a class or a callable object")
+        raise _fault(
+            "path", f"names an object of type {type(found).__name__}; expected a function, a class or a callable object"
+        )
     return found, arguments
 
 

@@ -17,6 +17,7 @@ from rlsdk.isolation.threads import Threads
 from rlsdk.plugins.importing import find
 from rlsdk.tool_calls import Dialect, is_users
 from rlsdk.types import Rollout, Task
+from rlsdk.workflows.limits import check_positive
 
 NAME = "workflow 'agent'"
 
@@ -72,10 +73,8 @@ class Agent:
     _threads: Threads = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        for name in ("max_turns", "max_tokens", "timeout", "threads"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise OptionError(NAME, [(name, f"expected a number above 0, got {value}")])
+        names = ("max_turns", "max_tokens", "timeout", "threads")
+        check_positive(NAME, **{name: getattr(self, name) for name in names})
         try:
             agent = find(self.agent)
             inspect.signature(agent).bind("task", "base_url", "api_key")

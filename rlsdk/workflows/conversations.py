@@ -11,7 +11,7 @@ import rlsdk
 from rlsdk.contracts import Chat
 from rlsdk.errors import OptionError
 from rlsdk.types import Rollout, Score, Task
-from rlsdk.workflows.limits import limited
+from rlsdk.workflows.limits import check_positive, limited
 
 
 @rlsdk.workflow("single_turn", one_answer=True)
@@ -40,6 +40,7 @@ class BestOf:
     def __attrs_post_init__(self) -> None:
         if self.samples < 1:
             raise OptionError("workflow 'best_of'", [("samples", f"expected at least 1, got {self.samples}")])
+        check_positive("workflow 'best_of'", max_tokens=self.max_tokens)
 
     async def run(self, task: Task, chat: Chat) -> Rollout:
         """Sample several answers and keep the best."""
@@ -84,6 +85,7 @@ class Dialogue:
     def __attrs_post_init__(self) -> None:
         if self.turns < 1:
             raise OptionError("workflow 'dialogue'", [("turns", f"expected at least 1, got {self.turns}")])
+        check_positive("workflow 'dialogue'", max_tokens=self.max_tokens, timeout=self.timeout)
 
     async def run(self, task: Task, chat: Chat) -> Rollout:
         """Talk until the answer is right."""
@@ -129,6 +131,7 @@ class SelfRefine:
                 "workflow 'self_refine'",
                 [("refine", "expected a text; got an empty one")],
             )
+        check_positive("workflow 'self_refine'", max_tokens=self.max_tokens, timeout=self.timeout)
 
     async def run(self, task: Task, chat: Chat) -> Rollout:
         """Answer, criticise, answer again."""

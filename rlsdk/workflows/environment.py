@@ -13,7 +13,7 @@ from rlsdk.errors import DataError, OptionError
 from rlsdk.options import CONVERTER
 from rlsdk.plugins import faults_of
 from rlsdk.types import Rollout, Status, Task
-from rlsdk.workflows.limits import limited
+from rlsdk.workflows.limits import check_positive, limited
 
 NAME = "workflow 'environment'"
 
@@ -43,9 +43,8 @@ class EnvironmentWorkflow:
     timeout: float | None = None
 
     def __attrs_post_init__(self) -> None:
-        for name in ("max_turns", "step_timeout"):
-            if getattr(self, name) <= 0:
-                raise OptionError(NAME, [(name, f"expected a number above 0, got {getattr(self, name)}")])
+        names = ("max_turns", "max_tokens", "step_timeout", "timeout")
+        check_positive(NAME, **{name: getattr(self, name) for name in names})
         if self.environment is not None:
             faults = faults_of("environment", self.environment, "environment")
             if faults:

@@ -19,7 +19,7 @@ from rlsdk.plugins.importing import find
 from rlsdk.tool_calls import Call, Dialect, Malformed, is_users
 from rlsdk.types import Rollout, Status, Task
 from rlsdk.workflows.functions import Tool, WrongCallError, as_text
-from rlsdk.workflows.limits import limited
+from rlsdk.workflows.limits import check_positive, limited
 from rlsdk.workflows.mcp_servers import Connection, McpTool, Server
 
 NAME = "workflow 'tools'"
@@ -72,9 +72,8 @@ class Tools:
     _threads: Threads = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        for name in ("max_turns", "max_calls", "call_timeout", "max_result", "threads"):
-            if getattr(self, name) <= 0:
-                raise OptionError(NAME, [(name, f"expected a number above 0, got {getattr(self, name)}")])
+        names = ("max_turns", "max_calls", "call_timeout", "max_result", "max_tokens", "timeout", "threads")
+        check_positive(NAME, **{name: getattr(self, name) for name in names})
         found = [_tool(path, i) for i, path in enumerate(self.tools)]
         if not (found or self.servers) or len({tool.name for tool in found}) < len(found):
             raise OptionError(
@@ -166,7 +165,7 @@ def _tool(path: str, index: int) -> Tool:
     try:
         found = find(path)
         if not inspect.isroutine(found):
-            raise ValueFault(f"{path} names a {type(found).__name__}; expected a function")
+            raise ValueFault(f"{path} is of type {type(found).__name__}; expected a function")
         return Tool.of(found)
     except ValueFault as error:
         raise OptionError(NAME, [(f"tools[{index}]", str(error))]) from error

@@ -171,7 +171,7 @@ def test_a_dollar_sign_can_be_written():
         (None, "there is no such file"),
         ("a: [1", "is not valid YAML"),
         ("a: 1\na: 2", "is not valid YAML.*duplicate key"),
-        ("- 1\n- 2", "contains a list; expected keys with values at the top level"),
+        ("- 1\n- 2", "contains a value of type list; expected keys with values at the top level"),
         ("3", "cannot be read|holds"),
         (b"\xff\xfe\x00", "cannot be read|not valid YAML"),
     ],

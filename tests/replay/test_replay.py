@@ -450,7 +450,7 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut parquet": (lambda p: p.write_bytes(b"PAR1" + bytes(40)), "cannot be read: Arrow"),
     "cut zip": (lambda p: p.write_bytes(b"PK\x03\x04" + bytes(40)), "cannot be read: BadZipFile"),
     "no json": (lambda p: p.write_text('{"a": 1}\n{nonsense\n'), "line 2: "),
-    "list of numbers": (lambda p: p.write_text("[1, 2]"), "rollout 0 is a int"),
+    "list of numbers": (lambda p: p.write_text("[1, 2]"), "rollout 0 is of type int"),
     "text": (lambda p: p.write_bytes(b"\xff\xfe\x00garbage"), "cannot be read: UnicodeDecodeError"),
     "nothing known": (lambda p: p.write_text('{"a": [1]}'), "no field of a batch was found (fields: a)"),
     "no rewards": (lambda p: p.write_text(json.dumps({"prompt": ["a"], "completion": ["b"]})), "no rewards were found"),

@@ -130,7 +130,7 @@ def test_an_ambiguous_signature_is_answered_with_the_candidates(load):
         ("def reward(solution_str, ground_truth): ...", {"arguments": {"x": 1}}, "arguments: .* it has no x"),
         ("def reward(text): ...", {"style": "openrlhf"}, "path: .* openrlhf calls reward_func"),
         ("def reward(text): ...", {"style": "verll"}, "style: .*did you mean 'verl'"),
-        ("reward = 5", {}, "path: names a int; expected a function"),
+        ("reward = 5", {}, "path: names an object of type int; expected a function"),
         ("def other(): ...", {}, "path: mine.py has no 'reward'.*it has: other"),
         ("def rewart(): ...", {}, "path: mine.py has no 'reward', did you mean 'rewart'"),
         ("import nowhere", {}, "path: mine.py cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),

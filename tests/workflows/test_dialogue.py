@@ -64,3 +64,5 @@ def test_without_room_it_is_truncated() -> None:
     assert rollout.status == "truncated" and rollout.metrics["turns"] == 1
     with pytest.raises(OptionError, match="turns: expected at least 1, got 0"):
         talk(turns=0)
+    with pytest.raises(OptionError, match="timeout: expected a number above 0, got 0"):
+        talk(timeout=0)

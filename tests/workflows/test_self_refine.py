@@ -42,7 +42,7 @@ def test_a_conversation_that_fills_the_model_is_truncated() -> None:
     assert rollout.text == "no"
 
 
-@pytest.mark.parametrize("options", [{"rounds": 0}, {"refine": ""}])
+@pytest.mark.parametrize("options", [{"rounds": 0}, {"refine": ""}, {"max_tokens": 0}, {"timeout": 0.0}])
 def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
         rlsdk.load("workflow", "self_refine", **options)

@@ -222,13 +222,15 @@ def test_options_are_checked(file: str) -> None:
     for options, words in (
         ({"tools": []}, "tools: expected functions with different names"),
         ({"tools": [f"{file}:ad"]}, r"tools\[0\]: .* has no 'ad', did you mean 'add'"),
-        ({"tools": [f"{file}:CONSTANT"]}, r"tools\[0\]: .* names a int; expected a function"),
+        ({"tools": [f"{file}:CONSTANT"]}, r"tools\[0\]: .* is of type int; expected a function"),
         ({"tools": [f"{file}:add"] * 2}, "different names"),
         (
             {"tools": [f"{file}:add"], "parser": "xml"},
             "parser: expected deepseek, gemma, glm, .* or FILE.py:FUNCTION",
         ),
         ({"tools": [f"{file}:add"], "max_turns": 0}, "max_turns: expected a number above 0"),
+        ({"tools": [f"{file}:add"], "max_tokens": 0}, "max_tokens: expected a number above 0"),
+        ({"tools": [f"{file}:add"], "timeout": 0.0}, "timeout: expected a number above 0"),
     ):
         with pytest.raises(OptionError, match=words):
             rlsdk.load("workflow", "tools", **options)

@@ -51,7 +51,9 @@ class AgentsWorkflow:
         except ValueFault as error:
             raise OptionError(NAME, [("agent", str(error))]) from error
         if not isinstance(found, agents.Agent):
-            raise OptionError(NAME, [("agent", f"expected an agents.Agent; {self.agent} is a {type(found).__name__}")])
+            raise OptionError(
+                NAME, [("agent", f"expected an agents.Agent; {self.agent} is of type {type(found).__name__}")]
+            )
         object.__setattr__(self, "_agent", found)
         object.__setattr__(self, "_dialect", None if self.parser is None else Dialect.named(self.parser, NAME))
 

@@ -37,7 +37,9 @@ def read_text(text: str) -> tuple[Tree | None, list[PlanFinding]]:
             PlanFinding("", f"this is not a configuration: {str(error).splitlines()[0]}; expected `key: value` lines")
         ]
     if not isinstance(loaded, dict):
-        return None, [PlanFinding("", f"this is a {type(loaded).__name__}; expected a mapping at the top level")]
+        return None, [
+            PlanFinding("", f"this is a value of type {type(loaded).__name__}; expected a mapping at the top level")
+        ]
     tree = normalise(current({str(key): value for key, value in loaded.items()}))
     return tree, []
 
