@@ -130,6 +130,13 @@ def died(error: BaseException) -> bool:
     return isinstance(error, gone)
 
 
+def not_created(error: BaseException) -> bool:
+    """Return True if a call failed since the actor's constructor raised, or its arguments could not be read."""
+    from ray import exceptions
+
+    return isinstance(error, exceptions.RayActorError) and bool(error.actor_init_failed)
+
+
 def cause_of(error: BaseException) -> BaseException:
     """Return the exception that the actor's code raised, or the error itself if it was not raised there."""
     return getattr(error, "cause", None) or error
@@ -151,7 +158,8 @@ def reason(error: BaseException) -> str:
         return "the program that started it crashed, or something killed it"
     text = re.sub(r"Worker exit type: \w+ Worker exit detail: ", "", str(error)).split(" Some common causes")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
-    telling = next((line for line in reversed(lines) if "because" in line), lines[-1])
+    causes = (line for line in reversed(lines) if "because" in line and "in its creation task" not in line)
+    telling = next(causes, lines[-1])
     return telling if len(telling) <= LONGEST else f"{telling[: LONGEST - 1]}…"
 
 

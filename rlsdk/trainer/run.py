@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from rlsdk import preflight
-from rlsdk.cluster.actors import cause_of, died, kill, reason
+from rlsdk.cluster.actors import cause_of, died, kill, not_created, reason
 from rlsdk.cluster.placement import Layout, layout, ray_cluster
 from rlsdk.cluster.template import Template, template
 from rlsdk.cluster.watched import watching
@@ -192,6 +192,8 @@ async def _explorer(plan: Plan, setup: ExplorerSetup) -> str:
         await shown
     except Exception as error:
         await shown
+        if not_created(error):
+            raise RunError(f"the explorer did not start: {reason(error)}") from error
         if died(error):
             raise RunError(
                 f"this explorer has ended, or the trainer has stopped waiting for it: {reason(error)}"
@@ -212,5 +214,5 @@ async def _show_log(explorer: Any) -> None:
                     return
                 logging.getLogger(record.name).handle(record)
     except Exception as error:
-        if not died(error):
+        if not (died(error) or not_created(error)):
             raise

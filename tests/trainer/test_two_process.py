@@ -232,18 +232,32 @@ def test_what_the_trainer_waits_for_no_longer_holds_up_nothing_and_the_explorer_
     asyncio.run(asyncio.wait_for(go(), 120))
 
 
+class BrokenActor(ExplorerActor):
+    """An actor that cannot be created."""
+
+    def __init__(self, *_: Any) -> None:
+        raise ImportError("rlsdk of last year")
+
+
 @pytest.mark.stack
-def test_a_call_of_an_explorer_that_ends_fails_with_the_reason(lab: Any) -> None:
+def test_an_explorer_that_does_not_start_is_passed_over_and_a_call_of_one_that_ends_fails_with_the_reason(
+    lab: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     plan, own, setup = lab
 
     async def go() -> None:
-        presence = spawn_named(plan, "trainer", TrainerPresence)
+        explorers = ExplorerRegistry(plan)
+        broken = spawn_named(plan, "explorer", BrokenActor, own, setup)  # keep the handle: it ends with it
+        meeting = asyncio.ensure_future(explorers.meet())
+        while "an explorer did not start: ImportError: rlsdk of last year" not in caplog.text:
+            assert not meeting.done(), meeting
+            await asyncio.sleep(0.05)
         explorer = spawn_named(plan, "explorer", StuckActor, own, setup)
         working = asyncio.ensure_future(explorer.run.remote())
-        await explorer.meet.remote(own, presence)
+        assert await meeting == explorer != broken
         taking = asyncio.ensure_future(ask(explorer, "take", 0))
         await explorer.takes.remote()
-        kill(presence)
+        kill(explorers._presence)
         for call in (taking, ask(explorer, "about")):
             with pytest.raises(RunError, match=r"the explorer has ended: the trainer, .* is gone"):
                 await call

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlsdk.cluster.actors import cause_of, died, kill, reason
+from rlsdk.cluster.actors import cause_of, died, kill, not_created, reason
 from rlsdk.config import Plan
 from rlsdk.contracts.rollouts import (
     EngineStatus,
@@ -83,7 +83,9 @@ class ExplorerRegistry:
             where = await explorer.meet.remote(self._own, self._presence)
         except Exception as error:
             cause = cause_of(error)
-            if not died(error):  # an actor's name may outlive it
+            if not_created(error):  # such as with another version of rlsdk on its node
+                log.warning("an explorer did not start: %s", reason(error))
+            elif not died(error):  # an actor's name may outlive it
                 if not isinstance(cause, RlsdkError):
                     raise
                 log.warning("an explorer cannot work for this run: %s", cause)
