@@ -181,7 +181,7 @@ def _report(
     except (ValueFault, OptionError, UnknownComponentError) as error:
         raise click.UsageError(str(error)) from error
     if not report.findings and not report.broken:
-        hooks = ", ".join(hook.name for hook in plugins.get_hookcallers(plugins.get_plugin(report.plugin)) or ())
+        hooks = ", ".join(plugins.hooks(report.plugin))
         only = f"; its hooks ({hooks}) are not checked" if hooks else ""
         hint = f"mark a function or class as one, for example with @rlsdk.{kind or 'reward'}('NAME')"
         raise click.UsageError(f"no {kind or 'component'} found in {report.origin}{only}; {hint}")

@@ -40,10 +40,12 @@ def plugins(what: str | None, files: tuple[str, ...], whole: bool, as_json: bool
     with contextlib.redirect_stdout(sys.stderr):  # plugins may print when imported
         offers = _offers(found, what)
     if as_json:
-        click.echo(json.dumps(listing.describe(offers), indent=2, default=str))
+        click.echo(json.dumps({**listing.describe(offers), "hooks": found.hooks(what)}, indent=2, default=str))
     else:
         usual = listing.usual_algorithm(found)
         listing.print_offers(offers, attrs.evolve(usual, options={}) if whole else usual)
+        if hooks := found.hooks(what):
+            click.echo(f"hooks: {', '.join(hooks)}")
 
 
 def _offers(found: Plugins, what: str) -> listing.Offers:

@@ -127,6 +127,11 @@ class Plugins(pluggy.PluginManager):
             self._once(plugin, each, partial(self._import_kind, plugin, each))
         return {k: c for k, c in self._components[plugin].items() if kind in (None, k[0])}
 
+    def hooks(self, plugin: str) -> list[str]:
+        """Return the sorted names of the hooks that the imported modules of a plugin implement."""
+        held = [module for name, module in self.list_name_plugin() if name.partition(":")[0] == plugin]
+        return sorted({hook.name for module in held for hook in self.get_hookcallers(module) or ()})
+
     def find(self, kind: Kind, name: str) -> tuple[PluginEntry, Component]:
         """Return the component `plugin/name`; a bare name refers to `core`.
 

@@ -180,3 +180,10 @@ def test_a_file_is_listed_too(tmp_path):
     (tmp_path / "mine.py").write_text("import rlsdk\n@rlsdk.kl('k')\ndef k(p, q):\n    'Mine.'\n")
     assert "mine/k Mine." in " ".join(run("mine", "--plugin", str(tmp_path / "mine.py")).split())
     assert str(tmp_path / "mine.py") in run("--plugin", str(tmp_path / "mine.py")).replace("\n", "")
+
+
+def test_hooks_of_a_plugin_are_listed(tmp_path):
+    path = tmp_path / "watcher.py"
+    path.write_text("import rlsdk\n@rlsdk.hookimpl\ndef rlsdk_step_end(step): ...\n")
+    assert run("watcher", "--plugin", str(path)) == "no components\nhooks: rlsdk_step_end\n"
+    assert json.loads(run("watcher", "--plugin", str(path), "--json"))["hooks"] == ["rlsdk_step_end"]
