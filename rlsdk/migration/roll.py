@@ -24,6 +24,7 @@ from rlsdk.migration.parts import (
     trackers,
 )
 from rlsdk.migration.rows import (
+    NOTES,
     Framework,
     Given,
     KeyOutcome,
@@ -354,7 +355,11 @@ def _finish(given: Given) -> dict[str, Any]:
     found = _finish_agentic(given) if _agentic(given) else _finish_rlvr(given)
     per_engine = given.whole(f"{INFER}.strategy_args.strategy_config.tensor_parallel_size")
     train, infer = _gpus(given), given.read(f"{INFER}.device_mapping", devices) or _gpus(given)
-    return {**found, **layout(infer, per_engine), "placement.learners": train}
+    found |= {**layout(infer, per_engine), "placement.learners": train}
+    if not given.tree.keys() & {"rewards", "custom_envs", "train_env_manager", "adv_estimator"}:
+        found[NOTES] = ("there are neither rewards nor environments; ROLL's pipelines for DPO, supervised fine-tuning and "
+                        "distillation are not converted: set algorithm to dpo, sft or opd",)  # fmt: skip
+    return found
 
 
 _ROLE = "roles are placed and sharded together: see placement"
@@ -548,7 +553,7 @@ ROWS = (
     unless("difficulty_loss_weight", (False,), "write a policy loss or a shaping", True),
     unless("length_loss_weight", (False,), "algorithm.aggregate", True),
     unless("use_topr_loss", (False,), "algorithm.policy_loss: topr", True),
-    unless("use_opd", (False,), "algorithm: on_policy_distill with model.reference", True),
+    unless("use_opd", (False,), "algorithm: opd with model.reference", True),
     unless("dirty_data_mask", (False,), "failed rollouts are dropped automatically", True),
     unless("enable_old_logprobs_recompute", (True, False), "old_logprobs: learner", True),
     changed("async_generation_ratio", "rollout.max_staleness", number, 0, "number of steps that rollouts may lag behind",

@@ -482,3 +482,9 @@ def test_trinitys_offline_algorithms_read_the_trainers_buffer(tmp_path, monkeypa
     assert (config["batch_size"], config.get("rollout")) == (64, None)
     assert not [entry.key for entry in found.entries if entry.status == "missing"]
     assert check(config).algorithm.rollouts == "demonstrations"
+
+
+def test_pipelines_of_roll_that_are_not_converted_are_noted():
+    found = migrate("roll", ["pretrain=o/m", "sequence_length=512", "student_train.device_mapping=[0]"], {})
+    assert any("distillation are not converted" in note for note in found.notes)
+    assert not migrate("roll", ["adv_estimator=grpo", "pretrain=o/m", "response_length=512"], {}).notes
