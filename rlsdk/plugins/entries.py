@@ -63,8 +63,6 @@ def discover() -> dict[str, tuple[PluginEntry, ...]]:
             key, broken = f"{CORE} of {distribution}", f"the name {CORE!r} belongs to rlsdk; choose another"
         elif "/" in point.name or point.name.endswith(".py"):
             broken = "its name holds '/' or ends in '.py', so that no config can write it; choose another"
-        elif point.attr:
-            broken = f"its entry point {point.value!r} names an attribute; expected a module, such as {point.module!r}"
         found.setdefault(key, []).append(PluginEntry(point.name, point.module, distribution, release, broken))
     return {name: tuple(claims) for name, claims in found.items()}
 

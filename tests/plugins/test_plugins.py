@@ -167,13 +167,9 @@ def test_a_distribution_seen_twice_is_one(mylab):
     assert len(discover()["mylab"]) == 1
 
 
-def test_an_entry_point_that_names_an_attribute_is_broken(site):
-    site.install("rlsdk-lab", {"lab.py": ""}, plugins={"lab": "lab:rewards"})
-    text = failure("reward", "lab/exact")
-    assert text == (
-        "plugin 'lab' of rlsdk-lab 1.0 is broken: its entry point 'lab:rewards' names an attribute; "
-        "expected a module, such as 'lab'"
-    )
+def test_of_an_entry_point_that_names_an_attribute_the_module_counts(site):
+    site.install("rlsdk-lab", {"lab.py": EXACT}, plugins={"lab": "lab:rewards"})
+    assert Plugins().reference("reward", "lab/exact").name == "lab/exact"
 
 
 def test_a_name_that_no_config_can_write_is_broken(site):
