@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
+from rlsdk.errors import RunError
+
 if TYPE_CHECKING:
     import numpy as np
 
     from rlsdk.types import Group, Task
+
+
+class NoRolloutsError(RunError):
+    """Raised if nothing makes rollouts any more in a run that was asked to end."""
 
 
 class TaskStatus(StrEnum):

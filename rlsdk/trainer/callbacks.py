@@ -26,7 +26,7 @@ from rich.text import Text
 from rlsdk.cluster.draining import DrainingNode, watch_nodes
 from rlsdk.config import defaults
 from rlsdk.contracts import Run
-from rlsdk.contracts.rollouts import Evaluation
+from rlsdk.contracts.rollouts import Evaluation, NoRolloutsError
 from rlsdk.errors import RunError, ScoringError, visible
 from rlsdk.options import unknown
 from rlsdk.plugins import ComponentRef, load, short_name
@@ -190,6 +190,8 @@ class Evaluating(Callback):
                 await trainer.publish()
             try:
                 metrics |= await self._evaluate(trainer, "after")
+            except NoRolloutsError as error:
+                log.warning("step %d is not evaluated: %s", trainer.version, error)
             except ScoringError:
                 # Keep the training even if the evaluation failed.
                 folder = await trainer.save_async(last=trainer.ended)

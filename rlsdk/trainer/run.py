@@ -173,7 +173,7 @@ async def _train(record: RunRecord, found: Layout) -> None:
         try:
             await rollouts.start()
             trainer = Trainer.of_run(record, Parts(rollouts, learner, steps))
-            rollouts.interrupt = trainer.interrupt
+            rollouts.interrupt, rollouts.ending = trainer.interrupt, lambda: trainer.interrupted
             record.finish(await trainer.train_async(), trainer.samples)
             status = record.summary["status"]
         finally:

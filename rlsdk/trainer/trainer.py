@@ -18,7 +18,7 @@ from rlsdk.checkpoints.checkpoint import Checkpoints
 from rlsdk.cluster.template import template
 from rlsdk.config import Plan, Source, check
 from rlsdk.config.rules import fresh_groups
-from rlsdk.contracts.rollouts import RolloutCounters, Rollouts, TakenBatch
+from rlsdk.contracts.rollouts import NoRolloutsError, RolloutCounters, Rollouts, TakenBatch
 from rlsdk.contracts.training import LearnerHandle
 from rlsdk.fields import FORWARD
 from rlsdk.isolation.process import settle
@@ -463,9 +463,15 @@ class Trainer:
             await callback.before_training(self, found)
             found |= as_numbers(found, f"callback {type(callback).__name__}")
         while not (self.ended or self.interrupted):
-            for callback in self.callbacks:
-                await callback.before_step(self)
-            metrics = as_numbers(await self.step(), f"{type(self).__name__}.step")
+            try:
+                for callback in self.callbacks:
+                    await callback.before_step(self)
+                metrics = as_numbers(await self.step(), f"{type(self).__name__}.step")
+            except NoRolloutsError as error:
+                log.warning("step %d is not taken: %s", self.version + 1, error)
+                if self.version > (self._resume_from or 0):
+                    await self.save_async(last=True)
+                return
             for callback in self.callbacks:
                 await callback.after_step(self, metrics)
                 metrics |= as_numbers(metrics, f"callback {type(callback).__name__}")

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from rlsdk.cluster.draining import DrainingNode
-from rlsdk.contracts.rollouts import Evaluation, TakenBatch, TaskStatus
+from rlsdk.contracts.rollouts import Evaluation, NoRolloutsError, TakenBatch, TaskStatus
 from rlsdk.errors import RunError, ScoringError
 from rlsdk.isolation.vitals import Identity
 from rlsdk.rollout.step_batch import StepBatch
@@ -251,6 +251,20 @@ def test_a_run_that_is_interrupted_while_it_saves_has_its_export_nevertheless(tm
     assert (trainer.checkpoints.path(1) / "export").is_dir()
     assert stale == [False, False]  # a kill must not leave the summary of an earlier start
     assert sorted(path.name for path in trainer.checkpoints.path(1).parent.iterdir()) == ["step-1"]
+
+
+def test_an_interrupted_run_that_gets_no_more_rollouts_saves_what_it_has_trained(tmp_path: Path) -> None:
+    class Ending(ScriptedRollouts):
+        async def take(self, version: int) -> TakenBatch:
+            if version == 2:
+                trainer.interrupt()
+                raise NoRolloutsError("the explorer has ended")
+            return await super().take(version)
+
+    plan = make_plan(tmp_path, checkpoint={"every": 100})
+    trainer = Trainer(plan, rollouts=Ending(plan), learner=FakeLearner())
+    summary = trainer.train()
+    assert (trainer.version, summary["status"], trainer.checkpoints.steps()) == (2, "interrupted", [2])
 
 
 def test_a_run_whose_folder_is_deleted_saves_what_it_has_trained_and_fails(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from ray.exceptions import TaskCancelledError
 from rlsdk.cluster.actors import cause_of, died, kill
 from rlsdk.cluster.portable import Surroundings
 from rlsdk.config import Plan
-from rlsdk.contracts.rollouts import RolloutCounters, RolloutSnapshot, RolloutSummary, TaskStatus
+from rlsdk.contracts.rollouts import NoRolloutsError, RolloutCounters, RolloutSnapshot, RolloutSummary, TaskStatus
 from rlsdk.errors import ConfigError, EngineError, RunError
 from rlsdk.rollout.production import RolloutScheduler
 from rlsdk.rollout.staleness import StalenessPolicy
@@ -263,6 +263,13 @@ def test_an_explorer_that_does_not_start_is_passed_over_and_a_call_of_one_that_e
                 await call
         with pytest.raises(RunError, match=r"the trainer, .* is gone: .*[^.]\. Its log"):
             await working
+        kill(explorer)
+        rollouts = RemoteExplorer(plan, explorers, explorer)
+        rollouts._state, rollouts.ending = {"production": {}}, lambda: True
+        with pytest.raises(NoRolloutsError, match="the run was asked to end"):
+            await rollouts.take(1)
+        assert (await rollouts.snapshot()).state == {"production": {}}  # what the trainer has done can be saved
+        assert len((await rollouts.pause()).explorers_lost) == 1
 
     asyncio.run(asyncio.wait_for(go(), 120))
 

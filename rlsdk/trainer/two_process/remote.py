@@ -15,6 +15,7 @@ from rlsdk.config import Plan
 from rlsdk.contracts.rollouts import (
     EngineStatus,
     Evaluation,
+    NoRolloutsError,
     RolloutCounters,
     RolloutSnapshot,
     RolloutSummary,
@@ -32,6 +33,7 @@ from rlsdk.types import Group, Task
 log = logging.getLogger(__name__)
 _SHOWN = 20
 """Maximum number of lost explorers in the summary."""
+_ENDING = "the explorer has ended, and the run was asked to end"
 LOOK_SECONDS = 0.5
 """Interval in seconds at which the cluster is searched for an explorer."""
 
@@ -53,10 +55,14 @@ class ExplorerRegistry:
         self._presence = spawn_named(plan, "trainer", TrainerPresence)
         self._tried: set[str] = set()
 
-    async def meet(self) -> Any:
+    async def meet(self, ending: Callable[[], bool] = lambda: False) -> Any:
         """Wait for a new explorer that can work for this trainer, and return its actor.
 
+        Args:
+            ending: Returns True once the run was asked to end.
+
         Raises:
+            NoRolloutsError: The run was asked to end.
             RunError: No explorer connected in time.
         """
         limit, waits = self._plan.config.placement.partner_timeout, False
@@ -66,6 +72,8 @@ class ExplorerRegistry:
                     for name, explorer in (await asyncio.to_thread(named, self._plan, "explorer")).items():
                         if name not in self._tried and await self._agrees(name, explorer):
                             return explorer
+                    if ending():
+                        raise NoRolloutsError(_ENDING)
                     if not waits:
                         log.info("waiting for an explorer: rlsdk train CONFIG --mode explore, for at most %g s", limit)
                     waits = True
@@ -105,6 +113,7 @@ class RemoteExplorer:
         eval_tasks: Number of held-out tasks, once the explorer is ready.
         failure: Always None; the call that waits for the explorer raises its errors.
         interrupt: Called when the user has interrupted the explorer's program.
+        ending: Returns True once the run was asked to end, so that it waits for no other explorer.
     """
 
     def __init__(self, plan: Plan, explorers: ExplorerRegistry, explorer: Any) -> None:
@@ -127,6 +136,7 @@ class RemoteExplorer:
         self._lost: list[str] = []
         self.failure: BaseException | None = None
         self.interrupt: Callable[[], None] = lambda: None
+        self.ending: Callable[[], bool] = lambda: False
 
     async def start(self) -> None:
         """Wait until the explorer is ready."""
@@ -173,7 +183,10 @@ class RemoteExplorer:
             self._sent = sent
         except GoneError as gone:
             self._sent = sent
-            await self._replace(gone)
+            try:
+                await self._replace(gone)
+            except NoRolloutsError as error:  # the trainer saves the step that it has done
+                log.debug("weights of version %d are not published: %s", version, error)
         return self._gap
 
     async def sleep(self) -> None:
@@ -186,7 +199,13 @@ class RemoteExplorer:
 
     async def snapshot(self) -> RolloutSnapshot:
         """See `Explorer.snapshot`."""
-        found: RolloutSnapshot = await self._call("snapshot")
+        found: RolloutSnapshot
+        try:
+            found = await self._call("snapshot")
+        except NoRolloutsError:
+            if self._state is None:
+                raise
+            return RolloutSnapshot(self._state, ())  # groups that were waiting are sampled again
         self._state = dict(found.state)
         return attrs.evolve(found, state={**found.state, "explorers_lost": self._lost[:_SHOWN]})
 
@@ -213,8 +232,9 @@ class RemoteExplorer:
         try:
             summary = await self._ask("pause")
         except GoneError as gone:
-            log.warning("the explorer has ended: %s", gone)
-            self._lost.append(str(gone))
+            if self._explorer is not None:  # otherwise another call has reported it
+                log.warning("the explorer has ended: %s", gone)
+                self._lost.append(str(gone))
         return attrs.evolve(summary, explorers_lost=tuple(self._lost[:_SHOWN]))
 
     async def close(self) -> None:
@@ -258,8 +278,11 @@ class RemoteExplorer:
         """Wait for another explorer, and restore the previous one's state in it.
 
         Raises:
+            NoRolloutsError: The run was asked to end.
             RunError: No explorer connected in time.
         """
+        if self._explorer is None and self.ending():  # another call has reported it
+            raise NoRolloutsError(_ENDING)
         while True:
             log.warning("the explorer has ended: %s", gone)
             if self._explorer is not None:
@@ -268,7 +291,7 @@ class RemoteExplorer:
             self._past, self._now = added(self._past, self._now), RolloutCounters({}, 0)
             self._explorer = None
             self._settled.clear()
-            self._explorer = await self._explorers.meet()
+            self._explorer = await self._explorers.meet(self.ending)
             try:
                 self.eval_tasks, self._canary_ids = await self._ask("about")
                 again = 0
