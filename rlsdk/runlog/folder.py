@@ -57,9 +57,8 @@ class FolderLock:
             lines = []
         except OSError:  # the disk does not answer
             return ""
-        ours = (
-            f"token={self._lease.token}" in lines or not self._folder.exists()
-        )  # the trainer reports a missing folder
+        # The trainer reports a folder that is gone.
+        ours = f"token={self._lease.token}" in lines or not self._folder.exists()
         missed, self._missed = self._missed, not ours
         if ours or not missed:  # a program that tries to take over renames the file for a moment
             return ""
