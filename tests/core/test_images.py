@@ -85,8 +85,8 @@ def test_parts_are_read_in_openai_form() -> None:
     [
         ({"type": "image"}, "a part of type 'image' with type"),
         ({"type": "audio", "audio": "…"}, "a part of type 'audio' with type, audio"),
-        ({"text": "no type"}, "a dict"),
-        (3, "a int"),
+        ({"text": "no type"}, "a value of type dict"),
+        (3, "a value of type int"),
     ],
 )
 def test_unknown_parts_are_refused(part: object, said: str) -> None:
