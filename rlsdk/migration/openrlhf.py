@@ -8,6 +8,7 @@ from typing import Any
 from rlsdk.migration.parts import (
     ATTENTION,
     DTYPE,
+    EVALUATION_NOTE,
     SCHEDULE,
     dataset,
     layout,
@@ -288,7 +289,6 @@ _PROJECT = "openrlhf_train_ppo"
 """OpenRLHF's default project of wandb."""
 _PLACED = "engines and ranks share the GPUs: placement"
 _DS = "the learner has options for the DeepSpeed settings it needs"
-_EVAL = "evaluations are greedy, and sampled at temperature 1"
 _DATA = "tasks are read on demand"
 
 ROWS = (
@@ -431,8 +431,8 @@ ROWS = (
     # Evaluation, checkpoints, trackers
     same("eval.steps", "eval.every", interval, 10),
     same("eval.n_samples_per_prompt", "eval.samples", count, 4),
-    changed("eval.temperature", "eval.samples", number, 0.6, _EVAL, lambda v, given: KeyOutcome(
-        {}, "ignored" if v in (0, 1) else "missing", _EVAL)),
+    changed("eval.temperature", "eval.samples", number, 0.6, EVALUATION_NOTE, lambda v, given: KeyOutcome(
+        {}, "ignored" if v in (0, 1) else "missing", EVALUATION_NOTE)),
     same("ckpt.save_steps", "checkpoint.every", interval, 20),
     same("ckpt.max_num", "checkpoint.keep", count, 3),
     changed("ckpt.output_dir", "out", text, "ckpt/final", "a run's folder is out/name",

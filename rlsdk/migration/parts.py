@@ -16,6 +16,7 @@ from rlsdk.migration.rows import (
     KeyRule,
     UnfitError,
     flag,
+    interval,
     number,
     text,
     texts,
@@ -64,6 +65,7 @@ KNOWN_TASKS = (
 """Reward, and pattern of the names of data sets that it fits."""
 KEEP_ALL = 1000
 """Checkpoints to keep where the other trainer keeps all."""
+EVALUATION_NOTE = "evaluations are greedy, and sampled at temperature 1"
 LEARNER_NOTE = "rlsdk's learner is DeepSpeed ZeRO"
 
 
@@ -90,6 +92,40 @@ def layout(gpus: int, per_engine: int) -> dict[str, Any]:
         "placement.engines": max(1, gpus // per_engine),
         "placement.gpus_per_engine": per_engine,
     }
+
+
+def layout_apart(gpus: int, per_engine: int, learners: int) -> dict[str, Any]:
+    """Return the numbers of engines on GPUs of their own, and of ranks on others."""
+    return {**layout(gpus, per_engine), "placement.learners": learners, "placement.colocate": False}
+
+
+def checkpoints_kept(saved_every: str) -> Give:
+    """Return the converter of the number of checkpoints to keep; 0 or less keeps all.
+
+    Args:
+        saved_every: Key of the steps between checkpoints, below 1 for none.
+    """
+
+    def give(value: int, given: Given) -> dict[str, Any]:
+        if given.read(saved_every, interval, 0) == 0:
+            return {}
+        return {"checkpoint.keep": value if value > 0 else KEEP_ALL}
+
+    return give
+
+
+def lora_of(alpha: str, usual: float) -> Give:
+    """Return the converter of an adapter's rank; 0 trains no adapter.
+
+    Args:
+        alpha: Key of its alpha.
+        usual: The other trainer's default of alpha.
+    """
+
+    def give(value: int, given: Given) -> dict[str, Any]:
+        return {"learner.lora": {"rank": value, "alpha": given.read(alpha, number, usual)}} if value else {}
+
+    return give
 
 
 def share_of_steps(steps: int | None, ratio: float) -> KeyOutcome:

@@ -7,11 +7,12 @@ from typing import Any
 
 from rlsdk.migration.parts import (
     DTYPE,
-    KEEP_ALL,
     LEARNER_NOTE,
     SCHEDULE,
+    checkpoints_kept,
     dataset,
     likely_reward,
+    lora_of,
     minibatches,
     no_cut,
     share_of_steps,
@@ -241,11 +242,6 @@ def _argument(kind: str, name: str, sample: Any) -> KeyRule:
     return part(f"algorithm.{where}.{name}", f"{to}.{here}", lambda v: v, sample, f"an option of the {kind}")
 
 
-def _lora(value: int, given: Given) -> dict[str, Any]:
-    alpha = given.read("model.lora_configs.0.lora_alpha", number, 32.0)
-    return {"learner.lora": {"rank": value, "alpha": alpha}} if value else {}
-
-
 def _critic(value: str, given: Given) -> KeyOutcome:
     if str(given.get("algorithm.algorithm_type")) != "ppo" or value == given.get("model.model_path"):
         return KeyOutcome({}, "ignored", "no critic starts from another model")
@@ -458,7 +454,7 @@ ROWS = (
     missing("model.custom_chat_template", "put the template into the tokenizer's folder", "x"),
     missing("model.chat_template_path", "put the template into the tokenizer's folder", "x"),
     missing("model.enable_thinking", "put it into the tokenizer's chat template", True),
-    same("model.lora_configs.0.lora_rank", "learner.lora.rank", whole, 32, _lora),
+    same("model.lora_configs.0.lora_rank", "learner.lora.rank", whole, 32, lora_of("model.lora_configs.0.lora_alpha", 32.0)),
     part("model.lora_configs.0.lora_alpha", "learner.lora.alpha", number, 32),
     ignored("model.lora_configs.0.name", "there is a single adapter", "lora"),
     missing("model.lora_configs.**", "learner.lora: rank, alpha, targets", 32),
@@ -550,8 +546,7 @@ ROWS = (
     ignored("explorer.**", "rlsdk's scheduler needs no such limit", 1),
     # Trainer
     same("trainer.save_interval", "checkpoint.every", interval, 100),
-    same("trainer.max_checkpoints_to_keep", "checkpoint.keep", whole, 2,
-         lambda v, given: {"checkpoint.keep": v if v > 0 else KEEP_ALL} if given.whole("trainer.save_interval", 0) > 0 else {}),
+    same("trainer.max_checkpoints_to_keep", "checkpoint.keep", whole, 2, checkpoints_kept("trainer.save_interval")),
     same("trainer.save_hf_checkpoint", "checkpoint.export", Choice(
         {"last": "last", "always": "every", "never": "never"}, "the choice"), "last"),
     same("trainer.total_steps", "steps", count, 100, _total),

@@ -8,15 +8,17 @@ from typing import Any
 
 from rlsdk.migration.parts import (
     DTYPE,
-    KEEP_ALL,
     KL,
     LEARNER_NOTE,
     SCHEDULE,
+    checkpoints_kept,
     dataset,
     default_of,
     function,
     layout,
+    layout_apart,
     likely_reward,
+    lora_of,
     minibatches,
     no_cut,
     share_of_steps,
@@ -321,12 +323,6 @@ def _tested(value: Any, given: Given) -> KeyOutcome:
     return KeyOutcome({"eval.every": every}, "changed", "in steps; veRL counts weight syncs")
 
 
-def _keep(value: int, given: Given) -> dict[str, Any]:
-    if given.read("trainer.save_freq", interval, 0) == 0:
-        return {}
-    return {"checkpoint.keep": value if value > 0 else KEEP_ALL}
-
-
 def _engine(name: Any, given: Given) -> KeyOutcome:
     known = {"vllm": "vllm", "hf": "transformers"}
     if str(name) in known:
@@ -425,12 +421,13 @@ def _finish(given: Given) -> dict[str, Any]:
     per_engine = (
         1 if str(given.get(f"{ROLLOUT}.name")) == "hf" else given.whole(f"{ROLLOUT}.tensor_model_parallel_size")
     )
-    found |= layout(_gpus(given), per_engine)
     if "rollout" in given.tree:  # engines on GPUs of their own
-        apart = layout(given.whole("rollout.nnodes") * given.whole("rollout.n_gpus_per_node", 8), per_engine)
-        found |= {**apart, "placement.learners": _gpus(given), "placement.colocate": False}
+        apart = given.whole("rollout.nnodes") * given.whole("rollout.n_gpus_per_node", 8)
+        found |= layout_apart(apart, per_engine, _gpus(given))
         if not _asynchronous(given):
             found["rollout.max_staleness"] = 1  # one step off
+    else:
+        found |= layout(_gpus(given), per_engine)
     return {key: value for key, value in found.items() if value is not None}
 
 
@@ -487,11 +484,9 @@ ROWS = (
     same(f"{MODEL}.enable_gradient_checkpointing", "learner.gradient_checkpointing", flag, True),
     changed(f"{MODEL}.use_remove_padding", "learner.rows", flag, True, "worthwhile with learner.attention=flash_attention_2",
             switched({"learner.rows": "packed"}, "worthwhile with learner.attention=flash_attention_2")),
-    same(f"{MODEL}.lora_rank", "learner.lora.rank", whole, 16,
-         lambda v, given: {"learner.lora": {"rank": v, "alpha": given.read(f"{MODEL}.lora_alpha", number, 16.0)}} if v else {}),
+    same(f"{MODEL}.lora_rank", "learner.lora.rank", whole, 16, lora_of(f"{MODEL}.lora_alpha", 16.0)),
     part(f"{MODEL}.lora_alpha", "learner.lora.alpha", number, 32),
-    same(f"{MODEL}.lora.rank", "learner.lora.rank", whole, 16,
-         lambda v, given: {"learner.lora": {"rank": v, "alpha": given.read(f"{MODEL}.lora.alpha", number, 32.0)}} if v else {}),
+    same(f"{MODEL}.lora.rank", "learner.lora.rank", whole, 16, lora_of(f"{MODEL}.lora.alpha", 32.0)),
     part(f"{MODEL}.lora.alpha", "learner.lora.alpha", number, 32),
     missing(f"{MODEL}.lora.**", "learner.lora has rank, alpha, targets and sync", "x"),
     same(f"{MODEL}.target_modules", "learner.lora.targets", texts, "all-linear",
@@ -738,7 +733,7 @@ ROWS = (
     part("trainer.nnodes", "placement.learners placement.engines", count, 1, _GPU_NOTE),
     changed("trainer.default_local_dir", "out", text, "checkpoints", "a run's folder is out/name", _out),
     missing("trainer.default_hdfs_dir", "out may be an fsspec URL, such as s3://bucket/runs", "hdfs://x"),
-    same("trainer.max_actor_ckpt_to_keep", "checkpoint.keep", whole, 2, _keep),
+    same("trainer.max_actor_ckpt_to_keep", "checkpoint.keep", whole, 2, checkpoints_kept("trainer.save_freq")),
     ignored("trainer.max_critic_ckpt_to_keep", "checkpoint.keep: a checkpoint holds actor and critic", 2),
     changed("trainer.resume_mode", "", text, "auto", "rlsdk train --resume",
             lambda v, given: KeyOutcome({}, "ignored", "rlsdk resumes only on request: rlsdk train CONFIG --resume")),

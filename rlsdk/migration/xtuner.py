@@ -7,12 +7,14 @@ from typing import Any
 
 from rlsdk.migration.parts import (
     DTYPE,
-    KEEP_ALL,
+    EVALUATION_NOTE,
     KL,
     LEARNER_NOTE,
     SCHEDULE,
+    checkpoints_kept,
     dataset,
     layout,
+    layout_apart,
     no_cut,
     share_of_steps,
     trackers,
@@ -103,12 +105,6 @@ def _importance(value: Any, given: Given) -> KeyOutcome:
     return KeyOutcome({}, "missing", "algorithm.correction: mis, token_mask or sequence_mask")
 
 
-def _keep(value: int, given: Given) -> dict[str, Any]:
-    if given.read("checkpoint_interval", interval, 0) == 0:
-        return {}
-    return {"checkpoint.keep": value if value > 0 else KEEP_ALL}
-
-
 def _work_dir(value: str, given: Given) -> KeyOutcome:
     out, _, name = value.rstrip("/").rpartition("/")
     if value.startswith("${"):
@@ -146,15 +142,13 @@ def _finish(given: Given) -> dict[str, Any]:
             found[to] = {"use": "jsonl", "path": path} if source["use"] == "hub" else source
     per_engine = given.whole("rollout_config.tensor_parallel_size")
     if "train_resources" in given.tree or "rollout_resources" in given.tree:  # engines have GPUs of their own
-        apart = layout(given.whole("rollout_resources.num_workers", 8), per_engine)
         learners = given.whole("train_resources.num_workers", 8)
-        return {**found, **apart, "placement.learners": learners, "placement.colocate": False}
+        return found | layout_apart(given.whole("rollout_resources.num_workers", 8), per_engine, learners)
     return found | layout(given.whole("resources.num_workers", 8), per_engine)
 
 
 _ENGINE = "the engine's default is kept; engine.args accepts vLLM's settings"
 _CLASS = "class name"
-_EVAL = "evaluations are greedy, and sampled at temperature 1"
 _CPU = "placement and scoring set the numbers of processes"
 
 ROWS = (
@@ -175,7 +169,7 @@ ROWS = (
     same("evaluate_step", "eval.every", interval, 10),
     part("enable_evaluate", "tasks.eval", flag, True),
     same("checkpoint_interval", "checkpoint.every", interval, 50),
-    same("checkpoint_maxkeep", "checkpoint.keep", whole, 2, _keep),
+    same("checkpoint_maxkeep", "checkpoint.keep", whole, 2, checkpoints_kept("checkpoint_interval")),
     changed("hf_interval", "checkpoint.export", interval, 50, "a model export with every checkpoint",
             lambda v, given: {"checkpoint.export": "every"} if v else {}),
     ignored("hf_max_keep", "checkpoint.keep", 2),
@@ -289,13 +283,13 @@ ROWS = (
     missing(f"{TASK}.*.**", "list a source per task in tasks.train, each with its weight", "x"),
     ignored("agent_loop_manager_cfg.**", "rlsdk's scheduler needs no such setting", "x"),
     part(f"{HELD_OUT}.{DATA}.dataset.anno_path", "tasks.eval", text, "data/test.jsonl", "becomes a task source"),
-    unless(f"{HELD_OUT}.agent_loop_config.sample_params.temperature", (0, 1), _EVAL, 0.6),
-    unless(f"{HELD_OUT}.agent_loop_config.sample_params.top_p", (1,), _EVAL, 0.7),
-    unless(f"{HELD_OUT}.agent_loop_config.sample_params.top_k", (0, 1), _EVAL, 20),
+    unless(f"{HELD_OUT}.agent_loop_config.sample_params.temperature", (0, 1), EVALUATION_NOTE, 0.6),
+    unless(f"{HELD_OUT}.agent_loop_config.sample_params.top_p", (1,), EVALUATION_NOTE, 0.7),
+    unless(f"{HELD_OUT}.agent_loop_config.sample_params.top_k", (0, 1), EVALUATION_NOTE, 20),
     changed(f"{HELD_OUT}.agent_loop_config.sample_params.max_tokens", "eval.max_tokens", count, 1024, "if it differs",
             lambda v, given: {} if v == given.whole(f"{SAMPLE}.max_tokens") else {"eval.max_tokens": v}),
-    unless(f"{HELD_OUT}.agent_loop_config.sample_params.min_tokens", (0,), _EVAL, 8),
-    missing(f"{HELD_OUT}.agent_loop_config.sample_params.*", _EVAL, 0.0),
+    unless(f"{HELD_OUT}.agent_loop_config.sample_params.min_tokens", (0,), EVALUATION_NOTE, 8),
+    missing(f"{HELD_OUT}.agent_loop_config.sample_params.*", EVALUATION_NOTE, 0.0),
     ignored("eval_agent_loop_manager_cfg.**", "evaluations use the training's workflow and reward", "x"),
     missing("evaluator_config.compute_metric_func", "rewards and workflows define the evaluation metrics", "x"),
     ignored("evaluator_config.**", "eval.limit limits the tasks per source", "x"),
