@@ -16,7 +16,7 @@ import sqlalchemy as sa
 import yaml
 
 from rlsdk.config import Config
-from rlsdk.errors import EnvironmentFault, RunError, ValueFault
+from rlsdk.errors import EnvironmentFault, ValueFault
 from rlsdk.runlog.engine_scaling import read_status
 from rlsdk.runlog.folder import MARKER, why_no_run
 from rlsdk.runlog.metrics import read_metrics
@@ -98,12 +98,11 @@ def query(
                 f"the query {where or order_by!r} took longer than {most:g} s; narrow it, or allow more time "
                 "(--timeout, in a script `seconds`)"
             ) from error
-        reason = next(iter(str(error.orig).splitlines()), type(error).__name__)
         damaged = getattr(error.orig, "sqlite_errorcode", None) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
         if (where or order_by) and not damaged:
-            given = where or order_by
+            given, reason = where or order_by, next(iter(str(error.orig).splitlines()), type(error).__name__)
             raise ValueFault(f"{given!r}: {reason}. The columns are {', '.join(COLUMNS)}") from error
-        raise RunError(f"the rollouts in {address.url} cannot be read: {reason}") from error
+        raise address.unreadable(error) from error
     finally:
         engine.dispose()
 

@@ -103,6 +103,11 @@ class Address:
         except ModuleNotFoundError as error:
             raise EnvironmentFault(f"{self.url} needs psycopg: pip install 'rlsdk[postgres]' ({error})") from error
 
+    def unreadable(self, error: sa.exc.DBAPIError) -> RunError:
+        """Return the error to raise if the database cannot be read, from the error of SQLAlchemy."""
+        reason = next(iter(str(error.orig).splitlines()), type(error).__name__)
+        return RunError(f"the rollouts in {self.url} cannot be read: {reason}")
+
 
 class RolloutStore:
     """Groups by the number of their task record; use it from one thread at a time, and change it in a `transaction`."""

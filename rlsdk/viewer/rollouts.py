@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from rlsdk.errors import RunError, ValueFault
+from rlsdk.errors import ValueFault
 from rlsdk.runlog.query import reader
 from rlsdk.runlog.store import Address
 from rlsdk.runlog.tables import EVALUATED, GROUPS, ROLLOUTS, create_indices
@@ -75,8 +75,7 @@ class Browser:
             with kept[1].connect() as connection:
                 yield connection, address.run
         except sa.exc.DBAPIError as error:
-            reason = next(iter(str(error.orig).splitlines()), type(error).__name__)
-            raise RunError(f"the rollouts in {address.url} cannot be read: {reason}") from error
+            raise address.unreadable(error) from error
 
     def page(self, wanted: Filter, cursor: Sequence[Any] | None = None, *, limit: int = PAGE) -> dict[str, Any]:
         """Return rollouts that match a filter: `rows`, `next` (cursor of the next page), `done` and `at_step`.

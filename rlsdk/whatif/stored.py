@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 import sqlalchemy as sa
 
-from rlsdk.errors import RunError, ValueFault
+from rlsdk.errors import ValueFault
 from rlsdk.runlog.payload import decode, decode_learned
 from rlsdk.runlog.query import reader
 from rlsdk.runlog.store import Address
@@ -96,7 +96,6 @@ class Store:
             with engine.connect() as connection:
                 yield from connection.execute(statement)
         except sa.exc.DBAPIError as error:
-            reason = next(iter(str(error.orig).splitlines()), type(error).__name__)
-            raise RunError(f"the rollouts in {self._address.url} cannot be read: {reason}") from error
+            raise self._address.unreadable(error) from error
         finally:
             engine.dispose()
