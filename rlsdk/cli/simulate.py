@@ -103,15 +103,7 @@ def simulate(
             predictions.append(prediction.predict(setup, count, most=most, progress=show))
             bar.remove_task(line)
     if comparison is not None:
-        batch, group = comparison.batch_size, comparison.group_size
-        others = {(p.setup.batch, p.setup.group) for p in predictions} - {(batch, group)}
-        if others:
-            sizes = ", ".join(f"{other} × {members}" for other, members in sorted(others))
-            click.echo(
-                f"warning: --against {against}: the run has {batch} × {group} rollouts a step, not {sizes} as "
-                f"predicted, so the figures are not comparable; predict batch_size={batch} group_size={group}",
-                err=True,
-            )
+        _warn_of_other_sizes(against, comparison, predictions)
     if as_json:
         report: dict[str, Any] = {
             "rates": attrs.asdict(rates),
@@ -195,6 +187,19 @@ def _sizes(
         return [(n, *divided(n, share, place.gpus_per_engine, colocated=takes_turns(plan))) for n in counts]
     except ValueFault as error:
         raise ConfigError([str(error)]) from error
+
+
+def _warn_of_other_sizes(run: Path | None, comparison: MeasuredRun, predictions: Sequence[Prediction]) -> None:
+    """Warn if the measured run had another number of rollouts per step than the predictions."""
+    batch, group = comparison.batch_size, comparison.group_size
+    others = {(p.setup.batch, p.setup.group) for p in predictions} - {(batch, group)}
+    if others:
+        sizes = ", ".join(f"{other} × {members}" for other, members in sorted(others))
+        click.echo(
+            f"warning: --against {run}: the run has {batch} × {group} rollouts a step, not {sizes} as predicted, so "
+            f"the figures are not comparable; predict batch_size={batch} group_size={group}",
+            err=True,
+        )
 
 
 def _show(predictions: Sequence[Prediction], comparison: MeasuredRun | None) -> None:

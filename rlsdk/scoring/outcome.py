@@ -69,25 +69,16 @@ def scores_of(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> list[S
     Raises:
         DataError: A task cannot be scored.
     """
-    if not (batch := batch_of(reward)):
-        return [_score_of(reward, rollout) for rollout in rollouts]
-    try:
-        return as_scores(reward(rollouts), len(rollouts))
-    except DataError:
-        raise
-    except Exception as error:  # noqa: BLE001 - the user's code: what it raises is the score's reason
-        if batch == "group" or len(rollouts) == 1:
-            return [Score.invalid(described(error))] * len(rollouts)
-        return [score for rollout in rollouts for score in scores_of(reward, [rollout])]
-
-
-def _score_of(reward: Callable[..., Any], rollout: Rollout) -> Score:
-    try:
-        return as_score(reward(rollout))
-    except DataError:
-        raise
-    except Exception as error:  # noqa: BLE001 - as above
-        return Score.invalid(described(error))
+    batch = batch_of(reward)
+    if batch or len(rollouts) == 1:
+        try:
+            return as_scores(reward(rollouts), len(rollouts)) if batch else [as_score(reward(rollouts[0]))]
+        except DataError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the user's code: what it raises is the score's reason
+            if batch == "group" or len(rollouts) == 1:
+                return [Score.invalid(described(error))] * len(rollouts)
+    return [score for rollout in rollouts for score in scores_of(reward, [rollout])]
 
 
 def _number(result: Any) -> float:

@@ -153,10 +153,9 @@ def open_run(
 
     def abandon(verdict: str) -> None:
         log.error("the run did not end when asked to; its process exits now: %s", verdict)
-        if lock.loss():  # the folder is another program's
-            return
-        write_summary(plan.folder, _failure(plan, verdict))
-        engine_scaling.mark_ended(plan.folder, "failed")
+        if not lock.loss():  # otherwise the folder is another program's
+            write_summary(plan.folder, _failure(plan, verdict))
+            engine_scaling.mark_ended(plan.folder, "failed")
 
     with (
         ExitStack() as stack,
