@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from rlsdk import preflight
-from rlsdk.config import Plan
+from rlsdk.config import Config, Plan
 from rlsdk.config.rules import fresh_groups
 from rlsdk.contracts import SizesCheckpoints
 from rlsdk.contracts.generation import DTYPE_BYTES
@@ -91,10 +91,10 @@ def estimate(
             checkpoint = parameters * BYTES_PER_PARAMETER * len(roles)
         export = parameters * DTYPE_BYTES[dtype]
     uploaded = is_url(config.out)
-    count = config.checkpoint.keep + 1 + (HELD_FOR_UPLOADS if uploaded else 0)
     steps = config.steps
     if steps is None and tasks is not None:
         steps = ceil((config.epochs or 0) * tasks / fresh_groups(config))
+    count = kept(config, steps) + 1 + (HELD_FOR_UPLOADS if uploaded else 0)
     if steps is None:
         unknown.append("rollouts and logs are not counted: the number of tasks is known only after they are read")
     return DiskEstimate(
@@ -109,6 +109,14 @@ def estimate(
         present=sum(f.stat().st_size for f in plan.folder.rglob("*") if f.is_file()) if plan.folder.is_dir() else 0,
         unknown=tuple(unknown),
     )
+
+
+def kept(config: Config, steps: int | None) -> int:
+    """Return the number of checkpoints that a run of this many steps keeps: at most `checkpoint.keep`."""
+    section = config.checkpoint
+    if steps is None:
+        return section.keep
+    return min(section.keep, ceil(steps / section.every) if section.every else 1)
 
 
 def skeleton(plan: Plan, *, download: bool) -> tuple[Any, str]:
@@ -152,9 +160,10 @@ def in_words(plan: Plan, found: DiskEstimate) -> dict[str, str | list[str]]:
     }
     if found.parameters is not None:
         words["model"] = f"{found.parameters:,} parameters in {config.model.dtype}"
-        kept = f"{config.checkpoint.keep} kept, {found.checkpoints - config.checkpoint.keep} while written"
-        kept += " or uploaded" if is_url(config.out) else ""
-        words["checkpoints"] = f"{found.checkpoints} × {size(found.checkpoint)} ({kept})"
+        passing = 1 + (HELD_FOR_UPLOADS if is_url(config.out) else 0)
+        purpose = f"{found.checkpoints - passing} kept, {passing} while written"
+        purpose += " or uploaded" if is_url(config.out) else ""
+        words["checkpoints"] = f"{found.checkpoints} × {size(found.checkpoint)} ({purpose})"
         words["exports"] = f"{found.exports} × {size(found.export)}" if found.exports else "none"
     if found.rollouts:
         words["rollouts"] = f"{size(found.rollouts)}, if answers have half of the maximum length"

@@ -76,16 +76,34 @@ def test_the_size_of_a_hub_model_comes_from_its_cached_config(plan: Callable[...
     found = estimate(plan())
     assert found.parameters == PARAMETERS and not found.unknown
     assert found.checkpoint == PARAMETERS * 16  # float32: weights, a copy, two moments
-    assert (found.checkpoints, found.exports, found.export) == (3, 1, PARAMETERS * 4)
-    assert found.total == 3 * found.checkpoint + found.export + found.rollouts + found.logs
+    assert (found.checkpoints, found.exports, found.export) == (2, 1, PARAMETERS * 4)
+    assert found.total == 2 * found.checkpoint + found.export + found.rollouts + found.logs
 
 
 def test_dtype_critic_exports_and_kept_checkpoints_count(plan: Callable[..., Plan]) -> None:
-    half = estimate(plan("model.dtype=bfloat16", "checkpoint.keep=5", "checkpoint.export=every"))
+    half = estimate(plan("model.dtype=bfloat16", "checkpoint={every: 1, keep: 5, export: every}"))
     assert half.checkpoint == PARAMETERS * 14
     assert (half.checkpoints, half.exports, half.export) == (6, 6, PARAMETERS * 2)
     assert estimate(plan("algorithm=ppo")).checkpoint == 2 * PARAMETERS * 16
     assert estimate(plan("checkpoint.export=never")).exports == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        (["checkpoint={every: 0, keep: 1000}"], 1),
+        (["checkpoint={every: 4, keep: 1000}"], 3),  # after the steps 4, 8 and 10
+        (["checkpoint={every: 4, keep: 1000}", "steps=null", "epochs=1"], 1),
+        (["checkpoint={every: 4, keep: 2}"], 2),
+    ],
+)
+def test_no_more_checkpoints_count_than_the_run_writes(
+    settings: list[str], kept: int, plan: Callable[..., Plan]
+) -> None:
+    planned = plan(*settings)
+    found = estimate(planned, tasks=16)  # 4 steps of an epoch
+    assert found.checkpoints == kept + 1
+    assert f"({kept} kept, 1 while written)" in in_words(planned, found)["checkpoints"]
 
 
 def test_of_lora_only_the_adapter_is_in_a_checkpoint(plan: Callable[..., Plan]) -> None:
@@ -172,10 +190,10 @@ def test_explain_shows_the_estimate_in_words_and_as_json(plan: Callable[..., Pla
     file.write_text(json.dumps(plan().tree))
     ran = CliRunner().invoke(root, ["explain", str(file), "--json"])
     found = json.loads(ran.stdout)["disk"]
-    assert found["parameters"] == PARAMETERS and found["needed"] == found["total"] > 3 * PARAMETERS * 16
+    assert found["parameters"] == PARAMETERS and found["needed"] == found["total"] > 2 * PARAMETERS * 16
     text = CliRunner().invoke(root, ["explain", str(file)]).stdout
     assert f"disk\n  needed: {preflight.size_text(found['needed'])}, of" in text
-    assert f"  checkpoints: 3 × {preflight.size_text(PARAMETERS * 16)} (2 kept, 1 while written)" in text
+    assert f"  checkpoints: 2 × {preflight.size_text(PARAMETERS * 16)} (1 kept, 1 while written)" in text
     ran = CliRunner().invoke(root, ["explain", str(file), "model.path=lab/another"])
     assert "unknown: checkpoints and exports are not counted: the config of the model" in ran.stdout
 
