@@ -10,9 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rlsdk.checkpoints.checkpoint import Checkpoints
-from rlsdk.config import Plan
 from rlsdk.errors import CheckpointError, DamagedCheckpointError, RlsdkError, RunError
 from rlsdk.storage import copies
+from rlsdk.storage.copies import Copy
 from rlsdk.storage.location import is_url, mirror_of
 from rlsdk.storage.remote import RemoteFolder
 
@@ -73,14 +73,12 @@ def local_copy(run: str | Path, *, step: int | None = None, checkpoint: bool = T
         yield folder
 
 
-def newest_step(plan: Plan) -> int | None:
-    """Return the step of the newest checkpoint of a run, local or at a URL; None if there is none.
+def uploads(url: str) -> dict[int, Copy]:
+    """Return the complete checkpoints of a run at a URL by step, ascending.
 
     Raises:
         RunError: The URL cannot be reached.
     """
-    if not is_url(plan.config.out):
-        return Checkpoints(plan.folder, 1).latest()
-    remote = RemoteFolder(plan.location)
+    remote = RemoteFolder(url)
     with reached(remote):
-        return max(copies.copies(remote), default=None)
+        return copies.copies(remote)

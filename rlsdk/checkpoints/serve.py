@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,7 +19,7 @@ import attrs
 from rlsdk import preflight
 from rlsdk.checkpoints.checkpoint import Checkpoints
 from rlsdk.checkpoints.export import export
-from rlsdk.checkpoints.reading import local_copy, newest_step
+from rlsdk.checkpoints.reading import local_copy, uploads
 from rlsdk.cluster.actors import described
 from rlsdk.cluster.placement import layout, ray_cluster
 from rlsdk.cluster.watched import watched
@@ -63,36 +64,56 @@ class CheckpointReader:
         """
         self._plan, self._files, self._scratch = plan, files, scratch
         self._checkpoints = Checkpoints(plan.folder, plan.config.checkpoint.keep)
-        self._seen: set[tuple[int, int]] = set()
+        self._seen: set[tuple[int, str]] = set()
+        self._said = ""
         self.remote = is_url(plan.config.out)
 
     def read_newest(self) -> Weights | None:
         """Read the newest checkpoint if it appeared since the last call; damaged ones are skipped.
 
+        A download that fails is tried again by the next call.
+
         Returns:
             Weights, with the step as their version; None if there is nothing new.
         """
-        for step in self._steps():
+        try:
+            written = self._written()
+        except RunError as error:
+            self._warn(f"cannot look for new checkpoints: {error}")
+            return None
+        for found in written:
+            if found in self._seen:
+                return None
+            self._seen.add(found)
             try:
-                stamp = (step, 0 if self.remote else (self._checkpoints.path(step) / "state.json").stat().st_mtime_ns)
-                if stamp in self._seen:
-                    return None
-                self._seen.add(stamp)
-                return self._read(step)
+                return self._read(found[0])
             except (CheckpointError, RunError, OSError) as error:  # the training may have just removed it
-                log.warning("the checkpoint of step %d will not be served: %s", step, error)
+                self._warn(f"the checkpoint of step {found[0]} will not be served: {error}")
+                if self.remote and not isinstance(error, CheckpointError):
+                    self._seen.remove(found)
+                    return None
         return None
 
-    def _steps(self) -> list[int]:
-        """Return the steps of checkpoints, newest first; for a run at a URL only the newest."""
-        if not self.remote:
-            return self._checkpoints.steps()[::-1]
-        try:
-            newest = newest_step(self._plan)
-        except RunError as error:
-            log.warning("cannot look for new checkpoints: %s", error)
-            return []
-        return [] if newest is None else [newest]
+    def _warn(self, text: str) -> None:
+        """Log a warning once, although the reader is called every few seconds."""
+        if text != self._said:
+            log.warning("%s", text)
+        self._said = text
+
+    def _written(self) -> list[tuple[int, str]]:
+        """Return the steps of checkpoints, newest first, each with what tells it from an earlier one of its step.
+
+        Raises:
+            RunError: The run is at a URL that cannot be reached.
+        """
+        if self.remote:
+            return [(copy.step, copy.id) for copy in reversed(uploads(self._plan.location).values())]
+        found = []
+        for step in reversed(self._checkpoints.steps()):
+            with suppress(FileNotFoundError):  # the training has just removed it
+                state = self._checkpoints.path(step) / "state.json"
+                found.append((step, str(state.stat().st_mtime_ns)))
+        return found
 
     def _read(self, step: int) -> Weights:
         from safetensors.torch import load_file
@@ -205,11 +226,11 @@ class _Serving:
                     self._counters[key] = clock[name]
             if self._reader.remote and looked % REMOTE_EVERY:
                 continue
-            if (weights := await asyncio.to_thread(self._reader.read_newest)) is not None:
-                try:
+            try:
+                if (weights := await asyncio.to_thread(self._reader.read_newest)) is not None:
                     await self._load(weights)
-                except RlsdkError as error:
-                    log.warning("the checkpoint of step %d cannot be served: %s", weights.version, error)
+            except RlsdkError as error:
+                log.warning("a newer checkpoint cannot be served; step %d is served on: %s", self._service.step, error)
 
     async def _load(self, weights: Weights) -> None:
         await load_weights(self._engines, weights)
