@@ -239,6 +239,10 @@ def mark(kind: Kind, name: str, **extra: Any) -> Callable[[T], T]:
         raise PluginError(f"@rlsdk.{kind} takes a name, @rlsdk.{kind}('my_{kind}'); got {name!r}")
     if "/" in name:
         raise PluginError(f"@rlsdk.{kind}({name!r}): the plugin's prefix is added for you; give the name without '/'")
+    if not name.isprintable() or len(name.split()) > 1 or name != name.strip():
+        raise PluginError(
+            f"@rlsdk.{kind}({name!r}): a name has no spaces, line breaks or control characters; join its words by _"
+        )
     if "needs" in extra:
         declared = [declared_by(each) for each in extra["needs"]]
         extra["needs"] = calls.known_fields(kind, name, extra["needs"])

@@ -34,8 +34,10 @@ from rlsdk.plugins.entries import CORE, PluginEntry, discover, misspelt_module
 from rlsdk.plugins.fingerprints import ComponentRef, Fingerprint
 from rlsdk.plugins.importing import unreadable
 from rlsdk.plugins.own_parts import with_own_parts
-from rlsdk.plugins.source import plugin_name, source_of
+from rlsdk.plugins.source import overwritten, plugin_name, source_of
 
+_MARKS = frozenset({*KINDS, "field", "hookimpl"})
+"""Names of the decorators that mark a component, field or hook."""
 _PRESENT: ContextVar[Plugins | None] = ContextVar("present", default=None)
 
 
@@ -284,6 +286,7 @@ class Plugins(pluggy.PluginManager):
         function = getattr(module, name)
         if not hasattr(hookspecs, name) or getattr(function, "__module__", "") != module.__name__:
             return
+        self._check_overwritten(self._owners[module.__name__], function)
         where = f"plugin {self._owners[module.__name__]!r}: {defined_at(function)}"
         if not marked and name.startswith(f"{hookspecs.PROJECT}_"):
             raise PluginError(
@@ -299,6 +302,22 @@ class Plugins(pluggy.PluginManager):
             raise PluginError(
                 f"plugin {self._owners[module.__name__]!r}: {defined_at(hooks[0])} is a method, and would not be "
                 "called; write the hook as a function of the module"
+            )
+
+    def _check_overwritten(self, plugin: str, obj: Any) -> None:
+        """Refuse a component or hook whose name is defined again in its module: Python keeps only the last one."""
+        module = sys.modules.get(obj.__module__)
+        if plugin == CORE or module is None:
+            return
+        try:
+            lost = overwritten(inspect.getsource(module), _MARKS)
+        except (OSError, TypeError, SyntaxError):  # a worker may lack the file
+            return
+        if lost is not None:
+            name, first, last = lost
+            raise PluginError(
+                f"plugin {plugin!r}: {name} is marked in line {first} of {Path(module.__file__ or '').name} and "
+                f"defined again in line {last}, which replaces it; rename one of them"
             )
 
     def _unknown_component(self, kind: Kind, name: str, offers: Iterable[str], plugin: str) -> str:
@@ -410,6 +429,7 @@ class Plugins(pluggy.PluginManager):
                 f"plugin {plugin!r}: {where} carries the mark of {owned.kind} {owned.name!r}, "
                 f"but another decorator wraps it; make @rlsdk.{owned.kind} the outermost decorator"
             )
+        self._check_overwritten(plugin, found)
         previous = self._components[plugin].setdefault((owned.kind, owned.name), owned)
         if previous is not owned:
             both = f"{defined_at(previous.obj)} and {defined_at(owned.obj)}"

@@ -11,6 +11,7 @@ import inspect
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,28 @@ def source_of(objects: Sequence[Any]) -> str:
     chosen = _reachable(statements, {obj.__name__ for obj in objects})
     head = '"""Source of a run: what its configuration refers to."""'
     return "\n\n".join([head, *(statement.text for statement in chosen)]) + "\n"
+
+
+@lru_cache(maxsize=64)
+def overwritten(text: str, marks: frozenset[str]) -> tuple[str, int, int] | None:
+    """Find a marked function or class in the source of a module whose name is defined again further down.
+
+    Args:
+        text: Source of the module.
+        marks: Names of the decorators that mark.
+
+    Returns:
+        Its name, its line, and the line of the later definition; None if there is no such function or class.
+    """
+    marked: dict[str, int] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if node.name in marked:
+                return node.name, marked[node.name], node.lineno
+            decorators = [each.func if isinstance(each, ast.Call) else each for each in node.decorator_list]
+            if any(ast.unparse(each).rpartition(".")[2] in marks for each in decorators):
+                marked[node.name] = node.lineno
+    return None
 
 
 def _texts(obj: Any) -> list[str] | None:

@@ -233,6 +233,8 @@ class RolloutGenerator:
         if not rollouts or not all(isinstance(each, Rollout) for each in rollouts):
             expected = "a Rollout, such as chat.finish() returns, or a non-empty list of them"
             raise _FailedError(f"it returned {reprlib.repr(produced)}; expected {expected}")
+        if len({id(each) for each in rollouts}) < len(rollouts):
+            raise _FailedError("it returned the same Rollout twice; expected a Rollout once, since each is trained on")
         return rollouts
 
     async def _call(self, task: Task, chat: TokenChat) -> Rollout | Sequence[Rollout]:

@@ -108,6 +108,12 @@ def test_a_mark_takes_a_name(name):
         rlsdk.reward(name)
 
 
+@pytest.mark.parametrize("name", ["my reward", "my\nreward", " exact", "exact\t", "ex\x1bact"])
+def test_a_name_has_no_spaces_or_control_characters(name):
+    with pytest.raises(PluginError, match="a name has no spaces, line breaks or control characters"):
+        rlsdk.reward(name)
+
+
 def test_a_mark_without_brackets_is_explained():
     with pytest.raises(PluginError, match="takes a name"):
         rlsdk.reward(lambda rollout: 1.0)

@@ -219,6 +219,24 @@ def test_a_plugin_that_declares_a_component_twice_is_refused(site):
         assert "0x" not in text
 
 
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        (
+            "exact",
+            "@rlsdk.reward('exact')\ndef exact(rollout): ...\n",
+            "@rlsdk.reward('loose')\ndef exact(rollout): ...\n",
+        ),
+        ("rlsdk_run_end", *["@rlsdk.hookimpl\ndef rlsdk_run_end(status): ...\n"] * 2),
+    ],
+    ids=["component", "hook"],
+)
+def test_a_marked_function_that_a_later_one_replaces_is_refused(site, name, first, second):
+    site.install("lab", {"lab.py": f"import rlsdk\n{first}{second}"}, plugins={"lab": "lab"})
+    says = f"plugin 'lab': {name} is marked in line 3 of lab.py and defined again in line 5, which replaces it"
+    assert failure("reward", "lab/loose").startswith(says)
+
+
 def test_twice_in_two_modules_of_a_table_is_twice(site):
     code = "import rlsdk\n@rlsdk.kl('k')\ndef k(p, q): ...\n"
     files = {"lab/__init__.py": "MODULES = {'kl': ('lab.a', 'lab.b')}", "lab/a.py": code, "lab/b.py": code}

@@ -141,6 +141,17 @@ def test_a_workflow_that_returns_no_rollout_fails_and_the_run_continues(codec: C
     assert whole.scores[0].valid
 
 
+def test_a_workflow_that_returns_a_rollout_twice_fails(codec: ChatTokenizer) -> None:
+    @rlsdk.workflow("doubles")
+    async def doubles(task: Task, chat: Chat) -> list[Rollout]:
+        await chat.sample()
+        return [chat.finish()] * 2
+
+    [group] = run_workflow(rlsdk.load("workflow", doubles), [TASK], codec, lambda _: "1", scorer=scorer((1.0, one)))
+    assert [rollout.status for rollout in group.rollouts] == ["failed"]
+    assert "workflow failed: it returned the same Rollout twice" in group.scores[0].reason
+
+
 def test_an_invalid_message_or_reward_fails_only_its_rollout(codec: ChatTokenizer) -> None:
     @rlsdk.workflow("odd")
     async def odd(task: Task, chat: Chat) -> Rollout:

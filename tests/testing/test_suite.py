@@ -182,6 +182,13 @@ async def divided(task, chat):
     return chat.finish()
 
 
+@rlsdk.workflow("doubled")
+async def doubled(task, chat):
+    """Returns one rollout twice."""
+    await chat.sample()
+    return [chat.finish()] * 2
+
+
 def test_mistakes_of_a_workflow_are_reported(monkeypatch):
     pytest.importorskip("transformers")
     assert failed(hasty)["gives-rollouts"].got == "coroutine 'TokenChat.sample' was never awaited"
@@ -192,6 +199,7 @@ def test_mistakes_of_a_workflow_are_reported(monkeypatch):
     assert "'Message' object has no attribute 'txt' (" in failed(misspelt)["gives-rollouts"].got
     assert "the metric 'tone' is 'warm'" in failed(worded)["gives-rollouts"].got
     assert "a reward must be finite" in failed(divided)["gives-rollouts"].got
+    assert "it returned the same Rollout twice" in failed(doubled)["gives-rollouts"].got
     monkeypatch.setattr(worlds, "WORKFLOW_SECONDS", 0.3)
     fault = failed(blocking)["ends"]
     assert fault.expected == "an answer within 0.3 s"
