@@ -6,13 +6,13 @@ import datetime
 import json
 import logging
 import os
-import socket
 import threading
 import time
 import uuid
 from typing import Any
 
 from rlsdk.errors import ConfigError
+from rlsdk.isolation.vitals import Identity, State, identify, look, machine
 from rlsdk.storage.remote import RemoteFolder
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class RemoteLock:
 
     def __init__(self, folder: RemoteFolder, *, beat: float = 10.0, lease: float = 60.0) -> None:
         self._folder, self._beat, self._lease = folder, beat, lease
-        self._id = uuid.uuid4().hex
+        self._id, self._process = uuid.uuid4().hex, identify(os.getpid())
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -78,10 +78,10 @@ class RemoteLock:
             ConfigError: The holder is alive, or another program was faster.
         """
         first = self._holder() or {}
-        if first.get("host") == socket.gethostname():
-            if _is_alive(first.get("pid")):
-                raise self._refusal(first)
-        else:
+        state = _state(first)
+        if state not in ("gone", "zombie", "unknown"):
+            raise self._refusal(first)
+        if state == "unknown":
             wait = 1.5 * self._lease
             log.warning(
                 "process %s on %s holds the lock of %s; waiting %.0f s to see whether it is alive",
@@ -124,9 +124,9 @@ class RemoteLock:
         return {}
 
     def _content(self) -> bytes:
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        held = {"id": self._id, "pid": os.getpid(), "host": socket.gethostname(), "time": now}
-        return json.dumps(held).encode()
+        own, now = self._process, datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        held = {"id": self._id, "pid": own.pid, "host": own.host, "time": now}
+        return json.dumps({**held, "started": own.started, "machine": own.machine}).encode()
 
     def _keep_alive(self) -> None:
         while not self._ended.wait(self._beat):
@@ -138,13 +138,12 @@ class RemoteLock:
                 log.debug("the lock of %s could not be rewritten: %s", self._folder.url, error)
 
 
-def _is_alive(pid: Any) -> bool:
-    """Return whether a process is running on this machine; zombies do not count."""
-    import psutil
+def _state(holder: dict[str, Any]) -> State:
+    """Return the state of the process that holds a lock; unknown if this process cannot see it.
 
-    try:
-        return bool(psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-    except (psutil.Error, TypeError, ValueError):
-        return True
+    The host's name does not tell: containers may have equal names, and the next one may reuse the process id.
+    """
+    if holder.get("machine") != machine():
+        return "unknown"
+    held = Identity(int(holder["pid"]), float(holder["started"]), str(holder["host"]), machine())
+    return look([held], measured=False)[0].state

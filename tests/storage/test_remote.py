@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,6 +96,18 @@ def test_the_lock_of_a_dead_process_of_this_machine_is_taken(url: str) -> None:
     second.acquire()
     assert second.is_ours()
     second.release()
+
+
+@pytest.mark.parametrize("holder", [{"machine": "another container's"}, {"started": 0.0}])
+def test_a_lock_of_another_process_with_the_host_and_process_id_of_a_running_one_is_taken(
+    holder: dict[str, Any],
+) -> None:
+    remote = RemoteFolder("memory://lock-reused/trial")
+    lock = RemoteLock(remote, beat=0.05, lease=0.2)
+    remote.write(LOCK, json.dumps({**json.loads(lock._content()), "id": "x", **holder}).encode())
+    lock.acquire()
+    assert lock.is_ours()
+    lock.release()
 
 
 def test_a_holder_elsewhere_lives_as_long_as_its_lock_changes() -> None:
