@@ -6,7 +6,7 @@ import ast
 import builtins
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ MOVED = "rewards.py"
 """File that a user is told to move functions to, if their own file cannot be imported."""
 _CHANGES = ("map", "filter", "select", "rename_column", "rename_columns", "train_test_split", "add_column")
 """Methods of a data set that change what is trained on."""
+LOADERS = ("load_dataset", "load_from_disk", "from_json", "from_parquet")
+"""Functions of the package datasets whose data a task source reads."""
 
 
 class _UnknownError(Exception):
@@ -37,16 +39,16 @@ class _UnknownError(Exception):
 
 
 def read(
-    source: str, name: str, constructors: Sequence[str], environ: Mapping[str, str]
+    source: str, name: str, constructors: Mapping[str, Sequence[str]], environ: Mapping[str, str]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Collect the arguments of the calls that configure a training.
 
     Args:
         source: Python code.
         name: Its file.
-        constructors: Names of classes and functions whose keyword arguments are keys, outermost first: if an
-            assigned value is a call of one of them, its arguments are the configuration; arguments of several are
-            merged.
+        constructors: Names of classes and functions whose arguments are keys -> names of their positional arguments,
+            outermost first: if an assigned value is a call of one of them, its arguments are the configuration;
+            arguments of several are merged.
         environ: Environment variables, from which numbers are read.
 
     Returns:
@@ -59,7 +61,8 @@ def read(
         module = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError([f"{name} is not valid Python: {str(error) or 'it is too deeply nested'}"]) from error
-    reader = _Reader(environ, _functions(module, Path(name).name, constructors))
+    functions, to_move = _functions(module, Path(name), constructors)
+    reader = _Reader(environ, constructors, functions)
     try:
         reader.run(module.body)
         tree: dict[str, Any] = {}
@@ -75,7 +78,7 @@ def read(
     except RecursionError as error:
         raise ConfigError([f"{name} is too deeply nested to be read"]) from error
     values = [each for value in tree.values() for each in (value if isinstance(value, list) else [value])]
-    if moved := [str(each).partition(":")[2] for each in values if str(each).startswith(f"{MOVED}:")]:
+    if moved := [function for function in to_move if f"{MOVED}:{function}" in map(str, values)]:
         reader.notes.append(
             f"move {' and '.join(moved)}, with all that they use, to a file {MOVED}: importing {name} would start "
             "its training"
@@ -83,11 +86,12 @@ def read(
     return tree, tuple(dict.fromkeys(reader.notes))
 
 
-def _functions(module: ast.Module, file: str, constructors: Sequence[str]) -> dict[str, str]:
-    """Return the path, as in `rewards.py:exact`, of each function that a file defines or imports.
+def _functions(module: ast.Module, file: Path, constructors: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the path, as in `train.py:exact`, of each function that a file defines or imports; and those to move.
 
     A file that configures a training as it is imported would start that training when rlsdk imports the function; its
-    functions are said to be in `rewards.py`, to which the user has to move them.
+    functions are said to be in `rewards.py`, to which the user has to move them. A module beside the file is named by
+    its own file: Python finds it for a script in its folder, but not for the command `rlsdk`.
     """
     guarded = not any(
         isinstance(node, ast.Call) and _name(node.func) in constructors
@@ -96,13 +100,17 @@ def _functions(module: ast.Module, file: str, constructors: Sequence[str]) -> di
         for node in ast.walk(statement)
     )
     found: dict[str, str] = {}
+    to_move: list[str] = []
     for statement in module.body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             found[statement.name] = f"{file if guarded else MOVED}:{statement.name}"
+            to_move += [] if guarded else [statement.name]
         elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+            beside = file.parent / f"{statement.module}.py"
+            place = str(beside) if beside.is_file() else statement.module
             for each in statement.names:
-                found[each.asname or each.name] = f"{statement.module}:{each.name}"
-    return found
+                found[each.asname or each.name] = f"{place}:{each.name}"
+    return found, to_move
 
 
 def _name(node: ast.expr) -> str:
@@ -113,6 +121,7 @@ def _name(node: ast.expr) -> str:
 @attrs.define
 class _Reader:
     environ: Mapping[str, str]
+    constructors: Mapping[str, Sequence[str]]
     names: dict[str, Any]
     notes: list[str] = attrs.field(factory=list)
 
@@ -223,10 +232,11 @@ class _Reader:
         return self.call(node)
 
     def call(self, node: ast.Call) -> dict[str, Any]:
-        """A call as a mapping of its keyword arguments, with the name of what is called."""
+        """A call as a mapping of its arguments, with the name of what is called."""
         found: dict[str, Any] = {} if _name(node.func) == "dict" else {KIND: _name(node.func)}
+        names = self.constructors.get(_name(node.func), ())
         for position, argument in enumerate(node.args):
-            found[f"argument_{position + 1}"] = self.kept(argument)
+            found[names[position] if position < len(names) else f"argument_{position + 1}"] = self.kept(argument)
         for keyword in node.keywords:
             if keyword.arg is not None:
                 found[keyword.arg] = self.kept(keyword.value)
@@ -258,5 +268,5 @@ def _is_main(statement: ast.stmt) -> bool:
 
 
 def _is_data(value: Any) -> bool:
-    """True for a call of `load_dataset`."""
-    return isinstance(value, Mapping) and value.get(KIND) == "load_dataset"
+    """True for a call of `load_dataset` or a similar function."""
+    return isinstance(value, Mapping) and value.get(KIND) in LOADERS

@@ -132,7 +132,8 @@ class Framework:
         others: Part of a command that starts a training which is not converted -> the setting that replaces it.
         renamed: Older names of keys -> the name in `rows`.
         entries: Parts of command lines that start its training.
-        constructors: Names of classes and functions in Python files whose arguments are its keys.
+        constructors: Names of classes and functions in Python files whose arguments are its keys -> names of their
+            positional arguments.
     """
 
     name: str
@@ -144,7 +145,7 @@ class Framework:
     others: Mapping[str, str] = {}
     renamed: Mapping[str, str] = {}
     entries: tuple[str, ...] = ()
-    constructors: tuple[str, ...] = ()
+    constructors: Mapping[str, tuple[str, ...]] = {}
 
     def row(self, key: str) -> KeyRule | None:
         """Return the rule of a key, by name or by pattern; None if there is none."""

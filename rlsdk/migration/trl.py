@@ -20,7 +20,7 @@ from rlsdk.migration.parts import (
     switched,
     trackers,
 )
-from rlsdk.migration.python_files import KIND
+from rlsdk.migration.python_files import KIND, LOADERS
 from rlsdk.migration.rows import (
     NOTES,
     Choice,
@@ -263,7 +263,10 @@ def _finish(given: Given) -> dict[str, Any]:
         files = _files(given, "train_dataset", split)
         found["tasks.train"] = files or dataset(name, split, {}, **({"config": config} if config else {}))
         if str(given.get("eval_strategy", "no")) != "no":
-            held_out = str(given.get("eval_dataset.split", given.get("dataset_test_split", "test")))
+            whole = given.get("eval_dataset.class") not in (None, "load_dataset")  # the only split, without a name
+            held_out = str(
+                given.get("eval_dataset.split", given.get("dataset_test_split", "train" if whole else "test"))
+            )
             other = _loaded(given, "eval_dataset") or name
             source = found["tasks.train"] if other == name else dataset(other, held_out, {})
             source = {**source, "split": held_out} if source["use"] == "hub" else dict(source)
@@ -280,7 +283,9 @@ def _finish(given: Given) -> dict[str, Any]:
 
 def _loaded(given: Given, key: str) -> Any:
     """Return what a script's `load_dataset` loads: a data set of the hub or a format such as json."""
-    return given.get(f"{key}.argument_1", given.get(f"{key}.path"))
+    if given.get(f"{key}.class", LOADERS[0]) not in LOADERS:
+        return None
+    return next((found for at in ("argument_1", "path", "dataset_path") if (found := given.get(f"{key}.{at}"))), None)
 
 
 def _files(given: Given, key: str, split: str) -> dict[str, Any] | None:
@@ -316,7 +321,7 @@ def _reward(function: str) -> dict[str, Any] | None:
     """Return the reward that a function of a script is here; None if nothing tells which."""
     if function in REWARDS:
         return dict(REWARDS[function])
-    if "/" in function:
+    if "/" in function and ".py:" not in function:
         return {"use": "reward_model", "path": function}
     if not re.search("[.:]", function):
         return None
@@ -354,6 +359,22 @@ def _functions(value: Any, given: Given) -> KeyOutcome:
     return KeyOutcome({}, "changed", f"{note}; {PUNISHMENT} becomes a shaping" if PUNISHMENT in functions else note)
 
 
+def _data_of(name: str) -> Any:
+    """Report an argument of the call that makes a script's training or evaluation data."""
+
+    def give(value: Any, given: Given) -> KeyOutcome:
+        kind = given.get(f"{name}_dataset.class")
+        unused = name == "eval" and str(given.get("eval_strategy", "no")) == "no"
+        if unused or kind in (None, *LOADERS):
+            return KeyOutcome({}, "changed", _COLUMNS)
+        file = f"{name}.jsonl"
+        note = f"save the data, dataset.to_json('{file}'), and set tasks.{name}: {{use: jsonl, path: {file}}}"
+        return KeyOutcome({}, "missing", f"{kind}() is not run: {note}")
+
+    return give
+
+
+_COLUMNS = "becomes a task source: set its columns"
 _NONE = "rlsdk's learner has no such setting"
 _HUB = "`rlsdk export` writes a folder for the hub's tools"
 _LOG = "every step is logged to metrics.jsonl and the trackers"
@@ -371,10 +392,10 @@ ROWS = (
     same("trust_remote_code", "model.trust_remote_code", flag, False),
     same("attn_implementation", "learner.attention", ATTENTION, "sdpa"),
     missing("model_init_kwargs.**", "model.dtype, learner.attention; for the rest, change config.json in the model's folder", "x"),
-    part("dataset_name", "tasks.train", text, "trl-lib/DeepMath-103K", "becomes a task source: set its columns"),
-    part("train_dataset.*", "tasks.train", text, "trl-lib/DeepMath-103K", "becomes a task source: set its columns"),
+    part("dataset_name", "tasks.train", text, "trl-lib/DeepMath-103K", _COLUMNS),
+    changed("train_dataset.*", "tasks.train", lambda value: value, "trl-lib/DeepMath-103K", _COLUMNS, _data_of("train")),
     missing("train_dataset", "tasks.train: {use: hub, name: ...}", "x"),
-    part("eval_dataset.*", "tasks.eval", text, "trl-lib/DeepMath-103K", "becomes a task source: set its columns"),
+    changed("eval_dataset.*", "tasks.eval", lambda value: value, "trl-lib/DeepMath-103K", _COLUMNS, _data_of("eval")),
     missing("eval_dataset", "tasks.eval: {use: hub, name: ..., split: test}", "x"),
     part("dataset_config", "tasks.train.config", text, "main"),
     part("dataset_train_split", "tasks.train.split", text, "train"),
@@ -612,5 +633,10 @@ FRAMEWORK = Framework(
         **dict.fromkeys(("trl reward", "reward_modeling.py"), "reward: reward_model, for a model trained elsewhere"),
     },
     entries=("trl grpo", "trl rloo", "grpo.py", "train_grpo.py", "rloo.py"),
-    constructors=("GRPOConfig", "RLOOConfig", "GRPOTrainer", "RLOOTrainer"),
+    constructors={
+        **dict.fromkeys(("GRPOConfig", "RLOOConfig"), ("output_dir",)),
+        **dict.fromkeys(
+            ("GRPOTrainer", "RLOOTrainer"), ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
+        ),
+    },
 )

@@ -330,5 +330,5 @@ FRAMEWORK = Framework(
     rows=ROWS,
     defaults=DEFAULTS,
     finish=_finish,
-    constructors=("RLColocateTrainerConfig", "RLDisaggregatedTrainerConfig"),
+    constructors=dict.fromkeys(("RLColocateTrainerConfig", "RLDisaggregatedTrainerConfig"), ()),
 )

@@ -58,7 +58,9 @@ def _from_package(name: str) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit, or the panic of a library in Rust
-        raise ValueFault(f"module {name} cannot be imported: {described(error)}") from error
+        file = f"{name.replace('.', '/')}.py"
+        hint = f"; for the file in the working folder, write {file}" if Path(file).is_file() else ""
+        raise ValueFault(f"module {name} cannot be imported: {described(error)}{hint}") from error
 
 
 def _from_file(place: str) -> ModuleType:

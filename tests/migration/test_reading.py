@@ -185,15 +185,17 @@ def test_trls_punishment_of_long_answers_is_a_shaping_with_its_limits_and_weight
 @pytest.mark.parametrize(
     ("start", "file", "moved"),
     [
-        (f"if __name__ == '__main__':\n    {TRL_START}", "train.py", False),
+        (f"if __name__ == '__main__':\n    {TRL_START}", "scripts/train.py", False),
         (TRL_START, "rewards.py", True),
     ],
 )
-def test_functions_and_data_of_trls_script_are_named(tmp_path, start, file, moved):
+def test_functions_and_data_of_trls_script_are_named(tmp_path, monkeypatch, start, file, moved):
+    monkeypatch.chdir(tmp_path)
+    Path("scripts").mkdir()
     script = TRL_SCRIPT.replace("args = GRPOConfig(", "args = dict(") if not moved else TRL_SCRIPT
     start = start.replace("args=args", "args=GRPOConfig(**args)") if not moved else start
-    (tmp_path / "train.py").write_text(script + start)
-    found = migrate("trl", [str(tmp_path / "train.py")], {})
+    Path("scripts/train.py").write_text(script + start)
+    found = migrate("trl", ["scripts/train.py"], {})
     foreign = {"use": "foreign", "style": "trl", "none": "zero"}
     assert [{k: v for k, v in each.items() if k != "pattern"} for each in found.config["reward"]] == [
         {**foreign, "path": f"{file}:exact", "weight": 1.0},
@@ -206,6 +208,29 @@ def test_functions_and_data_of_trls_script_are_named(tmp_path, start, file, move
     assert any("data.map(" in note and "not converted" in note for note in found.notes)
     assert any("move exact and brief" in note and "would start its training" in note for note in found.notes) == moved
     assert not [entry.key for entry in found.entries if entry.key.startswith("args")]
+
+
+def test_a_function_of_a_module_beside_trls_script_is_named_by_its_file(tmp_path):
+    (tmp_path / "judging.py").write_text("def judged(completions): ...\n")
+    (tmp_path / "train.py").write_text(
+        "from judging import judged\nGRPOTrainer('org/model', judged, GRPOConfig('runs/a', num_generations=4))\n"
+    )
+    found = migrate("trl", [str(tmp_path / "train.py")], {})
+    assert found.config["reward"] == {"use": "foreign", "path": f"{tmp_path}/judging.py:judged", "style": "trl"}
+    assert not any("would start its training" in note for note in found.notes)
+    assert (found.config["name"], found.config["out"], found.config["model"]["path"]) == ("a", "runs", "org/model")
+
+
+def test_data_that_a_function_of_trls_script_makes_is_to_do_by_hand(tmp_path):
+    file = tmp_path / "train.py"
+    start = "GRPOTrainer(model='m', args=GRPOConfig(eval_strategy='{}'), train_dataset=make('train').shuffle(), "
+    for strategy, held_out in (("steps", "missing"), ("no", "ignored")):
+        file.write_text(f"{start.format(strategy)}eval_dataset=make('test'))\n")
+        found = migrate("trl", [str(file)], {})
+        assert "tasks" not in found.config
+        assert status(found, "train_dataset.class") == "missing"
+        assert status(found, "eval_dataset.argument_1") == held_out
+        assert any("dataset.to_json('train.jsonl')" in entry.note for entry in found.entries)
 
 
 @pytest.mark.parametrize(
@@ -225,6 +250,11 @@ def test_functions_and_data_of_trls_script_are_named(tmp_path, start, file, move
             'load_dataset(path="csv", data_files="a.csv")["train"]',
             'load_dataset("org/data", data_files="b.csv", split="test")',
             [{"use": "jsonl", "path": "a.csv"}, {"use": "hub", "name": "org/data", "split": "test"}],
+        ),
+        (
+            'load_from_disk("a").shuffle(seed=1)',
+            'Dataset.from_json("b.jsonl").map(f)',
+            [{"use": "hub", "name": "a", "split": "train"}, {"use": "jsonl", "path": "b.jsonl"}],
         ),
     ],
 )

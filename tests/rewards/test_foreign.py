@@ -152,6 +152,14 @@ def test_a_path_that_leads_nowhere(tmp_path, monkeypatch, path):
         rlsdk.load("reward", "foreign", path=path)
 
 
+def test_a_module_that_is_a_file_of_the_working_folder_is_named_as_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "judging").mkdir()
+    (tmp_path / "judging" / "mine.py").write_text("def f(solution_str): return 2")
+    with pytest.raises(OptionError, match=r"No module named 'judging'; for the file .* write judging/mine\.py"):
+        rlsdk.load("reward", "foreign", path="judging.mine:f")
+
+
 def test_functions_of_packages_and_of_files_with_neighbours(load, tmp_path, site):
     site.install("lab", {"labrewards/__init__.py": "", "labrewards/sums.py": "def f(solution_str): return 2"})
     reward = rlsdk.load("reward", "foreign", path="labrewards.sums:f")
