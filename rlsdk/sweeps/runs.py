@@ -19,7 +19,7 @@ from rlsdk.config import Plan, check, read
 from rlsdk.errors import ConfigError
 from rlsdk.runlog.metrics import read_metrics
 from rlsdk.storage.location import is_url
-from rlsdk.trainer.changes import differences
+from rlsdk.trainer.changes import differences, settings_of
 
 LONGEST_NAME = 80
 LENGTH = frozenset({"steps", "epochs"})
@@ -166,10 +166,29 @@ def check_all(runs: Sequence[SweepRun]) -> dict[str, Plan]:
     return plans
 
 
+def refuse_equal(runs: Sequence[SweepRun], plans: Mapping[str, Plan]) -> None:
+    """Refuse combinations that give the same configuration, such as those of `grpo` and `core/grpo`.
+
+    Raises:
+        ConfigError: Names two such combinations.
+    """
+    runs = [run for run in runs if run.seed == runs[0].seed]
+    settings = [settings_of(plans[run.name]) | dict.fromkeys(OWN) for run in runs]
+    plugins = [plans[run.name].config.plugins for run in runs]
+    for one, other in itertools.combinations(range(len(runs)), 2):
+        if settings[one] == settings[other] and plugins[one] == plugins[other]:
+            both = f"{_combination(runs[one])} and {_combination(runs[other])}"
+            raise ConfigError([f"{both} give the same configuration; leave one out (--seeds N repeats every run)"])
+
+
+def _combination(run: SweepRun) -> str:
+    return ", ".join(f"{key}={value}" for key, value in run.group.items())
+
+
 def _fault_text(fault: str, wrong: Sequence[SweepRun], count: int) -> str:
     if len(wrong) == count:
         return fault
-    groups = dict.fromkeys(", ".join(f"{key}={value}" for key, value in run.group.items()) for run in wrong)
+    groups = dict.fromkeys(map(_combination, wrong))
     shown = [*groups][:3]
     more = f" and {len(groups) - 3} more" if len(groups) > 3 else ""
     return f"{fault} (with {'; '.join(shown)}{more})"
@@ -187,7 +206,7 @@ def sweep_of(
         seeds: Number of runs per combination.
 
     Raises:
-        ConfigError: Lists all faults of all combinations.
+        ConfigError: Lists all faults of all combinations, or names two equal ones.
     """
     axes, fixed = axes_of(settings)
     seeded = [axis for axis in axes if axis.key == "seed"]
@@ -215,7 +234,9 @@ def sweep_of(
         for group in combinations([axis for axis in axes if axis.key != "seed"])
         for seed in numbers
     ]
-    return folder, runs, check_all(runs)
+    plans = check_all(runs)
+    refuse_equal(runs, plans)
+    return folder, runs, plans
 
 
 def _seeds(values: Sequence[str]) -> list[int]:

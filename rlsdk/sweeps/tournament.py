@@ -15,7 +15,7 @@ from rlsdk.config import Plan
 from rlsdk.errors import ConfigError
 from rlsdk.sweeps.results import Estimate, Failure, interquartile_mean, mean
 from rlsdk.sweeps.running import RunOutcome
-from rlsdk.sweeps.runs import SweepRun, check_all, run_name
+from rlsdk.sweeps.runs import SweepRun, check_all, refuse_equal, run_name
 
 SUITES = Path("examples") / "suites"
 SETTING = re.compile(r"[\w.\[\]]+=")
@@ -84,7 +84,7 @@ def tournament_of(
         seeds: Number of runs per algorithm and task.
 
     Raises:
-        ConfigError: Lists all faults of all runs.
+        ConfigError: Lists all faults of all runs, or names two equal algorithms.
     """
     runs = []
     for seed in range(seeds):
@@ -103,6 +103,8 @@ def tournament_of(
                     )
                 )
     plans = check_all(runs)
+    for task in tasks:
+        refuse_equal([run for run in runs if run.group["task"] == task], plans)
     changed = {}
     for run in runs:
         plan = plans[run.name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -82,6 +83,19 @@ def test_seeds_given_as_values_are_seeds(config: Path) -> None:
 def test_a_seed_is_not_given_twice(config: Path) -> None:
     with pytest.raises(ConfigError, match="seed: '1,01' has a duplicate value"):
         sweep_of(config, ["seed=1,01"], [], seeds=1)
+
+
+@pytest.mark.parametrize(
+    ("values", "equal"),
+    [
+        ("eval.before=true,True,false", "eval.before=true and eval.before=True"),
+        ("algorithm.use=ppo,grpo,core/grpo", "algorithm.use=grpo and algorithm.use=core/grpo"),
+        ("reward=countdown,{use: countdown}", "reward=countdown and reward={use: countdown}"),
+    ],
+)
+def test_values_that_are_written_differently_but_equal_are_refused(config: Path, values: str, equal: str) -> None:
+    with pytest.raises(ConfigError, match=f"{re.escape(equal)} give the same configuration; leave one out"):
+        sweep_of(config, [values], [], seeds=2)
 
 
 def test_nothing_starts_if_any_combination_is_wrong(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,6 +278,11 @@ def test_a_tournament_is_algorithms_by_tasks_by_seeds_and_ranked(config: Path) -
     plain = tournament.as_json("x", "eval/sampled", 2, found, failures_of(outcomes))
     assert plain["algorithms"][0]["tasks"]["two"]["values"] == {"0": 0.8, "1": pytest.approx(0.82)}
     assert plain["algorithms"][2]["interquartile_mean"] is None and len(plain["failed"]) == 2
+
+
+def test_algorithms_of_a_tournament_that_are_written_differently_but_equal_are_refused(config: Path) -> None:
+    with pytest.raises(ConfigError, match="algorithm=ppo, task=one and algorithm=core/ppo, task=one give the same"):
+        tournament.tournament_of(["ppo", "core/ppo"], {"one": config}, Path("t"), seeds=2)
 
 
 def test_the_suite_of_the_repository_is_found_and_fits_every_algorithm_it_is_for() -> None:
