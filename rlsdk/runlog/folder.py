@@ -19,6 +19,8 @@ from rlsdk.options import nearest
 log = logging.getLogger(__name__)
 MARKER = ".rlsdk-run"
 """Marker file in every run's folder, without which `--overwrite` deletes nothing."""
+COMPILED = "cache"
+"""Folder of programs that a run's actors compiled; a resumed run must not reuse them."""
 LEASE_SECONDS = 30.0
 """Seconds without an update after which the lock of a program on another machine counts as dead."""
 
@@ -192,3 +194,12 @@ def remove_run(folder: Path) -> None:
     aside = folder.parent / f".{folder.name}.deleted-{uuid.uuid4().hex[:8]}"
     folder.rename(aside)
     shutil.rmtree(aside)
+
+
+def remove_compiled(folder: Path) -> None:
+    """Delete compiled programs, so that actors run none from a folder that may come from another user."""
+    compiled = folder / COMPILED
+    if compiled.is_symlink():
+        compiled.unlink()
+    elif compiled.exists():
+        shutil.rmtree(compiled)

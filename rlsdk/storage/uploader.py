@@ -22,7 +22,7 @@ from rlsdk.storage.remote import RemoteFolder
 
 STAGE = ".upload"
 """Folder of snapshots within a run's folder."""
-_LEFT_OUT = ("cache", "checkpoints", "logs")
+_LEFT_OUT = ("cache", "checkpoints", "logs", "serve")
 """Folders of a run that are not needed to resume it."""
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,9 @@ def own_files(run: Path, database: str, *, left_out: Sequence[str] = _LEFT_OUT) 
     for path in run.iterdir():
         if path.name in (*left_out, STAGE) or path.name.startswith(database) or path.name.endswith(".partial"):
             continue
-        found += [path] if path.is_file() else [below for below in path.rglob("*") if below.is_file()]
+        # Evaluations have compiled programs of their own, which may be written right now.
+        below = (each for each in path.rglob("*") if "cache" not in each.relative_to(run).parts)
+        found += [path] if path.is_file() else [each for each in below if each.is_file()]
     return sorted(found)
 
 
@@ -306,7 +308,7 @@ class Uploader:
 
     def send_own_files(self) -> None:
         """Upload the run's current files, logs included, for people to read; a resume does not use them."""
-        for path in own_files(self._run, self._database, left_out=("cache", "checkpoints")):
+        for path in own_files(self._run, self._database, left_out=("cache", "checkpoints", "serve")):
             try:
                 self._remote.upload(path, path.relative_to(self._run).as_posix(), self._pulse)
             except FileNotFoundError:

@@ -20,14 +20,12 @@ from rlsdk.errors import ConfigError, PluginError
 from rlsdk.learners.shards import ranks_of
 from rlsdk.plugins import CORE, short_name
 from rlsdk.plurals import counted
-from rlsdk.runlog.folder import is_foreign, mark, remove_run, replace_text
+from rlsdk.runlog.folder import is_foreign, mark, remove_compiled, remove_run, replace_text
 from rlsdk.runlog.metrics import METRICS, garbled_lines
 from rlsdk.runlog.report import SUMMARY
 from rlsdk.runlog.store import DATABASE, damage_of, set_aside
 from rlsdk.trainer.changes import KEPT, Difference, differences
 
-COMPILED = "cache"
-"""Folder of programs that a run's actors compiled; a resumed run must not reuse them."""
 _FILE = re.compile(r"^# plugin (\S+): file (.+), source (\w+)$", re.MULTILINE)
 
 
@@ -131,7 +129,7 @@ def prepare_folder(
         which = ", the newest intact one" if isinstance(resume, bool) else ""
         notices.append(f"the run continues from the checkpoint of step {step}{which}")
     if resumes:
-        _remove_compiled(folder)
+        remove_compiled(folder)
         notices += [*_unreadable(plan), *_run_code(plan)]
     (folder / "logs").mkdir(exist_ok=True)
     notices += _keep_config(plan, changed=bool(found), new=not used, step=step or 0)
@@ -193,15 +191,6 @@ def _chosen(checkpoints: Checkpoints, resume: bool | int) -> tuple[int | None, d
         return checkpoints.newest_whole()
     checkpoints.require(resume)
     return resume, {later: "" for later in checkpoints.steps() if later > resume}
-
-
-def _remove_compiled(folder: Path) -> None:
-    """Delete compiled programs, so that actors run none from a folder that may come from another user."""
-    compiled = folder / COMPILED
-    if compiled.is_symlink():
-        compiled.unlink()
-    elif compiled.exists():
-        shutil.rmtree(compiled)
 
 
 def _run_code(plan: Plan) -> list[str]:

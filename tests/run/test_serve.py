@@ -32,6 +32,9 @@ class Serving:
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         self.run.mkdir()
         shutil.copy(folder / "config.yaml", self.run)
+        self.foreign = self.run / "serve" / "cache" / "engine-0" / "program.so"
+        self.foreign.parent.mkdir(parents=True)
+        self.foreign.touch()
         self.save(1, 1.0)
         command = [sys.executable, "-m", "rlsdk.cli", "train", str(folder / "config.yaml"), "--mode", "serve"]
         with self.log.open("w") as log:
@@ -100,6 +103,10 @@ def test_openais_client_is_answered(serving):
     assert full.value.code == "context_length_exceeded"
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="guess").models.list()
+
+
+def test_no_compiled_program_of_the_runs_folder_is_used(serving):
+    assert not serving.foreign.exists()
 
 
 def test_a_long_answer_comes_in_many_chunks(serving):

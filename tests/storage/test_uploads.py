@@ -336,6 +336,22 @@ def test_an_upload_holds_files_as_they_were_at_its_step(
         assert steps_of(folder) == ([1], [1])
 
 
+def test_an_upload_holds_no_files_of_servers_and_no_compiled_programs(plan: Callable[..., Plan], memory: str) -> None:
+    checked = plan(memory)
+    for name in (
+        "serve/logs/engine-0.log",
+        "serve/cache/a.so",
+        "eval/step-1/cache/a.so",
+        "eval/step-1/evaluation.json",
+    ):
+        file = checked.folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    run(checked, 1, wait=True)
+    names = {name for name in RemoteFolder(memory).names() if "serve" in name or "eval" in name}
+    assert names == {"eval/step-1/evaluation.json", "checkpoints/step-1.run/eval/step-1/evaluation.json"}
+
+
 def test_a_damaged_newest_upload_is_left_out(plan: Callable[..., Plan], memory: str) -> None:
     run(plan(memory), 1, 2, wait=True)
     remote = RemoteFolder(memory)
