@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class NoRolloutsError(RunError):
-    """Raised if nothing makes rollouts any more in a run that was asked to end."""
+    """Raised if nothing makes rollouts any more; the run saves the steps that it has done."""
 
 
 class TaskStatus(StrEnum):

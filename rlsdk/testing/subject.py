@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,6 +23,8 @@ SUPPLIED: Mapping[str, Mapping[str, Any]] = {
 """Test values of the keyword arguments that rlsdk passes with each call (`components.SUPPLIED`)."""
 CALL_SECONDS = 60.0
 """Time limit in seconds of one call with a small input."""
+SOURCE_SECONDS = 600.0
+"""Time limit in seconds of one call of a task source, which may have to download its data."""
 GIVEN: Mapping[str, Mapping[str, Any]] = {"tasks": {"split": "train"}}
 """Default options for all components of a kind."""
 
@@ -92,10 +93,8 @@ class Subject:
         Raises:
             Violated: The code raised an exception, or did not end.
         """
-        # A source of tasks may have to download its data.
-        limit = contextlib.nullcontext() if self.component.kind == "tasks" else time_limit(CALL_SECONDS)
         try:
-            with limit:
+            with time_limit(SOURCE_SECONDS if self.component.kind == "tasks" else CALL_SECONDS):
                 return function(*arguments)
         except Violated:
             raise

@@ -266,6 +266,10 @@ class Explorer:
         """Stop running tasks; the next `take` starts them again."""
         self._stop_watch()
         await self.production.pause(self._plan.config.rollout.pause_timeout)
+        return self.summary()
+
+    def summary(self) -> RolloutSummary:
+        """Return the counts of tasks, and what was lost so far."""
         found, failures = self._maker.counters(), self._maker.failures
         environments = {
             "workers_lost": found.environments_lost,

@@ -468,13 +468,19 @@ class Trainer:
                     await callback.before_step(self)
                 metrics = as_numbers(await self.step(), f"{type(self).__name__}.step")
             except NoRolloutsError as error:
-                log.warning("step %d is not taken: %s", self.version + 1, error)
-                if self.version > (self._resume_from or 0):
-                    await self.save_async(last=True)
+                await self._end_without_rollouts(error)
                 return
             for callback in self.callbacks:
                 await callback.after_step(self, metrics)
                 metrics |= as_numbers(metrics, f"callback {type(callback).__name__}")
+
+    async def _end_without_rollouts(self, error: NoRolloutsError) -> None:
+        """Save the steps that are done, and raise the error unless the run was asked to end."""
+        log.warning("step %d is not taken: %s", self.version + 1, error)
+        if self.version > (self._resume_from or 0):
+            await self.save_async(last=True)
+        if not self.interrupted:
+            raise error
 
     def evaluate(self) -> Evaluation:
         """Evaluate the engines' current weights on the held-out tasks."""

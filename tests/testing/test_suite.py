@@ -262,6 +262,29 @@ def test_any_call_that_never_ends_is_reported(monkeypatch):
     assert failed(endless)["keeps-a-part"].expected == "an answer within 0.1 s"
 
 
+@rlsdk.tasks("hanging")
+def hanging():
+    """Waits for a server that never answers."""
+    time.sleep(60)
+
+
+@rlsdk.tasks("keyed")
+class Keyed:
+    """Raises KeyError in place of IndexError."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, i):
+        return {0: rlsdk.Task("a", "1+1=")}[i]
+
+
+def test_a_source_that_hangs_or_ends_with_another_error_is_reported(monkeypatch):
+    monkeypatch.setattr(subject, "SOURCE_SECONDS", 0.1)
+    assert failed(hanging)["sized-and-indexable"].expected == "an answer within 0.1 s"
+    assert failed(Keyed)["sized-and-indexable"].got.startswith("KeyError: 1 (")
+
+
 # --- what a message shows
 
 

@@ -267,6 +267,20 @@ def test_an_interrupted_run_that_gets_no_more_rollouts_saves_what_it_has_trained
     assert (trainer.version, summary["status"], trainer.checkpoints.steps()) == (2, "interrupted", [2])
 
 
+def test_a_run_that_waits_for_rollouts_in_vain_saves_what_it_has_trained_and_fails(tmp_path: Path) -> None:
+    class Ending(ScriptedRollouts):
+        async def take(self, version: int) -> TakenBatch:
+            if version == 2:
+                raise NoRolloutsError("no explorer connected")
+            return await super().take(version)
+
+    plan = make_plan(tmp_path, checkpoint={"every": 100})
+    trainer = Trainer(plan, rollouts=Ending(plan), learner=FakeLearner())
+    with pytest.raises(NoRolloutsError, match="no explorer connected"):
+        trainer.train()
+    assert trainer.checkpoints.steps() == [2]
+
+
 def test_a_run_whose_folder_is_deleted_saves_what_it_has_trained_and_fails(tmp_path: Path) -> None:
     from rich.console import Console
 

@@ -23,7 +23,14 @@ from ray.exceptions import TaskCancelledError
 from rlsdk.cluster.actors import cause_of, died, kill
 from rlsdk.cluster.portable import Surroundings
 from rlsdk.config import Plan
-from rlsdk.contracts.rollouts import NoRolloutsError, RolloutCounters, RolloutSnapshot, RolloutSummary, TaskStatus
+from rlsdk.contracts.rollouts import (
+    NoRolloutsError,
+    RolloutCounters,
+    RolloutSnapshot,
+    RolloutSummary,
+    TaskCounts,
+    TaskStatus,
+)
 from rlsdk.errors import ConfigError, EngineError, RunError
 from rlsdk.rollout.production import RolloutScheduler
 from rlsdk.rollout.staleness import StalenessPolicy
@@ -36,7 +43,7 @@ from rlsdk.trainer.two_process.agreement import (
     named,
     spawn_named,
 )
-from rlsdk.trainer.two_process.remote import ExplorerRegistry, RemoteExplorer, added
+from rlsdk.trainer.two_process.remote import ExplorerRegistry, RemoteExplorer, added, joined
 from tests.rollout.bench import Bench
 from tests.trainer.fakes import make_plan
 
@@ -101,6 +108,14 @@ def test_what_explorers_count_one_after_the_other_never_falls() -> None:
     )
 
 
+def test_losses_under_consecutive_explorers_are_added_up_and_tasks_are_not() -> None:
+    counts = [TaskCounts(trained=4), TaskCounts(trained=6)]
+    engines = [{"lost": 2, "reasons": ["a", "b"]}, {"lost": 1, "reasons": ["c"]}]
+    first, second = (RolloutSummary({"sums": c}, {}, e) for c, e in zip(counts, engines, strict=True))
+    assert joined(first, second) == RolloutSummary({"sums": counts[1]}, {}, {"lost": 3, "reasons": ["a", "b", "c"]})
+    assert joined(RolloutSummary({}, {}, {}), second) == second
+
+
 class Stuck:
     """An explorer whose batch never comes, and whose evaluation fails in a way that cannot be pickled."""
 
@@ -110,8 +125,8 @@ class Stuck:
         self.said: list[str] = []
         self.taking = asyncio.Event()
 
-    def sources(self) -> dict[str, Any]:
-        return {}
+    def summary(self) -> RolloutSummary:
+        return RolloutSummary({}, {}, {"lost": 1, "reasons": ["engine 0 died"]})
 
     async def take(self, version: int) -> None:
         self.taking.set()
@@ -134,7 +149,7 @@ class Stuck:
 
     async def pause(self) -> RolloutSummary:
         self.said.append("pause")
-        return RolloutSummary({}, {}, {"lost": 0})
+        return self.summary()
 
     async def close(self) -> None:
         logging.getLogger("rlsdk.test").info("said: %s", ", ".join([*self.said, "close"]))
@@ -218,7 +233,7 @@ def test_what_the_trainer_waits_for_no_longer_holds_up_nothing_and_the_explorer_
             await taking
         with pytest.raises(RunError, match="Untold: odd"):
             await ask(explorer, "evaluate")
-        assert (await ask(explorer, "pause")).engines == {"lost": 0}
+        assert (await ask(explorer, "pause")).engines["lost"] == 1
         await explorer.interrupt.remote()
         assert (await explorer.about.remote([])).interrupted
         await explorer.shutdown.remote("interrupted")
@@ -270,6 +285,14 @@ def test_an_explorer_that_does_not_start_is_passed_over_and_a_call_of_one_that_e
             await rollouts.take(1)
         assert (await rollouts.snapshot()).state == {"production": {}}  # what the trainer has done can be saved
         assert len((await rollouts.pause()).explorers_lost) == 1
+        placement = attrs.evolve(plan.config.placement, partner_timeout=0.1)
+        explorers._plan = attrs.evolve(plan, config=attrs.evolve(plan.config, placement=placement))
+        in_vain = RemoteExplorer(plan, explorers, explorer)
+        with pytest.raises(NoRolloutsError, match=r"no explorer connected .* placement.partner_timeout=0.1 s"):
+            await in_vain.take(1)
+        explorers._plan = plan  # a second wait would be long
+        with pytest.raises(NoRolloutsError, match=r"partner_timeout=0.1 s"):
+            await in_vain.evaluate()
 
     asyncio.run(asyncio.wait_for(go(), 120))
 
@@ -296,7 +319,9 @@ def test_an_explorer_of_other_settings_is_refused_and_one_that_dies_is_replaced(
         with pytest.raises(EngineError, match="engine 3 is on fire"):
             await rollouts.scale(3)
         assert rollouts._explorer == left
-        assert len((await rollouts.pause()).explorers_lost) == 1
+        summary = await rollouts.pause()
+        assert len(summary.explorers_lost) == 1
+        assert summary.engines == {"lost": 2, "reasons": ["engine 0 died"] * 2, "sampled_again": 0}
         resumed = RemoteExplorer(plan, explorers, left)
         await resumed.restore(0, json.loads(json.dumps((await rollouts.snapshot()).state)), {})
         assert len((await resumed.pause()).explorers_lost) == 1

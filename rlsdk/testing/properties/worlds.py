@@ -140,9 +140,11 @@ def sized(subject: Subject, _: Any) -> None:
     if len({task.id for task in tasks}) < len(tasks):
         raise Violated("value", "unique ids", f"{[task.id for task in tasks]}")
     try:
-        found[count]
-    except IndexError:
-        return
+        subject.call(found.__getitem__, count)
+    except Violated as error:
+        if isinstance(error.__cause__, IndexError):
+            return
+        raise
     raise Violated("form", f"an IndexError at {count}, after the last of {count} tasks", "a task")
 
 
@@ -162,7 +164,8 @@ def same_tasks(subject: Subject, _: Any) -> None:
     index = _looked_at(len(first))
     if len(second) != len(first):
         raise Violated("value", f"{len(first)} tasks again", f"{len(second)}")
-    ahead, back = [first[i] for i in index], [second[i] for i in index[::-1]][::-1]
+    ahead = [subject.call(first.__getitem__, i) for i in index]
+    back = [subject.call(second.__getitem__, i) for i in index[::-1]][::-1]
     for i, here, got in zip(index, ahead, back, strict=True):
         if here != got:
             raise Violated("value", f"task {i}: {here}", f"{got}")

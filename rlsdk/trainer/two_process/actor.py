@@ -22,7 +22,7 @@ from rlsdk.cluster.placement import layout
 from rlsdk.cluster.portable import Surroundings, portable
 from rlsdk.cluster.watched import watching
 from rlsdk.config import Plan, Source, check
-from rlsdk.contracts.rollouts import TakenBatch, TaskCounts, TaskStatus
+from rlsdk.contracts.rollouts import RolloutSummary, TakenBatch, TaskStatus
 from rlsdk.engines.starting import exchanged_adapter, start_engines, started_engines
 from rlsdk.errors import RunError
 from rlsdk.isolation.process import redirect
@@ -76,12 +76,12 @@ class ExplorerAnswer:
 
     Attributes:
         value: Result of the method.
-        sources: Counts of each source of tasks.
+        summary: Counts of tasks, and what was lost so far.
         interrupted: True if the user asked this program to end.
     """
 
     value: Any
-    sources: Mapping[str, TaskCounts]
+    summary: RolloutSummary
     interrupted: bool
 
 
@@ -303,7 +303,7 @@ class ExplorerActor(RunActor):
             wrong = first_error(error)
             log.error("the explorer failed: %s: %s", type(wrong).__name__, wrong, exc_info=error)
             raise portable(wrong) from error
-        return ExplorerAnswer(value, explorer.sources(), self._interrupted)
+        return ExplorerAnswer(value, explorer.summary(), self._interrupted)
 
     # The work
 

@@ -32,7 +32,7 @@ from rlsdk.types import Group, Task
 
 log = logging.getLogger(__name__)
 _SHOWN = 20
-"""Maximum number of lost explorers in the summary."""
+"""Maximum number of reasons in a list of the summary."""
 _ENDING = "the explorer has ended, and the run was asked to end"
 LOOK_SECONDS = 0.5
 """Interval in seconds at which the cluster is searched for an explorer."""
@@ -62,8 +62,7 @@ class ExplorerRegistry:
             ending: Returns True once the run was asked to end.
 
         Raises:
-            NoRolloutsError: The run was asked to end.
-            RunError: No explorer connected in time.
+            NoRolloutsError: The run was asked to end, or no explorer connected in time.
         """
         limit, waits = self._plan.config.placement.partner_timeout, False
         try:
@@ -79,7 +78,7 @@ class ExplorerRegistry:
                     waits = True
                     await asyncio.sleep(LOOK_SECONDS)
         except TimeoutError as error:
-            raise RunError(
+            raise NoRolloutsError(
                 f"no explorer connected to the run {self._plan.folder.resolve()} within "
                 f"placement.partner_timeout={limit:g} s; start one with rlsdk train CONFIG --mode explore, on the same "
                 "Ray and with the same settings, and continue with --resume"
@@ -132,7 +131,8 @@ class RemoteExplorer:
         self._sent: WeightUpdate | None = None
         self._gap = 0.0
         self._past = self._now = RolloutCounters({}, 0)
-        self._sources: Mapping[str, TaskCounts] = {}
+        self._before = self._summary = RolloutSummary({}, {}, {"lost": 0, "reasons": [], "sampled_again": 0})
+        self._in_vain: NoRolloutsError | None = None
         self._lost: list[str] = []
         self.failure: BaseException | None = None
         self.interrupt: Callable[[], None] = lambda: None
@@ -224,18 +224,17 @@ class RemoteExplorer:
 
     def sources(self) -> Mapping[str, TaskCounts]:
         """Return the task counts of each source, as the explorer last reported them."""
-        return self._sources
+        return self._summary.sources
 
     async def pause(self) -> RolloutSummary:
         """See `Explorer.pause`; does not wait for a replacement if the explorer has ended."""
-        summary = RolloutSummary(self._sources, {}, {"lost": 0, "reasons": [], "sampled_again": 0})
         try:
-            summary = await self._ask("pause")
+            await self._ask("pause")
         except GoneError as gone:
             if self._explorer is not None:  # otherwise another call has reported it
                 log.warning("the explorer has ended: %s", gone)
                 self._lost.append(str(gone))
-        return attrs.evolve(summary, explorers_lost=tuple(self._lost[:_SHOWN]))
+        return attrs.evolve(joined(self._before, self._summary), explorers_lost=tuple(self._lost[:_SHOWN]))
 
     async def close(self) -> None:
         """Do nothing; `shutdown` tells the explorer how the run ended."""
@@ -269,7 +268,7 @@ class RemoteExplorer:
             if died(error):
                 raise GoneError(reason(error)) from error
             raise cause_of(error) from error
-        self._sources = answer.sources
+        self._summary = answer.summary
         if answer.interrupted:
             self.interrupt()
         return answer.value
@@ -278,20 +277,25 @@ class RemoteExplorer:
         """Wait for another explorer, and restore the previous one's state in it.
 
         Raises:
-            NoRolloutsError: The run was asked to end.
-            RunError: No explorer connected in time.
+            NoRolloutsError: The run was asked to end, or no explorer connected in time; also raised by later calls.
         """
-        if self._explorer is None and self.ending():  # another call has reported it
-            raise NoRolloutsError(_ENDING)
+        if self._in_vain is not None:
+            raise self._in_vain
         while True:
             log.warning("the explorer has ended: %s", gone)
             if self._explorer is not None:
                 kill(self._explorer)  # it may be alive but unreachable
             self._lost.append(str(gone))
             self._past, self._now = added(self._past, self._now), RolloutCounters({}, 0)
+            self._before = joined(self._before, self._summary)
+            self._summary = RolloutSummary(self._summary.sources, {}, {})
             self._explorer = None
             self._settled.clear()
-            self._explorer = await self._explorers.meet(self.ending)
+            try:
+                self._explorer = await self._explorers.meet(self.ending)
+            except NoRolloutsError as error:
+                self._in_vain = error
+                raise
             try:
                 self.eval_tasks, self._canary_ids = await self._ask("about")
                 again = 0
@@ -306,6 +310,21 @@ class RemoteExplorer:
                 "another explorer continues at step %d; %d unfinished tasks are sampled again", self._done + 1, again
             )
             return
+
+
+def joined(before: RolloutSummary, now: RolloutSummary) -> RolloutSummary:
+    """Join the summaries of consecutive explorers; each counts the tasks of all explorers, but only its own losses."""
+
+    def both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+        sums = {name: one[name] + other[name] if name in one else other[name] for name in other}
+        return {name: v[:_SHOWN] if isinstance(v, list) else v for name, v in {**one, **sums}.items()}
+
+    return RolloutSummary(
+        now.sources,
+        both(before.environments, now.environments),
+        both(before.engines, now.engines),
+        rollout_workers=both(before.rollout_workers, now.rollout_workers),
+    )
 
 
 def added(past: RolloutCounters, now: RolloutCounters) -> RolloutCounters:
