@@ -50,6 +50,7 @@ class TextRenderer:
         """Set the tokenizer."""
         self.codec, self.keep_history = codec, keep_history
         self._keeps: dict[tuple[str, ...], bool] = {}
+        self._logged: set[str] = set()
 
     def render_text(
         self,
@@ -275,8 +276,38 @@ class TextRenderer:
             mark += "x"
         answered = [*before, Message("assistant", mark)]
         closed = self._render(answered, tools, add_generation_prompt=False).partition(mark)[2]
-        text = self._render([*answered, *behind], tools, add_generation_prompt=True).partition(mark)[2]
+        earlier, _, text = self._render([*answered, *behind], tools, add_generation_prompt=True).partition(mark)
+        if self._moves(before, behind, tools, earlier):
+            return None
         return Between(closed[: alike(closed, text)], text)
+
+    def _moves(
+        self, before: Sequence[Message], behind: Sequence[Message], tools: Sequence[Mapping[str, Any]], earlier: str
+    ) -> bool:
+        """Return True if a new question moves the system message or the list of tools, as in Mistral's templates.
+
+        Args:
+            before: Messages before the last answer.
+            behind: Messages after it.
+            tools: JSON schemas of functions that the policy may call.
+            earlier: Rendered text before the last answer, once the messages follow.
+        """
+        if self.keep_history or not (tools or before[0].role == "system") or not behind or behind[-1].role == "tool":
+            return False
+        first = next((i for i, m in enumerate(before) if m.role == "assistant"), len(before))
+        opened = self.render(before[:first], tools)
+        # The header of the answer is left out, since it may open a thought that the answer does not have.
+        if alike(opened, earlier) >= len(opened) - len(self._opening):
+            return False
+        if "moves" not in self._logged:
+            self._logged.add("moves")
+            _log.info(
+                "%s moves the system message or the tools once a message (%s) follows: such a conversation trains as "
+                "several rollouts of one trajectory, each after the prompt that is rendered at its turn",
+                self.title,
+                behind[-1].role,
+            )
+        return True
 
     @cached_property
     def results_shown(self) -> str:

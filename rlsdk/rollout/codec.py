@@ -158,7 +158,7 @@ class ChatTokenizer:
             tools: JSON schemas of functions that the renderer shows.
 
         Returns:
-            None if the renderer now changes earlier text: it drops the thoughts of answers, or moves messages.
+            None if the renderer now changes earlier text: it drops the thoughts of answers, or moves messages or tools.
 
         Raises:
             ConfigError: The renderer rejects the messages, or rewrites earlier answers.

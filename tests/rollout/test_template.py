@@ -81,6 +81,32 @@ def test_a_template_that_moves_a_system_message_begins_another_rollout() -> None
     assert renderer.bridge_tokens([*LATE[:2], LATE[3]], 1, ended=np.array([], int)) is not None
 
 
+AT_LAST_QUESTION = (
+    "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}"
+    "{% for m in messages if m.role != 'system' %}{% if m == asked[-1] %}"
+    "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}"
+    "{% if messages[0].role == 'system' and loop.last %}{{ messages[0].content }}{% endif %}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""As Mistral's, it shows the system message and the tools at the last question."""
+LOOK = {"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}
+
+
+@pytest.mark.parametrize(("system", "tools"), [("Be brief.", []), ("", [LOOK])])
+def test_a_template_that_moves_the_system_message_or_the_tools_to_the_last_question_begins_another_rollout(
+    system: str, tools: list[dict[str, object]]
+) -> None:
+    renderer, ended = template(AT_LAST_QUESTION), np.array([], int)
+    talk = [Message("system", system)] * bool(system) + [*LATE[:2], LATE[3]]
+    assert renderer.bridge_tokens(talk, 1, ended=ended, tools=tools) is None
+    result = [*talk[:-1], Message("tool", "3", "look")]
+    assert renderer.bridge_tokens(result, 1, ended=ended, tools=tools) is not None
+    assert renderer.bridge_tokens([*result, *LATE[1:2], LATE[3]], 1, ended=ended, tools=tools) is None
+    assert renderer.bridge_tokens([*LATE[:2], LATE[3]], 1, ended=ended) is not None
+    assert chatml().renderer.bridge_tokens(talk, 1, ended=ended, tools=tools) is not None
+
+
 def test_a_template_that_leaves_out_a_message_is_refused_in_words() -> None:
     renderer = template(FIRST_SYSTEM)
     assert len(renderer.prompt_tokens([LATE[2], LATE[0]]))
