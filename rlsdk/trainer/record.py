@@ -86,6 +86,7 @@ class RunRecord:
 
         Raises:
             RunError: The training has failed.
+            OSError: The summary cannot be written.
         """
         plan, summary = self.plan, self.summary
         self.reported = True
@@ -93,12 +94,16 @@ class RunRecord:
             self.end("finished", {})
             return
         summary["seconds"]["whole"] = time.perf_counter() - self.opened
-        curves = draw_curves(plan.folder, plan.config.name)
-        summary["curves"] = str(curves) if curves else None
-        if self.mirror is not None:
-            summary["upload"] = self.mirror.finish()
-            summary["warnings"] += filter(None, [summary["upload"]["warning"]])
-        write_summary(plan.folder, summary)
+        try:
+            curves = draw_curves(plan.folder, plan.config.name)
+            summary["curves"] = str(curves) if curves else None
+            if self.mirror is not None:
+                summary["upload"] = self.mirror.finish()
+                summary["warnings"] += filter(None, [summary["upload"]["warning"]])
+            write_summary(plan.folder, summary)
+        except OSError as error:
+            self.end("failed", {"error": str(error)})
+            raise
         try_report(plan.folder)
         times = ", ".join(f"{name} {value:.1f}" for name, value in summary["seconds"].items())
         log.debug("%s after step %d; seconds: %s", summary["status"], summary["steps"], times)
@@ -181,14 +186,14 @@ def open_run(
             with kept_rollouts(plan) as record.store, reaped(), ray_cluster(plan, trains=True) as record.gpus:
                 yield record
             watchdog.check()
+            if not record.reported:
+                record.report()
         except BaseException as error:
             cause = watchdog.explain(_explained(first_error(error), checkpoints), _kept(checkpoints))
             _end_failed(record, error, cause, ours=not lock.loss())
             if cause is error:
                 raise
             raise cause from error
-        if not record.reported:
-            record.report()
 
 
 def _explained(error: BaseException, checkpoints: Checkpoints) -> BaseException:

@@ -131,6 +131,26 @@ def test_a_report_that_fails_does_not_hide_why_the_run_failed(
         assert "the report of the failed run cannot be written" in (plan.folder / "logs" / "driver.log").read_text()
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_run_whose_summary_finds_no_space_says_so_and_what_is_kept(
+    by_hand: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    ends: list[str] = []
+    monkeypatch.setattr(record, "ray_cluster", lambda _, **__: contextlib.nullcontext(0))
+    monkeypatch.setattr(record, "write_summary", fail)
+    monkeypatch.setattr(record.RunRecord, "end", lambda _, status, __: ends.append(status))
+    with (
+        pytest.raises(RunError, match=r"the disk is full \(.* free\); there is no checkpoint yet\. .*--resume"),
+        opened(make_plan(tmp_path)) as run,
+    ):
+        run.by_hand = by_hand
+        run.finish({"status": "finished", "steps": 1, "seconds": {}, "warnings": []}, {})
+    assert ends == ["failed"]
+
+
 def test_a_run_whose_folder_another_program_takes_over_ends_and_writes_nothing_more_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
