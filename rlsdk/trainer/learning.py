@@ -113,7 +113,10 @@ def reason(metrics: Mapping[str, float]) -> str:
         asked = "does the workflow await chat.sample() before it returns?"
         return f"no rollout has a sampled token; {full if metrics.get('rollouts/truncated', 0.0) > 0 else asked}"
     if metrics.get("accuracy/mean") == 1:
-        return "every rollout was right, so the model solves these tasks already; train on harder ones"
+        return (
+            "every rollout was right, so the model solves these tasks already; train on harder ones (right is a reward "
+            "of at least 1, unless the reward gives a metric `correct`)"
+        )
     if "reward/mean" in metrics and metrics["reward/std"] < EQUAL:
         cut = metrics.get("rollouts/truncated", 0.0)
         return (

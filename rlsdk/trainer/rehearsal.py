@@ -18,7 +18,7 @@ from rlsdk.components import component_of
 from rlsdk.config import Plan, defaults
 from rlsdk.config.rules import longest_prompt
 from rlsdk.contracts import RewardSpec, batch_of
-from rlsdk.errors import ConfigError
+from rlsdk.errors import ConfigError, DataError
 from rlsdk.isolation.reaper import marked_early
 from rlsdk.plugins import load
 from rlsdk.rollout.codec import ChatTokenizer
@@ -66,8 +66,8 @@ async def rehearse(plan: Plan, tasks: Sequence[Sequence[Task]]) -> Rehearsal:
         tasks: Tasks of each training source.
 
     Raises:
-        ConfigError: A term could score none of the answers to a task; names the term, the task and the cause.
-        DataError: A task cannot be scored at all.
+        ConfigError: A term could score none of the answers to a task, or a task lacks what it needs; names the term,
+            the task and the cause.
     """
     if not (plan.sampled and plan.rewards and plan.config.scoring.trial):
         return Rehearsal()
@@ -87,7 +87,10 @@ async def rehearse(plan: Plan, tasks: Sequence[Sequence[Task]]) -> Rehearsal:
             task = rollouts[0].task
             for path, part in parts.items():
                 if path not in reasons and part.rule.applies(task):
-                    faults += [f"{path}: {text}" for text in await _fault(plan, part, rollouts)]
+                    try:
+                        faults += [f"{path}: {text}" for text in await _fault(plan, part, rollouts)]
+                    except DataError as error:
+                        raise ConfigError([f"{path}: {part.rule.name!r}: {error}{_columns(task)}"]) from error
     if faults and workflow.one_answer and plan.config.max_invalid < 1:
         raise ConfigError(faults)
     names = {path: parts[path].rule.name for path in reasons}
@@ -158,6 +161,14 @@ async def _fault(plan: Plan, part: RewardTerm, rollouts: Sequence[Rollout]) -> l
         f"{reference}: {scores[0].reason}. A wrong answer should get a low score, never an error. "
         "Repair the reward (`rlsdk score` tries it on your own texts), or skip this trial: scoring.trial=false"
     ]
+
+
+def _columns(task: Task) -> str:
+    """Return advice if a task has no answer, but data in which it may be."""
+    if task.answer is not None or not task.metadata:
+        return ""
+    names = ", ".join(map(str, task.metadata))
+    return f"; the task has no answer: if one of its other columns ({names}) holds it, set columns: {{answer: …}}"
 
 
 def _may_be_split(part: RewardTerm) -> bool:

@@ -56,7 +56,7 @@ def test_counts_come_back_from_a_checkpoint_and_one_more_step_is_taken_before_it
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [
-        (RIGHT, "train on harder ones"),
+        (RIGHT, "train on harder ones (right is a reward of at least 1"),
         ({**WRONG, "reward/mean": 0.1, "reward/std": 1e-17}, "every rollout earned 0.1"),
         ({**WRONG, "rollouts/tokens": 0.0}, "does the workflow await chat.sample()"),
         ({**WRONG, "rollouts/tokens": 0.0, "rollouts/truncated": 1.0}, "leave no room for an answer; raise model.max_"),

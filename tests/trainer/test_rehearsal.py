@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlsdk.config import Plan, check
-from rlsdk.errors import ConfigError, DataError
+from rlsdk.errors import ConfigError
 from rlsdk.trainer.assembly import train_tasks
 from rlsdk.trainer.rehearsal import Rehearsal, rehearse
 from rlsdk.trainer.run import run
@@ -156,7 +156,7 @@ def test_a_reward_is_tried_on_each_file_of_a_source(lab: Path, tmp_path: Path) -
     for name, row in rows.items():
         (tmp_path / f"{name}.jsonl").write_text(f"{row}\n" * 100)
     files = f"[{tmp_path / 'a.jsonl'}, {tmp_path / 'b.jsonl'}]"
-    with pytest.raises((ConfigError, DataError), match="'b:"):
+    with pytest.raises(ConfigError, match="reward: 'exact_match': task 'b:"):
         rehearsed(plan_of(lab, "exact_match", f"tasks.train={{use: jsonl, path: {files}}}"))
 
 
@@ -179,8 +179,14 @@ def test_a_part_after_a_gate_is_tried_and_one_for_other_sources_is_not(lab: Path
 
 
 def test_a_task_that_cannot_be_scored_is_named(lab: Path) -> None:
-    with pytest.raises(DataError, match="task 'countdown/train/0' has no answer"):
+    with pytest.raises(ConfigError, match=r"reward: 'trial_lab/lacking': task 'countdown/train/0' has no answer$"):
         rehearsed(plan_of(lab, "trial_lab/lacking"))
+
+
+def test_a_task_whose_answer_is_in_another_column_is_told_how_to_name_it(lab: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "3,5>8:", "goal": 8}\n')
+    with pytest.raises(ConfigError, match=r"got None; the task has no answer: .*\(goal\).* set columns: {answer: …}"):
+        rehearsed(plan_of(lab, "countdown", f"tasks.train={{use: jsonl, path: {tmp_path / 'a.jsonl'}}}"))
 
 
 @pytest.mark.parametrize("setting", ["workflow={use: dialogue, turns: 2}", "max_invalid=1"])
