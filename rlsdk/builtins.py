@@ -50,5 +50,5 @@ MODULES: dict[str, tuple[str, ...]] = {
     "renderer": ("rlsdk.renderers.template",),
     "tool_parser": ("rlsdk.tool_parsers.general", "rlsdk.tool_parsers.native"),
     "diagnosis": ("rlsdk.diagnoses.learning", "rlsdk.diagnoses.rollouts", "rlsdk.diagnoses.times"),
-    "weight_transfer": ("rlsdk.transfers.object_store", "rlsdk.transfers.gloo", "rlsdk.transfers.shared_memory"),
+    "weight_transfer": ("rlsdk.transfers.object_store", "rlsdk.transfers.broadcast", "rlsdk.transfers.shared_memory"),
 }

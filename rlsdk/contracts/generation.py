@@ -11,6 +11,7 @@ import attrs
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
     from rlsdk.types import Image
 
@@ -238,11 +239,14 @@ class Adapter:
 
 @attrs.frozen(eq=False)
 class Weights:
-    """All tensors of a model or of its adapter, at one version, as numpy arrays that Ray shares without copying.
+    """All tensors of a model or of its adapter, at one version.
+
+    They are numpy arrays, which Ray shares without copying. Between a learner and an engine that both support it, a
+    weight transfer that is `StreamsTensors` moves torch tensors instead.
 
     Attributes:
         version: Number of training steps completed when they were published.
-        tensors: name -> array; bfloat16 is stored as uint16 with the same bits.
+        tensors: name -> array, in which bfloat16 is stored as uint16 with the same bits; or name -> torch tensor.
         dtypes: name -> name of the torch dtype ("float32", "bfloat16").
         adapter: None if the tensors are the model's, named as `save_pretrained` writes them (tied tensors may appear
             under both names). Otherwise they are the adapter's only, named as in peft's files; the base model is
@@ -250,7 +254,7 @@ class Weights:
     """
 
     version: int
-    tensors: Mapping[str, np.ndarray]
+    tensors: Mapping[str, np.ndarray | torch.Tensor]
     dtypes: Mapping[str, str]
     adapter: Adapter | None = None
 

@@ -71,6 +71,19 @@ class StreamsWeights(Protocol):
 
 
 @runtime_checkable
+class StreamsTensors(StreamsWeights, Protocol):
+    """Optional interface of a weight transfer that streams torch tensors from device to device.
+
+    `send` takes tensors from a learner that is `GivesWeightTensors`, and arrays from others. `receive` yields tensors.
+    """
+
+    @property
+    def device(self) -> str:
+        """Device to which `receive` writes the tensors, by torch's name: `cuda`."""
+        ...
+
+
+@runtime_checkable
 class GivesWeightParts(Protocol):
     """Optional interface of a learner that can yield its weights without copying all of them at once."""
 
@@ -79,6 +92,15 @@ class GivesWeightParts(Protocol):
 
         The arrays may share the model's memory: the caller reads them before calling anything else.
         """
+        ...
+
+
+@runtime_checkable
+class GivesWeightTensors(Protocol):
+    """Optional interface of a learner that can yield its weights without moving them to host memory."""
+
+    def weight_tensors(self, version: int) -> Iterator[Weights | None]:
+        """Yield what `GivesWeightParts.weight_parts` yields, as torch tensors on the learner's device."""
         ...
 
 
@@ -98,6 +120,16 @@ class LoadsWeightParts(Protocol):
             EngineError: A tensor of the model is missing or has another shape.
             TransferError: The parts ended early. A later load of all weights must still succeed.
         """
+        ...
+
+
+@runtime_checkable
+class LoadsWeightTensors(LoadsWeightParts, Protocol):
+    """Optional interface of an engine that loads torch tensors, too; others receive numpy arrays."""
+
+    @property
+    def loads_tensors(self) -> bool:
+        """True if `load_weight_parts` takes torch tensors on the engine's device."""
         ...
 
 

@@ -22,6 +22,7 @@ from rlsdk.contracts import (
     Completion,
     LimitsConcurrency,
     LoadsWeightParts,
+    LoadsWeightTensors,
     Model,
     Request,
     ShowsProgress,
@@ -181,7 +182,8 @@ class EngineActor(RunActor):
     def _receive(self, version: int, parts: Iterator[Weights]) -> None:
         """Receive and load weights; their buffers are released before the canary runs."""
         if isinstance(self._engine, LoadsWeightParts):
-            self._engine.load_weight_parts(version, parts)
+            takes_tensors = isinstance(self._engine, LoadsWeightTensors) and self._engine.loads_tensors
+            self._engine.load_weight_parts(version, parts if takes_tensors else map(transport.on_host, parts))
         elif (weights := transport.joined(parts, copy=True)) is not None:
             self._engine.load_weights(weights)
 

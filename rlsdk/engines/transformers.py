@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import numpy as np
@@ -61,6 +61,7 @@ class Transformers:
     max_num_batched_tokens: Count = 16384
     kv_cache_gib: Positive = 4.0
     compile: bool = False
+    loads_tensors: ClassVar[bool] = True
 
     _loaded: Any = attrs.field(init=False, default=None)
     _model: Any = attrs.field(init=False, default=None)
@@ -241,7 +242,7 @@ class Transformers:
         self._loaded.read_again(self.max_num_batched_tokens)
 
     def load_weight_parts(self, version: int, parts: Iterator[Weights]) -> None:
-        """Replace the weights as `load_weights` does, loading each part as it arrives.
+        """Replace the weights as `load_weights` does, loading each part, arrays or tensors, as it arrives.
 
         Raises:
             EngineError: A tensor is missing, has a different shape, or does not belong to the model.

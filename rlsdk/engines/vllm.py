@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import attrs
 import numpy as np
@@ -76,6 +76,7 @@ class Vllm:
     max_num_batched_tokens: Count = 8192
     enforce_eager: bool | None = None
     args: Mapping[str, Any] = attrs.field(factory=dict)
+    loads_tensors: ClassVar[bool] = True
 
     _llm: Any = attrs.field(init=False, default=None)
     _model: Any = attrs.field(init=False, default=None)
@@ -371,7 +372,7 @@ class Vllm:
         self._loaded(weights.version)
 
     def load_weight_parts(self, version: int, parts: Iterator[Weights]) -> None:
-        """Replace the weights as `load_weights` does, loading each part as it arrives.
+        """Replace the weights as `load_weights` does, loading each part, arrays or tensors, as it arrives.
 
         Workers in separate processes get the whole weights from shared memory, since their calls take no iterators.
 

@@ -9,7 +9,16 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.cluster.actors import RunActor
-from rlsdk.contracts import ActorSpec, GivesWeightParts, HasClock, LossSpec, Roles, StreamsWeights
+from rlsdk.contracts import (
+    ActorSpec,
+    GivesWeightParts,
+    GivesWeightTensors,
+    HasClock,
+    LossSpec,
+    Roles,
+    StreamsTensors,
+    StreamsWeights,
+)
 from rlsdk.errors import LearnerError, TransferError
 from rlsdk.isolation.process import settle
 from rlsdk.isolation.vitals import peak_memory
@@ -78,11 +87,12 @@ class LearnerActor(RunActor):
     def send(self, version: int) -> str:
         """Send the weights to the engines of the last offer; return why that failed, or an empty string."""
         learner = self._learner
-        parts = (
-            learner.weight_parts(version)
-            if isinstance(learner, GivesWeightParts)
-            else iter((learner.weights(version),))
-        )
+        if isinstance(self._transfer, StreamsTensors) and isinstance(learner, GivesWeightTensors):
+            parts = learner.weight_tensors(version)
+        elif isinstance(learner, GivesWeightParts):
+            parts = learner.weight_parts(version)
+        else:
+            parts = iter((learner.weights(version),))
         fault = ""
         try:
             if self._first:

@@ -336,6 +336,10 @@ class TransformersLearner(LearnerOptions):
         """Yield the tensors of `weights` layer by layer, without a copy where no gather is needed."""
         return self._exporter.parts(version, copy=False)
 
+    def weight_tensors(self, version: int) -> Iterator[Weights | None]:
+        """Yield what `weight_parts` yields, as torch tensors on the learner's device."""
+        return self._exporter.parts(version, host=False)
+
     @property
     def adapter(self) -> Adapter | None:
         """Shape of the adapter sent to engines; None if whole models are sent."""

@@ -60,18 +60,19 @@ class WeightExporter:
         """Return all tensors as `save_pretrained` would write them, with an adapter merged; gathered layer by layer."""
         return joined(self.parts(version))
 
-    def parts(self, version: int, *, copy: bool = True) -> Iterator[Weights | None]:
+    def parts(self, version: int, *, copy: bool = True, host: bool = True) -> Iterator[Weights | None]:
         """Yield the tensors of `weights` layer by layer (rank 0; None elsewhere).
 
         Args:
             version: Version of the weights.
             copy: True if the arrays must own their memory; otherwise they may be the model's own.
+            host: False for torch tensors on their device, which may be the model's own.
         """
         left_out = aliases(self.model)
         for names in by_layer(name for name in self.model.state_dict() if name not in left_out):
             tensors = self._whole(self._tensors(names.__contains__))
             if self.ranks.rank == 0:
-                yield to_weights(version, to_checkpoint(self.model, tensors), copy=copy)
+                yield to_weights(version, to_checkpoint(self.model, tensors), copy=copy, host=host)
             else:
                 yield None
 

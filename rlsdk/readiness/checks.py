@@ -18,13 +18,7 @@ from rlsdk.cluster.gpus import ROLES, GPUNode
 from rlsdk.cluster.placement import gpu_map
 from rlsdk.config import Plan, TaskSource
 from rlsdk.config.rules import longest_prompt
-from rlsdk.contracts import (
-    OnlySamples,
-    PlaysEpisodes,
-    Requires,
-    RequiresPrograms,
-    SpansGPUs,
-)
+from rlsdk.contracts import OnlySamples, PlaysEpisodes, Requires, RequiresPrograms, SpansGPUs, StreamsTensors
 from rlsdk.engines.common import end_ids, open_tokenizer
 from rlsdk.errors import (
     ConfigError,
@@ -120,10 +114,18 @@ def _devices(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
     place = plan.config.placement
     if place.device != "cpu":
         yield from (PlanFinding("placement.device", text) for text in preflight.gpu_capability())
-    if place.ray or os.environ.get("RAY_ADDRESS"):
+    elsewhere = bool(place.ray or os.environ.get("RAY_ADDRESS"))
+    gpus, cores = preflight.gpu_count() if place.device != "cpu" else 0, os.cpu_count() or 1
+    on_cpu = place.device == "cpu" or (place.device == "auto" and not gpus and not elsewhere)
+    if trains and plan.needs_engine and on_cpu and _device_of_transfer(plan) == "cuda":
+        yield PlanFinding(
+            "rollout.weight_transfer",
+            f"{plan.weight_transfer.name!r} sends weights from GPU to GPU, but this run uses none; use gloo, "
+            "shared_memory or object_store",
+        )
+    if elsewhere:
         return
     yield from (PlanFinding("placement", text) for text in preflight.open_files())
-    gpus, cores = preflight.gpu_count() if place.device != "cpu" else 0, os.cpu_count() or 1
     if place.device == "cuda" or gpus:
         for text in gpu_faults(plan, [GPUNode("this machine", gpus)], trains=trains):
             yield PlanFinding("placement.device", f"{text}; set placement.device=cpu, or train where the GPUs are")
@@ -137,6 +139,11 @@ def _devices(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
             )
 
 
+def _device_of_transfer(plan: Plan) -> str:
+    transfer = plan.plugins.resolve(plan.weight_transfer)
+    return transfer.device if isinstance(transfer, StreamsTensors) else "cpu"
+
+
 def gpu_faults(plan: Plan, nodes: Sequence[GPUNode], *, trains: bool = True) -> list[str]:
     """Return why the actors of a plan cannot be placed on the GPUs of given nodes, or share them; empty if they can."""
     place, faults = plan.config.placement, []
@@ -148,6 +155,11 @@ def gpu_faults(plan: Plan, nodes: Sequence[GPUNode], *, trains: bool = True) -> 
         )
     if trains and plan.needs_engine and place.colocate and plan.config.rollout.runs_ahead:
         faults.append("rollouts cannot run ahead of a learner on their own GPUs; set placement.colocate=false")
+    if trains and plan.needs_engine and place.colocate and _device_of_transfer(plan) == "cuda":
+        faults.append(
+            f"rollout.weight_transfer={plan.weight_transfer.name} sends weights from GPU to GPU, but engines and "
+            "learner share theirs; set placement.colocate=false, or use shared_memory or object_store"
+        )
     try:
         gpu_map(plan, nodes, ROLES if trains else ("engine",))
     except EnvironmentFault as fault:

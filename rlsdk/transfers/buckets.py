@@ -6,16 +6,24 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import numpy as np
 
 from rlsdk.contracts import Weights
-from rlsdk.weights import joined
+from rlsdk.weights import as_bytes, joined
+
+if TYPE_CHECKING:
+    import torch
+
+    Buffer = TypeVar("Buffer", np.ndarray, torch.Tensor)
 
 MIB = 2**20
 ALIGNMENT = 64
 """Alignment in bytes of every tensor in a bucket."""
+ARRAYS = {"bfloat16": "uint16"}
+"""NumPy dtypes of arrays whose torch dtype has another name; see `rlsdk.weights`."""
 _IDLE = 3
 """`sys.getrefcount` of an unused buffer: the list, the loop and the argument."""
 
@@ -27,7 +35,7 @@ class Slot:
     Attributes:
         names: Names of the tensor; tied tensors are sent once.
         dtype: Name of torch's dtype.
-        array: Name of the NumPy dtype in which the tensor is sent.
+        array: Name of the NumPy dtype of the tensor's array.
         shape: Shape of the tensor.
         begin: Offset of its first byte.
     """
@@ -71,38 +79,46 @@ class Header:
         version, rows = json.loads(content)
         return cls(version, tuple(Slot(tuple(n), dtype, array, tuple(s), at) for n, dtype, array, s, at in rows))
 
-    def arrays(self, buffer: np.ndarray) -> Iterator[tuple[Slot, np.ndarray]]:
-        """Yield each slot with its bytes, uint8 `[slot.size]`, in a buffer."""
-        for slot in self.slots:
-            yield slot, buffer[slot.begin : slot.begin + slot.size]
+    def contents(self, buffer: Buffer) -> list[Buffer]:
+        """Return the bytes of each slot, uint8 `[slot.size]`, as views of a buffer."""
+        return [buffer[slot.begin : slot.begin + slot.size] for slot in self.slots]
 
-    def weights(self, buffer: np.ndarray) -> Weights:
-        """Return the weights in a buffer, uint8 `[at least self.size]`, as views."""
-        tensors: dict[str, np.ndarray] = {}
+    def weights(self, buffer: np.ndarray | torch.Tensor) -> Weights:
+        """Return the weights in a buffer, uint8 `[at least self.size]`, as views of its type (arrays or tensors)."""
+        tensors: dict[str, np.ndarray | torch.Tensor] = {}
         dtypes: dict[str, str] = {}
-        for slot, content in self.arrays(buffer):
-            array = content.view(slot.array).reshape(slot.shape)
-            tensors |= dict.fromkeys(slot.names, array)
+        for slot in self.slots:
+            content: Any = buffer[slot.begin : slot.begin + slot.size]
+            dtype = slot.array if isinstance(buffer, np.ndarray) else _torch_dtype(slot.dtype)
+            tensors |= dict.fromkeys(slot.names, content.view(dtype).reshape(slot.shape))
             dtypes |= dict.fromkeys(slot.names, slot.dtype)
         return Weights(self.version, tensors, dtypes)
 
 
-def announced(weights: Weights) -> tuple[Header, list[np.ndarray]]:
+def _torch_dtype(name: str) -> torch.dtype:
+    import torch
+
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def announced(weights: Weights) -> tuple[Header, list[Any]]:
     """Lay out a bucket.
 
     Returns:
-        Its header, and the bytes of each slot, uint8 `[slot.size]`, without copying contiguous arrays.
+        Its header, and the bytes of each slot, uint8 `[slot.size]`: arrays or tensors, like the weights. Contiguous
+        ones are not copied.
     """
     names: dict[int, list[str]] = {}
     for name, array in weights.tensors.items():
         names.setdefault(id(array), []).append(name)
     slots, contents, begin = [], [], 0
     for group in names.values():
-        array = np.ascontiguousarray(weights.tensors[group[0]])
-        shape = weights.tensors[group[0]].shape  # `ascontiguousarray` turns a scalar into a vector
-        slots.append(Slot(tuple(group), weights.dtypes[group[0]], array.dtype.name, shape, begin))
-        contents.append(array.reshape(-1).view(np.uint8))
-        begin += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        values, dtype = weights.tensors[group[0]], weights.dtypes[group[0]]
+        carried = values.dtype.name if isinstance(values, np.ndarray) else ARRAYS.get(dtype, dtype)
+        slots.append(Slot(tuple(group), dtype, carried, tuple(values.shape), begin))
+        contents.append(as_bytes(values))
+        begin += -(-values.nbytes // ALIGNMENT) * ALIGNMENT
     return Header(weights.version, tuple(slots)), contents
 
 
@@ -124,7 +140,7 @@ def filled(parts: Iterable[Weights | None], size: int) -> Iterator[Weights]:
         yield _together(waiting)
 
 
-def _padded(tensors: Mapping[str, np.ndarray]) -> Iterator[int]:
+def _padded(tensors: Mapping[str, Any]) -> Iterator[int]:
     return (-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in {id(a): a for a in tensors.values()}.values())
 
 

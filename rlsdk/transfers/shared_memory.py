@@ -166,7 +166,7 @@ class SharedMemory:
         head = np.frombuffer(header.dump(), np.uint8)
         index = self._unused(header.size + len(head), _answers(engines))
         region = self._regions[index]
-        for (_, target), content in zip(header.arrays(region), contents, strict=True):
+        for target, content in zip(header.contents(region), contents, strict=True):
             target[...] = content
         region[header.size : header.size + len(head)] = head
         place = _PLACE.pack(index, self._begins[index], region.nbytes, header.size, len(head))

@@ -193,4 +193,7 @@ def test_who_gets_which_gpu_on_nodes_that_do_not_exist(explain):
     ahead = " ".join(explain("rollout.max_staleness=1", "--gpus", "2", as_json=False, status=2).split())
     assert "rollouts cannot run ahead of a learner on their own GPUs; set placement.colocate=false" in ahead
     assert "gpus" in explain("rollout.max_staleness=1", "placement.colocate=false", "--gpus", "2")
+    shared = " ".join(explain("rollout.weight_transfer=nccl", "--gpus", "2", as_json=False, status=2).split())
+    assert "weight_transfer=core/nccl sends weights from GPU to GPU, but engines and learner share" in shared
+    assert "gpus" in explain("rollout.weight_transfer=nccl", "placement.colocate=false", "--gpus", "2")
     assert "expected GPUS or GPUSxNODES" in explain("--gpus", "many", as_json=False, status=2)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import tiny
 
-from rlsdk.contracts import Model, Weights
+from rlsdk.contracts import LoadsWeightTensors, Model, Weights
 from rlsdk.conversion import by_layer
 from rlsdk.errors import EngineError, TransferError
 from rlsdk.transfers.buckets import Buffers
+from rlsdk.weights import from_weights, to_weights
 
 PROMPT = np.array([1, 5, 9, 30, 2, 17])
 
@@ -43,6 +44,13 @@ def load(engine: Any, weights: Weights, **how: Any) -> tuple[str, str]:
     return "", ""
 
 
+def load_tensors(engine: Any, weights: Weights) -> bool:
+    """Load torch tensors, as they come from GPU to GPU."""
+    tensors = to_weights(weights.version, from_weights(weights), host=False)
+    engine.load_weight_parts(weights.version, iter((tensors,)))
+    return isinstance(engine, LoadsWeightTensors) and engine.loads_tensors
+
+
 def test_parts_give_what_the_whole_gives_and_a_broken_stream_leaves_an_engine_that_can_be_loaded(
     subject: Any, model: Model
 ) -> None:
@@ -68,3 +76,6 @@ def test_parts_give_what_the_whole_gives_and_a_broken_stream_leaves_an_engine_th
     assert kind == "EngineError" and f"tensors are missing: {name}" in text
     assert subject.run(load, other) == ("", "")
     np.testing.assert_allclose(seen(), tiny.reference_logprobs(model, PROMPT, other), atol=1e-4)
+
+    assert subject.run(load_tensors, new)
+    np.testing.assert_allclose(seen(), tiny.reference_logprobs(model, PROMPT, new), atol=1e-4)

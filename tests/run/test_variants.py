@@ -18,8 +18,22 @@ def test_two_ranks_that_share_all_learn_the_same(runner: Any, finished: Any) -> 
         assert ours["actor/grad_norm"] == pytest.approx(theirs["actor/grad_norm"], rel=1e-3)
 
 
-def test_weights_that_engines_receive_in_a_stream_train_the_same(runner: Any, finished: Any) -> None:
-    runner.train("rollout.weight_transfer={use: gloo, bucket_mib: 1}")
+NCCL_ON_CPU = """
+import rlsdk
+from rlsdk.transfers.broadcast import Nccl
+
+@rlsdk.weight_transfer("nccl_on_cpu")
+class NcclOnCPU(Nccl):
+    'The transfer for GPUs with another backend and device, and all else as it is.'
+    backend, device = "gloo", "cpu"
+"""
+
+
+@pytest.mark.parametrize("transfer", ["gloo", "transfer_lab/nccl_on_cpu"])
+def test_weights_that_engines_receive_in_a_stream_train_the_same(runner: Any, finished: Any, transfer: str) -> None:
+    lab = runner.folder / "transfer_lab.py"
+    lab.write_text(NCCL_ON_CPU)
+    runner.train(f"plugins=[{lab}]", f"rollout.weight_transfer={{use: {transfer}, bucket_mib: 1}}")
     names = ("reward/mean", "actor/loss", "actor/grad_norm", "canary/gap")
     assert [[line[name] for name in names] for line in runner.metrics()[1:]] == [
         [line[name] for name in names] for line in finished.metrics()[1:]

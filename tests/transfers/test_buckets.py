@@ -46,7 +46,7 @@ def test_a_header_says_where_each_tensor_lies_and_tied_ones_lie_there_once() -> 
     assert [slot.begin % ALIGNMENT for slot in header.slots] == [0, 0, 0]
     assert [slot.size for slot in header.slots] == [12, 8, 48] == [len(content) for content in contents]
     buffer = np.full(header.size + 5, 255, np.uint8)
-    for (_, target), content in zip(header.arrays(buffer), contents, strict=True):
+    for target, content in zip(header.contents(buffer), contents, strict=True):
         target[:] = content
     got = header.weights(buffer)
     assert got.version == 2 and got.dtypes == sent.dtypes and checksums(got) == checksums(sent)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rlsdk.contracts import StreamsWeights, Weights
-from rlsdk.testing.findings import Case, Violated
+from rlsdk.contracts import StreamsTensors, StreamsWeights, Weights
+from rlsdk.testing.findings import Case, NotApplicable, Violated
 from rlsdk.testing.properties.base import holds
 from rlsdk.testing.subject import Subject
 from rlsdk.weights import checksums, joined
@@ -42,6 +42,8 @@ def _carried(subject: Subject, parts: Sequence[Weights]) -> list[Weights | None]
     """Return the weights that engines receive in successive transfers, in threads of this process."""
     makes: Callable[[], Any] = subject.make
     sender, receivers = makes(), [makes() for _ in range(ENGINES)]
+    if isinstance(sender, StreamsTensors) and sender.device == "cuda":
+        raise NotApplicable(f"needs {ENGINES + 1} GPUs")  # the members are threads here, and would share one
     found: list[Weights | None] = []
     for _ in range(2):  # an instance performs many transfers
         offer = subject.call(sender.offer, iter(parts), ENGINES, HOST)

@@ -1,4 +1,4 @@
-"""Transfers over gloo with members that die, are late or leave: nobody waits longer than the timeout."""
+"""Broadcasts with members that die, are late or leave: nobody waits longer than the timeout."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rlsdk.contracts import Weights
 from rlsdk.errors import TransferError
-from rlsdk.transfers.gloo import Gloo
+from rlsdk.transfers.broadcast import Gloo, Nccl
 from rlsdk.transfers.shared_memory import SharedMemory
+from rlsdk.weights import checksums, joined, to_weights
 
 LAYERS = 12
+
+
+class NcclOnCPU(Nccl):
+    """The transfer for GPUs with another backend and device, and all else as it is."""
+
+    backend, device = "gloo", "cpu"
 
 
 def layers() -> Iterator[Weights]:
@@ -48,7 +56,31 @@ def test_buckets_are_loaded_while_others_come_and_two_buffers_do() -> None:
     assert sizes in ([2**21] * 2, [2**21] * 3)
 
 
-@pytest.mark.parametrize("kind", [Gloo, SharedMemory])
+def test_tensors_of_a_device_keep_their_bits_and_are_not_overwritten_while_they_are_held() -> None:
+    tied, scale = torch.randn(7, 300).bfloat16(), torch.tensor(0.5, dtype=torch.float64)
+    parts = [
+        to_weights(5, {"embeddings": tied, "head": tied, "scale": scale, "none": torch.empty(0, 3)}, host=False),
+        to_weights(5, {"turned": torch.randn(600, 500).T, "count": torch.arange(9)}, host=False),
+        to_weights(5, {"last": torch.randn(600, 500)}, host=False),
+    ]
+    assert parts[0].tensors["embeddings"].data_ptr() == tied.data_ptr()  # the learner's own, and no copy
+    sender = NcclOnCPU(bucket_mib=1)
+    offer = sender.offer(iter(()), 1, "127.0.0.1")
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(sender.send, iter(parts))
+        got = list(NcclOnCPU(bucket_mib=1).receive(offer, 1))
+        sent.result()
+    found, expected = joined(got), joined(parts)
+    assert len(got) == 3 and found is not None and expected is not None
+    assert all(isinstance(tensor, torch.Tensor) for tensor in found.tensors.values())
+    assert found.tensors["embeddings"] is found.tensors["head"]
+    assert {name: (t.dtype, t.shape) for name, t in found.tensors.items()} == {
+        name: (t.dtype, t.shape) for name, t in expected.tensors.items()
+    }
+    assert found.dtypes == expected.dtypes and checksums(found) == checksums(expected)
+
+
+@pytest.mark.parametrize("kind", [Gloo, NcclOnCPU, SharedMemory])
 def test_an_engine_that_is_killed_in_the_middle_ends_the_transfer_for_all_at_once(kind: type[Gloo]) -> None:
     sender = kind(bucket_mib=2, timeout=60)
     offer = sender.offer(iter(()), 2, "127.0.0.1")
@@ -80,6 +112,19 @@ def test_an_engine_that_does_not_come_is_waited_for_as_long_as_was_agreed() -> N
             sender.send(layers())
         with pytest.raises(TransferError):
             other.result()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_nccl_without_a_gpu_fails_as_any_transfer_does() -> None:
+    sender = Nccl(timeout=5)
+    offer = sender.offer(iter(()), 1, "127.0.0.1")
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(lambda: list(Nccl(timeout=5).receive(offer, 1)))
+        with pytest.raises(TransferError, match="NCCL needs a GPU in this process"):
+            sender.send(layers())
+        with pytest.raises(TransferError) as ended:
+            other.result()
+    assert "\n" not in str(ended.value)  # torch adds its stack
 
 
 def test_an_offer_is_sent_once_and_a_learner_that_is_gone_is_named() -> None:
