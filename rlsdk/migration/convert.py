@@ -11,9 +11,11 @@ from typing import Any
 import attrs
 
 from rlsdk.errors import ConfigError
+from rlsdk.migration.parts import UNREAD
 from rlsdk.migration.python_files import Unread
 from rlsdk.migration.reading import ForeignConfig, given, read
 from rlsdk.migration.rows import NOTES, Framework, Given, KeyRule, Status, UnfitError
+from rlsdk.migration.shell import from_environment
 from rlsdk.options import nearest
 
 FRAMEWORKS = ("verl", "roll", "trinity", "xtuner", "trl", "openrlhf")
@@ -115,7 +117,7 @@ def convert(table: Framework, source: ForeignConfig) -> Migration:
     notes = (*finished.pop(NOTES, ()), *_one_ratio_per_rollout(config))
     for path, value in finished.items():
         put(config, path, value)
-    notes += _options_that_exclude_each_other(config)
+    notes += (*_options_that_exclude_each_other(config), *_files_that_no_source_reads(config))
     dropped = _without_options_of_vllm(config)
     reports = {key: _used(_left(entry, dropped), rows[key], config) for key, entry in reports.items()}
     return Migration(
@@ -123,7 +125,7 @@ def convert(table: Framework, source: ForeignConfig) -> Migration:
         _ordered(config),
         tuple(reports[key] for key in values.flat),
         tuple(entry for key, entry in reports.items() if not keys[key] and (entry.to or entry.status == "missing")),
-        (*source.notes, *notes),
+        tuple(dict.fromkeys([*source.notes, *notes])),
     )
 
 
@@ -151,6 +153,22 @@ def _options_that_exclude_each_other(config: dict[str, Any]) -> tuple[str, ...]:
         notes.append("learner.compile: cannot be combined with sequence_parallel or lora, and is left out")
         del learner["compile"]
     return tuple(notes)
+
+
+def _files_that_no_source_reads(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a note on each kind of data file that must be converted first."""
+
+    def listed(value: Any) -> list[Any]:
+        return value if isinstance(value, list) else [value]
+
+    sources = [source for key in ("train", "eval") for source in listed(_at(config, f"tasks.{key}"))]
+    paths = [path for source in sources if isinstance(source, Mapping) for path in listed(source.get("path"))]
+    endings = dict.fromkeys(from_environment(str(path), {}).rpartition(".")[2].lower() for path in paths)
+    return tuple(
+        f"tasks: no source reads {ending}: save the data, dataset.to_json('train.jsonl'), and name that file"
+        for ending in endings
+        if ending in UNREAD
+    )
 
 
 def _without_options_of_vllm(config: dict[str, Any]) -> frozenset[str]:

@@ -125,6 +125,19 @@ def _shaping(given: Given) -> list[dict[str, Any]]:
     return found
 
 
+def _after_the_group(given: Given) -> tuple[str, ...]:
+    """Return a note on what OpenRLHF applies to rewards after it has compared those of a group, and rlsdk before."""
+    name = str(given.get("algo.advantage.estimator"))
+    parts = ["reward_clip"] if "reward.clip_range" in given.flat else []
+    parts += ["kl_penalty"] if any(part["use"] == "kl_penalty" for part in _shaping(given)) else []
+    if name in ("gae", "reinforce") or not parts:
+        return ()
+    return (
+        f"algorithm.shaping: {' and '.join(parts)} apply before rewards are compared within their group; with {name}, "
+        "OpenRLHF applies them to the result of this comparison",
+    )
+
+
 def _loss(name: str, given: Given) -> dict[str, Any]:
     both = given.read("actor.eps_clip", number, 0.2)
     low, high = given.read("actor.eps_clip_low_high", two, [both, both])
@@ -280,6 +293,8 @@ def _finish(given: Given) -> dict[str, Any]:
             if names:
                 found[to] = dataset(names, str(given.get(split, "train")), columns, **chat)
     found |= _reward(given)
+    if notes := _after_the_group(given):
+        found[NOTES] = (*found.get(NOTES, ()), *notes)
     if given.get("vllm.num_engines") is None:
         found |= layout(_gpus(given), given.whole("vllm.tensor_parallel_size"))
     return found

@@ -21,6 +21,7 @@ from rlsdk.migration.rows import (
     text,
     texts,
 )
+from rlsdk.migration.shell import from_environment
 
 KL = Choice(
     {
@@ -65,6 +66,8 @@ KNOWN_TASKS = (
 """Reward, and pattern of the names of data sets that it fits."""
 KEEP_ALL = 1000
 """Checkpoints to keep where the other trainer keeps all."""
+UNREAD = {"csv", "tsv", "txt", "arrow"}
+"""Endings of data files that no source reads."""
 EVALUATION_NOTE = "evaluations are greedy, and sampled at temperature 1"
 LEARNER_NOTE = "rlsdk's learner is DeepSpeed ZeRO"
 
@@ -166,24 +169,15 @@ def dataset(paths: Any, split: str, columns: Mapping[str, str], **more: Any) -> 
     if not found:
         raise UnfitError("no data is given")
     extra = {**({"columns": dict(columns)} if columns else {}), **more}
-    endings = {default_of(name).rsplit("@")[0].rsplit(".", 1)[-1].lower() for name in found}
+    endings = {from_environment(name, {}).rsplit("@")[0].rsplit(".", 1)[-1].lower() for name in found}
     path = found[0] if len(found) == 1 else found
     if endings <= {"parquet"}:
         return {"use": "parquet", "path": path, **extra}
-    if endings <= {"jsonl", "json", "gz"} and endings:
+    if endings <= {"jsonl", "json", "gz"} or endings & UNREAD:  # a note says that the latter cannot be read
         return {"use": "jsonl", "path": path, **extra}
     if len(found) == 1:
         return {"use": "hub", "name": found[0], "split": split, **extra}
     return {"use": "jsonl", "path": path, "split": split, **extra}
-
-
-def default_of(value: str) -> str:
-    """Fill in the fallbacks of references to environment variables; those without one are removed."""
-    for _ in range(10):
-        value, count = re.subn(r"\$\{oc\.env:\w+(?:,\s*'?([^{}']*)'?)?\}", lambda match: match[1] or "", value)
-        if not count:
-            break
-    return value
 
 
 def likely_reward(*hints: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ _ENDS = {"\n", ";", "|", "&", "||", "&&", ";;", "(", ")"}
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9]")
 _PARAMETER = re.compile(r"(\w+)(?:\[[@*]\])?(:?[-=?+]|,,|\^\^|##?|%%?)?(.*)", re.DOTALL)
-_ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)(?:,([^{}]*))?\}")
+_ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)(?:,\s*(['\"]?)([^{}]*?)\2\s*)?\}")
 _PLAIN = re.compile(r"([\w./@~ -]|\$\{oc\.env:[^{}]*\})*")
 _WORDS_BEFORE = {
     "export",
@@ -244,7 +244,7 @@ def _substituted(inner: str, scope: _Scope) -> str:
     if tokens == ["pwd"]:
         return "${oc.env:PWD}"
     words = [value for token in tokens[1:] for value in _expanded(token, scope)]
-    words[:1] = [_from_environment(word, scope.environ) for word in words[:1]]
+    words[:1] = [from_environment(word, scope.environ) for word in words[:1]]
     if tokens[:1] in (["basename"], ["dirname"]) and 1 <= len(words) <= 2 and not re.search(r"[$`]", words[0]):
         path = words[0].rstrip("/")
         return dirname(path) or "." if tokens[0] == "dirname" else basename(path).removesuffix(*words[1:] or ("",))
@@ -260,7 +260,7 @@ def _arithmetic(expression: str, scope: _Scope) -> int | None:
         elif isinstance(node, ast.Name):
             scope.used.add(node.id)
             held = " ".join(scope.values.get(node.id, [scope.environ.get(node.id, "")]))
-            found = int(_from_environment(held, scope.environ))
+            found = int(from_environment(held, scope.environ))
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             found = -value(node.operand)
         elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
@@ -272,15 +272,15 @@ def _arithmetic(expression: str, scope: _Scope) -> int | None:
         return found
 
     try:
-        return value(ast.parse(_from_environment(expression, scope.environ).strip(), mode="eval").body)
+        return value(ast.parse(from_environment(expression, scope.environ).strip(), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
 
 
-def _from_environment(text: str, environ: Mapping[str, str]) -> str:
+def from_environment(text: str, environ: Mapping[str, str]) -> str:
     """Fill in references to environment variables, or their fallbacks; those without either are kept."""
     for _ in range(10):
-        filled = _ENVIRONMENT.sub(lambda match: environ.get(match[1], match[0] if match[2] is None else match[2]), text)
+        filled = _ENVIRONMENT.sub(lambda match: environ.get(match[1], match[0] if match[3] is None else match[3]), text)
         if filled == text:
             break
         text = filled

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlsdk.migration.parts import (
     DTYPE,
+    EVALUATION_NOTE,
     LEARNER_NOTE,
     SCHEDULE,
     checkpoints_kept,
@@ -379,7 +380,6 @@ def _reward(value: str, given: Given) -> KeyOutcome:
     )
 
 
-_EVAL = "evaluations sample greedily and at temperature 1"
 _BUFFER = "the run's own scheduler and database pass rollouts from engines to the learner"
 _ROLLOUT = "explorer.rollout_model"
 
@@ -501,7 +501,7 @@ ROWS = (
     part(f"{INPUT}.eval_tasksets.*.format.*", "tasks.eval", text, "question"),
     changed(f"{INPUT}.eval_tasksets.*.repeat_times", "eval.samples", count, 4, "of all tasks, besides a greedy answer", _samples),
     changed(f"{INPUT}.eval_tasksets.*.rollout_args.n", "eval.samples", count, 4, "of all tasks, besides a greedy answer", _samples),
-    missing(f"{INPUT}.eval_tasksets.*.rollout_args.**", _EVAL, 0.6),
+    missing(f"{INPUT}.eval_tasksets.*.rollout_args.**", EVALUATION_NOTE, 0.6),
     ignored(f"{INPUT}.eval_tasksets.*.**", "evaluations use the training's workflow and reward", "x"),
     changed(f"{INPUT}.default_workflow_type", "workflow reward", text, "math_workflow", "its reward is separate", _workflow),
     same(f"{INPUT}.default_reward_fn_type", "reward", text, "math_reward", _reward),

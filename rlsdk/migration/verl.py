@@ -13,7 +13,6 @@ from rlsdk.migration.parts import (
     SCHEDULE,
     checkpoints_kept,
     dataset,
-    default_of,
     function,
     layout,
     layout_apart,
@@ -47,6 +46,7 @@ from rlsdk.migration.rows import (
     unless,
     whole,
 )
+from rlsdk.migration.shell import from_environment
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -390,7 +390,7 @@ def _dynamic(value: int, given: Given) -> KeyOutcome:
 def _files(value: Any, columns: Mapping[str, str]) -> dict[str, Any]:
     """Return a source of files, which are parquet unless their names say otherwise."""
     source = dataset(value, "train", columns)
-    if any("json" in default_of(name).rpartition(".")[2] for name in texts(value)):
+    if any("json" in from_environment(name, {}).rpartition(".")[2] for name in texts(value)):
         return source
     more = {"columns": dict(columns)} if columns else {}
     return {"use": "parquet", "path": source.get("path", source.get("name")), **more}

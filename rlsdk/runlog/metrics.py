@@ -29,8 +29,7 @@ def open_lines(path: Path) -> TextIO:
 
 def lines_up_to(path: Path, step: int) -> list[str]:
     """Return the well-formed lines of a metrics file whose step is at most `step`, each with its line break."""
-    found = _lines(path)
-    return [f"{line.text}\n" for line in found if line.whole and line.content and line.content["step"] <= step]
+    return [f"{line.text}\n" for line in _lines(path) if line.content and line.content["step"] <= step]
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TextIO
@@ -33,9 +34,10 @@ class JsonlTracker:
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Append one line and flush it, so that it survives a kill of this process."""
+        """Append one line and flush it, so that it survives a kill of this process; JSON has no NaN: null instead."""
+        finite = {name: None if value is None or not math.isfinite(value) else value for name, value in metrics.items()}
         try:
-            self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+            self._file.write(json.dumps({"step": step, **finite}) + "\n")
             self._file.flush()
         except OSError as error:
             error.filename = self._file.name

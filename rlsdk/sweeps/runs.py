@@ -100,22 +100,18 @@ class SweepRun:
 
     def metrics(self) -> set[str]:
         """Names of all metrics in the run's `metrics.jsonl`."""
-        lines = read_metrics(self.path)
-        return {name for line in lines for name, value in line.items() if isinstance(value, int | float)}
+        return {name for line in read_metrics(self.path) for name in line}
 
     def result(self, metric: str) -> float | None:
         """Return a metric at the end of the run: the last value of an evaluation, or the mean of the last tenth.
 
-        None if the run has no such metric, or if it is not finite there, since NaN cannot be ranked. An evaluation
-        without a single scored answer is null in `metrics.jsonl`: an earlier one does not replace it.
+        None if the run has no such metric, or if it is not finite there, since NaN cannot be ranked. Such a value is
+        null in `metrics.jsonl`, as is an evaluation without a scored answer: an earlier value does not replace it.
         """
         lines = [line for line in read_metrics(self.path) if metric in line]
-        if not metric.startswith("eval/"):
-            lines = [line for line in lines if line[metric] is not None]
-        if not lines or not isinstance(lines[-1][metric], int | float):
-            return None
-        last = [line[metric] for line in lines if line["step"] > 0.9 * lines[-1]["step"]] or [lines[-1][metric]]
-        found = float(lines[-1][metric] if metric.startswith("eval/") else sum(last) / len(last))
+        tenth = [] if metric.startswith("eval/") else [n for n in lines if n["step"] > 0.9 * lines[-1]["step"]]
+        values = [line[metric] for line in tenth or lines[-1:] if isinstance(line[metric], int | float)]
+        found = sum(values) / len(values) if values else math.nan
         return found if math.isfinite(found) else None
 
     def failure(self, status: int) -> str:

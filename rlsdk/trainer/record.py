@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -50,6 +50,7 @@ class RunRecord:
         gpus: Number of GPUs in the Ray cluster.
         resume_from: Step of the checkpoint to continue from; None for a new run.
         opened: Time at which the run was opened.
+        keep_changes: Writes a changed configuration into the folder, and returns log lines.
         by_hand: True if the trainer may outlive its training; the report is then written when training ends.
         summary: Summary of the training, once it has ended.
         samples: Sample answers of the evaluations, for the report.
@@ -65,6 +66,7 @@ class RunRecord:
     gpus: int
     resume_from: int | None
     opened: float
+    keep_changes: Callable[[], list[str]]
     by_hand: bool = False
     summary: dict[str, Any] = attrs.field(factory=dict)
     samples: Mapping[str, Sequence[Mapping[str, Any]]] = attrs.field(factory=dict)
@@ -181,7 +183,8 @@ def open_run(
             rehearsed.log()
         stack.enter_context(recorded(plan.folder))
         log.info("starting Ray; the full log is %s", plan.folder / "logs" / "driver.log")
-        record = RunRecord(plan, console, checkpoints, observers, mirror, None, 0, prepared.step, opened)
+        resumed = prepared.step, opened, prepared.keep_changes
+        record = RunRecord(plan, console, checkpoints, observers, mirror, None, 0, *resumed)
         try:
             with kept_rollouts(plan) as record.store, reaped(), ray_cluster(plan, trains=True) as record.gpus:
                 yield record

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from rlsdk.learners.shards import ranks_of
 from rlsdk.plugins import CORE, short_name
 from rlsdk.plurals import counted
 from rlsdk.runlog.folder import is_foreign, mark, remove_compiled, remove_run, replace_text
-from rlsdk.runlog.metrics import METRICS, garbled_lines
+from rlsdk.runlog.metrics import METRICS, garbled_lines, lines_up_to
 from rlsdk.runlog.report import SUMMARY
 from rlsdk.runlog.store import DATABASE, damage_of, set_aside
 from rlsdk.trainer.changes import KEPT, Difference, differences
@@ -36,10 +38,13 @@ class Prepared:
     Attributes:
         step: Step to resume from; None for a new run.
         notices: Log lines on what has changed since the last start and how it was handled.
+        keep_changes: Writes a changed configuration into the folder, and returns log lines. It is called once the
+            checkpoint is loaded, since learner ranks may refuse the change.
     """
 
     step: int | None
     notices: tuple[str, ...] = ()
+    keep_changes: Callable[[], list[str]] = attrs.field(default=list, eq=False)
 
 
 def check_resumed(config: Source, overrides: Sequence[str], files: Sequence[str | Path]) -> Plan:
@@ -130,10 +135,12 @@ def prepare_folder(
         notices.append(f"the run continues from the checkpoint of step {step}{which}")
     if resumes:
         remove_compiled(folder)
-        notices += [*_unreadable(plan), *_run_code(plan)]
+        notices += [*_unreadable(plan, step), *_run_code(plan)]
     (folder / "logs").mkdir(exist_ok=True)
-    notices += _keep_config(plan, changed=bool(found), new=not used, step=step or 0)
-    return Prepared(step, tuple(notices))
+    keep = partial(_keep_config, plan, changed=bool(found), new=not used, step=step or 0)
+    if found and step is not None:
+        return Prepared(step, tuple(notices), keep)
+    return Prepared(step, (*notices, *keep()))
 
 
 def _require_ranks(plan: Plan, step: int, folder: Path) -> None:
@@ -203,9 +210,12 @@ def _run_code(plan: Plan) -> list[str]:
     ]
 
 
-def _unreadable(plan: Plan) -> list[str]:
-    """Set a damaged rollout database aside; return log lines on it and on garbled lines of metrics."""
-    notices = [f"{fault}; the line is skipped" for fault in garbled_lines(plan.folder / METRICS)]
+def _unreadable(plan: Plan, step: int | None) -> list[str]:
+    """Set a damaged rollout database aside; return log lines on it and on garbled or lost lines of metrics."""
+    path = plan.folder / METRICS
+    notices = [f"{fault}; the line is skipped" for fault in garbled_lines(path)]
+    if step and path.is_file() and all(json.loads(line)["step"] != step for line in lines_up_to(path, step)):
+        notices.append(f"{path} has no line of step {step}, although its checkpoint is intact: the metrics are lost")
     if plan.config.save_rollouts and plan.config.rollout.storage.url is None:
         file = plan.folder / DATABASE
         if fault := damage_of(file):

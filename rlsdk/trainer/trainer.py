@@ -519,6 +519,8 @@ class Trainer:
         self._restored = True
         if self._resume_from is not None:
             await restore(self, self._resume_from, self._store)
+            for notice in self.record.keep_changes() if self.record else ():
+                log.warning("%s", notice)
         elif self._store is not None:
             await asyncio.to_thread(rewind, self._store, 0, {})
 

@@ -247,6 +247,37 @@ def test_openrlhfs_corrections(flags, correction):
     assert not [entry.key for entry in found.entries if entry.status == "missing"]
 
 
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        ((), "kl_penalty apply"),
+        (("--reward_clip_range", "-5", "5"), "reward_clip and kl_penalty apply"),
+        (("--init_kl_coef", "0"), ""),
+        (("--use_kl_loss",), ""),
+        (("--advantage_estimator", "gae", "--reward_clip_range", "-5", "5"), ""),
+    ],
+)
+def test_openrlhfs_order_of_clipping_kl_and_comparison_is_noted(flags, parts):
+    notes = migrate("openrlhf", ["--advantage_estimator", "group_norm", *flags], {}).notes
+    found = [note for note in notes if "OpenRLHF applies them to the result of this comparison" in note]
+    assert [note.startswith(f"algorithm.shaping: {parts} before rewards are compared") for note in found] == (
+        [True] if parts else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("trainer", "arguments"),
+    [
+        ("openrlhf", ["--data.prompt_dataset", "data/train.csv"]),
+        ("verl", ["data.train_files=${oc.env:DATA, 'data/train.csv'}"]),
+    ],
+)
+def test_data_files_that_no_source_reads_are_noted(trainer, arguments):
+    found = migrate(trainer, arguments, {})
+    assert found.config["tasks"]["train"]["use"] != "hub"
+    assert [note for note in found.notes if note.startswith("tasks: no source reads csv: save the data")]
+
+
 def test_openrlhfs_overlong_penalty_comes_before_the_bounds():
     found = migrate("openrlhf", ["--reward.overlong_buffer_len", "100", "--init_kl_coef", "0"], {})
     assert found.config["algorithm"]["shaping"] == [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import resource
 from pathlib import Path
 
@@ -34,6 +35,21 @@ def test_a_last_line_truncated_by_a_kill_is_not_a_fault(tmp_path: Path) -> None:
     assert lines_up_to(path, 2) == ['{"step": 1}\n']
     assert read_metrics(tmp_path) == [{"step": 1}]
     assert garbled_lines(path) == []
+
+
+def test_a_last_line_that_lacks_only_its_line_break_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / METRICS
+    path.write_text('{"step": 1}\n{"step": 2}')
+    assert lines_up_to(path, 2) == ['{"step": 1}\n', '{"step": 2}\n']
+
+
+def test_values_that_json_cannot_hold_are_null(tmp_path: Path) -> None:
+    tracker = JsonlTracker()
+    tracker.open(Run("a", tmp_path, {}, 0))
+    tracker.log(1, {"score/mine": math.nan, "loss": math.inf, "eval/sampled": None, "reward/mean": 0.5})
+    tracker.close()
+    line = '{"step": 1, "score/mine": null, "loss": null, "eval/sampled": null, "reward/mean": 0.5}\n'
+    assert (tmp_path / METRICS).read_text() == line
 
 
 def test_a_run_without_metrics_has_none(tmp_path: Path) -> None:

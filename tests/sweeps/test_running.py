@@ -229,7 +229,7 @@ def test_an_evaluation_without_a_scored_answer_is_not_replaced_by_an_earlier_one
     with (runs[0].path / "metrics.jsonl").open("a") as lines:
         lines.write('{"step": 9, "eval/sampled": null, "reward/mean": null}\n')
     assert runs[0].result("eval/sampled") is None
-    assert runs[0].result("reward/mean") == 0.4
+    assert runs[0].result("reward/mean") is None  # it may have been NaN
 
 
 @pytest.mark.parametrize("command", [["sweep", "trial.yaml", "--metric", "eval/greedy"], ["tournament", "grpo"]])

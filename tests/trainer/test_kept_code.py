@@ -66,7 +66,8 @@ def config(module: Any, **more: Any) -> rlsdk.Config:
 def begin(plan: Any, **how: Any) -> tuple[Checkpoints, tuple[str, ...]]:
     checkpoints = Checkpoints(plan.folder, 2)
     how = {"resume": False, "overwrite": False, "allow_changes": False} | how
-    return checkpoints, prepare_folder(plan, checkpoints, **how).notices
+    prepared = prepare_folder(plan, checkpoints, **how)
+    return checkpoints, (*prepared.notices, *prepared.keep_changes())
 
 
 @pytest.fixture(autouse=True)

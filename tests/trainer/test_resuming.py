@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import yaml
 
@@ -43,9 +44,11 @@ class Run:
     def plan(self, *changes: str, plugins: tuple[str, ...] = ()) -> Plan:
         return check(self.common, changes, plugins)
 
-    def prepare(self, plan: Plan, **how: Any) -> Prepared:
+    def prepare(self, plan: Plan, *, loads: bool = True, **how: Any) -> Prepared:
+        """Prepare the folder; with `loads`, the learner can load the checkpoint."""
         how = {"resume": False, "overwrite": False, "allow_changes": False, **how}
-        return prepare_folder(plan, Checkpoints(plan.folder, 2), **how)
+        found = prepare_folder(plan, Checkpoints(plan.folder, 2), **how)
+        return attrs.evolve(found, notices=(*found.notices, *found.keep_changes()) if loads else found.notices)
 
     def begin(self, *changes: str, plugins: tuple[str, ...] = (), step: int = 4) -> None:
         """A run with a checkpoint."""
@@ -142,6 +145,14 @@ def test_with_leave_it_goes_on_and_the_old_file_is_kept(run: Run) -> None:
     run.resume("learner.lr=0.01", allow_changes=True)
     assert run.kept() == ["config.step-4-2.yaml", "config.step-4.yaml", "config.yaml"]
     assert "lr: 0.001" in run.text("config.step-4-2.yaml")
+
+
+def test_a_change_that_the_learner_refuses_leaves_the_configuration_as_it_is(run: Run) -> None:
+    run.begin()
+    before = run.text()
+    run.prepare(run.plan("learner.zero_stage=2"), loads=False, resume=True, allow_changes=True)
+    assert run.kept() == ["config.yaml"] and run.text() == before
+    assert run.resume() == Prepared(4)
 
 
 @pytest.mark.parametrize(
@@ -402,11 +413,19 @@ def test_what_was_compiled_is_compiled_again(run: Run) -> None:
 def test_garbled_lines_of_metrics_are_named_before_anything_starts(run: Run) -> None:
     run.begin()
     metrics = run.plan().folder / "metrics.jsonl"
-    metrics.write_text('{"step": 1}\n{"step": 2, "rew\n{"step": 3}\n')
+    metrics.write_text('{"step": 1}\n{"step": 2, "rew\n{"step": 3}\n{"step": 4}\n')
     (notice,) = run.resume().notices
     assert notice == (
         f'{metrics}, line 2: expected a JSON object with a step, got \'{{"step": 2, "rew\'; the line is skipped'
     )
+
+
+def test_a_lost_line_of_the_checkpoints_step_is_named(run: Run) -> None:
+    run.begin()
+    metrics = run.plan().folder / "metrics.jsonl"
+    metrics.write_text('{"step": 3}\n{"step": 4, "reward/me')
+    (notice,) = run.resume().notices
+    assert notice.startswith(f"{metrics} has no line of step 4, although its checkpoint is intact")
 
 
 def test_a_database_that_cannot_be_read_is_set_aside(run: Run) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import attrs
@@ -17,7 +19,7 @@ import pytest
 
 from rlsdk.cluster.draining import DrainingNode
 from rlsdk.contracts.rollouts import Evaluation, NoRolloutsError, TakenBatch, TaskStatus
-from rlsdk.errors import RunError, ScoringError
+from rlsdk.errors import CheckpointError, RunError, ScoringError
 from rlsdk.isolation.vitals import Identity
 from rlsdk.rollout.step_batch import StepBatch
 from rlsdk.runlog.tables import Entry
@@ -379,6 +381,23 @@ def test_a_checkpoint_is_continued_from(tmp_path: Path) -> None:
     assert resumed.rollouts.said == ["publish weights 0", "take 1", "sleep", "settle trained trained",
                                      "publish weights 1 updated"]  # fmt: skip
     assert resumed.rollouts.sources()[SOURCE].trained == 4
+
+
+def test_a_changed_configuration_is_kept_once_the_learner_has_loaded_the_checkpoint(tmp_path: Path) -> None:
+    class Refusing(FakeLearner):
+        def load(self, folder: Path) -> None:
+            raise CheckpointError("written by a learner with other settings")
+
+    trainer = make_trainer(tmp_path)
+    asyncio.run(trainer.step())
+    trainer.save()
+    loaded = []
+    for learner in (Refusing(), FakeLearner()):
+        resumed = Trainer(trainer.plan, rollouts=ScriptedRollouts(trainer.plan), learner=learner, resume_from=1)
+        resumed.record = SimpleNamespace(keep_changes=lambda of=learner: loaded.append(of) or [])  # type: ignore[assignment]
+        with contextlib.suppress(CheckpointError):
+            asyncio.run(resumed.restore())
+    assert loaded == [learner]
 
 
 def test_checkpoints_wait_for_the_next_sync_so_that_a_resumed_run_has_the_weights_of_one_left_alone(
