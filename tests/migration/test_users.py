@@ -265,17 +265,15 @@ def test_openrlhfs_order_of_clipping_kl_and_comparison_is_noted(flags, parts):
     )
 
 
-@pytest.mark.parametrize(
-    ("trainer", "arguments"),
-    [
-        ("openrlhf", ["--data.prompt_dataset", "data/train.csv"]),
-        ("verl", ["data.train_files=${oc.env:DATA, 'data/train.csv'}"]),
-    ],
-)
-def test_data_files_that_no_source_reads_are_noted(trainer, arguments):
-    found = migrate(trainer, arguments, {})
-    assert found.config["tasks"]["train"]["use"] != "hub"
-    assert [note for note in found.notes if note.startswith("tasks: no source reads csv: save the data")]
+def test_data_files_that_no_source_reads_are_noted(tmp_path):
+    file = tmp_path / "verl.yaml"
+    file.write_text("""data: {train_files: "${oc.env:DATA, 'data/train.csv'}"}""")
+    for found in (
+        migrate("openrlhf", ["--data.prompt_dataset", "data/train.csv"], {}),
+        migrate("verl", [str(file)], {}),
+    ):
+        assert found.config["tasks"]["train"]["use"] != "hub"
+        assert [note for note in found.notes if note.startswith("tasks: no source reads csv: save the data")]
 
 
 def test_openrlhfs_overlong_penalty_comes_before_the_bounds():
