@@ -14,7 +14,7 @@ from rlsdk.contracts import Model
 from rlsdk.conversion import policy_class
 from rlsdk.errors import LearnerError
 from rlsdk.head import EntropyMode, Head
-from rlsdk.learners.packing import attends_fully
+from rlsdk.learners.packing import attends_fully, other_layers
 from rlsdk.learners.router import RouterLoss
 from rlsdk.learners.rows import Prompts, RowStyle, TokenRows
 from rlsdk.routing import Routers
@@ -22,8 +22,17 @@ from rlsdk.vision import Vision, layout_faults, sees
 
 Attention = Literal["sdpa", "flash_attention_2", "eager"]
 ValueInit = Literal["zero", "small"]
-_BENT_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "output_multiplier_scale")
+_BENT_LOGITS = (
+    "final_logit_softcapping",
+    "lm_head_multiplier",
+    "logit_scale",
+    "logits_scaling",
+    "output_logit_soft_cap",
+    "output_multiplier_scale",
+)
 """Settings of models whose logits are not `hidden · headᵀ`."""
+_BIASED_BY_COLUMN = ("bloom", "mpt")
+"""Model types that bias attention by the distance of columns (ALiBi), whatever the positions are."""
 _MASKED_WITHOUT_POSITIONS = (
     "afmoe",
     "biogpt",
@@ -191,7 +200,8 @@ def policy_faults(
         rows: Row layout.
         without_mask: True if packed rollouts attend separately, if the model allows it.
     """
-    settings = {name: getattr(net.config, name, None) for name in _BENT_LOGITS}
+    text = net.config.get_text_config()
+    settings = {name: getattr(text, name, None) for name in _BENT_LOGITS}
     faults = []
     if bent := [f"{name}={value}" for name, value in settings.items() if value not in (None, 1.0)]:
         faults.append(f"logits changed after the head ({', '.join(bent)}) are not supported; train another model")
@@ -319,10 +329,15 @@ def check_layers(config: Any, rows: RowStyle = "shared") -> None:
         LearnerError: A layer has an unsupported type.
     """
     text = config.get_text_config()
-    if others := sorted(_layer_types(text) - {"full_attention"}):
+    if others := sorted(other_layers(config)):
         raise LearnerError(
             f"model type {text.model_type!r} has layers of type {', '.join(others)}; rows: {rows} needs full "
             "attention in every layer; set learner.rows=padded"
+        )
+    if text.model_type in _BIASED_BY_COLUMN or getattr(text, "alibi", False):
+        raise LearnerError(
+            f"model type {text.model_type!r} biases attention by the distance of tokens within a row (ALiBi), which "
+            f"rows: {rows} changes; set learner.rows=padded"
         )
 
 

@@ -26,6 +26,7 @@ from rlsdk.learners.lora import Lora, wrap
 from rlsdk.learners.model import PolicyModel, load_policy, policy_faults
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.rows import to_rows
+from rlsdk.learners.tree import tree_rows
 from rlsdk.weights import from_weights
 
 RECURRENT = ("qwen3.5", "nemotron-h")
@@ -37,13 +38,13 @@ def _policy(model: Model) -> PolicyModel:
     return load_policy(model, "eager" if "gpt-oss" in model.path else "sdpa", False)
 
 
-def _rows(count: int = 1) -> TrainBatch:
+def _rows(count: int = 1, prompt: int = 1) -> TrainBatch:
     return TrainBatch(
         token_ids=np.tile(IDS, count),
         lengths=np.full(count, len(IDS)),
-        starts=np.ones(count, np.int64),
-        responses=np.full(count, len(IDS) - 1),
-        loss_mask=np.ones(count * (len(IDS) - 1), bool),
+        starts=np.full(count, prompt),
+        responses=np.full(count, len(IDS) - prompt),
+        loss_mask=np.ones(count * (len(IDS) - prompt), bool),
     )
 
 
@@ -190,6 +191,37 @@ def test_packed_rollouts_do_not_see_each_other_or_are_refused(name: str, tmp_pat
     with torch.no_grad():
         found, expected = (policy(to_rows(_rows(2), style))[0] for style in ("packed", "padded"))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
+def test_rows_with_common_prefixes_have_the_logprobs_of_whole_rollouts_or_are_refused(
+    name: str, tmp_path: Path
+) -> None:
+    """Rollouts several times as long as the windows of those models that have one."""
+    architectures.make(tmp_path / name, name)
+    policy, batch = _policy(Model(path=str(tmp_path / name))), _rows(2, prompt=8)
+    attention = "eager" if name == "gpt-oss" else "sdpa"
+    faults = [policy_faults(policy.model, attention, style) for style in ("shared", "tree")]
+    if any(faults):
+        assert name in (*RECURRENT, "gpt-oss", "gemma3", "mistral")
+        assert all("needs full attention in every layer" in each[0] for each in faults)
+        return
+    with torch.no_grad():
+        expected, shared = (policy(to_rows(batch, style))[0] for style in ("padded", "shared"))
+        tree = policy(tree_rows(batch, np.zeros(2, np.int64)))[0]
+    for found in (shared, tree):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_attention_by_the_distance_of_columns_is_refused_for_rows_with_common_prefixes() -> None:
+    from transformers import BloomConfig, FalconConfig, MptConfig
+
+    from rlsdk.learners.model import check_layers
+
+    for config in (BloomConfig(), MptConfig(), FalconConfig(alibi=True)):
+        with pytest.raises(LearnerError, match=r"\(ALiBi\), which rows: tree changes; set learner.rows=padded"):
+            check_layers(config, "tree")
+    check_layers(FalconConfig(), "tree")
 
 
 @pytest.mark.parametrize("name", architectures.ARCHITECTURES)

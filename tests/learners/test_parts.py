@@ -171,12 +171,13 @@ class TestModel:
             assert parameter.grad is not None, name
             assert not parameter.grad.any()
 
-    def test_logits_changed_behind_the_head_are_refused(self, tied: Model, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("name", ["final_logit_softcapping", "lm_head_multiplier", "output_logit_soft_cap"])
+    def test_logits_changed_behind_the_head_are_refused(self, name: str, tied: Model, tmp_path: Path) -> None:
         for file in Path(tied.path).iterdir():
             (tmp_path / file.name).write_bytes(file.read_bytes())
         config = json.loads((tmp_path / "config.json").read_text())
-        (tmp_path / "config.json").write_text(json.dumps({**config, "final_logit_softcapping": 30.0}))
-        with pytest.raises(LearnerError, match=r"final_logit_softcapping=30\.0"):
+        (tmp_path / "config.json").write_text(json.dumps({**config, name: 30.0}))
+        with pytest.raises(LearnerError, match=rf"{name}=30\.0"):
             load_policy(Model(path=str(tmp_path)), "sdpa", False)
 
     def test_missing_weights_are_an_error(self, untied: Model, tmp_path: Path) -> None:
