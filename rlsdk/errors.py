@@ -190,6 +190,11 @@ def visible(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
+def first_line(error: BaseException | None) -> str:
+    """Return the first line of an error's message, or the name of its type if it has none."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
 def described(error: BaseException) -> str:
     """Describe a plugin's exception: type, message, and the plugin's own line, such as `(lab.py, line 12)`.
 

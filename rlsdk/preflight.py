@@ -13,7 +13,7 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from rlsdk.errors import EnvironmentFault
+from rlsdk.errors import EnvironmentFault, first_line
 
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 OPEN_FILES = 1024
@@ -199,7 +199,7 @@ def hub_model(name: str) -> list[str]:
             return []
         cause = "HF_HUB_OFFLINE forbids requests to the hub"
     except Exception as error:  # noqa: BLE001 - network, proxies, permissions: each library below has its own errors
-        cause = f"the hub did not return it: {next(iter(str(error).splitlines()), '') or type(error).__name__}"
+        cause = f"the hub did not return it: {first_line(error)}"
     return [
         f"there is no folder {name!r}, and the hub model of that name is not in this machine's cache; {cause}. "
         f"Give the path of a folder, or download the model on a machine with a connection: hf download {name}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rlsdk.checkpoints.checkpoint import Checkpoints
-from rlsdk.errors import CheckpointError, DamagedCheckpointError, RlsdkError, RunError
+from rlsdk.errors import CheckpointError, DamagedCheckpointError, RlsdkError, RunError, first_line
 from rlsdk.storage import copies
 from rlsdk.storage.copies import Copy
 from rlsdk.storage.location import is_url, mirror_of
@@ -27,8 +27,7 @@ def reached(remote: RemoteFolder) -> Iterator[None]:
     except RlsdkError:
         raise
     except Exception as error:
-        said = next(iter(str(error).splitlines()), "")
-        raise RunError(f"{remote.url} cannot be used: {type(error).__name__}: {said}") from error
+        raise RunError(f"{remote.url} cannot be used: {type(error).__name__}: {first_line(error)}") from error
 
 
 @contextmanager

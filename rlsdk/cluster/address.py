@@ -16,7 +16,7 @@ import attrs
 
 from rlsdk.cluster.health import CONNECT_SECONDS, unreachable
 from rlsdk.config.schema import PlacementSection
-from rlsdk.errors import RunError
+from rlsdk.errors import RunError, first_line
 
 log = logging.getLogger(__name__)
 JOIN_SECONDS = 60.0
@@ -83,9 +83,8 @@ class RayAddress:
         if joining.is_alive():
             raise self._error(f"accepts connections, but Ray did not answer within {JOIN_SECONDS:g} s")
         if failures:
-            said = next(iter(str(failures[0]).splitlines()), "")
             mode = os.environ.get(MODE, "disabled")
-            raise self._error(f"cannot be joined: {said} ({MODE} is {mode})") from failures[0]
+            raise self._error(f"cannot be joined: {first_line(failures[0])} ({MODE} is {mode})") from failures[0]
 
     def _gcs(self) -> str:
         """Return `HOST:PORT` of the cluster's GCS; empty for an address of Ray Client."""

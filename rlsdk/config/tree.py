@@ -18,7 +18,7 @@ from rlsdk.config.renamed import RENAMED, current, current_overrides
 from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config
 from rlsdk.config.section import Section, given
 from rlsdk.config.uses import RewardUse, SourceUse
-from rlsdk.errors import ConfigError
+from rlsdk.errors import ConfigError, first_line
 from rlsdk.kinds import PART_LISTS, PARTS
 from rlsdk.options import CONTINUATION, nearest
 
@@ -95,7 +95,7 @@ def _load(source: Source) -> tuple[Tree, dict[tuple[str | int, ...], Any]]:
     except yaml.YAMLError as error:
         raise ConfigError([f"{path} is not valid YAML: {' '.join(str(error).split())}"]) from error
     except OmegaConfBaseException as error:
-        raise ConfigError([f"{error.full_key or path}: {_first_line(error)}{_DOLLAR}"]) from error
+        raise ConfigError([f"{error.full_key or path}: {first_line(error)}{_DOLLAR}"]) from error
     tree = OmegaConf.to_container(loaded, resolve=False)
     if not isinstance(tree, dict):
         raise ConfigError(
@@ -149,7 +149,7 @@ def apply_override(tree: Tree, text: str) -> str | None:
     except yaml.YAMLError as error:
         return f"override {text!r}: the value is not valid YAML ({' '.join(str(error).split())}){_QUOTES}"
     except OmegaConfBaseException as error:
-        return f"override {text!r}: {_first_line(error)}{_DOLLAR}"
+        return f"override {text!r}: {first_line(error)}{_DOLLAR}"
     return _assign(tree, re.sub(r"\[(\d+)\]", r".\1", key).split("."), value, text)
 
 
@@ -207,16 +207,12 @@ def _spelt_out(path: str, value: Any) -> Any:
     return value
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
-
-
 def _interpolate(tree: Tree) -> tuple[Tree, list[str]]:
     """Resolve `${…}` leaf by leaf, so that all unresolved ones are reported."""
     try:
         config = OmegaConf.create(tree)
     except OmegaConfBaseException as error:  # in a mapping passed by a script; files and overrides are parsed earlier
-        raise ConfigError([f"{error.full_key}: {_first_line(error)}{_DOLLAR}"]) from error
+        raise ConfigError([f"{error.full_key}: {first_line(error)}{_DOLLAR}"]) from error
     faults: list[str] = []
 
     def walk(node: DictConfig | ListConfig, path: str) -> Any:
@@ -229,7 +225,7 @@ def _interpolate(tree: Tree) -> tuple[Tree, list[str]]:
             except (OmegaConfBaseException, ValueError) as error:
                 raw = OmegaConf.to_container(node, resolve=False)[key]
                 unset = re.search(r"Environment variable '(.+)' not found", str(error))
-                why = f"the environment variable {unset[1]} is not set" if unset else _first_line(error)
+                why = f"the environment variable {unset[1]} is not set" if unset else first_line(error)
                 faults.append(f"{where}: {raw!r} cannot be resolved: {why}")
                 continue
             out[key] = walk(value, where) if isinstance(value, DictConfig | ListConfig) else value

@@ -42,6 +42,8 @@ _REMEMBERED = 1000
 """Maximum number of exit codes kept for `ForkServer.ending`."""
 _LAST_WORDS = 0.5
 """Seconds to wait for the server's report of how a fork ended."""
+FORK_SECONDS = 60.0
+"""Timeout in seconds for a fork, which takes milliseconds; a server that does not answer is replaced."""
 _FULL = 0.01
 """Seconds before a request that did not fit into the server's socket buffer is retried."""
 _BOOT = """
@@ -147,9 +149,13 @@ class ForkServer:
                     await self.ready()
                     server = self._process
                     await self._request(there)
-                return Fork(int(await receive_async(here)), here)
+                async with asyncio.timeout(FORK_SECONDS):
+                    return Fork(int(await receive_async(here)), here)
             except (EOFError, OSError) as error:
                 here.close()
+                if isinstance(error, TimeoutError) and server is self._process is not None:  # such as under SIGSTOP
+                    log.warning("the process that forks %s does not answer and is replaced", self._what)
+                    self.close()
                 # A server that was killed before it read the request is replaced.
                 if retried or server is None or not await asyncio.to_thread(_has_ended, server):
                     why = "check the limits on memory and processes"

@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import Model, TrainBatch
-from rlsdk.errors import LearnerError
+from rlsdk.errors import LearnerError, first_line
 from rlsdk.learners.microbatch import plan
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.rows import RowStyle, TokenRows, empty_rows, read_lengths, to_exact_row, to_rows
@@ -246,7 +246,7 @@ def with_less(
     except Exception as error:
         if not is_shortage(error):
             raise
-        said = next(iter(str(error).splitlines()), "") or type(error).__name__
+        said = first_line(error)
     # Retry outside the handler: inside it, the exception keeps the frames alive, and they hold the activations.
     if passes.halved:
         why_not = "the micro-batch was already halved"

@@ -30,6 +30,7 @@ from rlsdk.errors import (
     RlsdkError,
     UnreachableDataError,
     described,
+    first_line,
 )
 from rlsdk.messages import parts_of
 from rlsdk.plugins import ComponentRef
@@ -273,8 +274,8 @@ class _PlanChecks:
             tokenizer = open_tokenizer(model)
             ends = end_ids(model, tokenizer)
         except Exception as error:  # noqa: BLE001 - transformers raises anything for a file that it cannot use
-            cause = next(iter(str(error).splitlines()), type(error).__name__)
-            self.warnings.append(PlanFinding("model.path", f"the tokenizer in {name!r} cannot be opened: {cause}"))
+            text = f"the tokenizer in {name!r} cannot be opened: {first_line(error)}"
+            self.warnings.append(PlanFinding("model.path", text))
             return None
         if plan.needs_engine and not ends and not plan.config.sampling.stop:
             self.faults.append(

@@ -15,6 +15,7 @@ from rlsdk.config.rules import fresh_groups
 from rlsdk.contracts import SizesCheckpoints
 from rlsdk.contracts.generation import DTYPE_BYTES
 from rlsdk.conversion import without_weights
+from rlsdk.errors import first_line
 from rlsdk.storage.location import is_url
 
 BYTES_PER_PARAMETER = 16
@@ -132,7 +133,7 @@ def skeleton(plan: Plan, *, download: bool) -> tuple[Any, str]:
             return None, f"the config of the model {model.path!r} is not in this machine's cache of the hub"
         return (
             None,
-            f"the model {model.path!r} cannot be built from its config: {next(iter(str(error).splitlines()), '')}",
+            f"the model {model.path!r} cannot be built from its config: {first_line(error)}",
         )
 
 

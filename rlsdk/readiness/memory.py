@@ -17,7 +17,7 @@ from rlsdk.cluster.placement import gpu_map, sections_apart
 from rlsdk.config import Plan
 from rlsdk.contracts import ActorSpec, ApartRole, EstimatesGeneration, EstimatesUpdates, MemoryUse, UpdateShape
 from rlsdk.contracts.generation import DTYPE_BYTES
-from rlsdk.errors import EnvironmentFault
+from rlsdk.errors import EnvironmentFault, first_line
 from rlsdk.learners.apart import roles, roles_apart
 
 DRIVER_BYTES = 600 * 2**20
@@ -110,7 +110,7 @@ def estimate_memory(
     try:
         found.learner()
     except (OSError, ValueError) as error:  # the config of a critic or reference cannot be read, or is not here
-        return MemoryEstimate(unknown=(f"memory is not estimated: {next(iter(str(error).splitlines()), '')}",))
+        return MemoryEstimate(unknown=(f"memory is not estimated: {first_line(error)}",))
     if plan.needs_engine:
         found.engines(net)
     weights = sum(p.numel() for p in net.parameters()) * DTYPE_BYTES[plan.config.model.dtype]

@@ -26,7 +26,7 @@ from rlsdk.contracts import (
 )
 from rlsdk.conversion import Differences, compare, read_header, without_weights
 from rlsdk.engines.common import open_tokenizer, positions
-from rlsdk.errors import ConfigError, RlsdkError
+from rlsdk.errors import ConfigError, RlsdkError, first_line
 from rlsdk.exact import architecture_fault
 from rlsdk.kinds import Kind
 from rlsdk.learners.base import TransformersLearner
@@ -196,7 +196,7 @@ def _config_faults(plan: Plan, role: str, model: Model) -> Iterator[tuple[str, s
         read_config(model, local_files_only=True)
     except (OSError, ValueError) as error:
         held = (folder / "config.json").is_file()
-        why = next(iter(str(error).splitlines())) if held else "it has no config.json"
+        why = first_line(error) if held else "it has no config.json"
         adapter = not held and (folder / "adapter_config.json").is_file()
         merged = ", only an adapter: give the folder of the merged model, such as the export of its run"
         yield f"model.{role}", f"{model.path!r} holds no model that can be read: {why}{merged if adapter else ''}"

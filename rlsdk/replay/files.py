@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlsdk.errors import DataError
+from rlsdk.errors import DataError, first_line
 
 KINDS = "JSON lines, parquet, .npz, .safetensors or .pt"
 _WRAPPERS = ("batch", "non_tensor_batch", "meta_info", "rollout_data", "train_data", "inputs", "experience")
@@ -37,8 +37,8 @@ def read_columns(path: Path) -> dict[str, Any]:
     except DataError:
         raise
     except Exception as error:  # each of the four readers raises its own exceptions on damaged files
-        reason = next(iter(str(error).splitlines()), "")
-        raise DataError(f"{path} cannot be read: {type(error).__name__}: {reason[:300]}; expected {KINDS}") from error
+        reason = f"{type(error).__name__}: {first_line(error)[:300]}"
+        raise DataError(f"{path} cannot be read: {reason}; expected {KINDS}") from error
     columns = _flat(found, path)
     if not columns:
         raise DataError(f"{path} has no fields; expected those of a batch, such as responses and rewards")

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 import yaml
 
 from rlsdk.config import Config
-from rlsdk.errors import EnvironmentFault, ValueFault
+from rlsdk.errors import EnvironmentFault, ValueFault, first_line
 from rlsdk.runlog.engine_scaling import read_status
 from rlsdk.runlog.folder import MARKER, why_no_run
 from rlsdk.runlog.metrics import read_metrics
@@ -100,7 +100,7 @@ def query(
             ) from error
         damaged = getattr(error.orig, "sqlite_errorcode", None) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
         if (where or order_by) and not damaged:
-            given, reason = where or order_by, next(iter(str(error.orig).splitlines()), type(error).__name__)
+            given, reason = where or order_by, first_line(error.orig)
             raise ValueFault(f"{given!r}: {reason}. The columns are {', '.join(COLUMNS)}") from error
         raise address.unreadable(error) from error
     finally:

@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
-from rlsdk.errors import EnvironmentFault, RunError, ValueFault
+from rlsdk.errors import EnvironmentFault, RunError, ValueFault, first_line
 from rlsdk.runlog.payload import decode
 from rlsdk.runlog.tables import GROUPS, METADATA, ROLLOUTS, Entry, create_indices, group_row, rollout_rows
 from rlsdk.types import Group, Task
@@ -105,8 +105,7 @@ class Address:
 
     def unreadable(self, error: sa.exc.DBAPIError) -> RunError:
         """Return the error to raise if the database cannot be read, from the error of SQLAlchemy."""
-        reason = next(iter(str(error.orig).splitlines()), type(error).__name__)
-        return RunError(f"the rollouts in {self.url} cannot be read: {reason}")
+        return RunError(f"the rollouts in {self.url} cannot be read: {first_line(error.orig)}")
 
 
 class RolloutStore:
@@ -259,8 +258,7 @@ class RolloutStore:
             if full or getattr(error.orig, "sqlstate", None) == _FULL or "disk is full" in str(error.orig):
                 where = address.file if address.is_file else address.url
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), where) from error
-            reason = next(iter(str(error.orig).splitlines()), type(error).__name__)
-            raise RunError(f"rollouts cannot be stored in {address.url}: {reason}") from error
+            raise RunError(f"rollouts cannot be stored in {address.url}: {first_line(error.orig)}") from error
 
 
 def lock_holder(file: Path) -> str:

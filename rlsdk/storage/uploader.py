@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 
+from rlsdk.errors import first_line
 from rlsdk.storage import copies
 from rlsdk.storage.copies import Copy
 from rlsdk.storage.lock import RemoteLock
@@ -324,7 +325,7 @@ class Uploader:
 
     def _warn(self, step: int, error: Exception, then: str) -> None:
         self._failures += 1
-        self._last_error = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        self._last_error = f"{type(error).__name__}: {first_line(error)}"
         again = step == self._last_failed
         self._last_failed = step
         level = logging.DEBUG if again else logging.WARNING  # do not repeat the warning for each attempt

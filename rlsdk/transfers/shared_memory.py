@@ -5,11 +5,12 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+import select
 import socket
 import struct
 import sys
 from collections.abc import Container, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import attrs
@@ -68,6 +69,7 @@ class SharedMemory:
     bucket_mib: int = 64
     timeout: float = 60.0
     _server: tuple[socket.socket, int] | None = attrs.field(init=False, default=None)
+    _engines: dict[int, int] = attrs.field(init=False, factory=dict)
     _file: int = attrs.field(init=False, default=-1)
     _opened: str = attrs.field(init=False, default="")
     _begins: list[int] = attrs.field(init=False, factory=list)
@@ -84,6 +86,8 @@ class SharedMemory:
         if self._server is not None:  # of an offer without a transfer
             self._server[0].close()
         address = f"rlsdk-weights-{secrets.token_hex(16)}"
+        for process in [each for each, handle in self._engines.items() if _ready(0, handle)]:  # it has ended
+            os.close(self._engines.pop(process))
         server = self._socket()
         server.bind(f"\0{address}")
         server.listen()
@@ -151,9 +155,17 @@ class SharedMemory:
     def _accepted(self, server: socket.socket) -> socket.socket:
         """Accept an engine; other users' processes can see the socket, and are turned away."""
         while True:
+            ready = _ready(self.timeout, server.fileno(), *self._engines.values())
+            if ready and server.fileno() not in ready:
+                raise ConnectionError("the process of an engine has ended")
+            if not ready:
+                raise TimeoutError("timed out")
             engine, _ = server.accept()
-            _, user, _ = _PEER.unpack(engine.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+            process, user, _ = _PEER.unpack(engine.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
             if user == os.getuid():
+                if process not in self._engines:
+                    with suppress(OSError):  # not visible from this container, or an old kernel
+                        self._engines[process] = os.pidfd_open(process)
                 engine.settimeout(self.timeout)
                 return engine
             engine.close()
@@ -197,6 +209,14 @@ class SharedMemory:
 
     def _mapped(self, begin: int, size: int) -> np.ndarray:
         return np.frombuffer(mmap.mmap(self._file, size, offset=begin), np.uint8)
+
+
+def _ready(seconds: float, *descriptors: int) -> set[int]:
+    """Wait until one of the descriptors is ready, and return those that are; that of a process is once it has ended."""
+    waiting = select.poll()
+    for each in descriptors:
+        waiting.register(each, select.POLLIN)
+    return {each for each, _ in waiting.poll(seconds * 1000)}
 
 
 def _answers(engines: Sequence[socket.socket]) -> set[int]:

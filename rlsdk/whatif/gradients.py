@@ -17,7 +17,7 @@ from rlsdk.batch import LossInputs
 from rlsdk.checkpoints.checkpoint import EXPORT, Checkpoints
 from rlsdk.config import Plan
 from rlsdk.contracts import Model, TrainBatch
-from rlsdk.errors import CheckpointError, LearnerError
+from rlsdk.errors import CheckpointError, LearnerError, first_line
 from rlsdk.evaluation.models import model_of
 from rlsdk.learners.metrics import MetricAccumulator
 from rlsdk.learners.model import PolicyModel, load_policy
@@ -149,7 +149,7 @@ class Gradients:
                 loaded = load_policy(attrs.evolve(model, dtype="float32"), "sdpa", False)
             except OSError as error:
                 raise LearnerError(
-                    f"the reference model {model.path} cannot be loaded: {next(iter(str(error).splitlines()), '')}; "
+                    f"the reference model {model.path} cannot be loaded: {first_line(error)}; "
                     "set model.reference=DIR, or remove the KL term (algorithm.kl_coef=0)"
                 ) from error
             self._references[model.path] = loaded.requires_grad_(False)

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from rlsdk.errors import PluginError
+from rlsdk.isolation import fork_server
 from rlsdk.isolation.fork_server import ForkServer, ForkServerError
 from rlsdk.isolation.framing import receive, send
 
@@ -111,6 +112,22 @@ def test_requests_that_a_killed_server_has_not_read_go_to_the_next_server() -> N
             await asyncio.sleep(0)
         process.kill()
         replies = set(await forks)
+        server.close()
+        return replies
+
+    assert asyncio.run(work()) == {b"0", b"1", b"2"}
+
+
+def test_a_server_that_does_not_answer_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "FORK_SECONDS", 0.5)
+
+    async def work() -> set[bytes]:
+        server = ForkServer("workers", prepare, "")
+        await server.ready()
+        (process,) = (p for p in psutil.Process().children() if "fork_server" in " ".join(p.cmdline()))
+        process.suspend()
+        replies = set(await asyncio.gather(*(_asked(server, str(i).encode()) for i in range(3))))
+        assert not process.is_running()
         server.close()
         return replies
 

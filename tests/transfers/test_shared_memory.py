@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 
 from rlsdk.contracts import Weights
 from rlsdk.errors import TransferError
-from rlsdk.transfers.shared_memory import SharedMemory
+from rlsdk.transfers.shared_memory import SharedMemory, SharedOffer
 
 LAYERS = 12
 
@@ -83,6 +84,28 @@ def test_an_offer_is_sent_once_and_whoever_does_not_come_or_is_gone_is_named() -
         sender.send(layers())
     with pytest.raises(TransferError, match="there is no open offer"):
         sender.send(layers())
+
+
+def receives_and_stays(offer: SharedOffer) -> None:
+    for _ in SharedMemory(bucket_mib=3).receive(offer, 1):
+        pass
+    time.sleep(60)
+
+
+def test_an_engine_that_dies_before_it_connects_ends_the_transfer_and_the_next_one_does_not_wait_for_it() -> None:
+    sender = SharedMemory(bucket_mib=3)
+    offer = sender.offer(iter(()), 1, "127.0.0.1")
+    engine = multiprocessing.get_context("fork").Process(target=receives_and_stays, args=(offer,))
+    engine.start()
+    sender.send(layers())
+    sender.offer(iter(()), 1, "127.0.0.1")
+    engine.kill()
+    began = time.monotonic()
+    with pytest.raises(TransferError, match="1 engine and the learner did not meet: the process of an engine has end"):
+        sender.send(layers())
+    assert time.monotonic() - began < 10
+    engine.join()
+    carried(sender, SharedMemory(bucket_mib=3))
 
 
 def receives_as_another_user(address: str, connected: Any) -> None:

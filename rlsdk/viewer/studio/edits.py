@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlsdk.config.renamed import current
 from rlsdk.config.schema import LISTS
 from rlsdk.config.tree import normalise
+from rlsdk.errors import first_line
 from rlsdk.kinds import PART_LISTS
 from rlsdk.readiness.checks import PlanFinding
 
@@ -33,9 +34,7 @@ def read_text(text: str) -> tuple[Tree | None, list[PlanFinding]]:
     except yaml.YAMLError as error:
         return None, [PlanFinding("", f"this is not valid YAML: {' '.join(str(error).split())}")]
     except (OmegaConfBaseException, OSError) as error:  # OSError: a bare number or text
-        return None, [
-            PlanFinding("", f"this is not a configuration: {str(error).splitlines()[0]}; expected `key: value` lines")
-        ]
+        return None, [PlanFinding("", f"this is not a configuration: {first_line(error)}; expected `key: value` lines")]
     if not isinstance(loaded, dict):
         return None, [
             PlanFinding("", f"this is a value of type {type(loaded).__name__}; expected a mapping at the top level")
