@@ -30,7 +30,7 @@ from rlsdk.config.rules import compared_with_nothing, cross_checks, limits
 from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config, RoleSection
 from rlsdk.config.tree import Source, Tree, normalise, read
 from rlsdk.config.uses import RULE_KEYS, SOURCE_KEYS, RewardUse, SourceUse
-from rlsdk.contracts import AlgorithmDefaults, ApartRole, LossSpec, batch_of
+from rlsdk.contracts import AlgorithmDefaults, ApartRole, LossSpec, batch_of, memory_of
 from rlsdk.errors import ConfigError, OptionError, PluginError
 from rlsdk.fields import Field
 from rlsdk.kinds import PART_LISTS, PARTS, Kind
@@ -297,6 +297,13 @@ class _Resolver:
         self.faults += part_faults(config, algorithm, self.chosen, facts)
         comparing = [p.rule.name for p in rewards if batch_of(self.plugins.resolve(p.reference)) == "group"]
         self.faults += compared_with_nothing(comparing, self.needs)
+        if config.rollout.workers:
+            self.faults += [
+                f"rollout.workers: the reward {p.rule.name!r} keeps state, which rollout workers would not share; set "
+                "rollout.workers=0"
+                for p in rewards
+                if memory_of(self.plugins.resolve(p.reference)) is not None
+            ]
         # A group may be too small to learn from, but demonstrations are learned from in any group.
         if not self.faults and algorithm.rollouts != "demonstrations":
             advantage = self.plugins.resolve(parts["advantage"]) if algorithm.rollouts == "sampled" else None

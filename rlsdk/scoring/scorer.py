@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import logging
 import math
@@ -145,6 +146,8 @@ class Scorer:
         pooled = [part.reference for part in parts if part.where == "pool" and part.reference is not None]
         self._pool = Pool(pooled, workers=limits.workers, memory=limits.memory, log_to=log_to)
         self._parts: list[_Ready] = []
+        memories = {part.rule.name: memory_of(part.reward) for part in parts}
+        self._memories = {name: memory for name, memory in memories.items() if memory is not None}
         indices = iter(range(len(pooled)))
         late = False
         for part in parts:
@@ -241,6 +244,19 @@ class Scorer:
         # If nothing was sampled, no token is trained on, so any position works.
         last_token = max(counters.rollout.span[1] - 1, 0) if rewards_tokens(scored) else None
         return combine(scored, last_token=last_token)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of the rewards that keep one, by name, as plain JSON."""
+        # A copy, since a reward may be called while the checkpoint is being written.
+        return {name: copy.deepcopy(memory.state()) for name, memory in self._memories.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of rewards from `state()`; a reward that it lacks starts without state."""
+        for name, memory in self._memories.items():
+            if name in state:
+                memory.restore(state[name])
+            else:
+                log.warning("the checkpoint holds no state of the reward %s: it starts without state", name)
 
     def close(self) -> None:
         """End the processes of the pool; they restart when needed."""

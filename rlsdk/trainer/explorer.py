@@ -153,6 +153,7 @@ class Explorer:
         """
         self._done = version
         self._streams.restore(state["tasks"])
+        self._maker.restore(state.get("rewards", {}))
         again = self.production.restore(state["production"], lambda tasks: {n: groups[n] for n in tasks if n in groups})
         available, baselines = self.production.unsettled(), state.get("baselines", {})
         for record in available:
@@ -246,6 +247,7 @@ class Explorer:
             "tasks": self._streams.state(),
             "production": self.production.state(),
             "baselines": {str(t.number): t.baseline for t in self.production.unsettled() if t.baseline is not None},
+            "rewards": self._maker.state(),
         }
 
     async def counters(self) -> RolloutCounters:

@@ -22,6 +22,7 @@ from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import Observer, RolloutGenerator
 from rlsdk.rollout.production import UnfinishedError
 from rlsdk.scoring.actors import scoring
+from rlsdk.scoring.scorer import Scorer
 from rlsdk.serving.context import context_of
 from rlsdk.types import Group
 from rlsdk.workers.orders import MOST_REASONS, GroupOrder, MadeGroup, MakerCounters
@@ -64,6 +65,7 @@ class LocalMaker:
         generator: RolloutGenerator,
         demonstrator: RolloutGenerator,
         evaluator: RolloutGenerator,
+        scorer: Scorer | None,
         user_loop: UserLoop,
         sampled: bool,
     ) -> None:
@@ -77,11 +79,12 @@ class LocalMaker:
             generator: Makes the groups to train on.
             demonstrator: Makes demonstrations.
             evaluator: Makes the groups of evaluations.
+            scorer: Scorer of training and evaluation; None without a reward.
             user_loop: Event loop of user code.
             sampled: False if the algorithm trains only on demonstrations.
         """
         self.client, self.pausable, self.user_loop, self._sampled = client, pausable, user_loop, sampled
-        self._context, self._eval_worlds = context, eval_worlds
+        self._context, self._eval_worlds, self._scorer = context, eval_worlds, scorer
         self._generators = {"train": generator, "expert": demonstrator, "evaluation": evaluator}
         self.failures: list[str] = []
 
@@ -131,6 +134,15 @@ class LocalMaker:
             environments_lost=len(lost),
             reasons=tuple(lost[:MOST_REASONS]),
         )
+
+    def state(self) -> dict[str, Any]:
+        """See `GroupMaker.state`."""
+        return {} if self._scorer is None else self._scorer.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """See `GroupMaker.restore`."""
+        if self._scorer is not None:
+            self._scorer.restore(state)
 
     async def leave(self, nodes: Sequence[DrainingNode]) -> None:
         """Do nothing: this process cannot move to another node."""
@@ -183,6 +195,7 @@ def local_maker(
             generator=RolloutGenerator(plan.plugins.resolve(plan.workflow), scorer, seed, observer),
             demonstrator=demonstrator,
             evaluator=evaluator_of(plan, scorer),
+            scorer=scorer,
             user_loop=user_loop,
             sampled=plan.sampled,
         )

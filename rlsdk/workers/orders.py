@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import attrs
 
@@ -109,6 +109,14 @@ class GroupMaker(Protocol):
 
     def counters(self) -> MakerCounters:
         """Return the counters so far."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of rewards that keep one, by name, as plain JSON."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of rewards from `state()`."""
         ...
 
     async def leave(self, nodes: Sequence[DrainingNode]) -> None:

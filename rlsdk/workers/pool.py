@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,13 @@ class RolloutWorkerPool:
     def counters(self) -> MakerCounters:
         """See `GroupMaker.counters`; excludes what a dead worker counted after its last answer."""
         return sum((worker.counters for worker in self._workers.values()), self._past)
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: a configuration with rollout workers and a reward that keeps state is refused."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Do nothing; see `state`."""
 
     # Pauses
 

@@ -45,12 +45,23 @@ class Engines:
 
 
 class Maker:
-    """Makes groups whose rewards all agree, except for every fourth task; the baseline is the number of the task."""
+    """Makes groups whose rewards all agree, except for every fourth task; the baseline is the number of the task.
+
+    Attributes:
+        rewards: State of the rewards.
+    """
 
     pausable = None
 
     def __init__(self, unscored: Callable[[int], bool] = lambda number: False) -> None:
         self.unscored = unscored
+        self.rewards: dict[str, Any] = {}
+
+    def state(self) -> dict[str, Any]:
+        return self.rewards
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.rewards = state
 
     async def make(self, order: GroupOrder) -> MadeGroup:
         number = int(order.task.id.rpartition("/")[2])
@@ -107,6 +118,17 @@ async def test_random_numbers_are_new_after_an_evaluation_and_in_a_resumed_run_t
     await again.take(4)
     assert engines.seeded == [1, 0, 0, 3, 5]
     await again.close()
+
+
+async def test_the_state_of_rewards_is_restored(tmp_path: Path) -> None:
+    first, then, older = Maker(), Maker(), Maker()
+    first.rewards = {"novel": ["1+2"]}
+    state = json.loads(json.dumps(explorer(tmp_path, maker=first).state()))
+    await explorer(tmp_path, maker=then).restore(0, state, {})
+    assert then.rewards == first.rewards
+    del state["rewards"]  # a checkpoint of an earlier version
+    await explorer(tmp_path, maker=older).restore(0, state, {})
+    assert older.rewards == {}
 
 
 @pytest.mark.usefixtures("no_ray")

@@ -149,7 +149,7 @@ class RemoteExplorer:
 
     async def restore(self, version: int, state: Mapping[str, Any], groups: Mapping[int, Group]) -> tuple[int, int]:
         """See `Explorer.restore`."""
-        kept = {name: state[name] for name in ("tasks", "production", "baselines") if name in state}
+        kept = {name: state[name] for name in ("tasks", "production", "baselines", "rewards") if name in state}
         found: tuple[int, int] = await self._call("restore", version, kept, groups)
         self._state, self._done = kept, version
         self._lost = list(state.get("explorers_lost", ()))

@@ -1,0 +1,53 @@
+"""Groups made in this process."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+import rlsdk
+from rlsdk.errors import ConfigError
+from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.workers.local import local_maker
+from tests.trainer.fakes import make_plan
+
+
+@rlsdk.reward("novel")
+class Novel:
+    """1 for an answer that was never given before."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def __call__(self, rollout: rlsdk.Rollout) -> float:
+        new = rollout.text not in self.seen
+        self.seen += [rollout.text] * new
+        return float(new)
+
+    def state(self) -> list[str]:
+        return self.seen
+
+    def restore(self, state: list[str]) -> None:
+        self.seen = list(state)
+
+
+def test_a_reward_that_keeps_state_continues_from_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plan = make_plan(tmp_path, reward=[Novel, {"use": Novel, "weight": 0.5}])
+    with local_maker(plan, ChatTokenizer.of(plan), (), None) as maker:
+        assert maker.state() == {"test_local/novel": [], "test_local/novel_2": []}
+        caplog.set_level(logging.WARNING, "rlsdk")
+        maker.restore({"test_local/novel": ["1+2"]})
+        kept = maker.state()
+        assert kept == {"test_local/novel": ["1+2"], "test_local/novel_2": []}
+        assert "the checkpoint holds no state of the reward test_local/novel_2" in caplog.text
+        kept["test_local/novel"].append("3")
+        assert maker.state()["test_local/novel"] == ["1+2"]  # what a checkpoint holds is a copy
+
+
+def test_a_reward_that_keeps_state_is_refused_with_rollout_workers(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"rollout.workers: the reward 'test_local/novel' keeps state.* set rollout.workers=0"
+    ):
+        make_plan(tmp_path, reward=Novel, rollout={"workers": 2})
