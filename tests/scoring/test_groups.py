@@ -172,8 +172,7 @@ def test_the_steps_of_trajectories_are_compared_in_order(scorer: Make, task: Tas
     @rlsdk.workflow("steps")
     async def steps(task: Task, chat: Chat) -> list[Rollout]:
         await chat.sample()
-        own = chat.finish(trajectory="a")
-        return [own, own]
+        return [chat.finish(trajectory="a"), chat.finish(trajectory="a")]
 
     said = iter(["1", "1+1"])
     [made] = run_workflow(
