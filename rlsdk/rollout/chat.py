@@ -6,6 +6,7 @@ Later turns only append. If the renderer changes earlier text, such as by droppi
 from __future__ import annotations
 
 import copy
+import reprlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar, get_args
@@ -18,7 +19,7 @@ from rlsdk.contracts import Call, Completion, EnvHandle, Finish, Malformed, Role
 from rlsdk.engines.client import Answer, GenerateRequest, Watch
 from rlsdk.errors import ConfigError, EngineError, OutOfRoomError, ValueFault
 from rlsdk.loops import LoopBridge
-from rlsdk.messages import content_of
+from rlsdk.messages import content_of, number
 from rlsdk.rollout.codec import NOTHING
 from rlsdk.rollout.context import CrossedWorld, Prompt, RolloutContext, ServedConversations, entered_on
 from rlsdk.rollout.transcript import Segment, Sending, Transcript
@@ -137,7 +138,14 @@ class TokenChat:
             text: Result of the tool, or its error.
             name: Name of the tool.
             call_id: Id of the call; default: the id of the last answer's next call.
+
+        Raises:
+            ValueFault: The result is not text.
         """
+        if not isinstance(text, str):
+            raise ValueFault(
+                f"tool_result: the result is {reprlib.repr(text)}; expected text, such as json.dumps gives"
+            )
         self._talk.tool_result(text, name, call_id)
         self._pending = None
 
@@ -294,14 +302,15 @@ class TokenChat:
         """Reward the last answer at its last sampled token; several rewards on one token add up.
 
         Raises:
-            ValueFault: There is no answer yet, or the value is not finite.
+            ValueFault: There is no answer yet, or the value is not a finite number.
         """
         where = f"task {self._prompt.task.id!r}: a reward"
         if not self._turn:
             raise ValueFault(f"{where} of {value} was given before anything was sampled")
-        if not is_reward(float(value)):
+        found = float(number(value, where))
+        if not is_reward(found):
             raise ValueFault(f"{where} must be finite and within ±{REWARD_LIMIT:g}; got {value}")
-        self._segment.rewards.append((self._segment.last, float(value)))
+        self._segment.rewards.append((self._segment.last, found))
 
     async def score(self) -> Score:
         """Score the current rollout with the run's reward.

@@ -396,6 +396,10 @@ def test_rewards_lie_on_the_last_sampled_token_of_their_turn() -> None:
         with pytest.raises(ValueFault, match=r"a reward of 1.0 was given before anything was sampled"):
             chat.reward(1.0)
         await chat.sample()
+        with pytest.raises(ValueFault, match=r"a reward is \[1.0\]; expected a number"):
+            chat.reward([1.0])  # type: ignore[arg-type]
+        with pytest.raises(ValueFault, match=r"the result is {'sum': 3}; expected text"):
+            chat.tool_result({"sum": 3})  # type: ignore[arg-type]
         chat.reward(0.25)
         chat.say("1:")
         await chat.sample()
