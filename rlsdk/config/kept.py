@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rlsdk.config.plan import Plan
 from rlsdk.config.tree import plain
 from rlsdk.plugins import Plugins, short_name
 
+_PLUGIN_FILE = re.compile(r"^# plugin (\S+): file (.+), source \w+$", re.MULTILINE)
 CODE = "code"
 """Subfolder of a run's folder with the sources of marked objects."""
 
@@ -75,3 +77,8 @@ def _within(plugin: Any, folder: Path) -> str:
     path = Path(str(plugin)).absolute()
     inside = path.suffix == ".py" and path.is_relative_to(folder.absolute())
     return path.relative_to(folder.absolute()).as_posix() if inside else str(plugin)
+
+
+def plugin_files(text: str) -> dict[str, str]:
+    """Return the plugin files that the `config.yaml` of a run notes: name -> file."""
+    return dict(_PLUGIN_FILE.findall(text))

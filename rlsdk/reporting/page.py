@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlsdk.contracts import Series
+from rlsdk.errors import visible
 
 STYLE = """
 :root { color-scheme: light dark; --c0:#2563eb; --c1:#d97706; --c2:#059669; --c3:#db2777; --c4:#7c3aed; --c5:#0891b2 }
@@ -46,9 +47,14 @@ def page(title: str, sections: Iterable[tuple[str, str]]) -> str:
     )
 
 
+def escaped(value: Any) -> str:
+    """Return a value as text for a page: HTML is escaped, and control characters are shown as escapes."""
+    return escape(visible(str(value), keep="\n\t"))
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Return a table of plain values; empty if there are no rows."""
-    lines = ["".join(f"<td>{escape(str(value))}</td>" for value in row) for row in rows]
+    lines = ["".join(f"<td>{escaped(value)}</td>" for value in row) for row in rows]
     if not lines:
         return ""
     titles = "".join(f"<th>{escape(name)}</th>" for name in head)
@@ -57,7 +63,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def text_block(text: str) -> str:
     """Return text as a preformatted block; empty for an empty text."""
-    return f"<pre>{escape(text)}</pre>" if text else ""
+    return f"<pre>{escaped(text)}</pre>" if text else ""
 
 
 def chart(title: str, curves: Mapping[str, Series], bands: Mapping[str, tuple[Series, Series]] | None = None) -> str:

@@ -7,14 +7,14 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from html import escape
 from pathlib import Path
 from typing import Any
 
+from rlsdk.config.kept import CODE, plugin_files
 from rlsdk.contracts import Series
 from rlsdk.errors import EnvironmentFault, described, install_command
 from rlsdk.preflight import version
-from rlsdk.reporting.page import chart, page, table, text_block
+from rlsdk.reporting.page import chart, escaped, page, table, text_block
 from rlsdk.reporting.reading import FinishedRun, read_run
 from rlsdk.runlog.report import phase_seconds
 
@@ -111,7 +111,7 @@ def _draw(path: Path, title: str, curves: Mapping[str, Series]) -> bool:
 def report_page(run: FinishedRun) -> str:
     """Return the report of a run as an HTML page."""
     versions = [(name, found) for name in PACKAGES if (found := version(name))]
-    train = shlex.join(["rlsdk", "train", str(run.folder / "config.yaml"), f"name={run.name}-again"])
+    train = shlex.join(["rlsdk", "train", str(run.folder / "config.yaml"), f"name={run.name}-again", *_plugins(run)])
     again = f"{train}\nrlsdk compare {shlex.quote(str(run.folder))} …"
     return page(
         f"Run {run.name}",
@@ -125,6 +125,14 @@ def report_page(run: FinishedRun) -> str:
             ("How to reproduce it", text_block(again)),
         ],
     )
+
+
+def _plugins(run: FinishedRun) -> Iterator[str]:
+    """Yield the options for the plugin files that the command of a run named, but its configuration does not."""
+    listed = run.config.get("plugins") or ()
+    for file in plugin_files(run.config_text).values():
+        if file not in ([listed] if isinstance(listed, str) else listed) and Path(file).parts[0] != CODE:
+            yield from ("--plugin", file)
 
 
 def _result(run: FinishedRun) -> str:
@@ -143,16 +151,14 @@ def _result(run: FinishedRun) -> str:
 
 def _findings(run: FinishedRun) -> str:
     entries = [
-        f'<li><span class="{escape(a.level)}">{escape(a.level)}</span>, step {a.step}, {escape(a.name)}: '
-        f"{escape(a.message)}; {escape(a.advice)}</li>"
+        f'<li><span class="{escaped(a.level)}">{escaped(a.level)}</span>, step {a.step}, {escaped(a.name)}: '
+        f"{escaped(a.message)}; {escaped(a.advice)}</li>"
         for a in run.alerts
     ]
     known = {str(alert) for alert in run.alerts}
-    entries += [f"<li>{escape(str(w))}</li>" for w in run.summary.get("warnings") or () if str(w) not in known]
+    entries += [f"<li>{escaped(w)}</li>" for w in run.summary.get("warnings") or () if str(w) not in known]
     invalid = run.summary.get("invalid") or {}
-    entries += [
-        f"<li>not scored, {n} times: {escape(str(why))}</li>" for why, n in (invalid.get("reasons") or {}).items()
-    ]
+    entries += [f"<li>not scored, {n} times: {escaped(why)}</li>" for why, n in (invalid.get("reasons") or {}).items()]
     return f"<ul>{''.join(entries)}</ul>" if entries else "<p>None.</p>"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,7 +15,7 @@ import yaml
 
 from rlsdk.checkpoints.checkpoint import LEARNER, Checkpoints
 from rlsdk.config import Plan, Source, check, read
-from rlsdk.config.kept import CODE, KeptConfig, kept_config
+from rlsdk.config.kept import CODE, KeptConfig, kept_config, plugin_files
 from rlsdk.config.tree import normalise
 from rlsdk.errors import ConfigError, PluginError
 from rlsdk.learners.shards import ranks_of
@@ -27,8 +26,6 @@ from rlsdk.runlog.metrics import METRICS, garbled_lines, lines_up_to
 from rlsdk.runlog.report import SUMMARY
 from rlsdk.runlog.store import DATABASE, damage_of, set_aside
 from rlsdk.trainer.changes import KEPT, Difference, differences
-
-_FILE = re.compile(r"^# plugin (\S+): file (.+), source (\w+)$", re.MULTILINE)
 
 
 @attrs.frozen
@@ -74,7 +71,7 @@ def kept_files(folder: Path) -> dict[str, str]:
         text = (folder / KEPT).read_text(encoding="utf-8")
     except FileNotFoundError:
         return {}
-    return {name: file for name, file, _ in _FILE.findall(text)}
+    return plugin_files(text)
 
 
 def _left_out(file: str) -> str:

@@ -25,7 +25,7 @@ from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.runlog.tables import Entry
 from rlsdk.types import Group, Rollout, Score, Task
 
-HOSTILE = "</td><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\ud800"
+HOSTILE = "</td><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e\ud800"
 
 
 def make_run(folder: Path, name: str, *, seed: int = 0, lr: float = 1e-3, end: float = 0.5) -> Path:
@@ -72,6 +72,7 @@ def test_a_report_is_one_page_without_scripts_and_what_a_model_wrote_is_escaped(
     assert not {name for name in tags.attributes if name.startswith("on")} | {"src", "href"} & tags.attributes
     assert "http" not in text.replace("http-equiv", "")
     assert text.count("&lt;script&gt;") >= 5  # error, warning, finding, prompt and response
+    assert not {"\x1b", "\u202e"} & set(text)  # nothing turns the direction of the text
     assert "25%" in text  # of the time
     assert "learner:" in text
     assert "<polyline" in text
@@ -82,6 +83,15 @@ def test_the_commands_of_a_report_quote_a_folder_with_spaces(tmp_path: Path) -> 
     folder = make_run(tmp_path, "my run")
     shown = unescape(report_page(read_run(folder)))
     assert f"rlsdk train '{folder}/config.yaml' 'name=my run-again'\nrlsdk compare '{folder}' …" in shown
+
+
+def test_the_command_of_a_report_names_the_plugin_files_that_the_configuration_does_not(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "lab")
+    config = folder / "config.yaml"
+    files = {"a": "my a.py", "b": "b.py", "c": "code/c.py"}
+    head = "".join(f"# plugin {name}: file {file}, source 12ab\n" for name, file in files.items())
+    config.write_text(f"{head}{config.read_text()}plugins: [b.py, code/c.py]\n")
+    assert f"rlsdk train {config} name=lab-again --plugin 'my a.py'\n" in unescape(report_page(read_run(folder)))
 
 
 def test_a_run_that_trains_still_has_a_report(tmp_path: Path) -> None:
