@@ -20,6 +20,7 @@ from rlsdk.tool_calls.calls import (
     too_long,
 )
 
+_JSON_WORDS = {"true": True, "false": False, "null": None}
 Pairs = Sequence[tuple[str, Mapping[str, Any]]]
 
 
@@ -97,7 +98,7 @@ class Pythonic:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the model's text may be odd Python
-                tree = ast.parse(text, mode="eval").body
+                tree = _JsonWords().visit(ast.parse(text, mode="eval")).body
             nodes = tree.elts if isinstance(tree, ast.List) else [tree]
             return [_python_call(node) for node in nodes]
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:  # TypeError: {[1]: 2}
@@ -109,10 +110,25 @@ class Pythonic:
         return written[0] if len(written) == 1 else f"[{', '.join(written)}]"
 
 
+class _JsonWords(ast.NodeTransformer):
+    """Reads `true`, `false` and `null` as JSON does: LFM2.5's template writes nested arguments as JSON."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Replace a name that is a JSON word by its value."""
+        return ast.Constant(_JSON_WORDS[node.id]) if node.id in _JSON_WORDS else node
+
+
 def _python_call(node: ast.expr) -> Call | Malformed:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         return Malformed("expected a call such as add(a=1, b=2), or a list of calls")
     if any(keyword.arg is None for keyword in node.keywords):
         return Malformed("** is not understood; name the arguments")
-    named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
-    return Call(node.func.id, named, tuple(ast.literal_eval(value) for value in node.args))
+    named = {str(keyword.arg): _literal(keyword.value) for keyword in node.keywords}
+    return Call(node.func.id, named, tuple(map(_literal, node.args)))
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError as error:  # its text holds an address in memory, and would differ from run to run
+        raise ValueError(f"{ast.unparse(node)[:80]!r} is not a literal") from error

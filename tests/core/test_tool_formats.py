@@ -105,6 +105,19 @@ def test_bare_text_that_is_not_a_json_value_stays_text(name: str, text: str, val
     assert load("tool_parser", name).parse(text % value) == [Call("add", {"a": value})]
 
 
+def test_nested_arguments_of_python_calls_may_be_json() -> None:
+    text = '[find(by={"all": true, "or": [false, null]}), add(a=1)]'
+    assert load("tool_parser", "pythonic").parse(text) == [
+        Call("find", {"by": {"all": True, "or": [False, None]}}),
+        Call("add", {"a": 1}),
+    ]
+
+
+def test_the_reason_of_a_malformed_python_call_is_the_same_in_each_run() -> None:
+    (found,) = load("tool_parser", "pythonic").parse("add(a=[x, 1])")
+    assert found == Malformed("it is not a Python call with literal arguments: ValueError: '[x, 1]' is not a literal")
+
+
 def test_a_mapping_with_a_list_as_key_is_malformed() -> None:
     (found,) = load("tool_parser", "pythonic").parse("f(a={[1]: 2})")
     assert isinstance(found, Malformed)
