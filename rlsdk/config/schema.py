@@ -38,7 +38,7 @@ class ModelSection(Section):
         keep_history: Keep earlier answers as sampled where the chat template would drop their thoughts. If false, such
             a conversation becomes several rollouts of one trajectory, each rendered by the template.
         renderer: Turns conversations into tokens and answers into messages; by default the tokenizer's chat template.
-        tool_parser: Syntax of tool calls; null selects the first parser that can read the renderer's tool calls.
+        tool_parser: Syntax of tool calls; null selects the parser that reads the renderer's tool calls.
     """
 
     path: str

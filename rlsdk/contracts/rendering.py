@@ -115,7 +115,7 @@ class Renderer(Protocol):
     def write_calls(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         """Render an answer that makes these calls, (name, arguments), as in a prompt; empty if calls are not rendered.
 
-        If a run names no tool parser, the first one that can read this text is used.
+        If a run names no tool parser, one that reads this text is used.
         """
         ...
 

@@ -81,8 +81,8 @@ class Rewrite:
         return max(0, alike(self.written_whole, self.found_whole) - 10)
 
 
-def alike(one: str, other: str) -> int:
-    """Return the length of the common prefix."""
+def alike(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return the length of the common prefix of two texts or lists."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 

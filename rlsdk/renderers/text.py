@@ -200,10 +200,19 @@ class TextRenderer:
         for count in range(min(len(closing), len(ended)), 0, -1):
             if np.array_equal(ids[:count], ended[len(ended) - count :]):
                 return ids[count:]
+        if not len(ended) or self.codec.shown(ended[-1:]) not in self.codec.controls:
+            return ids
         # GLM's answers end with the header of the next speaker: `<|user|>`, `<|observation|>`.
-        if np.array_equal(ids[:1], ended[-1:]) and self.codec.shown(ids[:1]) in self.codec.controls:
+        if ids[0] == ended[-1]:
             return ids[1:]
-        return ids
+        # An answer that makes a call may end differently from others: in Cohere's templates with only the second of two
+        # tokens, in Llama 3's with `<|eom_id|>` instead of `<|eot_id|>`.
+        same = alike(closing.tolist(), ids.tolist())
+        found = np.flatnonzero(closing[:same] == ended[-1])
+        if len(found):
+            return ids[found[-1] + 1 :]
+        instead = self.codec.shown(ended[-1:]) in _CALL_ENDS and int(ids[0]) in self.stop_tokens
+        return ids[1:] if instead else ids
 
     def _expect_shown(self, messages: Sequence[Message], text: str, write: Callable[[Sequence[Message]], str]) -> None:
         """Refuse a conversation if the template silently leaves out one of its messages.

@@ -163,6 +163,7 @@ class TokenChat:
             True if the renderer lists them; False without a chat template, or with one that does not support tools.
 
         Raises:
+            ConfigError: No parser reads the calls that the renderer writes.
             ValueFault: The policy has already answered.
         """
         if self._turn:
@@ -171,6 +172,8 @@ class TokenChat:
             if describe:
                 self.say(Dialect.of(parser or self._context.codec.tool_parser).introduce(tools))
             return False
+        if parser is None:
+            self._context.codec.expect_calls()
         self._tools, self._pending = tuple(tools), None
         return True
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -19,6 +21,8 @@ from rlsdk.plugins import load, names
 from rlsdk.types import Content, Image, Message, Task, ToolCall
 from rlsdk.vision import Vision
 
+_log = logging.getLogger(__name__)
+_PROBE = Call("rlsdk_lookup", {"key": "word", "count": 3})
 NOTHING = np.empty(0, np.int64)
 NOTHING.setflags(write=False)
 CUT = "\ufdd0"
@@ -61,6 +65,7 @@ class ChatTokenizer:
         self._direct = self._fast if adds_nothing(tokenizer) else None
         self._single: dict[str, int | None] = {}
         self._longest = 0
+        self._told = False
         self.controls = frozenset(control_tokens(tokenizer))
         added = sorted(self.controls)
         self._controls = regex.compile("|".join(map(regex.escape, added))) if added else None
@@ -93,19 +98,63 @@ class ChatTokenizer:
 
     @cached_property
     def tool_parser(self) -> ToolParser:
-        """Parser of tool calls: the chosen one, the first that reads the renderer's syntax, or the default."""
+        """Parser of tool calls: the chosen one, the one that reads the renderer's syntax, or the default."""
         if self._tool_parser is not None:
             return self._tool_parser
+        if not self.tool_form and self._written_call:
+            _log.warning("%s; %s is used", self._unread, defaults.TOOL_PARSER.name)
         found: ToolParser = load("tool_parser", self.tool_form or defaults.TOOL_PARSER.name)
         return found
 
     @cached_property
     def tool_form(self) -> str:
-        """Name of the first tool parser that reads the renderer's syntax; empty if there is none."""
-        probe = Call("rlsdk_lookup", {"key": "word", "count": 3})
-        text = self.renderer.write_calls([(probe.name, probe.arguments)]) if self.renderer.usable else ""
-        found = (name for name in names("tool_parser") if load("tool_parser", name).parse(text) == [probe])
-        return next(found, "") if text else ""
+        """Name of the tool parser that reads the renderer's syntax; empty if there is none."""
+        text = self._written_call
+        parsers: dict[str, ToolParser] = (
+            {name: load("tool_parser", name) for name in names("tool_parser")} if text else {}
+        )
+        readers = [name for name, parser in parsers.items() if parser.parse(text) == [_PROBE]]
+        # Several read Llama 3's calls; the one that also writes them knows what else its models may write.
+        pairs = [(_PROBE.name, _PROBE.arguments)]
+        writers = (name for name in readers if parsers[name].write(pairs).split() == text.split())
+        return next(writers, readers[0] if readers else "")
+
+    @cached_property
+    def _written_call(self) -> str:
+        """A call as the renderer writes it; empty if it writes none."""
+        return self.renderer.write_calls([(_PROBE.name, _PROBE.arguments)]) if self.renderer.usable else ""
+
+    @property
+    def _unread(self) -> str:
+        return (
+            f"no tool parser reads the calls that the chat template of {self.name!r} writes "
+            f"({reprlib.repr(self._written_call)})"
+        )
+
+    def expect_calls(self) -> None:
+        """Check that a policy whose prompt lists tools can call them.
+
+        Raises:
+            ConfigError: No parser reads the calls that the renderer writes, and none was chosen.
+        """
+        if self._tool_parser is not None or self.tool_form:
+            return
+        if self._written_call:
+            raise ConfigError(
+                [
+                    f"{self._unread}, so every call would be taken for a final answer. Set model.tool_parser to one "
+                    "that reads them (docs/howto/tool_parser.md shows how to write one), or to one whose syntax the "
+                    "policy shall learn"
+                ]
+            )
+        if not self._told:
+            self._told = True
+            _log.warning(
+                "the chat template of %r lists tools, but writes no calls; their syntax is taken to be that of %s. "
+                "If the model writes them differently, set model.tool_parser",
+                self.name,
+                defaults.TOOL_PARSER.name,
+            )
 
     def prompt(self, task: Task) -> tuple[tuple[Message, ...], np.ndarray]:
         """Return a prompt's messages and tokens, int64 `[p]`; a final assistant message is left open as a prefill."""

@@ -257,7 +257,7 @@ class Recorder:
         prompt = Prompt(self._task, begin.messages, begin.token_ids, begin.plain)
         chat = TokenChat(prompt, self._context, self._group, seed)
         if begin.tools:
-            chat.offer(begin.tools)
+            chat.offer(begin.tools, parser=self._dialect)
         if self._closed:
             raise _ended()
         return _Turn(asked, serial, None, chat, "")

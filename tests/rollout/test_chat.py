@@ -17,8 +17,9 @@ from rlsdk import nano
 from rlsdk.contracts import Chat, Sampling
 from rlsdk.engines.client import Answer, GenerateRequest
 from rlsdk.errors import ConfigError, OutOfRoomError, ValueFault
+from rlsdk.plugins import load
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
-from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.rollout.codec import NOTHING, ChatTokenizer
 from rlsdk.testing import ScriptedPolicy
 from rlsdk.tool_calls.calls import call_id
 from rlsdk.types import Message, Rollout, Score, Task
@@ -389,6 +390,52 @@ def test_tools_are_shown_where_the_template_has_a_place() -> None:
     assert decoded(chatml(), policy.prompts[0]).startswith("<|im_start|>system\nadd <|im_end|>\n<|im_start|>system\nBe")
     check_integrity(rollout, policy)
     converse(plain(), TEXT, talk, "1", "2")
+
+
+LISTS = (
+    "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}CALL{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ADD = {"type": "function", "function": {"name": "add", "parameters": {}}}
+
+
+def test_tools_whose_calls_no_parser_reads_are_refused() -> None:
+    """As Kimi K2's and MiniMax M2's: with the default parser, every call would be a final answer."""
+
+    async def talk(chat: TokenChat, parser: Any = None) -> None:
+        chat.offer([ADD], parser=parser)
+        await chat.sample()
+
+    codec = chatml(LISTS.replace("CALL", "<call>{{ c.function.name }}</call>"))
+    with pytest.raises(
+        ConfigError, match=r"no tool parser reads the calls that .* writes \('<call>rlsdk_lookup</call>'\)"
+    ):
+        converse(codec, TALK, talk, "a")
+    converse(codec, TALK, partial(talk, parser=load("tool_parser", "hermes")), "a")
+
+
+def test_the_parser_is_the_one_that_writes_calls_as_the_template_does() -> None:
+    call = '{"name": "{{ c.function.name }}", "%s": {{ c.function.arguments | tojson }}}'
+    assert chatml(LISTS.replace("CALL", call % "parameters")).tool_form == "llama3"
+    assert chatml(LISTS.replace("CALL", call % "arguments")).tool_form == "json"
+
+
+def test_an_answer_that_ends_as_answers_with_a_call_do_is_not_closed_again() -> None:
+    llama, cohere = like("llama"), chatml(CHATML.replace("<|im_end|>\n", "<pad><|im_end|>"))
+    talk = [Message("user", "1+1"), Message("assistant", "2"), Message("tool", "3")]
+    for codec, end, next_token in [
+        (llama, "<|eom_id|>", "<|start_header_id|>"),
+        (llama, "<|eot_id|>", "<|start_header_id|>"),
+        (llama, "", "<|eot_id|>"),
+        (cohere, "<|im_end|>", "<|im_start|>"),
+        (cohere, "<pad>", "<|im_end|>"),
+        (cohere, "", "<pad>"),
+    ]:
+        bridge = codec.bridge_tokens(talk, 1, plain=False, ended=codec.encode(f"2{end}") if end else NOTHING)
+        assert bridge is not None
+        assert decoded(codec, bridge).startswith(next_token), end
 
 
 def test_rewards_lie_on_the_last_sampled_token_of_their_turn() -> None:
