@@ -79,9 +79,12 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
     from rlsdk.cli.listing import console
 
     columns = [Column(name, no_wrap=True) for name in SHOWN]
-    table = Table(*columns, Column("response", overflow="ellipsis", no_wrap=True), box=None, pad_edge=False)
+    columns.append(Column("response", overflow="ellipsis", no_wrap=True))
+    if any(row["valid"] == 0 for row in rows):
+        columns.append(Column("reason", overflow="fold", min_width=20))
+    table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*(_cell(row[name]) for name in (*SHOWN, "response")))
+        table.add_row(*(_cell(row[str(column.header)]) for column in columns))
     console().print(table)
 
 

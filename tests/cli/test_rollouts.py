@@ -63,6 +63,17 @@ def test_what_a_model_wrote_is_shown_as_data(folder: Path) -> None:
     assert told(folder, "--where", "step = 3")[0]["response"] == HOSTILE
 
 
+def test_the_table_shows_why_a_rollout_has_no_score(folder: Path, tmp_path: Path) -> None:
+    store = RolloutStore(Address.make(tmp_path, None, None))
+    task = Task("t", "p")
+    group = Group(task, [Rollout.from_text(task, "long " * 99)], [Score.invalid("KeyError: 'x' (lab.py, line 12)")])
+    with store.transaction():
+        store.put([Entry(number=0, source="sums", state="failed", step=1, uses=0, group=group)])
+    store.close()
+    assert "KeyError: 'x'" in run(tmp_path, "--where", "not valid")
+    assert "reason" not in run(folder)
+
+
 def test_a_wrong_condition_is_a_wrong_command(folder: Path, tmp_path: Path) -> None:
     assert "no such column: rewrd. The columns are step, source" in run(folder, "--where", "rewrd < 1", status=2)
     assert "expected a column" in run(folder, "--order-by", "reward; drop", status=2)
