@@ -90,7 +90,7 @@ def _teaches(advantage: Any, size: int) -> bool:
     try:
         result = _tried(advantage, size)
         return result is None or bool(getattr(result, "advantages", result).abs().max() > 0)
-    except Exception:  # noqa: BLE001 - `rlsdk check` and the run report a part that is wrong
+    except (Exception, SystemExit):  # noqa: BLE001 - `rlsdk check` and the run report a part that is wrong
         return True
 
 
@@ -101,7 +101,7 @@ def _tried(advantage: Any, size: int) -> Any:
         return None
     try:
         return advantage(_batch(size).only(component.needs))
-    except Exception:  # noqa: BLE001 - as above
+    except (Exception, SystemExit):  # noqa: BLE001 - as above
         return None
 
 
@@ -111,9 +111,9 @@ def _keeps(part: Any, size: int) -> bool:
     trial = [_group(rewards[first * size :][:size]) for first in range(len(REWARDS))]
     try:
         answers = [part(group) for group in trial]
-    except Exception:  # noqa: BLE001 - as above
+        return any(len(answer) if isinstance(answer, Group) else answer for answer in answers)
+    except (Exception, SystemExit):  # noqa: BLE001 - as above
         return True
-    return any(len(answer) if isinstance(answer, Group) else answer for answer in answers)
 
 
 def _filtered(group: Group, filters: Sequence[Any]) -> Group | None:
@@ -124,7 +124,7 @@ def _filtered(group: Group, filters: Sequence[Any]) -> Group | None:
             if not answer:
                 return None
             group = answer if isinstance(answer, Group) else group
-    except Exception:  # noqa: BLE001 - as above
+    except (Exception, SystemExit):  # noqa: BLE001 - as above
         return None
     return group
 

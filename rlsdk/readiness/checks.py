@@ -318,7 +318,7 @@ class _PlanChecks:
             self.warnings.append(PlanFinding(path, str(error)))
         except RlsdkError as error:
             self.faults.append(PlanFinding(path, str(error)))
-        except Exception as error:  # noqa: BLE001 - a plugin's code
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin's code
             self.faults.append(PlanFinding(path, f"source {source.name!r} failed: {described(error)}"))
         else:
             return tasks

@@ -231,7 +231,7 @@ async def produce(batch: StepBatch, fields: Sequence[Field], *, in_thread: bool 
             found = await found if inspect.isawaitable(found) else found
         except RlsdkError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             missing = error.args[0] if isinstance(error, KeyError) and error.args else None
             hint = f"; declare what it reads: needs=({missing!r},)" if missing in FORWARD else ""
             raise RunError(f"field {field.name!r}: its producer failed: {described(error)}{hint}") from error

@@ -216,13 +216,18 @@ def sweep_of(
         check(config, fixed, plugins)  # reports their faults
     numbers = _seeds(seeded[0].values) if seeded else range(first, first + seeds)
     folder = Path(out) / f"{name}-sweep"
-    own = [setting for setting in fixed if setting.partition("=")[0] not in ("name", "out", "seed")]
+    own = [setting for setting in settings if setting.partition("=")[0] not in ("name", "out", "seed")]
+
+    def chosen(setting: str, group: Mapping[str, str]) -> str:
+        key = setting.partition("=")[0]
+        return setting if setting in fixed else f"{key}={group[key]}"
+
     runs = [
         SweepRun(
             name=run_name(group, seed),
             folder=folder,
             config=config,
-            settings=(*own, *(f"{key}={value}" for key, value in group.items())),
+            settings=tuple(chosen(setting, group) for setting in own),
             seed=seed,
             plugins=tuple(plugins),
             group=group,

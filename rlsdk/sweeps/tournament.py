@@ -96,7 +96,7 @@ def tournament_of(
                         name=run_name(group, seed),
                         folder=folder,
                         config=config,
-                        settings=(*settings, f"algorithm={algorithm}"),
+                        settings=(f"algorithm={algorithm}", *settings),
                         seed=seed,
                         plugins=tuple(plugins),
                         group=group,

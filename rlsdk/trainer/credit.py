@@ -171,7 +171,7 @@ def _named(part: Any) -> Iterator[None]:
         yield
     except RlsdkError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # `sys.exit` in it would end the run without a word
         raise RunError(f"{_name(part)} failed: {described(error)}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,6 +90,16 @@ def crooked(x: rlsdk.CreditInputs) -> torch.Tensor:
     raise RuntimeError("not of this kind")
 
 
+@rlsdk.advantage("leaving")
+def leaving(x: rlsdk.CreditInputs) -> torch.Tensor:
+    sys.exit(0)
+
+
+@rlsdk.filter("many")
+def many(group: rlsdk.Group) -> Any:
+    return torch.tensor([True, False])
+
+
 @rlsdk.advantage("asking")
 async def asking(x: rlsdk.CreditInputs) -> torch.Tensor:
     return x.rewards * 0
@@ -105,6 +116,7 @@ def test_a_plugins_own_advantage_and_filter_are_tried_without_declaring_anything
     assert "fewer than 3 rollouts" in group_faults(2, None, [rlsdk.load("filter", three)])[0]
 
 
-@pytest.mark.parametrize("part", [crooked, asking])
+@pytest.mark.parametrize("part", [crooked, leaving, asking])
 def test_what_cannot_be_tried_is_left_to_the_run(part: Any) -> None:
     assert group_faults(1, rlsdk.load("advantage", part), []) == []
+    assert group_faults(1, None, [rlsdk.load("filter", many)]) == []

@@ -73,6 +73,15 @@ def test_runs_of_a_sweep(config: Path) -> None:
     assert plan.folder == folder / "lr=1e-3_seed=1"
 
 
+def test_settings_of_a_sweep_and_of_a_tournament_are_applied_in_the_order_given(config: Path) -> None:
+    _, _, plans = sweep_of(config, ["algorithm=ppo,grpo", "algorithm.entropy_coef=0.25"], [], seeds=1)
+    assert [plan.algorithm.entropy_coef for plan in plans.values()] == [0.25, 0.25]
+    found = tournament.tournament_of(
+        ["ppo"], {"a": config}, Path("t"), settings=["algorithm.entropy_coef=0.25"], seeds=1
+    )
+    assert [plan.algorithm.entropy_coef for plan in found[1].values()] == [0.25]
+
+
 def test_seeds_given_as_values_are_seeds(config: Path) -> None:
     _, runs, _ = sweep_of(config, ["seed=5,7"], [], seeds=1)
     assert [(run.seed, dict(run.group)) for run in runs] == [(5, {}), (7, {})]

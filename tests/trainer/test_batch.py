@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import threading
 from typing import Any
 
@@ -322,6 +323,18 @@ def test_an_error_of_an_advantage_names_it_and_its_line() -> None:
         asyncio.run(assigner.assign_aside(packed))
     with pytest.raises(RunError, match=said):
         assigner.assign(packed)
+
+
+def test_an_advantage_that_calls_exit_fails_the_run_with_its_name() -> None:
+    @rlsdk.advantage("leaves")
+    def leaves(x: rlsdk.CreditInputs) -> torch.Tensor:
+        """Ends the process."""
+        sys.exit(0)
+
+    packed = pack([graded(1.0, 0.0)])
+    assert packed is not None
+    with pytest.raises(RunError, match=r"advantage 'leaves' failed: SystemExit: 0"):
+        asyncio.run(CreditAssigner([], rlsdk.load("advantage", leaves)).assign_aside(packed))
 
 
 def test_an_error_of_a_filter_names_it() -> None:

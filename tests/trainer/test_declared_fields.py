@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ def writes_the_mask(batch: rlsdk.StepBatch) -> Any:
         (lambda batch: np.zeros(1), r"gave shape \(1,\); expected \(\d+,\)"),
         (lambda batch: [[1.0], [2.0, 3.0]], r"gave a list that is not an array of numbers; expected"),
         (lambda batch: None, r"gave shape \(\); expected"),
+        (lambda batch: sys.exit(3), r"failed: SystemExit: 3 "),
         (fails, r"failed: KeyError: 'x' \(.*test_declared_fields\.py, line \d+\)$"),
         (lambda batch: batch.fields["values"], r"failed: KeyError: 'values' .*; declare what .*: needs=\('values',\)"),
         (writes_a_field, r"failed: ValueError: .*read-only \(.*test_declared_fields\.py, line \d+\)"),
