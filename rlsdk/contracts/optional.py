@@ -47,6 +47,18 @@ def memory_of(component: Any) -> HasMemory | None:
 
 
 @runtime_checkable
+class FreesDevice(Protocol):
+    """Optional interface of a learner that gives memory of its GPU to the engines that share it."""
+
+    def sleep(self) -> None:
+        """Free memory that only updates need; the next update or `load` takes it back.
+
+        Weights, canary and checkpoints stay available.
+        """
+        ...
+
+
+@runtime_checkable
 class SizesCheckpoints(Protocol):
     """Optional interface of a learner that can estimate the size of its checkpoints.
 
@@ -153,6 +165,9 @@ class RequiresPrograms(Protocol):
         ...
 
 
+Turn = Literal["", "generate", "learn"]
+
+
 @attrs.frozen
 class MemoryUse:
     """Memory that one process needs for one purpose.
@@ -161,11 +176,13 @@ class MemoryUse:
         role: Purpose, such as `learner weights`.
         bytes: Size.
         on_host: True for host memory of a process that computes on a GPU.
+        turn: If engines and learner share a GPU, the phase in which the memory is needed; empty if it is in both.
     """
 
     role: str
     bytes: int
     on_host: bool = False
+    turn: Turn = ""
 
 
 @attrs.frozen(kw_only=True)

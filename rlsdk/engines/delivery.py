@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
-from rlsdk.contracts import StreamsToEngines
+from rlsdk.contracts import FreesDevice, StreamsToEngines
 from rlsdk.engines.canary import Canary
 
 log = logging.getLogger(__name__)
@@ -96,19 +96,26 @@ async def deliver(engines: CallsEngines, learner: WeightSource, version: int, id
     """
     if isinstance(learner, StreamsToEngines) and learner.streams:
         if wake:
-            await engines.all("wake")
+            await _wake(engines, learner)
             wake = False
         found = await _stream(engines, learner, version, ids)
         if found is not None:
             return found
     weights = await asyncio.to_thread(learner.weights, version)
     if wake:
-        await engines.all("wake")
+        await _wake(engines, learner)
     # Engines compute the canary as part of loading, before any other request sees the new weights; the learner computes
     # its own in parallel.
     loads, forward = engines.all("load_weights", weights, ids), asyncio.to_thread(learner.canary, ids)
     seen, expected = await asyncio.gather(loads, forward)
     return Delivery(seen, expected, weights)
+
+
+async def _wake(engines: CallsEngines, learner: WeightSource) -> None:
+    """Wake engines on GPUs that they share with the learner, which first frees memory there."""
+    if isinstance(learner, FreesDevice):
+        await asyncio.to_thread(learner.sleep)
+    await engines.all("wake")
 
 
 async def _stream(engines: CallsEngines, learner: StreamsToEngines, version: int, ids: np.ndarray) -> Delivery | None:

@@ -50,8 +50,8 @@ def _uses(weights: int, cache: int, process: int, place: ActorSpec, sharing: int
         [MemoryUse("sleeping engine weights", weights * sharing, on_host=True)] if on_gpu and place.colocated else []
     )
     return (
-        MemoryUse("engine weights", weights),
-        MemoryUse("engine KV cache", cache),
+        MemoryUse("engine weights", weights, turn="generate"),
+        MemoryUse("engine KV cache", cache, turn="generate"),
         MemoryUse("engine process", process, on_host=on_gpu),
         *asleep,
     )

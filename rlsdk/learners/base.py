@@ -18,6 +18,7 @@ from rlsdk.contracts import ActorSpec, Adapter, LossSpec, Model, Roles, TrainBat
 from rlsdk.errors import LearnerError
 from rlsdk.learners.export import WeightExporter
 from rlsdk.learners.lora import switched_off, wrap
+from rlsdk.learners.offload import OffloadedTensors
 from rlsdk.learners.options import NO_FLOAT16, LearnerOptions
 from rlsdk.learners.passes import MicroBatchRunner, SharedRows, with_less
 from rlsdk.learners.ranks import Ranks, environment
@@ -56,6 +57,7 @@ class TransformersLearner(LearnerOptions):
     _updates: Any = attrs.field(init=False)
     _exporter: WeightExporter = attrs.field(init=False)
     _clock: PhaseTimer = attrs.field(init=False, factory=PhaseTimer)
+    _offloaded: OffloadedTensors | None = attrs.field(init=False, default=None)
 
     @abstractmethod
     def train(self, module: Any, model: Model, rate: LearningRate, role: TrainedRole) -> TrainedModule:
@@ -285,6 +287,7 @@ class TransformersLearner(LearnerOptions):
         Raises:
             LearnerError: More than `skip_limit` gradients in a row were not finite.
         """
+        self._wake()
         found: dict[str, float] = self._updates.update(minibatches, step)
         return found
 
@@ -306,6 +309,7 @@ class TransformersLearner(LearnerOptions):
         Raises:
             LearnerError: The learner does not train that role.
         """
+        self._wake()
         self._updates.forward_backward(batch, totals, role=role, step=step, update=update, updates=updates, last=last)
 
     def optimizer_step(self, role: TrainedRole = "actor") -> dict[str, float]:
@@ -314,6 +318,7 @@ class TransformersLearner(LearnerOptions):
         Raises:
             LearnerError: More than `skip_limit` gradients in a row were not finite.
         """
+        self._wake()
         found: dict[str, float] = self._updates.means(self._updates.optimizer_step(role), [role])
         return found
 
@@ -327,6 +332,22 @@ class TransformersLearner(LearnerOptions):
             role: Model to set it for.
         """
         self._trained[role].peak_lr = lr
+
+    def sleep(self) -> None:
+        """Move tensors that only optimiser steps use to host memory; see `FreesDevice`."""
+        if self._offloaded is None:
+            tensors = (tensor for trained in self._trained.values() for tensor in trained.update_tensors())
+            self._offloaded = OffloadedTensors(tensors)
+        if self._place.device == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()  # otherwise torch keeps the freed memory for this process
+
+    def _wake(self) -> None:
+        """Take back what `sleep` freed."""
+        if self._offloaded is not None:
+            self._offloaded.restore()
+            self._offloaded = None
 
     def weights(self, version: int) -> Weights | None:
         """Return the actor's tensors as `save_pretrained` writes them, adapter merged (rank 0; None elsewhere)."""
@@ -369,6 +390,7 @@ class TransformersLearner(LearnerOptions):
         Raises:
             CheckpointError: A file is missing or changed, or the learner's setup differs.
         """
+        self._wake()
         memory = load_models(
             folder,
             self._trained,

@@ -99,14 +99,14 @@ class DeepSpeedOptions(LearnerOptions):
             uses += [
                 MemoryUse("learner weights", actor.weights, actor.weights_on_host),
                 MemoryUse("learner gradients", actor.gradients),
-                MemoryUse("learner optimiser state", actor.optimizer, actor.optimizer_on_host),
+                MemoryUse("learner optimiser state", actor.optimizer, actor.optimizer_on_host, "learn"),
             ]
             trained.append(actor)
         if roles.critic is not None:
             critic = _TrainedBytes.of(self, roles.critic, place, lora=False)
             uses += [
                 MemoryUse("critic", critic.weights + critic.gradients, critic.weights_on_host),
-                MemoryUse("critic optimiser state", critic.optimizer, critic.optimizer_on_host),
+                MemoryUse("critic optimiser state", critic.optimizer, critic.optimizer_on_host, "learn"),
             ]
             trained.append(critic)
         if roles.reference is not None and not (self.lora and roles.reference == roles.actor):
@@ -115,6 +115,9 @@ class DeepSpeedOptions(LearnerOptions):
             uses.append(MemoryUse("reference model", size, self.offload == "all"))
         if not cpu and trained:
             uses.append(MemoryUse("communication buffers", trained[0].buffers))
+            if place.colocated:  # while engines generate on its GPU
+                asleep = sum(each.optimizer for each in trained if not each.optimizer_on_host)
+                uses.append(MemoryUse("sleeping optimiser state", asleep, on_host=True))
         uses.append(MemoryUse("learner process", PROCESS_BYTES, on_host=not cpu))
         return RankMemory(uses=tuple(uses), step=max((each.step for each in trained), default=0))
 

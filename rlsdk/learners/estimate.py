@@ -53,9 +53,9 @@ def update_memory(options: LearnerOptions, roles: Roles, place: ActorSpec, shape
     step = max(0, held.step - found.bytes)
     return (
         *held.uses,
-        MemoryUse("learner activations", found.bytes - found.head),
-        MemoryUse("learner output head", found.head),
-        *([MemoryUse("learner optimiser step", step)] if step else []),
+        MemoryUse("learner activations", found.bytes - found.head, turn="learn"),
+        MemoryUse("learner output head", found.head, turn="learn"),
+        *([MemoryUse("learner optimiser step", step, turn="learn")] if step else []),
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from rlsdk.cluster.actors import kill, spawn
 from rlsdk.cluster.reservation import GPUSeat
-from rlsdk.contracts import ActorSpec, LossSpec, Roles, TrainBatch, TrainedRole, Weights, WeightStream
+from rlsdk.contracts import ActorSpec, FreesDevice, LossSpec, Roles, TrainBatch, TrainedRole, Weights, WeightStream
 from rlsdk.errors import LearnerError, RlsdkError
 from rlsdk.fields import FORWARD
 from rlsdk.learners.actor import LearnerActor
@@ -351,6 +351,11 @@ class LearnerGroup:
         """Return seconds and peak memory in bytes so far, each of the rank with the highest value."""
         clocks = self._wait("clock", [a.clock.remote() for a in self.actors])
         return {name: max(c.get(name, 0.0) for c in clocks) for name in clocks[0]}
+
+    def sleep(self) -> None:
+        """Free GPU memory for engines on the same GPUs, if the learner can (`FreesDevice`)."""
+        if isinstance(self._steps.learner, FreesDevice):
+            self._call("sleep", [()] * len(self.actors))
 
     def stop(self) -> None:
         """End all ranks."""

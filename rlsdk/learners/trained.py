@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -150,6 +150,10 @@ class TrainedModule(ABC):
             keep: True to return the tensors on this rank; otherwise it only takes part in the collective.
             wanted: Filter by name; by default, all tensors.
         """
+
+    def update_tensors(self) -> Iterable[Tensor]:
+        """Return tensors on the device that only optimiser steps use, such as the moments; by default, none."""
+        return ()
 
     @abstractmethod
     def close(self) -> None:

@@ -269,6 +269,17 @@ class Trained(TrainedModule):
         """Return full tensors of the model by their `state_dict` names; a collective under ZeRO-3."""
         return full_tensors(self.engine.module.model, keep=keep, wanted=wanted)
 
+    def update_tensors(self) -> Iterator[Tensor]:
+        """Yield the moments and, with ZeRO, the float32 copy of the weights."""
+        import torch
+
+        inner = getattr(self.engine.optimizer, "optimizer", self.engine.optimizer)  # torch's, which ZeRO wraps
+        device, model = self._config.device, {id(parameter) for parameter in self.engine.module.parameters()}
+        for parameter, state in inner.state.items():
+            for tensor in (parameter, *state.values()):
+                if id(tensor) not in model and isinstance(tensor, torch.Tensor) and tensor.device.type == device:
+                    yield tensor
+
     def close(self) -> None:
         """Free DeepSpeed's engine."""
         self.engine.destroy()

@@ -17,6 +17,7 @@ from rlsdk.cluster.placement import gpu_map, sections_apart
 from rlsdk.config import Plan
 from rlsdk.contracts import ActorSpec, ApartRole, EstimatesGeneration, EstimatesUpdates, MemoryUse, UpdateShape
 from rlsdk.contracts.generation import DTYPE_BYTES
+from rlsdk.contracts.optional import Turn
 from rlsdk.errors import EnvironmentFault, first_line
 from rlsdk.learners.apart import roles, roles_apart
 
@@ -36,6 +37,7 @@ class MemoryRow:
         of: Total memory of the device or machine; None if unknown.
         where: Device: `GPU`, or `engine GPU` and `learner GPU` if they differ, or `host`.
         processes: Number of such processes on it.
+        turn: Phase in which a shared GPU holds it; empty for both.
     """
 
     role: str
@@ -43,6 +45,7 @@ class MemoryRow:
     of: int | None
     where: str
     processes: int = 1
+    turn: Turn = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -65,8 +68,12 @@ class MemoryEstimate:
         return list(dict.fromkeys(row.where for row in self.rows))
 
     def total(self, where: str) -> int:
-        """Return the bytes needed on a device."""
-        return sum(row.bytes * row.processes for row in self.rows if row.where == where)
+        """Return the bytes needed on a device at once; on a GPU, engines and learner take turns."""
+        needed: Counter[Turn] = Counter()
+        for row in self.rows:
+            if row.where == where:
+                needed["" if where == "host" else row.turn] += row.bytes * row.processes
+        return needed[""] + max(needed["generate"], needed["learn"])
 
     def capacity(self, where: str) -> int | None:
         """Return the memory of a device; None if unknown."""
@@ -172,10 +179,11 @@ class _Estimate:
         if not isinstance(learner, EstimatesUpdates):
             self.unknown.append(f"the learner {plan.learner.name!r} does not report how much memory it needs")
             return
-        spec = ActorSpec(role="learner", world_size=place.learners, device="cuda" if self.cuda else "cpu")
+        shared = place.colocate and plan.needs_engine
+        device: Any = "cuda" if self.cuda else "cpu"
+        spec = ActorSpec(role="learner", world_size=place.learners, device=device, colocated=shared)
         self.remedies = tuple(learner.memory_remedies)
         uses = learner.update_memory(roles(plan), spec, self._shape(place.learners, plan.config.minibatches))
-        shared = place.colocate and plan.needs_engine
         self.add(uses, "GPU" if shared else "learner GPU", place.learners, self.placed.learners)
         for role, section in sections_apart(plan).items():
             self._apart(role, section.ranks)
@@ -216,7 +224,8 @@ class _Estimate:
             if not use.bytes:
                 continue
             if self.cuda and not use.on_host:
-                self.rows.append(MemoryRow(role=use.role, bytes=use.bytes, of=self.gpu_bytes, where=device))
+                of = self.gpu_bytes
+                self.rows.append(MemoryRow(role=use.role, bytes=use.bytes, of=of, where=device, turn=use.turn))
             else:
                 row = MemoryRow(role=use.role, bytes=use.bytes, of=self.host_bytes, where="host", processes=here)
                 self.rows.append(row)

@@ -120,7 +120,9 @@ def started(
             starting = start_engines(plan, found, adapter) if plan.needs_engine else []
             if found.device == "cuda" and place.colocate:
                 # While vLLM measures how much memory it has left, nothing else may allocate memory on its GPU.
-                started_engines(plan, starting)
+                ready = started_engines(plan, starting)
+                # The learner needs that memory while it loads its models; the first weight sync wakes the engines.
+                started_engines(plan, [(engine, engine.sleep.remote()) for engine in ready])
             learner = start_learner(plan, found, adapter, steps)
             engines = started_engines(plan, starting)
         for engine in engines:

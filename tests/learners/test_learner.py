@@ -188,12 +188,22 @@ def test_the_critic_learns_returns(tied: Model, launch: Launch, make_batch: Make
     assert found < losses[0]
 
 
+def freed(self: Any) -> tuple[int, int]:
+    """Bytes that a sleeping learner has freed, and the number of its parameters."""
+    learner = self._learner
+    count = sum(getattr(p, "ds_numel", p.numel()) for t in learner._trained.values() for p in t.module.parameters())
+    return learner._offloaded.nbytes, count
+
+
 @pytest.mark.parametrize(
     ("world", "stage", "dtype"), [(1, 0, "float"), (1, 1, "bfloat"), (2, 2, "float"), (2, 3, "float")]
 )
-def test_a_resumed_run_is_the_one_left_alone(
+def test_a_resumed_run_is_the_one_left_alone_also_if_it_slept(
     world: int, stage: int, dtype: str, tied: Model, bfloat: Model, launch: Launch, make_batch: Make, tmp_path: Path
 ) -> None:
+    import ray
+    from safetensors.torch import load_file
+
     batch, model = make_batch(10), tied if dtype == "float" else bfloat
     roles, loss = Roles(actor=model, critic=model if stage != 1 else None), spec(value_clip=0.2)
     options = {"zero_stage": stage, "schedule": "cosine", "warmup_steps": 2, "micro_batch_tokens": 80, **LR}
@@ -209,6 +219,23 @@ def test_a_resumed_run_is_the_one_left_alone(
     alone, weights = run(group, range(2, 4)), group.fetch_weights(4)
     group = launch(world, roles, loss, **options)
     group.load(tmp_path / "checkpoint")
+    loaded, seen = group.fetch_weights(2), group.canary(np.arange(8))
+    group.save(tmp_path / "awake")
+
+    group.sleep()
+    group.sleep()
+    each = 12 if stage else 8  # two moments and, with ZeRO, the weights in float32
+    for found, count in ray.get([actor.__ray_call__.remote(freed) for actor in group.actors]):
+        assert found == pytest.approx(each * count / world, rel=0.1)
+    assert same(loaded, group.fetch_weights(2)) and np.array_equal(seen, group.canary(np.arange(8)))
+    group.save(tmp_path / "asleep")
+    awake, asleep = (
+        {f.relative_to(tmp_path / name): load_file(f) for f in (tmp_path / name).rglob("*.safetensors")}
+        for name in ("awake", "asleep")
+    )
+    assert awake and awake.keys() == asleep.keys()
+    assert all(torch.equal(t, asleep[file][name]) for file in awake for name, t in awake[file].items())
+
     assert run(group, range(2, 4)) == alone
     assert same(weights, group.fetch_weights(4))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 from click.testing import CliRunner
 
 from rlsdk.cli import root
-from rlsdk.contracts import ActorSpec, Model, Roles, UpdateShape
+from rlsdk.contracts import ActorSpec, MemoryUse, Model, Roles, UpdateShape
 from rlsdk.learners import activations, estimate
 from rlsdk.learners.deepspeed import DeepSpeedLearner
 from rlsdk.learners.lora import Lora
+from rlsdk.readiness.memory import MemoryEstimate, MemoryRow
 
 NANO = Path(__file__).resolve().parents[2] / "examples" / "models" / "countdown-nano"
 GIB = 2**30
@@ -169,6 +171,26 @@ def test_packed_rollouts_of_a_model_whose_attention_cannot_be_replaced_need_a_ma
     assert packed > padded + 4096**2
 
 
+def test_engines_and_learner_hold_a_shared_gpu_in_turns_but_main_memory_together():
+    held = {"weights": (10, ""), "moments": (30, "learn"), "activations": (5, "learn"), "KV cache": (40, "generate")}
+
+    def rows(where: str) -> tuple[MemoryRow, ...]:
+        return tuple(
+            MemoryRow(role=role, bytes=size, of=60, where=where, turn=turn) for role, (size, turn) in held.items()
+        )
+
+    assert MemoryEstimate(rows=rows("GPU")).total("GPU") == 10 + 40
+    assert list(MemoryEstimate(rows=rows("GPU")).shortages()) == []
+    assert MemoryEstimate(rows=rows("host")).total("host") == 85
+    asleep = {use.role: use for use in place_on_a_shared_gpu()}["sleeping optimiser state"]
+    assert asleep.on_host and asleep.bytes == 12 * 343_680
+
+
+def place_on_a_shared_gpu() -> Sequence[MemoryUse]:
+    place = ActorSpec(role="learner", device="cuda", colocated=True)
+    return DeepSpeedLearner().rank_memory(Roles(actor=Model(path=str(NANO))), place).uses
+
+
 def test_memory_is_counted_as_a_hand_would():
     class Square(torch.nn.Module):
         def __init__(self) -> None:
@@ -233,6 +255,7 @@ def test_explain_tells_what_does_not_fit_and_what_to_lower(seven_b: Model, tmp_p
         "of": 80 * GIB,
         "where": "GPU",
         "processes": 1,
+        "turn": "",
     }
     assert rows["object store"]["where"] == "host"
     (said,) = [each["message"] for each in found["warnings"] if each["path"] == "memory"]

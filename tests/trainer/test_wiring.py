@@ -150,13 +150,14 @@ def test_the_learner_takes_memory_of_a_shared_gpu_once_the_engines_have_theirs(
 
     monkeypatch.setattr(assembly, "layout", lambda *_: Layout("cuda", 1, 1))
     monkeypatch.setattr(assembly, "start_engines", lambda *_: order.append("engines start") or [])
-    monkeypatch.setattr(assembly, "started_engines", lambda *_: order.append("engines are ready"))
+    monkeypatch.setattr(assembly, "started_engines", lambda *_: order.append("engines are ready") or [])
     monkeypatch.setattr(assembly, "start_learner", learner)
     checked = plan("placement.device=cuda", f"placement.colocate={colocate}")
     tasks, observers = assembly.train_tasks(checked), Observers(checked.plugins)
     with pytest.raises(InterruptedError), assembly.started(checked, 1, tasks, observers):
         pass
-    assert order == ["engines start", *(["engines are ready"] if colocate else []), "learner"]
+    # A shared GPU is the learner's once the engines are ready and asleep.
+    assert order == ["engines start", *(["engines are ready"] * 2 if colocate else []), "learner"]
 
 
 @pytest.mark.usefixtures("no_ray")

@@ -1,0 +1,28 @@
+"""Tensors that leave their device for host memory, and return."""
+
+from __future__ import annotations
+
+import torch
+
+from rlsdk.learners.offload import OffloadedTensors
+
+
+def test_offloaded_tensors_can_be_read_and_return_to_their_storage() -> None:
+    parameter = torch.nn.Parameter(torch.randn(10))
+    view, before = parameter.detach()[2:5], parameter.detach().clone()
+    count = torch.tensor(3.0)
+    offloaded = OffloadedTensors([parameter, count, torch.empty(0)])
+    assert offloaded.nbytes == 44 and view.untyped_storage().nbytes() == 0
+    assert torch.equal(parameter, before) and count == 3
+    offloaded.restore()
+    assert offloaded.nbytes == 0
+    assert torch.equal(parameter, before) and torch.equal(view, before[2:5])
+    parameter.data[2] = 7
+    assert view[0] == 7 and count == 3
+
+
+def test_tensors_that_share_their_storage_stay() -> None:
+    whole = torch.randn(20)
+    part = whole[:10]
+    assert OffloadedTensors([part]).nbytes == 0
+    assert part.data_ptr() == whole.data_ptr()
