@@ -198,7 +198,7 @@ def freed(self: Any) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("world", "stage", "dtype"), [(1, 0, "float"), (1, 1, "bfloat"), (2, 2, "float"), (2, 3, "float")]
 )
-def test_a_resumed_run_is_the_one_left_alone_also_if_it_slept(
+def test_a_resumed_run_is_the_one_left_alone(
     world: int, stage: int, dtype: str, tied: Model, bfloat: Model, launch: Launch, make_batch: Make, tmp_path: Path
 ) -> None:
     import ray
