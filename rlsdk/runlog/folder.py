@@ -19,8 +19,10 @@ from rlsdk.options import nearest
 log = logging.getLogger(__name__)
 MARKER = ".rlsdk-run"
 """Marker file in every run's folder, without which `--overwrite` deletes nothing."""
+_BEFORE = frozenset({"cache", "debug.json", "eval", "logs", "serve"})
+"""Names that `rlsdk eval`, `rlsdk debug` and servers create in a run's folder, perhaps before the run."""
 COMPILED = "cache"
-"""Folder of programs that a run's actors compiled; a resumed run must not reuse them."""
+"""Folder of programs that a run's actors compiled; no later start may use them."""
 LEASE_SECONDS = 30.0
 """Seconds without an update after which the lock of a program on another machine counts as dead."""
 
@@ -170,21 +172,24 @@ def mark(folder: Path) -> None:
 
 def is_foreign(folder: Path) -> bool:
     """Return whether the path holds something that rlsdk did not create."""
-    return folder.exists() and not (folder / MARKER).is_file() and (not folder.is_dir() or any(folder.iterdir()))
+    if not folder.exists() or (folder / MARKER).is_file():
+        return False
+    return not folder.is_dir() or any(each.name not in _BEFORE for each in folder.iterdir())
 
 
 def remove_run(folder: Path) -> None:
     """Delete a run's folder, moving it aside first so that an interrupted deletion does not leave half a run.
 
     Args:
-        folder: Folder of the run; nothing happens if it is empty or does not exist.
+        folder: Folder of the run; nothing happens if it does not exist, or holds no run yet.
 
     Raises:
         ConfigError: The folder was not created by rlsdk.
     """
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    foreign = is_foreign(folder)
+    if not foreign and not (folder / MARKER).is_file():
         return
-    if folder.is_symlink() or is_foreign(folder):
+    if foreign or folder.is_symlink():
         raise ConfigError(
             [
                 f"name: {folder} was not made by rlsdk (it has no file {MARKER}), so --overwrite does not "

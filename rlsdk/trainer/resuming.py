@@ -130,8 +130,8 @@ def prepare_folder(
     if newer:
         which = ", the newest intact one" if isinstance(resume, bool) else ""
         notices.append(f"the run continues from the checkpoint of step {step}{which}")
+    remove_compiled(folder)
     if resumes:
-        remove_compiled(folder)
         notices += [*_unreadable(plan, step), *_run_code(plan)]
     (folder / "logs").mkdir(exist_ok=True)
     keep = partial(_keep_config, plan, changed=bool(found), new=not used, step=step or 0)

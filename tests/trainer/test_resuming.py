@@ -82,6 +82,17 @@ def test_a_folder_of_somebody_else_is_neither_used_nor_deleted(run: Run) -> None
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize("how", [{}, {"resume": True}, {"overwrite": True}])
+def test_a_folder_with_an_evaluation_or_a_server_alone_may_become_a_run(run: Run, how: dict[str, bool]) -> None:
+    folder = run.folder / "runs" / "trial"
+    evaluated, program = folder / "eval" / "model" / "evaluation.json", folder / "cache" / "engine-0" / "kernel.so"
+    for file in (evaluated, program, folder / "serve" / "logs" / "engine-0.log"):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    assert run.prepare(run.plan(), **how).step is None
+    assert evaluated.exists() and not program.exists()
+
+
 def test_overwrite_deletes_the_run(run: Run) -> None:
     run.begin()
     assert run.prepare(run.plan(), overwrite=True).step is None
