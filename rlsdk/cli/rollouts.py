@@ -13,8 +13,8 @@ from rlsdk.errors import ValueFault
 
 SHOWN = ("step", "source", "task", "rollout", "state", "uses", "reward", "status", "tokens")
 """Columns of the table, before the response."""
-_MOST = 400
-"""Maximum characters of a cell."""
+_MOST, _LEAST, _GAP = 400, 20, 2
+"""Maximum characters of a cell; minimum width of a text column; width between columns."""
 
 
 @click.command()
@@ -78,14 +78,22 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
 
     from rlsdk.cli.listing import console
 
-    columns = [Column(name, no_wrap=True) for name in SHOWN]
-    columns.append(Column("response", overflow="ellipsis", no_wrap=True))
-    if any(row["valid"] == 0 for row in rows):
-        columns.append(Column("reason", overflow="fold", min_width=20))
-    table = Table(*columns, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*(_cell(row[str(column.header)]) for column in columns))
-    console().print(table)
+    texts = ("response", "reason") if any(row["valid"] == 0 for row in rows) else ("response",)
+    cells = {name: [_cell(row[name]) for row in rows] for name in (*SHOWN, *texts)}
+    widths = {name: max(len(name), *(cell.cell_len for cell in column)) for name, column in cells.items()}
+    terminal = console()
+    # The texts share what the other columns leave; rich would shrink every column, down to nothing.
+    taken = sum(widths[name] + _GAP for name in SHOWN)
+    terminal.width = max(terminal.width, taken + (_LEAST + _GAP) * len(texts))
+    room = terminal.width - taken - _GAP * len(texts)
+    reason = min(widths.get("reason", 0), max(room // 2, room - widths["response"]))
+    table = Table(*(Column(name, no_wrap=True) for name in SHOWN), box=None, pad_edge=False)
+    table.add_column("response", overflow="ellipsis", no_wrap=True, max_width=room - reason)
+    if "reason" in texts:
+        table.add_column("reason", overflow="fold", max_width=reason)
+    for row in zip(*cells.values(), strict=True):
+        table.add_row(*row)
+    terminal.print(table)
 
 
 def _cell(value: Any) -> Any:

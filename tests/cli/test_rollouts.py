@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlsdk.cli import root
+from rlsdk.cli.rollouts import SHOWN
 from rlsdk.runlog.engine_scaling import mark_ended
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.runlog.tables import COLUMNS, Entry
@@ -63,14 +64,21 @@ def test_what_a_model_wrote_is_shown_as_data(folder: Path) -> None:
     assert told(folder, "--where", "step = 3")[0]["response"] == HOSTILE
 
 
-def test_the_table_shows_why_a_rollout_has_no_score(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", ["40", "120"])
+def test_long_responses_leave_room_for_the_other_columns_and_the_reason(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
     store = RolloutStore(Address.make(tmp_path, None, None))
     task = Task("t", "p")
     group = Group(task, [Rollout.from_text(task, "long " * 99)], [Score.invalid("KeyError: 'x' (lab.py, line 12)")])
     with store.transaction():
         store.put([Entry(number=0, source="sums", state="failed", step=1, uses=0, group=group)])
     store.close()
-    assert "KeyError: 'x'" in run(tmp_path, "--where", "not valid")
+    head, row, *_ = run(tmp_path).splitlines()
+    assert head.split() == [*SHOWN, "response", "reason"]
+    assert row.startswith("1     sums    t     0        failed  0             finished")
+    assert "long long" in row and "KeyError: 'x'" in row
     assert "reason" not in run(folder)
 
 
