@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,7 @@ def completed(
 
 def located(path: str) -> str:
     """Return the absolute path of a model's folder, for processes in other folders; a hub id is unchanged."""
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))  # unlike Path's, it leaves the home of an unknown user as it is
     return str(folder.resolve()) if folder.is_dir() else path
 
 

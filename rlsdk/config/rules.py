@@ -221,7 +221,7 @@ def _sizes(config: Config) -> list[tuple[bool, str]]:
         ),
         (not 0 <= share <= 1, f"max_invalid: a share between 0 and 1, got {share}"),
         (
-            not is_hub_id and not (Path(path).expanduser() / "config.json").is_file(),
+            not is_hub_id and not Path(os.path.expanduser(path), "config.json").is_file(),
             f"model.path: there is no folder {path!r} with a config.json, neither in the working folder "
             f"({Path.cwd().name}/) nor next to the configuration (and it is not a hub id, ORG/NAME)",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -53,7 +54,17 @@ def read(source: Source, overrides: Sequence[str] = ()) -> tuple[Tree, list[str]
         faults += [fault] if fault else []
     resolved, unresolved = _interpolate(tree)
     _put_back(resolved, objects)
+    for key in ("out", "mirror", "plugins"):  # a folder called "~" would be created in the working folder
+        if key in resolved:
+            resolved[key] = _with_home(resolved[key])
     return resolved, faults + unresolved
+
+
+def _with_home(value: Any) -> Any:
+    """Expand `~` at the beginning of a path or of several."""
+    if isinstance(value, list):
+        return [_with_home(each) for each in value]
+    return os.path.expanduser(value) if isinstance(value, str) else value
 
 
 def plain(value: Any) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -173,7 +172,7 @@ def _models(plan: Plan) -> Iterator[PlanFinding]:
     others = [*(["reference"] if plan.needs_reference else []), *(["critic"] if plan.algorithm.critic else [])]
     for key in ("path", "tokenizer", *others):
         name = getattr(section, key)
-        if name and not Path(name).expanduser().is_dir():
+        if name and not os.path.isdir(os.path.expanduser(name)):
             yield from (PlanFinding(f"model.{key}", text) for text in preflight.hub_model(name))
 
 

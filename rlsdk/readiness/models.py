@@ -189,7 +189,7 @@ def _config_faults(plan: Plan, role: str, model: Model) -> Iterator[tuple[str, s
     """Yield why the config of a critic or reference in a folder cannot be read; models of the hub are checked apart."""
     from rlsdk.learners.model import read_config
 
-    folder = Path(model.path).expanduser()
+    folder = Path(os.path.expanduser(model.path))
     if model.path == plan.model.path or not folder.is_dir():
         return
     try:

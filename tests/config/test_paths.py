@@ -8,6 +8,7 @@ import pytest
 
 from rlsdk.config import check
 from rlsdk.errors import ConfigError
+from rlsdk.readiness.checks import examine
 
 YAML = """\
 name: trial
@@ -81,3 +82,23 @@ def test_the_searched_paths_of_a_model_are_reported(tmp_path, folder, monkeypatc
         check(folder / "trial.yaml", ["model=./nowhere"])
     assert "neither in the working folder" in caught.value.faults[0]
     assert "nor next to the configuration" in caught.value.faults[0]
+
+
+def test_the_home_folder_is_found_in_plugins_and_in_what_a_run_writes(tmp_path, folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.chdir(tmp_path)
+    plan = check(folder / "trial.yaml", ["plugins=[~/lab.py]", "out=~/runs"])
+    assert plan.config.plugins == (str(folder / "lab.py"),)
+    assert plan.folder == folder / "runs" / "trial"
+
+
+@pytest.mark.parametrize("key", ["path", "reference", "critic", "tokenizer"])
+def test_the_home_of_an_unknown_user_is_no_traceback(folder, monkeypatch, key):
+    monkeypatch.chdir(folder)
+    settings = [f"model.{key}='~nobody-here/model'", "algorithm=ppo", "algorithm.kl_coef=0.1", "algorithm.kl=k3"]
+    if key == "path":
+        with pytest.raises(ConfigError, match=r"there is no folder '~nobody-here/model' with a config.json"):
+            check("trial.yaml", settings)
+    else:
+        found = [each for each in examine(check("trial.yaml", settings), starts=False).warnings if key in each.path]
+        assert found and "there is no folder '~nobody-here/model'" in found[0].message
