@@ -79,7 +79,7 @@ class Plugins(pluggy.PluginManager):
         if taken := self.entries.get(name):
             raise PluginError(f"plugin file {path}: the name {name!r} is taken by {taken[0].origin}; rename the file")
         try:
-            text = path.read_text(encoding="utf-8") if source is None else source
+            text = path.read_text(encoding="utf-8-sig") if source is None else source  # editors may add a BOM
         except (OSError, UnicodeDecodeError) as error:
             self._failed[name, ""] = PluginError(f"plugin file {unreadable(path, error)}")
             raise self._failed[name, ""] from error

@@ -589,3 +589,9 @@ def test_a_misspelt_hook_is_refused(site, hook, cause, table):
         assert cause in str(caught.value)
     plugins.find("kl", "k1")
     plugins.hook.rlsdk_step_end(step=1, metrics={})  # nothing of it was left behind
+
+
+def test_a_plugin_file_may_begin_with_a_byte_order_mark(tmp_path):
+    file = tmp_path / "lab.py"
+    file.write_bytes(b"\xef\xbb\xbf" + b"import rlsdk\n@rlsdk.kl('k')\ndef k(p, q): ...\n")
+    assert Plugins([file]).names("kl", "lab") == ["k"]
