@@ -31,7 +31,7 @@ from rlsdk.renderers.forms import (
     with_thought_or_text,
     with_written_arguments,
 )
-from rlsdk.renderers.thoughts import THINK, before_mark, marks_around, split
+from rlsdk.renderers.thoughts import CLOSED_THOUGHT, THINK, before_mark, marks_around, split
 from rlsdk.tool_calls.calls import beginnings, with_json_arguments
 from rlsdk.types import Message
 
@@ -412,13 +412,14 @@ class TextRenderer:
         if not written.startswith(opened):
             # Thoughts that the template does not write at all, or writes differently from how the prompt opened them
             begun = next((each for each in ("<think>\n", "<think>") if opened.endswith(each)), "")
-            written = opened + f"<think>\n{THOUGHT}\n</think>\n\n{TEXT}".removeprefix(begun)
+            thought = "" if answer == {"role": "assistant", "content": TEXT} else f"<think>\n{THOUGHT}\n</think>\n\n"
+            written = opened + thought.removeprefix(begun) + TEXT
         found = self._up_to_answer([answer, *({"role": role, "content": "R"} for role in roles)])
         return None if found == written else Rewrite(written, found)
 
     def _answer(self) -> dict[str, str]:
         """Return an answer's message in the format that the template understands, with a thought if supported."""
-        if "</think>" in self.render([QUESTION])[-20:]:
+        if CLOSED_THOUGHT.search(self.render([QUESTION])):
             return {"role": "assistant", "content": TEXT}
         for answer in ANSWERS:
             if THOUGHT in self._up_to_answer([message := {"role": "assistant", **answer}]):

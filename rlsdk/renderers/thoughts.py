@@ -9,6 +9,8 @@ import attrs
 
 THINK = ("<think>", "</think>")
 CHANNELS = ("<|channel|>analysis<|message|>", "<|end|>")
+CLOSED_THOUGHT = re.compile(r"(?:</think[^<>]*>|<\|END_THINKING\|>|\[/THINK\]|<channel\|>)\s*$")
+"""The end of a prompt that also closes the thought: in templates of Qwen3, Hy3, Command R7B and Gemma 4."""
 _OPENED = re.compile(r"(<[^<>\s]{1,40}>|\[[A-Z_]{1,40}\])\s*$")
 _CLOSED = re.compile(r"^\s*(</?[^<>\s]{1,40}>|\[/?[A-Z_]{1,40}\])")
 _HARMONY = re.compile(

@@ -44,6 +44,19 @@ def test_a_template_that_leaves_the_answer_alone_has_no_rewrite(text: str, role:
     assert template(text).rewrite([role]) is None
 
 
+@pytest.mark.parametrize(
+    ("opens", "closes"),
+    [
+        ("<|channel>thought\n", "<channel|>"),
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+        ("<think:open>", "</think:open>"),
+    ],
+)
+def test_a_prompt_that_closes_the_thought_under_other_names_begins_another_rollout(opens: str, closes: str) -> None:
+    renderer = template(CLOSES.replace("<think>\n\n</think>\n\n", opens + closes))
+    assert renderer.bridge_tokens([*LATE[:2], LATE[3]], 1, ended=np.array([], int)) is None
+
+
 @pytest.mark.parametrize("text", [UNTIL_NEXT_QUESTION, CLOSES])
 def test_a_template_that_drops_the_thought_before_a_question_is_refused(text: str) -> None:
     found = template(text).rewrite(["user"])
