@@ -22,6 +22,7 @@ from rlsdk.engines.client import EngineRoutes
 from rlsdk.engines.delivery import Delivered, WeightSource, deliver, deliver_late, received_checksums
 from rlsdk.engines.starting import until_ready
 from rlsdk.errors import CanaryError, EngineError, LearnerError, TransferError
+from rlsdk.plurals import counted
 
 log = logging.getLogger(__name__)
 SHOWN = 20
@@ -125,7 +126,7 @@ class EngineGroup:
         if restarts is None or count == self._wanted:
             return ""
         if self._leaving or self._changes:
-            return f"{count} engines: other engines are still starting or being drained; try again after that"
+            return f"{counted(count, 'engine')}: other engines are still starting or being drained"
         if count < self._wanted:
             self._leaving = set(range(count, self._wanted))
             for rank in sorted(self._leaving):
@@ -137,7 +138,7 @@ class EngineGroup:
             self._failures.forget(rank)
             self._starts.setdefault(rank, 0)
             self._background(self._restart(restarts, rank))
-        log.info("%d engines from now on, instead of %d", count, self._wanted)
+        log.info("%s from now on, instead of %d", counted(count, "engine"), self._wanted)
         self._wanted = count
         return ""
 
@@ -230,8 +231,8 @@ class EngineGroup:
             `steps`: decode steps of the rank with the most, with sums of the actors' step counters over all ranks;
             `host_bytes`: peak host memory of any rank.
         """
-        for rank, counted in (await self.all("clock")).items():
-            self._count(rank, counted)
+        for rank, counts in (await self.all("clock")).items():
+            self._count(rank, counts)
         sums = np.array([clock.past + clock.now for clock in self._clocks.values()]).reshape(-1, len(COUNTED))
         by_rank = dict(zip(COUNTED, sums.T, strict=True))
         return {
@@ -298,10 +299,10 @@ class EngineGroup:
         self._forget(rank)
         self._handle_death(self._restarts, rank, actor, error)
 
-    def _count(self, rank: int, counted: Mapping[str, float]) -> None:
+    def _count(self, rank: int, counts: Mapping[str, float]) -> None:
         if rank in self._actors:  # a dead engine's counters are already in `past`
-            self._clocks[rank].now = np.array([counted[name] for name in COUNTED])
-        self._host_bytes = max(self._host_bytes, counted.get("host_bytes", 0.0))
+            self._clocks[rank].now = np.array([counts[name] for name in COUNTED])
+        self._host_bytes = max(self._host_bytes, counts.get("host_bytes", 0.0))
 
     def _forget(self, rank: int) -> None:
         """Stop calling an engine, and keep its counters."""
@@ -348,8 +349,8 @@ class EngineGroup:
     async def _remove(self, rank: int) -> None:
         """Stop a drained engine, unless it died in the meantime."""
         async with self._syncing:
-            for counted in await self.call(rank, "clock"):
-                self._count(rank, counted)
+            for counts in await self.call(rank, "clock"):
+                self._count(rank, counts)
             actor = self._actors.get(rank)
             if actor is not None:
                 self._forget(rank)
