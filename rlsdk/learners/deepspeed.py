@@ -98,14 +98,15 @@ class DeepSpeedOptions(LearnerOptions):
             actor = _TrainedBytes.of(self, roles.actor, place, lora=self.lora is not None)
             uses += [
                 MemoryUse("learner weights", actor.weights, actor.weights_on_host),
-                MemoryUse("learner gradients", actor.gradients),
+                MemoryUse("learner gradients", actor.gradients, turn="learn"),
                 MemoryUse("learner optimiser state", actor.optimizer, actor.optimizer_on_host, "learn"),
             ]
             trained.append(actor)
         if roles.critic is not None:
             critic = _TrainedBytes.of(self, roles.critic, place, lora=False)
             uses += [
-                MemoryUse("critic", critic.weights + critic.gradients, critic.weights_on_host),
+                MemoryUse("critic", critic.weights, critic.weights_on_host),
+                MemoryUse("critic gradients", critic.gradients, turn="learn"),
                 MemoryUse("critic optimiser state", critic.optimizer, critic.optimizer_on_host, "learn"),
             ]
             trained.append(critic)
@@ -116,8 +117,7 @@ class DeepSpeedOptions(LearnerOptions):
         if not cpu and trained:
             uses.append(MemoryUse("communication buffers", trained[0].buffers))
             if place.colocated:  # while engines generate on its GPU
-                asleep = sum(each.optimizer for each in trained if not each.optimizer_on_host)
-                uses.append(MemoryUse("sleeping optimiser state", asleep, on_host=True))
+                uses.append(MemoryUse("sleeping optimiser state", sum(each.asleep for each in trained), on_host=True))
         uses.append(MemoryUse("learner process", PROCESS_BYTES, on_host=not cpu))
         return RankMemory(uses=tuple(uses), step=max((each.step for each in trained), default=0))
 
@@ -169,11 +169,12 @@ class DeepSpeedOptions(LearnerOptions):
 
 @attrs.frozen(kw_only=True)
 class _TrainedBytes:
-    """Bytes of a trained model on one rank."""
+    """Bytes of a trained model on one rank; `asleep` of them move to host memory while engines use its GPU."""
 
     weights: int
     gradients: int
     optimizer: int
+    asleep: int
     step: int
     buffers: int
     weights_on_host: bool
@@ -192,15 +193,18 @@ class _TrainedBytes:
             gradients += width * trained
         buckets = 0 if stage == 0 or narrow else 1 if stage == 3 else 2
         gathered = min(every, LIVE_ELEMENTS) * width if stage == 3 and ranks > 1 else 0
+        # Two moments and, with ZeRO, a copy of the weights in float32.
+        optimizer, on_host = share * (12 if stage else 8), cuda and options.offload != "none"
+        kept = 4 * (trained if narrow else share if stage == 3 else 0)  # other gradients are freed after each step
         return cls(
             weights=every * width // (ranks if stage == 3 else 1) + gathered,
             gradients=gradients,
-            # Two moments and, with ZeRO, a copy of the weights in float32.
-            optimizer=share * (12 if stage else 8),
+            optimizer=optimizer,
+            asleep=0 if on_host else optimizer + kept,
             step=4 * share if buckets == 2 else 0,
             buffers=BUCKET_ELEMENTS * 4 * buckets,
             weights_on_host=cuda and options.offload == "all",
-            optimizer_on_host=cuda and options.offload != "none",
+            optimizer_on_host=on_host,
         )
 
 

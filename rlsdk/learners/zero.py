@@ -270,15 +270,18 @@ class Trained(TrainedModule):
         return full_tensors(self.engine.module.model, keep=keep, wanted=wanted)
 
     def update_tensors(self) -> Iterator[Tensor]:
-        """Yield the moments and, with ZeRO, the float32 copy of the weights."""
+        """Yield the moments and, with ZeRO, the float32 copy of the weights and gradients that stay allocated."""
         import torch
 
-        inner = getattr(self.engine.optimizer, "optimizer", self.engine.optimizer)  # torch's, which ZeRO wraps
-        device, model = self._config.device, {id(parameter) for parameter in self.engine.module.parameters()}
-        for parameter, state in inner.state.items():
-            for tensor in (parameter, *state.values()):
-                if id(tensor) not in model and isinstance(tensor, torch.Tensor) and tensor.device.type == device:
-                    yield tensor
+        optimizer = self.engine.optimizer
+        inner = getattr(optimizer, "optimizer", optimizer)  # torch's, which ZeRO wraps
+        model = {id(parameter) for parameter in self.engine.module.parameters()}
+        found = [value for parameter, state in inner.state.items() for value in (parameter, *state.values())]
+        found += getattr(optimizer, "fp32_groups_gradients_flat", ())  # stage 1 in bfloat16
+        found.append(getattr(optimizer, "grad_partitions_flat_buffer", None))  # stage 3
+        for value in found:
+            if isinstance(value, torch.Tensor) and value.device.type == self._config.device and id(value) not in model:
+                yield value
 
     def close(self) -> None:
         """Free DeepSpeed's engine."""
