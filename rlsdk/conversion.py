@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from rlsdk.contracts import Model
+from rlsdk.errors import ValueFault
 from rlsdk.vision import TYPES
 
 if TYPE_CHECKING:
@@ -101,10 +102,14 @@ def shapes(model: Any) -> dict[str, tuple[int, ...]]:
 
 
 def read_header(path: str) -> dict[str, tuple[int, ...]] | None:
-    """Read tensor names and shapes from a model's safetensors files; None if there are none on this machine."""
+    """Read tensor names and shapes from a model's safetensors files; None if there are none on this machine.
+
+    Raises:
+        ValueFault: A file is damaged.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     try:
         folder = Path(path) if Path(path).is_dir() else Path(snapshot_download(path, local_files_only=True))
@@ -112,8 +117,12 @@ def read_header(path: str) -> dict[str, tuple[int, ...]] | None:
         return None
     found: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(str(file), framework="np") as tensors:
-            found |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+        try:
+            with safe_open(str(file), framework="np") as tensors:
+                found |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            remedy = "copy or download it again (it may be cut off, or a pointer of Git LFS)"
+            raise ValueFault(f"{file} is not a complete safetensors file ({error}): {remedy}") from error
     return found or None
 
 

@@ -43,6 +43,8 @@ from rlsdk.types import Message, Task
 
 PROMPTS = 64
 """Number of prompts per source to render, spread over all its tasks."""
+_TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
+"""Names of the files of a tokenizer."""
 ENGINES_PER_CORE = 2
 """Maximum number of engines, or of learner ranks, per CPU core."""
 
@@ -274,6 +276,8 @@ class _PlanChecks:
             ends = end_ids(model, tokenizer)
         except Exception as error:  # noqa: BLE001 - transformers raises anything for a file that it cannot use
             text = f"the tokenizer in {name!r} cannot be opened: {first_line(error)}"
+            if Path(name).is_dir() and not any(file for each in _TOKENIZERS for file in Path(name).glob(each)):
+                text = f"the folder {name!r} has no tokenizer: save one there, or set model.tokenizer to another folder"
             self.warnings.append(PlanFinding("model.path", text))
             return None
         if plan.needs_engine and not ends and not plan.config.sampling.stop:

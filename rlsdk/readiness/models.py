@@ -26,7 +26,7 @@ from rlsdk.contracts import (
 )
 from rlsdk.conversion import Differences, compare, read_header, without_weights
 from rlsdk.engines.common import open_tokenizer, positions
-from rlsdk.errors import ConfigError, RlsdkError, first_line
+from rlsdk.errors import ConfigError, RlsdkError, ValueFault, first_line
 from rlsdk.exact import architecture_fault
 from rlsdk.kinds import Kind
 from rlsdk.learners.base import TransformersLearner
@@ -47,7 +47,11 @@ def model_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str, s
         net: The plan's model without its weights; the call may change its name conversions.
         trains: True for a program that has a learner.
     """
-    header = read_header(plan.model.path)
+    try:
+        header = read_header(plan.model.path)
+    except ValueFault as error:
+        yield "model.path", str(error)
+        return
     if trains and header is not None and (found := compare(net, header)):
         yield "model.path", _in_words(plan, net, found)
     parts = [("learner", plan.learner)] if trains else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -90,6 +91,23 @@ def test_files_that_do_not_hold_what_the_learner_sends_are_a_fault(
     (fault,) = faults(tmp_path / "model")
     assert fault.path == "model.path"
     assert re.search(message, fault.message), fault.message
+
+
+def test_a_file_of_weights_that_is_cut_off_is_a_fault(tmp_path: Path, faults: Callable[..., list[PlanFinding]]) -> None:
+    folder = shutil.copytree(NANO, tmp_path / "model")
+    (folder / "model.safetensors").write_bytes((NANO / "model.safetensors").read_bytes()[:1000])
+    (fault,) = faults(folder, "engine=transformers")
+    assert fault.path == "model.path"
+    assert "model.safetensors is not a complete safetensors file" in fault.message
+
+
+def test_a_model_without_a_tokenizer_is_told_where_to_put_one(tmp_path: Path) -> None:
+    folder = shutil.copytree(NANO, tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*"))
+    tree = {"name": "t", "model": str(folder), "tasks": {"train": "countdown"}, "reward": "countdown", "steps": 1}
+    warnings = examine(check(tree, ["engine=transformers", f"out={tmp_path}"]), starts=False).warnings
+    assert [
+        each.message for each in warnings if "has no tokenizer: save one there, or set model.tokenizer" in each.message
+    ]
 
 
 def test_what_other_writers_of_the_same_model_do_is_no_fault(
