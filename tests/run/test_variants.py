@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -34,6 +36,40 @@ def test_weights_that_engines_receive_in_a_stream_train_the_same(runner: Any, fi
     lab = runner.folder / "transfer_lab.py"
     lab.write_text(NCCL_ON_CPU)
     runner.train(f"plugins=[{lab}]", f"rollout.weight_transfer={{use: {transfer}, bucket_mib: 1}}")
+    names = ("reward/mean", "actor/loss", "actor/grad_norm", "canary/gap")
+    assert [[line[name] for name in names] for line in runner.metrics()[1:]] == [
+        [line[name] for name in names] for line in finished.metrics()[1:]
+    ]
+
+
+TURNS = """
+import rlsdk
+from rlsdk.engines.group import EngineGroup
+from rlsdk.learners.group import LearnerGroup
+
+slept = []
+
+def counted(group, who):
+    sleep = group.sleep
+    group.sleep = lambda self: (slept.append(who), sleep(self))[1]
+
+if __name__ == "__main__":
+    counted(EngineGroup, "engines")
+    counted(LearnerGroup, "learner")
+    with rlsdk.Trainer.from_config("config.yaml") as trainer:
+        trainer.rollouts._rollouts.engines.shared = True  # as on a GPU
+        trainer.train()
+    print(*slept)
+"""
+
+
+def test_engines_and_learner_that_take_turns_as_on_a_shared_gpu_train_the_same(runner: Any, finished: Any) -> None:
+    (runner.folder / "turns.py").write_text(TURNS)
+    ran = subprocess.run(
+        [sys.executable, "turns.py"], cwd=runner.folder, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split()[-6:] == ["engines", "learner"] * 3
     names = ("reward/mean", "actor/loss", "actor/grad_norm", "canary/gap")
     assert [[line[name] for name in names] for line in runner.metrics()[1:]] == [
         [line[name] for name in names] for line in finished.metrics()[1:]
