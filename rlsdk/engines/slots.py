@@ -18,6 +18,8 @@ from rlsdk.vision import offsets
 
 See = Callable[[torch.Tensor, torch.Tensor], Mapping[str, torch.Tensor]]
 _ATTENTION = "rlsdk_shared_heads"
+_OWN_CACHES = ("bloom", "minimax")
+"""Model types that refuse a cache or a mask other than their own."""
 _FEW, _MANY = 16, 64
 """Number of columns by which the cache grows: few, so that short rows lie close together in memory."""
 
@@ -325,8 +327,13 @@ def check_layers(config: Any, compiled: bool) -> None:
         compiled: True if decoding is compiled.
 
     Raises:
-        EngineError: A layer has an unsupported type.
+        EngineError: A layer has an unsupported type, or the model needs a cache of its own.
     """
+    if config.model_type in _OWN_CACHES:
+        raise EngineError(
+            f"model type {config.model_type!r} needs a cache or a mask of its own, which the engine 'transformers' "
+            "does not have; use engine=vllm"
+        )
     kinds = set(layer_kinds(config))
     if others := sorted(kinds - {"full_attention", "sliding_attention", *KINDS}):
         raise EngineError(
@@ -347,9 +354,12 @@ def check_layers(config: Any, compiled: bool) -> None:
 
 def token_bytes(config: Any, itemsize: int) -> int:
     """Return the cache bytes per token of a continuation."""
-    heads = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kept = getattr(config, "num_key_value_heads", None) or heads
-    layers = sum(kind not in KINDS for kind in layer_kinds(config))
-    count: int = 2 * layers * kept * size * itemsize
+    kinds = layer_kinds(config)
+    layers = config.per_layer_config if config.is_heterogeneous else [config] * len(kinds)
+    count = 0
+    for kind, layer in zip(kinds, layers, strict=True):
+        if kind not in KINDS:
+            heads = layer.num_attention_heads
+            size = getattr(layer, "head_dim", None) or layer.hidden_size // heads
+            count += 2 * (getattr(layer, "num_key_value_heads", None) or heads) * size * itemsize
     return count

@@ -203,6 +203,8 @@ def policy_faults(
     text = net.config.get_text_config()
     settings = {name: getattr(text, name, None) for name in _BENT_LOGITS}
     faults = []
+    if net.base_model is net:
+        faults.append(f"transformers names no backbone within a {type(net).__name__}; train another model")
     if bent := [f"{name}={value}" for name, value in settings.items() if value not in (None, 1.0)]:
         faults.append(f"logits changed after the head ({', '.join(bent)}) are not supported; train another model")
     return faults + backbone_faults(net, attention, rows, without_mask=without_mask)
@@ -274,7 +276,11 @@ def _vision(model: Model, net: Any) -> Vision | None:
 
 
 def blank_policy(model: Model, attention: Attention, checkpointing: bool) -> PolicyModel:
-    """Build a policy from its config; with fake tensors, it shows the memory of a pass without using any."""
+    """Build a policy from its config; with fake tensors, it shows the memory of a pass without using any.
+
+    Raises:
+        LearnerError: The model cannot be trained as a policy.
+    """
     config = read_config(model, local_files_only=True)
     net = policy_class(config).from_config(
         config,
@@ -282,6 +288,8 @@ def blank_policy(model: Model, attention: Attention, checkpointing: bool) -> Pol
         attn_implementation=attention,
         trust_remote_code=model.trust_remote_code,
     )
+    if faults := policy_faults(net, attention):
+        raise LearnerError(f"model {model.path}: {'; '.join(faults)}")
     return PolicyModel(_trainable(net, checkpointing), exact=model.head_dtype == "float32")
 
 

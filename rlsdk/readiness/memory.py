@@ -18,7 +18,7 @@ from rlsdk.config import Plan
 from rlsdk.contracts import ActorSpec, ApartRole, EstimatesGeneration, EstimatesUpdates, MemoryUse, UpdateShape
 from rlsdk.contracts.generation import DTYPE_BYTES
 from rlsdk.contracts.optional import Turn
-from rlsdk.errors import EnvironmentFault, first_line
+from rlsdk.errors import EnvironmentFault, LearnerError, first_line
 from rlsdk.learners.apart import roles, roles_apart
 
 DRIVER_BYTES = 600 * 2**20
@@ -116,7 +116,7 @@ def estimate_memory(
         return MemoryEstimate(unknown=(f"memory is not estimated: {why}",))
     try:
         found.learner()
-    except (OSError, ValueError) as error:  # the config of a critic or reference cannot be read, or is not here
+    except (OSError, ValueError, LearnerError) as error:  # a model cannot be trained, or its config cannot be read
         return MemoryEstimate(unknown=(f"memory is not estimated: {first_line(error)}",))
     if plan.needs_engine:
         found.engines(net)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import architectures
+
 from rlsdk.cli import root
 from rlsdk.contracts import ActorSpec, MemoryUse, Model, Roles, UpdateShape
+from rlsdk.errors import LearnerError
 from rlsdk.learners import activations, estimate
 from rlsdk.learners.deepspeed import DeepSpeedLearner
 from rlsdk.learners.lora import Lora
@@ -70,6 +75,27 @@ def test_the_memory_of_an_adapter_is_reported_too(dtype: Any):
     adapter = sizes(model, device="cpu", lora=Lora(rank=4, alpha=8.0))
     assert adapter["learner gradients"] < full["learner gradients"] / 4
     assert adapter["learner activations"] > 0
+
+
+@pytest.mark.parametrize("name", architectures.MOE)
+def test_the_memory_of_mixtures_of_experts_is_estimated_in_float32(name: str, tmp_path: Path):
+    architectures.make(tmp_path, name)
+    attention: Any = "eager" if name == "gpt-oss" else "sdpa"
+    found = sizes(Model(path=str(tmp_path), max_length=64), device="cpu", attention=attention)
+    assert found["learner activations"] > 0
+
+
+def test_a_model_without_a_backbone_in_transformers_is_refused_without_an_estimate(tmp_path: Path):
+    from transformers import Llama4TextConfig
+
+    from rlsdk.conversion import without_weights
+
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    Llama4TextConfig(**shape, vocab_size=100, intermediate_size=32, num_local_experts=2).save_pretrained(tmp_path)
+    model, refused = Model(path=str(tmp_path)), "no backbone within a Llama4ForCausalLM; train another model"
+    with pytest.raises(LearnerError, match=refused):
+        sizes(model)
+    assert any(refused in fault for fault in DeepSpeedLearner().model_faults(without_weights(model)))
 
 
 def test_a_reference_model_with_ranks_of_its_own_keeps_no_activations_for_a_backward_pass(seven_b: Model):
