@@ -17,10 +17,9 @@ MODULES: dict[str, tuple[str, ...]] = {
         "rlsdk.rewards.judge",
     ),
     "shaping": ("rlsdk.algorithms.shaping",),
-    "advantage": ("rlsdk.algorithms.advantages", "rlsdk.algorithms.returns", "rlsdk.algorithms.trajectories"),
+    "advantage": ("rlsdk.algorithms.advantages", "rlsdk.algorithms.returns"),
     "policy_loss": (
         "rlsdk.algorithms.losses",
-        "rlsdk.algorithms.losses_sequence",
         "rlsdk.algorithms.losses_covariance",
         "rlsdk.algorithms.losses_data",
     ),
@@ -29,7 +28,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "algorithm": ("rlsdk.algorithms.named",),
     "filter": ("rlsdk.algorithms.filters",),
     "buffer": ("rlsdk.algorithms.buffers",),
-    "stop": ("rlsdk.algorithms.stops",),
+    "stop": ("rlsdk.algorithms.buffers",),
     "workflow": (
         "rlsdk.workflows.conversations",
         "rlsdk.workflows.agent",

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 from rlsdk.deprecation import NAMES, replacement
 
 if TYPE_CHECKING:
-    from rlsdk.algorithms.base import Aggregation
     from rlsdk.algorithms.losses_data import mix, per_fits
+    from rlsdk.algorithms.marking import Aggregation
     from rlsdk.algorithms.packed import masked_mean
     from rlsdk.algorithms.ratios import Metrics, credit, log_ratio, trained
     from rlsdk.batch.arithmetic import bounded
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from rlsdk.workflows.agent import LateError, attended, within
 
 _NAMES = {
-    "rlsdk.algorithms.base": ("Aggregation",),
+    "rlsdk.algorithms.marking": ("Aggregation",),
     "rlsdk.algorithms.losses_data": ("mix", "per_fits"),
     "rlsdk.algorithms.packed": ("masked_mean",),
     "rlsdk.algorithms.ratios": ("Metrics", "credit", "log_ratio", "trained"),

@@ -1,6 +1,5 @@
 """Algorithms: pure functions on packed tensors, and the classes of defaults that bundle them."""
 
-from rlsdk.algorithms.base import Algorithm
-from rlsdk.algorithms.marking import algorithm
+from rlsdk.algorithms.marking import Algorithm, algorithm
 
 __all__ = ["Algorithm", "algorithm"]

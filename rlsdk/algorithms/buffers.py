@@ -1,4 +1,4 @@
-"""Buffer policies: which available groups are trained first, and which are dropped.
+"""Buffer policies and stop rules: which groups are trained first, which are dropped, and when a batch is complete.
 
 The highest priority comes first; ties go to the task issued first. `None` drops a group. The same policy orders groups
 waiting to be trained for the first time (`uses` 0) and those that may be trained again.
@@ -6,12 +6,13 @@ waiting to be trained for the first time (`uses` 0) and those that may be traine
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlsdk.contracts import RunFacts
-from rlsdk.marks import buffer
+from rlsdk.marks import buffer, stop
 from rlsdk.options import unknown
 from rlsdk.types import Group
 
@@ -108,3 +109,37 @@ def _value(group: Group, by: str) -> float:
     else:
         found = [float(metrics[by]) for r, s in valid if by in (metrics := {**r.metrics, **s.metrics})]
     return statistics.fmean(found) if found else 0.0
+
+
+@stop("all")
+def all_there(*, available: int, target: int) -> bool:
+    """Wait for the whole batch.
+
+    Source: standard synchronous batches.
+    Formula: `available ≥ target`.
+    When to use: always, unless a step waits long for its last groups.
+
+    Args:
+        available: Number of available groups.
+        target: Number of groups in a batch.
+    """
+    return available >= target
+
+
+@stop("enough")
+def enough(*, available: int, target: int, share: float = 0.8) -> bool:
+    """Continue with part of the batch; groups that finish later go into the next batches.
+
+    Batches shrink by the missing groups, whose tasks continue to run without being restarted: over many steps, as many
+    groups are trained as are sampled. A batch has at least one group.
+    Source: Trinity-RFT (the complement of its `over_rollout.ratio`).
+    Formula: `available ≥ max(1, ceil(share · target))`.
+    When to use: long-tailed lengths, where the last groups of a batch keep the others waiting.
+
+    Args:
+        available: Number of available groups.
+        target: Number of groups in a batch.
+        share: Share of the batch that is enough; 1 or more for all of it.
+    """
+    # Rounded, since 0.55 · 20 is a little above 11 in floating point.
+    return available >= min(target, max(1, math.ceil(round(share * target, 9))))

@@ -13,9 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms.bounds import in_order
 from rlsdk.algorithms.packed import masked_mean
-from rlsdk.algorithms.ratios import trained
+from rlsdk.algorithms.ratios import in_order, trained
 from rlsdk.batch import LossInputs, wide
 from rlsdk.batch.arithmetic import bounded
 from rlsdk.limits import NonNegative, Positive

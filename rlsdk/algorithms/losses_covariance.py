@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms.bounds import in_order
 from rlsdk.algorithms.packed import masked_mean
-from rlsdk.algorithms.ratios import Metrics, clipped_surrogate, credit, log_ratio, trained
+from rlsdk.algorithms.ratios import Metrics, clipped_surrogate, credit, in_order, log_ratio, trained
 from rlsdk.batch import LossInputs
 from rlsdk.batch.arithmetic import bounded
 from rlsdk.limits import NonNegative, Share

@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 import attrs
 
-from rlsdk.algorithms.base import Aggregation, Algorithm
-from rlsdk.algorithms.marking import algorithm
+from rlsdk.algorithms.marking import Aggregation, Algorithm, algorithm
 from rlsdk.components import Use
 from rlsdk.limits import NonNegative, Positive
 

@@ -6,12 +6,14 @@ NaN, even if the loss is masked afterwards.
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from rlsdk.batch import LossInputs, wide
+from rlsdk.contracts import RunFacts
 from rlsdk.limits import at_least
 
 DualClip = Annotated[float, at_least(1)]
@@ -54,3 +56,18 @@ def share_clipped(x: LossInputs, ratio: Tensor, low: float, high: float) -> Tens
     ratio, advantages = ratio.detach(), credit(x)
     outside = ((ratio > 1 + high) & (advantages > 0)) | ((ratio < 1 - low) & (advantages < 0))
     return outside.sum() / x.loss_mask.sum().clamp(min=1)
+
+
+def in_order(low: str, high: str) -> Callable[[RunFacts, Mapping[str, Any]], Iterator[tuple[str, str]]]:
+    """Return a check that refuses empty ranges.
+
+    Args:
+        low: Name of the option for the lower end.
+        high: Name of the option for the upper end.
+    """
+
+    def check(run: RunFacts, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        if options[low] > options[high]:
+            yield low, f"{options[low]:g} is above {high}={options[high]:g}: no number is within these bounds"
+
+    return check

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms.packed import SampledTokens, Segments
-from rlsdk.algorithms.parts import in_parts, whiten_sampled
+from rlsdk.algorithms.packed import SampledTokens, Segments, in_parts, whiten_sampled
 from rlsdk.batch import Credit, CreditInputs, Groups, row_sums, wide
 from rlsdk.contracts import RunFacts
 from rlsdk.limits import Share

@@ -11,8 +11,7 @@ fields that a component declares with `needs`.
 from __future__ import annotations
 
 from rlsdk.batch.arithmetic import row_sums, wide
-from rlsdk.batch.credit import Credit, CreditInputs
-from rlsdk.batch.groups import EPSILON, Groups
+from rlsdk.batch.credit import EPSILON, Credit, CreditInputs, Groups
 from rlsdk.batch.loss import AGGREGATIONS, Aggregation, LossInputs, Totals, aggregate
 
 __all__ = [

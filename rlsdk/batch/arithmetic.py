@@ -1,11 +1,17 @@
-"""Sums by index, whitening, bounded log-ratios, and conversions between planes `[n, L]` and the packed axis `[t]`."""
+"""Sums by index, whitening, bounded log-ratios, planes `[n, L]` and the packed axis `[t]`; the base of both inputs."""
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+import functools
+from collections.abc import Iterable
+from typing import Any, ClassVar, Self
 
+import attrs
 import torch
 from torch import Tensor
+
+from rlsdk.errors import MissingFieldError, ValueFault
 
 LOG_RATIO_BOUND = 20.0
 WHITEN_EPSILON = 1e-8
@@ -91,3 +97,107 @@ def adjusted(advantages: Tensor, loss_mask: Tensor, *, whitened: bool = False, c
     if whitened:
         values = torch.zeros_like(values).masked_scatter(loss_mask, whiten(values[loss_mask]))
     return values if clip is None else values.clamp(-clip, clip)
+
+
+def optional() -> Any:
+    """A field that may be absent."""
+    return attrs.field(default=None, kw_only=True)
+
+
+class Packed:
+    """Base class of both inputs: absent optional fields, copies with changes, packing."""
+
+    CLOCK: ClassVar[tuple[str, ...]]
+    """Fields that track training progress: numbers, equal on all ranks and in all micro-batches of an update."""
+    loss_mask: Tensor
+    ALWAYS: ClassVar[frozenset[str]]
+    """Optional fields that every component gets if they are present."""
+
+    def __attrs_post_init__(self) -> None:
+        for field in attrs.fields(type(self)):  # type: ignore[arg-type]
+            if field.kw_only and not field.name.startswith("_") and getattr(self, field.name) is None:
+                object.__delattr__(self, field.name)
+        self._check()
+
+    def _check(self) -> None:
+        raise AssertionError  # every subclass checks its shapes
+
+    def __getattr__(self, name: str) -> Any:
+        if name in {f.name for f in attrs.fields(type(self))}:  # type: ignore[arg-type]
+            raise MissingFieldError(
+                f"{type(self).__name__}.{name} was not computed. A component that reads it must declare "
+                f"needs=({name!r},); if you build the inputs yourself, pass {name}=…"
+            )
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}; a component that reads a field of a plugin "
+            f"must list its function, the one marked @rlsdk.field({name!r}), in needs=(…,)"
+        )
+
+    def __repr__(self) -> str:
+        held = {name.lstrip("_"): value for name, value in vars(self).items() if value is not None}
+        shown = (f"{name}={list(v.shape) if isinstance(v, Tensor) else v}" for name, v in held.items())
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    @property
+    def extra(self) -> dict[str, Tensor]:
+        """Fields that plugins declared (`rlsdk.field`), by name."""
+        known = _known(type(self))  # type: ignore[arg-type]  # a class is hashable
+        return {name: value for name, value in vars(self).items() if name.lstrip("_") not in known}
+
+    def with_extra(self, **fields: Tensor | None) -> Self:
+        """Return a copy with fields that plugins declared, `[t]` each; None removes a field."""
+        found = copy.copy(self)
+        for name, value in fields.items():
+            if value is None:
+                vars(found).pop(name, None)
+            else:
+                object.__setattr__(found, name, value)
+        found._expect("token", len(self.loss_mask), *fields)
+        return found
+
+    def _rebuilt(self, held: dict[str, Any]) -> Self:
+        """Create a copy from attributes of this object."""
+        extra = self.extra.keys()
+        arguments = {name.lstrip("_"): value for name, value in held.items() if name not in extra}
+        made = type(self)(**arguments)
+        return made.with_extra(**{name: held[name] for name in extra if name in held}) if extra else made
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed; None removes an optional field."""
+        return self._rebuilt({**{k.lstrip("_"): v for k, v in vars(self).items()}, **changes})
+
+    def only(self, needs: Iterable[str]) -> Self:
+        """Return a copy with only the optional fields in `needs` and `ALWAYS`; reading another one raises an error."""
+        keep = {*self.ALWAYS, *needs}
+        fields = attrs.fields(type(self))  # type: ignore[arg-type]
+        optional = [f.name for f in fields if f.kw_only and f.name[0] != "_"]
+        return self.replace(**{name: None for name in (*optional, *self.extra) if name not in keep})
+
+    @property
+    def edits(self) -> dict[str, int]:
+        """Number of in-place changes of each tensor so far, by name."""
+        return {name.lstrip("_"): v._version for name, v in vars(self).items() if isinstance(v, Tensor)}
+
+    @property
+    def clock(self) -> dict[str, int]:
+        """The fields of `CLOCK` by name."""
+        return {name: getattr(self, name) for name in self.CLOCK}
+
+    def to(self, device: torch.device | str) -> Self:
+        """Return a copy with every tensor on `device`."""
+        return self._rebuilt({k: v.to(device) if isinstance(v, Tensor) else v for k, v in vars(self).items()})
+
+    def _expect(self, axis: str, size: int, *names: str) -> None:
+        for name in names:
+            value = vars(self).get(name)
+            if isinstance(value, Tensor) and tuple(value.shape) != (size,):
+                raise ValueFault(
+                    f"{type(self).__name__}.{name} has shape {tuple(value.shape)}; expected ({size},), "
+                    f"one value per {axis}"
+                )
+
+
+@functools.cache
+def _known(kind: type) -> frozenset[str]:
+    """Return the names of an input class's own fields."""
+    return frozenset(field.name.lstrip("_") for field in attrs.fields(kind))

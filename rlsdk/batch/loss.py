@@ -8,8 +8,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from rlsdk.batch.arithmetic import pack, pad, places, size, total, wide
-from rlsdk.batch.packed import Packed, optional
+from rlsdk.batch.arithmetic import Packed, optional, pack, pad, places, size, total, wide
 from rlsdk.errors import ValueFault
 from rlsdk.fields import names
 

@@ -36,7 +36,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlsdk.algorithms.stops import enough
+from rlsdk.algorithms.buffers import enough
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.errors import RunError
 from rlsdk.rollout.lifecycle import ENDS
