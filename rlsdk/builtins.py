@@ -7,7 +7,6 @@ MODULES: dict[str, tuple[str, ...]] = {
         "rlsdk.rewards.annotation",
         "rlsdk.rewards.reward_model",
         "rlsdk.rewards.countdown",
-        "rlsdk.rewards.environment",
         "rlsdk.rewards.foreign",
         "rlsdk.rewards.format",
         "rlsdk.rewards.matching",
@@ -32,7 +31,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "workflow": (
         "rlsdk.workflows.conversations",
         "rlsdk.workflows.agent",
-        "rlsdk.workflows.demonstration",
         "rlsdk.workflows.environment",
         "rlsdk.workflows.tools",
     ),

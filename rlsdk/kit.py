@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rlsdk.batch.arithmetic import bounded
     from rlsdk.components import Component, component_of
     from rlsdk.contracts import TaskList
-    from rlsdk.environments.actions import PATTERN, ActionPattern
+    from rlsdk.environments.gymnasium import PATTERN, ActionPattern
     from rlsdk.learners.base import TransformersLearner
     from rlsdk.learners.estimate import RankMemory, count_parameters
     from rlsdk.learners.passes import SharedRows
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from rlsdk.options import nearest, structure
     from rlsdk.plugins.importing import find
     from rlsdk.renderers.text import TextRenderer
-    from rlsdk.rewards.arithmetic import evaluate, tokenize
+    from rlsdk.rewards.countdown import evaluate, tokenize
     from rlsdk.sources.countdown import draw, pick
     from rlsdk.sources.rows import Wording
     from rlsdk.tool_calls import Dialect
@@ -56,7 +56,7 @@ _NAMES = {
     "rlsdk.batch.arithmetic": ("bounded",),
     "rlsdk.components": ("Component", "component_of"),
     "rlsdk.contracts": ("TaskList",),
-    "rlsdk.environments.actions": ("PATTERN", "ActionPattern"),
+    "rlsdk.environments.gymnasium": ("PATTERN", "ActionPattern"),
     "rlsdk.learners.base": ("TransformersLearner",),
     "rlsdk.learners.estimate": ("RankMemory", "count_parameters"),
     "rlsdk.learners.passes": ("SharedRows",),
@@ -66,7 +66,7 @@ _NAMES = {
     "rlsdk.options": ("nearest", "structure"),
     "rlsdk.plugins.importing": ("find",),
     "rlsdk.renderers.text": ("TextRenderer",),
-    "rlsdk.rewards.arithmetic": ("evaluate", "tokenize"),
+    "rlsdk.rewards.countdown": ("evaluate", "tokenize"),
     "rlsdk.sources.countdown": ("draw", "pick"),
     "rlsdk.sources.rows": ("Wording",),
     "rlsdk.tool_calls": ("Dialect",),

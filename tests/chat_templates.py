@@ -16,8 +16,7 @@ from rlsdk.errors import ConfigError
 from rlsdk.renderers.text import TextRenderer
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.testing.model_check import ModelProperty, check_model
-from rlsdk.testing.model_subject import ModelSubject
-from rlsdk.testing.tool_formats import with_calls
+from rlsdk.testing.model_subject import ModelSubject, with_calls
 from rlsdk.types import Message
 
 CONFIG = {

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rlsdk.errors import CheckpointError, DamagedCheckpointError, LearnerError
 from rlsdk.learners.shards import Seen, find_changed, find_damage, hash_files
 from rlsdk.preflight import existing_parent, size_text
-from rlsdk.runlog.progress import log_console
+from rlsdk.runlog.logs import log_console
 
 log = logging.getLogger(__name__)
 FORMAT = 2

@@ -17,7 +17,7 @@ import attrs
 from rlsdk.checkpoints.checkpoint import EXPORT, LEARNER, Checkpoints
 from rlsdk.cluster.placement import layout, ray_cluster
 from rlsdk.config import Plan, check, read
-from rlsdk.config.named_code import described_code, untrusted_code
+from rlsdk.config.kept import described_code, untrusted_code
 from rlsdk.config.paths import resolve_paths
 from rlsdk.config.tree import normalise
 from rlsdk.contracts import ActorSpec

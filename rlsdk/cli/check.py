@@ -123,9 +123,8 @@ def _check_model(context: click.Context, path: str, how: Mapping[str, Any], engi
 
 
 def _trace_model(context: click.Context, path: str, engine: str | None, trust_remote_code: bool, as_json: bool) -> None:
-    from rlsdk.testing.model_agreement import ENGINE, traced
+    from rlsdk.testing.model_agreement import ENGINE, first_difference, pick, traced
     from rlsdk.testing.model_subject import open_subject
-    from rlsdk.testing.model_trace import first_difference, pick
 
     if engine not in (None, ENGINE):
         raise click.UsageError(
@@ -162,8 +161,7 @@ def _report(
     options: tuple[str, ...],
     tasks: tuple[str, ...],
 ) -> Report:
-    from rlsdk.testing.conformance import check_plugin
-    from rlsdk.testing.settings import read_options, read_tasks
+    from rlsdk.testing.conformance import check_plugin, read_options, read_tasks
 
     plugins = Plugins(files)
     if plugin not in plugins.entries and not plugin.endswith(".py"):

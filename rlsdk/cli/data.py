@@ -11,7 +11,7 @@ import click
 
 from rlsdk.errors import DataError, visible
 from rlsdk.plurals import counted
-from rlsdk.sources.templates import Template
+from rlsdk.sources.countdown import Template
 
 
 @click.group()

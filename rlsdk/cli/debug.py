@@ -20,7 +20,7 @@ from rlsdk.cli.settings import SettingsCommand
 from rlsdk.config import check
 from rlsdk.errors import visible
 from rlsdk.plurals import counted
-from rlsdk.runlog.rollouts import transcript
+from rlsdk.runlog.payload import transcript
 from rlsdk.types import Rollout
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from rlsdk.cli.listing import console
 from rlsdk.errors import ConfigError
 from rlsdk.migration import FRAMEWORKS, KeyReport, Migration
 from rlsdk.migration import migrate as convert
-from rlsdk.migration.aliases import recognise
+from rlsdk.migration.convert import recognise
 from rlsdk.migration.rows import Status
 
 STATUSES: Mapping[Status, str] = {

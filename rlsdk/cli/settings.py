@@ -26,7 +26,7 @@ class SettingsCommand(click.Command):
             if key in ("config", "config-file", "config_file", "config-path", "config-name"):
                 hint = f"{error.message} The configuration is given without an option: {ctx.command_path} CONFIG.yaml"
                 raise click.NoSuchOption(error.option_name, hint, ctx=ctx) from None
-            from rlsdk.migration.aliases import hint as counterpart
+            from rlsdk.migration.convert import hint as counterpart
 
             known = "" if key.partition(".")[0] in _SETTINGS else counterpart(key)
             if error.option_name.startswith("--") and (

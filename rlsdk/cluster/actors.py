@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlsdk.cluster.reservation import GPUSeat
+from rlsdk.cluster.gpus import GPUSeat
 from rlsdk.isolation.process import redirect
 from rlsdk.isolation.vitals import Identity, identity
 from rlsdk.isolation.watching import forget_actor, watch_actor

@@ -20,7 +20,7 @@ def explained(source: Source, tree: Mapping[str, Any], faults: Sequence[str]) ->
         tree: Its content, with overrides.
         faults: Faults found by the check.
     """
-    from rlsdk.migration.aliases import hint, recognise  # imported only if something is wrong
+    from rlsdk.migration.convert import hint, recognise  # imported only if something is wrong
 
     table = None if isinstance(source, Config) else recognise(source)
     if table is not None:

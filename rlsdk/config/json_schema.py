@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from rlsdk.components import Component, Use
 from rlsdk.config import defaults
 from rlsdk.config.reference import DEFAULTS, extra_keys, limited, section_of
-from rlsdk.config.renamed import RENAMED
 from rlsdk.config.rules import LEAST
 from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config
+from rlsdk.config.tree import RENAMED
 from rlsdk.kinds import PART_LISTS, PARTS, Kind
 from rlsdk.limits import Limit
 from rlsdk.options import Option, options_of

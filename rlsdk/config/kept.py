@@ -1,9 +1,10 @@
-"""The configuration saved in a run's folder: names in place of marked objects, and the files with their sources."""
+"""The configuration saved in a run's folder, with the sources of its objects; and code that a configuration names."""
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import attrs
 
 from rlsdk.components import Bound, Component, component_of
 from rlsdk.config.plan import Plan
-from rlsdk.config.tree import plain
+from rlsdk.config.tree import leaves, normalise, plain
 from rlsdk.plugins import Plugins, short_name
 
 _PLUGIN_FILE = re.compile(r"^# plugin (\S+): file (.+), source \w+$", re.MULTILINE)
@@ -82,3 +83,82 @@ def _within(plugin: Any, folder: Path) -> str:
 def plugin_files(text: str) -> dict[str, str]:
     """Return the plugin files that the `config.yaml` of a run notes: name -> file."""
     return dict(_PLUGIN_FILE.findall(text))
+
+
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.-]*")
+_WORD = re.compile(r"[\w+-]*")
+"""Text that can only name a core component, or an installed module without a dot."""
+
+
+def named_code(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Find the code that a configuration names, except installed plugins.
+
+    Args:
+        tree: Configuration as written by the user.
+
+    Returns:
+        Path -> value: `FILE.py`, `FILE.py:function`, `module:function`, and `trust_remote_code: true`.
+    """
+    found = {}
+    for path, value in leaves(normalise(dict(tree))):
+        if isinstance(value, str):
+            file = (value.rpartition(":")[0] or value).endswith(".py")
+            if file or _FUNCTION.fullmatch(value):
+                found[path] = value
+        elif value is True and path.rpartition(".")[2] == "trust_remote_code":
+            found[path] = "true"
+    return found
+
+
+def untrusted_code(tree: Mapping[str, Any], plugins: Sequence[str | Path], named: Mapping[str, Any]) -> dict[str, str]:
+    """Find the code that a run's saved configuration names, but the user did not.
+
+    Args:
+        tree: Configuration saved in the run's folder.
+        plugins: Files of plugins given by the user; they replace those of the same name.
+        named: Configuration given by the user.
+
+    Returns:
+        Path -> value, as for `named_code`.
+    """
+    given = {Path(file).stem for file in plugins}
+    own = {**tree, "plugins": [each for each in tree.get("plugins") or [] if Path(str(each)).stem not in given]}
+    trusted = set(named_code(named).values())
+    return {path: value for path, value in named_code(own).items() if value not in trusted}
+
+
+def described_code(path: str, value: str) -> str:
+    """Return a line with the path where a configuration names code, and the hash of its file."""
+    file = Path(value if value.endswith(".py") else value.rpartition(":")[0]).expanduser()
+    if file.suffix != ".py":
+        return f"{path}: {value}"
+    try:
+        digest = f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"
+    except OSError as error:
+        digest = str(error.strerror)
+    return f"{path}: {value} ({digest})"
+
+
+def names_only(tree: Mapping[str, Any], known: Mapping[str, Any], harmless: Collection[str]) -> bool:
+    """Return whether checking a configuration executes no code beyond that named by a known one.
+
+    Args:
+        tree: Configuration to examine.
+        known: Configuration whose code may be executed.
+        harmless: Paths whose values never name code.
+
+    Returns:
+        False if `tree` contains text that may name code and does not occur in `known`.
+    """
+    names = set(_texts(known, ()))
+    return all(text in names or _WORD.fullmatch(text) for text in _texts(tree, harmless))
+
+
+def _texts(tree: Mapping[str, Any], left_out: Collection[str]) -> Iterator[str]:
+    for path, value in leaves(normalise(dict(tree))):
+        if path in left_out or any(path.startswith((f"{known}.", f"{known}[")) for known in left_out):
+            continue
+        if path.rpartition(".")[2] == "trust_remote_code" and value is not False:
+            yield f"trust_remote_code: {value}"
+        elif isinstance(value, str):
+            yield value

@@ -12,9 +12,8 @@ import yaml
 from rlsdk.components import Use
 from rlsdk.config.plan import Plan
 from rlsdk.config.reference import of_component, settings
-from rlsdk.config.renamed import RENAMED
 from rlsdk.config.schema import COMPONENT_KEYS, LISTS
-from rlsdk.config.tree import apply_override, leaves
+from rlsdk.config.tree import RENAMED, apply_override, leaves
 from rlsdk.contracts import ApartRole
 from rlsdk.kinds import PART_LISTS, PARTS
 from rlsdk.options import options_of

@@ -10,9 +10,8 @@ from typing import Any
 import attrs
 
 from rlsdk.components import Component
-from rlsdk.config.renamed import current_path
 from rlsdk.config.schema import Config
-from rlsdk.config.tree import Tree
+from rlsdk.config.tree import Tree, current_path
 from rlsdk.contracts import AlgorithmDefaults, RewardSpec, RunFacts
 from rlsdk.kinds import PART_LISTS, PARTS
 from rlsdk.options import CONVERTER, Fault, structure

@@ -12,7 +12,7 @@ from rlsdk.components import Component, Use
 from rlsdk.config import defaults
 from rlsdk.config.rules import LEAST
 from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config
-from rlsdk.config.uses import RULE_KEYS, RewardUse, SourceUse
+from rlsdk.config.section import RULE_KEYS, RewardUse, SourceUse
 from rlsdk.contracts import RewardSpec
 from rlsdk.kinds import PART_LISTS, PARTS, Kind
 from rlsdk.limits import Limit

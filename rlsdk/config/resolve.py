@@ -28,8 +28,8 @@ from rlsdk.config.paths import resolve_paths
 from rlsdk.config.plan import Plan
 from rlsdk.config.rules import compared_with_nothing, cross_checks, limits
 from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config, RoleSection
+from rlsdk.config.section import RULE_KEYS, SOURCE_KEYS, RewardUse, SourceUse
 from rlsdk.config.tree import Source, Tree, normalise, read
-from rlsdk.config.uses import RULE_KEYS, SOURCE_KEYS, RewardUse, SourceUse
 from rlsdk.contracts import AlgorithmDefaults, ApartRole, LossSpec, batch_of, memory_of
 from rlsdk.errors import ConfigError, OptionError, PluginError
 from rlsdk.fields import Field

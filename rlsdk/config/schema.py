@@ -11,8 +11,7 @@ import attrs
 from rlsdk.components import Isolation, Use
 from rlsdk.config import defaults
 from rlsdk.config.rollout import ReplaySection, RolloutSection, StorageSection
-from rlsdk.config.section import Section, all_used, used, used_or_none
-from rlsdk.config.uses import RewardUse, SourceUse, reward_uses, source_uses
+from rlsdk.config.section import RewardUse, Section, SourceUse, all_used, reward_uses, source_uses, used, used_or_none
 from rlsdk.contracts import DType, HeadDType, ScoringLimits
 from rlsdk.kinds import Kind
 

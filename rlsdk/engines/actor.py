@@ -15,7 +15,7 @@ import numpy as np
 
 from rlsdk import weights as transport
 from rlsdk.cluster.actors import RunActor, spawn
-from rlsdk.cluster.reservation import GPUSeat
+from rlsdk.cluster.gpus import GPUSeat
 from rlsdk.contracts import (
     ActorSpec,
     Adapter,

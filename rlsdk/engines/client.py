@@ -18,7 +18,7 @@ from rlsdk.cluster.actors import cause_of, died
 from rlsdk.contracts import Completion, Request, Sampled, Sampling
 from rlsdk.engines.messages import Progress
 from rlsdk.errors import EngineError, ValueFault
-from rlsdk.isolation.spans import Busy
+from rlsdk.isolation.watching import Busy
 from rlsdk.types import Image
 
 

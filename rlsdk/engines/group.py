@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from rlsdk.cluster.actors import ActorFailures, cause_of, described, died, kill
-from rlsdk.cluster.draining import HAND_BACK_SECONDS, DrainingNode, on_draining
+from rlsdk.cluster.nodes import HAND_BACK_SECONDS, DrainingNode, on_draining
 from rlsdk.engines.actor import STEP
 from rlsdk.engines.canary import Canary, describe_checksums
 from rlsdk.engines.client import EngineRoutes

@@ -10,8 +10,8 @@ from typing import Any
 import attrs
 
 from rlsdk.cluster.actors import described
+from rlsdk.cluster.gpus import present_seat
 from rlsdk.cluster.placement import Layout, placed_everywhere
-from rlsdk.cluster.reservation import present_seat
 from rlsdk.config import Plan
 from rlsdk.contracts import ActorSpec, Adapter, GivesAdapter, TakesAdapter, Weights
 from rlsdk.engines.actor import launch as launch_engine

@@ -313,7 +313,7 @@ class Transformers:
 
     def _sample(self, where: np.ndarray, logits: torch.Tensor) -> list[Completion]:
         """Sample for these rows, record the tokens, and end finished rows."""
-        from rlsdk.engines.sampler import likeliest, sample, uniforms
+        from rlsdk.engines.cached import likeliest, sample, uniforms
 
         rows = self._rows
         at = rows.length[where]

@@ -15,7 +15,7 @@ import numpy as np
 
 from rlsdk.contracts import ActorSpec, Adapter, Completion, Finish, MemoryUse, Model, Request, Sampled, Weights
 from rlsdk.conversion import trained_shapes
-from rlsdk.engines import vllm_adapter
+from rlsdk.engines import vllm_arguments
 from rlsdk.engines.common import (
     Continuation,
     check_images,
@@ -158,7 +158,7 @@ class Vllm:
         Raises:
             EngineError: The rank is higher than vLLM supports.
         """
-        vllm_adapter.arguments(adapter)
+        vllm_arguments.adapter_arguments(adapter)
         self._adapter = adapter
 
     def model_faults(self, model: Any) -> Sequence[str]:
@@ -212,7 +212,7 @@ class Vllm:
             self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._llm.set_weight_version("0")
         if self._adapter is not None:
-            vllm_adapter.load_blank(self._llm)
+            vllm_arguments.load_blank_adapter(self._llm)
 
     def add(self, requests: Sequence[Request]) -> None:
         """Admit requests in this order, or none if one of them cannot be generated.
@@ -266,7 +266,7 @@ class Vllm:
 
     def _process(self, prompt: Any, params: Any) -> Any:
         tasks = self._llm.get_supported_tasks()
-        adapter = None if self._adapter is None else vllm_adapter.request()
+        adapter = None if self._adapter is None else vllm_arguments.adapter_request()
         return self._llm.input_processor.process_inputs("", prompt, params, tasks, lora_request=adapter)
 
     def _next_id(self) -> str:
@@ -366,7 +366,7 @@ class Vllm:
         """
         self._prepare(weights.version, weights.adapter)
         if self._adapter is not None:
-            vllm_adapter.load(self._llm, weights)
+            vllm_arguments.load_adapter(self._llm, weights)
         else:
             self._load_whole(weights)
         self._loaded(weights.version)

@@ -16,10 +16,9 @@ from rlsdk.components import Isolation, Use
 from rlsdk.config import Plan
 from rlsdk.config.schema import EnvironmentsSection
 from rlsdk.contracts import EnvHandle
-from rlsdk.environments.actor import Act, Reset
+from rlsdk.environments.actor import Act, EnvWorker, Reset
 from rlsdk.environments.host import EnvSpec
 from rlsdk.environments.local import EnvCalls, EnvSpecs
-from rlsdk.environments.worker import EnvWorker
 from rlsdk.plugins import Plugins
 from rlsdk.types import Observation, Step
 

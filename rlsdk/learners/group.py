@@ -12,13 +12,12 @@ import attrs
 import numpy as np
 
 from rlsdk.cluster.actors import kill, spawn
-from rlsdk.cluster.reservation import GPUSeat
+from rlsdk.cluster.gpus import GPUSeat
 from rlsdk.contracts import ActorSpec, FreesDevice, LossSpec, Roles, TrainBatch, TrainedRole, Weights, WeightStream
 from rlsdk.errors import LearnerError, RlsdkError
 from rlsdk.fields import FORWARD
-from rlsdk.learners.actor import LearnerActor
+from rlsdk.learners.actor import LearnerActor, OpenSteps, WeightCalls, answers
 from rlsdk.learners.microbatch import split
-from rlsdk.learners.rank_calls import OpenSteps, WeightCalls, answers
 from rlsdk.learners.rows import read_lengths
 from rlsdk.plugins import ComponentRef, Plugins
 

@@ -1,10 +1,15 @@
-"""Additive metrics, exact over micro-batches, optimiser steps and ranks."""
+"""Additive metrics, exact over micro-batches, optimiser steps and ranks, and the state of components that read them."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from rlsdk.batch import LossInputs
+from rlsdk.components import component_of
+from rlsdk.errors import LearnerError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,3 +94,110 @@ def add_component_metrics(
         elif tokens:
             number = float(value)
             accumulator.add(prefix + name, number if name.endswith(_EXTREMES) else number * tokens, tokens)
+
+
+Gather = Callable[[Any], list[Any]]
+"""All-gather: takes a rank's value and returns the values of all ranks, by rank."""
+
+
+class Memory:
+    """State of a component whose calls are spread over micro-batches and ranks.
+
+    All calls of an optimiser step start from the same state. At its end, a component with `advance(metrics)` updates
+    its state from the metrics of all micro-batches and ranks. Without `advance`, the state that the calls left is used,
+    which must be the same for all: a component may count steps, but not the contents of micro-batches.
+    """
+
+    def __init__(self, part: Any) -> None:
+        """Start from the component's current state.
+
+        Args:
+            part: Component with `state()` and `restore(state)`, in plain JSON.
+        """
+        self.part = part
+        self._advances = callable(getattr(part, "advance", None))
+        self._before = self.state()
+        self._left: list[Any] = []
+        self._reported = MetricAccumulator()
+
+    @classmethod
+    def of(cls, part: Any) -> Memory | None:
+        """Return the memory of a component; None if it has no state.
+
+        Raises:
+            LearnerError: It has only some of the methods `state`, `restore` and `advance` that belong together.
+        """
+        has = {name: callable(getattr(part, name, None)) for name in ("state", "restore", "advance")}
+        if not any(has.values()):
+            return None
+        if missing := [f"{name}()" for name in ("state", "restore") if not has[name]]:
+            raise LearnerError(
+                f"{_named(part)} has no {' and no '.join(missing)}; a memory needs state() and restore()"
+            )
+        return cls(part)
+
+    def state(self) -> Any:
+        """Return the current state as plain JSON.
+
+        Raises:
+            LearnerError: It is not plain JSON.
+        """
+        state = self.part.state()
+        try:
+            return json.loads(json.dumps(state, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise LearnerError(f"{_named(self.part)}: state() must be plain JSON; got {state!r} ({error})") from error
+
+    def restore(self, state: Any) -> None:
+        """Continue from a state."""
+        if state != self.state():
+            self.part.restore(state)
+        self._before, self._left, self._reported = self.state(), [], MetricAccumulator()
+
+    def forget(self) -> None:
+        """Discard the calls of an unfinished optimiser step."""
+        self.restore(self._before)
+
+    def call(self, x: LossInputs) -> Any:
+        """Call the component on a micro-batch, from the state at the start of the optimiser step."""
+        if self._left and self._left[-1] != self._before:
+            self.part.restore(self._before)
+        found = self.part(x)
+        metrics: Mapping[str, Any] = found[1] if isinstance(found, tuple) else {}
+        add_component_metrics(self._reported, "", metrics, x.loss_mask)
+        self._left.append(self.state())
+        return found
+
+    def advance(self, gather: Gather, *, taken: bool = True) -> None:
+        """End an optimiser step; a collective call.
+
+        Args:
+            gather: Exchanges values between the ranks.
+            taken: False if the step was skipped, which leaves the memory unchanged.
+
+        Raises:
+            LearnerError: Calls left states that cannot be computed from the step as a whole.
+        """
+        shares = gather((self._left, self._reported.pairs)) if taken else []
+        left = [state for states, _ in shares for state in states]
+        after = self._before if self._advances or not left else left[0]
+        if wrong := [state for state in left if state != after]:
+            raise LearnerError(f"{_named(self.part)}: {_REMEDY}; calls ended in the states {after!r} and {wrong[0]!r}")
+        self.restore(after)
+        if taken and self._advances:
+            reported = MetricAccumulator()
+            for _, pairs in shares:
+                reported.merge(pairs)
+            self.part.advance(reported.means())
+            self.restore(self.state())
+
+
+_REMEDY = (
+    "its state must not depend on how a batch is split over micro-batches and ranks: report the value as a metric, and "
+    "update the state in advance(metrics), which is called once per optimiser step"
+)
+
+
+def _named(part: Any) -> str:
+    component = component_of(part)
+    return f"{component.kind} {component.name!r}" if component else repr(part)

@@ -19,8 +19,7 @@ from rlsdk.contracts import LossSpec, TrainBatch
 from rlsdk.errors import LearnerError, RlsdkError, described
 from rlsdk.fields import UPDATE_FIELDS, names
 from rlsdk.head import EntropyMode
-from rlsdk.learners.memory import Gather, Memory
-from rlsdk.learners.metrics import MetricAccumulator, add_component_metrics
+from rlsdk.learners.metrics import Gather, Memory, MetricAccumulator, add_component_metrics
 from rlsdk.plugins import ComponentRef, Plugins
 from rlsdk.schedules import at
 

@@ -70,10 +70,6 @@ def _lengths(given: Given) -> tuple[int, int, int]:
     return max(1, total - (response or 1)), response or max(1, total - 1), total
 
 
-def _length(given: Given) -> int:
-    return _lengths(given)[2]
-
-
 def _updates(given: Given) -> int:
     rollouts = given.whole("rollout.batch_size", 1024) * given.whole("rollout.n_samples_per_prompt")
     return minibatches(rollouts, given.whole("train.batch_size", 128))
@@ -203,7 +199,7 @@ def _filters(value: bool, given: Given) -> KeyOutcome:
 def _micro(value: int, given: Given) -> KeyOutcome:
     if given.read("train.dynamic_batch_enable", flag, False):
         return KeyOutcome({}, "ignored", "train.max_tokens_per_gpu takes precedence")
-    return KeyOutcome({"learner.micro_batch_tokens": value * _length(given)}, "changed",
+    return KeyOutcome({"learner.micro_batch_tokens": value * _lengths(given)[2]}, "changed",
                    "rlsdk counts tokens, padding included: sequences × data.max_len")  # fmt: skip
 
 

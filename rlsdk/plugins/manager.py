@@ -31,10 +31,9 @@ from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import nearest, unknown
 from rlsdk.plugins import fingerprints
 from rlsdk.plugins.entries import CORE, PluginEntry, discover, misspelt_module
-from rlsdk.plugins.fingerprints import ComponentRef, Fingerprint
+from rlsdk.plugins.fingerprints import ComponentRef, Fingerprint, overwritten, plugin_name, source_of
 from rlsdk.plugins.importing import unreadable
 from rlsdk.plugins.own_parts import with_own_parts
-from rlsdk.plugins.source import overwritten, plugin_name, source_of
 
 _MARKS = frozenset({*KINDS, "field", "hookimpl"})
 """Names of the decorators that mark a component, field or hook."""

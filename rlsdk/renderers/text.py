@@ -17,21 +17,25 @@ from rlsdk.contracts import ParsedAnswer, TextCodec, ToolParser
 from rlsdk.errors import ConfigError, RefusedMessagesError
 from rlsdk.renderers.forms import (
     ANSWERS,
+    CLOSED_THOUGHT,
     QUESTION,
     RESULT,
     RESULTS,
     TEXT,
+    THINK,
     THOUGHT,
     THOUGHT_KEYS,
     Between,
     Rewrite,
     alike,
+    before_mark,
     images_of,
+    marks_around,
     plain,
+    split,
     with_thought_or_text,
     with_written_arguments,
 )
-from rlsdk.renderers.thoughts import CLOSED_THOUGHT, THINK, before_mark, marks_around, split
 from rlsdk.tool_calls.calls import beginnings, with_json_arguments
 from rlsdk.types import Message
 

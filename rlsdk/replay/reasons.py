@@ -11,13 +11,15 @@ import numpy as np
 from rlsdk.config import Plan
 from rlsdk.replay.computed import ComputedBatch
 from rlsdk.replay.dump import Dump
-from rlsdk.replay.formulas import Formula, contrast, formulas_of
 from rlsdk.replay.objectives import (
     MODES,
     Bounds,
+    Formula,
     Normalisation,
     Tokens,
     bounds_of,
+    contrast,
+    formulas_of,
     kl_estimates,
     nice,
     normalisation_of,

@@ -1,4 +1,4 @@
-"""Comparison of runs: differing settings, results per seed group, and the winner on each task."""
+"""Comparison of runs: differing settings, results per seed group with confidence intervals, the winner on each task."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 
 from rlsdk.contracts import Series
 from rlsdk.plurals import counted
-from rlsdk.reporting.intervals import student_95
 from rlsdk.reporting.page import chart, page, table
 from rlsdk.reporting.reading import FinishedRun
 from rlsdk.runlog.report import source_label
@@ -206,3 +205,25 @@ def _shown(estimate: Mapping[str, Any] | None) -> str:
         return "–"
     mean = f"{estimate['mean']:.4g}"
     return mean if estimate["low"] is None else f"{mean} [{estimate['low']:.4g}, {estimate['high']:.4g}]"
+
+
+_T_95 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+_NORMAL_95 = 1.959964
+
+
+def student_95(freedom: int) -> float:
+    """Return the 97.5 % quantile of Student's t: the half-width of a 95 % interval in standard errors.
+
+    Args:
+        freedom: Degrees of freedom, at least 1: the number of values minus one.
+    """
+    if freedom <= len(_T_95):
+        return _T_95[freedom - 1]
+    # The expansion in 1 / freedom (Abramowitz and Stegun, 26.7.5), which is exact to five digits from 31 on.
+    z = _NORMAL_95
+    terms = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + sum(term / float(freedom) ** power for power, term in enumerate(terms, 1))

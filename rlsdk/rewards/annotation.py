@@ -1,4 +1,4 @@
-"""Reward from people's scores of the same rollout."""
+"""Rewards that were given: by the workflow or environment that produced the rollout, or by people."""
 
 from __future__ import annotations
 
@@ -71,3 +71,17 @@ class AnnotationReward:
                 f"no one has scored this rollout in {self._file.path}; `default` would give it a value"
             )
         return Score(self.default, metrics={"annotated": 0.0, "annotators": 0.0}, reason="no one has scored it")
+
+
+@rlsdk.reward("environment", runs="driver", reads_given=True)
+def environment(rollout: Rollout) -> Score:
+    """Sum of the rewards given by workflow or environment, each on the token that earned it.
+
+    It is the default if the workflow gives rewards and no reward is named. The metrics are the rollout's; `success`, if
+    present, also becomes `correct`. A rollout without a reward is invalid.
+    """
+    if not rollout.rewards:
+        return Score.invalid(f"neither workflow nor environment gave a reward ({rollout.status})")
+    correct = {"correct": rollout.metrics["success"]} if "success" in rollout.metrics else {}
+    total = sum(value for _, value in rollout.rewards)
+    return Score(total, metrics={**correct, **rollout.metrics}, token_rewards=rollout.rewards)

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from rlsdk.isolation.spans import RECORDER
+from rlsdk.isolation.watching import RECORDER
 from rlsdk.runlog.metrics import open_lines
 
 log = logging.getLogger(__name__)

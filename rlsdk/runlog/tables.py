@@ -11,8 +11,7 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
-from rlsdk.runlog.payload import Learned, encode
-from rlsdk.runlog.rollouts import prompt_text
+from rlsdk.runlog.payload import Learned, encode, prompt_text
 from rlsdk.types import Group, Rollout, Score
 
 METADATA = sa.MetaData()

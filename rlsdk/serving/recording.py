@@ -18,7 +18,7 @@ from rlsdk.engines.client import Watch
 from rlsdk.errors import ConfigError, OutOfRoomError, RefusedMessagesError, ValueFault
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.seeds import derive
-from rlsdk.serving.endpoint import endpoint
+from rlsdk.serving.http_server import endpoint
 from rlsdk.serving.messages import APIError, ChatMessage
 from rlsdk.serving.replies import AnswerHead, HttpReply, models
 from rlsdk.serving.requests import MODEL, ChatAnswer, ChatReplies, Turn, answered, expect_readable, full, opening

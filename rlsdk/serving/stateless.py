@@ -19,7 +19,7 @@ from rlsdk.engines.client import Answer, GenerateRequest, Watch
 from rlsdk.errors import EngineError, RlsdkError, ValueFault
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.serving.endpoint import Routes
+from rlsdk.serving.http_server import Routes
 from rlsdk.serving.messages import APIError
 from rlsdk.serving.replies import AnswerHead, HttpReply, TokenLogprobs, models, text_logprobs, tokens_used
 from rlsdk.serving.requests import ChatAnswer, ChatReplies, answered, expect_readable, full, opening, until_stop

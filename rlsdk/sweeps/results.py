@@ -14,7 +14,7 @@ import numpy as np
 from rlsdk.config import Plan
 from rlsdk.errors import ConfigError, RunError
 from rlsdk.plurals import counted
-from rlsdk.reporting.intervals import student_95
+from rlsdk.reporting.compare import student_95
 from rlsdk.runlog.folder import replace_text
 from rlsdk.sweeps.running import RunOutcome
 

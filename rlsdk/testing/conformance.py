@@ -13,26 +13,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import attrs
+import yaml
 
 from rlsdk.components import Component, component_of
-from rlsdk.errors import ConformanceFault, PluginError, UnknownComponentError, described
+from rlsdk.errors import ConformanceFault, PluginError, UnknownComponentError, ValueFault, described
 from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import nearest
 from rlsdk.plugins import Plugins
 from rlsdk.testing import samples
-from rlsdk.testing.findings import Case, NotApplicable, PropertyResult, Report, Violated
+from rlsdk.testing.findings import Case, NotApplicable, PropertyResult, Report, Violated, is_batch, show
 from rlsdk.testing.properties.base import CREDIT, LOSSES, Property
-from rlsdk.testing.show import is_batch, show
 from rlsdk.testing.signatures import fault_of
 from rlsdk.testing.subject import Subject
 from rlsdk.types import Group, Task
 
 MODULES = (
-    *("general", "produced", "packed", "losses", "scoring", "worlds"),
+    *("general", "packed", "losses", "scoring", "worlds"),
     *("rendering", "diagnosing", "algorithms", "transferring"),
 )
 """Modules of `rlsdk.testing.properties`, in checking order."""
-ON_TENSORS = ("produced", "packed", "losses")
+ON_TENSORS = ("packed", "losses")
 """Those of them that need torch; components of other kinds can be checked without it."""
 BEFORE_CALLS = ("contract", "defaults-valid")
 """Properties that must hold before a component is instantiated and called."""
@@ -245,9 +245,9 @@ def _smallest(
 
 def _smaller(value: Any) -> Iterator[Any]:
     if is_batch(value):
-        from rlsdk.testing import parts
+        from rlsdk.testing import inputs
 
-        return parts.smaller(value)
+        return inputs.smaller(value)
     return samples.smaller(value) if isinstance(value, Group) else iter(())
 
 
@@ -292,3 +292,43 @@ class _one_thread:  # noqa: N801 - a context manager
     def __exit__(self, *_: object) -> None:
         if self._torch is not None:
             self._torch.set_num_threads(self._threads)
+
+
+def read_options(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Parse options by component from texts such as `jsonl.path=tasks.jsonl`; values are YAML.
+
+    Raises:
+        ValueFault: A text does not have this form.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        target, equals, value = text.partition("=")
+        component, dot, key = target.rpartition(".")
+        if not (equals and dot and component and key):
+            raise ValueFault(f"option {text!r}: expected COMPONENT.OPTION=VALUE, such as top_k.k=4")
+        found.setdefault(component.rpartition("/")[2], {})[key] = _yaml(value, text)
+    return found
+
+
+def read_tasks(texts: Iterable[str]) -> tuple[Task, ...]:
+    """Parse tasks from texts such as `{"prompt": "1 + 1?", "answer": "2"}`.
+
+    Raises:
+        ValueFault: A text does not describe a task.
+    """
+    return tuple(_task(text, i) for i, text in enumerate(texts))
+
+
+def _task(text: str, index: int) -> Task:
+    held = _yaml(text, text)
+    fields = ("prompt", "answer", "metadata", "source", "id")
+    if not isinstance(held, dict) or "prompt" not in held or not set(held) <= set(fields):
+        raise ValueFault(f"task {text!r}: expected a mapping with a prompt and, as needed: {fields[1:]}")
+    return Task(**{"id": f"given/{index}", **held})
+
+
+def _yaml(value: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ValueFault(f"{text!r} is not YAML: {error}") from error

@@ -13,9 +13,8 @@ from torch import Tensor
 from rlsdk.batch import Credit, CreditInputs, LossInputs
 from rlsdk.isolation.threads import run_to_end
 from rlsdk.schedules import at
-from rlsdk.testing.findings import Violated
-from rlsdk.testing.parts import copied, lengths_of
-from rlsdk.testing.show import numbers, shape
+from rlsdk.testing.findings import Violated, numbers, shape
+from rlsdk.testing.inputs import copied, lengths_of
 from rlsdk.testing.subject import Subject
 
 LOOSE, TIGHT = 0.06, 1e-4

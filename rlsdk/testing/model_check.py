@@ -20,9 +20,8 @@ from rlsdk.errors import ConfigError, RefusedMessagesError
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.rollout.codec import NOTHING
 from rlsdk.testing.findings import NotApplicable
-from rlsdk.testing.model_subject import ModelSubject
+from rlsdk.testing.model_subject import ModelSubject, round_trip_fault, tools_of, with_calls
 from rlsdk.testing.samples import conversations, describe, smaller_conversations
-from rlsdk.testing.tool_formats import round_trip_fault, tools_of, with_calls
 from rlsdk.types import Message, Task
 
 Held = bool | Literal["n/a"]

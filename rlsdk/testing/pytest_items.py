@@ -12,8 +12,7 @@ import pytest
 
 from rlsdk.errors import ConformanceFault, RlsdkError
 from rlsdk.plugins import Plugins
-from rlsdk.testing.conformance import Check, checks
-from rlsdk.testing.settings import read_options, read_tasks
+from rlsdk.testing.conformance import Check, checks, read_options, read_tasks
 
 
 class Conformance:

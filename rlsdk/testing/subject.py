@@ -12,8 +12,7 @@ from rlsdk.components import Component
 from rlsdk.errors import MissingFieldError, described
 from rlsdk.options import Option
 from rlsdk.plugins import CORE, Plugins
-from rlsdk.testing.findings import Violated, time_limit
-from rlsdk.testing.show import is_batch
+from rlsdk.testing.findings import Violated, is_batch, time_limit
 from rlsdk.types import Task
 
 SUPPLIED: Mapping[str, Mapping[str, Any]] = {

@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from rlsdk.cluster.draining import DrainingNode, watch_nodes
+from rlsdk.cluster.nodes import DrainingNode, watch_nodes
 from rlsdk.config import defaults
 from rlsdk.contracts import Run
 from rlsdk.contracts.rollouts import Evaluation, NoRolloutsError
@@ -31,11 +31,11 @@ from rlsdk.errors import RunError, ScoringError, visible
 from rlsdk.options import unknown
 from rlsdk.plugins import ComponentRef, load, short_name
 from rlsdk.runlog.engine_scaling import EngineScaling, requested_engines, write_status
+from rlsdk.runlog.logs import ProgressLine
 from rlsdk.runlog.metrics import METRICS, note_ledger
 from rlsdk.runlog.observers import CLOSE_SECONDS, Observers
-from rlsdk.runlog.progress import ProgressLine
+from rlsdk.runlog.payload import prompt_text
 from rlsdk.runlog.report import SUMMARY, figure_text
-from rlsdk.runlog.rollouts import prompt_text
 from rlsdk.runlog.store import RolloutStore, RolloutWriter
 from rlsdk.runlog.tables import EVALUATED, Entry, evaluated_entries
 

@@ -12,10 +12,8 @@ import attrs
 import yaml
 
 from rlsdk.config import Plan, check
-from rlsdk.config.kept import CODE, kept_config
-from rlsdk.config.named_code import names_only
-from rlsdk.config.renamed import current
-from rlsdk.config.tree import leaves, plain, spelled_out
+from rlsdk.config.kept import CODE, kept_config, names_only
+from rlsdk.config.tree import current, leaves, plain, spelled_out
 from rlsdk.errors import ConfigError, RlsdkError
 from rlsdk.plugins import ComponentRef, short_name
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlsdk.cluster.draining import DrainingNode, watch_nodes
+from rlsdk.cluster.nodes import DrainingNode, watch_nodes
 from rlsdk.config import Plan
 from rlsdk.config.rules import fresh_groups
 from rlsdk.contracts import Sampling

@@ -24,9 +24,8 @@ from rlsdk.rollout.generator import first_error
 from rlsdk.runlog import engine_scaling
 from rlsdk.runlog.actors import ActorsFile
 from rlsdk.runlog.folder import held
-from rlsdk.runlog.logs import log_to
+from rlsdk.runlog.logs import log_console, log_to
 from rlsdk.runlog.observers import Observers
-from rlsdk.runlog.progress import log_console
 from rlsdk.runlog.report import draw_curves, print_report, write_summary
 from rlsdk.runlog.spans import recorded
 from rlsdk.runlog.store import Address, RolloutStore

@@ -26,8 +26,7 @@ from rlsdk.loops.signals import handled
 from rlsdk.readiness.checks import machine, space
 from rlsdk.readiness.disk import estimate
 from rlsdk.rollout.generator import first_error
-from rlsdk.runlog.logs import log_to
-from rlsdk.runlog.progress import log_console
+from rlsdk.runlog.logs import log_console, log_to
 from rlsdk.trainer.assembly import Parts, examined, started, steps_of
 from rlsdk.trainer.callbacks import ShowSamples
 from rlsdk.trainer.interactive import run_async

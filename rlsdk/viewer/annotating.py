@@ -15,10 +15,9 @@ from rlsdk.errors import RunError, ValueFault
 from rlsdk.runlog.payload import decode
 from rlsdk.storage.location import is_url
 from rlsdk.types import Group
-from rlsdk.viewer.filters import Filter
 from rlsdk.viewer.rollouts import EXCERPT, Browser
 from rlsdk.viewer.runs import RunFolder
-from rlsdk.viewer.walks import walk_of
+from rlsdk.viewer.walks import Filter, walk_of
 
 Asked = Literal["pair", "score", "edit"]
 Row = Mapping[str, Any]

@@ -14,8 +14,7 @@ from rlsdk.errors import ValueFault
 from rlsdk.runlog.query import reader
 from rlsdk.runlog.store import Address
 from rlsdk.runlog.tables import EVALUATED, GROUPS, ROLLOUTS, create_indices
-from rlsdk.viewer.filters import Filter
-from rlsdk.viewer.walks import Walk, few_rows, further, matching, next_rows, walk_of
+from rlsdk.viewer.walks import Filter, Walk, few_rows, further, matching, next_rows, walk_of
 
 Key = tuple[Any, ...]
 

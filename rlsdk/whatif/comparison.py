@@ -14,12 +14,11 @@ import numpy as np
 
 from rlsdk.config import Plan
 from rlsdk.contracts import ScoredAtEnd
-from rlsdk.runlog.rollouts import prompt_text
+from rlsdk.runlog.payload import prompt_text
 from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.types import Group, Rollout, Score
 from rlsdk.whatif.question import WhatIfQuestion, credit_faults
-from rlsdk.whatif.side import Credited, Side
-from rlsdk.whatif.stored import Store, StoredStep
+from rlsdk.whatif.side import Credited, Side, Store, StoredStep
 
 if TYPE_CHECKING:
     from rlsdk.whatif.gradients import Gradients

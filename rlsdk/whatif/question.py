@@ -12,7 +12,7 @@ import yaml
 
 from rlsdk.components import component_of
 from rlsdk.config import Plan, check, read
-from rlsdk.config.named_code import described_code, untrusted_code
+from rlsdk.config.kept import described_code, untrusted_code
 from rlsdk.config.paths import resolve_paths
 from rlsdk.config.tree import Tree, leaves, normalise, spelled_out
 from rlsdk.errors import ConfigError

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from rlsdk.cluster.draining import DrainingNode
+from rlsdk.cluster.nodes import DrainingNode
 from rlsdk.config import Plan, defaults
 from rlsdk.engines.client import EngineClient
 from rlsdk.engines.pausable import PausableClient

@@ -13,29 +13,31 @@ from typing import Any
 import attrs
 
 from rlsdk.cluster.actors import ActorFailures, cause_of, died, kill
-from rlsdk.cluster.draining import DrainingNode, on_draining
+from rlsdk.cluster.nodes import DrainingNode, on_draining
 from rlsdk.errors import DataError, EngineError, RunError, described
-from rlsdk.isolation.spans import note
+from rlsdk.isolation.watching import note
 from rlsdk.rollout.generator import Observer
 from rlsdk.rollout.production import Pausable, UnfinishedError
-from rlsdk.workers.messages import (
+from rlsdk.workers.actor import RolloutWorker, WorkerEvents
+from rlsdk.workers.orders import (
     Admit,
     Cancel,
     Command,
     Dismiss,
     Drain,
     EngineDied,
+    GroupOrder,
     Hold,
     Interrupt,
     Logged,
     Made,
+    MadeGroup,
     Make,
+    MakerCounters,
     Notice,
     Release,
     Resume,
 )
-from rlsdk.workers.orders import GroupOrder, MadeGroup, MakerCounters
-from rlsdk.workers.worker import RolloutWorker, WorkerEvents
 
 log = logging.getLogger(__name__)
 Start = Callable[[int, int], tuple[Any, Any]]

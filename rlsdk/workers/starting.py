@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from rlsdk.cluster.actors import cause_of, described, died, spawn
-from rlsdk.cluster.draining import staying_nodes
+from rlsdk.cluster.nodes import staying_nodes
 from rlsdk.cluster.portable import PortablePlan, Surroundings
 from rlsdk.config import Plan
 from rlsdk.errors import RlsdkError, RunError

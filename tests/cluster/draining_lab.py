@@ -13,9 +13,8 @@ import time
 from typing import Any
 
 from rlsdk.cluster.actors import RunActor, spawn
-from rlsdk.cluster.draining import draining_nodes, on_draining, staying_nodes
-from rlsdk.cluster.gpus import assign_gpus
-from rlsdk.cluster.reservation import gpu_nodes, present_seat, reserve
+from rlsdk.cluster.gpus import assign_gpus, gpu_nodes, present_seat, reserve
+from rlsdk.cluster.nodes import draining_nodes, on_draining, staying_nodes
 from rlsdk.config.schema import PlacementSection
 
 

@@ -1,4 +1,4 @@
-"""Reserve fake GPUs on a cluster of two nodes, and print the GPUs of each actor; run by `test_reservation.py`.
+"""Reserve fake GPUs on a cluster of two nodes, and print the GPUs of each actor; run by `test_gpus.py`.
 
 A program of its own: the cluster must be neither found nor joined by other tests, and Ray connects a process once.
 """
@@ -11,11 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rlsdk.cluster import reservation
+from rlsdk.cluster import gpus
 from rlsdk.cluster.actors import RunActor, kill, spawn
-from rlsdk.cluster.gpus import assign_gpus
+from rlsdk.cluster.gpus import GPUSeat, assign_gpus, gpu_nodes, reserve
 from rlsdk.cluster.placement import layout, sections_apart
-from rlsdk.cluster.reservation import GPUSeat, gpu_nodes, reserve
 from rlsdk.config import check
 from rlsdk.config.schema import PlacementSection
 from rlsdk.errors import EnvironmentFault
@@ -92,7 +91,7 @@ def refused() -> str:
 
     others = [ray.remote(Looking).options(num_gpus=2).remote() for _ in range(3)]
     ray.get([other.look.remote() for other in others])
-    reservation.RESERVE_SECONDS = 2.0
+    gpus.RESERVE_SECONDS = 2.0
     section = PlacementSection(engines=1)
     try:
         reserve(assign_gpus(section, gpu_nodes()), section)

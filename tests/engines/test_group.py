@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import rlsdk
-from rlsdk.cluster.draining import HAND_BACK_SECONDS, DrainingNode
+from rlsdk.cluster.nodes import HAND_BACK_SECONDS, DrainingNode
 from rlsdk.contracts import ActorSpec, Completion, Finish, LossSpec, Model, Request, Roles, Sampling, Weights
 from rlsdk.engines.actor import launch
 from rlsdk.engines.canary import Canary

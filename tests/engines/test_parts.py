@@ -18,9 +18,9 @@ import torch
 import rlsdk
 from rlsdk.contracts import ActorSpec, Model, Request, Sampling, Weights
 from rlsdk.conversion import read_header
+from rlsdk.engines.cached import sample, uniforms
 from rlsdk.engines.common import StopStrings, check_names, mix, positions, spread, with_tied_head
 from rlsdk.engines.memory import vllm_memory
-from rlsdk.engines.sampler import sample, uniforms
 from rlsdk.engines.transformers import Transformers
 from rlsdk.engines.vllm import Vllm
 from rlsdk.engines.vllm_arguments import engine_arguments

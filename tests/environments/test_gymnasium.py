@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlsdk
-from rlsdk.environments.gymnasium import action_of, described, parsed, written
+from rlsdk.environments.gymnasium import LONGEST, ActionPattern, action_of, described, parsed, written
 from rlsdk.errors import OptionError, ValueFault
 from rlsdk.testing import check_component
 from rlsdk.testing.samples import HOSTILE
@@ -241,3 +242,44 @@ def test_without_gymnasium_it_says_what_to_install():
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "EnvironmentFault: environment 'gymnasium' needs the package gymnasium" in ran.stderr
     assert ran.stderr.strip().endswith("pip install gymnasium")
+
+
+THINK = r"<think>(.*?)</think>\s*<answer>(.*?)</answer>"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "found"),
+    [
+        ("<answer>(.*?)</answer>", "so <answer> Up\n</answer> <answer>Down</answer>", "Up"),
+        ("<answer>(.*?)</answer>", "<answer>Up", None),
+        ("<answer>(.*?)</answer>", "<answer></answer>", ""),
+        (THINK, "<think>a\nb</think>\n<answer>Up</answer>", "Up"),
+        (THINK, "<answer>Up</answer>", None),
+        ("(?P<action>[a-z]+)=(.*)", "go=1", "go"),
+        ("[a-z]+", "1 go", "go"),
+        ("(a)|(b)", "a", None),
+    ],
+)
+def test_what_is_found(pattern, text, found):
+    assert ActionPattern(pattern).find(text) == found
+
+
+def test_the_text_may_lack_what_was_written_for_the_model():
+    pattern = ActionPattern(opening="<answer>")
+    assert pattern.find("Up</answer>") == "Up"
+    assert pattern.find("<answer>Up</answer>") == "Up"
+    assert pattern.find("I go <answer>Up</answer>") == "Up"
+    assert pattern.find("Up") is None
+
+
+def test_a_search_ends():
+    start = time.process_time()
+    assert ActionPattern("(a+)+$").find("a" * 5_000 + "b") is None
+    assert ActionPattern().find("<answer>" * (LONGEST // 8)) is None
+    assert time.process_time() - start < 5
+    assert ActionPattern().find("<answer>Up</answer>" + "a" * LONGEST) is None
+
+
+def test_no_pattern():
+    with pytest.raises(ValueFault, match=r"action_pattern '\(' is not a regular expression: missing \)"):
+        ActionPattern("(")

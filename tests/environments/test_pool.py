@@ -108,7 +108,7 @@ def test_a_worker_that_takes_longer_than_its_silence_to_start_is_not_lost(in_wor
             time.sleep(3)
             super().__init__(threads, log_path)
 
-    monkeypatch.setattr("rlsdk.environments.worker.EnvWorkerActor", SlowToStart)
+    monkeypatch.setattr("rlsdk.environments.actor.EnvWorkerActor", SlowToStart)
 
     async def body(stage) -> None:
         [group] = await stage.play([stage.task(2)])

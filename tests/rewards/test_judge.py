@@ -22,7 +22,7 @@ import rlsdk
 from rlsdk.cli import root
 from rlsdk.contracts import RewardSpec
 from rlsdk.errors import OptionError
-from rlsdk.rewards import judge_verdict as verdict
+from rlsdk.rewards.judge import NoVerdictError, read_verdict
 from rlsdk.rewards.judge_client import MAX_BODY, _retry_after
 from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.types import Image, Message
@@ -269,10 +269,10 @@ def test_a_long_text_loses_its_middle(server):
 )
 def test_how_an_answer_is_read(text, form, found):
     if found is None:
-        with pytest.raises(verdict.NoVerdictError):
-            verdict.read(text, form, (0.0, 10.0))
+        with pytest.raises(NoVerdictError):
+            read_verdict(text, form, (0.0, 10.0))
     else:
-        assert verdict.read(text, form, (0.0, 10.0)).score == found
+        assert read_verdict(text, form, (0.0, 10.0)).score == found
 
 
 @given(
@@ -280,8 +280,8 @@ def test_how_an_answer_is_read(text, form, found):
     st.sampled_from(["json", "brackets", "number"]),
 )
 def test_any_answer_is_read_or_refused(text, form):
-    with contextlib.suppress(verdict.NoVerdictError):
-        assert 0 <= verdict.read(text, form, (0.0, 10.0)).score <= 10
+    with contextlib.suppress(NoVerdictError):
+        assert 0 <= read_verdict(text, form, (0.0, 10.0)).score <= 10
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import rlsdk
 from rlsdk.contracts import RewardSpec
 from rlsdk.rewards.conventions import CONVENTIONS
-from rlsdk.runlog.rollouts import transcript
+from rlsdk.runlog.payload import transcript
 from rlsdk.runlog.tables import Entry, rollout_rows
 from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.testing import run_workflow

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlsdk.isolation import spans
-from rlsdk.isolation.spans import Busy, note, span
-from rlsdk.isolation.watching import stage
+from rlsdk.isolation import watching
+from rlsdk.isolation.watching import Busy, note, span, stage
 from rlsdk.runlog.spans import SPANS, Span, read_spans, recorded
 
 
@@ -24,7 +23,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(spans, "time", found)
+    monkeypatch.setattr(watching, "time", found)
     return found
 
 

@@ -14,7 +14,7 @@ from rlsdk.contracts import Sampling
 from rlsdk.rollout.chat import RolloutContext, TokenChat
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.context import Prompt
-from rlsdk.serving.endpoint import endpoint
+from rlsdk.serving.http_server import endpoint
 from rlsdk.serving.recording import Recorder
 from rlsdk.serving.stateless import EngineService
 from rlsdk.testing import ScriptedPolicy

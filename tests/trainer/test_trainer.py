@@ -17,7 +17,7 @@ import attrs
 import numpy as np
 import pytest
 
-from rlsdk.cluster.draining import DrainingNode
+from rlsdk.cluster.nodes import DrainingNode
 from rlsdk.contracts.rollouts import Evaluation, NoRolloutsError, TakenBatch, TaskStatus
 from rlsdk.errors import CheckpointError, RunError, ScoringError
 from rlsdk.isolation.vitals import Identity

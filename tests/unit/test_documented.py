@@ -22,7 +22,7 @@ from rlsdk.cli.config import offered
 from rlsdk.cli.settings import SettingsCommand
 from rlsdk.config.json_schema import json_schema
 from rlsdk.plugins import CORE, Plugins
-from rlsdk.testing.settings import read_tasks
+from rlsdk.testing.conformance import read_tasks
 from tests.unit.documented import PAGES, ROOT, Command, blocks, commands, configs, shell_commands, spelled_out
 
 PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*(x[A-Z]+)?$")

@@ -13,8 +13,8 @@ from rlsdk.storage import copies
 from rlsdk.storage.copies import Copy
 from rlsdk.storage.remote import RemoteFolder
 from rlsdk.viewer import remote
-from rlsdk.viewer.filters import Filter
 from rlsdk.viewer.service import ViewerService, serve
+from rlsdk.viewer.walks import Filter
 from tests.viewer.recorded import make_run
 
 

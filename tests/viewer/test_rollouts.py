@@ -22,9 +22,8 @@ from rlsdk.runlog.query import query, reader
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.runlog.tables import GROUPS, ROLLOUTS, create_indices
 from rlsdk.viewer import rollouts
-from rlsdk.viewer.filters import ORDERS, Filter
 from rlsdk.viewer.rollouts import Browser
-from rlsdk.viewer.walks import walk_of
+from rlsdk.viewer.walks import ORDERS, Filter, walk_of
 from tests.runlog.conftest import PASSWORD, PASSWORD_ENV
 from tests.turns import medians
 from tests.viewer.recorded import make_run

@@ -20,11 +20,9 @@ from hypothesis import strategies as st
 
 from rlsdk.errors import ConfigError, ValueFault
 from rlsdk.viewer.service import ViewerService
-from rlsdk.viewer.studio.checks import checked
+from rlsdk.viewer.studio.checks import checked, form_of
 from rlsdk.viewer.studio.edits import edited, pruned, read_text, write_text
-from rlsdk.viewer.studio.form import form_of
-from rlsdk.viewer.studio.processes import Trainings
-from rlsdk.viewer.studio.studio import ConfigFiles, Studio
+from rlsdk.viewer.studio.studio import ConfigFiles, Studio, Trainings
 
 Ask = Callable[..., Any]
 ROOT = Path(__file__).parents[2]

@@ -14,29 +14,32 @@ import cloudpickle
 import pytest
 from ray.exceptions import ActorDiedError
 
-from rlsdk.cluster.draining import HAND_BACK_SECONDS, DrainingNode
+from rlsdk.cluster.nodes import HAND_BACK_SECONDS, DrainingNode
 from rlsdk.errors import ConfigError, DataError, RunError
 from rlsdk.isolation.vitals import Identity
 from rlsdk.rollout.production import UnfinishedError
 from rlsdk.types import Group, Rollout, Score, Task
-from rlsdk.workers.messages import (
+from rlsdk.workers.orders import (
     Admit,
     Cancel,
     Command,
     Dismiss,
     Drain,
     EngineDied,
+    GroupOrder,
     Hold,
     Interrupt,
     Logged,
     Made,
+    MadeGroup,
     Make,
+    MakerCounters,
     Notice,
     Release,
     Resume,
     WorkerReport,
+    made_in_order,
 )
-from rlsdk.workers.orders import GroupOrder, MadeGroup, MakerCounters, made_in_order
 from rlsdk.workers.pool import RolloutWorkerPool
 
 TASK = Task(id="t", prompt="1+1=")
@@ -126,7 +129,7 @@ def order(key: str, size: int = 1) -> GroupOrder:
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here is an actor of Ray, which other tests of this process may have started."""
-    monkeypatch.setattr("rlsdk.workers.worker.kill", lambda actor: None)
+    monkeypatch.setattr("rlsdk.workers.actor.kill", lambda actor: None)
 
 
 @pytest.fixture

@@ -1,15 +1,22 @@
-"""Forms of answers: a value with its unit, a list, a tuple, a set, an interval, a matrix, an equation, words."""
+"""Forms of answers: a value with its unit, a list, a tuple, a set, an interval, a matrix, an equation, words.
+
+Values with units are also read from tokens here.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 import attrs
 
 from rlsdk.rewards.math import intervals, values
-from rlsdk.rewards.math.expressions import Expression
+from rlsdk.rewards.math.expressions import Expression, apply, constant, read_expression
 from rlsdk.rewards.math.intervals import Interval
-from rlsdk.rewards.math.units import Unit
+from rlsdk.rewards.math.latex import FUNCTIONS, Token, UnreadableError
+from rlsdk.rewards.math.units import Unit, is_noun, is_unit_word, read_unit
 
 
 @attrs.frozen
@@ -127,3 +134,80 @@ def real_value(form: Form) -> values.Number | None:
         return value if isinstance(value, Fraction | float) or values.real_part(value) is not None else None
     except values.NoValueError:
         return None
+
+
+_APPLIED = FUNCTIONS - {"frac", "sqrt", "binom"}
+
+
+def read_quantity(tokens: Sequence[Token]) -> Value:
+    """Parse all tokens as one value.
+
+    Args:
+        tokens: Tokens, at least one.
+
+    Raises:
+        UnreadableError: The tokens are not a value, or contain a word that is not a unit.
+    """
+    texts = [token.text for token in tokens]
+    if texts in (["infty"], ["+", "infty"], ["-", "infty"]):
+        return Value(constant(-intervals.INFINITY if texts[0] == "-" else intervals.INFINITY))
+    body, unit = _unit(list(tokens))
+    expression = read_expression(body)
+    if unit is not None and unit.scale != 1:
+        expression = apply(lambda a, b: values.multiply([a, b]), expression, constant(unit.scale))
+        unit = Unit(unit.powers, unit.factor) if unit.powers else None
+    percent = read_expression(body[:-1]) if len(body) > 1 and body[-1].text == "%" else None
+    return Value(expression, unit, None if unit else _with_last_letter(body), percent)
+
+
+def _with_last_letter(tokens: list[Token]) -> Value | None:
+    last = tokens[-1]
+    if len(tokens) < 2 or last.kind != "symbol" or not last.spaced or tokens[-2].kind not in {"number", "sign"}:
+        return None
+    try:
+        return Value(read_expression(tokens[:-1]), read_unit(last.text))
+    except UnreadableError:
+        return None
+
+
+def _unit(tokens: list[Token]) -> tuple[list[Token], Unit | None]:
+    """Split tokens into the number's tokens and the unit after them."""
+    if tokens[-1].text == "degree" and len(tokens) > 1 and not _APPLIED & {t.text for t in tokens}:
+        return tokens[:-1], read_unit("degree")
+    money = next((i for i in (0, 1) if i < len(tokens) and tokens[i].kind == "words"), None)
+    if money is not None and tokens[money].text in {"dollars", "euros", "gbp"} and len(tokens) > money + 1:
+        rest = tokens[:money] + tokens[money + 1 :]
+        name = tokens[money].text
+        if rest and rest[-1].kind == "words":
+            scaled = read_unit(f"{rest[-1].text} {name}")
+            return rest[:-1], scaled
+        return rest, read_unit(name)
+    start = next((i for i, token in enumerate(tokens) if i and _begins_unit(tokens, i)), None)
+    if start is None:
+        return tokens, None
+    unit = tokens[start:]
+    if any(token.kind == "number" and before.text not in {"^", "{", "-"} for before, token in pairwise(unit)):
+        raise UnreadableError("a number stands between units")  # 3 feet 2 inches
+    marked = all(token.marked for token in unit if token.kind == "words")
+    return tokens[:start], read_unit("".join(map(_unit_part, unit)), any_noun=marked)
+
+
+def _begins_unit(tokens: list[Token], index: int) -> bool:
+    token = tokens[index]
+    if token.kind != "words":
+        return False
+    before = tokens[index - 1]
+    behind_number = before.kind in {"number", "symbol"} or before.text in {"}", ")", "!", "%"}
+    words = re.findall("[A-Za-z]+", token.text)
+    known = all(is_unit_word(word) or len(word) == 1 or (token.marked and is_noun(word)) for word in words)
+    return behind_number and known
+
+
+def _unit_part(token: Token) -> str:
+    if token.kind in {"words", "symbol"}:
+        return f" {token.text} "
+    if token.text in {"{", "}"}:
+        return ""
+    if token.text in {"/", "^", "*", "-"} or token.kind == "number":
+        return token.text
+    raise UnreadableError(f"{token.text!r} is not part of a unit")

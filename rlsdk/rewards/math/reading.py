@@ -22,10 +22,10 @@ from rlsdk.rewards.math.forms import (
     Value,
     Words,
     as_set,
+    read_quantity,
     real_value,
 )
 from rlsdk.rewards.math.latex import Token, UnknownCommandError, UnreadableError, nesting, split, tokenize
-from rlsdk.rewards.math.quantities import read_quantity
 
 _MAX_DEPTH = 6
 """Maximum nesting of lists, sets and tuples."""

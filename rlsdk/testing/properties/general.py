@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from rlsdk.components import component_of
-from rlsdk.config.uses import RULE_KEYS, SOURCE_KEYS
+from rlsdk.config.section import RULE_KEYS, SOURCE_KEYS
 from rlsdk.errors import OptionError
 from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import Computed, structure

@@ -13,14 +13,13 @@ from torch import Tensor
 from rlsdk.batch import LossInputs
 from rlsdk.batch.arithmetic import size
 from rlsdk.errors import LearnerError
-from rlsdk.learners.memory import Memory
+from rlsdk.learners.metrics import Memory
 from rlsdk.testing import inputs
 from rlsdk.testing.evaluate import Results, check_same, results
-from rlsdk.testing.findings import NotApplicable, Violated
-from rlsdk.testing.parts import places, select, units
+from rlsdk.testing.findings import NotApplicable, Violated, numbers, shape
+from rlsdk.testing.inputs import places, select, units
 from rlsdk.testing.properties.base import LOSSES, holds
 from rlsdk.testing.properties.packed import FIXED, FORM, ordinary
-from rlsdk.testing.show import numbers, shape
 from rlsdk.testing.subject import Subject
 
 

@@ -10,9 +10,8 @@ import numpy as np
 from rlsdk.contracts import Call, Malformed
 from rlsdk.errors import described
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.testing.findings import Case, NotApplicable, Violated
+from rlsdk.testing.findings import Case, NotApplicable, Violated, shape
 from rlsdk.testing.properties.base import holds
-from rlsdk.testing.show import shape
 from rlsdk.testing.subject import Subject
 from rlsdk.types import Message
 

@@ -14,9 +14,8 @@ from rlsdk.errors import DataError
 from rlsdk.isolation.threads import run_to_end
 from rlsdk.scoring.outcome import as_score
 from rlsdk.testing import samples
-from rlsdk.testing.findings import Case, NotApplicable, Violated, time_limit
+from rlsdk.testing.findings import Case, NotApplicable, Violated, shape, time_limit
 from rlsdk.testing.properties.base import holds
-from rlsdk.testing.show import shape
 from rlsdk.testing.subject import Subject
 from rlsdk.types import Group, Rollout, Score, Task
 

@@ -1,4 +1,7 @@
-"""Check configurations in a separate process, which imports the current plugins and can be killed."""
+"""Check configurations in a separate process, which imports the current plugins and can be killed.
+
+It also describes the form: every configuration key and every option of the installed components, as plain values.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,20 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import attrs
 
-from rlsdk.errors import EnvironmentFault, RlsdkError
+from rlsdk.components import Use
+from rlsdk.config.reference import ConfigKey, of_component, settings
+from rlsdk.config.schema import LISTS
+from rlsdk.errors import EnvironmentFault, PluginError, RlsdkError
 from rlsdk.isolation.fork_server import Fork, ForkServer, ForkServerError, Work
 from rlsdk.isolation.framing import receive, send
+from rlsdk.kinds import KINDS, PART_LISTS, Kind
+from rlsdk.plugins import CORE, Plugins
 
 SECONDS = 120.0
 """Time limit of a check in seconds."""
@@ -101,7 +109,7 @@ def prepare(_: Any) -> Work:
     """Import the modules that all checks need, before the first fork."""
     from rlsdk.plugins import CORE, Plugins
     from rlsdk.readiness import explained  # noqa: F401
-    from rlsdk.viewer.studio import edits, form  # noqa: F401
+    from rlsdk.viewer.studio import edits  # noqa: F401
 
     Plugins().components(CORE)
     with contextlib.suppress(ImportError, RlsdkError):  # a check reports what is missing
@@ -118,7 +126,7 @@ def _serve(connection: socket.socket) -> None:
         if any(_changed(file) != changed for file, changed in seen.items()):
             return
         try:
-            found = _form(question["form"]) if "form" in question else checked(question["check"])
+            found = form_of(map(str, question["form"])) if "form" in question else checked(question["check"])
         except RlsdkError as error:
             found = {"error": str(error)}
         seen = {file: _changed(file) for file in _sources()} | seen
@@ -139,16 +147,9 @@ def _changed(file: str) -> float:
         return 0.0
 
 
-def _form(files: list[str]) -> dict[str, Any]:
-    from rlsdk.viewer.studio.form import form_of
-
-    return form_of(map(str, files))
-
-
 def checked(request: Mapping[str, Any]) -> dict[str, Any]:
     """Run a check: see `Checker.check`."""
     from rlsdk.viewer.studio.edits import edited, pruned, read_text, write_text
-    from rlsdk.viewer.studio.form import form_of
 
     text, edits = str(request["text"]), request.get("edits") or ()
     tree, faults = read_text(text)
@@ -173,7 +174,7 @@ def _plugins(tree: Mapping[str, Any]) -> list[str]:
 def _set_elsewhere(tree: Mapping[str, Any]) -> set[str]:
     """Return the keys whose defaults the configuration's algorithm sets."""
     from rlsdk.config.defaults import ALGORITHM
-    from rlsdk.config.renamed import current_path
+    from rlsdk.config.tree import current_path
     from rlsdk.plugins import Plugins
 
     given = tree.get("algorithm")
@@ -219,3 +220,105 @@ def _examined(tree: dict[str, Any], file: str | None) -> dict[str, Any]:
         "folder": str(plan.folder.absolute()),
         "exists": (plan.folder / "config.yaml").is_file(),
     }
+
+
+Plain = dict[str, Any]
+_SIMPLE: Mapping[Any, str] = {bool: "flag", int: "number", float: "number", str: "text"}
+
+
+def form_of(files: Iterable[str] = ()) -> Plain:
+    """Describe the form.
+
+    Args:
+        files: Plugin files to offer in addition to installed plugins, as listed in `plugins`.
+
+    Returns:
+        `fields`, the configuration keys; `components`, kind -> name -> summary, plugin and fields; `broken`, messages
+        about plugins that cannot be imported.
+    """
+    plugins = Plugins()
+    components: dict[Kind, dict[str, Plain]] = {kind: {} for kind in KINDS}
+    broken: list[str] = []
+    for name in dict.fromkeys([*plugins.entries, *files]):
+        try:
+            plugin = plugins.activate(name)
+            found = plugins.components(plugin)
+        except PluginError as error:
+            broken.append(str(error))
+            continue
+        for key in sorted(found):
+            component = found[key]
+            shown = component.name if plugin == CORE else f"{plugin}/{component.name}"
+            # Below the path `algorithm`, an algorithm's keys are known to be components.
+            options = of_component(component, "algorithm" if component.kind == "algorithm" else "-")
+            # An option that is a group of options is written as YAML on one line.
+            fields = [_field(attrs.evolve(option, section=None)) for option in options]
+            described: Plain = {"plugin": plugin, "summary": component.summary, "fields": fields}
+            components[component.kind][shown] = described
+    return {"fields": _nested(settings()), "components": components, "broken": broken}
+
+
+def _nested(keys: Sequence[ConfigKey]) -> list[Plain]:
+    """Move keys of sections, and keys next to the components of a list, into their parents' `fields`."""
+    found = {key.path: _field(key) for key in keys}
+    for path, field in found.items():
+        parent = path.rpartition(".")[0]
+        if parent:
+            found[parent].setdefault("fields", []).append(field)
+    return [field for path, field in found.items() if "." not in path]
+
+
+def _field(key: ConfigKey) -> Plain:
+    """Describe a key: name, type, default, help, and the widget that sets it."""
+    name, arms = key.path.rpartition(".")[2], _arms(key.type)
+    kind = key.kind or next((kind for kind in KINDS if kind == name and Use in arms), None)
+    widget = _widget(key, name, kind, arms)
+    return {
+        "name": name,
+        "type": key.type_name,
+        "widget": widget,
+        "nullable": type(None) in arms,
+        "required": key.required,
+        "default": None if key.required or widget == "section" else plain_value(key.default),
+        "help": key.help,
+        **({"unit": key.unit} if key.unit else {}),
+        **({"kind": kind} if kind else {}),
+        **({"choices": list(get_args(_only(arms)))} if widget == "choice" else {}),
+    }
+
+
+def _widget(key: ConfigKey, name: str, kind: Kind | None, arms: Sequence[Any]) -> str:
+    if kind:
+        return "components" if key.path in LISTS or name in PART_LISTS else "component"
+    if key.section:
+        return "section"
+    only = _only(arms)
+    return "choice" if get_origin(only) is Literal else _SIMPLE.get(only, "value")
+
+
+def _arms(kind: Any) -> list[Any]:
+    """Return the types of a union without their limits; for any other type, the type itself."""
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    if get_origin(kind) is Literal or not get_args(kind) or get_origin(kind) in (list, tuple):
+        return [kind]
+    arms = get_args(kind) if type(None) in get_args(kind) or Use in get_args(kind) else (kind,)
+    return [get_args(arm)[0] if get_origin(arm) is Annotated else arm for arm in arms]
+
+
+def _only(arms: Sequence[Any]) -> Any:
+    """Return the only type of the values besides null; None if there are several."""
+    found = [arm for arm in arms if arm is not type(None)]
+    return found[0] if len(found) == 1 else None
+
+
+def plain_value(value: Any) -> Any:
+    """Return a default as written in a configuration."""
+    if isinstance(value, Use):
+        return {"use": plain_value(value.name), **{name: plain_value(each) for name, each in value.options.items()}}
+    if attrs.has(type(value)):
+        return plain_value(attrs.asdict(value, recurse=False))
+    if isinstance(value, list | tuple):
+        return [plain_value(each) for each in value]
+    if isinstance(value, Mapping):
+        return {str(key): plain_value(each) for key, each in value.items()}
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

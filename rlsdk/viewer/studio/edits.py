@@ -13,9 +13,8 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlsdk.config.renamed import current
 from rlsdk.config.schema import LISTS
-from rlsdk.config.tree import normalise
+from rlsdk.config.tree import current, normalise
 from rlsdk.errors import first_line
 from rlsdk.kinds import PART_LISTS
 from rlsdk.readiness.checks import PlanFinding

@@ -19,8 +19,7 @@ from rlsdk.batch import LossInputs, Totals
 from rlsdk.components import component_of
 from rlsdk.contracts import LossSpec, Model, Roles, TrainBatch
 from rlsdk.errors import LearnerError, OptionError
-from rlsdk.learners.memory import Memory
-from rlsdk.learners.metrics import MetricAccumulator
+from rlsdk.learners.metrics import Memory, MetricAccumulator
 from rlsdk.learners.objective import Objective, UpdateContext
 from rlsdk.marks import correction, kl, policy_loss, reward
 from rlsdk.plugins import Plugins, load

@@ -14,9 +14,18 @@ from click.testing import CliRunner
 from rlsdk.cli import root
 from rlsdk.contracts import Model
 from rlsdk.testing import model_agreement
-from rlsdk.testing.model_agreement import agreement, open_policy, sample_tokens, started, traced
+from rlsdk.testing.model_agreement import (
+    Operation,
+    agreement,
+    first_difference,
+    open_policy,
+    pick,
+    sample_tokens,
+    started,
+    trace,
+    traced,
+)
 from rlsdk.testing.model_subject import open_subject
-from rlsdk.testing.model_trace import Operation, first_difference, pick, trace
 from tests.architectures import make
 
 

@@ -16,9 +16,9 @@ from rlsdk.errors import ConfigError, DataError, EngineError
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import RolloutGenerator
-from rlsdk.serving.endpoint import Routes, endpoint
+from rlsdk.serving.debug import RemoteClient
+from rlsdk.serving.http_server import Routes, endpoint
 from rlsdk.serving.recording import Recorder
-from rlsdk.serving.remote import RemoteClient
 from rlsdk.serving.replies import HttpReply, models
 from rlsdk.serving.stateless import EngineService
 from rlsdk.testing import ScriptedPolicy

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rlsdk
-from rlsdk.plugins.source import plugin_name, source_of
+from rlsdk.plugins.fingerprints import plugin_name, source_of
 
 SCRIPT = '''\
 """A script."""

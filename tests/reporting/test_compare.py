@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlsdk.reporting.intervals import student_95
+from rlsdk.reporting.compare import student_95
 
 
 @pytest.mark.parametrize(
