@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence, Sized
+from pathlib import Path
 from typing import Any
 
 import attrs
