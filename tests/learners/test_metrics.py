@@ -348,7 +348,7 @@ def test_memory_is_one_on_all_ranks_and_survives_a_checkpoint(
     assert 4 < resumed["actor/update"] < 5
     assert 5 < resumed["actor/calls"] < 6
     assert states[0] == states[1]
-    assert states[0]["correction"] == {"name": "test_memory/counter", "state": {"calls": 6}}
+    assert states[0]["correction"] == {"name": "test_metrics/counter", "state": {"calls": 6}}
     endless = batch.with_tokens(advantages=np.full_like(batch.tokens["advantages"], np.inf))
     metrics, after = run(group, 3, endless)
     assert metrics["actor/skipped_updates"] == 2
