@@ -28,7 +28,6 @@ from rlsdk.renderers.forms import (
     Between,
     Rewrite,
     alike,
-    before_mark,
     images_of,
     marks_around,
     plain,
@@ -36,7 +35,7 @@ from rlsdk.renderers.forms import (
     with_thought_or_text,
     with_written_arguments,
 )
-from rlsdk.tool_calls.calls import beginnings, with_json_arguments
+from rlsdk.tool_calls.calls import before_mark, beginnings, with_json_arguments
 from rlsdk.types import Message
 
 _log = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ from rlsdk.serving.messages import ChatMessage
 from rlsdk.serving.replies import TokenLogprobs
 from rlsdk.serving.wire import ChatCompletionRequest
 from rlsdk.tool_calls import ToolParser
+from rlsdk.tool_calls.calls import before_mark
 
 T = TypeVar("T")
 _HALF = "\ufffd"
@@ -92,8 +93,7 @@ class LiveAnswer:
 
     def take_text(self) -> str:
         """Return the new text that can be sent."""
-        text = self._text.rstrip(_HALF)
-        text = text[: _stop_begins(text, self._stops)]
+        text = before_mark(self._text.rstrip(_HALF), self._stops)
         new = text[len(self.sent) :]
         self.sent += new
         return new
@@ -153,7 +153,7 @@ class LiveChatAnswer(LiveAnswer):
             ids, prefill=self._asked.prefill, continued=bool(self._asked.prefill), parser=self._parser, done=False
         )
         texts = (text.rstrip(_HALF) for text in without_prefill(parsed, self._asked, self._codec))
-        content, thought = (text[: _stop_begins(text, self._stops)] for text in texts)
+        content, thought = (before_mark(text, self._stops) for text in texts)
         if not content.startswith(self.sent) or not thought.startswith(self._thought):
             return {}  # the text already sent is now parsed differently; wait for the whole answer
         return self._delta(content, thought)
@@ -173,7 +173,7 @@ class LiveChatAnswer(LiveAnswer):
             # A late mark such as `</think>` splits the answer differently from what was sent. The client gets the rest
             # unsplit.
             text = self._codec.decode([token_ids])[0]
-            text = text[: _stop_begins(text, self._stops)] if text.startswith(self.sent) else self.sent
+            text = before_mark(text, self._stops) if text.startswith(self.sent) else self.sent
             return self._delta(text, self._thought)
         return self._delta(message.content, message.reasoning)
 
@@ -194,18 +194,6 @@ def without_prefill(parsed: ParsedAnswer, asked: ChatCompletionRequest, codec: C
 def _after(begun: str, whole: str) -> str:
     """Return a text without its beginning; white space at the end of a short text may have been cut off."""
     return "" if begun.startswith(whole) else whole.removeprefix(begun)
-
-
-def _stop_begins(text: str, stops: Sequence[str]) -> int:
-    """Return the position where a stop string is or may begin; the end of the text if there is none."""
-    found = len(text)
-    for stop in stops:
-        at = text.find(stop)
-        if at < 0:
-            longest = range(min(len(stop) - 1, len(text)), 0, -1)
-            at = len(text) - next((n for n in longest if text.endswith(stop[:n])), 0)
-        found = min(found, at)
-    return found
 
 
 def _rest(whole: str, sent: str) -> str:

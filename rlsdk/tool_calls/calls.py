@@ -225,3 +225,15 @@ def call_id(answer: int, index: int) -> str:
         index: Position of the call in the answer.
     """
     return f"call{answer % 100:02}{index % 1000:03}"
+
+
+def before_mark(text: str, marks: Sequence[str]) -> str:
+    """Return text up to the first of the marks, or up to where one may begin at the end of the text."""
+    found = len(text)
+    for mark in marks:
+        at = text.find(mark)
+        if at < 0:
+            longest = range(min(len(mark) - 1, len(text)), 0, -1)
+            at = len(text) - next((n for n in longest if text.endswith(mark[:n])), 0)
+        found = min(found, at)
+    return text[:found]
