@@ -253,12 +253,11 @@ def open_files() -> Diagnosis:
 
 def _disks() -> Iterator[Diagnosis]:
     """Check the folders that training writes to: working folder, home, temporary files, model cache."""
-    cache = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     folders = {
         "working folder": Path.cwd(),
         "home": Path.home(),
         "temporary files": Path(tempfile.gettempdir()),
-        "model cache": Path(cache),
+        "model cache": _hugging_face(),
     }
     for name, folder in folders.items():
         place = preflight.existing_parent(folder)
@@ -345,10 +344,15 @@ def hub() -> Diagnosis:
     return Diagnosis(name="hub", status="ok", found=f"{endpoint.hostname}{by} accepts connections")
 
 
+def _hugging_face() -> Path:
+    """Return Hugging Face's folder of models and of the login."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")).expanduser()
+
+
 def logins() -> list[Diagnosis]:
     """Look for logins to services, without trying or showing them."""
-    home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
-    token = Path(os.environ.get("HF_TOKEN_PATH") or home / "token").expanduser()
+    token = Path(os.environ.get("HF_TOKEN_PATH") or _hugging_face() / "token").expanduser()
     hugging_face = bool(os.environ.get("HF_TOKEN")) or token.is_file()
     wandb = bool(os.environ.get("WANDB_API_KEY"))
     file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()

@@ -86,6 +86,8 @@ class ModelSize:
             net: The model; on torch's meta device it costs no memory.
             width: Bytes of a parameter in the engine.
         """
+        from rlsdk.engines.slots import token_bytes
+
         config = net.config.get_text_config()
         total = experts = 0
         for name, parameter in net.named_parameters():
@@ -93,13 +95,11 @@ class ModelSize:
             experts += parameter.numel() if ".experts." in name else 0
         number, chosen = expert_count(config), getattr(config, "num_experts_per_tok", None)
         share = chosen / number if number and chosen else 1.0
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return cls(
             parameters=total,
             active=total - experts * (1 - share),
             width=width,
-            cache=2.0 * config.num_hidden_layers * heads * head * width,
+            cache=float(token_bytes(config, width)),
         )
 
 

@@ -135,6 +135,12 @@ def test_logins_are_found_and_not_shown(monkeypatch: pytest.MonkeyPatch, tmp_pat
     (tmp_path / "netrc").write_text("machine api.wandb.ai\n  login user\n  password secret\n")
     found = doctor.logins()
     assert [each.found for each in found] == ["logged in", "logged in"] and "secret" not in str(found)
+    monkeypatch.delenv("HF_HOME")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert doctor.logins()[0].found.startswith("not logged in")
+    (tmp_path / "cache" / "huggingface").mkdir(parents=True)
+    (tmp_path / "token").rename(tmp_path / "cache" / "huggingface" / "token")
+    assert doctor.logins()[0].found == "logged in"
 
 
 def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

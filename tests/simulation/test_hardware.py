@@ -72,6 +72,12 @@ def test_the_size_of_a_model_comes_from_its_config(tmp_path: Path) -> None:
     assert size.cache == 2 * 2 * 2 * 16 * 2
 
 
+def test_a_model_of_states_alone_has_no_cache_per_token(tmp_path: Path) -> None:
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 64, "state_size": 4}
+    folder = with_config(tmp_path / "mamba", architectures=["MambaForCausalLM"], model_type="mamba", **shape)
+    assert ModelSize.of(without_weights(Model(path=str(folder))), 2).cache == 0
+
+
 def test_copies_double_from_round_to_round_unless_nodes_pass_them_on() -> None:
     rates = Rates(weights_bytes=1e9, bandwidth=1e9, engines_per_node=8)
     assert [rates.transfer(n) for n in (1, 8, 9, 24, 25, 768)] == [1, 1, 2, 2, 3, 7]
