@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import Weights
-from rlsdk.errors import TransferError
+from rlsdk.errors import TransferError, first_line
 from rlsdk.marks import weight_transfer
 from rlsdk.transfers.buckets import MIB, Buffers, Header, announced, filled
 from rlsdk.weights import unpack
@@ -230,9 +230,8 @@ def naming(what: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         # Strip gloo's source line and its advice, and the stack that torch adds.
-        first = next(iter(str(error).splitlines()), "")
-        text = re.sub(r"^\[\S+\] ", "", first).split(" This is typically")[0]
-        raise TransferError(f"{what}: {text or type(error).__name__}") from error
+        text = re.sub(r"^\[\S+\] ", "", first_line(error)).split(" This is typically")[0]
+        raise TransferError(f"{what}: {text}") from error
 
 
 def _store(host: str, port: int, patience: timedelta, *, serves: bool) -> Any:
