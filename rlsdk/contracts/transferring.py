@@ -72,14 +72,15 @@ class StreamsWeights(Protocol):
 
 @runtime_checkable
 class StreamsTensors(StreamsWeights, Protocol):
-    """Optional interface of a weight transfer that streams torch tensors from device to device.
+    """Optional interface of a weight transfer that can send torch tensors, from any device.
 
-    `send` takes tensors from a learner that is `GivesWeightTensors`, and arrays from others. `receive` yields tensors.
+    `send` takes tensors from a learner that is `GivesWeightTensors`, and arrays from others. `receive` yields tensors,
+    or arrays on the CPU.
     """
 
     @property
     def device(self) -> str:
-        """Device to which `receive` writes the tensors, by torch's name: `cuda`."""
+        """Device to which `receive` writes the weights, by torch's name: `cuda` or `cpu`."""
         ...
 
 

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 _PORTS = range(20_000, 32_000)
 """Above the ports of Ray's workers and below the system's ephemeral ports. Until rank 0 listens, an ephemeral port
 could go to another program, or a rank that tries to reach rank 0 could connect to itself."""
+GRACE_SECONDS = 5.0
+"""Seconds to wait after a failure for other ranks to report that they failed first."""
 
 
 class LearnerActor(RunActor):
@@ -147,10 +149,6 @@ def _host() -> str:
     import ray
 
     return str(ray.util.get_node_ip_address())
-
-
-GRACE_SECONDS = 5.0
-"""Seconds to wait after a failure for other ranks to report that they failed first."""
 
 
 def answers(name: str, what: str, refs: Sequence[Any], logs: Sequence[Path]) -> list[Any]:

@@ -338,6 +338,7 @@ class TransformersLearner(LearnerOptions):
         if self._offloaded is None:
             tensors = (tensor for trained in self._trained.values() for tensor in trained.update_tensors())
             self._offloaded = OffloadedTensors(tensors)
+            log.debug("%s are in host memory until the next update", size_text(self._offloaded.nbytes))
         if self._place.device == "cuda":
             import torch
 

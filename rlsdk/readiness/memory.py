@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from math import ceil
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -172,6 +172,11 @@ class _Estimate:
             host_bytes=preflight.main_memory() if nodes is None else None,
         )
 
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """Device of the actors."""
+        return "cuda" if self.cuda else "cpu"
+
     def learner(self) -> None:
         """Add the rows of the learner's ranks."""
         plan, place = self.plan, self.plan.config.placement
@@ -180,8 +185,7 @@ class _Estimate:
             self.unknown.append(f"the learner {plan.learner.name!r} does not report how much memory it needs")
             return
         shared = place.colocate and plan.needs_engine
-        device: Any = "cuda" if self.cuda else "cpu"
-        spec = ActorSpec(role="learner", world_size=place.learners, device=device, colocated=shared)
+        spec = ActorSpec(role="learner", world_size=place.learners, device=self.device, colocated=shared)
         self.remedies = tuple(learner.memory_remedies)
         uses = learner.update_memory(roles(plan), spec, self._shape(place.learners, plan.config.minibatches))
         self.add(uses, "GPU" if shared else "learner GPU", place.learners, self.placed.learners)
@@ -194,7 +198,7 @@ class _Estimate:
         if not isinstance(learner, EstimatesUpdates):
             self.unknown.append(f"the learner {self.plan.apart[role].name!r} does not report how much memory it needs")
             return
-        spec = ActorSpec(role="learner", world_size=ranks, device="cuda" if self.cuda else "cpu")
+        spec = ActorSpec(role="learner", world_size=ranks, device=self.device)
         held = roles_apart(self.plan)[role]
         shape = self._shape(ranks, self.plan.config.minibatches if held.trains else 1)
         uses = learner.update_memory(held, spec, shape)
@@ -211,7 +215,7 @@ class _Estimate:
         spec = ActorSpec(
             role="engine",
             world_size=place.engines,
-            device="cuda" if self.cuda else "cpu",
+            device=self.device,
             colocated=place.colocate,
         )
         uses = engine.generation_memory(plan.model, net, spec, self.gpu_bytes)
@@ -224,11 +228,10 @@ class _Estimate:
             if not use.bytes:
                 continue
             if self.cuda and not use.on_host:
-                of = self.gpu_bytes
-                self.rows.append(MemoryRow(role=use.role, bytes=use.bytes, of=of, where=device, turn=use.turn))
+                row = MemoryRow(role=use.role, bytes=use.bytes, of=self.gpu_bytes, where=device, turn=use.turn)
             else:
                 row = MemoryRow(role=use.role, bytes=use.bytes, of=self.host_bytes, where="host", processes=here)
-                self.rows.append(row)
+            self.rows.append(row)
 
     def _shape(self, ranks: int, parts: int) -> UpdateShape:
         """Return one rank's share of a batch split into `parts`, with rollouts of maximum length."""

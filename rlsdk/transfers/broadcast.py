@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,6 +22,9 @@ from rlsdk.weights import unpack
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
+"""Environment variable: `1` makes NCCL's waits raise errors instead of ending the process."""
 
 
 @attrs.frozen
@@ -39,7 +43,7 @@ class Meeting:
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
-class Broadcast:
+class Broadcast(ABC):
     """Broadcast weights to all engines at once, bucket by bucket, in a process group that lives for one transfer.
 
     Attributes:
@@ -126,9 +130,9 @@ class Broadcast:
             self._share(group, header.contents(buffer))
         return header.weights(buffer)
 
+    @abstractmethod
     def _buffer(self, size: int) -> Any:
         """Return an unused buffer of at least `size` bytes."""
-        raise NotImplementedError
 
     def _share(self, group: Any, contents: Sequence[np.ndarray | Tensor]) -> list[Tensor]:
         """Broadcast bytes from rank 0, several tensors at once; all members know their sizes.
@@ -155,8 +159,7 @@ class Broadcast:
         Raises:
             TransferError: Not all members joined in time.
         """
-        met = f"{meeting.members - 1} engines and the learner did not meet at {meeting.host}:{meeting.port}"
-        with naming(met):
+        with naming(f"{meeting.members - 1} engines and the learner did not meet at {meeting.host}:{meeting.port}"):
             # NCCL would wait for a missing member without a limit.
             store.set(f"rlsdk/{rank}", b"here")
             store.wait([f"rlsdk/{member}" for member in range(meeting.members)], self._patience)
@@ -277,4 +280,4 @@ def _nccl(store: Any, rank: int, meeting: Meeting, patience: timedelta) -> Any:
 
 
 GROUPS: Mapping[str, Callable[[Any, int, Meeting, timedelta], Any]] = {"gloo": _gloo, "nccl": _nccl}
-BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
+"""How a member joins the process group of a transfer, by backend."""
