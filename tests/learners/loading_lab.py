@@ -104,5 +104,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    # Threads of gloo's groups outlive `destroy_process_group`; one that still runs while the interpreter ends aborts it.
+    # Threads of gloo outlive `destroy_process_group`; one that still runs while the interpreter ends aborts it.
     os._exit(0)
