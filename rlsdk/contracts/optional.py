@@ -51,7 +51,7 @@ class FreesDevice(Protocol):
     """Optional interface of a learner that gives memory of its GPU to the engines that share it."""
 
     def sleep(self) -> None:
-        """Free memory that only updates need; the next update or `load` takes it back.
+        """Free memory that generation does not need; the next call that needs it takes it back.
 
         Weights, canary and checkpoints stay available.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -74,6 +74,11 @@ class TransformersLearner(LearnerOptions):
     @abstractmethod
     def freeze(self, module: Any, model: Model) -> Any:
         """Prepare a module that is not trained, and return a callable that runs it; a collective."""
+
+    def frozen_tensors(self, module: Any) -> Iterable[Tensor]:
+        """Return this rank's weights of a module from `freeze`, which leave a shared GPU while engines generate."""
+        parameters: Iterable[Tensor] = module.parameters()
+        return parameters
 
     @property
     @abstractmethod
@@ -224,7 +229,9 @@ class TransformersLearner(LearnerOptions):
         Raises:
             LearnerError: The learner does not hold that role.
         """
-        if role == "reference":  # the reference routes by itself
+        if role == "reference":
+            self._wake()
+            # The reference routes by itself.
             batch = attrs.evolve(batch, context={k: v for k, v in batch.context.items() if k != "routed_experts"})
         off = role == "reference" and self._base_is_reference
         model: Any = self._actor if role == "actor" or off else self._reference
@@ -334,10 +341,11 @@ class TransformersLearner(LearnerOptions):
         self._trained[role].peak_lr = lr
 
     def sleep(self) -> None:
-        """Move tensors that only optimiser steps use to host memory; see `FreesDevice`."""
+        """Move the reference, and tensors that only optimiser steps use, to host memory; see `FreesDevice`."""
         if self._offloaded is None:
-            tensors = (tensor for trained in self._trained.values() for tensor in trained.update_tensors())
-            self._offloaded = OffloadedTensors(tensors)
+            tensors = [tensor for trained in self._trained.values() for tensor in trained.update_tensors()]
+            tensors += [] if self._reference is None else self.frozen_tensors(self._reference)
+            self._offloaded = OffloadedTensors(each for each in tensors if each.device.type == self._place.device)
             log.debug("%s are in host memory until the next update", size_text(self._offloaded.nbytes))
         if self._place.device == "cuda":
             import torch

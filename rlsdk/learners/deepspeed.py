@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +21,8 @@ from rlsdk.learners.zero import DeepSpeedConfig, Offload, Trained, divided_while
 from rlsdk.marks import learner
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rlsdk.learners.passes import SharedRows
     from rlsdk.learners.ranks import Ranks
     from rlsdk.learners.trained import LearningRate
@@ -93,7 +95,7 @@ class DeepSpeedOptions(LearnerOptions):
     def rank_memory(self, roles: Roles, place: ActorSpec) -> RankMemory:
         """Return the memory of a rank without activations, as DeepSpeed shards it."""
         cpu = place.device == "cpu"
-        uses, trained = [], []
+        uses, trained, reference = [], [], 0
         if roles.actor is not None:
             actor = _TrainedBytes.of(self, roles.actor, place, lora=self.lora is not None)
             uses += [
@@ -112,12 +114,13 @@ class DeepSpeedOptions(LearnerOptions):
             trained.append(critic)
         if roles.reference is not None and not (self.lora and roles.reference == roles.actor):
             shared = place.world_size if self.zero_stage == 3 else 1
-            size = count_parameters(roles.reference)[0] * DTYPE_BYTES[roles.reference.dtype] // shared
-            uses.append(MemoryUse("reference model", size, self.offload == "all"))
+            reference = count_parameters(roles.reference)[0] * DTYPE_BYTES[roles.reference.dtype] // shared
+            uses.append(MemoryUse("reference model", reference, self.offload == "all", "learn"))
         if not cpu and trained:
             uses.append(MemoryUse("communication buffers", trained[0].buffers))
             if place.colocated:  # while engines generate on its GPU
-                uses.append(MemoryUse("sleeping optimiser state", sum(each.asleep for each in trained), on_host=True))
+                asleep = sum(each.asleep for each in trained) + (0 if self.offload == "all" else reference)
+                uses.append(MemoryUse("sleeping learner", asleep, on_host=True))
         uses.append(MemoryUse("learner process", PROCESS_BYTES, on_host=not cpu))
         return RankMemory(uses=tuple(uses), step=max((each.step for each in trained), default=0))
 
@@ -263,6 +266,10 @@ class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
         import deepspeed
 
         return deepspeed.initialize(model=module, config=self._config(model, 0.0).inference)[0]
+
+    def frozen_tensors(self, module: Any) -> Iterable[Tensor]:
+        """Return the parameters of a module, or this rank's shards of them under ZeRO-3."""
+        return (getattr(parameter, "ds_tensor", parameter) for parameter in module.parameters())
 
     def _config(self, model: Model, lr: float) -> DeepSpeedConfig:
         return DeepSpeedConfig(

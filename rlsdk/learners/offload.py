@@ -20,13 +20,14 @@ class OffloadedTensors:
         """Copy tensors to host memory and free their storage.
 
         Args:
-            tensors: Tensors on one device. Those that share their storage with others stay where they are.
+            tensors: Tensors on one device. Those that share their storage with others, or are in a mapped file, stay
+                where they are.
         """
         self._held: list[tuple[Tensor, Tensor, int]] = []
         for tensor in tensors:
             storage = tensor.untyped_storage()
             size = storage.nbytes()
-            if not size or tensor.numel() * tensor.element_size() != size:
+            if not size or tensor.numel() * tensor.element_size() != size or not storage.resizable():
                 continue
             on_device = tensor.detach()  # shares the storage, and keeps it
             tensor.data = tensor.detach().to("cpu", copy=True)

@@ -280,7 +280,7 @@ class Trained(TrainedModule):
         found += getattr(optimizer, "fp32_groups_gradients_flat", ())  # stage 1 in bfloat16
         found.append(getattr(optimizer, "grad_partitions_flat_buffer", None))  # stage 3
         for value in found:
-            if isinstance(value, torch.Tensor) and value.device.type == self._config.device and id(value) not in model:
+            if isinstance(value, torch.Tensor) and id(value) not in model:
                 yield value
 
     def close(self) -> None:

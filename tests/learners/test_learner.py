@@ -189,10 +189,12 @@ def test_the_critic_learns_returns(tied: Model, launch: Launch, make_batch: Make
 
 
 def freed(self: Any) -> tuple[int, int]:
-    """Bytes that a sleeping learner has freed, and the number of its parameters."""
+    """Bytes that a sleeping learner has freed, without the reference's, and the number of parameters it trains."""
     learner = self._learner
     count = sum(getattr(p, "ds_numel", p.numel()) for t in learner._trained.values() for p in t.module.parameters())
-    return learner._offloaded.nbytes, count
+    reference = [getattr(p, "ds_tensor", p) for p in learner._reference.parameters()]
+    own = [p.numel() * p.element_size() for p in reference if p.untyped_storage().resizable()]  # not a mapped file
+    return learner._offloaded.nbytes - sum(own), count
 
 
 @pytest.mark.parametrize(
@@ -205,7 +207,7 @@ def test_a_resumed_run_is_the_one_left_alone(
     from safetensors.torch import load_file
 
     batch, model = make_batch(10), tied if dtype == "float" else bfloat
-    roles, loss = Roles(actor=model, critic=model if stage != 1 else None), spec(value_clip=0.2)
+    roles, loss = Roles(actor=model, critic=model if stage != 1 else None, reference=model), spec(value_clip=0.2)
     options = {"zero_stage": stage, "schedule": "cosine", "warmup_steps": 2, "micro_batch_tokens": 80, **LR}
 
     def run(group: Any, steps: range) -> list[dict[str, float]]:
@@ -220,6 +222,7 @@ def test_a_resumed_run_is_the_one_left_alone(
     group = launch(world, roles, loss, **options)
     group.load(tmp_path / "checkpoint")
     loaded, seen = group.fetch_weights(2), group.canary(np.arange(8))
+    reference = group.logprobs(batch, "reference")["logprobs"]
     group.save(tmp_path / "awake")
 
     group.sleep()
@@ -236,6 +239,8 @@ def test_a_resumed_run_is_the_one_left_alone(
     )
     assert awake and awake.keys() == asleep.keys()
     assert all(torch.equal(t, asleep[file][name]) for file in awake for name, t in awake[file].items())
+    np.testing.assert_array_equal(group.logprobs(batch, "reference")["logprobs"], reference)
+    group.sleep()
 
     assert run(group, range(2, 4)) == alone
     assert same(weights, group.fetch_weights(4))

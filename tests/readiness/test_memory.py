@@ -208,13 +208,16 @@ def test_engines_and_learner_hold_a_shared_gpu_in_turns_but_main_memory_together
     assert MemoryEstimate(rows=rows("GPU")).total("GPU") == 10 + 40
     assert list(MemoryEstimate(rows=rows("GPU")).shortages()) == []
     assert MemoryEstimate(rows=rows("host")).total("host") == 85
-    asleep = {use.role: use for use in place_on_a_shared_gpu()}["sleeping optimiser state"]
+    asleep = {use.role: use for use in on_a_shared_gpu(reference=False)}["sleeping learner"]
     assert asleep.on_host and asleep.bytes == 12 * 343_680
+    uses = {use.role: use for use in on_a_shared_gpu(reference=True)}
+    assert uses["sleeping learner"].bytes == (12 + 4) * 343_680 and uses["reference model"].turn == "learn"
 
 
-def place_on_a_shared_gpu() -> Sequence[MemoryUse]:
+def on_a_shared_gpu(*, reference: bool) -> Sequence[MemoryUse]:
     place = ActorSpec(role="learner", device="cuda", colocated=True)
-    return DeepSpeedLearner().rank_memory(Roles(actor=Model(path=str(NANO))), place).uses
+    model = Model(path=str(NANO))
+    return DeepSpeedLearner().rank_memory(Roles(actor=model, reference=model if reference else None), place).uses
 
 
 def test_memory_is_counted_as_a_hand_would():

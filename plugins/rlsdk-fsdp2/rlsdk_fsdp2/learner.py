@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
@@ -13,6 +13,8 @@ from rlsdk.errors import LearnerError
 from rlsdk.kit import TransformersLearner
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rlsdk.kit import LearningRate, RankMemory, SharedRows
     from rlsdk_fsdp2.sharded import FrozenModule, Sharded
 
@@ -121,6 +123,12 @@ class FSDP2Learner(TransformersLearner):
 
         self._divide(module, model, reshard=True)
         return FrozenModule(module)
+
+    def frozen_tensors(self, module: FrozenModule) -> Iterator[Tensor]:
+        """Yield this rank's shards of a frozen module."""
+        from rlsdk_fsdp2.sharded import local_shard
+
+        return (local_shard(parameter) for parameter in module.module.parameters())
 
     def _divide(self, module: Any, model: Model, *, reshard: bool) -> None:
         from rlsdk_fsdp2.sharded import divide

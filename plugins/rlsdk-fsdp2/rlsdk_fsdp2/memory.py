@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 
@@ -25,25 +25,34 @@ def rank_memory(learner: FSDP2Learner, roles: Roles, place: ActorSpec) -> RankMe
         roles: Models; only their configs are read.
         place: Number of ranks, and their device.
     """
-    parts: list[tuple[str, int, int]] = []  # name, bytes of the rank's share, bytes that it gathers in addition
+    # Name, bytes of the rank's share, bytes that it gathers in addition, and the only phase in which they are needed.
+    parts: list[tuple[str, int, int, Literal["", "learn"]]] = []
     if roles.actor is not None:
         actor = _Size.of(learner, roles.actor, place, adapted=True)
         parts += [
-            ("learner weights", 4 * actor.trained + actor.frozen, actor.gathered),
-            ("learner gradients", 4 * actor.trained, 0),
-            ("learner optimiser state", 8 * actor.trained, 0),
+            ("learner weights", 4 * actor.trained + actor.frozen, actor.gathered, ""),
+            ("learner gradients", 4 * actor.trained, 0, "learn"),
+            ("learner optimiser state", 8 * actor.trained, 0, "learn"),
         ]
     if roles.critic is not None:
         critic = _Size.of(learner, roles.critic, place)
-        parts += [("critic", 8 * critic.trained, critic.gathered), ("critic optimiser state", 8 * critic.trained, 0)]
+        parts += [
+            ("critic", 4 * critic.trained, critic.gathered, ""),
+            ("critic gradients", 4 * critic.trained, 0, "learn"),
+            ("critic optimiser state", 8 * critic.trained, 0, "learn"),
+        ]
     if roles.reference is not None and not (learner.lora and roles.reference == roles.actor):
         reference = _Size.of(learner, roles.reference, place)
-        parts.append(("reference model", _BYTES[roles.reference.dtype] * reference.trained, reference.gathered))
+        size = _BYTES[roles.reference.dtype] * reference.trained
+        parts.append(("reference model", size, reference.gathered, "learn"))
     if learner.offload == "all" and place.device == "cuda":
-        uses = [MemoryUse(role, share, on_host=True) for role, share, _ in parts]
-        uses.append(MemoryUse("gathered weights", sum(gathered for _, _, gathered in parts)))
+        uses = [MemoryUse(role, share, on_host=True) for role, share, _, _ in parts]
+        uses.append(MemoryUse("gathered weights", sum(gathered for _, _, gathered, _ in parts)))
     else:
-        uses = [MemoryUse(role, share + gathered) for role, share, gathered in parts]
+        uses = [MemoryUse(role, share + gathered, turn=turn) for role, share, gathered, turn in parts]
+        if place.device == "cuda" and place.colocated:  # while engines generate on its GPU
+            moved = [share for role, share, _, turn in parts if turn and not role.endswith("gradients")]
+            uses.append(MemoryUse("sleeping learner", sum(moved), on_host=True))
     uses.append(MemoryUse("learner process", _PROCESS, on_host=place.device == "cuda"))
     return RankMemory(uses=tuple(uses), step=0)
 

@@ -87,6 +87,12 @@ def _whole(tensor: DTensor) -> Tensor:
     return found
 
 
+def local_shard(tensor: Tensor) -> Tensor:
+    """Return the tensor that holds this rank's shard: itself, not a view of it."""
+    with torch.no_grad():
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def _divided(module: nn.Module) -> list[FSDPModule]:
     return [each for each in module.modules() if isinstance(each, FSDPModule)]
 
@@ -299,6 +305,11 @@ class Sharded(TrainedModule):
                 copies[id(tensor)] = whole
             found[name] = copies[id(tensor)]
         return found if keep else {}
+
+    def update_tensors(self) -> Iterator[Tensor]:
+        """Yield this rank's shards of the moments."""
+        for state in self.optimizer.state.values():
+            yield from (local_shard(state[moment]) for moment in _MOMENTS)
 
     def close(self) -> None:
         """Do nothing: there is only memory to free."""

@@ -173,11 +173,39 @@ def at_checkpoint(
     return learner
 
 
+def fall_asleep(learner: FSDP2Learner, part: TrainBatch) -> None:
+    """Sleep as on a shared GPU: moments and reference leave, everything that is read meanwhile stays the same."""
+
+    def size(tensors: Any) -> int:
+        return sum(each.numel() * each.element_size() for each in tensors)
+
+    def read() -> list[np.ndarray]:
+        weights = learner.weights(2)
+        arrays = [] if weights is None else list(weights.tensors.values())
+        return [*arrays, learner.canary(np.arange(8)), learner.logprobs(part)["logprobs"]]
+
+    moments = size(moment for trained in learner._trained.values() for moment in trained.update_tensors())
+    reference = 0 if learner._reference is None else size(learner.frozen_tensors(learner._reference))
+    assert moments and (reference or learner.lora)
+    awake, of_reference = read(), learner.logprobs(part, "reference")["logprobs"]
+    learner.sleep()
+    held = learner._offloaded
+    assert held is not None and moments + 0.6 * reference < held.nbytes + 1 <= moments + reference + 1
+    for before, after in zip(awake, read(), strict=True):
+        np.testing.assert_array_equal(after, before)
+    assert learner._offloaded is held
+    np.testing.assert_array_equal(learner.logprobs(part, "reference")["logprobs"], of_reference)
+    assert learner._offloaded is None
+    learner.sleep()
+
+
 def leave_or_resume(
     place: Any, roles: Roles, options: dict[str, Any], parts: Any, totals: Any, folder: Path, resume: bool
 ) -> Any:
     """Metrics, weights and logprobs of two steps after a checkpoint: of the run that wrote it, or of a resumed one."""
     learner = at_checkpoint(place, roles, options, parts[place.rank], totals, folder, resume)
+    if resume:
+        fall_asleep(learner, parts[place.rank])
     metrics = run_steps(learner, parts[place.rank], totals, range(2, 4))
     found = metrics, learner.weights(4), learner.logprobs(parts[place.rank])["logprobs"]
     learner.stop()
@@ -209,7 +237,7 @@ def test_a_resumed_run_is_the_one_left_alone(
     request: pytest.FixtureRequest,
 ) -> None:
     model = request.getfixturevalue(which)
-    roles = Roles(actor=model, critic=model)
+    roles = Roles(actor=model, critic=model, reference=model)
     options = {"lr": 1e-2, "schedule": "cosine", "warmup_steps": 2, "micro_batch_tokens": 80, **more}
     parts = shares(batch, world, "even")
     arguments = (world, leave_or_resume, roles, options, parts, totals_of(batch), tmp_path)

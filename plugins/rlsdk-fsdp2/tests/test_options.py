@@ -189,7 +189,7 @@ def test_what_is_offloaded_lies_in_main_memory_and_what_is_gathered_on_the_gpu(u
     roles = Roles(actor=untied, critic=untied, reference=untied)
 
     def uses(device: str, offload: str) -> dict[str, MemoryUse]:
-        place = ActorSpec(role="learner", world_size=2, device=device)
+        place = ActorSpec(role="learner", world_size=2, device=device, colocated=False)
         return {use.role: use for use in make(offload=offload).rank_memory(roles, place).uses}
 
     whole, apart = uses("cuda", "none"), uses("cuda", "all")
@@ -199,3 +199,16 @@ def test_what_is_offloaded_lies_in_main_memory_and_what_is_gathered_on_the_gpu(u
     assert apart["gathered weights"].bytes == 3 * 4 * 19_424  # as all of each model is gathered at one time
     assert sum(use.bytes for use in apart.values()) == sum(use.bytes for use in whole.values())
     assert uses("cpu", "all") == uses("cpu", "none")
+
+
+def test_moments_and_reference_leave_a_shared_gpu_while_engines_generate(untied: Model) -> None:
+    roles = Roles(actor=untied, reference=untied)
+    place = ActorSpec(role="learner", world_size=2, device="cuda", colocated=True)
+    uses = {use.role: use for use in make().rank_memory(roles, place).uses}
+    assert {role for role, use in uses.items() if use.turn} == {
+        "learner gradients",
+        "learner optimiser state",
+        "reference model",
+    }
+    assert uses["sleeping learner"] == MemoryUse("sleeping learner", (8 + 4) * 19_424 // 2, on_host=True)
+    assert "sleeping learner" not in {use.role for use in make(offload="all").rank_memory(roles, place).uses}
