@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 GROUPS = 8
 """Number of groups in a trial batch, and the largest group size to try."""
+MOST_TRIED = 1024
+"""Largest trial group: a greater `group_size` behaves alike, and would take long."""
 REWARDS = (0.0, 1.0, 0.25, 0.75)
 """Rewards of the rollouts in a trial batch, repeated in this order."""
 
@@ -69,7 +71,8 @@ def pair_faults(size: int, loss: Any, filters: Sequence[Any]) -> list[str]:
     component = component_of(loss)
     if component is None or "pairs" not in component.needs:
         return []
-    for rewards in ([1.0] * size, _rewards(size)[:size]):
+    tried = min(size, MOST_TRIED)
+    for rewards in ([1.0] * tried, _rewards(tried)[:tried]):
         left = _filtered(_group(rewards), filters)
         if left and (len(left) != 2 or len({score.value for score in left.scores}) != 2):
             what = f"{len(left)} rollouts" if len(left) != 2 else "two equal rewards"
@@ -81,8 +84,10 @@ def pair_faults(size: int, loss: Any, filters: Sequence[Any]) -> list[str]:
 
 
 def _least(size: int, works: Callable[[int], bool]) -> int | None:
-    """Return the smallest larger size that works; None if `size` works, or none does."""
-    return None if works(size) else next((k for k in range(size + 1, GROUPS + 1) if works(k)), None)
+    """Return the smallest larger size up to `GROUPS` that works; None if `size` works, or none does."""
+    if size >= GROUPS or works(size):
+        return None
+    return next((k for k in range(size + 1, GROUPS + 1) if works(k)), None)
 
 
 def _teaches(advantage: Any, size: int) -> bool:

@@ -328,4 +328,8 @@ def _sampling(config: Config, algorithm: AlgorithmDefaults, unrewarded: Sequence
             sampled and section.max_tokens + 1 > length,
             f"model.max_length: {length} tokens cannot hold a prompt and sampling.max_tokens={section.max_tokens}",
         ),
+        (
+            config.eval.max_tokens is not None and config.eval.max_tokens + 1 > length,
+            f"model.max_length: {length} tokens cannot hold a prompt and eval.max_tokens={config.eval.max_tokens}",
+        ),
     ]

@@ -133,6 +133,7 @@ def test_an_option_that_refers_to_nothing_is_not_also_called_missing(faults, mon
             "model.max_length",
             "2048 tokens cannot hold a prompt and sampling.max_tokens=2048",
         ),
+        ("eval.max_tokens=2048", "model.max_length", "2048 tokens cannot hold a prompt and eval.max_tokens=2048"),
         ("reward=[]", "reward", "none given; name one, such as 'countdown'"),
         ("algorithm.policy_loss.clip_high=-1", "algorithm.policy_loss.clip_high", "expected float >= 0, got -1"),
         ("algorithm.policy_loss.dual_clip=0.5", "algorithm.policy_loss.dual_clip", "expected float >= 1 or null"),

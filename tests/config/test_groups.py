@@ -76,6 +76,22 @@ def test_a_filter_may_drop_a_group_by_returning_none_of_it() -> None:
     assert pair_faults(4, paired, [])
 
 
+def test_a_huge_group_size_is_checked_with_a_smaller_group() -> None:
+    @rlsdk.policy_loss("paired", needs=("pairs",))
+    def paired(x: rlsdk.LossInputs) -> torch.Tensor:
+        return -x.logprobs
+
+    sizes = []
+
+    def record(group: rlsdk.Group) -> bool:
+        sizes.append(len(group))
+        return True
+
+    assert "leave groups of" in pair_faults(10**9, paired, [record])[0]
+    assert group_faults(10**9, None, [record]) == []
+    assert 8 < max(sizes) < 10_000
+
+
 def test_options_count_a_pass_rate_without_bounds_keeps_groups_of_one() -> None:
     assert faults("algorithm={use: reinforce_plus_plus, filters: [{use: pass_rate, low: -1, high: 2}]}") == ()
 
