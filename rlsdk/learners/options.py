@@ -86,8 +86,8 @@ class LearnerOptions(ABC):
 
     def check_readers(self, option: str) -> None:
         """Reject row layouts that ranks cannot split; `option` names the setting of the number of ranks."""
-        if self.readers > 1 and (self.rows not in ("padded", "packed") or self.attention != "sdpa"):
-            needed = f"{option} needs rows: padded or packed and attention: sdpa (torch's flash kernel on a GPU)"
+        if self.readers > 1 and (self.rows == "shared" or self.attention != "sdpa"):
+            needed = f"{option} needs rows: padded, packed or tree, and attention: sdpa (torch's flash kernel on a GPU)"
             raise ValueError(f"{needed}; got rows: {self.rows} and attention: {self.attention}")
 
     @property

@@ -151,9 +151,21 @@ class PackedSpans:
         return cls(sizes, columns, real, order, restores)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, within: PackedSpans, scale: float | None) -> Tensor:
-    """Compute causal attention within spans of columns: `[rows, heads, tokens, size]`."""
+def attend(query: Tensor, key: Tensor, value: Tensor, within: PackedSpans | Tensor, scale: float | None) -> Tensor:
+    """Compute attention: `[rows, heads, tokens, size]`.
+
+    Args:
+        query: `[rows, heads, tokens, size]`.
+        key: The same, possibly with fewer heads.
+        value: Like `key`.
+        within: Spans of columns, causal attention within each; or a mask, bool `[rows, tokens, tokens]`.
+        scale: Factor of the scores; None for the inverse root of the size.
+    """
     grouped = query.shape[1] != key.shape[1]
+    if isinstance(within, Tensor):
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, within[:, None], scale=scale, enable_gqa=grouped
+        )
 
     def one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.nn.functional.scaled_dot_product_attention(

@@ -71,6 +71,16 @@ class TokenRows:
     images: tuple[tuple[Image, ...], ...] = ()
     ends: torch.Tensor | None = None
 
+    @property
+    def tree_mask(self) -> torch.Tensor | None:
+        """Mask of tree rows, in which each token attends to its ancestors and itself, bool `[rows, width, width]`."""
+        import torch
+
+        if self.ends is None:
+            return None
+        at = torch.arange(self.ends.shape[1], device=self.ends.device)
+        return (at <= at[:, None]) & (at[:, None] < self.ends[:, None])
+
     def to(self, device: torch.device | str) -> TokenRows:
         """Copy the rows to another device."""
         moved = {

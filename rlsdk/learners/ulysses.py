@@ -38,7 +38,7 @@ class SequenceGroup:
     group: Any
     option: str = "sequence_parallel"
     divided: int = 1
-    _spans: PackedSpans = attrs.field(init=False)
+    _within: PackedSpans | Tensor = attrs.field(init=False)
 
     @classmethod
     def join(cls, ranks: Ranks, size: int) -> SequenceGroup:
@@ -75,7 +75,7 @@ class SequenceGroup:
         """
         share, places = self._slice(rows)
         # Attention reads it now, and again if the backward pass recomputes activations; both precede the next pass.
-        self._spans = PackedSpans.of_rows(rows, -(-rows.input_ids.shape[1] // self.size) * self.size)
+        self._within = self._attended(rows)
         results = model(share, *args)
         given = results if isinstance(results, tuple) else (results,)
         # A single exchange, so its backward pass runs on all ranks or on none.
@@ -83,6 +83,17 @@ class SequenceGroup:
         whole = iter(_Gather.apply(stacked, places, len(rows.states), self.group))  # type: ignore[no-untyped-call]
         found = tuple(None if g is None else next(whole) if g.requires_grad else next(whole).detach() for g in given)
         return found if isinstance(results, tuple) else found[0]
+
+    def _attended(self, rows: TokenRows) -> PackedSpans | Tensor:
+        """Return the spans within which tokens attend to each other, or the mask of trees, including padding."""
+        width = rows.input_ids.shape[1]
+        whole = -(-width // self.size) * self.size
+        if rows.ends is None:
+            return PackedSpans.of_rows(rows, whole)
+        padding = torch.arange(width + 1, whole + 1, device=rows.ends.device).expand(len(rows.ends), -1)
+        mask = attrs.evolve(rows, ends=torch.cat([rows.ends, padding], 1)).tree_mask
+        assert mask is not None
+        return mask
 
     def _slice(self, rows: TokenRows) -> tuple[TokenRows, Tensor]:
         """Return this rank's columns of the rows, and the indices of the states in them."""
@@ -115,7 +126,7 @@ class SequenceGroup:
             copies = self.size // key.shape[1]
             key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)
         query, key, value = (self._to_heads(each) for each in (query, key, value))
-        return self._to_tokens(attend(query, key, value, self._spans, options.get("scaling"))), None
+        return self._to_tokens(attend(query, key, value, self._within, options.get("scaling"))), None
 
     def _to_heads(self, held: Tensor) -> Tensor:
         """Exchange `[rows, heads, share, size]` to `[rows, heads / ranks, tokens, size]`."""

@@ -124,6 +124,7 @@ CASES: list[tuple[int, str, str, dict[str, Any]]] = [
     (2, "tied", "even", {"micro_batch_tokens": 30, "context_parallel": 2, "gradient_checkpointing": True}),
     (2, "untied", "no rollouts", {"micro_batch_tokens": 50, "context_parallel": 2}),
     (2, "normed", "even", {"micro_batch_tokens": 30, "context_parallel": 2, "rows": "packed"}),
+    (2, "untied", "even", {"micro_batch_tokens": 50, "context_parallel": 2, "rows": "tree"}),
     (2, "untied", "even", {"micro_batch_tokens": 60, "offload": "all"}),
 ]
 

@@ -47,7 +47,7 @@ def test_it_replays_no_experts() -> None:
         ({"rows": "shared", "gradient_checkpointing": True}, "choose one"),
         ({"micro_batch_tokens": 0}, "above 0, or auto"),
         ({"offload": "optimizer"}, "offload"),
-        ({"context_parallel": 2, "rows": "tree"}, "padded or packed .* got rows: tree and attention: sdpa"),
+        ({"context_parallel": 2, "rows": "shared"}, "packed or tree, .* got rows: shared and attention: sdpa"),
         ({"context_parallel": 2, "attention": "eager"}, "got rows: padded and attention: eager"),
     ],
 )
