@@ -61,7 +61,7 @@ class Mirror:
         with reached(self._remote):
             uploaded = copies.copies(self._remote)
             copies.withdraw(self._remote, *(each for each in uploaded if each > (step or 0)))
-            copies.remove_unfinished(self._remote)
+            self._uploader.remove_unfinished()
             self._uploader.send_own_files()
         if step is not None and step not in uploaded:
             self._uploader.submit(step)

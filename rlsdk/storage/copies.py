@@ -82,10 +82,10 @@ def withdraw(remote: RemoteFolder, *steps: int) -> None:
         remote.remove_below(f"checkpoints/step-{step}.run")
 
 
-def remove_unfinished(remote: RemoteFolder) -> None:
-    """Delete the files of unfinished uploads."""
+def remove_unfinished(remote: RemoteFolder, *steps: int) -> None:
+    """Delete the files of unfinished uploads, and the checkpoints of these steps, if there are any."""
     names = remote.names("checkpoints")
-    whole = {int(m[1]) for name in names if (m := _MANIFEST.fullmatch(name))}
+    whole = {int(m[1]) for name in names if (m := _MANIFEST.fullmatch(name))} - {*steps}
     left = {int(m[1]) for name in names if (m := _STEP.fullmatch(name))} - whole
     withdraw(remote, *sorted(left))
 

@@ -8,8 +8,8 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Staged:
         folder: Folder with `step-N/` (hard links, which take no space) and `step-N.run/`.
         database: Connection to the rollout database with an open transaction, which sees the state at the snapshot;
             None if there is no such file, or it has been copied.
+        prepared: True once nothing of an earlier upload of this step is left in the remote folder.
         sent: Names of uploaded files.
         published: True once the manifest has been uploaded.
     """
@@ -44,6 +45,7 @@ class Staged:
     step: int
     folder: Path
     database: sqlite3.Connection | None = None
+    prepared: bool = False
     sent: set[str] = attrs.field(factory=set)
     published: bool = False
 
@@ -183,7 +185,7 @@ class Uploader:
         self._known, self._times = known, times or UploadTimes()
         self._changed = threading.Condition()
         self._waiting: Staged | None = None
-        self._working = self._closing = self._given_up = False
+        self._working = self._closing = self._given_up = self._told_of_refusal = False
         self._moved = time.monotonic()
         self._failures, self._last_error = 0, ""
         self._last_failed: int | None = None
@@ -272,8 +274,9 @@ class Uploader:
                 self._waiting = staged
 
     def _leave_out(self, staged: Staged) -> None:
-        self.left_out.append(staged.step)
-        log.info("the upload of the checkpoint of step %d is skipped", staged.step)
+        if not staged.published:
+            self.left_out.append(staged.step)
+            log.info("the upload of the checkpoint of step %d is skipped", staged.step)
         staged.discard()
 
     def _upload(self, staged: Staged) -> None:
@@ -288,15 +291,16 @@ class Uploader:
             staged.published = True
             self.uploaded.append(staged.step)
             log.info("the checkpoint of step %d was uploaded to %s", staged.step, self._remote.url)
-        copies.withdraw(self._remote, *list(copies.copies(self._remote))[: -self._keep])
         self.send_own_files()
+        with self._told_of_refused_deletes():
+            copies.withdraw(self._remote, *list(copies.copies(self._remote))[: -self._keep])
 
     def _publish(self, staged: Staged) -> None:
         staged.finish()
         files = staged.files()
-        if not staged.sent:  # files of failed uploads, and of a discarded continuation of the run
-            copies.remove_unfinished(self._remote)
-            copies.withdraw(self._remote, staged.step)
+        if not staged.prepared:  # files of failed uploads, and of a discarded continuation of the run
+            self.remove_unfinished(staged.step)
+            staged.prepared = True
         for name in files:
             if name not in staged.sent:
                 self._remote.upload(staged.folder / name, f"checkpoints/{name}", self._pulse)
@@ -315,6 +319,24 @@ class Uploader:
             except FileNotFoundError:
                 if path.exists():  # so the error was not caused by this file
                     raise
+
+    def remove_unfinished(self, *steps: int) -> None:
+        """Delete the files of unfinished uploads, and the checkpoints of these steps, if the store lets them go.
+
+        Files without a manifest do not count, and an upload of the same step replaces files of the same name.
+        """
+        with self._told_of_refused_deletes():
+            copies.remove_unfinished(self._remote, *steps)
+
+    @contextmanager
+    def _told_of_refused_deletes(self) -> Iterator[None]:
+        """Log a warning, once, if the store does not let this user delete files."""
+        try:
+            yield
+        except PermissionError as error:
+            if not self._told_of_refusal:
+                log.warning("old checkpoints stay in %s, which refuses to delete files: %s", self._remote.url, error)
+            self._told_of_refusal = True
 
     def _require_lock(self) -> None:
         if not self._lock.is_ours():

@@ -222,6 +222,36 @@ def test_a_failure_behind_the_manifest_uploads_nothing_twice(
     assert not left.exists()
 
 
+def test_a_store_that_refuses_deletes_gets_every_checkpoint_and_one_warning(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, memory: str
+) -> None:
+    def refuse(_: RemoteFolder, *names: str) -> None:
+        if names:
+            raise PermissionError(f"AccessDenied: {names[0]}")
+
+    upload, failures = RemoteFolder.upload, iter([ConnectionError("reset")])
+
+    def flaky(self: RemoteFolder, file: Path, name: str, moved: Any = None) -> None:
+        upload(self, file, name, moved)
+        if name.startswith("checkpoints/step-1/") and (failure := next(failures, None)):
+            raise failure
+
+    monkeypatch.setattr(RemoteFolder, "remove", refuse)
+    monkeypatch.setattr(RemoteFolder, "upload", flaky)
+    with mirrored(plan(memory), resume=False, overwrite=False) as mirror:
+        assert mirror is not None
+        training = Training(mirror._plan, mirror)
+        mirror.begin(None)
+        for step in range(1, 6):
+            training.save(step)
+            wait_until_uploaded(mirror, step)
+        found = mirror.finish()
+    assert found["uploaded"] == [1, 2, 3, 4, 5] and found["left_out"] == [] and not found["warning"]
+    assert list(copies.copies(RemoteFolder(memory))) == [1, 2, 3, 4, 5]  # more than checkpoint.keep
+    assert RemoteFolder(memory).read("metrics.jsonl") == (plan(memory).folder / "metrics.jsonl").read_bytes()
+    assert caplog.text.count("which refuses to delete files: AccessDenied") == 1
+
+
 def test_a_lost_network_is_reported_and_the_next_resume_uploads(
     plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, memory: str
 ) -> None:
