@@ -18,6 +18,8 @@ from rlsdk.errors import EnvironmentFault, first_line
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 OPEN_FILES = 1024
 """Minimum limit of open files with which Ray can start its processes."""
+STORE_SHARE = 0.3
+"""Share of the memory that Ray gives its object store."""
 _HUB_SECONDS = 5.0
 REMEDY = "pip uninstall -y torchvision torchaudio torchcodec triton"
 
@@ -118,6 +120,24 @@ def open_files() -> list[str]:
     return [
         f"this process may have {most} open files, but Ray needs at least {OPEN_FILES}; raise the limit, in a root "
         "shell with `ulimit -n 65536`, in a container with --ulimit nofile=65536"
+    ]
+
+
+def file_size() -> list[str]:
+    """Check the limit of file sizes: Ray's object store is one file, without which Ray never finishes starting."""
+    import resource
+
+    most, folder = resource.getrlimit(resource.RLIMIT_FSIZE)[0], Path("/dev/shm")
+    if most == resource.RLIM_INFINITY:
+        return []
+    store = int(STORE_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    if folder.is_dir():
+        store = min(store, shutil.disk_usage(folder).total)
+    if most >= store:
+        return []
+    return [
+        f"this process may write files of at most {size_text(most)}, but the file of Ray's object store has up to "
+        f"{size_text(store)}; lift the limit with `ulimit -f unlimited`, in a root shell if you may not"
     ]
 
 

@@ -44,6 +44,7 @@ _FILES = "Raise the limit of open files (`ulimit -n`)"
 REMEDIES = {
     errno.ENOSPC: _FREE_SPACE,
     errno.EDQUOT: f"The quota is used up. {_FREE_SPACE}",
+    errno.EFBIG: "Lift the limit of file sizes (`ulimit -f unlimited`)",
     errno.EROFS: "The file system is read-only: make it writable again (after an error of the disk, see `dmesg`)",
     errno.EACCES: "Give this user permission to write there",
     errno.EIO: _BAD_DISK,

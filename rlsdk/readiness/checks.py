@@ -128,7 +128,7 @@ def _devices(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
         )
     if elsewhere:
         return
-    yield from (PlanFinding("placement", text) for text in preflight.open_files())
+    yield from (PlanFinding("placement", text) for text in [*preflight.open_files(), *preflight.file_size()])
     if place.device == "cuda" or gpus:
         for text in gpu_faults(plan, [GPUNode("this machine", gpus)], trains=trains):
             yield PlanFinding("placement.device", f"{text}; set placement.device=cpu, or train where the GPUs are")

@@ -88,14 +88,15 @@ def test_too_few_gpus_are_reported_before_ray_starts(
     assert any("needs 2 GPUs" in each.message and "this machine has 1" in each.message for each in found)
 
 
-def test_a_low_open_files_limit_is_reported_before_ray_hangs(
+def test_low_limits_of_open_files_and_file_sizes_are_reported_before_ray_hangs(
     plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 128))
     said = [each.message for each in examine(plan(), starts=False).warnings]
     assert any("may have 128 open files, but Ray needs at least 1024" in message for message in said)
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 4096))
+    assert any("write files of at most 64 bytes" in message for message in said)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, 4096) if kind == resource.RLIMIT_NOFILE else (-1, -1))
     assert not examine(plan(), starts=False).warnings
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from importlib import metadata
@@ -74,6 +75,16 @@ def test_a_folder_that_may_not_be_written_to_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path and access(path, mode))
     (fault,) = preflight.free_space(tmp_path / "runs" / "mine", 1)
     assert fault == f"{tmp_path}/runs/mine cannot be written: you may not write to {tmp_path}; choose another folder"
+
+
+def test_a_limit_of_file_sizes_below_the_object_store_is_reported():
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))
+    try:
+        (fault,) = preflight.file_size()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "files of at most 1 MiB" in fault and "ulimit -f unlimited" in fault
 
 
 def test_space_is_measured_where_a_folder_will_be(tmp_path):
