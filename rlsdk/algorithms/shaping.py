@@ -181,7 +181,7 @@ def _can_bite(run: RunFacts, options: Mapping[str, Any]) -> Iterator[tuple[str, 
 
 @shaping("overlong", lengths=("max_length",), check=_can_bite)
 def overlong(
-    x: CreditInputs, *, max_length: int | None = None, buffer: int | None = None, penalty: float = 1.0
+    x: CreditInputs, *, max_length: int | None = None, buffer: int | None = None, penalty: NonNegative = 1.0
 ) -> Tensor:
     """Penalty that grows over the last tokens before the limit, so that answers learn to end in time.
 

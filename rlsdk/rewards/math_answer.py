@@ -8,6 +8,7 @@ import reprlib
 
 import rlsdk
 from rlsdk.errors import DataError, ValueFault
+from rlsdk.limits import NonNegative
 from rlsdk.rewards.countdown import last_answer
 from rlsdk.rewards.math.equality import equal
 from rlsdk.rewards.math.latex import MAX_CHARACTERS, UnreadableError
@@ -19,7 +20,7 @@ _BETWEEN = re.compile(r"(?<=[A-Za-z0-9])(?:\s|\\[,;:!]|~)+(?=[A-Za-z0-9])")
 
 
 @rlsdk.reward("math", cache=True, imports=("math_verify",))
-def math_answer(rollout: Rollout, *, strict: bool = True, tolerance: float = 0.0) -> Score:
+def math_answer(rollout: Rollout, *, strict: bool = True, tolerance: NonNegative = 0.0) -> Score:
     r"""1 if the final answer equals the task's, as a number, an expression, a set, an interval or a matrix; else 0.
 
     The last `\boxed{…}` of the response counts or, if there is none, the last `\fbox{…}`. A percentage equals its
