@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 import reprlib
+from typing import Annotated
 
 import rlsdk
-from rlsdk.errors import DataError, ValueFault
-from rlsdk.limits import NonNegative
+from rlsdk.errors import DataError
+from rlsdk.limits import at_least, below
 from rlsdk.rewards.countdown import last_answer
 from rlsdk.rewards.math.equality import equal
 from rlsdk.rewards.math.latex import MAX_CHARACTERS, UnreadableError
@@ -19,8 +20,11 @@ _SHAPING = re.compile(r"\\[,;:!]|\\(?:left|right|displaystyle|quad|qquad)(?![A-Z
 _BETWEEN = re.compile(r"(?<=[A-Za-z0-9])(?:\s|\\[,;:!]|~)+(?=[A-Za-z0-9])")
 
 
+Tolerance = Annotated[float, at_least(0), below(1)]
+
+
 @rlsdk.reward("math", cache=True, imports=("math_verify",))
-def math_answer(rollout: Rollout, *, strict: bool = True, tolerance: NonNegative = 0.0) -> Score:
+def math_answer(rollout: Rollout, *, strict: bool = True, tolerance: Tolerance = 0.0) -> Score:
     r"""1 if the final answer equals the task's, as a number, an expression, a set, an interval or a matrix; else 0.
 
     The last `\boxed{…}` of the response counts or, if there is none, the last `\fbox{…}`. A percentage equals its
@@ -40,10 +44,7 @@ def math_answer(rollout: Rollout, *, strict: bool = True, tolerance: NonNegative
 
     Raises:
         DataError: The task has no answer.
-        ValueFault: The tolerance is not from 0 to below 1.
     """
-    if not 0 <= tolerance < 1:
-        raise ValueFault(f"tolerance must be at least 0 and below 1; got {tolerance}")
     references = _references(rollout.task)
     response = rollout.response[-MAX_RESPONSE:]
     answer = last_boxed(response)

@@ -140,7 +140,7 @@ def test_an_option_that_refers_to_nothing_is_not_also_called_missing(faults, mon
         ("algorithm.correction={use: tis, cap: 0}", "algorithm.correction.cap", "expected float > 0, got 0"),
         ("algorithm.kl_coef=-1", "algorithm.kl_coef", "expected float >= 0, got -1"),
         ("algorithm.shaping=[{use: overlong, penalty: -1}]", "algorithm.shaping[0].penalty", "expected float >= 0"),
-        ("reward={use: math, tolerance: -1}", "reward.tolerance", "expected float >= 0, got -1"),
+        ("reward={use: math, tolerance: -1}", "reward.tolerance", "expected float >= 0 and < 1, got -1"),
         ("learner.lr=-1", "learner.lr", "expected float >= 0, got -1"),
         ("learner.betas=[0.9,1]", "learner.betas[1]", "expected float >= 0 and < 1, got 1"),
         ("engine.max_num_seqs=0", "engine.max_num_seqs", "expected int >= 1, got 0"),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlsdk
-from rlsdk.errors import DataError
+from rlsdk.errors import DataError, OptionError
 from rlsdk.rewards.math.symbolic import over_limits
 from rlsdk.rewards.math_answer import last_boxed
 from tests.examples import many
@@ -156,8 +156,9 @@ def test_rounding_is_wrong_unless_it_is_tolerated():
     assert judge("1/3", r"\boxed{0.333}", tolerance=0.01).value == 1.0
     assert judge("1/3", r"\boxed{0.34}", tolerance=0.01).value == 0.0
     assert judge(r"\pi", r"\boxed{3.1416}", tolerance=1e-4).value == 1.0
-    with pytest.raises(ValueError, match="tolerance"):
-        judge("1/3", r"\boxed{0.333}", tolerance=-1.0)
+    for tolerance in (-1.0, 1.0):
+        with pytest.raises(OptionError, match="tolerance: expected float >= 0 and < 1"):
+            judge("1/3", r"\boxed{0.333}", tolerance=tolerance)
 
 
 def test_unknown_commands_are_read_by_math_verify():
