@@ -34,6 +34,29 @@ def _floats(values: Any) -> np.ndarray:
     return _frozen(values, "float64")
 
 
+class _Buffer:
+    """Steps and values of a series, with room for further ones.
+
+    Attributes:
+        steps: int64 `[capacity]`.
+        values: float64 `[capacity]`.
+        used: Number of values written.
+    """
+
+    def __init__(self, series: Series) -> None:
+        import numpy as np
+
+        self.used, room = len(series), np.zeros(len(series) + 8)  # twice the size, so that few steps copy
+        self.steps = np.concatenate([series.steps, room.astype("int64")])
+        self.values = np.concatenate([series.values, room])
+
+    def first(self, array: np.ndarray) -> np.ndarray:
+        """Return the used part of one of the arrays, read-only."""
+        part = array[: self.used]
+        part.flags.writeable = False
+        return part
+
+
 @attrs.frozen(eq=False)
 class Series:
     """One metric over the steps of a run, oldest value first; steps without a finite value are left out.
@@ -47,9 +70,20 @@ class Series:
     steps: np.ndarray = attrs.field(default=(), converter=_integers)
     values: np.ndarray = attrs.field(default=(), converter=_floats)
     name: str = ""
+    _buffer: _Buffer | None = attrs.field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def then(self, step: int, value: float) -> Series:
+        """Return a new series with one more value; it shares the memory of this one where that has room."""
+        buffer = self._buffer
+        # A buffer with more values belongs to another series that was made from this one.
+        if buffer is None or buffer.used != len(self) or buffer.used == len(buffer.values):
+            buffer = _Buffer(self)
+        buffer.steps[buffer.used], buffer.values[buffer.used] = step, value
+        buffer.used += 1
+        return Series(buffer.first(buffer.steps), buffer.first(buffer.values), self.name, buffer)
 
     def first(self, count: int) -> Series:
         """Return the oldest values, at most `count`."""
@@ -107,13 +141,8 @@ class History:
 
     def then(self, step: int, metrics: Mapping[str, Any]) -> History:
         """Return a new history with the metrics of one more step."""
-        import numpy as np
-
-        found = dict(self.series)
-        for name, value in finite(metrics).items():
-            old = self[name]
-            found[name] = Series(np.append(old.steps, step), np.append(old.values, value), name)
-        return History(found, step)
+        added = {name: self[name].then(step, value) for name, value in finite(metrics).items()}
+        return History({**self.series, **added}, step)
 
     def until(self, step: int) -> History:
         """Return the history as it was after a step."""

@@ -6,9 +6,11 @@ import json
 import math
 import tarfile
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -232,6 +234,24 @@ def test_a_history_by_steps_equals_that_of_all_lines() -> None:
     assert math.isnan(whole["nothing"].mean)
     with pytest.raises(ValueError, match="read-only"):
         whole["a"].values[0] = 1
+
+
+def test_a_further_step_rarely_copies_the_series() -> None:
+    histories = [History()]
+    for step in range(1000):
+        histories.append(histories[-1].then(step, {"a": float(step)}))
+    shared = [np.shares_memory(one["a"].values, other["a"].values) for one, other in pairwise(histories)]
+    assert shared.count(False) < 12
+    assert all(len(each["a"]) == i for i, each in enumerate(histories))
+    np.testing.assert_array_equal(histories[-1]["a"].steps, np.arange(1000))
+
+
+def test_two_continuations_of_a_history_are_independent() -> None:
+    begin = History().then(1, {"a": 1.0})
+    one, other = begin.then(2, {"a": 2.0}), begin.then(3, {"a": 3.0})
+    assert one.then(4, {"a": 4.0})["a"].values.tolist() == [1.0, 2.0, 4.0]
+    assert (begin["a"].values.tolist(), other["a"].values.tolist()) == ([1.0], [1.0, 3.0])
+    assert (one["a"].steps.tolist(), other["a"].steps.tolist()) == ([1, 2], [1, 3])
 
 
 def test_names_between_a_beginning_and_an_end() -> None:
