@@ -42,6 +42,7 @@ def words(script: str) -> list[tuple[str, ...]]:
         ("P=$((1024 * 2)); a l=$((P + $P / 3)) m=$(( (P - 1) % 4 ))", [("a", "l=2730", "m=3")]),
         ("N=${N:-2}; a g=$((N * 8)) h=$((KNOWN*8))", [("a", "g=16", "h=24")]),
         ("a g=$((UNKNOWN * 8)) h=$((1 / 0))", [("a", "g=$((UNKNOWN * 8))", "h=$((1 / 0))")]),
+        ("d.f=${oc.env:D, x}", [("d.f=${oc.env:D, x}",)]),
         ("a p=$(pwd)/x", [("a", "p=${oc.env:PWD}/x")]),
         ('M=Q/Qwen; a n="run-$(basename "$M")" d=$(dirname $M)', [("a", "n=run-Qwen", "d=Q")]),
         ("M=${M:-Q/Qwen}; a n=$(basename ${M,,})", [("a", "n=qwen")]),
