@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import attrs
 import click
+from click.core import ParameterSource
 from rich.markup import escape
 from rich.table import Table
 
@@ -84,6 +85,13 @@ def check(
             return _trace_model(context, path, engine, trust_remote_code, as_json)
         how = {"max_length": max_length, "renderer": Use(renderer), "trust_remote_code": trust_remote_code}
         return _check_model(context, path, how, engine, as_json)
+    of_model = {"max_length", "renderer", "trust_remote_code", "engine", "trace"}
+    if given := [
+        each.opts[0]
+        for each in context.command.params
+        if each.name in of_model and context.get_parameter_source(each.name) is not ParameterSource.DEFAULT
+    ]:
+        raise click.UsageError(f"{', '.join(given)}: only with `model PATH`; got PLUGIN {plugin!r}, and no PATH")
     begun = time.monotonic()
     with contextlib.redirect_stdout(sys.stderr):  # components may print; keep standard output for the report
         report = _report(plugin, files, kind, component, options, tasks)
@@ -167,6 +175,8 @@ def _report(
     if plugin not in plugins.entries and not plugin.endswith(".py"):
         near = nearest(plugin, plugins.entries)
         hint = f"; did you mean {near!r}?" if near else "."
+        if plugin == "model":
+            hint = "; to check a model, give its folder: rlsdk check model PATH."
         broken = [
             f" {name} is broken: {entry.broken}." for name, (entry, *_) in plugins.entries.items() if entry.broken
         ]

@@ -108,6 +108,14 @@ def test_what_is_not_there(lab):
     assert CliRunner().invoke(root, ["check", "sad.py"]).exit_code == 1
 
 
+def test_a_model_without_its_path_and_options_of_models_without_one_are_refused() -> None:
+    without = CliRunner().invoke(root, ["check", "model"])
+    assert (without.exit_code, "give its folder: rlsdk check model PATH" in without.output) == (2, True)
+    options = CliRunner().invoke(root, ["check", "core", "--trace", "--engine", "vllm"])
+    assert options.exit_code == 2
+    assert "--engine, --trace: only with `model PATH`" in " ".join(options.output.split())
+
+
 def test_core_conforms_as_the_command_sees_it(lab):
     text = check("core", "--kind", "advantage", status=0)
     assert "grpo" in text
