@@ -32,6 +32,7 @@ from rlsdk.errors import (
     described,
     first_line,
 )
+from rlsdk.learners.base import TransformersLearner
 from rlsdk.messages import parts_of
 from rlsdk.plugins import ComponentRef
 from rlsdk.plurals import counted
@@ -46,6 +47,8 @@ PROMPTS = 64
 """Number of prompts per source to render, spread over all its tasks."""
 _TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 """Names of the files of a tokenizer."""
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+"""Names of the files from which transformers loads weights."""
 ENGINES_PER_CORE = 2
 """Maximum number of engines, or of learner ranks, per CPU core."""
 
@@ -104,7 +107,7 @@ def machine(plan: Plan, *, trains: bool = True, devices: bool = True) -> list[Pl
     """
     found = [PlanFinding("placement.device", text) for text in preflight.torch_companions()]
     found += _devices(plan, trains=trains) if devices else []
-    return [*found, *_models(plan), *_requirements(plan, trains=trains)]
+    return [*found, *_models(plan, trains=trains), *_requirements(plan, trains=trains)]
 
 
 def space(plan: Plan, disk: DiskEstimate) -> list[PlanFinding]:
@@ -170,13 +173,20 @@ def gpu_faults(plan: Plan, nodes: Sequence[GPUNode], *, trains: bool = True) -> 
     return faults
 
 
-def _models(plan: Plan) -> Iterator[PlanFinding]:
+def _models(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
     section = plan.config.model
+    loads = trains and isinstance(plan.plugins.resolve(plan.learner), TransformersLearner)
     others = [*(["reference"] if plan.needs_reference else []), *(["critic"] if plan.algorithm.critic else [])]
     for key in ("path", "tokenizer", *others):
         name = getattr(section, key)
-        if name and not os.path.isdir(os.path.expanduser(name)):
+        if name and not os.path.isdir(folder := os.path.expanduser(name)):
             yield from (PlanFinding(f"model.{key}", text) for text in preflight.hub_model(name))
+        elif name and loads and key != "tokenizer" and not any(any(Path(folder).glob(each)) for each in WEIGHT_FILES):
+            yield PlanFinding(
+                f"model.{key}",
+                f"{name} has no weights for the learner (expected {' or '.join(WEIGHT_FILES)}); download or copy the "
+                "whole model, or create a small one with `rlsdk model new nano`",
+            )
 
 
 def _requirements(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import architectures
 
 from rlsdk.config import check
-from rlsdk.readiness.checks import PlanFinding, examine
+from rlsdk.readiness.checks import PlanFinding, examine, machine
 
 NANO = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
 
@@ -200,6 +200,28 @@ def test_adapters_of_fused_experts_are_refused_with_the_layers_that_can_have_one
     assert re.search(r"mlp\.experts is .*one fused tensor.*k_proj, o_proj, q_proj", fault.message), fault.message
     named = "learner.lora.targets=[q_proj,v_proj]"
     assert faults(tmp_path / "model", "learner.lora.rank=4", named, "engine=transformers") == []
+
+
+def test_a_folder_without_weights_is_reported_if_a_learner_loads_it(tmp_path: Path) -> None:
+    architectures.make(tmp_path / "model", "llama")
+    tree = {
+        "name": "trial",
+        "model": {"path": str(tmp_path / "model"), "max_length": 512},
+        "tasks": {"train": {"use": "countdown", "size": 4, "template": "compact"}},
+        "reward": "countdown",
+        "steps": 1,
+        "out": str(tmp_path / "run"),
+        "placement": {"device": "cpu"},
+    }
+
+    def found(*, trains: bool) -> list[str]:
+        warnings = machine(check(tree, ["engine=transformers"]), trains=trains, devices=False)
+        return [each.message for each in warnings if each.path == "model.path"]
+
+    assert found(trains=True) == []
+    (tmp_path / "model" / "model.safetensors").unlink()
+    assert found(trains=False) == []
+    assert "has no weights for the learner (expected *.safetensors or pytorch_model*.bin)" in found(trains=True)[0]
 
 
 def test_sequences_longer_than_the_model_was_made_for(tmp_path: Path, faults: Callable[..., list[PlanFinding]]) -> None:
