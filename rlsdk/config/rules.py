@@ -64,6 +64,10 @@ LEAST: dict[str, int] = {
     "scoring.memory": 64,
 }
 """Path -> minimum."""
+MOST = {"rollout.oversample": 1000}
+"""Path -> maximum; `LARGEST` for the other paths of `LEAST`."""
+LARGEST = 2**63 - 1
+"""Largest integer that arrays and databases hold."""
 LEAST_RESOURCE = 0.0001
 """Minimum amount of a Ray resource that an actor may request."""
 LONGEST_NAME = 200
@@ -80,6 +84,11 @@ def limits(config: Config) -> list[str]:
             f"{path}: at least {least}, got {value}"
             for path, least in LEAST.items()
             if (value := _at(config, path)) is not None and value < least
+        ),
+        *(
+            f"{path}: at most {most}, got {value}"
+            for path in LEAST
+            if (value := _at(config, path)) is not None and value > (most := MOST.get(path, LARGEST))
         ),
         *(text for wrong, text in [*_sizes(config), *_rollout(config)] if wrong),
     ]
@@ -194,7 +203,6 @@ def _sizes(config: Config) -> list[tuple[bool, str]]:
             )
             for name, role in (("critic", config.critic), ("reference", config.reference))
         ),
-        (config.seed >= 2**63, f"seed: below 2**63, got {config.seed}"),
         ("" in config.sampling.stop, "sampling.stop: an empty string would end every answer before its first token"),
         ((config.steps is None) == (config.epochs is None), f"steps: {both}; give one of them"),
         (
