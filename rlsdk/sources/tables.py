@@ -216,5 +216,9 @@ def read_hub(name: str, config: str | None, split: str, revision: str | None) ->
             return Columnar(f"{name}/{split}", datasets.load_from_disk(name))
         data = datasets.load_dataset(name, config, split=split, revision=revision)
     except Exception as error:  # network, permissions, layout
-        raise UnreachableDataError(f"dataset {name!r}, split {split!r}: {type(error).__name__}: {error}") from error
+        raise UnreachableDataError(
+            f"dataset {name!r}, split {split!r}: {type(error).__name__}: {error}. Without a connection to the hub, set "
+            "HF_HUB_OFFLINE=1 to read what is in this machine's cache, give `name` a folder with the dataset, or use a "
+            "source of local files, such as parquet or jsonl"
+        ) from error
     return Columnar(f"{name}/{split}", data)
