@@ -47,14 +47,15 @@ def sequence_logprobs(net: Any, token_ids: np.ndarray, width: int, temperature: 
     """
     import torch
 
-    from rlsdk.head import token_logprobs
+    from rlsdk.head import logit_scale, token_logprobs
 
     head = net.get_output_embeddings()
     with torch.no_grad():
         input_ids, targets = padded_sequence(token_ids, width)
         states = net.base_model(input_ids=input_ids, position_ids=None, use_cache=False).last_hidden_state[0]
         bias = getattr(head, "bias", None)
-        found = token_logprobs(states, head.weight, targets, bias=bias, temperature=temperature)[0]
+        divisor = temperature / logit_scale(net.config)
+        found = token_logprobs(states, head.weight, targets, bias=bias, temperature=divisor)[0]
     return np.asarray(found[: len(token_ids) - 1].numpy())
 
 

@@ -5,7 +5,7 @@ The backward pass recomputes each chunk of logits, so that either pass needs onl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
@@ -17,6 +17,10 @@ CHUNK_ELEMENTS = 2**25
 """Number of logits in a chunk: 128 MiB in float32. Smaller chunks would reread the weight's gradient too often."""
 
 EntropyMode = Literal["none", "value", "gradient"]
+LOGIT_DIVISORS: Mapping[str, str] = dict.fromkeys(
+    ("granite", "granitemoe", "granitemoehybrid", "granitemoeshared", "minicpm3"), "logits_scaling"
+)
+"""Model type -> setting that divides the logits."""
 _CHUNKS: ContextVar[int | None] = ContextVar("_CHUNKS", default=None)
 
 
@@ -70,6 +74,11 @@ def token_logprobs(
     return logprobs, found, squared
 
 
+def logit_scale(config: Any) -> float:
+    """Return the factor on a model's logits after the head, judging by its config; mostly 1."""
+    return 1 / float(getattr(config, LOGIT_DIVISORS.get(config.model_type, ""), 1.0))
+
+
 def _even_chunk(count: int, most: int) -> int:
     """Return the rows per chunk for an even split: a last chunk of one row would be summed by another kernel."""
     return max(1, -(-count // max(1, -(-count // most))))
@@ -86,14 +95,15 @@ class Head(nn.Module):
         weight: `[V, d]`; the same parameter as the input embeddings if they are tied.
         bias: `[V]` or None.
         exact: Compute logits in float32, regardless of the weight's dtype.
+        scale: Factor on the logits.
     """
 
     weight: nn.Parameter
     bias: nn.Parameter | None
 
-    def __init__(self, linear: Any, *, exact: bool = False) -> None:
+    def __init__(self, linear: Any, *, exact: bool = False, scale: float = 1.0) -> None:
         super().__init__()
-        self.exact = exact
+        self.exact, self.scale = exact, scale
         self.weight = linear.weight
         self.bias = getattr(linear, "bias", None)
 
@@ -106,7 +116,7 @@ class Head(nn.Module):
             self.weight,
             targets,
             bias=self.bias,
-            temperature=temperature,
+            temperature=temperature / self.scale,
             entropy=entropy,
             squares=squares,
             exact=self.exact,

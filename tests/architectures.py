@@ -56,6 +56,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralConfig", {"sliding_window": 16}),
     "gpt-neox": ("GPTNeoXConfig", {}),
     "gpt2": ("GPT2Config", {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 512}),
+    "granite": ("GraniteConfig", {"logits_scaling": 2.0}),
+    "minicpm3": (
+        "MiniCPM3Config",
+        {**_LATENT, "kv_lora_rank": 32, "qk_rope_head_dim": 32, "v_head_dim": 64, "dim_model_base": 16},
+    ),
     "nemotron-h": (
         "NemotronHConfig",
         {

@@ -13,7 +13,7 @@ from transformers.cache_utils import CacheLayerMixin
 from rlsdk.contracts import Model
 from rlsdk.conversion import policy_class
 from rlsdk.errors import LearnerError
-from rlsdk.head import EntropyMode, Head
+from rlsdk.head import LOGIT_DIVISORS, EntropyMode, Head, logit_scale
 from rlsdk.learners.packing import attends_fully, other_layers
 from rlsdk.learners.router import RouterLoss
 from rlsdk.learners.rows import Prompts, RowStyle, TokenRows
@@ -26,11 +26,14 @@ _BENT_LOGITS = (
     "final_logit_softcapping",
     "lm_head_multiplier",
     "logit_scale",
+    "logits_mup_width_multiplier",
     "logits_scaling",
+    "logits_soft_cap",
     "output_logit_soft_cap",
+    "output_multiplier",
     "output_multiplier_scale",
 )
-"""Settings of models whose logits are not `hidden · headᵀ`."""
+"""Settings of models whose logits are not `hidden · headᵀ`; the head computes those of `LOGIT_DIVISORS`."""
 _BIASED_BY_COLUMN = ("bloom", "mpt")
 """Model types that bias attention by the distance of columns (ALiBi), whatever the positions are."""
 _MASKED_WITHOUT_POSITIONS = (
@@ -66,7 +69,7 @@ class PolicyModel(nn.Module):
         linear = model.get_output_embeddings()
         if linear is None:
             raise LearnerError(f"{type(model).__name__} has no output embeddings; a policy is a causal language model")
-        model.set_output_embeddings(Head(linear, exact=exact))
+        model.set_output_embeddings(Head(linear, exact=exact, scale=logit_scale(model.config)))
         self.model = model
         self.router_loss = RouterLoss.of(model.config)
         self._routers = Routers(model)
@@ -200,7 +203,8 @@ def policy_faults(
         without_mask: True if packed rollouts attend separately, if the model allows it.
     """
     text = net.config.get_text_config()
-    settings = {name: getattr(text, name, None) for name in _BENT_LOGITS}
+    divisor = LOGIT_DIVISORS.get(net.config.model_type)
+    settings = {name: getattr(text, name, None) for name in _BENT_LOGITS if name != divisor}
     faults = []
     if net.base_model is net:
         faults.append(f"transformers names no backbone within a {type(net).__name__}; train another model")

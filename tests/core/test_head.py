@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
 
-from rlsdk.head import Head, token_logprobs
+from rlsdk.head import Head, logit_scale, token_logprobs
 
 
 def naive(
@@ -105,6 +107,22 @@ def test_a_tied_weight_gets_both_gradients() -> None:
     theirs = torch.autograd.grad(naive(states(), head.weight, None, targets, 1.0)[0].sum(), head.weight)[0]
     torch.testing.assert_close(mine, theirs)
     assert head.weight is linear.weight
+
+
+@pytest.mark.parametrize(("kind", "scale"), [("granite", 1 / 8), ("minicpm3", 1 / 8), ("llama", 1.0)])
+def test_a_models_scale_of_logits_is_in_values_and_gradients(kind: str, scale: float) -> None:
+    config = SimpleNamespace(model_type=kind, logits_scaling=8.0)
+    assert logit_scale(config) == scale
+    hidden, weight, targets = make(7, 4, 9, bias=False)
+    linear = torch.nn.Linear(4, 9, bias=False)
+    linear.weight = torch.nn.Parameter(weight.detach())
+    mine = Head(linear, scale=scale)(hidden, targets, 0.7, "gradient")[:2]
+    theirs = naive(hidden * scale, linear.weight, None, targets, 0.7)[:2]
+    for found, expected in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(found, expected)
+        leaves = (hidden, linear.weight)
+        gradients = [torch.autograd.grad(each.sum(), leaves, retain_graph=True) for each in (found, expected)]
+        torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("chunk", [4, 64])

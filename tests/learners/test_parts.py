@@ -171,7 +171,7 @@ class TestModel:
             assert parameter.grad is not None, name
             assert not parameter.grad.any()
 
-    @pytest.mark.parametrize("name", ["final_logit_softcapping", "lm_head_multiplier", "output_logit_soft_cap"])
+    @pytest.mark.parametrize("name", ["final_logit_softcapping", "lm_head_multiplier", "logits_soft_cap"])
     def test_logits_changed_behind_the_head_are_refused(self, name: str, tied: Model, tmp_path: Path) -> None:
         for file in Path(tied.path).iterdir():
             (tmp_path / file.name).write_bytes(file.read_bytes())
