@@ -208,9 +208,8 @@ def _variable(name: str, scope: _Scope) -> str:
 def _parameter(inner: str, scope: _Scope) -> str:
     """Return what `${inner}` stands for."""
     match = _PARAMETER.fullmatch(inner)
-    if match is None or (
-        not match[2] and match[3].startswith(".")
-    ):  # such as ${oc.env:NAME}, since a shell's names have no dots
+    # OmegaConf's ${oc.env:NAME} looks like a parameter, but a shell's names have no dots.
+    if match is None or (not match[2] and match[3].startswith(".")):
         return f"${{{inner}}}"
     name, operation, rest = match[1], match[2] or "", match[3]
     if operation in (":-", "-", ":=", "=") and name not in scope.values:
