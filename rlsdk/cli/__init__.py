@@ -26,7 +26,7 @@ COMMANDS = {
     "explain": "Check a configuration and show what it would run, without starting it.",
     "export": "Export a run's model in transformers format.",
     "migrate": "Convert another trainer's configuration to rlsdk's.",
-    "model": "Make models.",
+    "model": "Create models.",
     "new": "Create a plugin from a template: a package, or one file.",
     "plugins": "List plugins with their components and options.",
     "recipe": "List, show and run recipes: complete trainings with measured results.",

@@ -181,7 +181,9 @@ def _report(
             f" {name} is broken: {entry.broken}." for name, (entry, *_) in plugins.entries.items() if entry.broken
         ]
         raise click.BadParameter(
-            f"no plugin {plugin!r}{hint} There are: {', '.join(plugins.entries)}.{''.join(broken)}", param_hint="PLUGIN"
+            f"no plugin {plugin!r}{hint} There are: {', '.join(plugins.entries)}.{''.join(broken)} "
+            f"Install its package (pip install …), or give its file ({plugin}.py).",
+            param_hint="PLUGIN",
         )
     try:
         chosen: dict[str, Any] = {"options": read_options(options), "tasks": read_tasks(tasks)}

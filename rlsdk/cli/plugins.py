@@ -68,5 +68,6 @@ def _offers(found: Plugins, what: str) -> listing.Offers:
         )
     raise UnknownComponentError(
         f"{what!r} is neither a kind nor a plugin{f'; did you mean {near!r}?' if near else ''}\n"
-        f"kinds: {', '.join(KINDS)}\nplugins: {', '.join(found.entries)}"
+        f"kinds: {', '.join(KINDS)}\n"
+        f"plugins: {', '.join(found.entries)} (a package is listed once it is installed: pip install …)"
     )

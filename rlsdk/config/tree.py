@@ -183,7 +183,7 @@ def _override_help(text: str) -> str:
     if text.strip() in ("\\", "") or text.endswith("\\") or text.startswith(("\\", " ")):
         return CONTINUATION
     if text.isdigit():
-        return f"; write the step to resume from as --resume={text}"
+        return f"; write a value as in steps={text}, and the step to resume from as --resume={text}"
     if text.startswith("--"):
         return f"; overrides have no dashes: {text.lstrip('-').replace(' ', '=')}=…"
     if text[:1] in "[]{}'\"," or text[-1:] in "[]{}'\",":

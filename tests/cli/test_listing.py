@@ -164,6 +164,7 @@ def test_a_wrong_name_is_answered_with_the_nearest(lab):
     text = run("rewrd", status=1)
     assert text.startswith("rlsdk: 'rewrd' is neither a kind nor a plugin; did you mean 'reward'?\nkinds: reward, ")
     assert "plugins: core, " in text
+    assert "(a package is listed once it is installed: pip install …)" in text
 
 
 def test_a_component_given_for_a_plugin_is_answered_with_its_kinds(lab):

@@ -222,8 +222,9 @@ def test_the_signs_of_hydra_are_explained(text, advice):
     assert advice in fault({"name": "run"}, text)
 
 
-def test_a_step_after_resume_is_answered_with_how_it_is_written():
-    assert "write the step to resume from as --resume=200" in fault({"name": "run"}, "200")
+def test_a_number_alone_is_answered_with_how_a_setting_and_a_step_to_resume_from_are_written():
+    advice = "expected key=value; write a value as in steps=200, and the step to resume from as --resume=200"
+    assert advice in fault({"name": "run"}, "200")
 
 
 def test_a_value_that_is_not_utf_8_is_refused():
