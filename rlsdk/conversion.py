@@ -7,6 +7,7 @@ converts them like `from_pretrained`.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -104,19 +105,32 @@ def shapes(model: Any) -> dict[str, tuple[int, ...]]:
 def read_header(path: str) -> dict[str, tuple[int, ...]] | None:
     """Read tensor names and shapes from a model's safetensors files; None if there are none on this machine.
 
+    Only files that transformers loads are read: a folder may hold others, such as `consolidated.safetensors`.
+
     Raises:
-        ValueFault: A file is damaged.
+        ValueFault: A file is damaged or missing.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
     from safetensors import SafetensorError, safe_open
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
     try:
         folder = Path(path) if Path(path).is_dir() else Path(snapshot_download(path, local_files_only=True))
     except LocalEntryNotFoundError:
         return None
+    files, index = {SAFE_WEIGHTS_NAME}, folder / SAFE_WEIGHTS_INDEX_NAME
+    if not (folder / SAFE_WEIGHTS_NAME).is_file():
+        try:
+            files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueFault(f"{index} names no files of weights ({error!r}); copy or download it again") from error
     found: dict[str, tuple[int, ...]] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in [folder / name for name in sorted(files)]:
+        if not file.is_file():
+            raise ValueFault(f"{file} is missing, but {index} names it; copy or download the whole model again")
         try:
             with safe_open(str(file), framework="np") as tensors:
                 found |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118

@@ -182,7 +182,7 @@ def _report(
         ]
         raise click.BadParameter(
             f"no plugin {plugin!r}{hint} There are: {', '.join(plugins.entries)}.{''.join(broken)} "
-            f"Install its package (pip install …), or give its file ({plugin}.py).",
+            "Install its package (pip install …), or give a file: rlsdk check FILE.py.",
             param_hint="PLUGIN",
         )
     try:

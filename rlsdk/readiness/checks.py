@@ -47,8 +47,10 @@ PROMPTS = 64
 """Number of prompts per source to render, spread over all its tasks."""
 _TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 """Names of the files of a tokenizer."""
-WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
-"""Names of the files from which transformers loads weights."""
+WEIGHT_FILES = tuple(
+    f"{name}{end}" for name in ("model.safetensors", "pytorch_model.bin") for end in ("", ".index.json")
+)
+"""Names of the files by which transformers finds weights."""
 ENGINES_PER_CORE = 2
 """Maximum number of engines, or of learner ranks, per CPU core."""
 
@@ -181,11 +183,16 @@ def _models(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
         name = getattr(section, key)
         if name and not os.path.isdir(folder := os.path.expanduser(name)):
             yield from (PlanFinding(f"model.{key}", text) for text in preflight.hub_model(name))
-        elif name and loads and key != "tokenizer" and not any(any(Path(folder).glob(each)) for each in WEIGHT_FILES):
+        elif (
+            name
+            and loads
+            and key != "tokenizer"
+            and not any(os.path.exists(os.path.join(folder, each)) for each in WEIGHT_FILES)
+        ):
             yield PlanFinding(
                 f"model.{key}",
-                f"{name} has no weights for the learner (expected {' or '.join(WEIGHT_FILES)}); download or copy the "
-                "whole model, or create a small one with `rlsdk model new nano`",
+                f"{name} has no weights for the learner (expected model.safetensors, or its index); download or copy "
+                "the whole model, or create a small one with `rlsdk model new nano`",
             )
 
 
@@ -279,7 +286,10 @@ class _PlanChecks:
     def codec(self) -> ChatTokenizer | None:
         """Open the tokenizer and check that answers can end; None if it cannot be opened."""
         plan, model = self.plan, self.plan.model
-        if any(found.path in ("model.path", "model.tokenizer") for found in self.warnings):
+        missing = any(found.path in ("model.path", "model.tokenizer") for found in self.warnings)
+        if missing and not all(
+            os.path.isdir(os.path.expanduser(each or ".")) for each in (model.path, model.tokenizer)
+        ):
             return None  # the model is not on this machine, which is already reported
         name = model.tokenizer or model.path
         try:

@@ -33,8 +33,8 @@ MISTAKES = range(1, 85)
 
 
 def copied(model: Path, **changes: dict[str, Any]) -> None:
-    """The small model's config and tokenizer, with changes of its files: name -> the keys that differ."""
-    shutil.copytree(MODEL, model, ignore=shutil.ignore_patterns("*.safetensors"))
+    """The small model, with changes of its files: name -> the keys that differ."""
+    shutil.copytree(MODEL, model)
     for name, keys in changes.items():
         file = model / f"{name}.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), **keys}))

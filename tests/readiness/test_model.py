@@ -221,7 +221,31 @@ def test_a_folder_without_weights_is_reported_if_a_learner_loads_it(tmp_path: Pa
     assert found(trains=True) == []
     (tmp_path / "model" / "model.safetensors").unlink()
     assert found(trains=False) == []
-    assert "has no weights for the learner (expected *.safetensors or pytorch_model*.bin)" in found(trains=True)[0]
+    assert "has no weights for the learner (expected model.safetensors, or its index)" in found(trains=True)[0]
+
+
+def test_only_files_that_transformers_loads_are_compared_with_the_model(
+    tmp_path: Path, faults: Callable[..., list[PlanFinding]]
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = tmp_path / "model"
+    architectures.make(model, "llama", tied=False)
+    whole = AutoModelForCausalLM.from_pretrained(model)
+    (model / "model.safetensors").unlink()
+    whole.save_pretrained(model, max_shard_size="100KB")
+    shards = sorted(model.glob("model-*.safetensors"))
+    assert len(shards) > 2
+    save_file({"layers.0.attention.wq.weight": torch.zeros(4, 4)}, model / "consolidated.safetensors")
+    assert faults(model, "engine=transformers") == []
+
+    shards[1].unlink()
+    (fault,) = faults(model, "engine=transformers")
+    assert fault.path == "model.path"
+    assert f"{shards[1].name} is missing" in fault.message
+    (model / "model.safetensors.index.json").write_text("[]")
+    assert "names no files of weights" in faults(model, "engine=transformers")[0].message
 
 
 def test_sequences_longer_than_the_model_was_made_for(tmp_path: Path, faults: Callable[..., list[PlanFinding]]) -> None:
