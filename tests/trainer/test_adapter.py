@@ -22,6 +22,7 @@ def plan(tmp_path: Path) -> Callable[..., Plan]:
     """Checks a configuration whose engine and learner are given."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "model.safetensors").touch()
     common: dict[str, Any] = {
         "name": "trial",
         "out": str(tmp_path / "runs"),
