@@ -625,7 +625,7 @@ def test_four_ranks_with_two_way_tensor_and_data_or_context_parallelism(
     before, after, _ = ranks(4, step_along_the_gradient, Roles(actor=normed), options, parts, totals_of(batch))[0]
     net = AutoModelForCausalLM.from_pretrained(normed.path, dtype=torch.float64, attn_implementation="eager")
     assert distance(gradient_of(before, after), plain_gradients(net, batch)) < 1e-5
-    roles = Roles(actor=normed, critic=normed)
+    roles = Roles(actor=normed, critic=normed, reference=normed)
     arguments = (4, leave_or_resume, roles, {**options, "lr": 1e-2}, parts, totals_of(batch), tmp_path)
     for alone, again in zip(ranks(*arguments, False), ranks(*arguments, True), strict=True):
         assert again[0] == alone[0]
