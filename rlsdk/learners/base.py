@@ -76,9 +76,8 @@ class TransformersLearner(LearnerOptions):
         """Prepare a module that is not trained, and return a callable that runs it; a collective."""
 
     def frozen_tensors(self, module: Any) -> Iterable[Tensor]:
-        """Return this rank's weights of a module from `freeze`, which leave a shared GPU while engines generate."""
-        parameters: Iterable[Tensor] = module.parameters()
-        return parameters
+        """Return tensors of a module from `freeze` that leave a shared GPU while engines generate; by default, none."""
+        return ()
 
     @property
     @abstractmethod

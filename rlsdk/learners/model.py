@@ -16,7 +16,7 @@ from rlsdk.errors import LearnerError
 from rlsdk.head import LOGIT_DIVISORS, EntropyMode, Head, logit_scale
 from rlsdk.learners.packing import attends_fully, other_layers
 from rlsdk.learners.router import RouterLoss
-from rlsdk.learners.rows import Prompts, RowStyle, TokenRows
+from rlsdk.learners.rows import Prompts, RowStyle, TokenRows, tree_mask
 from rlsdk.routing import Routers
 from rlsdk.vision import Vision, layout_faults, sees
 
@@ -143,9 +143,8 @@ def _outputs(
     if rows.prompts is None:
         if routers is not None:
             routers.force(rows.routing)
-        mask = rows.tree_mask
-        if mask is not None:
-            return [_along_trees(backbone, rows, mask[:, None])]
+        if rows.ends is not None:
+            return [_along_trees(backbone, rows, rows.ends)]
         # Without `use_cache=False` the second rollout of a packed row attends to the first, without an error.
         return [backbone(input_ids=rows.input_ids, position_ids=rows.position_ids, use_cache=False)]
     return _behind_prompts(backbone, rows, rows.prompts, routers)
@@ -183,8 +182,9 @@ def _behind_prompts(backbone: nn.Module, rows: TokenRows, prompts: Prompts, rout
     return [read, output]
 
 
-def _along_trees(backbone: Any, rows: TokenRows, mask: Tensor) -> Any:
-    """Return the outputs of rows with a mask `[rows, 1, width, width]`, True where a token attends to another."""
+def _along_trees(backbone: Any, rows: TokenRows, ends: Tensor) -> Any:
+    """Return the outputs of tree rows, in which each token attends to its ancestors and itself."""
+    mask = tree_mask(ends)[:, None]
     if backbone.config._attn_implementation == "eager":  # it adds a mask to the scores
         dtype = backbone.dtype
         mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)

@@ -71,16 +71,6 @@ class TokenRows:
     images: tuple[tuple[Image, ...], ...] = ()
     ends: torch.Tensor | None = None
 
-    @property
-    def tree_mask(self) -> torch.Tensor | None:
-        """Mask of tree rows, in which each token attends to its ancestors and itself, bool `[rows, width, width]`."""
-        import torch
-
-        if self.ends is None:
-            return None
-        at = torch.arange(self.ends.shape[1], device=self.ends.device)
-        return (at <= at[:, None]) & (at[:, None] < self.ends[:, None])
-
     def to(self, device: torch.device | str) -> TokenRows:
         """Copy the rows to another device."""
         moved = {
@@ -89,6 +79,21 @@ class TokenRows:
             if hasattr(value := getattr(self, field.name), "to")
         }
         return attrs.evolve(self, **moved)
+
+
+def tree_mask(ends: torch.Tensor) -> torch.Tensor:
+    """Return the mask of tree rows, in which each token attends to its ancestors and itself.
+
+    Args:
+        ends: As in `TokenRows`, int64 `[rows, width]`.
+
+    Returns:
+        bool `[rows, width, width]`.
+    """
+    import torch
+
+    at = torch.arange(ends.shape[1], device=ends.device)
+    return (at <= at[:, None]) & (at[:, None] < ends[:, None])
 
 
 def read_lengths(batch: TrainBatch) -> np.ndarray:

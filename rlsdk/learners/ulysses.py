@@ -18,7 +18,7 @@ from rlsdk.errors import LearnerError
 from rlsdk.learners.packing import PackedSpans, attend, check_plain, other_layers, replace_attention, replaceable
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.router import RouterLoss
-from rlsdk.learners.rows import TokenRows
+from rlsdk.learners.rows import TokenRows, tree_mask
 
 
 @attrs.define(eq=False)
@@ -91,9 +91,7 @@ class SequenceGroup:
         if rows.ends is None:
             return PackedSpans.of_rows(rows, whole)
         padding = torch.arange(width + 1, whole + 1, device=rows.ends.device).expand(len(rows.ends), -1)
-        mask = attrs.evolve(rows, ends=torch.cat([rows.ends, padding], 1)).tree_mask
-        assert mask is not None
-        return mask
+        return tree_mask(torch.cat([rows.ends, padding], 1))
 
     def _slice(self, rows: TokenRows) -> tuple[TokenRows, Tensor]:
         """Return this rank's columns of the rows, and the indices of the states in them."""
