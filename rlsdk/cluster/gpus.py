@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -285,9 +286,12 @@ def reserve(
     Raises:
         EnvironmentFault: The GPUs are in use.
     """
+    import ray
+
     bundles = _bundles(found, placement, apart or {})
     groups = {node: _group(found.nodes[node], [*of_node.values()]) for node, of_node in bundles.items()}
-    devices = {node: _devices(groups[node], found.nodes[node], len(of_node)) for node, of_node in bundles.items()}
+    asked = {node: [_ask(groups[node], number) for number in range(len(of_node))] for node, of_node in bundles.items()}
+    devices = {node: [device for _, device in ray.get(answers)] for node, answers in asked.items()}
 
     def seat(place: GPUPlace) -> GPUSeat:
         numbers = tuple([*bundles[place.node]].index(gpu) for gpu in place.gpus)
@@ -318,41 +322,30 @@ def _bundles(
 
 def _group(node: GPUNode, bundles: Sequence[Mapping[str, float]]) -> Any:
     """Reserve bundles on a node."""
-    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
-    group = placement_group(
-        [dict(bundle) for bundle in bundles], strategy="STRICT_PACK", _soft_target_node_id=node.id or None
-    )
-    if not group.wait(RESERVE_SECONDS):
+    # The node is a preference: were it a condition, Ray could not move the group after the node is lost. A node whose
+    # GPUs the last run is still releasing loses the group to another one, which may be meant for a later group.
+    deadline = time.monotonic() + RESERVE_SECONDS
+    while time.monotonic() < deadline:
+        group = placement_group(
+            [dict(bundle) for bundle in bundles], strategy="STRICT_PACK", _soft_target_node_id=node.id
+        )
+        ready = group.wait(max(deadline - time.monotonic(), 0.0))
+        if ready and set(placement_group_table(group)["bundles_to_node_id"].values()) == {node.id}:
+            return group
         remove_placement_group(group)
-        total: dict[str, float] = {}
-        for bundle in bundles:
-            for name, amount in bundle.items():
-                total[name] = total.get(name, 0.0) + amount
-        wanted = ", ".join(f"{amount:g} {name}" for name, amount in total.items())
-        raise EnvironmentFault(
-            f"Ray could not reserve {wanted} on {node.name} within {RESERVE_SECONDS:g} s: another job of the cluster "
-            "holds them (`ray status` shows what is used). Wait for it, or lower placement.engines or "
-            "placement.learners"
-        )
-    return group
-
-
-def _devices(group: Any, node: GPUNode, count: int) -> list[str]:
-    """Return the GPU that each bundle got.
-
-    Raises:
-        EnvironmentFault: Ray reserved them on another node.
-    """
-    import ray
-
-    answers: list[tuple[str, str]] = ray.get([_ask(group, number) for number in range(count)])
-    if any(found != node.id for found, _ in answers):
-        raise EnvironmentFault(
-            f"Ray reserved GPUs that should be on {node.name} on another node, since another job has just taken "
-            "some; start the run again"
-        )
-    return [device for _, device in answers]
+        time.sleep(0.1)
+    total: dict[str, float] = {}
+    for bundle in bundles:
+        for name, amount in bundle.items():
+            total[name] = total.get(name, 0.0) + amount
+    wanted = ", ".join(f"{amount:g} {name}" for name, amount in total.items())
+    raise EnvironmentFault(
+        f"Ray could not reserve {wanted} on {node.name} within {RESERVE_SECONDS:g} s: another job of the cluster "
+        "holds them (`ray status` shows what is used). Wait for it, or lower placement.engines or "
+        "placement.learners"
+    )
 
 
 def _ask(group: Any, bundle: int) -> Any:

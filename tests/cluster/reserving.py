@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,23 @@ def on(section: PlacementSection) -> dict[str, list[Any]]:
     for group in {id(seat.group): seat.group for seat in every}.values():
         remove_placement_group(group)
     return {"engines": found[: len(reserved.engines)], "learners": found[len(reserved.engines) :]}
+
+
+def awaited() -> list[str]:
+    """Node of an engine, and the one that it was to be on, whose GPUs another job releases a second later."""
+    import ray
+    from ray.util.placement_group import remove_placement_group
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    small = min(gpu_nodes(), key=lambda node: node.gpus)
+    there = NodeAffinitySchedulingStrategy(small.id, soft=False)
+    other = ray.remote(Looking).options(num_gpus=2, scheduling_strategy=there).remote()
+    ray.get(other.look.remote())
+    threading.Timer(1.0, kill, [other]).start()
+    section = PlacementSection(engines=1, gpus_per_engine=2)
+    (seat,) = reserve(assign_gpus(section, [small]), section).engines
+    remove_placement_group(seat.group)
+    return [seat.node, small.id]
 
 
 def exporting() -> float:
@@ -116,7 +134,7 @@ def main() -> None:
         ray.init(address=cluster.address, log_to_driver=False)
         try:
             cases = {name: on(section) for name, section in CASES.items()}
-            print(json.dumps({**cases, "exporting": exporting(), "refused": refused()}))
+            print(json.dumps({**cases, "awaited": awaited(), "exporting": exporting(), "refused": refused()}))
         finally:
             ray.shutdown()
             cluster.shutdown()

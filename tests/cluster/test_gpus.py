@@ -187,6 +187,11 @@ def test_an_export_reserves_gpus_of_the_policys_ranks_alone(seen: dict[str, Any]
     assert seen["exporting"] == 6 - 2
 
 
+def test_gpus_that_another_job_is_releasing_are_awaited_though_a_larger_node_has_some(seen: dict[str, Any]) -> None:
+    reserved, wanted = seen["awaited"]
+    assert reserved == wanted
+
+
 def test_gpus_of_another_job_are_reported(seen: dict[str, Any]) -> None:
     assert seen["refused"].startswith("Ray could not reserve 1 GPU, 2 CPU on ")
     assert "`ray status` shows" in seen["refused"]
