@@ -269,6 +269,11 @@ def _rollout(config: Config) -> list[tuple[bool, str]]:
             "rollout.max_staleness=0; give at least 1",
         ),
         (
+            share > 0 and token == 0 and section.max_staleness > 0 and section.sync_interval == 1,
+            "rollout.replay.share: the tokens of a group that was trained are too old for the next step with "
+            "rollout.max_token_staleness=0; give at least 1",
+        ),
+        (
             0 < share < 1 and fresh_groups(config) < 1,
             f"rollout.replay.share: {share} of batch_size={config.batch_size} leaves no new group; reduce it",
         ),

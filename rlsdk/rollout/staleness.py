@@ -89,12 +89,14 @@ class StalenessPolicy:
         """Create the policy from a configuration."""
         limit = expires_at(section.max_staleness, section.sync_interval)
         token = section.max_token_staleness
+        token_limit = None if token is None else expires_at(token, section.sync_interval)
         return cls(
-            ahead=limit - 1,
+            # An answer that ends before the next sync, sampled further ahead, would have no token left to train on.
+            ahead=min(limit, token_limit or limit) - 1,
             interval=section.sync_interval,
             limit=limit,
             oversample=section.oversample,
-            token_limit=None if token is None else expires_at(token, section.sync_interval),
+            token_limit=token_limit,
             tail=section.tail_batch,
         )
 

@@ -161,6 +161,11 @@ def test_an_option_that_refers_to_nothing_is_not_also_called_missing(faults, mon
             "rollout.max_token_staleness",
             "2 is above max_staleness=1: the group expires before its tokens do; at most 1",
         ),
+        (
+            "rollout={max_staleness: 1, max_token_staleness: 0, replay: {share: 0.5}}",
+            "rollout.replay.share",
+            "too old for the next step with rollout.max_token_staleness=0; give at least 1",
+        ),
         ("rollout.stop=enogh", "rollout.stop", "unknown stop 'enogh'; core offers: all, enough"),
         ("rollout.stop={use: enough, shar: 1}", "rollout.stop.shar", "did you mean 'share'"),
         ("rollout.stop={use: enough, available: 1}", "rollout.stop.available", "unknown"),

@@ -37,6 +37,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsdk.algorithms.buffers import enough
+from rlsdk.config.rollout import RolloutSection
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.errors import RunError
 from rlsdk.rollout.lifecycle import ENDS
@@ -363,6 +364,16 @@ def test_13_old_tokens_are_masked_and_a_group_of_nothing_else_expires() -> None:
 
     run_virtually(body())
     run_virtually(nothing_left())
+
+
+async def test_13_answers_are_not_sampled_further_ahead_than_their_tokens_may_be_trained() -> None:
+    bench = Bench(StalenessPolicy.of(RolloutSection(max_staleness=4, max_token_staleness=1)))
+    for step in range(6):
+        await bench.step(step)
+        await asyncio.sleep(0.05)  # everything that is requested ends before the sync
+    assert bench.production.expired == 0
+    assert bench.drawn == 7 * 4  # six batches, and the one after them
+    await bench.production.pause()
 
 
 async def test_14_what_is_not_trained_is_counted_once_and_let_go_of() -> None:

@@ -228,11 +228,19 @@ def test_beginnings_are_read_again_at_every_sync() -> None:
 
 
 def test_old_tokens_do_not_count_as_trained() -> None:
-    section = RolloutSection(max_staleness=1, in_flight=False, max_token_staleness=0)
+    section = RolloutSection(max_staleness=1, in_flight=False, max_token_staleness=0, oversample=1.0)
     found = simulate(attrs.evolve(SETUP, rollout=section))
     assert found.step == pytest.approx(14, abs=1e-4)
     assert (found.staleness, found.staleness_max) == (0.0, 0)
     assert found.tokens_per_second == pytest.approx(7 / 14, abs=1e-4)
+
+
+def test_answers_are_not_sampled_further_ahead_than_their_tokens_may_be_trained() -> None:
+    """Ahead, the five tokens sampled during the update would be of no use: 12 tokens in 12 + 5 + 2 s, not 7 in 14 s."""
+    section = RolloutSection(max_staleness=1, in_flight=False, max_token_staleness=0)
+    found = simulate(attrs.evolve(SETUP, rollout=section))
+    assert found.step == pytest.approx(19, abs=1e-4)
+    assert found.tokens_per_second == pytest.approx(12 / 19, abs=1e-4)
 
 
 REPLAY = attrs.evolve(
