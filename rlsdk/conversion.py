@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import is_zipfile
 
 import attrs
 
@@ -105,39 +106,58 @@ def shapes(model: Any) -> dict[str, tuple[int, ...]]:
 def read_header(path: str) -> dict[str, tuple[int, ...]] | None:
     """Read tensor names and shapes from a model's safetensors files; None if there are none on this machine.
 
-    Only files that transformers loads are read: a folder may hold others, such as `consolidated.safetensors`.
+    Only files that transformers loads are read: a folder may hold others, such as `consolidated.safetensors`. Those of
+    `pytorch_model.bin` are not read, but they must be complete.
 
     Raises:
         ValueFault: A file is damaged or missing.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
-    from safetensors import SafetensorError, safe_open
-    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
     try:
         folder = Path(path) if Path(path).is_dir() else Path(snapshot_download(path, local_files_only=True))
     except LocalEntryNotFoundError:
         return None
-    files, index = {SAFE_WEIGHTS_NAME}, folder / SAFE_WEIGHTS_INDEX_NAME
-    if not (folder / SAFE_WEIGHTS_NAME).is_file():
+    kinds = ((SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME), (WEIGHTS_NAME, WEIGHTS_INDEX_NAME))
+    name, index = next((pair for pair in kinds if any((folder / each).is_file() for each in pair)), ("", ""))
+    if not name:
+        return None
+    files = {name}
+    if not (folder / name).is_file():
         try:
-            files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except FileNotFoundError:
-            return None
+            files = set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueFault(f"{index} names no files of weights ({error!r}); copy or download it again") from error
+            raise ValueFault(
+                f"{folder / index} names no files of weights ({error!r}); copy or download it again"
+            ) from error
     found: dict[str, tuple[int, ...]] = {}
     for file in [folder / name for name in sorted(files)]:
         if not file.is_file():
-            raise ValueFault(f"{file} is missing, but {index} names it; copy or download the whole model again")
-        try:
-            with safe_open(str(file), framework="np") as tensors:
-                found |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            remedy = "copy or download it again (it may be cut off, or a pointer of Git LFS)"
-            raise ValueFault(f"{file} is not a complete safetensors file ({error}): {remedy}") from error
+            raise ValueFault(
+                f"{file} is missing, but {folder / index} names it; copy or download the whole model again"
+            )
+        found |= _tensors_in(file)
     return found or None
+
+
+def _tensors_in(file: Path) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes in a safetensors file; a file of pickled weights is only checked to be whole."""
+    from safetensors import SafetensorError, safe_open
+
+    remedy = "copy or download it again (it may be cut off, or a pointer of Git LFS)"
+    if file.suffix != ".safetensors":
+        with file.open("rb") as opened:
+            pickled = opened.read(1) == b"\x80"  # as torch before 1.6 wrote
+            if not pickled and not is_zipfile(opened):
+                raise ValueFault(f"{file} is not a complete file of torch.save: {remedy}")
+        return {}
+    try:
+        with safe_open(str(file), framework="np") as tensors:
+            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueFault(f"{file} is not a complete safetensors file ({error}): {remedy}") from error
 
 
 def without_weights(model: Model, **options: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -228,12 +229,34 @@ def _sizes(config: Config) -> list[tuple[bool, str]]:
             f"watchdog.end: seconds above 0, or null for never; got {config.watchdog.end}",
         ),
         (not 0 <= share <= 1, f"max_invalid: a share between 0 and 1, got {share}"),
-        (
-            not is_hub_id and not Path(os.path.expanduser(path), "config.json").is_file(),
-            f"model.path: there is no folder {path!r} with a config.json, neither in the working folder "
-            f"({Path.cwd().name}/) nor next to the configuration (and it is not a hub id, ORG/NAME)",
-        ),
+        *((True, f"model.path: {text}") for text in ([] if is_hub_id else _no_model(path))),
     ]
+
+
+def _no_model(path: str) -> list[str]:
+    """Return why a path is not the folder of a model; for the folder of an adapter, with the model to give instead."""
+    folder = Path(os.path.expanduser(path))
+    whole, adapter = (folder / "config.json").is_file(), folder / "adapter_config.json"
+    if not adapter.is_file():
+        text = (
+            f"there is no folder {path!r} with a config.json, neither in the working folder ({Path.cwd().name}/) nor "
+            "next to the configuration (and it is not a hub id, ORG/NAME)"
+        )
+        return [] if whole else [text]
+    if whole and (any(folder.glob("model*.safetensors")) or any(folder.glob("pytorch_model*.bin"))):
+        text = f"{path!r} holds a model and an adapter ({adapter.name}), which transformers would load together"
+        return [f"{text}; move the adapter to another folder"]
+    try:
+        base = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        base = None
+    remedy = (
+        f"give its base model{f', {base},' if base else ''} to train a new adapter (learner.lora), or merge them: "
+        "PeftModel.from_pretrained(…).merge_and_unload().save_pretrained(…)"
+    )
+    if (folder.parent / "config.json").is_file():  # as in the export of a run
+        remedy = f"give the folder above it, {os.path.dirname(path.rstrip('/')) or '.'!r}, which holds the merged model"
+    return [f"{path!r} holds only an adapter ({adapter.name}); {remedy}"]
 
 
 def _rollout(config: Config) -> list[tuple[bool, str]]:

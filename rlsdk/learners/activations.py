@@ -103,6 +103,7 @@ def pass_memory(
     fake.fake_tensor_converter.set_tensor_memo = lambda t, v: None  # type: ignore[method-assign]
     with fake, no_init_weights(), few_chunks():
         module = build()
+        _keep_frequencies(module)
         lists = [each for each in module.modules() if isinstance(each, nn.ModuleList) and len(each)]
         layers = max(lists, key=len, default=None)
         kinds = {} if layers is None else _kinds(layers)
@@ -179,6 +180,17 @@ def no_packed_rows() -> Iterator[None]:
         yield
     finally:
         masking_utils.find_packed_sequence_indices = held
+
+
+def _keep_frequencies(module: nn.Module) -> None:
+    """Stop rotary embeddings of type `dynamic` or `longrope` from reading positions, which are fake."""
+    each: Any
+    for each in module.modules():
+        kind = getattr(each, "rope_type", None)
+        if isinstance(kind, dict):
+            each.rope_type = dict.fromkeys(kind, "default")
+        elif kind is not None:
+            each.rope_type = "default"
 
 
 def _drop_gradient(parameter: Tensor) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,10 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
     codec = found.codec()
     built = skeleton(plan, download=starts)
     if (net := built[0]) is not None:
+        found.vocabulary = vocabulary = getattr(net.config.get_text_config(), "vocab_size", sys.maxsize)
+        if codec is not None and codec.size > vocabulary:
+            text = f"the tokenizer {codec.name!r} has {codec.size} tokens, and the model has embeddings of {vocabulary}"
+            found.notes.append(PlanFinding(found.tokenizer, f"{text}: prompts with one of the others are refused"))
         found.faults += [PlanFinding(*fault) for fault in model_faults(plan, net, trains=trains)]
         found.notes += [PlanFinding(*note) for note in length_notes(plan, net)]
     found.faults += [PlanFinding(*fault) for fault in exact_faults(plan, net)]
@@ -282,6 +287,13 @@ class _PlanChecks:
     notes: list[PlanFinding] = attrs.field(factory=list)
     sources: set[str] = attrs.field(factory=set)
     """Sources of the tried tasks."""
+    vocabulary: int = sys.maxsize
+    """Number of tokens that the model has embeddings for."""
+
+    @property
+    def tokenizer(self) -> str:
+        """Path of the setting that names the tokenizer."""
+        return "model.tokenizer" if self.plan.model.tokenizer else "model.path"
 
     def codec(self) -> ChatTokenizer | None:
         """Open the tokenizer and check that answers can end; None if it cannot be opened."""
@@ -299,6 +311,11 @@ class _PlanChecks:
             text = f"the tokenizer in {name!r} cannot be opened: {first_line(error)}"
             if Path(name).is_dir() and not any(file for each in _TOKENIZERS for file in Path(name).glob(each)):
                 text = f"the folder {name!r} has no tokenizer: save one there, or set model.tokenizer to another folder"
+            elif "trust_remote_code" in str(error):
+                text = (
+                    f"{model.path!r} runs only with Python code that comes with it (auto_map in its config.json); read "
+                    "that code, and set model.trust_remote_code=true if you trust it"
+                )
             self.warnings.append(PlanFinding("model.path", text))
             return None
         if plan.needs_engine and not ends and not plan.config.sampling.stop:
@@ -362,6 +379,9 @@ class _PlanChecks:
             prompts.append(ids)
             if wrong := unreadable(task, codec, ids, asks=asks):
                 self.faults.append(PlanFinding(path, wrong))
+                return
+            if wrong := not_embedded(codec, ids, self.vocabulary):
+                self.faults.append(PlanFinding(self.tokenizer, f"the prompt of task {task.id!r} has {wrong}"))
                 return
         self._unknown_tokens(path, tasks, prompts, codec)
         if not asks and any(not isinstance(task.prompt, str) for task in tasks):
@@ -510,6 +530,17 @@ def unreadable(task: Task, codec: ChatTokenizer, ids: np.ndarray, *, asks: bool)
                 "template reads message['content'] or message.content of each of its messages"
             )
     return "" if len(ids) else f"task {task.id!r}: its prompt {texts[-1][:40]!r} has no tokens by {by}"
+
+
+def not_embedded(codec: ChatTokenizer, ids: np.ndarray, vocabulary: int) -> str:
+    """Return the first token for which a model of `vocabulary` tokens has no embedding; empty if there is none."""
+    if not len(beyond := ids[ids >= vocabulary]):
+        return ""
+    return (
+        f"the token {beyond[0]}, {codec.shown(beyond[:1])!r}, but the model has embeddings of {vocabulary} tokens, and "
+        f"the tokenizer {codec.name!r} has {codec.size}: use the tokenizer that the model was made for, or enlarge the "
+        "model with transformers (model.resize_token_embeddings(len(tokenizer)), model.save_pretrained)"
+    )
 
 
 def _said(message: Message) -> str:

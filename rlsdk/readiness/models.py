@@ -52,6 +52,14 @@ def model_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str, s
     except ValueFault as error:
         yield "model.path", str(error)
         return
+    if trains and (quantised := getattr(net.config, "quantization_config", None)):
+        method = quantised.get("quant_method", "") if isinstance(quantised, Mapping) else ""
+        yield (
+            "model.path",
+            f"{plan.model.path!r} is quantised (quantization_config in its config.json{method and f': {method}'}), and "
+            "a learner trains plain weights: train the model that it was made from, or a plain bfloat16 copy",
+        )
+        return
     if trains and header is not None and (found := compare(net, header)):
         yield "model.path", _in_words(plan, net, found)
     parts = [("learner", plan.learner)] if trains else []
@@ -155,11 +163,9 @@ def _in_words(plan: Plan, net: Any, found: Differences) -> str:
         )
         if names
     ]
-    quantised = getattr(net.config, "quantization_config", None)
-    by = "" if quantised is None else " It is quantised, and a learner trains plain weights: dequantise it first."
     return (
-        f"the files of {plan.model.path!r} do not hold what the learner would send to the engines: {'; '.join(parts)}."
-        f"{by} If config.json is right, open the model with transformers ({type(net).__name__}.from_pretrained), look "
+        f"the files of {plan.model.path!r} do not hold what the learner would send to the engines: {'; '.join(parts)}. "
+        f"If config.json is right, open the model with transformers ({type(net).__name__}.from_pretrained), look "
         "at its warnings, write it with save_pretrained into a new folder, and train that"
     )
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from rlsdk.contracts import Completion, Sampling
 from rlsdk.errors import ConfigError, RefusedMessagesError
+from rlsdk.readiness.checks import not_embedded
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.rollout.codec import NOTHING
 from rlsdk.testing.findings import NotApplicable
@@ -287,7 +288,7 @@ def lengths_fit_the_positions(subject: ModelSubject, conversation: tuple[Message
 
 
 def padding_and_end_are_sane(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
-    """There is an end-of-text token; it and the padding are tokens of the model; prompts contain no padding."""
+    """There is an end-of-text token; it, the padding and prompts are tokens of the model; prompts have no padding."""
     end, pad = subject.tokenizer.eos_token_id, subject.tokenizer.pad_token_id
     if end is None:
         return "the tokenizer has no end-of-text token (eos_token): every answer runs to max_tokens"
@@ -295,7 +296,10 @@ def padding_and_end_are_sane(subject: ModelSubject, conversation: tuple[Message,
     for name, token in (("eos_token", end), ("pad_token", pad)):
         if isinstance(size, int) and token is not None and not 0 <= token < size:
             return f"{name} is {token}, outside the model's {size} tokens"
-    if pad not in (None, end) and pad in _prompt(subject, conversation):
+    prompt = _prompt(subject, conversation)
+    if isinstance(size, int) and (wrong := not_embedded(subject.codec, prompt, size)):
+        return f"a prompt has {wrong}"
+    if pad not in (None, end) and pad in prompt:
         return f"the template writes the padding token {subject.tokenizer.pad_token!r} into prompts"
     return None
 

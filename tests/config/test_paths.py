@@ -102,3 +102,22 @@ def test_the_home_of_an_unknown_user_is_no_traceback(folder, monkeypatch, key):
     else:
         found = [each for each in examine(check("trial.yaml", settings), starts=False).warnings if key in each.path]
         assert found and "there is no folder '~nobody-here/model'" in found[0].message
+
+
+def test_the_folder_of_an_adapter_is_told_which_model_to_give(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    adapter = folder / "export" / "adapter"
+    adapter.mkdir(parents=True)
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    with pytest.raises(ConfigError, match=r"holds only an adapter .*; give its base model, org/base, to train a new"):
+        check("trial.yaml", ["model.path=export/adapter"])
+    (adapter / "adapter_config.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"; give its base model to train a new"):
+        check("trial.yaml", ["model.path=export/adapter"])
+    (folder / "export" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"; give the folder above it, '.*export', which holds the merged model"):
+        check("trial.yaml", ["model.path=export/adapter"])
+    (adapter / "config.json").write_text("{}")
+    (adapter / "model.safetensors").touch()
+    with pytest.raises(ConfigError, match=r"holds a model and an adapter .*; move the adapter to another folder"):
+        check("trial.yaml", ["model.path=export/adapter"])

@@ -85,6 +85,20 @@ def test_the_memory_of_mixtures_of_experts_is_estimated_in_float32(name: str, tm
     assert found["learner activations"] > 0
 
 
+@pytest.mark.parametrize(
+    ("name", "rope"),
+    [
+        ("llama", {"rope_type": "dynamic", "factor": 2.0}),
+        ("phi3", {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "factor": 2.0}),
+    ],
+)
+def test_rotary_frequencies_that_depend_on_positions_do_not_keep_memory_from_being_estimated(
+    name: str, rope: dict[str, Any], tmp_path: Path
+):
+    architectures.make(tmp_path, name, rope_parameters={"rope_theta": 1e4, **rope}, original_max_position_embeddings=32)
+    assert sizes(Model(path=str(tmp_path), max_length=64), device="cpu")["learner activations"] > 0
+
+
 def test_a_model_without_a_backbone_in_transformers_is_refused_without_an_estimate(tmp_path: Path):
     from transformers import Llama4TextConfig
 

@@ -278,3 +278,67 @@ def test_a_note_says_where_the_model_was_not_trained(tmp_path: Path) -> None:
     assert notes(512) == []
     (note,) = notes(513)
     assert "was made for 512 tokens; its output beyond them may be nonsense" in note
+
+
+def test_a_quantised_model_is_refused_whatever_its_files_hold(
+    tmp_path: Path, faults: Callable[..., list[PlanFinding]]
+) -> None:
+    folder = _nano_with_config(tmp_path, quantization_config={"quant_method": "awq", "bits": 4})
+    (fault,) = faults(folder, "engine=transformers")
+    assert fault.path == "model.path"
+    assert "is quantised (quantization_config in its config.json: awq)" in fault.message
+
+
+def test_pickled_weights_must_be_complete(tmp_path: Path, faults: Callable[..., list[PlanFinding]]) -> None:
+    import torch
+
+    folder = shutil.copytree(NANO, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    for options in ({}, {"_use_new_zipfile_serialization": False}):
+        torch.save(tensors, folder / "pytorch_model.bin", **options)
+        assert faults(folder, "engine=transformers") == []
+    torch.save(tensors, folder / "pytorch_model.bin")
+    for content in ((folder / "pytorch_model.bin").read_bytes()[:5000], b"version https://git-lfs.github.com/spec/v1"):
+        (folder / "pytorch_model.bin").write_bytes(content)
+        (fault,) = faults(folder, "engine=transformers")
+        assert "pytorch_model.bin is not a complete file of torch.save" in fault.message
+    (folder / "pytorch_model.bin").unlink()
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"x": "pytorch_model-1.bin"}}))
+    (fault,) = faults(folder, "engine=transformers")
+    assert "pytorch_model-1.bin is missing, but" in fault.message
+
+
+@pytest.mark.parametrize("given", ["model.path", "model.tokenizer"])
+def test_prompts_with_tokens_that_the_model_has_no_embedding_for_are_a_fault(
+    tmp_path: Path, faults: Callable[..., list[PlanFinding]], given: str
+) -> None:
+    folder = shutil.copytree(NANO, tmp_path / "model")
+    settings = ["engine=transformers", *([f"model.tokenizer={folder}"] if given == "model.tokenizer" else [])]
+    assert faults(folder, *settings) == []
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    beyond = max(vocabulary.values()) + 1
+    file.write_text(json.dumps({**tokenizer, "model": {**tokenizer["model"], "vocab": {**vocabulary, "x": beyond}}}))
+    assert faults(folder, *settings) == []  # no prompt has it
+    vocabulary[">"] = beyond
+    file.write_text(json.dumps(tokenizer))
+    (fault,) = faults(folder, *settings)
+    assert fault.path == given
+    assert f"has the token {beyond}, '>', but the model has embeddings of {beyond} tokens" in fault.message
+
+
+def test_a_model_with_code_of_its_own_is_told_how_to_run_it(tmp_path: Path) -> None:
+    folder = _nano_with_config(tmp_path, model_type="mine", auto_map={"AutoConfig": "configuration_mine.MineConfig"})
+    (folder / "configuration_mine.py").write_text("raise AssertionError")
+    tree = {"name": "t", "model": str(folder), "tasks": {"train": "countdown"}, "reward": "countdown", "steps": 1}
+    warnings = examine(check(tree, ["engine=transformers", f"out={tmp_path}"]), starts=False).warnings
+    assert ["set model.trust_remote_code=true if you trust it" in each.message for each in warnings] == [True]
+
+
+def _nano_with_config(tmp_path: Path, **settings: Any) -> Path:
+    folder = shutil.copytree(NANO, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **settings}))
+    return folder

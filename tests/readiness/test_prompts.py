@@ -24,7 +24,7 @@ SHORT, LONG = {"prompt": "1+1=", "answer": "2"}, {"prompt": "1+" * 20 + "1=", "a
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("nano") / "model"
-    nano.create(folder)
+    nano.create(folder, largest=250)  # embeddings for the tokens of the chat templates below, too
     return folder
 
 

@@ -152,6 +152,10 @@ BROKEN: dict[str, list[tuple[Callable[[], ModelSubject], str]]] = {
         (lambda: subject(eos_token=None), "no end-of-text token"),
         (lambda: subject(config={"vocab_size": 100}), "outside the model's 100 tokens"),
         (lambda: subject(pad_token="<|im_start|>"), "into prompts"),
+        (
+            lambda: subject(config={"vocab_size": 258}),
+            "has the token 258, '<|im_start|>', but the model has embeddings",
+        ),
     ],
     "engine": [
         (lambda: subject(config={"num_attention_heads": 8}), "head size 16"),
