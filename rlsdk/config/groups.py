@@ -83,6 +83,76 @@ def pair_faults(size: int, loss: Any, filters: Sequence[Any]) -> list[str]:
     return []
 
 
+def reward_faults(size: int, advantage: Any, loss: Any, filters: Sequence[Any]) -> list[str]:
+    """Report parts with which rewards change nothing, although the advantage or a filter reads them.
+
+    Args:
+        size: The run's `group_size`.
+        advantage: Advantage function, ready to run.
+        loss: Policy loss, ready to run.
+        filters: Filters, ready to run.
+    """
+    compares, learns = component_of(advantage), component_of(loss)
+    if compares is None or learns is None or "preferred" in learns.needs or not _keeps_all(filters, size):
+        return []
+    if compares.reads_rewards:
+        if _reads_advantages(loss):
+            return []
+        return [
+            f"algorithm.policy_loss: {_name(loss)} learns from all rollouts alike, whatever their advantages, and "
+            f"algorithm.filters leave none out: rewards change nothing, although the advantage {_name(advantage)} "
+            "reads them; use another policy loss, such as 'ppo', or add a filter, such as 'top_k' (if intended, set "
+            "algorithm.advantage=constant)"
+        ]
+    if _keeps_all(filters, MOST_TRIED):
+        return []
+    return [
+        f"group_size: {size} given, but algorithm.filters leave out only rollouts of larger groups, and the advantage "
+        f"{_name(advantage)} reads no rewards: rewards would change nothing; set a greater group_size, or let the "
+        "filters keep fewer"
+    ]
+
+
+def _keeps_all(filters: Sequence[Any], size: int) -> bool:
+    """Return whether filters keep every rollout of trial groups; False if they cannot be tried."""
+    tried = min(size, MOST_TRIED)
+    trial = [_group(rewards) for rewards in (_rewards(tried)[:tried], [0.0] * tried, [1.0] * tried)]
+    return all((left := _filtered(group, filters)) is not None and len(left) == tried for group in trial)
+
+
+def _reads_advantages(loss: Any) -> bool:
+    """Return whether a policy loss depends on the advantages; True if this cannot be tried."""
+    import torch
+
+    from rlsdk.batch import LossInputs
+
+    given = []
+    for sign in (1.0, -1.0):
+        logprobs = torch.tensor([-0.5, -1.0, -1.5, -2.0], requires_grad=True)
+        old, labels = logprobs.detach(), torch.tensor([True, False])
+        x = LossInputs(
+            logprobs,
+            old,
+            sign * torch.tensor([1.0, 1.0, -0.5, -0.5]),
+            torch.ones(4, dtype=torch.bool),
+            torch.tensor([0, 0, 1, 1]),
+            ref_logprobs=old,
+            entropy=-old,
+            values=old,
+            pairs=torch.zeros(2, dtype=torch.long),
+            preferred=labels,
+            expert=~labels,
+        )
+        try:
+            values = loss(x)
+            values = values[0] if isinstance(values, tuple) else values
+            (slope,) = torch.autograd.grad(values.sum(), logprobs)
+        except (Exception, SystemExit):  # noqa: BLE001 - as above
+            return True
+        given.append(slope)
+    return not torch.equal(*given)
+
+
 def _least(size: int, works: Callable[[int], bool]) -> int | None:
     """Return the smallest larger size up to `GROUPS` that works; None if `size` works, or none does."""
     if size >= GROUPS or works(size):

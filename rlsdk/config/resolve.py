@@ -11,7 +11,7 @@ import attrs
 from rlsdk.components import Use, component_of
 from rlsdk.config import defaults
 from rlsdk.config.foreign import explained
-from rlsdk.config.groups import critic_faults, group_faults, pair_faults
+from rlsdk.config.groups import critic_faults, group_faults, pair_faults, reward_faults
 from rlsdk.config.parts import (
     NORMED,
     Chosen,
@@ -309,9 +309,11 @@ class _Resolver:
             advantage = self.plugins.resolve(parts["advantage"]) if algorithm.rollouts == "sampled" else None
             filters = [self.plugins.resolve(each) for each in parts["filters"]]
             self.faults += group_faults(config.group_size, advantage, filters)
-            if algorithm.rollouts == "sampled" and one_answer and not self.faults:
+            if advantage is not None and (one_answer or not filters) and not self.faults:
                 loss = self.plugins.resolve(parts["policy_loss"])
-                self.faults += pair_faults(config.group_size, loss, filters)
+                self.faults += pair_faults(config.group_size, loss, filters) if one_answer else []
+                orders = any(p.component.kind == "buffer" and p.component.reads_rewards for p in self.chosen)
+                self.faults += [] if orders else reward_faults(config.group_size, advantage, loss, filters)
             if algorithm.critic:
                 self.faults += critic_faults(self.plugins.resolve(parts["advantage"]))
 

@@ -1,4 +1,4 @@
-"""Groups that are too small to learn from are a fault of the configuration."""
+"""Groups that are too small to learn from, and rewards that change nothing, are faults of the configuration."""
 
 from __future__ import annotations
 
@@ -60,6 +60,37 @@ def test_a_loss_for_pairs_needs_filters_that_leave_pairs(size: int, filters: str
         "algorithm.filters: the policy loss 'dpo' learns from pairs of a better and a worse rollout, but with "
         f"group_size={size} these filters leave groups of {left}; add the filter 'best_worst'"
     )
+
+
+@pytest.mark.parametrize("algorithm", ["{use: grpo, policy_loss: sft, filters: []}", "{use: ppo, policy_loss: sft}"])
+def test_rewards_must_change_something(algorithm: str) -> None:
+    (fault,) = faults("group_size=4", f"algorithm={algorithm}")
+    assert fault.startswith("algorithm.policy_loss: 'sft' learns from all rollouts alike, whatever their advantages")
+
+
+@pytest.mark.parametrize(("size", "k"), [(1, 1), (4, 4), (4, 9)])
+def test_a_filter_that_leaves_out_no_rollout_of_groups_of_this_size_is_refused_if_nothing_else_reads_rewards(
+    size: int, k: int
+) -> None:
+    (fault,) = faults(f"group_size={size}", f"algorithm={{use: raft, filters: [{{use: top_k, k: {k}}}]}}")
+    assert fault.startswith(f"group_size: {size} given, but algorithm.filters leave out only rollouts of larger groups")
+    assert "the advantage 'constant' reads no rewards: rewards would change nothing" in fault
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "raft",
+        "{use: raft, filters: []}",
+        "{use: raft, filters: [nonzero_variance]}",
+        "{use: grpo, policy_loss: sft, filters: [nonzero_variance]}",
+        "{use: grpo, policy_loss: gspo, aggregate: seq-mean-token-mean, filters: []}",
+        "kto",
+        "{use: grpo, filters: [{use: top_k, k: 4}]}",
+    ],
+)
+def test_rewards_that_select_or_weigh_rollouts_are_accepted(algorithm: str) -> None:
+    assert faults("group_size=4", f"algorithm={algorithm}") == ()
 
 
 @pytest.mark.parametrize(("size", "filters"), [(2, "[nonzero_variance]"), (2, "[best_worst]"), (4, "[best_worst]")])
