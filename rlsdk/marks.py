@@ -190,14 +190,17 @@ def kl(name: str) -> Callable[[T], T]:
     return mark("kl", name)
 
 
-def filter(name: str, *, reads_rewards: bool = True) -> Callable[[T], T]:  # noqa: A001 - the contract's name
+def filter(  # noqa: A001 - the contract's name
+    name: str, *, reads_rewards: bool = True, check: Check | None = None
+) -> Callable[[T], T]:
     """Mark a filter: `(group: Group, *, …) -> bool | Group`, whether to train on a group, or on which part.
 
     Args:
         name: Name within the plugin.
         reads_rewards: False if it does not read rewards.
+        check: As for a shaping.
     """
-    return mark("filter", name, reads_rewards=reads_rewards)
+    return mark("filter", name, reads_rewards=reads_rewards, check=check)
 
 
 def buffer(name: str, *, reads_rewards: bool = True, check: Check | None = None) -> Callable[[T], T]:

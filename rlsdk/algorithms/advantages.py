@@ -9,7 +9,8 @@ task. There, `relative` means minus the mean of a set and, if requested, divided
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,11 +18,21 @@ from torch import Tensor
 from rlsdk.algorithms.packed import Segments
 from rlsdk.batch import EPSILON, CreditInputs, Groups, wide
 from rlsdk.batch.arithmetic import WHITEN_EPSILON
+from rlsdk.contracts import RunFacts
 from rlsdk.limits import NonNegative, Positive, Share
 from rlsdk.marks import advantage
 
 
-@advantage("grpo")
+def _std_is_read(_: RunFacts, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Refuse a choice of the standard deviation that nothing is divided by."""
+    if options["std_over"] != "group" and not options["std_normalize"]:
+        yield (
+            "std_over",
+            "'batch' given, but std_normalize=false divides by no standard deviation; leave one of them out",
+        )
+
+
+@advantage("grpo", check=_std_is_read)
 def grpo(x: CreditInputs, *, std_normalize: bool = True, std_over: Literal["group", "batch"] = "group") -> Tensor:
     """Reward relative to the group; the default for rewards that check a whole answer.
 
@@ -125,7 +136,17 @@ def pass_at_k(x: CreditInputs, *, std_normalize: bool = True) -> Tensor:
     return advantages / (groups.std(rewards) + EPSILON) if std_normalize else advantages
 
 
-@advantage("opmd")
+def _tau_is_read(_: RunFacts, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Refuse a temperature that the baseline does not have."""
+    if options["baseline"] == "mean" and options["tau"] != 1.0:
+        yield (
+            "tau",
+            f"{options['tau']:g} given, but the mean has no temperature; set baseline=logavgexp, or leave tau out (the "
+            "policy loss has a tau of its own)",
+        )
+
+
+@advantage("opmd", check=_tau_is_read)
 def opmd(x: CreditInputs, *, baseline: Literal["mean", "logavgexp"] = "mean", tau: Positive = 1.0) -> Tensor:
     """Reward relative to the group's mean, or its soft maximum at temperature τ; used with the loss `opmd`.
 

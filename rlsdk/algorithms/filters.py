@@ -6,11 +6,13 @@ If an attempt at the task consists of several rollouts of one trajectory, select
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 import attrs
 
+from rlsdk.contracts import RunFacts
 from rlsdk.limits import Count, NonNegative
 from rlsdk.marks import filter as marked
 from rlsdk.types import Group
@@ -27,7 +29,17 @@ def nonzero_variance(group: Group) -> bool:
     return len(set(_rewards(group))) > 1
 
 
-@marked("pass_rate")
+def _leaves_room(_: RunFacts, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Refuse bounds that drop every group."""
+    low, high = options["low"], options["high"]
+    if low >= high:
+        yield (
+            "low",
+            f"{low:g} with high={high:g}: no share is above one and below the other, and every group is dropped",
+        )
+
+
+@marked("pass_rate", check=_leaves_room)
 def pass_rate(group: Group, *, low: float = 0.0, high: float = 1.0, passing: float = 1.0) -> bool:
     """Keep a group that is neither too hard nor too easy.
 

@@ -60,6 +60,8 @@ class KLPenalty:
             raise ValueFault(f"target must be a KL above 0 to steer to, or null for a fixed coefficient; got {target}")
 
     def __attrs_post_init__(self) -> None:
+        if self.target is not None and not self.coef:
+            raise ValueFault("coef is 0, which adapting multiplies; give an initial value above 0, or no target")
         self.value = self.coef
 
     def __call__(self, x: CreditInputs) -> Tensor:

@@ -128,6 +128,26 @@ def test_a_greedy_answer_is_not_compared_with_rewards_that_a_shaping_changed(pla
 
 
 @pytest.mark.parametrize(
+    ("part", "fault"),
+    [
+        ("advantage={std_normalize: false, std_over: batch}", "advantage.std_over: 'batch' given, but std_normalize"),
+        ("advantage={use: opmd, tau: 0.5}", "advantage.tau: 0.5 given, but the mean has no temperature"),
+        ("filters=[{use: pass_rate, low: 0.5, high: 0.5}]", "filters[0].low: 0.5 with high=0.5: no share is above"),
+        ("shaping=[{use: kl_penalty, coef: 0, target: 1}]", "shaping[0].options: coef is 0, which adapting multiplies"),
+    ],
+)
+def test_options_without_effect_are_a_fault(faults, part, fault):
+    (found,) = faults(f"algorithm.{part}")
+    assert found.startswith(f"algorithm.{fault}")
+
+
+def test_options_of_an_algorithm_that_have_an_effect_are_accepted(plan):
+    assert plan("algorithm.advantage={std_over: batch}") and plan("algorithm=dr_grpo") and plan("algorithm=opmd")
+    assert plan("algorithm={use: opmd, advantage: {baseline: logavgexp, tau: 0.5}}")
+    assert plan("algorithm.shaping=[{use: kl_penalty, coef: 0}]")
+
+
+@pytest.mark.parametrize(
     ("part", "path"),
     [
         ("shaping=[{use: reward_clip, low: 2, high: 1}]", "shaping[0].low: 2 is above high=1"),
