@@ -25,7 +25,8 @@ def gae(x: CreditInputs, *, gamma: Share = 1.0, lam: Share = 1.0, whiten: bool =
 
     Paper: GAE, arXiv:1506.02438, eq. 16; defaults as in TinyZero and verl.
     Formula: `A_t = Σ_k (γλ)^k · (r_{t+k} + γ V_{t+k+1} - V_{t+k})`, computed as `G_t - V_t` with `G_t = r_t + γ(1-λ)
-    V_{t+1} + γλ G_{t+1}`. The critic's returns are `A + V = G`, before whitening.
+    V_{t+1} + γλ G_{t+1}`. The critic's returns are `A + V = G`, before whitening. After a rollout's last sampled token,
+    `V` and `G` are 0, even if it was truncated: the critic's value of what would have followed is not added.
     When to use: a critic is trained, and there are intermediate rewards or long episodes.
 
     Args:
