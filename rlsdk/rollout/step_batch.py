@@ -103,12 +103,8 @@ def pack(
     if baselines is not None:
         groups = [group for group in groups if group.uid in baselines]
     every = [*groups, *experts]
-    # No hidden state predicts the first token; in a rollout without a prompt, it only conditions the others.
     kept = [
-        (g, rollout, score)
-        for g, group in enumerate(every)
-        for rollout, score in scored(group)
-        if rollout.loss_mask[1:].any()
+        (g, rollout, score) for g, group in enumerate(every) for rollout, score in scored(group) if is_trained(rollout)
     ]
     sampled = sum(g < len(groups) for g, _, _ in kept)
     if not sampled:
@@ -142,6 +138,12 @@ def pack(
         greedy = np.zeros(len(rollouts), np.float32)
         greedy[:sampled] = [baselines[groups[g].uid] for g in index[:sampled]]
     return StepBatch(arrays, rollouts, scores, dense, tuple(every[g].uid for g in index), sampled, greedy)
+
+
+def is_trained(rollout: Rollout) -> bool:
+    """Return True if the loss reads any token of a rollout."""
+    # No hidden state predicts the first token; in a rollout without a prompt, it only conditions the others.
+    return bool(rollout.loss_mask[1:].any())
 
 
 def scored(group: Group) -> list[tuple[Rollout, Score]]:

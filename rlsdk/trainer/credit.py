@@ -20,7 +20,7 @@ from rlsdk.config import Plan
 from rlsdk.contracts import memory_of
 from rlsdk.errors import RlsdkError, RunError, defined_at, described
 from rlsdk.isolation.threads import awaited, run_to_end
-from rlsdk.rollout.step_batch import StepBatch, scored
+from rlsdk.rollout.step_batch import StepBatch, is_trained
 from rlsdk.schedules import Schedule, at
 from rlsdk.trainer.batch import credit_inputs
 from rlsdk.types import Group
@@ -198,16 +198,21 @@ def _numpy(values: Tensor) -> np.ndarray:
 def apply_filters(groups: Sequence[Group], filters: Sequence[Callable[[Group], bool | Group]]) -> list[Group]:
     """Return the groups, or parts of groups, that all filters let through.
 
-    Filters see only trajectories whose rollouts are all valid. The returned groups keep the `uid` of the input groups,
-    even if a filter builds a new group.
+    Filters see what `pack` would train on: trajectories whose rollouts are all valid and have a token to train on, if
+    the group has any. Otherwise a group of equal rewards would pass `nonzero_variance` for the reward of a rollout that
+    is left out afterwards. The returned groups keep the `uid` of the input groups, even if a filter builds a new group.
 
     Raises:
         RunError: A filter raised, or returned neither a bool nor a group, such as None.
     """
     kept = []
     for group in groups:
-        pairs = scored(group)
-        left: Group | None = attrs.evolve(group, rollouts=[r for r, _ in pairs], scores=[s for _, s in pairs])
+        every = group.scored_trajectories
+        taught = [each for each in every if any(is_trained(group.rollouts[i]) for i in each)] or every
+        index = sorted(i for each in taught for i in each)
+        left: Group | None = attrs.evolve(
+            group, rollouts=[group.rollouts[i] for i in index], scores=[group.scores[i] for i in index]
+        )
         for each in filters:
             with _named(each):
                 answer = each(left) if left is not None and len(left) else False

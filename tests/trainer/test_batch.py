@@ -432,6 +432,28 @@ def test_filters_see_valid_rollouts_and_may_take_parts() -> None:
     assert [len(g) for g in apply_filters([group], [])] == [2]
 
 
+def test_filters_do_not_see_rollouts_without_a_token_to_train_on() -> None:
+    """All of its tokens are too old, or nothing was sampled: `pack` leaves it out."""
+    empty, full = rollout(1, [False, False]), rollout(1, [True, True])
+    chain = {name: [rlsdk.load("filter", name)] for name in ("nonzero_variance", "best_worst")}
+    equal = Group(TASK, [full, full, empty], [Score(1.0), Score(1.0), Score(0.0)])
+    assert apply_filters([equal], chain["nonzero_variance"]) == []  # advantages of 1, 1 would be 0, 0
+    differ = Group(TASK, [full, full, empty], [Score(1.0), Score(0.5), Score(0.0)])
+    (pair,) = apply_filters([differ], chain["best_worst"])
+    assert [score.value for score in pair.scores] == [1.0, 0.5]
+    packed = pack([pair])
+    assert packed is not None
+    assert labels(packed, frozenset({"pairs", "preferred"}))["preferred"].tolist() == [True, False]
+    none = Group(TASK, [empty, empty], [Score(1.0), Score(0.0)])
+    assert len(apply_filters([none], chain["nonzero_variance"])) == 1  # the step says that nothing was sampled
+
+
+def test_filters_see_all_rollouts_of_a_trajectory_that_has_a_token_to_train_on() -> None:
+    steps = [attrs.evolve(rollout(1, mask), trajectory="a", step=i) for i, mask in enumerate([[True], [False]])]
+    group = Group(TASK, steps, [Score(0.0), Score(1.0)])
+    assert [len(each) for each in apply_filters([group], [rlsdk.load("filter", "pass_rate", high=2)])] == [2]
+
+
 def test_each_group_of_a_batch_ends_as_what_became_of_it() -> None:
     def record(number: int, mask: list[bool], *, valid: bool = True) -> TaskRecord:
         task = Task(id=f"t{number}", prompt="p")
