@@ -45,16 +45,37 @@ def positions(config: Any) -> float:
     """
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
     named = [found for name in names if (found := getattr(config, name, None))]
-    rope = getattr(config, "rope_parameters", None) or {}
-    layers = [rope] if "rope_type" in rope else [each for each in rope.values() if isinstance(each, dict)]
     longest = float(min(named, default=math.inf))
-    for each in layers:
+    for each in _rotary(config):
         factor = each.get("factor") or 1.0
         if each.get("rope_type") in ("linear", "dynamic"):
             return longest * factor
         if "original_max_position_embeddings" in each:
             longest = max(longest, each["original_max_position_embeddings"] * factor)
     return longest
+
+
+def constant_positions(config: Any) -> float:
+    """Return the number of tokens up to which rotary frequencies are constant; infinity if they never change.
+
+    Beyond it, transformers changes those of all tokens of a batch, by its longest sequence.
+
+    Args:
+        config: transformers config of the language model.
+    """
+    limits = {"dynamic": "max_position_embeddings", "longrope": "original_max_position_embeddings"}
+    found = [
+        each.get(name) or getattr(config, name, None)
+        for each in _rotary(config)
+        if (name := limits.get(each.get("rope_type", "")))
+    ]
+    return float(min(filter(None, found), default=math.inf))
+
+
+def _rotary(config: Any) -> list[Mapping[str, Any]]:
+    """Return the settings of rotary positions: one for all layers, or one for each type of layer."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [rope] if "rope_type" in rope else [each for each in rope.values() if isinstance(each, dict)]
 
 
 def check_requests(requests: Sequence[Request], *, max_length: int, vocabulary: int) -> None:

