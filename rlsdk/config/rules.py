@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -307,6 +308,12 @@ def _rollout(config: Config) -> list[tuple[bool, str]]:
 def fresh_groups(config: Config) -> int:
     """Return the number of groups in a batch that are trained for the first time."""
     return config.rollout.replay.fresh(config.batch_size)
+
+
+def steps_of_epochs(config: Config, tasks: int) -> int:
+    """Return the number of steps of a run whose length is given in epochs, for this number of tasks."""
+    # Rounded, since 1.1 · 100 / 10 is a little above 11 in floating point.
+    return ceil(round((config.epochs or 0) * tasks / fresh_groups(config), 9))
 
 
 def longest_prompt(config: Config) -> tuple[int, str]:

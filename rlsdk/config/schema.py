@@ -278,7 +278,8 @@ class Config(Section):
         critic: How the critic runs, if the algorithm uses one.
         reference: How the reference or teacher model runs, if the algorithm uses one.
         steps: Length of the run in trainer steps; an alternative to `epochs`.
-        epochs: Length of the run in passes over the tasks; an alternative to `steps`.
+        epochs: Length of the run in passes over the tasks: `epochs` times the tasks of all sources are trained, the
+            next ones in place of dropped and replaced ones; an alternative to `steps`.
         batch_size: Tasks per step.
         group_size: Rollouts per task.
         minibatches: Optimiser steps per pass over a batch.

@@ -402,6 +402,11 @@ class _PlanChecks:
         elif config.long_prompts == "error":
             text = f"{limit}, but {path} has a prompt of {max(lengths)} tokens, and long_prompts=error"
             self.faults.append(PlanFinding(setting, f"{text}; give at least {least}, or drop them"))
+        else:
+            dropped = sum(length > limit for length in lengths)
+            others = "; epochs count them, so the others are drawn again in their place" if config.epochs else ""
+            text = f"{limit} tokens: of {counted(len(lengths), 'prompt')} of {path} that were tried, {dropped} would be"
+            self.notes.append(PlanFinding(setting, f"{text} dropped as longer{others}"))
 
     def _unscored(self, path: str, tasks: Sequence[Task]) -> None:
         """Report tasks whose source no part of the reward applies to; a multi-turn workflow may name another source."""

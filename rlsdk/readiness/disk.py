@@ -11,7 +11,7 @@ import attrs
 
 from rlsdk import preflight
 from rlsdk.config import Config, Plan
-from rlsdk.config.rules import fresh_groups
+from rlsdk.config.rules import fresh_groups, steps_of_epochs
 from rlsdk.contracts import SizesCheckpoints
 from rlsdk.contracts.generation import DTYPE_BYTES
 from rlsdk.conversion import without_weights
@@ -94,7 +94,7 @@ def estimate(
     uploaded = is_url(config.out)
     steps = config.steps
     if steps is None and tasks is not None:
-        steps = ceil((config.epochs or 0) * tasks / fresh_groups(config))
+        steps = steps_of_epochs(config, tasks)
     count = kept(config, steps) + 1 + (HELD_FOR_UPLOADS if uploaded else 0)
     if steps is None:
         unknown.append("rollouts and logs are not counted: the number of tasks is known only after they are read")

@@ -148,11 +148,17 @@ def idle_notes(plan: Plan) -> Iterator[tuple[str, str]]:
     learner, options = plan.plugins.resolve(plan.learner), plan.learner.options
     if isinstance(learner, LearnerOptions):
         constant = learner.schedule == "constant"
+        updates = None if config.steps is None else config.steps * config.minibatches * config.passes
         given |= {
             "learner.critic_lr": (not critic and options.get("critic_lr") is not None, no_critic),
             "learner.value_init": (not critic and "value_init" in options, no_critic),
             "learner.final_ratio": (constant and "final_ratio" in options, "nothing reads it: schedule is constant"),
             "learner.lr": (learner.lr == 0, "0 changes no weight of the policy"),
+            "learner.warmup_steps": (
+                updates is not None and learner.warmup_steps > updates,
+                f"{learner.warmup_steps:,} optimiser steps, but the run has {updates or 0:,}: the learning rate never "
+                "reaches lr",
+            ),
         }
     yield from ((path, text) for path, (idle, text) in given.items() if idle)
 

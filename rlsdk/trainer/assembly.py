@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from math import ceil
 from typing import Any
 
 import attrs
@@ -16,7 +15,7 @@ import numpy as np
 from rlsdk.cluster.actors import kill
 from rlsdk.cluster.placement import Layout, layout, no_room
 from rlsdk.config import Plan
-from rlsdk.config.rules import fresh_groups, longest_prompt
+from rlsdk.config.rules import longest_prompt, steps_of_epochs
 from rlsdk.contracts.rollouts import Rollouts
 from rlsdk.engines.canary import Canary, allowed_outliers, tolerance_of
 from rlsdk.engines.client import EngineRoutes
@@ -56,7 +55,7 @@ def steps_of(plan: Plan, tasks: Sequence[Sequence[Task]] | None = None) -> int:
     if plan.config.steps is not None:
         return plan.config.steps
     count = sum(map(len, train_tasks(plan) if tasks is None else tasks))
-    return ceil((plan.config.epochs or 0) * count / fresh_groups(plan.config))
+    return steps_of_epochs(plan.config, count)
 
 
 @attrs.frozen

@@ -6,6 +6,7 @@ import pytest
 
 import rlsdk
 from rlsdk.config import check
+from rlsdk.config.rules import steps_of_epochs
 from rlsdk.contracts import RewardSpec
 from rlsdk.errors import ConfigError
 
@@ -417,6 +418,15 @@ def test_the_buffer_is_a_component_under_its_section(plan, faults):
     assert (found.name, found.options) == ("core/priority", {"by": "reward"})
     assert by_path(faults("rollout.buffer=lifo"))["rollout.buffer"].startswith("unknown buffer 'lifo'")
     assert "rollout.buffer.step" in by_path(faults("rollout.buffer={use: fifo, step: 3}"))
+
+
+@pytest.mark.parametrize(
+    ("epochs", "tasks", "batch", "steps"),
+    [(1.1, 100, 10, 11), (1, 100, 10, 10), (1, 101, 10, 11), (0.5, 3, 4, 1), (0.07, 100, 7, 1), (2, 7, 7, 2)],
+)
+def test_epochs_are_whole_batches(plan, epochs: float, tasks: int, batch: int, steps: int) -> None:
+    config = plan("steps=null", f"epochs={epochs}", f"batch_size={batch}").config
+    assert steps_of_epochs(config, tasks) == steps
 
 
 def test_replayed_groups_must_be_young_enough(plan, faults):

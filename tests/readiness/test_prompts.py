@@ -58,6 +58,15 @@ def test_a_prompt_as_long_as_the_model_is_dropped_although_max_prompt_tokens_all
     assert streams.dropped
 
 
+def test_prompts_that_are_dropped_are_noted(model: Path, tmp_path: Path) -> None:
+    (note,) = examine(plan(model, tmp_path, [SHORT, SHORT, LONG], [SHORT]), starts=False).notes
+    text = "model.max_length: 23 tokens: of 3 prompts of tasks.train that were tried, 1 would be dropped as longer"
+    assert str(note) == text
+    by_epoch = plan(model, tmp_path, [SHORT, SHORT, LONG], [SHORT], "steps=null", "epochs=1")
+    (note,) = examine(by_epoch, starts=False).notes
+    assert str(note) == f"{text}; epochs count them, so the others are drawn again in their place"
+
+
 def test_fewer_tasks_than_a_batch_holds_are_noted(model: Path, tmp_path: Path) -> None:
     (note,) = examine(plan(model, tmp_path, [SHORT], [SHORT], "batch_size=2"), starts=False).notes
     assert str(note) == "tasks.train: 1 task, fewer than batch_size=2: some repeat in a step"
@@ -165,6 +174,8 @@ def test_settings_that_change_nothing_are_noted(model: Path, tmp_path: Path) -> 
     assert noted("algorithm=dapo", "reference.ranks=1", "learner.lr=0", "learner.final_ratio=0.5") == [
         "reference.ranks", "learner.final_ratio", "learner.lr",
     ]  # fmt: skip
+    assert noted("steps=3", "passes=2", "learner.warmup_steps=7") == ["learner.warmup_steps"]
+    assert noted("steps=3", "passes=2", "learner.warmup_steps=6") == []
     unread = ("algorithm.value_clip=0.2", "algorithm.kl_coef=0", "algorithm.kl=k3", "algorithm.norm=9")
     assert noted("algorithm=grpo", *unread, "algorithm.passing=0.5") == [
         "algorithm.value_clip", "algorithm.kl", "algorithm.norm", "algorithm.passing",
