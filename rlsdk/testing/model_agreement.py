@@ -6,6 +6,7 @@ To find the first difference, the same tokens run through both, module by module
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from rlsdk.contracts import ActorSpec, DType, ExaminesModel, Model, TrainBatch
-from rlsdk.conversion import without_weights
+from rlsdk.conversion import read_header, without_weights
 from rlsdk.engines.canary import TOLERANCE, allowed_outliers
-from rlsdk.errors import ConfigError, RlsdkError
+from rlsdk.errors import ConfigError, RlsdkError, first_line
 from rlsdk.learners.rows import to_exact_row
 from rlsdk.plugins import Plugins
+from rlsdk.readiness.checks import not_embedded
 from rlsdk.testing.model_check import ModelProperty
 from rlsdk.testing.model_subject import ModelSubject
 from rlsdk.testing.samples import conversations
@@ -46,13 +48,21 @@ def agreement(
     """
     if not has_weights(path):
         return ModelProperty(NAME, "n/a", f"{path!r} is not a folder with weights ({', '.join(_WEIGHTS)})")
-    model = _model(subject, path, trust_remote_code)
+    if subject.config.get("quantization_config"):
+        return ModelProperty(NAME, False, "config.json has a quantization_config, and a learner trains plain weights")
+    model, tokens = _model(subject, path, trust_remote_code), sample_tokens(subject)
+    if wrong := not_embedded(subject.codec, tokens, subject.text_config.get("vocab_size", sys.maxsize)):
+        return ModelProperty(NAME, False, f"a text has {wrong}")
     try:
+        read_header(path)
         with started(engine, model) as running:
-            policy, tokens = open_policy(model), sample_tokens(subject)
-            gaps = np.abs(running.logprobs(tokens) - _learned(policy, tokens))
+            gaps = np.abs(running.logprobs(tokens) - _learned(open_policy(model), tokens))
     except (RlsdkError, ImportError) as error:
         return ModelProperty(NAME, False, f"engine {engine!r}: {error}")
+    except Exception as error:  # noqa: BLE001 - transformers raises anything for files that it cannot use
+        remedy = "; read that code, and give --trust-remote-code if you trust it"
+        code = remedy if "trust_remote_code" in str(error) else ""
+        return ModelProperty(NAME, False, f"engine {engine!r}: {type(error).__name__}: {first_line(error)}{code}")
     gaps, tolerance = np.nan_to_num(gaps, nan=np.inf), TOLERANCE[model.dtype]
     worst, at = float(gaps.max()), int(gaps.argmax()) + 1
     if np.mean(gaps > tolerance) <= allowed_outliers(model) and worst < np.inf:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,49 @@ def test_models_that_cannot_be_compared_are_reported(
     found = agreement(subject, str(model))
     assert found.ok is False
     assert "nats at token" in found.reason
+
+
+def _without_half(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+
+
+def _with_config(**settings: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **settings}))
+
+    return change
+
+
+def _with_tokens_beyond(folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    net = AutoModelForCausalLM.from_pretrained(folder)
+    net.resize_token_embeddings(2)
+    net.save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_without_half, "is not a complete safetensors file"),
+        (_with_config(model_type="future"), "has model type `future` but Transformers does not recognize"),
+        (_with_config(quantization_config={"quant_method": "fp8"}), "has a quantization_config, and a learner trains"),
+        (
+            _with_config(model_type="mine", auto_map={"AutoConfig": "configuration_mine.MineConfig"}),
+            "give --trust-remote-code if you trust it",
+        ),
+        (_with_tokens_beyond, "a text has the token 2, '<unk>', but the model has embeddings of 2 tokens"),
+    ],
+)
+def test_models_that_cannot_be_opened_are_reported(
+    model: Path, tmp_path: Path, change: Callable[[Path], None], reason: str
+) -> None:
+    change(folder := shutil.copytree(model, tmp_path / "model"))
+    found = agreement(open_subject(str(folder)), str(folder))
+    assert found.ok is False
+    assert reason in found.reason
 
 
 def test_the_command_traces_and_compares(model: Path, tmp_path: Path) -> None:
