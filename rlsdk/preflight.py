@@ -226,6 +226,13 @@ def hub_model(name: str) -> list[str]:
     ]
 
 
+def cached_folder(name: str) -> str:
+    """Return the folder of this machine's Hugging Face cache that holds the files of a model with a cached config."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return os.path.dirname(str(try_to_load_from_cache(name, "config.json")))
+
+
 def arch_fault(device: str, capability: tuple[int, int], built: Sequence[str]) -> str:
     """Explain why code built for some architectures does not run on a device.
 

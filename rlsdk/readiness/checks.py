@@ -181,12 +181,16 @@ def _models(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
     loads = trains and isinstance(plan.plugins.resolve(plan.learner), TransformersLearner)
     others = [*(["reference"] if plan.needs_reference else []), *(["critic"] if plan.algorithm.critic else [])]
     for key in ("path", "tokenizer", *others):
-        name = getattr(section, key)
-        if name and not os.path.isdir(folder := os.path.expanduser(name)):
-            yield from (PlanFinding(f"model.{key}", text) for text in preflight.hub_model(name))
-        elif (
-            name
-            and loads
+        if not (name := getattr(section, key)):
+            continue
+        if not os.path.isdir(folder := os.path.expanduser(name)):
+            faults = preflight.hub_model(name)
+            yield from (PlanFinding(f"model.{key}", text) for text in faults)
+            if faults or not preflight.hub_is_offline():
+                continue
+            folder = preflight.cached_folder(name)
+        if (
+            loads
             and key != "tokenizer"
             and not any(os.path.exists(os.path.join(folder, each)) for each in WEIGHT_FILES)
         ):

@@ -17,6 +17,7 @@ from rlsdk.cli import root
 from rlsdk.config import Plan, check
 from rlsdk.learners.lora import Lora, count_adapter
 from rlsdk.readiness import disk
+from rlsdk.readiness.checks import machine
 from rlsdk.readiness.disk import estimate, in_words
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.runlog.tables import Entry
@@ -219,3 +220,15 @@ def test_a_run_that_does_not_fit_is_refused(plan: Callable[..., Plan], monkeypat
 def test_checkpoints_that_wait_to_be_uploaded_count(plan: Callable[..., Plan], tmp_path: Path) -> None:
     local, remote = estimate(plan()), estimate(plan("out=memory://runs", f"mirror={tmp_path}"))
     assert remote.checkpoints == local.checkpoints + 2 and remote.rollouts == 2 * local.rollouts
+
+
+def test_a_cached_hub_model_without_weights_is_reported_if_they_cannot_be_downloaded(
+    plan: Callable[..., Plan], cache: Path
+) -> None:
+    def found() -> list[str]:
+        return [each.message for each in machine(plan()) if each.path == "model.path"]
+
+    assert [f"{HUB_ID} has no weights for the learner" in each for each in found()] == [True]
+    (config,) = cache.rglob("config.json")
+    (config.parent / "model.safetensors").touch()
+    assert found() == []
