@@ -46,6 +46,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "tracker": ("rlsdk.runlog.trackers",),
     "renderer": ("rlsdk.renderers.template",),
     "tool_parser": ("rlsdk.tool_parsers.general", "rlsdk.tool_parsers.native"),
-    "diagnosis": ("rlsdk.diagnoses.learning", "rlsdk.diagnoses.rollouts", "rlsdk.diagnoses.times"),
+    "diagnosis": ("rlsdk.diagnoses.learning", "rlsdk.diagnoses.rollouts"),
     "weight_transfer": ("rlsdk.transfers.object_store", "rlsdk.transfers.broadcast", "rlsdk.transfers.shared_memory"),
 }

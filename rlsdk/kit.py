@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from rlsdk.learners.trained import LearningRate, PhaseTimer, TrainedModule
     from rlsdk.learners.ulysses import SequenceGroup, sequence_faults
     from rlsdk.options import nearest, structure
-    from rlsdk.plugins.importing import find
+    from rlsdk.plugins.discovery import find
     from rlsdk.renderers.text import TextRenderer
     from rlsdk.rewards.countdown import evaluate, tokenize
     from rlsdk.sources.countdown import draw, pick
@@ -64,7 +64,7 @@ _NAMES = {
     "rlsdk.learners.trained": ("LearningRate", "PhaseTimer", "TrainedModule"),
     "rlsdk.learners.ulysses": ("SequenceGroup", "sequence_faults"),
     "rlsdk.options": ("nearest", "structure"),
-    "rlsdk.plugins.importing": ("find",),
+    "rlsdk.plugins.discovery": ("find",),
     "rlsdk.renderers.text": ("TextRenderer",),
     "rlsdk.rewards.countdown": ("evaluate", "tokenize"),
     "rlsdk.sources.countdown": ("draw", "pick"),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.cli.recipe import FIGURES, curve, summary
-from rlsdk.recipes import catalogue, running
+from rlsdk.recipes import catalogue
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = Path("runs") / "recipes"
@@ -49,7 +49,7 @@ def measure(recipe: catalogue.Recipe) -> None:
         "date": datetime.date.today().isoformat(),
         "machine": MACHINE,
         "minutes": round(minutes, 1),
-        "points": running.evaluations(last),
+        "points": catalogue.evaluations(last),
     }
     (recipe.folder / "curve.json").write_text(as_text(found), encoding="utf-8")
     (recipe.folder / "transcript.txt").write_text(transcript(last), encoding="utf-8")

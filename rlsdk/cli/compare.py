@@ -22,7 +22,7 @@ def compare(runs: Sequence[Path], html: Path | None, as_json: bool) -> None:
     Runs that differ only in their seed form one group.
     """
     from rlsdk.reporting.compare import comparison, comparison_page
-    from rlsdk.reporting.reading import read_run
+    from rlsdk.reporting.report import read_run
 
     if len(runs) < 2:
         raise click.UsageError("expected two runs or more; one alone is shown by `rlsdk report RUN`")

@@ -65,7 +65,7 @@ def countdown(out: Path, train_size: int, test_size: int, overwrite: bool, **opt
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from rlsdk.sources.countdown import countdown as tasks_of
-    from rlsdk.sources.verl import tinyzero_columns, write
+    from rlsdk.sources.tables import tinyzero_columns, write
 
     files = {split: out / f"{split}.parquet" for split in ("train", "test")}
     existing = [str(file) for file in files.values() if file.exists()]

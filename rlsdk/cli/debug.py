@@ -14,9 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from rlsdk.cli.listing import console
-from rlsdk.cli.modes import serve
-from rlsdk.cli.parameters import plugin_files
-from rlsdk.cli.settings import SettingsCommand
+from rlsdk.cli.parameters import SettingsCommand, plugin_files
+from rlsdk.cli.train import serve
 from rlsdk.config import check
 from rlsdk.errors import visible
 from rlsdk.plurals import counted

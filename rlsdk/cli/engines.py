@@ -10,7 +10,7 @@ import click
 
 from rlsdk.errors import ConfigError, RunError
 from rlsdk.plurals import counted
-from rlsdk.runlog.engine_scaling import read_status, request_engines, requested_engines
+from rlsdk.runlog.actors import read_status, request_engines, requested_engines
 from rlsdk.runlog.folder import why_no_run
 
 _AGAIN = "resume it with rlsdk train --resume"

@@ -15,8 +15,7 @@ from rich.progress import Progress
 from rich.table import Column, Table
 
 from rlsdk.cli.listing import console
-from rlsdk.cli.parameters import RunPath, plugin_files
-from rlsdk.cli.settings import SettingsCommand
+from rlsdk.cli.parameters import RunPath, SettingsCommand, plugin_files
 from rlsdk.config import check, read
 from rlsdk.errors import ConfigError
 

@@ -16,8 +16,7 @@ from rich.text import Text
 
 from rlsdk.cli.lazy import WRONG_INPUT
 from rlsdk.cli.listing import console, show, wrapped
-from rlsdk.cli.parameters import plugin_files
-from rlsdk.cli.settings import SettingsCommand
+from rlsdk.cli.parameters import SettingsCommand, plugin_files
 from rlsdk.cluster.gpus import GPUNode, parse_nodes
 from rlsdk.cluster.placement import gpu_map
 from rlsdk.components import brief

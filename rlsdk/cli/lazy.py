@@ -17,7 +17,7 @@ import click
 from rlsdk import preflight
 from rlsdk.errors import ConfigError, PluginError, RlsdkError, install_command
 from rlsdk.options import nearest
-from rlsdk.plugins.entries import declared
+from rlsdk.plugins.discovery import declared
 
 GROUP = "rlsdk.v1.commands"
 """Entry point group of plugin commands."""

@@ -1,10 +1,13 @@
-"""Parameters shared by several commands."""
+"""Parameters shared by several commands, and commands that accept `key=value` settings after a config."""
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import click
 from click.shell_completion import CompletionItem
 
@@ -29,3 +32,39 @@ class RunPath(click.ParamType[str]):
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Complete folders in the shell."""
         return [CompletionItem(incomplete, type="dir")]
+
+
+class SettingsCommand(click.Command):
+    """A command with `key=value` settings; an option such as `--batch_size 4` gets a hint how to write the setting."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse; for an unknown option that looks like a setting, explain how settings are written."""
+        given = list(args)  # click removes them one by one
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            key = error.option_name.lstrip("-")
+            if key in ("config", "config-file", "config_file", "config-path", "config-name"):
+                hint = f"{error.message} The configuration is given without an option: {ctx.command_path} CONFIG.yaml"
+                raise click.NoSuchOption(error.option_name, hint, ctx=ctx) from None
+            from rlsdk.config import Config  # only if something is wrong: some commands need no configuration
+            from rlsdk.migration.convert import hint as counterpart
+
+            settings = {field.name for field in attrs.fields(Config)}
+            known = "" if key.partition(".")[0] in settings else counterpart(key)
+            if error.option_name.startswith("--") and (
+                known or key.partition(".")[0] in settings or not error.possibilities
+            ):
+                written = known or f": {key}=…{_written(error.option_name, given)}"
+                hint = f"{error.message} Settings have no dashes{written}"
+                raise click.NoSuchOption(error.option_name, hint, ctx=ctx) from None
+            raise
+
+
+def _written(option: str, args: Sequence[str]) -> str:
+    """Return a hint how to write a setting given with dashes, including its value; empty without a value."""
+    for arg, following in itertools.pairwise([*args, ""]):
+        name, _, value = arg.partition("=")
+        if name == option and (value := value or following) and not value.startswith("-"):
+            return f"; write {name.lstrip('-')}={value}"
+    return ""

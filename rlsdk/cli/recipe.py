@@ -106,9 +106,7 @@ def ceiling(measured: RecipeRun, metric: str) -> float:
 def show(name: str, as_json: bool) -> None:
     """Show the recipe NAME: its README, its commands, expected and measured results."""
     found = catalogue.read(name)
-    from rlsdk.recipes.running import commands
-
-    steps = [str(step) for step in commands(found, RUNS / name)]
+    steps = [str(step) for step in catalogue.commands(found, RUNS / name)]
     measured = found.measurement()
     if as_json:
         more = {"commands": steps, "folder": str(found.folder), "curve": attrs.asdict(measured) if measured else None}
@@ -167,11 +165,10 @@ def run(
     KEY=VALUE changes a setting of the last stage. Finished stages are skipped, and an interrupted training is resumed.
     """
     found = catalogue.read(name)
-    from rlsdk.plugins.entries import discover
-    from rlsdk.recipes import running
+    from rlsdk.plugins.discovery import discover
 
     out = out or RUNS / (f"{name}-quick" if quick else name)
-    steps = running.commands(found, out, settings, quick=quick)
+    steps = catalogue.commands(found, out, settings, quick=quick)
     if dry_run:
         click.echo("\n".join(map(str, steps)))
         return
@@ -179,12 +176,12 @@ def run(
         wanted = "; ".join(f"the plugin {plugin}: {how}" for plugin, how in lacking.items())
         raise EnvironmentFault(f"recipe {name} needs {wanted}")
     try:
-        running.run(found, out, steps, lambda line: click.echo(line, err=True), overwrite=overwrite, quick=quick)
-    except running.StageError as error:
+        catalogue.run(found, out, steps, lambda line: click.echo(line, err=True), overwrite=overwrite, quick=quick)
+    except catalogue.StageError as error:
         click.echo(f"rlsdk: {error}", err=True)
         sys.exit(error.status)
-    points = running.evaluations(steps[-1].result.parent)
-    good, words = running.verdict(found.expected, points)
+    points = catalogue.evaluations(steps[-1].result.parent)
+    good, words = catalogue.verdict(found.expected, points)
     if quick:
         good, words = True, "two steps of each stage, which say nothing about the accuracy"
     if as_json:

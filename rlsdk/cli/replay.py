@@ -11,8 +11,7 @@ from typing import Any
 
 import click
 
-from rlsdk.cli.parameters import plugin_files
-from rlsdk.cli.settings import SettingsCommand
+from rlsdk.cli.parameters import SettingsCommand, plugin_files
 from rlsdk.errors import ConfigError
 from rlsdk.plurals import counted
 from rlsdk.replay.names import FRAMEWORKS

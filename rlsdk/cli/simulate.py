@@ -11,8 +11,7 @@ import attrs
 import click
 
 from rlsdk.cli.listing import console
-from rlsdk.cli.parameters import plugin_files
-from rlsdk.cli.settings import SettingsCommand
+from rlsdk.cli.parameters import SettingsCommand, plugin_files
 from rlsdk.errors import ConfigError, ValueFault
 from rlsdk.plurals import counted
 

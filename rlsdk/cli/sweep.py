@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from rlsdk.cli import listing
 from rlsdk.cli.lazy import INTERRUPTED
-from rlsdk.cli.settings import SettingsCommand
+from rlsdk.cli.parameters import SettingsCommand
 from rlsdk.plurals import counted
 from rlsdk.sweeps.results import Estimate, Failure, ResultRow
 from rlsdk.sweeps.running import RunOutcome

@@ -30,8 +30,7 @@ def trace(run: Path, out: Path | None, otlp: str | None) -> None:
     from rlsdk.errors import ConfigError
     from rlsdk.reporting.trace import all_spans, chrome_trace
     from rlsdk.runlog.folder import why_no_run
-    from rlsdk.runlog.metrics import METRICS, read_metrics
-    from rlsdk.runlog.spans import SPANS, read_spans
+    from rlsdk.runlog.metrics import METRICS, SPANS, read_metrics, read_spans
 
     if not (run / METRICS).is_file():
         raise ConfigError([f"RUN: {why_no_run(run, METRICS)}"])

@@ -12,8 +12,7 @@ from typing import Any
 
 import click
 
-from rlsdk.cli.parameters import RunPath, plugin_files
-from rlsdk.cli.settings import SettingsCommand
+from rlsdk.cli.parameters import RunPath, SettingsCommand, plugin_files
 from rlsdk.errors import ConfigError
 
 

@@ -1,21 +1,226 @@
-"""The plan of a run: a configuration with typed values and resolved components."""
+"""The plan of a run: a configuration with typed values, resolved components, and an algorithm's merged parts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from rlsdk.config.parts import RewardPart, TaskSource, located
+from rlsdk.components import Component
 from rlsdk.config.schema import Config, RoleSection
-from rlsdk.config.tree import Tree
-from rlsdk.contracts import AlgorithmDefaults, ApartRole, DrivesOtherCode, LossSpec, Model
+from rlsdk.config.tree import Tree, current_path
+from rlsdk.contracts import AlgorithmDefaults, ApartRole, DrivesOtherCode, LossSpec, Model, RewardSpec, RunFacts
 from rlsdk.fields import Field
+from rlsdk.kinds import PART_LISTS, PARTS
+from rlsdk.options import CONVERTER, Fault, structure
 from rlsdk.plugins import ComponentRef, Fingerprint, Plugins
 from rlsdk.schedules import Schedule
 from rlsdk.storage.location import is_url, mirror_of
+
+NORMED = "seq-mean-token-sum-norm"
+"""The aggregation that divides by a fixed length."""
+
+
+@attrs.frozen
+class RewardPart:
+    """One part of the reward: its component, and how it is combined with the others."""
+
+    rule: RewardSpec
+    reference: ComponentRef
+
+
+@attrs.frozen
+class TaskSource:
+    """One source of tasks.
+
+    Attributes:
+        name: Unique name in metrics and checkpoints.
+        reference: The component.
+        weight: Share of a batch, relative to the other sources.
+        renamed: True if `name` replaces the `source` of its tasks.
+    """
+
+    name: str
+    reference: ComponentRef
+    weight: float = 1.0
+    renamed: bool = False
+
+
+@attrs.frozen
+class Chosen:
+    """A component that a configuration chose.
+
+    Attributes:
+        path: Key in the configuration.
+        component: The component.
+        options: Given options; schedules are replaced by their maximum values.
+    """
+
+    path: str
+    component: Component
+    options: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.component.kind} {self.component.name!r}"
+
+    def faults(self, run: RunFacts) -> Iterator[str]:
+        """Yield faults of options that have no effect in the run."""
+        if self.component.check is None:
+            return
+        values = {option.name: option.default for option in self.component.options} | dict(self.options)
+        for option, text in self.component.check(run, values):
+            yield f"{self.path}.{option}: {text}" if option else f"{self.path}: {text}"
+
+
+def merge_parts(defaults: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Merge partial overrides into the algorithm's parts; another name, or a marked object, replaces a part.
+
+    Args:
+        defaults: The algorithm with its author's defaults.
+        options: The configuration's `algorithm` section; modified and returned.
+    """
+    for part in PARTS:
+        given, default = options.get(part), getattr(defaults, part, None)
+        if default is None or given is None:
+            continue
+        if isinstance(given, str) and given == default.name:
+            options[part] = default
+        elif isinstance(given, Mapping) and given.get("use", default.name) == default.name:
+            options[part] = {"use": default.name, **default.options, **{k: v for k, v in given.items() if k != "use"}}
+    for part in PART_LISTS:
+        if part in options and not isinstance(options[part], list | tuple):
+            options[part] = [options[part]]
+    return options
+
+
+def with_lengths(component: Component, options: Mapping[str, Any], max_tokens: int | None) -> dict[str, Any]:
+    """Return the options with `max_tokens`, if known, for each length that is null or omitted."""
+    if max_tokens is None:
+        return dict(options)
+    defaults = {option.name: option.default for option in component.options}
+    empty = [name for name in component.lengths if options.get(name, defaults[name]) is None]
+    return {**options, **dict.fromkeys(empty, max_tokens)}
+
+
+def with_defaults(tree: Tree, defaults: Mapping[str, Any]) -> tuple[Tree, dict[str, Any]]:
+    """Add an algorithm's defaults for missing keys to a configuration; also return the defaults that were used."""
+    tree, taken = dict(tree), {}
+    for name, value in defaults.items():
+        path = current_path(name)
+        *sections, key = path.split(".")
+        node: Any = tree
+        for section in sections:
+            below = node.get(section)
+            node[section] = below if isinstance(below, str) else dict(below or {})
+            node = node[section]
+            if isinstance(node, str):  # a name instead of keys: the user chose the component
+                break
+        if isinstance(node, dict) and key not in node:
+            node[key] = taken[path] = value
+    return tree, taken
+
+
+def default_faults(defaults: Mapping[str, Any]) -> list[Fault]:
+    """Find errors in an algorithm's defaults for other sections: unknown paths, and invalid values."""
+    fault = "is a part of the algorithm itself; set its field"
+    faults = [(path, fault) for path in defaults if path.partition(".")[0] == "algorithm"]
+    least = {"name": "run", "model": {"path": "model"}, "tasks": {"train": ["tasks"]}}
+    _, wrong = structure(with_defaults(least, defaults)[0], Config)
+    return faults or [(path.lstrip("."), text) for path, text in wrong]
+
+
+def completed(
+    config: Config, tree: Tree, algorithm: AlgorithmDefaults | None
+) -> tuple[Config, Tree, dict[str, Any], list[str]]:
+    """Apply an algorithm's defaults for other sections: (configuration, its tree, defaults used, faults)."""
+    if algorithm is None or not algorithm.defaults:
+        return config, tree, {}, []
+    if wrong := default_faults(algorithm.defaults):
+        return config, tree, {}, [f"algorithm.defaults: {path}: {text}" for path, text in wrong]
+    tree, taken = with_defaults(tree, algorithm.defaults)
+    return CONVERTER.structure(tree, Config), tree, taken, []
+
+
+def located(path: str) -> str:
+    """Return the absolute path of a model's folder, for processes in other folders; a hub id is unchanged."""
+    folder = Path(os.path.expanduser(path))  # unlike Path's, it leaves the home of an unknown user as it is
+    return str(folder.resolve()) if folder.is_dir() else path
+
+
+def facts_of(
+    config: Config,
+    algorithm: AlgorithmDefaults,
+    rewards: Sequence[RewardPart],
+    chosen: Sequence[Chosen],
+    *,
+    one_answer: bool,
+) -> RunFacts:
+    """Collect the facts about the run that components' checks receive.
+
+    Args:
+        config: Typed configuration.
+        algorithm: Algorithm, with parts replaced by the configuration.
+        rewards: Parts of the reward.
+        chosen: Components of the run.
+        one_answer: True if a rollout consists of one answer.
+    """
+    path, reference, room = config.model.path, config.model.reference, config.model.max_length - 1
+    return RunFacts(
+        teacher=reference is not None and located(reference) != located(path),
+        max_tokens=config.sampling.max_tokens,
+        longest_response=min(config.sampling.max_tokens, room) if one_answer else room,
+        group_size=config.group_size,
+        updates=config.minibatches * config.passes,
+        aggregate=algorithm.aggregate,
+        rewards=tuple(part.rule.name for part in rewards),
+        shaping=tuple(part.component.name for part in chosen if part.component.kind == "shaping"),
+        rollouts=algorithm.rollouts,
+    )
+
+
+def part_faults(config: Config, algorithm: AlgorithmDefaults, chosen: Sequence[Chosen], run: RunFacts) -> Iterator[str]:
+    """Yield faults of parts that contradict each other or have no effect in the run."""
+    for part in chosen:
+        allowed = part.component.aggregates
+        if allowed and run.aggregate not in allowed:
+            yield f"algorithm.aggregate: {part} is defined for {' and '.join(allowed)}; got {run.aggregate!r}"
+        yield from _no_effect(part, config, algorithm)
+        yield from part.faults(run)
+    loss = next((part for part in chosen if part.component.kind == "policy_loss"), None)
+    for part in chosen:
+        if part.component.kind == "correction" and not part.component.masks and loss and loss.component.corrects:
+            yield (
+                f"{part.path}: {part} weights tokens by their ratio to the sampler, and so does {loss} itself; leave "
+                "the correction out (null), or use one that only masks, such as 'token_mask'"
+            )
+
+
+def reward_readers(chosen: Sequence[Chosen]) -> list[str]:
+    """Return the names of the parts that read rewards."""
+
+    def reads(component: Component) -> bool:
+        if component.kind == "policy_loss":
+            return "preferred" in component.needs
+        return component.kind in ("advantage", "filter", "buffer") and component.reads_rewards
+
+    return [str(part) for part in chosen if reads(part.component)]
+
+
+def _no_effect(part: Chosen, config: Config, algorithm: AlgorithmDefaults) -> Iterator[str]:
+    """Yield faults of parts that weight by the ratio of old policy to sampler when both have the same logprobs."""
+    if part.component.corrects != "old" or algorithm.rollouts == "mixed":  # mixed: always recomputed
+        return
+    other = "leave it out (null)" if part.component.kind == "correction" else "choose another policy loss"
+    if algorithm.rollouts == "demonstrations":
+        yield f"{part.path}: {part} weights samples by their ratio to the sampler, but nothing is sampled; {other}"
+    elif config.old_logprobs == "rollout":
+        yield (
+            f"{part.path}: {part} weights by old_logprobs over the sampler's logprobs, but with old_logprobs=rollout "
+            f"both are the sampler's: every weight is 1; set old_logprobs=learner, or {other}"
+        )
 
 
 @attrs.frozen(kw_only=True)

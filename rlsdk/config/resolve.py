@@ -12,9 +12,11 @@ from rlsdk.components import Use, component_of
 from rlsdk.config import defaults
 from rlsdk.config.foreign import explained
 from rlsdk.config.groups import critic_faults, group_faults, pair_faults, reward_faults
-from rlsdk.config.parts import (
+from rlsdk.config.paths import resolve_paths
+from rlsdk.config.plan import (
     NORMED,
     Chosen,
+    Plan,
     RewardPart,
     TaskSource,
     completed,
@@ -24,8 +26,6 @@ from rlsdk.config.parts import (
     reward_readers,
     with_lengths,
 )
-from rlsdk.config.paths import resolve_paths
-from rlsdk.config.plan import Plan
 from rlsdk.config.rules import compared_with_nothing, cross_checks, limits
 from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config, RoleSection
 from rlsdk.config.section import RULE_KEYS, SOURCE_KEYS, RewardUse, SourceUse

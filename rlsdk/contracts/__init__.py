@@ -67,16 +67,17 @@ from rlsdk.contracts.running import (
     Workflow,
     runs_user_code,
 )
-from rlsdk.contracts.scoring import (
+from rlsdk.contracts.tasks import (
     DrivesOtherCode,
     HasTimeout,
+    KeepsOrder,
     RewardSpec,
     ScoringLimits,
+    TaskList,
     UsesGPUs,
     WholeGroups,
     batch_of,
 )
-from rlsdk.contracts.tasks import KeepsOrder, TaskList
 from rlsdk.contracts.training import (
     ApartRole,
     GivesAdapter,

@@ -1,15 +1,19 @@
-"""Task sources: a sequence that creates tasks on access, an optional interface, and the label of a task."""
+"""Task sources, and how the parts of a reward are combined."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, overload, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 import attrs
 
-from rlsdk.errors import DataError
+from rlsdk.components import Batch, component_of
+from rlsdk.errors import DataError, ValueFault
 from rlsdk.plurals import counted
-from rlsdk.types import Task
+from rlsdk.types import Score, Task
+
+if TYPE_CHECKING:
+    from rlsdk.plugins.fingerprints import Fingerprint
 
 
 @attrs.frozen(eq=False)
@@ -74,3 +78,116 @@ def label_of(task: Task) -> bool:
         f"task {task.id!r}: nothing says whether its demonstration is right; expected `label`, true or false, in its "
         f"metadata, got {label!r}: map a column to 'label'"
     )
+
+
+@runtime_checkable
+class WholeGroups(Protocol):
+    """Optional interface of a reward marked `batch=True` whose options decide whether it needs whole groups."""
+
+    @property
+    def whole_groups(self) -> bool:
+        """True if each call needs all rollouts of one task, as with `batch="group"`."""
+        ...
+
+
+@runtime_checkable
+class HasTimeout(Protocol):
+    """Optional interface of a reward that limits its own calls, such as requests to a server."""
+
+    @property
+    def timeout(self) -> float:
+        """Seconds after which the reward itself ends a call; rlsdk waits at least one second longer."""
+        ...
+
+
+@runtime_checkable
+class UsesGPUs(Protocol):
+    """Optional interface of a reward that runs in a separate actor and may use GPUs."""
+
+    @property
+    def gpus(self) -> float:
+        """GPUs of the actor; fractions are allowed."""
+        ...
+
+
+@runtime_checkable
+class DrivesOtherCode(Protocol):
+    """Optional interface of a reward that calls code from outside its plugin."""
+
+    @property
+    def marks(self) -> Mapping[str, Fingerprint]:
+        """Name -> fingerprint of that code; a run is not resumed if it changed."""
+        ...
+
+
+def batch_of(reward: Any) -> Batch:
+    """Return what a reward is called with: one rollout (False), a list of rollouts (True), or a whole "group".
+
+    Args:
+        reward: Ready to run.
+    """
+    component = component_of(reward)
+    if component is None or not component.batch:
+        return False
+    return "group" if isinstance(reward, WholeGroups) and reward.whole_groups else component.batch
+
+
+@attrs.frozen
+class RewardSpec:
+    """One part of a reward, and how it is combined with the others.
+
+    Attributes:
+        name: Name in metrics.
+        weight: Weight in the sum.
+        gate: Threshold: if the value is below it, later parts are not scored and count as 0.
+        multiply: Multiply the sum by the value instead of adding it.
+        range: (low, high) of the values, mapped to 0 and 1 before weighting; values outside are clipped.
+        sources: Task sources that the part applies to; empty means all.
+    """
+
+    name: str = ""
+    weight: float = 1.0
+    gate: float | None = None
+    multiply: bool = False
+    range: tuple[float, float] | None = None
+    sources: tuple[str, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        if self.range is not None and self.range[0] == self.range[1]:
+            raise ValueFault(f"range: two different values, (low, high); got {self.range}")
+        if self.multiply and self.weight != 1.0:
+            raise ValueFault(f"weight: a factor has none (multiply is true); got {self.weight:g}")
+
+    def applies(self, task: Task) -> bool:
+        """Return True if the part applies to a task."""
+        return not self.sources or task.source in self.sources
+
+    def shuts(self, score: Score) -> bool:
+        """Return True if this part's score is below its gate, so that later parts are not scored."""
+        return self.gate is not None and score.valid and score.value < self.gate
+
+    def mapped(self, value: float) -> float:
+        """Return a value after mapping by `range`, before weighting."""
+        if self.range is None:
+            return value
+        low, high = self.range
+        return min(max((value - low) / (high - low), 0.0), 1.0)
+
+
+@attrs.frozen(kw_only=True)
+class ScoringLimits:
+    """Resource limits of rewards.
+
+    Attributes:
+        workers: Processes in the pool that runs rewards; 0: one per core.
+        timeout: Wall-clock seconds for one call; a reward with its own, longer `timeout` gets one second more than
+            that.
+        memory: MiB of address space that a pool process may allocate beyond its initial size (Linux).
+        trial: Before the run starts, let rewards score made-up answers to a task; a reward that can score none is
+            refused.
+    """
+
+    workers: int = 0
+    timeout: float = 10.0
+    memory: int = 2048
+    trial: bool = True

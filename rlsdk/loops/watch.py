@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from rlsdk.plugins.entries import discover
+from rlsdk.plugins.discovery import discover
 
 log = logging.getLogger(__name__)
 BLOCKED_SECONDS = 10.0

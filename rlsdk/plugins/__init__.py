@@ -6,7 +6,7 @@ A distribution declares an entry point in the group `rlsdk.v1`; its name is the 
 
 from __future__ import annotations
 
-from rlsdk.plugins.entries import CORE, GROUP, PluginEntry, discover, short_name, version
+from rlsdk.plugins.discovery import CORE, GROUP, PluginEntry, discover, short_name, version
 from rlsdk.plugins.fingerprints import ComponentRef, Fingerprint
 from rlsdk.plugins.loading import faults_of, load, names
 from rlsdk.plugins.manager import Plugins

@@ -9,7 +9,7 @@ from rlsdk.components import Use
 from rlsdk.errors import OptionError, PluginError
 from rlsdk.kinds import Kind
 from rlsdk.options import Fault
-from rlsdk.plugins.entries import CORE
+from rlsdk.plugins.discovery import CORE
 from rlsdk.plugins.manager import Plugins, check_kind, present
 
 

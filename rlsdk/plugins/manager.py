@@ -30,9 +30,8 @@ from rlsdk.errors import (
 from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import nearest, unknown
 from rlsdk.plugins import fingerprints
-from rlsdk.plugins.entries import CORE, PluginEntry, discover, misspelt_module
+from rlsdk.plugins.discovery import CORE, PluginEntry, discover, misspelt_module, unreadable
 from rlsdk.plugins.fingerprints import ComponentRef, Fingerprint, overwritten, plugin_name, source_of
-from rlsdk.plugins.importing import unreadable
 from rlsdk.plugins.own_parts import with_own_parts
 
 _MARKS = frozenset({*KINDS, "field", "hookimpl"})

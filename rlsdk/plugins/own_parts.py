@@ -10,7 +10,7 @@ import attrs
 
 from rlsdk.components import Use, component_of
 from rlsdk.kinds import PART_LISTS, PARTS, Kind
-from rlsdk.plugins.entries import CORE
+from rlsdk.plugins.discovery import CORE
 
 if TYPE_CHECKING:
     from rlsdk.plugins.manager import Plugins

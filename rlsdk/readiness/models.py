@@ -10,7 +10,7 @@ from typing import Any
 from rlsdk import preflight
 from rlsdk.cluster.placement import threads_of
 from rlsdk.config import Plan
-from rlsdk.config.parts import NORMED
+from rlsdk.config.plan import NORMED
 from rlsdk.contracts import (
     Adapter,
     ApartRole,

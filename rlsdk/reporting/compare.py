@@ -13,7 +13,7 @@ import numpy as np
 from rlsdk.contracts import Series
 from rlsdk.plurals import counted
 from rlsdk.reporting.page import chart, page, table
-from rlsdk.reporting.reading import FinishedRun
+from rlsdk.reporting.report import FinishedRun
 from rlsdk.runlog.report import source_label
 
 METRICS = ("reward/mean", "accuracy/mean", "eval/sampled", "eval/greedy", "rollouts/length", "time/step")

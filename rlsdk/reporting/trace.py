@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rlsdk.errors import EnvironmentFault, RunError
-from rlsdk.runlog.spans import Span
+from rlsdk.runlog.metrics import Span
 
 PHASES = ("produce", "logprobs", "credit", "update", "sync")
 """Phases of a step in order, named as in `time/…`."""

@@ -13,8 +13,8 @@ import attrs
 
 import rlsdk
 from rlsdk.errors import DataError, OptionError, ValueFault, described
+from rlsdk.plugins.discovery import find
 from rlsdk.plugins.fingerprints import Fingerprint, of_text
-from rlsdk.plugins.importing import find
 from rlsdk.rewards.conventions import CONVENTIONS, Convention, Parameters, PreparedCall
 from rlsdk.types import Rollout, Score
 

@@ -17,7 +17,7 @@ import yaml
 
 from rlsdk.config import Config
 from rlsdk.errors import EnvironmentFault, ValueFault, first_line
-from rlsdk.runlog.engine_scaling import read_status
+from rlsdk.runlog.actors import read_status
 from rlsdk.runlog.folder import MARKER, why_no_run
 from rlsdk.runlog.metrics import read_metrics
 from rlsdk.runlog.store import DATABASE, Address

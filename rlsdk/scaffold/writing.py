@@ -15,7 +15,7 @@ import attrs
 
 from rlsdk.errors import ValueFault
 from rlsdk.kinds import Kind
-from rlsdk.plugins.entries import discover, version
+from rlsdk.plugins.discovery import discover, version
 
 TASKS = """\
 tasks:

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from rlsdk.errors import RlsdkError
-from rlsdk.serving.messages import APIError
-from rlsdk.serving.replies import HttpReply
+from rlsdk.serving.messages import APIError, HttpReply
 
 if TYPE_CHECKING:
     from aiohttp import web

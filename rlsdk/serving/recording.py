@@ -19,8 +19,7 @@ from rlsdk.errors import ConfigError, OutOfRoomError, RefusedMessagesError, Valu
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.seeds import derive
 from rlsdk.serving.http_server import endpoint
-from rlsdk.serving.messages import APIError, ChatMessage
-from rlsdk.serving.replies import AnswerHead, HttpReply, models
+from rlsdk.serving.messages import AnswerHead, APIError, ChatMessage, HttpReply, models
 from rlsdk.serving.requests import MODEL, ChatAnswer, ChatReplies, Turn, answered, expect_readable, full, opening
 from rlsdk.serving.streaming import LiveAnswer
 from rlsdk.serving.wire import ChatCompletionRequest, read_chat

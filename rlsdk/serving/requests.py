@@ -18,8 +18,15 @@ from rlsdk.engines.client import Watch
 from rlsdk.errors import ConfigError, ValueFault
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.serving.messages import APIError, ChatMessage, ChatToolCall
-from rlsdk.serving.replies import AnswerHead, TokenLogprobs, chat_logprobs, tokens_used
+from rlsdk.serving.messages import (
+    AnswerHead,
+    APIError,
+    ChatMessage,
+    ChatToolCall,
+    TokenLogprobs,
+    chat_logprobs,
+    tokens_used,
+)
 from rlsdk.serving.streaming import LiveChatAnswer, sampled_live, without_prefill
 from rlsdk.serving.wire import ChatCompletionRequest
 from rlsdk.tool_calls import Call, Dialect, Malformed

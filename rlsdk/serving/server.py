@@ -13,8 +13,7 @@ import attrs
 
 from rlsdk.errors import ConfigError, EnvironmentFault
 from rlsdk.serving.http_server import HttpServer, read_json
-from rlsdk.serving.messages import APIError
-from rlsdk.serving.replies import HttpReply
+from rlsdk.serving.messages import APIError, HttpReply
 from rlsdk.serving.stateless import EngineService
 
 if TYPE_CHECKING:

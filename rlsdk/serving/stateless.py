@@ -20,8 +20,7 @@ from rlsdk.errors import EngineError, RlsdkError, ValueFault
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.serving.http_server import Routes
-from rlsdk.serving.messages import APIError
-from rlsdk.serving.replies import AnswerHead, HttpReply, TokenLogprobs, models, text_logprobs, tokens_used
+from rlsdk.serving.messages import AnswerHead, APIError, HttpReply, TokenLogprobs, models, text_logprobs, tokens_used
 from rlsdk.serving.requests import ChatAnswer, ChatReplies, answered, expect_readable, full, opening, until_stop
 from rlsdk.serving.streaming import LiveAnswer, sampled_live
 from rlsdk.serving.wire import ChatCompletionRequest, CompletionRequest, GenerationRequest, read_chat, read_completion

@@ -13,8 +13,7 @@ from rlsdk.engines.client import Watch
 from rlsdk.engines.common import stack_top
 from rlsdk.errors import EngineError
 from rlsdk.rollout.codec import NOTHING, ChatTokenizer
-from rlsdk.serving.messages import ChatMessage
-from rlsdk.serving.replies import TokenLogprobs
+from rlsdk.serving.messages import ChatMessage, TokenLogprobs
 from rlsdk.serving.wire import ChatCompletionRequest
 from rlsdk.tool_calls import ToolParser
 from rlsdk.tool_calls.calls import before_mark

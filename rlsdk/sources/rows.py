@@ -110,7 +110,7 @@ class RowReader:
             "id": c.id,
         }
         extra = row.get("extra_info")
-        is_text = isinstance(extra, Mapping) and extra.get("text_prompt") is True  # see `rlsdk.sources.verl`
+        is_text = isinstance(extra, Mapping) and extra.get("text_prompt") is True  # see `rlsdk.sources.tables`
         found = {field: _value(row, place) for field, place in places.items() if place}
         metadata = {key: value for key, value in row.items() if key not in places.values()}
         prompt = _prompt(found["prompt"], str(places["prompt"]), is_text)

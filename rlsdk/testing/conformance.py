@@ -23,14 +23,10 @@ from rlsdk.plugins import Plugins
 from rlsdk.testing import samples
 from rlsdk.testing.findings import Case, NotApplicable, PropertyResult, Report, Violated, is_batch, show
 from rlsdk.testing.properties.base import CREDIT, LOSSES, Property
-from rlsdk.testing.signatures import fault_of
-from rlsdk.testing.subject import Subject
+from rlsdk.testing.subject import Subject, fault_of
 from rlsdk.types import Group, Task
 
-MODULES = (
-    *("general", "packed", "losses", "scoring", "worlds"),
-    *("rendering", "diagnosing", "algorithms", "transferring"),
-)
+MODULES = ("general", "packed", "losses", "scoring", "worlds", "rendering")
 """Modules of `rlsdk.testing.properties`, in checking order."""
 ON_TENSORS = ("packed", "losses")
 """Those of them that need torch; components of other kinds can be checked without it."""

@@ -13,7 +13,7 @@ import attrs
 
 from rlsdk.errors import OptionError, PluginError, UnknownComponentError, ValueFault
 from rlsdk.plugins import load, names
-from rlsdk.plugins.importing import find
+from rlsdk.plugins.discovery import find
 from rlsdk.tool_calls.calls import MAX_CHARACTERS, Call, Malformed, ToolParser, beginnings
 
 __all__ = ["MAX_CHARACTERS", "Call", "Dialect", "Malformed", "ToolParser", "is_users"]

@@ -30,7 +30,7 @@ from rlsdk.contracts.rollouts import Evaluation, NoRolloutsError
 from rlsdk.errors import RunError, ScoringError, visible
 from rlsdk.options import unknown
 from rlsdk.plugins import ComponentRef, load, short_name
-from rlsdk.runlog.engine_scaling import EngineScaling, requested_engines, write_status
+from rlsdk.runlog.actors import EngineScaling, requested_engines, write_status
 from rlsdk.runlog.logs import ProgressLine
 from rlsdk.runlog.metrics import METRICS, note_ledger
 from rlsdk.runlog.observers import CLOSE_SECONDS, Observers

@@ -21,13 +21,13 @@ from rlsdk.errors import RunError, described
 from rlsdk.isolation.reaper import reaped
 from rlsdk.reporting.report import try_report
 from rlsdk.rollout.generator import first_error
-from rlsdk.runlog import engine_scaling
+from rlsdk.runlog import actors
 from rlsdk.runlog.actors import ActorsFile
 from rlsdk.runlog.folder import held
 from rlsdk.runlog.logs import log_console, log_to
+from rlsdk.runlog.metrics import recorded
 from rlsdk.runlog.observers import Observers
 from rlsdk.runlog.report import draw_curves, print_report, write_summary
-from rlsdk.runlog.spans import recorded
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.trainer.rehearsal import Rehearsal
 from rlsdk.trainer.resuming import prepare_folder
@@ -121,7 +121,7 @@ class RunRecord:
             summary: Summary of the run.
         """
         try:
-            engine_scaling.mark_ended(self.plan.folder, status)
+            actors.mark_ended(self.plan.folder, status)
         except (OSError, RunError) as error:  # a disk that is full or read-only must not hide why the run ended
             log.warning("cannot record that the run has %s: %s", status, error)
         self.tell_end(status, summary)
@@ -161,7 +161,7 @@ def open_run(
         log.error("the run did not end when asked to; its process exits now: %s", verdict)
         if not lock.loss():  # otherwise the folder is another program's
             write_summary(plan.folder, _failure(plan, verdict))
-            engine_scaling.mark_ended(plan.folder, "failed")
+            actors.mark_ended(plan.folder, "failed")
 
     with (
         ExitStack() as stack,
@@ -173,7 +173,7 @@ def open_run(
         checkpoints = Checkpoints(plan.folder, plan.config.checkpoint.keep, saved=mirror.saved if mirror else None)
         prepared = prepare_folder(plan, checkpoints, resume=resume, overwrite=overwrite, allow_changes=allow_changes)
         log_to(plan, console, "driver.log")
-        engine_scaling.clear_status(plan.folder)
+        actors.clear_status(plan.folder)
         for notice in (*(mirror.notices if mirror else ()), *prepared.notices):
             log.warning("%s", notice)
         if mirror:

@@ -21,8 +21,8 @@ from rlsdk.config.tree import spelled_out
 from rlsdk.contracts import History, Series
 from rlsdk.errors import RunError, ValueFault
 from rlsdk.runlog import actors
+from rlsdk.runlog.actors import STATUS
 from rlsdk.runlog.alerts import ALERTS, Alert, alert_from, chosen_rules, latest_alerts
-from rlsdk.runlog.engine_scaling import STATUS
 from rlsdk.runlog.folder import MARKER, why_no_run
 from rlsdk.runlog.metrics import METRICS, read_ledger
 from rlsdk.viewer.conversation import Vocabulary

@@ -14,7 +14,7 @@ import rlsdk
 from rlsdk.contracts import Chat, Served
 from rlsdk.errors import OptionError, ValueFault
 from rlsdk.isolation.threads import Threads
-from rlsdk.plugins.importing import find
+from rlsdk.plugins.discovery import find
 from rlsdk.tool_calls import Dialect, is_users
 from rlsdk.types import Rollout, Task
 from rlsdk.workflows.limits import check_positive

@@ -15,7 +15,7 @@ from rlsdk.contracts import Chat
 from rlsdk.errors import ConfigError, OptionError, ValueFault
 from rlsdk.isolation.threads import Threads
 from rlsdk.options import nearest
-from rlsdk.plugins.importing import find
+from rlsdk.plugins.discovery import find
 from rlsdk.tool_calls import Call, Dialect, Malformed, is_users
 from rlsdk.types import Rollout, Status, Task
 from rlsdk.workflows.functions import Tool, WrongCallError, as_text

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from rlsdk.cli import root
 from rlsdk.errors import RunError
-from rlsdk.runlog.engine_scaling import (
+from rlsdk.runlog.actors import (
     EngineScaling,
     clear_status,
     mark_ended,

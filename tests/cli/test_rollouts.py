@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from rlsdk.cli import root
 from rlsdk.cli.rollouts import SHOWN
-from rlsdk.runlog.engine_scaling import mark_ended
+from rlsdk.runlog.actors import mark_ended
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.runlog.tables import COLUMNS, Entry
 from rlsdk.types import Group, Rollout, Score, Task

@@ -7,7 +7,7 @@ import torch
 
 import rlsdk
 from rlsdk.config import check
-from rlsdk.config.parts import with_defaults
+from rlsdk.config.plan import with_defaults
 from rlsdk.contracts import RunFacts
 from rlsdk.errors import ConfigError
 

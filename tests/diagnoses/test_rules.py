@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import rlsdk
 from rlsdk.contracts import Finding, History
 from rlsdk.runlog.alerts import diagnose
-from rlsdk.testing.properties.diagnosing import METRICS
+from rlsdk.testing.properties.scoring import METRICS
 
 NAMES = rlsdk.names("diagnosis")
 Curve = Callable[[int], float | None]

@@ -19,7 +19,7 @@ from rlsdk.checkpoints.checkpoint import SECTIONS, Checkpoints
 from rlsdk.cli import root
 from rlsdk.config import check
 from rlsdk.evaluation import models
-from rlsdk.runlog import engine_scaling
+from rlsdk.runlog import actors
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.serving import debug
 from rlsdk.trainer import record, run
@@ -46,9 +46,9 @@ def run_that_ended() -> None:
     checkpoints = Checkpoints(plan.folder, 2)
     prepare_folder(plan, checkpoints, resume=False, overwrite=False, allow_changes=False)
     checkpoints.save(2, {**{key: {} for key in SECTIONS}, "plugins": plan.code}, lambda _: None)
-    state = engine_scaling.EngineScaling(wanted=1, alive=(0,), lost=0, refused="", driver=os.getpid())
-    engine_scaling.write_status(plan.folder, state)
-    engine_scaling.mark_ended(plan.folder, "finished")
+    state = actors.EngineScaling(wanted=1, alive=(0,), lost=0, refused="", driver=os.getpid())
+    actors.write_status(plan.folder, state)
+    actors.mark_ended(plan.folder, "finished")
 
 
 def run_that_goes_on() -> None:

@@ -14,7 +14,7 @@ import pytest
 import rlsdk
 from rlsdk.errors import FingerprintError, OptionError, PluginError, UnknownComponentError
 from rlsdk.plugins import PluginEntry, Plugins, discover
-from rlsdk.plugins.entries import misspelt_module
+from rlsdk.plugins.discovery import misspelt_module
 
 EXACT = """
     import rlsdk

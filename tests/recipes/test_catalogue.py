@@ -11,7 +11,7 @@ import rlsdk
 from rlsdk.cli import root
 from rlsdk.config import check
 from rlsdk.errors import DataError, ValueFault
-from rlsdk.recipes import catalogue, running
+from rlsdk.recipes import catalogue
 
 NAMES = catalogue.names()
 
@@ -44,11 +44,11 @@ def test_a_recipe_was_measured_or_says_never_run(name):
     if measured is None:
         assert "never run" in recipe.text("README.md").lower()
         return
-    assert running.verdict(recipe.expected, measured.points)[0], "the committed curve ends in the band"
+    assert catalogue.verdict(recipe.expected, measured.points)[0], "the committed curve ends in the band"
     assert len(recipe.text("transcript.txt")) > 100
     metric = recipe.expected.metric
     assert measured.points[-1][metric] > measured.points[0][metric]
-    last = running.config(recipe, recipe.stages[-1])
+    last = catalogue.config(recipe, recipe.stages[-1])
     assert (measured.points[0]["step"], measured.points[-1]["step"]) == (0, last["steps"])
 
 
@@ -122,7 +122,7 @@ def test_an_unknown_recipe_is_answered_with_the_nearest():
 
 def test_a_missing_plugin_is_named_with_its_remedy(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rlsdk.plugins.entries.discover", dict)
+    monkeypatch.setattr("rlsdk.plugins.discovery.discover", dict)
     assert "pip install plugins/rlsdk-gridworlds" in invoke("run", "frozen-lake", status=1)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlsdk.errors import ValueFault
-from rlsdk.recipes import catalogue, running
+from rlsdk.recipes import catalogue
 from rlsdk.recipes.catalogue import Expected
 
 SHORT = ("preference", "longer-ways", "arithmetic", "reverse-text")
@@ -36,15 +36,15 @@ def ran(monkeypatch):
         result.write_text(json.dumps(status))
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr(running.subprocess, "run", run)
+    monkeypatch.setattr(catalogue.subprocess, "run", run)
     return commands
 
 
 def go(out, *settings, overwrite=False):
     recipe = catalogue.read("arithmetic")
-    steps = running.commands(recipe, out, settings)
+    steps = catalogue.commands(recipe, out, settings)
     lines = []
-    running.run(recipe, out, steps, lines.append, overwrite=overwrite)
+    catalogue.run(recipe, out, steps, lines.append, overwrite=overwrite)
     return lines
 
 
@@ -78,27 +78,27 @@ def test_other_settings_need_overwrite(tmp_path, ran):
 def test_stages_keep_their_names_and_folders(tmp_path):
     for setting in ("name=mine", f"out={tmp_path}"):
         with pytest.raises(ValueFault, match="every stage of a recipe has its own; --out gives the folder of all"):
-            running.commands(catalogue.read("arithmetic"), tmp_path, ("steps=3", setting))
+            catalogue.commands(catalogue.read("arithmetic"), tmp_path, ("steps=3", setting))
 
 
 def test_a_failed_stage_ends_the_recipe_with_its_status(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        running.subprocess, "run", lambda command, check, stdout: subprocess.CompletedProcess(command, 130)
+        catalogue.subprocess, "run", lambda command, check, stdout: subprocess.CompletedProcess(command, 130)
     )
-    with pytest.raises(running.StageError, match="model ended with status 130") as caught:
+    with pytest.raises(catalogue.StageError, match="model ended with status 130") as caught:
         go(tmp_path)
     assert caught.value.status == 130
 
 
 def test_the_band():
     expected = Expected(band=(0.5, 0.8))
-    assert running.verdict(expected, [{"eval/sampled": 0.5}]) == (
+    assert catalogue.verdict(expected, [{"eval/sampled": 0.5}]) == (
         True,
         "eval/sampled 0.500 lies in the expected band, 0.5 to 0.8",
     )
-    assert running.verdict(expected, [{"eval/sampled": 0.9}])[1].startswith("eval/sampled 0.900 is above")
-    assert running.verdict(expected, [{"eval/sampled": 0.6}, {"eval/sampled": 0.4}])[0] is False
-    assert running.verdict(expected, [])[0] is False
+    assert catalogue.verdict(expected, [{"eval/sampled": 0.9}])[1].startswith("eval/sampled 0.900 is above")
+    assert catalogue.verdict(expected, [{"eval/sampled": 0.6}, {"eval/sampled": 0.4}])[0] is False
+    assert catalogue.verdict(expected, [])[0] is False
 
 
 @pytest.mark.stack

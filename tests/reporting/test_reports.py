@@ -19,8 +19,7 @@ from rlsdk.contracts import History
 from rlsdk.errors import ConfigError
 from rlsdk.reporting import report as reporting
 from rlsdk.reporting.compare import SeedGroup, comparison, comparison_page
-from rlsdk.reporting.reading import FinishedRun, read_run
-from rlsdk.reporting.report import report_page, try_report, write_report
+from rlsdk.reporting.report import FinishedRun, read_run, report_page, try_report, write_report
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.runlog.tables import Entry
 from rlsdk.types import Group, Rollout, Score, Task

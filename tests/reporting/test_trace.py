@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from rlsdk.cli import root
 from rlsdk.errors import RunError
 from rlsdk.reporting.trace import all_spans
-from rlsdk.runlog.spans import SPANS, read_spans
+from rlsdk.runlog.metrics import SPANS, read_spans
 
 STEP = {"time/step": 2.0, "time/produce": 1.0, "time/logprobs": 0.25, "time/update": 0.5, "rollouts/tokens": 100.0}
 DAY = 1_700_000_000.0

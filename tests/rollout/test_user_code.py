@@ -169,7 +169,7 @@ def test_a_workflow_that_blocks_does_not_hold_up_the_rest_of_the_run(user_loop: 
 
 
 def test_an_async_tool_that_blocks_does_not_hold_up_the_rest_of_the_run(lab: str, user_loop: UserLoop) -> None:
-    from rlsdk.plugins.importing import find
+    from rlsdk.plugins.discovery import find
 
     blocked, release = find(f"{lab}:blocked"), find(f"{lab}:release")
     workflow = rlsdk.load("workflow", "tools", tools=[f"{lab}:wait"], call_timeout=SECONDS)

@@ -14,7 +14,7 @@ import yaml
 
 import rlsdk
 from rlsdk.migration import migrate
-from rlsdk.sources.verl import write
+from rlsdk.sources.tables import write
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]

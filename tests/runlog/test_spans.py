@@ -10,7 +10,7 @@ import pytest
 
 from rlsdk.isolation import watching
 from rlsdk.isolation.watching import Busy, note, span, stage
-from rlsdk.runlog.spans import SPANS, Span, read_spans, recorded
+from rlsdk.runlog.metrics import SPANS, Span, read_spans, recorded
 
 
 class Clock:

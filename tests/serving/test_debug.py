@@ -18,8 +18,8 @@ from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import RolloutGenerator
 from rlsdk.serving.debug import RemoteClient
 from rlsdk.serving.http_server import Routes, endpoint
+from rlsdk.serving.messages import HttpReply, models
 from rlsdk.serving.recording import Recorder
-from rlsdk.serving.replies import HttpReply, models
 from rlsdk.serving.stateless import EngineService
 from rlsdk.testing import ScriptedPolicy
 from rlsdk.tool_calls import Dialect

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlsdk.errors import OptionError
-from rlsdk.plugins.importing import find
+from rlsdk.plugins.discovery import find
 
 FILE = Path(__file__).resolve().parents[2] / "examples" / "calculator.py"
 calculate, read_call, problems = (find(f"{FILE}:{name}") for name in ("calculate", "read_call", "problems"))

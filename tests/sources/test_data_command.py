@@ -97,7 +97,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path):
-    from rlsdk.sources.verl import write
+    from rlsdk.sources.tables import write
 
     def tasks():
         yield from rlsdk.load("tasks", "countdown", size=3)()
@@ -109,18 +109,18 @@ def test_a_write_that_fails_leaves_nothing(tmp_path):
 
 
 def test_a_column_or_metadata_that_first_appears_in_a_later_task_is_written(tmp_path, monkeypatch):
-    from rlsdk.sources import verl
+    from rlsdk.sources import tables
 
-    monkeypatch.setattr(verl, "_BATCH", 2)
+    monkeypatch.setattr(tables, "_BATCH", 2)
     extras = [{}, {"level": 1}, {"level": 2.5, "note": "late"}, {"demonstration": "3"}]
     tasks = [rlsdk.Task(str(i), "1+2", metadata=extra) for i, extra in enumerate(extras)]
-    verl.write(tasks, tmp_path / "a.parquet")
+    tables.write(tasks, tmp_path / "a.parquet")
     rows = json.loads(run("show", tmp_path / "a.parquet", "--json").output)
     assert [row["extra_info"]["level"] for row in rows] == [None, 1, 2.5, None]
     assert rows[2]["extra_info"]["note"] == "late"
     assert [row["demonstration"] for row in rows] == [None, None, None, "3"]
     with pytest.raises(RlsdkError, match="cannot be the rows of a table"):
-        verl.write([*tasks, rlsdk.Task("5", "1+2", metadata={"level": "hard"})], tmp_path / "b.parquet")
+        tables.write([*tasks, rlsdk.Task("5", "1+2", metadata={"level": "hard"})], tmp_path / "b.parquet")
 
 
 def test_show_parquet(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 import rlsdk
 from rlsdk.errors import DataError, OptionError
 from rlsdk.sources.countdown import countdown
-from rlsdk.sources.verl import row, write
+from rlsdk.sources.tables import row, write
 
 
 def load(kind, **options):

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from rlsdk.cli import COMMANDS, root
 from rlsdk.cli.config import offered
-from rlsdk.cli.settings import SettingsCommand
+from rlsdk.cli.parameters import SettingsCommand
 from rlsdk.config.json_schema import json_schema
 from rlsdk.plugins import CORE, Plugins
 from rlsdk.testing.conformance import read_tasks

@@ -16,7 +16,7 @@ import pytest
 
 import rlsdk
 from rlsdk.errors import RunError
-from rlsdk.runlog.engine_scaling import STATUS
+from rlsdk.runlog.actors import STATUS
 from rlsdk.viewer.service import COOKIE, STATIC, ViewerService
 from tests.viewer.recorded import HOSTILE, make_run
 

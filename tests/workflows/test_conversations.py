@@ -10,7 +10,7 @@ import rlsdk
 from rlsdk import nano
 from rlsdk.contracts import RewardSpec
 from rlsdk.errors import DataError
-from rlsdk.plugins.importing import find
+from rlsdk.plugins.discovery import find
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.sources.countdown import countdown

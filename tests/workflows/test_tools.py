@@ -193,7 +193,7 @@ def test_a_model_without_a_template_and_a_parser_of_ones_own(file: str) -> None:
 
 
 def test_the_schema_comes_from_the_signature(file: str) -> None:
-    from rlsdk.plugins.importing import find
+    from rlsdk.plugins.discovery import find
 
     add = Tool.of(find(f"{file}:add")).schema["function"]
     assert add == {
