@@ -24,11 +24,12 @@ from rlsdk.config import check
 from rlsdk.config.origins import Origin, origins
 from rlsdk.errors import ConfigError
 from rlsdk.plurals import counted
-from rlsdk.readiness.checks import PlanFinding, examine, gpu_faults
+from rlsdk.readiness.checks import examine, gpu_faults
 from rlsdk.readiness.disk import DiskEstimate, in_words
 from rlsdk.readiness.explained import batch, describe, finding_of
 from rlsdk.readiness.memory import MemoryEstimate, estimate_memory
 from rlsdk.readiness.memory import in_words as memory_in_words
+from rlsdk.readiness.tasks import PlanFinding
 
 
 @click.command(cls=SettingsCommand)

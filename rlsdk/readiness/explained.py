@@ -14,7 +14,7 @@ from rlsdk.config import Plan, TaskSource
 from rlsdk.contracts import LimitsMicroBatches, RewardSpec, SharesSequences
 from rlsdk.plugins import ComponentRef, short_name
 from rlsdk.plurals import counted, every
-from rlsdk.readiness.checks import PlanFinding
+from rlsdk.readiness.tasks import PlanFinding
 from rlsdk.storage.location import is_url
 
 NEVER_RUN = (

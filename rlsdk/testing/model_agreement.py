@@ -23,7 +23,7 @@ from rlsdk.engines.canary import TOLERANCE, allowed_outliers
 from rlsdk.errors import ConfigError, RlsdkError, first_line
 from rlsdk.learners.rows import to_exact_row
 from rlsdk.plugins import Plugins
-from rlsdk.readiness.checks import not_embedded
+from rlsdk.readiness.tasks import not_embedded
 from rlsdk.testing.model_check import ModelProperty
 from rlsdk.testing.model_subject import ModelSubject
 from rlsdk.testing.samples import conversations

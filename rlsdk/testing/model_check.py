@@ -17,7 +17,7 @@ import numpy as np
 
 from rlsdk.contracts import Completion, Sampling
 from rlsdk.errors import ConfigError, RefusedMessagesError
-from rlsdk.readiness.checks import not_embedded
+from rlsdk.readiness.tasks import not_embedded
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.rollout.codec import NOTHING
 from rlsdk.testing.findings import NotApplicable

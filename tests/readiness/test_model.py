@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import architectures
 
 from rlsdk.config import check
-from rlsdk.readiness.checks import PlanFinding, examine, machine
+from rlsdk.readiness.checks import examine, machine
+from rlsdk.readiness.tasks import PlanFinding
 
 NANO = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
 

@@ -17,7 +17,7 @@ from rlsdk.config.schema import LISTS
 from rlsdk.config.tree import current, normalise
 from rlsdk.errors import first_line
 from rlsdk.kinds import PART_LISTS
-from rlsdk.readiness.checks import PlanFinding
+from rlsdk.readiness.tasks import PlanFinding
 
 Tree = dict[str, Any]
 WIDTH = 110
