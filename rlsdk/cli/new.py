@@ -19,7 +19,7 @@ def new() -> None:
 
 
 def _write(kind: Kind, given: str, folder: Path, *, as_file: bool) -> None:
-    from rlsdk.scaffold.writing import package, plugin_name, single_file, write
+    from rlsdk.scaffold import package, plugin_name, single_file, write
 
     name = plugin_name(given.removesuffix(".py"))
     if as_file:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from rlsdk.tool_calls.calls import Call, Malformed, ToolParser
+from rlsdk.tool_calls import Call, Malformed, ToolParser
 
 if TYPE_CHECKING:
     import numpy as np

@@ -35,7 +35,7 @@ from rlsdk.renderers.forms import (
     with_thought_or_text,
     with_written_arguments,
 )
-from rlsdk.tool_calls.calls import before_mark, beginnings, with_json_arguments
+from rlsdk.tool_calls import before_mark, beginnings, with_json_arguments
 from rlsdk.types import Message
 
 _log = logging.getLogger(__name__)

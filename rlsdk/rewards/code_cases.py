@@ -14,7 +14,7 @@ import attrs
 
 from rlsdk.errors import DataError
 from rlsdk.isolation.sandbox import SandboxResult, SandboxRun
-from rlsdk.isolation.sandboxed.plain import encode
+from rlsdk.isolation.sandboxed.border import encode
 from rlsdk.isolation.sandboxed.play import Step
 from rlsdk.types import Task
 

@@ -11,7 +11,7 @@ import numpy as np
 from rlsdk.contracts import Call, Malformed, ToolParser
 from rlsdk.messages import joined
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.tool_calls.calls import call_id as id_of
+from rlsdk.tool_calls import call_id as id_of
 from rlsdk.types import Content, Message, Role, ToolCall
 
 

@@ -29,8 +29,7 @@ from rlsdk.serving.messages import (
 )
 from rlsdk.serving.streaming import LiveChatAnswer, sampled_live, without_prefill
 from rlsdk.serving.wire import ChatCompletionRequest
-from rlsdk.tool_calls import Call, Dialect, Malformed
-from rlsdk.tool_calls.calls import call_id
+from rlsdk.tool_calls import Call, Dialect, Malformed, call_id
 from rlsdk.types import Message
 
 MODEL = "policy"

@@ -15,8 +15,7 @@ from rlsdk.errors import EngineError
 from rlsdk.rollout.codec import NOTHING, ChatTokenizer
 from rlsdk.serving.messages import ChatMessage, TokenLogprobs
 from rlsdk.serving.wire import ChatCompletionRequest
-from rlsdk.tool_calls import ToolParser
-from rlsdk.tool_calls.calls import before_mark
+from rlsdk.tool_calls import ToolParser, before_mark
 
 T = TypeVar("T")
 _HALF = "\ufffd"

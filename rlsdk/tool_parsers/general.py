@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlsdk.marks import tool_parser
-from rlsdk.tool_calls.calls import (
+from rlsdk.tool_calls import (
     MAX_CHARACTERS,
     Call,
     Malformed,

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from rlsdk.marks import tool_parser
-from rlsdk.tool_calls.calls import (
+from rlsdk.tool_calls import (
     MAX_CHARACTERS,
     Call,
     Malformed,

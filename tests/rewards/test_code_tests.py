@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import rlsdk
 from rlsdk.errors import DataError, OptionError
 from rlsdk.isolation import sandbox
-from rlsdk.isolation.sandboxed.plain import encode
+from rlsdk.isolation.sandboxed.border import encode
 from rlsdk.rewards.code_cases import same_text, same_value
 from rlsdk.rewards.code_tests import last_block
 from rlsdk.testing.conformance import checks

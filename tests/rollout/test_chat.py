@@ -21,7 +21,7 @@ from rlsdk.plugins import load
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.rollout.codec import NOTHING, ChatTokenizer
 from rlsdk.testing import ScriptedPolicy
-from rlsdk.tool_calls.calls import call_id
+from rlsdk.tool_calls import call_id
 from rlsdk.types import Message, Rollout, Score, Task
 from tests.rollout.codecs import CHATML, FORGETFUL, LLAMA_TOKENS, QWEN_TOKENS, QWEN_WORDS, chatml, like, plain
 

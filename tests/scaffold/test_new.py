@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rlsdk.kinds import KINDS
-from rlsdk.scaffold.writing import TEMPLATES
+from rlsdk.scaffold import TEMPLATES
 from tests.scaffold.conftest import Rlsdk, add_metadata
 from tests.warm import WarmPython
 

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, BinaryIO, NoReturn
 
-from rlsdk.isolation.sandboxed.border import AnswerServer, Far, Tested
-from rlsdk.isolation.sandboxed.plain import encode
+from rlsdk.isolation.sandboxed.border import AnswerServer, Far, Tested, encode
 
 Step = tuple[str, str, Any]
 """An operation on the answer's module: ("run", source, None), ("value", expression, None), ("test", source, None) or
