@@ -22,8 +22,7 @@ from rlsdk.options import nearest
 from rlsdk.plugins import Plugins
 from rlsdk.testing import samples
 from rlsdk.testing.findings import Case, NotApplicable, PropertyResult, Report, Violated, is_batch, show
-from rlsdk.testing.properties.base import CREDIT, LOSSES, Property
-from rlsdk.testing.subject import Subject, fault_of
+from rlsdk.testing.subject import CREDIT, LOSSES, Property, Subject, fault_of
 from rlsdk.types import Group, Task
 
 MODULES = ("general", "packed", "losses", "scoring", "worlds", "rendering")

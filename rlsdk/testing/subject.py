@@ -1,10 +1,10 @@
-"""A component under test: its signature, its instances for each call, its exceptions apart from faults of the suite."""
+"""A component under test, with its signature and instances, and the properties that are checked."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -16,7 +16,7 @@ from rlsdk.errors import MissingFieldError, described
 from rlsdk.kinds import Kind
 from rlsdk.options import Option
 from rlsdk.plugins import CORE, Plugins
-from rlsdk.testing.findings import Violated, is_batch, time_limit
+from rlsdk.testing.findings import Case, Violated, is_batch, time_limit
 from rlsdk.types import Task
 
 SUPPLIED: Mapping[str, Mapping[str, Any]] = {
@@ -41,6 +41,8 @@ PROTOCOLS: Mapping[Kind, type] = {
     "tool_parser": contracts.ToolParser,
     "weight_transfer": contracts.WeightTransfer,
 }
+CREDIT: tuple[Kind, ...] = ("advantage", "shaping")
+LOSSES: tuple[Kind, ...] = ("policy_loss", "correction", "kl")
 
 
 @attrs.frozen(eq=False, slots=False)
@@ -238,3 +240,66 @@ def _no_algorithm(obj: Any) -> Fault | None:
     held = {field.name for field in attrs.fields(obj)}
     lacking = [name for name in contracts.AlgorithmDefaults.__annotations__ if name not in held]
     return ("the fields of rlsdk.Algorithm", f"no {', '.join(lacking)}") if lacking else None
+
+
+Rule = Callable[[Subject, Any], None]
+Inputs = Callable[[Subject], Iterable[Case[Any] | None]]
+
+
+def _any(_: Component) -> bool:
+    return True
+
+
+def no_input(_: Subject) -> Iterable[Case[Any] | None]:
+    """Return the single input of rules that examine only the component."""
+    return (None,)
+
+
+@attrs.frozen(eq=False)
+class Property:
+    """A property required of components of some kinds.
+
+    Attributes:
+        name: Short name, such as `micro-batches`.
+        kinds: Kinds whose components must have it.
+        rule: Function that raises `Violated` on an input that violates it, `NotApplicable` on an inconclusive one.
+        inputs: Inputs to test the rule on.
+        remedy: Advice for a component that lacks the property.
+        after: Properties that must hold for this one to be meaningful.
+        makes: True if the component must be instantiated, which requires its options.
+        trims: True if batches contain only fields that the component declared.
+        only: Predicate that selects components among these kinds.
+    """
+
+    name: str
+    kinds: tuple[Kind, ...]
+    rule: Rule
+    inputs: Inputs = no_input
+    remedy: str = ""
+    after: tuple[str, ...] = ()
+    makes: bool = True
+    trims: bool = True
+    only: Callable[[Component], bool] = _any
+
+    @property
+    def demand(self) -> str:
+        """The requirement in one sentence: the first paragraph of the rule's docstring."""
+        return " ".join((inspect.getdoc(self.rule) or "").split("\n\n")[0].split())
+
+
+def holds(
+    name: str,
+    *kinds: Kind,
+    inputs: Inputs = no_input,
+    remedy: str,
+    after: tuple[str, ...] = (),
+    makes: bool = True,
+    trims: bool = True,
+    only: Callable[[Component], bool] = _any,
+) -> Callable[[Rule], Property]:
+    """Turn a rule into a property; the rule's docstring begins with the requirement."""
+
+    def make(rule: Rule) -> Property:
+        return Property(name, kinds, rule, inputs, remedy, after, makes, trims, only)
+
+    return make

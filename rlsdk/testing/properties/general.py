@@ -20,8 +20,7 @@ from rlsdk.kinds import KINDS, PART_LISTS, PARTS, Kind
 from rlsdk.options import Computed, structure
 from rlsdk.plugins import with_own_parts
 from rlsdk.testing.findings import NotApplicable, Violated
-from rlsdk.testing.properties.base import holds
-from rlsdk.testing.subject import Subject, fault_of
+from rlsdk.testing.subject import Subject, fault_of, holds
 
 HEAVY = frozenset({"torch", "ray", "vllm", "deepspeed", "transformers"})
 """Packages that take seconds to import and gigabytes to install."""

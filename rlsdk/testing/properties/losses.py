@@ -18,9 +18,8 @@ from rlsdk.testing import inputs
 from rlsdk.testing.evaluate import Results, check_same, results
 from rlsdk.testing.findings import NotApplicable, Violated, numbers, shape
 from rlsdk.testing.inputs import places, select, units
-from rlsdk.testing.properties.base import LOSSES, holds
 from rlsdk.testing.properties.packed import FIXED, FORM, ordinary
-from rlsdk.testing.subject import Subject
+from rlsdk.testing.subject import LOSSES, Subject, holds
 
 
 @holds(

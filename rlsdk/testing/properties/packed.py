@@ -23,8 +23,7 @@ from rlsdk.testing import inputs, samples
 from rlsdk.testing.evaluate import LOOSE, check_finite, check_same, invoke, results
 from rlsdk.testing.findings import Case, NotApplicable, Violated, numbers, time_limit
 from rlsdk.testing.inputs import copied, lengths_of, places, select, to_dtype
-from rlsdk.testing.properties.base import CREDIT, LOSSES, Inputs, holds
-from rlsdk.testing.subject import Subject, undeclared
+from rlsdk.testing.subject import CREDIT, LOSSES, Inputs, Subject, holds, undeclared
 from rlsdk.types import Group, Score
 
 SECONDS = 60.0

@@ -11,8 +11,7 @@ from rlsdk.contracts import Call, Malformed
 from rlsdk.errors import described
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.testing.findings import Case, NotApplicable, Violated, shape
-from rlsdk.testing.properties.base import holds
-from rlsdk.testing.subject import Subject
+from rlsdk.testing.subject import Subject, holds
 from rlsdk.types import Message
 
 CHATML = (

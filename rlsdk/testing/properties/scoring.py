@@ -15,8 +15,7 @@ from rlsdk.isolation.threads import run_to_end
 from rlsdk.scoring.outcome import as_score
 from rlsdk.testing import samples
 from rlsdk.testing.findings import Case, NotApplicable, Violated, shape, time_limit
-from rlsdk.testing.properties.base import holds
-from rlsdk.testing.subject import Subject
+from rlsdk.testing.subject import Subject, holds
 from rlsdk.types import Group, Rollout, Score, Task
 
 SECONDS = 10.0

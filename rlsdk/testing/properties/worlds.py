@@ -22,9 +22,8 @@ from rlsdk.nano import make_tokenizer
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.testing import samples
 from rlsdk.testing.findings import Case, NotApplicable, Violated, shape, time_limit
-from rlsdk.testing.properties.base import holds
 from rlsdk.testing.scripted import run_workflow
-from rlsdk.testing.subject import Subject
+from rlsdk.testing.subject import Subject, holds
 from rlsdk.types import Group, Observation, Step, Task
 from rlsdk.weights import checksums, joined
 
