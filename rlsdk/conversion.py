@@ -24,6 +24,8 @@ from rlsdk.vision import TYPES
 if TYPE_CHECKING:
     from torch import Tensor
 
+WEIGHT_FILES = tuple((name, f"{name}.index.json") for name in ("model.safetensors", "pytorch_model.bin"))
+"""Files by which transformers finds weights, in this order: a single file, or the index of several."""
 _NUMBER = re.compile(r"\.\d+\.")
 
 
@@ -114,14 +116,12 @@ def read_header(path: str) -> dict[str, tuple[int, ...]] | None:
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
-    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
     try:
         folder = Path(path) if Path(path).is_dir() else Path(snapshot_download(path, local_files_only=True))
     except LocalEntryNotFoundError:
         return None
-    kinds = ((SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME), (WEIGHTS_NAME, WEIGHTS_INDEX_NAME))
-    name, index = next((pair for pair in kinds if any((folder / each).is_file() for each in pair)), ("", ""))
+    name, index = next((pair for pair in WEIGHT_FILES if any((folder / each).is_file() for each in pair)), ("", ""))
     if not name:
         return None
     files = {name}

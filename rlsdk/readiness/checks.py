@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import attrs
@@ -17,6 +18,7 @@ from rlsdk.cluster.gpus import ROLES, GPUNode
 from rlsdk.cluster.placement import gpu_map
 from rlsdk.config import Plan
 from rlsdk.contracts import OnlySamples, Requires, RequiresPrograms, SpansGPUs, StreamsTensors
+from rlsdk.conversion import WEIGHT_FILES
 from rlsdk.errors import ConfigError, EnvironmentFault
 from rlsdk.learners.base import TransformersLearner
 from rlsdk.plugins import ComponentRef
@@ -26,10 +28,6 @@ from rlsdk.readiness.models import exact_faults, idle_notes, image_faults, lengt
 from rlsdk.readiness.tasks import PlanChecks, PlanFinding
 from rlsdk.types import Task
 
-WEIGHT_FILES = tuple(
-    f"{name}{end}" for name in ("model.safetensors", "pytorch_model.bin") for end in ("", ".index.json")
-)
-"""Names of the files by which transformers finds weights."""
 ENGINES_PER_CORE = 2
 """Maximum number of engines, or of learner ranks, per CPU core."""
 
@@ -159,7 +157,7 @@ def _models(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
         if (
             loads
             and key != "tokenizer"
-            and not any(os.path.exists(os.path.join(folder, each)) for each in WEIGHT_FILES)
+            and not any(os.path.exists(os.path.join(folder, each)) for each in chain(*WEIGHT_FILES))
         ):
             yield PlanFinding(
                 f"model.{key}",
