@@ -261,7 +261,7 @@ class TestSchedules:
         penalty = load("shaping", "kl_penalty", coef=schedule)
         assert [penalty.at(step).value for step in (0, 1, 3, 4)] == pytest.approx([0.4, 0.3, 0.1, 0.0])
         with pytest.raises(OptionError, match="coef: only sets the component's initial state"):
-            load("shaping", "kl_penalty", coef=schedule, target=0.1)
+            load("shaping", "kl_penalty", coef={**schedule, "to": 0.1}, target=0.1)
 
     @pytest.mark.parametrize(
         ("given", "path", "text"),
