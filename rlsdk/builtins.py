@@ -19,7 +19,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "advantage": ("rlsdk.algorithms.advantages", "rlsdk.algorithms.returns"),
     "policy_loss": (
         "rlsdk.algorithms.losses",
-        "rlsdk.algorithms.losses_covariance",
         "rlsdk.algorithms.losses_data",
     ),
     "correction": ("rlsdk.algorithms.corrections",),

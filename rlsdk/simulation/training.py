@@ -18,7 +18,6 @@ from rlsdk.engines.pausable import PausableClient
 from rlsdk.errors import RunError, ValueFault
 from rlsdk.plurals import counted
 from rlsdk.rollout.chat import STATUS
-from rlsdk.rollout.experience import ReplayBuffer
 from rlsdk.rollout.lifecycle import TaskLedger, sampled_tokens
 from rlsdk.rollout.production import BufferPolicy, RolloutScheduler, first_come
 from rlsdk.rollout.staleness import StalenessPolicy
@@ -26,7 +25,7 @@ from rlsdk.rollout.stream import Source, TaskStream, TaskStreams
 from rlsdk.simulation.clock import VirtualLoop, run_virtually
 from rlsdk.simulation.engine import SimulatedEngine, constant
 from rlsdk.simulation.rates import Lengths, Rates
-from rlsdk.trainer.ledger import used_of
+from rlsdk.trainer.ledger import ReplayBuffer, used_of
 from rlsdk.types import Group, Rollout, Score, Task
 
 PROMPT = np.zeros(1, np.int64)

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import attrs
 import numpy as np
 
 from rlsdk.cluster.nodes import DrainingNode, watch_nodes
@@ -33,16 +34,43 @@ from rlsdk.engines.canary import Canary
 from rlsdk.engines.group import EngineGroup
 from rlsdk.errors import RunError
 from rlsdk.evaluation.evaluation import evaluate, figures, held_out
+from rlsdk.plurals import counted
 from rlsdk.rollout.lifecycle import TaskLedger
 from rlsdk.rollout.production import RolloutScheduler
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.stream import TaskStreams
 from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.credit import apply_filters
-from rlsdk.trainer.learning import Refills
 from rlsdk.trainer.metrics import raw_metrics
 from rlsdk.types import Group, Task
 from rlsdk.workers.orders import MOST_REASONS, GroupMaker, GroupOrder, made_in_order
+
+
+@attrs.define
+class Refills:
+    """Count consecutive groups that filters dropped and that others had to replace.
+
+    Attributes:
+        limit: Number of consecutive dropped groups after which the run ends; None for no limit.
+        dropped: Number of consecutive dropped groups.
+    """
+
+    limit: int | None
+    dropped: int = 0
+
+    def note(self, *, kept: bool) -> None:
+        """Count a group.
+
+        Raises:
+            RunError: The limit is reached.
+        """
+        self.dropped = 0 if kept else self.dropped + 1
+        if self.limit is not None and self.dropped >= self.limit:
+            raise RunError(
+                f"rollout.dynamic_sampling: algorithm.filters left out {counted(self.dropped, 'group')} in a row (as "
+                "many as max_empty_steps batches have), so no batch can be filled; the model may solve all tasks or "
+                "none, or the filters are too strict"
+            )
 
 
 class Explorer:

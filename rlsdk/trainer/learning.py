@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from rlsdk.errors import RunError
 from rlsdk.plurals import counted
 
 if TYPE_CHECKING:
@@ -135,30 +134,3 @@ def reason(metrics: Mapping[str, float]) -> str:
     if "reward/mean" in metrics:
         return "all advantages were 0: the rollouts of each task earned the same; sample more of each (group_size)"
     return "no rollout with a valid score and a sampled token was left"
-
-
-@attrs.define
-class Refills:
-    """Count consecutive groups that filters dropped and that others had to replace.
-
-    Attributes:
-        limit: Number of consecutive dropped groups after which the run ends; None for no limit.
-        dropped: Number of consecutive dropped groups.
-    """
-
-    limit: int | None
-    dropped: int = 0
-
-    def note(self, *, kept: bool) -> None:
-        """Count a group.
-
-        Raises:
-            RunError: The limit is reached.
-        """
-        self.dropped = 0 if kept else self.dropped + 1
-        if self.limit is not None and self.dropped >= self.limit:
-            raise RunError(
-                f"rollout.dynamic_sampling: algorithm.filters left out {counted(self.dropped, 'group')} in a row (as "
-                "many as max_empty_steps batches have), so no batch can be filled; the model may solve all tasks or "
-                "none, or the filters are too strict"
-            )

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import attrs
@@ -23,7 +24,7 @@ from rlsdk.reporting.report import try_report
 from rlsdk.rollout.generator import first_error
 from rlsdk.runlog import actors
 from rlsdk.runlog.actors import ActorsFile
-from rlsdk.runlog.folder import held
+from rlsdk.runlog.folder import FolderLock, held
 from rlsdk.runlog.logs import log_console, log_to
 from rlsdk.runlog.metrics import recorded
 from rlsdk.runlog.observers import Observers
@@ -157,17 +158,11 @@ def open_run(
     opened = time.perf_counter()
     observers = Observers(plan.plugins)
 
-    def abandon(verdict: str) -> None:
-        log.error("the run did not end when asked to; its process exits now: %s", verdict)
-        if not lock.loss():  # otherwise the folder is another program's
-            write_summary(plan.folder, _failure(plan, verdict))
-            actors.mark_ended(plan.folder, "failed")
-
     with (
         ExitStack() as stack,
         held(plan.folder) as lock,
         mirrored(plan, resume=resume, overwrite=overwrite) as mirror,
-        watching(plan.config.watchdog, abandon, ActorsFile(plan.folder).report) as watchdog,
+        watching(plan.config.watchdog, partial(_abandon, plan, lock), ActorsFile(plan.folder).report) as watchdog,
     ):
         watchdog.add_check(lock.loss)
         checkpoints = Checkpoints(plan.folder, plan.config.checkpoint.keep, saved=mirror.saved if mirror else None)
@@ -178,8 +173,7 @@ def open_run(
             log.warning("%s", notice)
         if mirror:
             mirror.begin(prepared.step)
-        if rehearsed is not None:
-            rehearsed.log()
+        (rehearsed or Rehearsal()).log()
         stack.enter_context(recorded(plan.folder))
         log.info("starting Ray; the full log is %s", plan.folder / "logs" / "driver.log")
         resumed = prepared.step, opened, prepared.keep_changes
@@ -196,6 +190,14 @@ def open_run(
             if cause is error:
                 raise
             raise cause from error
+
+
+def _abandon(plan: Plan, lock: FolderLock, verdict: str) -> None:
+    """Record the failure of a run whose process the watchdog is about to end."""
+    log.error("the run did not end when asked to; its process exits now: %s", verdict)
+    if not lock.loss():  # otherwise the folder is another program's
+        write_summary(plan.folder, _failure(plan, verdict))
+        actors.mark_ended(plan.folder, "failed")
 
 
 def _explained(error: BaseException, checkpoints: Checkpoints) -> BaseException:

@@ -24,17 +24,15 @@ from rlsdk.fields import FORWARD
 from rlsdk.isolation.process import settle
 from rlsdk.isolation.vitals import peak_memory
 from rlsdk.loops.signals import handled
-from rlsdk.rollout.experience import ReplayBuffer, ReplayedGroup
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.step_batch import StepBatch, pack, produce, routing_metrics
 from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.assembly import Parts, examined, started, steps_of
-from rlsdk.trainer.batch import labels, minibatches
 from rlsdk.trainer.callbacks import Callback, LeavingNodes, Metrics, checked_callbacks, standard_callbacks
-from rlsdk.trainer.credit import CreditAssigner, apply_filters
+from rlsdk.trainer.credit import CreditAssigner, apply_filters, labels, minibatches
 from rlsdk.trainer.interactive import run_async
 from rlsdk.trainer.learning import NONZERO, LearningMonitor, teaches
-from rlsdk.trainer.ledger import entries_of, final_states, used_entry, used_of
+from rlsdk.trainer.ledger import ReplayBuffer, ReplayedGroup, entries_of, final_states, used_entry, used_of
 from rlsdk.trainer.metrics import (
     TO_OLD,
     RunTimes,

@@ -13,8 +13,7 @@ from rlsdk.components import component_of
 from rlsdk.contracts import LossSpec, Model, Roles
 from rlsdk.plugins import Plugins
 from rlsdk.rollout.step_batch import StepBatch, pack
-from rlsdk.trainer.batch import labels
-from rlsdk.trainer.credit import CreditAssigner
+from rlsdk.trainer.credit import CreditAssigner, labels
 from rlsdk.types import Group, Rollout, Score, Task
 
 pytestmark = pytest.mark.stack

@@ -18,12 +18,10 @@ from rlsdk.algorithms.buffers import fifo
 from rlsdk.contracts import TrainBatch
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.errors import RunError
-from rlsdk.rollout.experience import ReplayBuffer
 from rlsdk.rollout.staleness import without_old
 from rlsdk.rollout.step_batch import pack
-from rlsdk.trainer.batch import credit_inputs, labels, minibatches
-from rlsdk.trainer.credit import CreditAssigner, apply_filters
-from rlsdk.trainer.ledger import final_states, used_of
+from rlsdk.trainer.credit import CreditAssigner, apply_filters, credit_inputs, labels, minibatches
+from rlsdk.trainer.ledger import ReplayBuffer, final_states, used_of
 from rlsdk.types import Group, Score, Task
 from tests.rollout.masked import TASK, rollout
 

@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from rlsdk.errors import RunError
 from rlsdk.rollout.step_batch import pack
-from rlsdk.trainer.learning import LearningMonitor, Refills, reason, teaches
+from rlsdk.trainer.learning import LearningMonitor, reason, teaches
 from rlsdk.types import Group, Rollout, Score, Task
 
 WRONG = {"reward/mean": 0.0, "reward/std": 0.0, "accuracy/mean": 0.0, "groups/trained": 1.0}
@@ -69,17 +68,6 @@ def test_counts_come_back_from_a_checkpoint_and_one_more_step_is_taken_before_it
 )
 def test_the_reason_names_what_to_change(metrics: dict[str, float], said: str) -> None:
     assert said in reason(metrics)
-
-
-def test_filters_that_drop_all_that_takes_the_place_of_what_they_dropped_end_the_run() -> None:
-    refills = Refills(3)
-    for kept in (False, False, True, False, False):
-        refills.note(kept=kept)
-    with pytest.raises(RunError, match=r"left out 3 groups in a row .* no batch can be filled"):
-        refills.note(kept=False)
-    endless = Refills(None)
-    for _ in range(1000):
-        endless.note(kept=False)
 
 
 def test_a_step_teaches_by_advantages_or_by_what_experts_wrote() -> None:

@@ -110,7 +110,7 @@ def test_a_whole_episode_token_by_token() -> None:
 
 def test_rewards_of_turns_reach_the_advantage_at_their_tokens() -> None:
     from rlsdk.rollout.step_batch import pack
-    from rlsdk.trainer.batch import credit_inputs
+    from rlsdk.trainer.credit import credit_inputs
 
     groups = play(lambda _: "0", task(3), max_turns=2)
     packed = pack(groups)
@@ -123,7 +123,7 @@ def test_rewards_of_turns_reach_the_advantage_at_their_tokens() -> None:
 
 def test_a_rollout_without_a_state_is_compared_with_no_other() -> None:
     from rlsdk.rollout.step_batch import pack
-    from rlsdk.trainer.batch import credit_inputs
+    from rlsdk.trainer.credit import credit_inputs
 
     groups = play(lambda _: "0", task(3), max_turns=2, group_size=4)
     [group] = groups

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 
 from rlsdk.algorithms.buffers import fifo, stalest_first
-from rlsdk.rollout.experience import ReplayBuffer, ReplayedGroup
 from rlsdk.rollout.staleness import staleness
+from rlsdk.trainer.ledger import ReplayBuffer, ReplayedGroup
 from rlsdk.types import Group, Rollout, Score, Task
 
 
