@@ -10,8 +10,7 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import ActorSpec, MemoryUse, Model, Roles, TrainBatch, UpdateShape
-from rlsdk.learners.microbatch import plan
-from rlsdk.learners.rows import TokenRows, read_lengths, to_exact_row, to_rows
+from rlsdk.learners.rows import TokenRows, plan, read_lengths, to_exact_row, to_rows
 
 if TYPE_CHECKING:
     from rlsdk.learners.activations import PassMemory

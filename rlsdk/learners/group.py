@@ -17,8 +17,7 @@ from rlsdk.contracts import ActorSpec, FreesDevice, LossSpec, Roles, TrainBatch,
 from rlsdk.errors import LearnerError, RlsdkError
 from rlsdk.fields import FORWARD
 from rlsdk.learners.actor import LearnerActor, OpenSteps, WeightCalls, answers
-from rlsdk.learners.microbatch import split
-from rlsdk.learners.rows import read_lengths
+from rlsdk.learners.rows import read_lengths, split
 from rlsdk.plugins import ComponentRef, Plugins
 
 if TYPE_CHECKING:

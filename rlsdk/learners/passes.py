@@ -15,9 +15,8 @@ import numpy as np
 
 from rlsdk.contracts import Model, TrainBatch
 from rlsdk.errors import LearnerError, first_line
-from rlsdk.learners.microbatch import plan
 from rlsdk.learners.ranks import Ranks
-from rlsdk.learners.rows import RowStyle, TokenRows, empty_rows, read_lengths, to_exact_row, to_rows
+from rlsdk.learners.rows import RowStyle, TokenRows, empty_rows, plan, read_lengths, to_exact_row, to_rows
 from rlsdk.learners.trained import PhaseTimer
 from rlsdk.learners.tree import plan_trees, tree_rows
 from rlsdk.preflight import size_text

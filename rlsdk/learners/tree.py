@@ -13,8 +13,7 @@ import attrs
 import numpy as np
 
 from rlsdk.errors import LearnerError
-from rlsdk.learners.microbatch import plan
-from rlsdk.learners.rows import TokenRows, padded, ranges, read_lengths, routing_of
+from rlsdk.learners.rows import TokenRows, padded, plan, ranges, read_lengths, routing_of
 
 if TYPE_CHECKING:
     from rlsdk.contracts import TrainBatch

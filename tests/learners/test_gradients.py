@@ -13,8 +13,7 @@ import torch
 
 from rlsdk.batch import AGGREGATIONS, LossInputs, Totals, aggregate
 from rlsdk.contracts import LossSpec, Model, Roles, TrainBatch
-from rlsdk.learners.microbatch import plan, split
-from rlsdk.learners.rows import read_lengths
+from rlsdk.learners.rows import plan, read_lengths, split
 from rlsdk.marks import correction, policy_loss
 from rlsdk.plugins import Plugins
 from tests.learners.full_gradients import gradients, keep_gradients

@@ -18,9 +18,8 @@ from rlsdk.conversion import without_weights
 from rlsdk.errors import CheckpointError, LearnerError, OptionError
 from rlsdk.learners.deepspeed import DeepSpeedLearner
 from rlsdk.learners.lora import Lora, adapter_fault, merged, wrap
-from rlsdk.learners.microbatch import plan, split
 from rlsdk.learners.model import load_policy
-from rlsdk.learners.rows import read_lengths
+from rlsdk.learners.rows import plan, read_lengths, split
 from rlsdk.marks import policy_loss
 from rlsdk.plugins import Plugins
 from rlsdk.weights import from_weights

@@ -57,8 +57,7 @@ def spec_of(**options: Any) -> Any:
 
 def half_fits(batch: TrainBatch) -> int:
     """Rollouts of the largest micro-batch with half the budget that takes all of them."""
-    from rlsdk.learners.microbatch import plan
-    from rlsdk.learners.rows import read_lengths
+    from rlsdk.learners.rows import plan, read_lengths
 
     return max(map(len, plan(read_lengths(batch), WHOLE // 2)))
 

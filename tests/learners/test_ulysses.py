@@ -13,8 +13,7 @@ import pytest
 import rlsdk
 from rlsdk.contracts import ActorSpec, Model, Roles, TrainBatch
 from rlsdk.errors import LearnerError, OptionError
-from rlsdk.learners.microbatch import plan
-from rlsdk.learners.rows import read_lengths
+from rlsdk.learners.rows import plan, read_lengths
 from rlsdk.learners.tree import trees
 from rlsdk.learners.ulysses import sequence_faults
 from rlsdk.plugins import Plugins

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 
 from rlsdk.contracts import TrainBatch
-from rlsdk.learners.microbatch import canonical, plan, split
+from rlsdk.learners.rows import canonical, plan, split
 
 LENGTHS = st.lists(st.integers(1, 40), max_size=40).map(lambda x: np.array(x, np.int64))
 
