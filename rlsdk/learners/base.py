@@ -18,12 +18,11 @@ from rlsdk.contracts import ActorSpec, Adapter, LossSpec, Model, Roles, TrainBat
 from rlsdk.errors import LearnerError
 from rlsdk.learners.export import WeightExporter
 from rlsdk.learners.lora import switched_off, wrap
-from rlsdk.learners.offload import OffloadedTensors
 from rlsdk.learners.options import NO_FLOAT16, LearnerOptions
 from rlsdk.learners.passes import MicroBatchRunner, SharedRows, with_less
 from rlsdk.learners.ranks import Ranks, environment
 from rlsdk.learners.shards import load_models, save_models
-from rlsdk.learners.trained import LearningRate, PhaseTimer, TrainedModule, schedule
+from rlsdk.learners.trained import LearningRate, OffloadedTensors, PhaseTimer, TrainedModule, schedule
 from rlsdk.preflight import size_text
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rlsdk.learners.offload import OffloadedTensors
+from rlsdk.learners.trained import OffloadedTensors
 
 
 def test_offloaded_tensors_can_be_read_and_return_to_their_storage() -> None:
