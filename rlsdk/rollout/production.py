@@ -34,7 +34,6 @@ class UnfinishedError(Exception):
         self.group = group
 
 
-Recall = Callable[[Mapping[int, Task]], Mapping[int, Group]]
 """Maps record numbers and their tasks to the groups that were sampled for them."""
 
 
@@ -252,25 +251,23 @@ class RolloutScheduler:
         """Return the records with complete groups: those ready for the trainer, and those of a step not yet done."""
         return [t for source in self._streams.names for t in self._ledger.records(source, TaskStatus.COMPLETED)]
 
-    def restore(self, state: Mapping[str, Any], recall: Recall = lambda tasks: {}) -> int:
+    def restore(self, state: Mapping[str, Any], groups: Mapping[int, Group]) -> int:
         """Restore from `state()`; return the number of unfinished tasks that are sampled again.
 
         Args:
             state: Result of `state`.
-            recall: Returns stored groups by record number; tasks without one are sampled again.
+            groups: Stored groups by record number; tasks without one are sampled again.
         """
         self._asked = state["asked"]
         self._deficit |= {name: count for name, count in state.get("owed", {}).items() if name in self._deficit}
         self._ledger.restore(state["ended"])
         self._batches = {int(step): self._among_present(parts) for step, parts in state["batches"].items()}
-        kept = {n: (s, p, self._streams.at(s, p)) for s, p, n in state.get("kept", ()) if s in self._streams.names}
-        groups = recall({number: task for number, (_, _, task) in kept.items()})
-        for number, group in sorted(groups.items()):
-            source, position, task = kept[number]
-            record = self._ledger.issue(source, task, position, number)
+        kept = {n: (s, p) for s, p, n in state.get("kept", ()) if s in self._streams.names and n in groups}
+        for number, (source, position) in sorted(kept.items()):
+            record = self._ledger.issue(source, self._streams.at(source, position), position, number)
             self._ledger.move(record, TaskStatus.RUNNING)
-            self._ledger.move(record, TaskStatus.COMPLETED, group)
-        back = {kept[number][:2] for number in groups}
+            self._ledger.move(record, TaskStatus.COMPLETED, groups[number])
+        back = set(kept.values())
         ways = [(s, p) for s, found in state["on_the_way"].items() for p in found if s in self._streams.names]
         again = [way for way in ways if way not in back]
         for source, position in again:

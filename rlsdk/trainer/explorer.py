@@ -182,7 +182,7 @@ class Explorer:
         self._done = version
         self._streams.restore(state["tasks"])
         self._maker.restore(state.get("rewards", {}))
-        again = self.production.restore(state["production"], lambda tasks: {n: groups[n] for n in tasks if n in groups})
+        again = self.production.restore(state["production"], groups)
         available, baselines = self.production.unsettled(), state.get("baselines", {})
         for record in available:
             record.baseline = baselines.get(str(record.number))

@@ -429,7 +429,7 @@ async def test_16_a_batch_is_no_larger_than_asked_for_and_in_the_order_of_issue_
     assert all(t.group is None for t in taken)  # let go of, once trained
     other = Bench(limits, lambda n: 0.001)
     other.drawn = bench.drawn
-    other.production.restore(json.loads(json.dumps(bench.production.state())))
+    other.production.restore(json.loads(json.dumps(bench.production.state())), {})
     left = sorted(t.position for t in bench.ledger.records("a", *TaskStatus))
     await bench.production.pause()
     again = await other.step(2)
@@ -499,7 +499,7 @@ async def test_20_a_resumed_run_makes_again_what_was_on_its_way_and_goes_on_wher
     on_the_way = {p for positions in state["on_the_way"].values() for p in positions}
     other = Bench(StalenessPolicy(ahead=1, limit=9, oversample=0.5))
     other.drawn = bench.drawn
-    assert other.production.restore(state) == len(on_the_way)
+    assert other.production.restore(state, {}) == len(on_the_way)
     seen: list[int] = []
     for step in range(1, 4):
         seen += [t.position for t in await other.step(step)]

@@ -124,7 +124,7 @@ async def test_a_run_continues_from_its_state_and_repeats_groups_in_progress() -
     await asyncio.sleep(0.03)  # the next batch is there, and lost with the program
     other = Bench(limits)
     other.drawn = bench.drawn
-    assert other.production.restore(json.loads(json.dumps(bench.production.state()))) == 4
+    assert other.production.restore(json.loads(json.dumps(bench.production.state())), {}) == 4
     await bench.production.pause()
     assert other.ledger.counts("a").waiting == 3
     taken = await other.step(1)
@@ -149,7 +149,7 @@ async def test_a_batch_that_was_requested_of_a_source_that_is_gone_is_made_of_th
 
     other = Alone(limits)
     other.drawn = bench.drawn
-    other.production.restore(state)
+    other.production.restore(state, {})
     for step in (1, 2):
         assert [t.source for t in await asyncio.wait_for(other.step(step), 5)] == ["a"] * 4
     await other.production.pause()
@@ -167,7 +167,7 @@ async def test_groups_that_waited_come_back_from_what_was_kept_and_only_the_othe
     other = Bench(limits)
     other.drawn = bench.drawn
     state = json.loads(json.dumps(bench.production.state()))
-    assert other.production.restore(state, lambda tasks: {n: g for n, g in there.items() if n in tasks and g}) == 1
+    assert other.production.restore(state, {n: g for n, g in there.items() if g}) == 1
     assert [t.number for t in other.production.unsettled()] == sorted(there)
     taken = await other.step(1)
     assert len(taken) == 4
@@ -185,7 +185,7 @@ async def test_a_checkpoint_between_a_step_that_failed_and_its_next_attempt_has_
     groups = {t.number: t.group for t in bench.production.unsettled() if t.group}
     other = Bench(StalenessPolicy(ahead=1, limit=9))
     other.drawn = bench.drawn
-    other.production.restore(state, lambda tasks: {n: g for n, g in groups.items() if n in tasks})
+    other.production.restore(state, groups)
     await bench.production.pause()
     taken = await asyncio.wait_for(other.step(1), 5)
     assert [(t.number, t.task.id) for t in taken] == [(t.number, t.task.id) for t in failed]
@@ -221,7 +221,7 @@ def test_every_task_ends_once_in_the_course_that_survives(
             await bench.production.pause()
             bench = Bench(limits, lambda number: 0.0)
             bench.drawn, bench.version = state["drawn"], step
-            bench.production.restore(state["production"], lambda tasks, kept=kept: kept)
+            bench.production.restore(state["production"], kept)
         for _ in range(2):
             trained += [t.task.id for t in await bench.step(step)]
             step += 1

@@ -93,7 +93,7 @@ def test_what_is_remembered_of_a_batch_that_was_settled_is_what_the_explorer_its
             assert found == json.loads(json.dumps(bench.production.state()))
         await bench.production.pause()
         other = Bench(StalenessPolicy(ahead=ahead, limit=9, oversample=0.5))
-        other.production.restore(found)
+        other.production.restore(found, {})
         counts = [other.ledger.counts(name) for name in other.names]
         assert sum(c.trained + c.filtered + c.failed for c in counts) == 4 * steps == sum(c.consumed for c in counts)
 
