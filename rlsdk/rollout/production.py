@@ -34,9 +34,6 @@ class UnfinishedError(Exception):
         self.group = group
 
 
-"""Maps record numbers and their tasks to the groups that were sampled for them."""
-
-
 class BufferPolicy(Protocol):
     """A buffer policy: protocol of components of the kind `buffer`."""
 

@@ -48,8 +48,7 @@ from rlsdk.trainer.metrics import (
     staleness_metrics,
 )
 from rlsdk.trainer.record import RunRecord, open_run
-from rlsdk.trainer.resuming import check_resumed
-from rlsdk.trainer.state import restore, rewind, snapshot, write_checkpoint
+from rlsdk.trainer.resuming import check_resumed, restore, rewind, snapshot, write_checkpoint
 from rlsdk.trainer.summary import RunCounters, log_background_failure, summarise
 from rlsdk.types import Group
 
