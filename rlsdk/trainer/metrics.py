@@ -17,7 +17,7 @@ from rlsdk.engines.actor import STEP
 from rlsdk.errors import RunError
 from rlsdk.evaluation.evaluation import by_source, is_correct, measured, scored_trajectories, trajectory_means
 from rlsdk.isolation.watching import stage
-from rlsdk.trainer.learning import EQUAL
+from rlsdk.trainer.summary import EQUAL
 from rlsdk.types import Group, Rollout
 
 TO_OLD = ("actor/ratio", "actor/ratio_max", "actor/kl_to_old", "actor/kl_to_behaviour")

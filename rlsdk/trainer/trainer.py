@@ -31,7 +31,6 @@ from rlsdk.trainer.assembly import Parts, examined, started, steps_of
 from rlsdk.trainer.callbacks import Callback, LeavingNodes, Metrics, checked_callbacks, standard_callbacks
 from rlsdk.trainer.credit import CreditAssigner, apply_filters, labels, minibatches
 from rlsdk.trainer.interactive import run_async
-from rlsdk.trainer.learning import NONZERO, LearningMonitor, teaches
 from rlsdk.trainer.ledger import ReplayBuffer, ReplayedGroup, entries_of, final_states, used_entry, used_of
 from rlsdk.trainer.metrics import (
     TO_OLD,
@@ -49,7 +48,7 @@ from rlsdk.trainer.metrics import (
 )
 from rlsdk.trainer.record import RunRecord, open_run
 from rlsdk.trainer.resuming import check_resumed, restore, rewind, snapshot, write_checkpoint
-from rlsdk.trainer.summary import RunCounters, log_background_failure, summarise
+from rlsdk.trainer.summary import NONZERO, LearningMonitor, RunCounters, log_background_failure, summarise, teaches
 from rlsdk.types import Group
 
 if TYPE_CHECKING:

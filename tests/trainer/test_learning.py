@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rlsdk.rollout.step_batch import pack
-from rlsdk.trainer.learning import LearningMonitor, reason, teaches
+from rlsdk.trainer.summary import LearningMonitor, reason, teaches
 from rlsdk.types import Group, Rollout, Score, Task
 
 WRONG = {"reward/mean": 0.0, "reward/std": 0.0, "accuracy/mean": 0.0, "groups/trained": 1.0}
