@@ -27,8 +27,7 @@ from rlsdk.deprecation import NAMES, replacement
 if TYPE_CHECKING:
     from rlsdk.algorithms.losses_data import mix, per_fits
     from rlsdk.algorithms.marking import Aggregation
-    from rlsdk.algorithms.packed import masked_mean
-    from rlsdk.algorithms.ratios import Metrics, credit, log_ratio, trained
+    from rlsdk.algorithms.packed import Metrics, credit, log_ratio, masked_mean, trained
     from rlsdk.batch.arithmetic import bounded
     from rlsdk.components import Component, component_of
     from rlsdk.contracts import TaskList
@@ -51,8 +50,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "rlsdk.algorithms.marking": ("Aggregation",),
     "rlsdk.algorithms.losses_data": ("mix", "per_fits"),
-    "rlsdk.algorithms.packed": ("masked_mean",),
-    "rlsdk.algorithms.ratios": ("Metrics", "credit", "log_ratio", "trained"),
+    "rlsdk.algorithms.packed": ("Metrics", "credit", "log_ratio", "masked_mean", "trained"),
     "rlsdk.batch.arithmetic": ("bounded",),
     "rlsdk.components": ("Component", "component_of"),
     "rlsdk.contracts": ("TaskList",),

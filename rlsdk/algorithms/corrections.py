@@ -13,8 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms.packed import masked_mean
-from rlsdk.algorithms.ratios import in_order, trained
+from rlsdk.algorithms.packed import in_order, masked_mean, trained
 from rlsdk.batch import LossInputs, wide
 from rlsdk.batch.arithmetic import bounded
 from rlsdk.limits import NonNegative, Positive

@@ -13,8 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms.packed import masked_mean
-from rlsdk.algorithms.ratios import (
+from rlsdk.algorithms.packed import (
     DualClip,
     Metrics,
     clipped_surrogate,
@@ -22,6 +21,7 @@ from rlsdk.algorithms.ratios import (
     dual_clipped,
     in_order,
     log_ratio,
+    masked_mean,
     share_clipped,
     trained,
 )

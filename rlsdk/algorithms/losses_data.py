@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from rlsdk.algorithms.losses import ppo, sft
-from rlsdk.algorithms.ratios import DualClip, Metrics, log_ratio
+from rlsdk.algorithms.packed import DualClip, Metrics, log_ratio
 from rlsdk.batch import LossInputs
 from rlsdk.contracts import RunFacts
 from rlsdk.limits import NonNegative, Positive, Share

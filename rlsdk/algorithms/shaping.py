@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.algorithms import kl
-from rlsdk.algorithms.packed import SampledTokens
-from rlsdk.algorithms.ratios import in_order
+from rlsdk.algorithms.packed import SampledTokens, in_order
 from rlsdk.batch import EPSILON, CreditInputs, Groups, row_sums, wide
 from rlsdk.contracts import RunFacts
 from rlsdk.errors import ValueFault

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from rlsdk.rollout.step_batch import StepBatch
     from rlsdk.trainer.trainer import Trainer
 
+log = logging.getLogger(__name__)
+LONGEST = 240
+"""Maximum length of a reason in characters."""
+MOST_REASONS = 100
+"""Number of distinct reasons that a checkpoint stores; the rest are summed under `OTHER`."""
+OTHER = "other reasons"
 NONZERO = "advantages/nonzero"
 """Metric: share of sampled tokens with a nonzero advantage."""
 EQUAL = 1e-9
@@ -145,14 +151,6 @@ def reason(metrics: Mapping[str, float]) -> str:
     if "reward/mean" in metrics:
         return "all advantages were 0: the rollouts of each task earned the same; sample more of each (group_size)"
     return "no rollout with a valid score and a sampled token was left"
-
-
-log = logging.getLogger(__name__)
-LONGEST = 240
-"""Maximum length of a reason in characters."""
-MOST_REASONS = 100
-"""Number of distinct reasons that a checkpoint stores; the rest are summed under `OTHER`."""
-OTHER = "other reasons"
 
 
 @attrs.define

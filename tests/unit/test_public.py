@@ -66,7 +66,7 @@ def test_there_are_plugins() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "from rlsdk.algorithms.ratios import trained",
+        "from rlsdk.algorithms.packed import trained",
         "import rlsdk.trainer.run",
         "def late():\n    from rlsdk.rollout import chat",
         "from rlsdk.kit import _LAZY",
