@@ -14,7 +14,7 @@ import click
 from rlsdk.cli.parameters import SettingsCommand, plugin_files
 from rlsdk.errors import ConfigError
 from rlsdk.plurals import counted
-from rlsdk.replay.names import FRAMEWORKS
+from rlsdk.replay.files import FRAMEWORKS
 
 
 @click.command(cls=SettingsCommand)
@@ -61,8 +61,7 @@ def replay(
 
     from rlsdk.replay.computed import replay_plan
     from rlsdk.replay.dump import dump_of
-    from rlsdk.replay.files import read_columns
-    from rlsdk.replay.names import recognise
+    from rlsdk.replay.files import read_columns, recognise
     from rlsdk.replay.stages import Replay
 
     with contextlib.redirect_stdout(sys.stderr):  # plugins may print

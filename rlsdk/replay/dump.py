@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from rlsdk.errors import ConfigError, DataError
-from rlsdk.replay.names import IGNORED, NAMES, Recognised
+from rlsdk.replay.files import IGNORED, NAMES, Recognised
 from rlsdk.types import is_reward
 
 TOKEN_FIELDS = (

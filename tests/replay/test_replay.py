@@ -27,8 +27,7 @@ from rlsdk.config import Plan
 from rlsdk.errors import ConfigError, DataError, RlsdkError
 from rlsdk.replay.computed import replay_plan
 from rlsdk.replay.dump import dump_of
-from rlsdk.replay.files import read_columns
-from rlsdk.replay.names import NAMES, recognise
+from rlsdk.replay.files import NAMES, read_columns, recognise
 from rlsdk.replay.stages import Replay
 
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
