@@ -19,7 +19,7 @@ import attrs
 from rlsdk import preflight
 from rlsdk.checkpoints.checkpoint import Checkpoints
 from rlsdk.checkpoints.export import export
-from rlsdk.checkpoints.reading import local_copy, uploads
+from rlsdk.checkpoints.mirror import local_copy, uploads
 from rlsdk.cluster.actors import described
 from rlsdk.cluster.placement import layout, ray_cluster
 from rlsdk.cluster.watched import watched

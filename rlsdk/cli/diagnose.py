@@ -42,7 +42,7 @@ def diagnose(run: str, rules: Sequence[str], plugins: Sequence[str], as_json: bo
     """
     import yaml
 
-    from rlsdk.checkpoints.reading import local_copy
+    from rlsdk.checkpoints.mirror import local_copy
     from rlsdk.contracts import History
     from rlsdk.runlog.alerts import chosen_rules, unjudged
     from rlsdk.runlog.alerts import diagnose as diagnosed

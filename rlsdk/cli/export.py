@@ -20,7 +20,7 @@ def export(run: str, folder: Path, step: int | None, files: tuple[str, ...]) -> 
     If the checkpoint contains an export, it is copied; otherwise the run's learner is started to write one.
     """
     from rlsdk.checkpoints.export import export as write
-    from rlsdk.checkpoints.reading import local_copy
+    from rlsdk.checkpoints.mirror import local_copy
 
     with local_copy(run, step=step) as local:
         found = write(local, folder, step=step, plugins=files)

@@ -47,7 +47,7 @@ def rollouts(run: str, where: str, order_by: str, limit: int, timeout: float, ev
     trained), rollout (index in the group), reward, valid, reason, parts (JSON), status, tokens (sampled),
     length, least_version, greatest_version, trajectory, prompt, response.
     """
-    from rlsdk.checkpoints.reading import local_copy
+    from rlsdk.checkpoints.mirror import local_copy
     from rlsdk.runlog.query import query, why_none
     from rlsdk.runlog.store import Address
 

@@ -125,9 +125,9 @@ def _assumed(plan: Plan, hardware: str, run: Path | None, given: Mapping[str, fl
     """
     from rlsdk.options import nearest
     from rlsdk.readiness.disk import skeleton
-    from rlsdk.simulation.hardware import HARDWARE
     from rlsdk.simulation.measure import MEASURED, measure
     from rlsdk.simulation.prediction import Assumptions, assumptions, changed
+    from rlsdk.simulation.rates import HARDWARE
 
     if hardware not in HARDWARE:
         near = nearest(hardware, HARDWARE)

@@ -64,7 +64,7 @@ def what_if(
     similarity of the two gradients. REWARD, ALGORITHM and FILTER are names or YAML, such as '{use: countdown,
     format_score: 0.2}'.
     """
-    from rlsdk.checkpoints.reading import local_copy
+    from rlsdk.checkpoints.mirror import local_copy
     from rlsdk.whatif.comparison import Comparison
     from rlsdk.whatif.question import Asked, question
 

@@ -22,7 +22,7 @@ import numpy as np
 from rlsdk import preflight
 from rlsdk.checkpoints.checkpoint import Checkpoints
 from rlsdk.checkpoints.export import export
-from rlsdk.checkpoints.reading import local_copy
+from rlsdk.checkpoints.mirror import local_copy
 from rlsdk.cluster.placement import layout, ray_cluster
 from rlsdk.cluster.watched import watched
 from rlsdk.components import Use

@@ -13,8 +13,7 @@ from rlsdk.config import Plan
 from rlsdk.contracts import LimitsConcurrency, StreamsWeights
 from rlsdk.contracts.generation import DTYPE_BYTES
 from rlsdk.errors import ConfigError, ValueFault
-from rlsdk.simulation.hardware import HARDWARE, ModelSize, Work, derived
-from rlsdk.simulation.rates import Lengths, Rates
+from rlsdk.simulation.rates import HARDWARE, Lengths, ModelSize, Rates, Work, derived
 from rlsdk.simulation.training import Setup, SimulationResult, engines_alone, learner_alone, simulate, synchronous
 
 MOST_ROLLOUTS = 8_000

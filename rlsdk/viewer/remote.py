@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from rlsdk.checkpoints.reading import reached
+from rlsdk.checkpoints.mirror import reached
 from rlsdk.errors import RlsdkError, RunError
 from rlsdk.storage import copies
 from rlsdk.storage.location import mirror_of

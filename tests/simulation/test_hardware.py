@@ -15,9 +15,8 @@ from rlsdk.config.rollout import RolloutSection
 from rlsdk.contracts import Model
 from rlsdk.conversion import without_weights
 from rlsdk.errors import ConfigError
-from rlsdk.simulation.hardware import Hardware, ModelSize, Work, derived
 from rlsdk.simulation.prediction import divided
-from rlsdk.simulation.rates import Lengths, Rates
+from rlsdk.simulation.rates import Hardware, Lengths, ModelSize, Rates, Work, derived
 from rlsdk.simulation.training import Setup, simulate
 
 ROOT = Path(__file__).parents[2]

@@ -18,8 +18,7 @@ import pytest
 from rich.console import Console
 
 from rlsdk.checkpoints.checkpoint import LEARNER, Checkpoints
-from rlsdk.checkpoints.mirror import Mirror, mirrored
-from rlsdk.checkpoints.reading import local_copy
+from rlsdk.checkpoints.mirror import Mirror, local_copy, mirrored
 from rlsdk.checkpoints.serve import CheckpointReader
 from rlsdk.config import Plan, check
 from rlsdk.errors import CheckpointError, ConfigError, DamagedCheckpointError, RunError
