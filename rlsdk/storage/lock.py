@@ -22,6 +22,8 @@ _READS = 5
 """Maximum number of reads of a lock file that is being written."""
 _BETWEEN_READS = 0.05
 """Seconds between them."""
+_left: set[str] = set()
+"""Ids of locks that this process has released, but could not remove."""
 
 
 class RemoteLock:
@@ -69,6 +71,7 @@ class RemoteLock:
             if self.is_ours():
                 self._folder.remove(LOCK)
         except Exception as error:  # noqa: BLE001 - network: each file system has its own errors
+            _left.add(self._id)
             log.warning("the lock of %s could not be removed, and expires by itself: %s", self._folder.url, error)
 
     def _take_over(self) -> None:
@@ -143,6 +146,8 @@ def _state(holder: dict[str, Any]) -> State:
 
     The host's name does not tell: containers may have equal names, and the next one may reuse the process id.
     """
+    if holder.get("id") in _left:
+        return "gone"
     if holder.get("machine") != machine():
         return "unknown"
     held = Identity(int(holder["pid"]), float(holder["started"]), str(holder["host"]), machine())

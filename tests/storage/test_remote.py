@@ -98,6 +98,22 @@ def test_the_lock_of_a_dead_process_of_this_machine_is_taken(url: str) -> None:
     second.release()
 
 
+def test_a_lock_that_could_not_be_removed_is_taken_by_the_next_run_of_the_same_process(
+    memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = RemoteFolder(memory)
+    first, second = RemoteLock(remote, beat=0.05), RemoteLock(remote, beat=0.05)
+    first.acquire()
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteFolder, "remove", lambda *_: (_ for _ in ()).throw(OSError("no network")))
+        first.release()
+    assert remote.read(LOCK) is not None
+    second.acquire()
+    assert second.is_ours()
+    second.release()
+    assert remote.read(LOCK) is None
+
+
 @pytest.mark.parametrize("holder", [{"machine": "another container's"}, {"started": 0.0}])
 def test_a_lock_of_another_process_with_the_host_and_process_id_of_a_running_one_is_taken(
     holder: dict[str, Any],
