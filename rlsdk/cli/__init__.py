@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 import threading
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import click
@@ -104,6 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> Any:
         # A bar or arrow that the terminal cannot encode must not fail a command.
         sys.stdout.reconfigure(errors="replace")
     output = sys.stdout
+    if arguments is None and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _interrupt)
     try:
         return root.main(args=None if arguments is None else list(arguments), prog_name="rlsdk")
     except SystemExit as leaving:
@@ -114,6 +118,12 @@ def main(arguments: Sequence[str] | None = None) -> Any:
             exits.daemon = True
             exits.start()
         raise
+
+
+def _interrupt(_: int, frame: FrameType | None) -> None:
+    """Handle SIGTERM as SIGINT is handled at this moment; interrupt if SIGINT is ignored, as in `rlsdk … &`."""
+    handler = signal.getsignal(signal.SIGINT)
+    (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
 
 
 def _exit(status: str | int | None) -> None:

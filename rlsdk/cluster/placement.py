@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,7 +69,7 @@ def start_ray(**options: Any) -> None:
     before = set(this.children(recursive=True))
     for attempt in range(1, START_ATTEMPTS + 1):
         try:
-            with _on_loopback(), _quickly():
+            with _on_loopback(), _quickly(), _own_sigterm():
                 ray.init(address="local", include_dashboard=False, **options)
             return
         except ValueError:  # caused by arguments or machine, such as too little shared memory: a retry would not help
@@ -87,6 +88,20 @@ def start_ray(**options: Any) -> None:
                     "placement.ray=auto; its logs are in /tmp/ray"
                 ) from error
             log.warning("Ray did not start (%s): %s Trying again, %d of %d", load, said, attempt + 1, START_ATTEMPTS)
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep the program's handler of SIGTERM, if it has one; Ray's ends it with status 15, whatever it is doing."""
+    from ray._private import utils
+
+    before = utils.set_sigterm_handler
+    if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = before
 
 
 @contextmanager

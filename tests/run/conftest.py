@@ -154,6 +154,14 @@ def descendants(pid: int) -> list[psutil.Process]:
     return [root, *root.children(recursive=True)]
 
 
+def title_of(process: psutil.Process) -> str:
+    """The command line of a process, or the title that it gave itself; empty if it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 def alive(processes: Sequence[psutil.Process]) -> list[str]:
     """Those that still run (a zombie does not)."""
     found = []

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.run.conftest import alive, descendants, wait_for
+from tests.run.conftest import alive, descendants, title_of, wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 LONGER = ("steps=12", "checkpoint.every=3", "eval.every=4")
@@ -71,6 +71,24 @@ def test_ctrl_c_and_sigterm_save_and_end_cleanly(runner: Any, number: signal.Sig
     assert (runner.path() / "checkpoints" / f"step-{done}" / "export" / "config.json").is_file()
     time.sleep(2)
     assert not alive(family)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("until", ["gcs_server", "EngineActor"])
+def test_a_run_that_is_interrupted_while_it_starts_says_so_and_leaves_no_process(
+    runner: Any, number: signal.Signals, until: str
+) -> None:
+    process = runner.start(LIGHT)
+
+    def begun() -> bool:
+        return any(until in title_of(p) for p in descendants(process.pid))
+
+    wait_for(begun, 120, process)
+    family = descendants(process.pid)
+    os.kill(process.pid, number)
+    assert process.wait(60) == 130
+    assert "interrupted" in runner.console() and "Traceback" not in runner.console()
+    wait_for(lambda: not alive(family), 60)
 
 
 def test_a_killed_learner_rank_fails_the_run_and_a_killed_engine_does_not(runner: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.run.conftest import alive, descendants, wait_for
+from tests.run.conftest import alive, descendants, title_of, wait_for
 from tests.run.test_kills import step_of
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
@@ -56,13 +56,6 @@ def part(process: subprocess.Popen[str], name: str) -> psutil.Process:
     found = [p for p in descendants(process.pid) if name in (p.name(), *title_of(p).split(".")[:1])]
     assert len(found) == 1, found
     return found[0]
-
-
-def title_of(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:  # it has just ended
-        return ""
 
 
 def log_of(runner: Any) -> str:
