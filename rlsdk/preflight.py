@@ -6,6 +6,7 @@ error. Unless stated otherwise, checks import nothing heavy, so any command may 
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from rlsdk.errors import EnvironmentFault, first_line
 
+log = logging.getLogger(__name__)
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 OPEN_FILES = 1024
 """Minimum limit of open files with which Ray can start its processes."""
@@ -196,8 +198,17 @@ def hub_is_offline() -> bool:
     return bool(constants.HF_HUB_OFFLINE)
 
 
+def read_cache_only() -> None:
+    """Make no more requests to the Hugging Face hub, in this process and those that it starts."""
+    from huggingface_hub import constants
+
+    constants.HF_HUB_OFFLINE, os.environ["HF_HUB_OFFLINE"] = True, "1"
+
+
 def hub_model(name: str) -> list[str]:
-    """Look for a model in this machine's Hugging Face cache and, if it is not there, on the hub.
+    """Look for a model on the Hugging Face hub and in this machine's cache.
+
+    If the hub does not answer, it is not asked again, see `read_cache_only`.
 
     Args:
         name: Hub id, such as ORG/NAME.
@@ -206,13 +217,14 @@ def hub_model(name: str) -> list[str]:
         One message if it is neither cached nor downloadable now.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        if isinstance(try_to_load_from_cache(name, "config.json"), str):
-            return []
+        cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
     except HFValidationError:
         return [f"there is no folder {name!r}, and it is not the name of a model on the hub (ORG/NAME)"]
+    if cached and hub_is_offline():
+        return []
     try:
         if not hub_is_offline():
             get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=_HUB_SECONDS)
@@ -220,6 +232,12 @@ def hub_model(name: str) -> list[str]:
         cause = "HF_HUB_OFFLINE forbids requests to the hub"
     except Exception as error:  # noqa: BLE001 - network, proxies, permissions: each library below has its own errors
         cause = f"the hub did not return it: {first_line(error)}"
+        if not isinstance(error, HfHubHTTPError):
+            # Without this, each of the libraries that open the model's files would ask for minutes.
+            log.warning("the Hugging Face hub does not answer, so models are read only from this machine's cache")
+            read_cache_only()
+    if cached:
+        return []
     return [
         f"there is no folder {name!r}, and the hub model of that name is not in this machine's cache; {cause}. "
         f"Give the path of a folder, or download the model on a machine with a connection: hf download {name}"

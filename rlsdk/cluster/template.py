@@ -37,6 +37,7 @@ from rlsdk.errors import RlsdkError
 from rlsdk.isolation.framing import exactly
 from rlsdk.isolation.process import end_with_parent, fork_alone, hidden, importing
 from rlsdk.plugins import ComponentRef, Plugins
+from rlsdk.preflight import read_cache_only
 
 ROLES: tuple[RoleName, ...] = ("engine", "learner")
 """Roles whose processes may be forks."""
@@ -265,6 +266,8 @@ def _work(caller: socket.socket) -> None:
     os.environ.update({k: v for k, v in environment.items() if os.environ.get(k) != v})
     if "torch" in sys.modules and (threads := environment.get("OMP_NUM_THREADS")):
         sys.modules["torch"].set_num_threads(int(threads))
+    if environment.get("HF_HUB_OFFLINE") == "1":  # the driver may have set it since the template was started
+        read_cache_only()
     arguments = request["arguments"]
     script = next(i for i, argument in enumerate(arguments) if not argument.startswith("-"))
     sys.argv = arguments[script:]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import metadata
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -172,3 +175,46 @@ def test_a_program_that_an_option_needs_is_named():
     assert preflight.programs([sys.executable, "no-such-program"], "learner x with these options") == [
         "learner x with these options starts no-such-program, which is not on this machine's PATH: install it"
     ]
+
+
+ASKED = """
+import json, os
+from huggingface_hub import constants
+from rlsdk import preflight
+
+print(json.dumps([preflight.hub_model(name) for name in ("lab/there", "lab/absent")]))
+print(json.dumps([preflight.hub_is_offline(), os.environ.get("HF_HUB_OFFLINE")]))
+"""
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_hub_that_does_not_answer_is_asked_only_once(tmp_path: Path, answers: bool) -> None:
+    model = tmp_path / "hub" / "models--lab--there"
+    (model / "snapshots" / "1").mkdir(parents=True)
+    (model / "snapshots" / "1" / "config.json").write_text("{}")
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("1")
+    asked = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            asked.append(self.path)
+            if answers:
+                self.send_error(404)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+        environment |= {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path)}
+        ran = subprocess.run([sys.executable, "-c", ASKED], env=environment, capture_output=True, text=True, check=True)
+        server.shutdown()
+    there, absent = json.loads(ran.stdout.splitlines()[0])
+    assert there == []
+    assert "the hub model of that name is not in this machine's cache" in absent[0]
+    paths = ["/lab/there/resolve/main/config.json", "/lab/absent/resolve/main/config.json"]
+    assert asked == (paths if answers else paths[:1])
+    assert json.loads(ran.stdout.splitlines()[1]) == ([False, None] if answers else [True, "1"])
+    assert ("does not answer" in ran.stderr) is not answers
