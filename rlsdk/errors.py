@@ -64,6 +64,13 @@ class ConfigError(RlsdkError):
         return (type(self), (self.faults,))
 
 
+class ArgumentError(ConfigError):
+    """An argument of a command is wrong."""
+
+    def __str__(self) -> str:
+        return "\n".join(self.faults)
+
+
 class RefusedMessagesError(ConfigError):
     """The chat template, or another renderer, rejects a conversation, such as one with two successive user messages."""
 

@@ -11,7 +11,7 @@ import attrs
 import click
 
 from rlsdk.cli.parameters import RunPath
-from rlsdk.errors import ConfigError
+from rlsdk.errors import ArgumentError
 from rlsdk.plurals import counted
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def diagnose(run: str, rules: Sequence[str], plugins: Sequence[str], as_json: bo
 
     with local_copy(run, checkpoint=False) as folder:
         if not (folder / METRICS).is_file():
-            raise ConfigError([f"RUN: {why_no_run(Path(run), METRICS)}"])
+            raise ArgumentError([why_no_run(Path(run), METRICS)])
         lines = read_metrics(folder)
         config = folder / "config.yaml"
         kept = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {}

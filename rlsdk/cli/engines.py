@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 import click
 
-from rlsdk.errors import ConfigError, RunError
+from rlsdk.errors import ArgumentError, RunError
 from rlsdk.plurals import counted
 from rlsdk.runlog.actors import read_status, request_engines, requested_engines
 from rlsdk.runlog.folder import why_no_run
@@ -28,7 +28,7 @@ def engines(run: Path, count: int | None, as_json: bool) -> None:
     that has ended accepts no requests.
     """
     if not (run / "config.yaml").is_file():
-        raise ConfigError([f"RUN: {why_no_run(run, 'config.yaml')}"])
+        raise ArgumentError([why_no_run(run, "config.yaml")])
     state = read_status(run)
     over = "" if state is None else state.over
     if count is not None:

@@ -17,7 +17,7 @@ from rich.table import Column, Table
 from rlsdk.cli.listing import console
 from rlsdk.cli.parameters import RunPath, SettingsCommand, plugin_files
 from rlsdk.config import check, read
-from rlsdk.errors import ConfigError
+from rlsdk.errors import ArgumentError
 
 _LEFT_BY_A_FAILURE = frozenset({"cache", "logs"})
 """Contents of the folder of an evaluation that failed."""
@@ -89,7 +89,7 @@ def _prepare(folder: Path, *, overwrite: bool) -> None:
         shutil.rmtree(folder)
     elif found or (folder.exists() and not folder.is_dir()):
         way = ", or give --overwrite" if ours and not overwrite else ""
-        raise ConfigError([f"--out: {folder} is not empty; choose another folder{way}"])
+        raise ArgumentError([f"--out: {folder} is not empty; choose another folder{way}"])
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from rlsdk.cli.parameters import SettingsCommand, plugin_files
-from rlsdk.errors import ConfigError
+from rlsdk.errors import ArgumentError
 from rlsdk.plurals import counted
 from rlsdk.replay.files import FRAMEWORKS
 
@@ -68,7 +68,7 @@ def replay(
         try:
             chosen = yaml.safe_load(algorithm) if algorithm else None
         except yaml.YAMLError as error:
-            raise ConfigError([f"--algorithm: {algorithm!r} is not YAML: {' '.join(str(error).split())}"]) from error
+            raise ArgumentError([f"--algorithm: {algorithm!r} is not YAML: {' '.join(str(error).split())}"]) from error
         dump = dump_of(recognise(read_columns(file), framework), rewards=rewards, group_size=group_size)
         plan = replay_plan(chosen, settings, files, width=dump.width)
         with _gradients(plan, checkpoint) as gradients:
@@ -88,7 +88,7 @@ def _gradients(plan: Any, checkpoint: str | None) -> Iterator[Any]:
     from rlsdk.whatif.question import WhatIfQuestion
 
     if checkpoint.isdigit():
-        raise ConfigError([f"--checkpoint: {checkpoint!r} given; expected a model's folder"])
+        raise ArgumentError([f"--checkpoint: {checkpoint!r} given; expected a model's folder"])
     with checkpoint_model(Path(), checkpoint) as model:
         yield Gradients(WhatIfQuestion(plan, plan, False, {}), model)
 

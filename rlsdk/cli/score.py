@@ -16,7 +16,7 @@ from rlsdk.cli import offline
 from rlsdk.cli.listing import console
 from rlsdk.cli.parameters import plugin_files
 from rlsdk.contracts import RewardSpec, ScoringLimits
-from rlsdk.errors import ConfigError, DataError, OptionError, PluginError
+from rlsdk.errors import ArgumentError, ConfigError, DataError, OptionError, PluginError
 
 
 @click.command()
@@ -134,5 +134,5 @@ def _scorer(name: str, options: tuple[str, ...], files: tuple[str, ...], limits:
     except OptionError as error:
         raise ConfigError(f"--option {path}: {text}" for path, text in error.faults) from error
     except PluginError as error:
-        raise ConfigError([f"--reward {name}: {error}"]) from error
+        raise ArgumentError([f"--reward {name}: {error}"]) from error
     return Scorer([part], limits)

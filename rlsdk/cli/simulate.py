@@ -12,7 +12,7 @@ import click
 
 from rlsdk.cli.listing import console
 from rlsdk.cli.parameters import SettingsCommand, plugin_files
-from rlsdk.errors import ConfigError, ValueFault
+from rlsdk.errors import ArgumentError, ConfigError, ValueFault
 from rlsdk.plurals import counted
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _assumed(plan: Plan, hardware: str, run: Path | None, given: Mapping[str, fl
     if hardware not in HARDWARE:
         near = nearest(hardware, HARDWARE)
         meant = f"; did you mean {near}?" if near else ""
-        raise ConfigError([f"--hardware {hardware}: unknown; there are {', '.join(HARDWARE)}{meant}"])
+        raise ArgumentError([f"--hardware {hardware}: unknown; there are {', '.join(HARDWARE)}{meant}"])
     net, why = skeleton(plan, download=False)
     if net is None and run is None and "weights_bytes" not in given:
         raise ConfigError(

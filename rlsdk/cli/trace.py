@@ -27,21 +27,21 @@ def trace(run: Path, out: Path | None, otlp: str | None) -> None:
     The trace has one lane for steps and one per process (driver, engines, learner ranks, environment workers), and
     counters of requests, tokens and rewards. The command also works while the run trains.
     """
-    from rlsdk.errors import ConfigError
+    from rlsdk.errors import ArgumentError
     from rlsdk.reporting.trace import all_spans, chrome_trace
     from rlsdk.runlog.folder import why_no_run
     from rlsdk.runlog.metrics import METRICS, SPANS, read_metrics, read_spans
 
     if not (run / METRICS).is_file():
-        raise ConfigError([f"RUN: {why_no_run(run, METRICS)}"])
+        raise ArgumentError([why_no_run(run, METRICS)])
     lines, spans = read_metrics(run), read_spans(run)
     if otlp is not None:
         from rlsdk.reporting.trace import export_spans, otlp_exporter
 
         if out is not None:
-            raise ConfigError(["--out: --otlp sends the spans and writes no file; give only one of them"])
+            raise ArgumentError(["--out: --otlp sends the spans and writes no file; give only one of them"])
         if not spans:
-            raise ConfigError([f"RUN: {run} has no {SPANS}: it recorded no times of day, which OpenTelemetry needs"])
+            raise ArgumentError([f"{run} has no {SPANS}: it recorded no times of day, which OpenTelemetry needs"])
         click.echo(f"{export_spans(all_spans(lines, spans), run.name, otlp_exporter(otlp))} spans sent")
         return
     path = out or run / "trace.json"

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from rlsdk.cli.parameters import RunPath, SettingsCommand, plugin_files
-from rlsdk.errors import ConfigError
+from rlsdk.errors import ArgumentError
 
 
 @click.command(cls=SettingsCommand)
@@ -80,7 +80,7 @@ def what_if(
     if not found["groups"]:
         wanted, every = f" of steps {steps}" if steps else "", checked.before.config.save_rollouts
         rest = f"; with save_rollouts={every} it stores one step in {every}" if every > 1 else ""
-        raise ConfigError([f"RUN: {run} has stored no groups{wanted} yet{rest}"])
+        raise ArgumentError([f"{run} has stored no groups{wanted} yet{rest}"])
     if as_json:
         click.echo(json.dumps({"run": run, **found}, indent=2, default=str))
     else:
@@ -92,9 +92,9 @@ def _bounds(text: str | None) -> tuple[int | None, int | None]:
         return None, None
     first, dash, last = text.partition("-")
     if not all(part.isdecimal() or not part for part in (first, last)) or not (first or last):
-        raise ConfigError([f"--steps: {text!r} given; expected a step or a range: 5, 3-8, 3- or -8"])
+        raise ArgumentError([f"--steps: {text!r} given; expected a step or a range: 5, 3-8, 3- or -8"])
     if first and last and int(first) > int(last):
-        raise ConfigError([f"--steps: {text!r} given, which ends before it begins"])
+        raise ArgumentError([f"--steps: {text!r} given, which ends before it begins"])
     start = int(first) if first else None
     return start, (int(last) if last else None) if dash else start
 

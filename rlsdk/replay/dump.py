@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlsdk.errors import ConfigError, DataError
+from rlsdk.errors import ArgumentError, ConfigError, DataError
 from rlsdk.replay.files import IGNORED, NAMES, Recognised
 from rlsdk.types import is_reward
 
@@ -277,7 +277,7 @@ class _Reader:
         """Return the label of each rollout's group."""
         if size is not None:
             if self.count % size:
-                raise ConfigError([f"--group-size: {self.count} rollouts are not a multiple of {size}"])
+                raise ArgumentError([f"--group-size: {self.count} rollouts are not a multiple of {size}"])
             return tuple(str(i // size) for i in range(self.count))
         labels = self.found.values.get("groups", self.found.values.get("prompts"))
         if labels is not None:

@@ -18,7 +18,7 @@ import yaml
 from rlsdk.config.kept import CODE, plugin_files
 from rlsdk.config.tree import leaves, spelled_out
 from rlsdk.contracts import History, Series
-from rlsdk.errors import ConfigError, EnvironmentFault, described, install_command
+from rlsdk.errors import ArgumentError, EnvironmentFault, described, install_command
 from rlsdk.preflight import version
 from rlsdk.reporting.page import chart, escaped, page, table, text_block
 from rlsdk.runlog.alerts import Alert, read_alerts
@@ -78,15 +78,15 @@ def read_run(folder: Path) -> FinishedRun:
     """Read the folder of a run.
 
     Raises:
-        ConfigError: The folder is not a run's.
+        ArgumentError: The folder is not a run's.
     """
     if not any((folder / name).is_file() for name in (METRICS, MARKER)):
-        raise ConfigError([f"RUN: {why_no_run(folder, METRICS)}"])
+        raise ArgumentError([why_no_run(folder, METRICS)])
     text = _text(folder / "config.yaml")
     try:
         config, summary = yaml.safe_load(text), json.loads(_text(folder / "summary.json") or "{}")
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError([f"RUN: {folder}: config.yaml or summary.json is damaged: {error}"]) from error
+        raise ArgumentError([f"{folder}: config.yaml or summary.json is damaged: {error}"]) from error
     lines = read_metrics(folder)
     missing: dict[str, list[int]] = {}
     for line in lines:
@@ -112,7 +112,7 @@ def write_report(folder: Path) -> Path:
     """Write `report.html` into the folder of a run, and return its path.
 
     Raises:
-        ConfigError: It is not a run's folder.
+        ArgumentError: It is not a run's folder.
         OSError: It cannot be written.
     """
     path = folder / REPORT
@@ -138,7 +138,7 @@ def write_pictures(folder: Path, into: Path) -> list[Path]:
         into: Folder for the files; created if missing.
 
     Raises:
-        ConfigError: It is not a run's folder.
+        ArgumentError: It is not a run's folder.
         EnvironmentFault: matplotlib is not installed.
         OSError: They cannot be written.
     """

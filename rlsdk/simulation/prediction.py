@@ -12,7 +12,7 @@ import attrs
 from rlsdk.config import Plan
 from rlsdk.contracts import LimitsConcurrency, StreamsWeights
 from rlsdk.contracts.generation import DTYPE_BYTES
-from rlsdk.errors import ConfigError, ValueFault
+from rlsdk.errors import ArgumentError, ConfigError, ValueFault
 from rlsdk.simulation.rates import HARDWARE, Lengths, ModelSize, Rates, Work, derived
 from rlsdk.simulation.training import Setup, SimulationResult, engines_alone, learner_alone, simulate, synchronous
 
@@ -288,4 +288,4 @@ def changed(rates: Rates, lengths: Lengths, given: Mapping[str, float]) -> tuple
             lengths = attrs.evolve(lengths, seen=(), **new_lengths)
         return attrs.evolve(rates, **new_rates), lengths
     except ValueFault as error:
-        raise ConfigError([f"--rate {error}"]) from error
+        raise ArgumentError([f"--rate {error}"]) from error

@@ -12,7 +12,7 @@ import attrs
 
 import rlsdk
 from rlsdk.config import Plan
-from rlsdk.errors import ConfigError
+from rlsdk.errors import ArgumentError, ConfigError
 from rlsdk.sweeps.results import Estimate, Failure, interquartile_mean, mean
 from rlsdk.sweeps.running import RunOutcome
 from rlsdk.sweeps.runs import SweepRun, check_all, refuse_equal, run_name
@@ -172,10 +172,12 @@ def suite_tasks(suite: str) -> dict[str, Path]:
     folder = next((each for each in (Path(suite), *(root / suite for root in roots)) if each.is_dir()), None)
     if folder is None:
         there = sorted({each.name for root in roots if root.is_dir() for each in root.iterdir() if each.is_dir()})
-        raise ConfigError([f"--suite: {_missing(suite, there)}"])
+        raise ArgumentError([f"--suite: {_missing(suite, there)}"])
     tasks = {file.stem: file for file in sorted(folder.glob("*.yaml"))}
     if not tasks:
-        raise ConfigError([f"--suite: {folder} has no configuration; a suite is a folder with one YAML file per task"])
+        raise ArgumentError(
+            [f"--suite: {folder} has no configuration; a suite is a folder with one YAML file per task"]
+        )
     return tasks
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rlsdk.contracts import ActorSpec, DType, ExaminesModel, Model, TrainBatch
 from rlsdk.conversion import read_header, without_weights
 from rlsdk.engines.canary import TOLERANCE, allowed_outliers
-from rlsdk.errors import ConfigError, RlsdkError, first_line
+from rlsdk.errors import ArgumentError, ConfigError, RlsdkError, first_line
 from rlsdk.learners.rows import to_exact_row
 from rlsdk.plugins import Plugins
 from rlsdk.readiness.tasks import not_embedded
@@ -83,7 +83,7 @@ def traced(subject: ModelSubject, path: str, trust_remote_code: bool = False) ->
         ConfigError: The folder has no weights.
     """
     if not has_weights(path):
-        raise ConfigError([f"--trace runs the model, but {path!r} is not a folder with weights"])
+        raise ArgumentError([f"--trace runs the model, but {path!r} is not a folder with weights"])
     model = _model(subject, path, trust_remote_code, exact=True)
     with started(ENGINE, model) as engine:
         return trace(engine, open_policy(model), sample_tokens(subject), model.max_length)

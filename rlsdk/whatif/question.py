@@ -15,7 +15,7 @@ from rlsdk.config import Plan, check, read
 from rlsdk.config.kept import described_code, untrusted_code
 from rlsdk.config.paths import resolve_paths
 from rlsdk.config.tree import Tree, leaves, normalise, spelled_out
-from rlsdk.errors import ConfigError
+from rlsdk.errors import ArgumentError, ConfigError
 from rlsdk.fields import FORWARD
 from rlsdk.runlog.folder import why_no_run
 from rlsdk.scoring.scorer import RewardTerm
@@ -108,7 +108,7 @@ def question(run: Path, asked: Asked) -> WhatIfQuestion:
     """
     file = run / "config.yaml"
     if not file.is_file():
-        raise ConfigError([f"RUN: {why_no_run(run, 'config.yaml')}"])
+        raise ArgumentError([why_no_run(run, "config.yaml")])
     overrides = asked.overrides()
     kept = _kept(file, asked, overrides)
     before = check(kept, (), asked.plugins)
