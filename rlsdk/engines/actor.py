@@ -26,6 +26,7 @@ from rlsdk.contracts import (
     Model,
     Request,
     ShowsProgress,
+    StreamsWeights,
     Weights,
 )
 from rlsdk.engines.messages import Bundle, Progress
@@ -33,6 +34,7 @@ from rlsdk.errors import EngineError
 from rlsdk.isolation.process import settle
 from rlsdk.isolation.vitals import peak_memory
 from rlsdk.plugins import ComponentRef, Plugins
+from rlsdk.plurals import counted
 
 log = logging.getLogger(__name__)
 INTERVAL = 0.02
@@ -172,6 +174,9 @@ class EngineActor(RunActor):
         started = time.perf_counter()
         if isinstance(offer, Weights):
             self._engine.load_weights(offer)
+        elif not isinstance(self._transfer, StreamsWeights):
+            name = type(self._transfer).__name__
+            raise EngineError(f"{name}.offer returned {offer!r}; expected Weights, or methods send and receive")
         else:
             self._torn = True  # if an exception follows, layers have mixed versions
             self._receive(version, self._transfer.receive(offer, seat))
@@ -194,6 +199,11 @@ class EngineActor(RunActor):
 
     def _logprobs(self, token_ids: np.ndarray) -> np.ndarray:
         found: np.ndarray = self._engine.logprobs(token_ids)
+        if np.shape(found) != (len(token_ids) - 1,):
+            raise EngineError(
+                f"{type(self._engine).__name__}.logprobs returned {type(found).__name__} {list(np.shape(found))} for "
+                f"{len(token_ids)} tokens; expected an array [{len(token_ids) - 1}]"
+            )
         self._wake()
         return found
 
@@ -270,7 +280,14 @@ class EngineActor(RunActor):
         """Step while there is work; let waiting calls run between steps."""
         try:
             while self._failure is None:
-                if self._paused or self._asleep or self._torn or not self._engine.unfinished:
+                held = self._paused or self._asleep or self._torn
+                lost = sum(box.left for box in set(self._boxes.values()))
+                if lost and not (held or self._engine.unfinished):
+                    raise EngineError(
+                        f"{type(self._engine).__name__} has no unfinished requests, but never returned the completions "
+                        f"of {counted(lost, 'request')}"
+                    )
+                if held or not self._engine.unfinished:
                     self._work.clear()
                     await self._work.wait()
                     continue
@@ -290,7 +307,10 @@ class EngineActor(RunActor):
             log.exception("the engine failed")
             self._fail(error)
 
-    def _deliver(self, completions: Sequence[Completion]) -> None:
+    def _deliver(self, completions: object) -> None:
+        if not isinstance(completions, Sequence):
+            got, name = type(completions).__name__, type(self._engine).__name__
+            raise EngineError(f"{name} returned {got} from step or abort; expected a list of Completion")
         self._clock["tokens"] += sum(len(c.token_ids) for c in completions)
         for completion in completions:
             box = self._boxes.get(completion.request)

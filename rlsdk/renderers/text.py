@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import ParsedAnswer, TextCodec, ToolParser
-from rlsdk.errors import ConfigError, RefusedMessagesError
+from rlsdk.errors import ConfigError, RefusedMessagesError, described
 from rlsdk.renderers.forms import (
     ANSWERS,
     CLOSED_THOUGHT,
@@ -153,11 +153,16 @@ class TextRenderer:
             written = [form(message) for message in given]
             if refusal is None or written != given:
                 try:
-                    return self.render_text(written, tools, **how)
+                    text = self.render_text(written, tools, **how)
+                    if isinstance(text, str):
+                        return text
+                    raise TypeError(f"render_text returned {type(text).__name__}; expected str")
                 except Exception as error:  # noqa: BLE001 - a template may raise anything
                     refusal = refusal or error
         roles = ", ".join(message["role"] for message in given)
-        raise RefusedMessagesError([f"{self.title} refuses a conversation of {roles}: {refusal}"]) from refusal
+        of_template = type(refusal).__module__.startswith("jinja2.")
+        said = str(refusal) if refusal is None or of_template else described(refusal)
+        raise RefusedMessagesError([f"{self.title} refuses a conversation of {roles}: {said}"]) from refusal
 
     def shows_tools(self, tools: Sequence[Mapping[str, Any]]) -> bool:
         """Return True if prompts list tools for the policy."""

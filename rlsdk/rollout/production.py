@@ -14,8 +14,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
+from rlsdk.components import component_of
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
-from rlsdk.errors import RunError, ValueFault
+from rlsdk.errors import RunError, ValueFault, defined_at
 from rlsdk.messages import number as plain_number
 from rlsdk.plurals import counted
 from rlsdk.rollout.lifecycle import TaskLedger
@@ -328,7 +331,14 @@ class RolloutScheduler:
         available, target = sum(ready.values()), sum(batch.values())
         if available == target or self._stop is None:
             return available == target
-        return available > 0 and bool(self._stop(available=available, target=target))
+        if not available:
+            return False
+        enough: object = self._stop(available=available, target=target)
+        if not isinstance(enough, bool | np.bool_):
+            component = component_of(self._stop)
+            where = f"; see {defined_at(component.obj)}" if component else ""
+            raise RunError(f"rollout.stop returned {enough!r}; expected True or False{where}")
+        return bool(enough)
 
     def _sift(self, step: int) -> dict[str, list[TaskRecord]]:
         """Drop expired groups and those that the policy rejects; return the rest of each source by priority.

@@ -22,7 +22,7 @@ from rlsdk.errors import ConfigError, DataError
 from rlsdk.isolation.reaper import marked_early
 from rlsdk.plugins import load
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.rollout.generator import RolloutGenerator
+from rlsdk.rollout.generator import RolloutGenerator, first_error
 from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.serving.context import context_of
 from rlsdk.testing import ScriptedPolicy
@@ -134,7 +134,10 @@ async def _answered(plan: Plan, sources: Sequence[Sequence[Task]]) -> list[tuple
         for task in chosen.values():
             texts = answers(task)
             context = context_of(plan, codec, ScriptedPolicy(codec, partial(_next, iter(texts))))
-            group = await RolloutGenerator(workflow, None, None).group(task, context, len(texts), "trial")
+            try:
+                group = await RolloutGenerator(workflow, None, None).group(task, context, len(texts), "trial")
+            except ExceptionGroup as errors:
+                raise first_error(errors) from errors
             found.append(group.rollouts)
     return found
 

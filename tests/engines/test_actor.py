@@ -211,6 +211,38 @@ def test_an_idle_actor_does_not_step() -> None:
     play(body)
 
 
+def _loses_requests(engine: Scripted) -> list[Completion]:
+    engine.running.clear()
+    return []
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (lambda engine: None, "Scripted returned NoneType from step or abort; expected a list of Completion"),
+        (_loses_requests, "Scripted has no unfinished requests, but never returned the completions of 2 requests"),
+    ],
+)
+def test_an_engine_whose_steps_return_no_completions_fails_with_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, step: Callable[[Scripted], Any], said: str
+) -> None:
+    monkeypatch.setattr(Scripted, "step", step)
+    with pytest.raises(EngineError, match=f"the engine failed: {said}"):
+        play(lambda actor, engine: collect(actor, ask("a"), ask("b")))
+
+
+def test_logprobs_of_another_length_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scripted, "logprobs", lambda engine, ids: np.zeros(len(ids), np.float32))
+    said = r"Scripted.logprobs returned ndarray \[3\] for 3 tokens; expected an array \[2\]"
+    with pytest.raises(EngineError, match=said):
+        play(lambda actor, engine: actor.logprobs(np.arange(3)))
+
+
+def test_an_offer_that_is_neither_weights_nor_streamed_is_refused() -> None:
+    with pytest.raises(EngineError, match="offer returned None; expected Weights, or methods send and receive"):
+        play(lambda actor, engine: actor.load_weights(None))
+
+
 def test_weights_land_between_two_steps_of_requests_in_flight() -> None:
     async def body(actor: EngineActor, engine: Scripted) -> None:
         running = asyncio.create_task(collect(actor, ask("a", 20)))

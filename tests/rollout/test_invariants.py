@@ -476,6 +476,13 @@ async def test_18_a_part_of_a_batch_may_be_enough_and_the_rest_is_for_the_next()
     assert_adds_up(bench)
 
 
+async def test_18_an_answer_other_than_yes_or_no_is_no_answer() -> None:
+    bench = Bench(StalenessPolicy(limit=9), lambda n: 0.01 * n, stop=lambda *, available, target: "yes")
+    with pytest.raises(RunError, match=r"rollout\.stop returned 'yes'; expected True or False"):
+        await bench.step(0)
+    await bench.production.pause()
+
+
 async def test_19_a_failure_while_nobody_takes_is_kept_and_raised_with_its_traceback() -> None:
     bench = Failing(StalenessPolicy(ahead=1, limit=9), lambda n: 0.02 if n == 6 else 0.01)
     await bench.step(0)

@@ -18,6 +18,7 @@ LAB = """
 import os
 import rlsdk
 from rlsdk.errors import DataError
+from rlsdk.kit import TextRenderer
 
 @rlsdk.reward("raises")
 def raises(rollout):
@@ -105,6 +106,22 @@ class Counting:
         return {"calls": self.calls}
     def restore(self, state):
         self.calls = state["calls"]
+
+
+@rlsdk.renderer("divides")
+class Divides(TextRenderer):
+    'Fails.'
+
+    def render_text(self, messages, tools, *, add_generation_prompt, continue_final_message):
+        return 1 / 0
+
+
+@rlsdk.renderer("forgets")
+class Forgets(TextRenderer):
+    'Returns nothing.'
+
+    def render_text(self, messages, tools, *, add_generation_prompt, continue_final_message):
+        "".join(message["content"] for message in messages)
 """
 
 
@@ -142,6 +159,18 @@ def test_a_reward_that_can_score_nothing_is_refused_with_task_and_cause(lab: Pat
     start = f"reward: 'trial_lab/{name}' could score none of 5 made-up answers to task 'countdown/train/"
     assert fault.startswith(start)
     assert cause in fault
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("divides", r"ZeroDivisionError: division by zero \(.*trial_lab\.py, line \d+\)"),
+        ("forgets", "TypeError: render_text returned NoneType; expected str"),
+    ],
+)
+def test_a_renderer_that_fails_is_refused_with_the_cause(lab: Path, name: str, cause: str) -> None:
+    with pytest.raises(ConfigError, match=f"refuses a conversation of user: {cause}$"):
+        rehearsed(plan_of(lab, "countdown", f"model.renderer=trial_lab/{name}"))
 
 
 def test_a_task_without_an_answer_is_not_said_to_have_one(lab: Path, tmp_path: Path) -> None:
