@@ -281,13 +281,12 @@ class EngineActor(RunActor):
         try:
             while self._failure is None:
                 held = self._paused or self._asleep or self._torn
-                lost = sum(box.left for box in set(self._boxes.values()))
-                if lost and not (held or self._engine.unfinished):
-                    raise EngineError(
-                        f"{type(self._engine).__name__} has no unfinished requests, but never returned the completions "
-                        f"of {counted(lost, 'request')}"
-                    )
                 if held or not self._engine.unfinished:
+                    if not held and (lost := sum(box.left for box in set(self._boxes.values()))):
+                        raise EngineError(
+                            f"{type(self._engine).__name__} has no unfinished requests, but never returned the "
+                            f"completions of {counted(lost, 'request')}"
+                        )
                     self._work.clear()
                     await self._work.wait()
                     continue
