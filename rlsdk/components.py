@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args
 import attrs
 
 from rlsdk import calls
-from rlsdk.errors import OptionError, PluginError, RlsdkError, described
+from rlsdk.errors import OptionError, PluginError, RlsdkError, defined_at, described
 from rlsdk.fields import Field, declared_by
 from rlsdk.kinds import SCHEDULED, SUPPLIED, Kind
 from rlsdk.options import CONVERTER, Option, check_options, options_of
@@ -216,6 +216,12 @@ def component_of(obj: Any) -> Component | None:
     if isinstance(obj, Bound | Scheduled):
         return obj.component
     return own_mark(obj) or own_mark(type(obj))
+
+
+def see_definition(part: Any) -> str:
+    """Return where a component is defined, to end a message about its result: `; see col (lab.py, line 7)`."""
+    component = component_of(part)
+    return f"; see {defined_at(component.obj)}" if component else ""
 
 
 def own_mark(obj: Any) -> Component | None:

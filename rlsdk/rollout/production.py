@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlsdk.components import component_of
+from rlsdk.components import see_definition
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
-from rlsdk.errors import RunError, ValueFault, defined_at
+from rlsdk.errors import RunError, ValueFault
 from rlsdk.messages import number as plain_number
 from rlsdk.plurals import counted
 from rlsdk.rollout.lifecycle import TaskLedger
@@ -335,9 +335,7 @@ class RolloutScheduler:
             return False
         enough: object = self._stop(available=available, target=target)
         if not isinstance(enough, bool | np.bool_):
-            component = component_of(self._stop)
-            where = f"; see {defined_at(component.obj)}" if component else ""
-            raise RunError(f"rollout.stop returned {enough!r}; expected True or False{where}")
+            raise RunError(f"rollout.stop returned {enough!r}; expected True or False{see_definition(self._stop)}")
         return bool(enough)
 
     def _sift(self, step: int) -> dict[str, list[TaskRecord]]:

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from rlsdk.batch import Credit, CreditInputs
 from rlsdk.batch.arithmetic import adjusted
-from rlsdk.components import component_of
+from rlsdk.components import component_of, see_definition
 from rlsdk.config import Plan
 from rlsdk.contracts import memory_of
 from rlsdk.contracts.tasks import label_of
-from rlsdk.errors import RlsdkError, RunError, defined_at, described
+from rlsdk.errors import RlsdkError, RunError, described
 from rlsdk.fields import FORWARD
 from rlsdk.isolation.threads import awaited, run_to_end
 from rlsdk.plurals import counted
@@ -104,7 +104,7 @@ class CreditAssigner:
                 raise RunError(
                     f"{_name(part)} changed x.{changed[0]} in place, but the rest of the step reads it too: avoid "
                     f"methods that end in '_', += and x.{changed[0]}[…] = … on it, or change a copy, "
-                    f"x.{changed[0]}.clone(){_place(part)}"
+                    f"x.{changed[0]}.clone(){see_definition(part)}"
                 )
             return result
 
@@ -161,12 +161,6 @@ def _name(part: Any) -> str:
     return f"{component.kind} {component.name!r}" if component else repr(part)
 
 
-def _place(part: Any) -> str:
-    """Return where a component is defined, to end a message about its result: `; see col (lab.py, line 7)`."""
-    component = component_of(part)
-    return f"; see {defined_at(component.obj)}" if component else ""
-
-
 @contextmanager
 def _named(part: Any) -> Iterator[None]:
     """Add the component's name to an error that it raises."""
@@ -185,11 +179,13 @@ def _checked(result: Any, x: CreditInputs, part: Any) -> Tensor:
         given = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
         raise RunError(
             f"{name} returned {given}; expected a tensor [{len(x.rewards)}] (rollouts) or [{len(x.loss_mask)}] (tokens)"
-            f"{_place(part)}"
+            f"{see_definition(part)}"
         )
     finite = result.float().isfinite()  # as the learner reads it
     if not bool(finite.all()):
-        raise RunError(f"{name} returned {int((~finite).sum())} values that are not finite in float32{_place(part)}")
+        raise RunError(
+            f"{name} returned {int((~finite).sum())} values that are not finite in float32{see_definition(part)}"
+        )
     # Later steps divide, discount and average, which would round integers.
     return result if result.is_floating_point() else result.float()
 
@@ -220,7 +216,9 @@ def apply_filters(groups: Sequence[Group], filters: Sequence[Callable[[Group], b
             with _named(each):
                 answer = each(left) if left is not None and len(left) else False
             if not isinstance(answer, bool | np.bool_ | Group):
-                raise RunError(f"{_name(each)} returned {answer!r:.80}; expected True, False or a Group{_place(each)}")
+                raise RunError(
+                    f"{_name(each)} returned {answer!r:.80}; expected True, False or a Group{see_definition(each)}"
+                )
             left = attrs.evolve(answer, uid=group.uid) if isinstance(answer, Group) else (left if answer else None)
         if left is not None and len(left):
             kept.append(left)
