@@ -25,12 +25,23 @@ ESTIMATORS: dict[str, kl.Estimator] = {
     "low_var": kl.low_var,
 }
 ERROR_BOUND = 0.2
+HORIZON = 10_000
 ASYMMETRIC = (-1.0, 3.0)
 PAPER_LENGTH = 20_480
 """Longest response of DAPO's experiments."""
 
 
-@shaping("kl_penalty", needs=("logprobs", "ref_logprobs"))
+def _horizon_is_read(_: RunFacts, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Refuse the speed of an adaptation that does not take place."""
+    if options["target"] is None and options["horizon"] != HORIZON:
+        yield (
+            "horizon",
+            f"{options['horizon']} given, but without a target the coefficient is fixed; also give target, or leave "
+            "horizon out",
+        )
+
+
+@shaping("kl_penalty", needs=("logprobs", "ref_logprobs"), check=_horizon_is_read)
 @attrs.define(kw_only=True)
 class KLPenalty:
     """KL penalty to the reference per token, with a fixed or adaptive coefficient.
@@ -50,7 +61,7 @@ class KLPenalty:
     coef: NonNegative = 0.001
     estimator: Literal["k1", "k2", "k3", "abs", "low_var"] = "k1"
     target: float | None = attrs.field(default=None)
-    horizon: Count = 10_000
+    horizon: Count = HORIZON
     value: float = attrs.field(init=False)
 
     @target.validator

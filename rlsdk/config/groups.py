@@ -122,35 +122,61 @@ def _keeps_all(filters: Sequence[Any], size: int) -> bool:
 
 def _reads_advantages(loss: Any) -> bool:
     """Return whether a policy loss depends on the advantages; True if this cannot be tried."""
+    return _differ(_gradient(loss), _gradient(loss, sign=-1.0))
+
+
+def ignores_updates(loss: Any) -> bool:
+    """Return whether a policy loss learns from advantages as if its samples were the current policy's.
+
+    After the first of several updates per batch they are not, and other losses weight or clip by the ratio of the
+    current policy to an older one. False for losses of right and wrong answers, and if the loss cannot be tried.
+    """
+    component = component_of(loss)
+    labelled = component is not None and "preferred" in component.needs
+    return not labelled and _reads_advantages(loss) and not _differ(_gradient(loss), _gradient(loss, moved=-0.1))
+
+
+def _differ(one: Any | None, other: Any | None) -> bool:
+    import torch
+
+    return one is None or other is None or not torch.equal(one, other)
+
+
+def _gradient(loss: Any, *, sign: float = 1.0, moved: float = 0.0) -> Any | None:
+    """Return the gradient of a policy loss on a trial batch; None if it cannot be tried.
+
+    Args:
+        loss: Policy loss, ready to run.
+        sign: Factor on the advantages.
+        moved: Current minus older logprobs; below 0, since a ratio above 1 may be capped at 1.
+    """
     import torch
 
     from rlsdk.batch import LossInputs
 
-    given = []
-    for sign in (1.0, -1.0):
-        logprobs = torch.tensor([-0.5, -1.0, -1.5, -2.0], requires_grad=True)
-        old, labels = logprobs.detach(), torch.tensor([True, False])
-        x = LossInputs(
-            logprobs,
-            old,
-            sign * torch.tensor([1.0, 1.0, -0.5, -0.5]),
-            torch.ones(4, dtype=torch.bool),
-            torch.tensor([0, 0, 1, 1]),
-            ref_logprobs=old,
-            entropy=-old,
-            values=old,
-            pairs=torch.zeros(2, dtype=torch.long),
-            preferred=labels,
-            expert=~labels,
-        )
-        try:
-            values = loss(x)
-            values = values[0] if isinstance(values, tuple) else values
-            (slope,) = torch.autograd.grad(values.sum(), logprobs)
-        except (Exception, SystemExit):  # noqa: BLE001 - as above
-            return True
-        given.append(slope)
-    return not torch.equal(*given)
+    logprobs = torch.tensor([-0.5, -1.0, -1.5, -2.0], requires_grad=True)
+    old, labels = logprobs.detach() - moved, torch.tensor([True, False])
+    x = LossInputs(
+        logprobs,
+        old,
+        sign * torch.tensor([1.0, 1.0, -0.5, -0.5]),
+        torch.ones(4, dtype=torch.bool),
+        torch.tensor([0, 0, 1, 1]),
+        behaviour_logprobs=old,
+        ref_logprobs=logprobs.detach(),
+        entropy=-logprobs.detach(),
+        values=logprobs.detach(),
+        pairs=torch.zeros(2, dtype=torch.long),
+        preferred=labels,
+        expert=~labels,
+    )
+    try:
+        values = loss(x)
+        values = values[0] if isinstance(values, tuple) else values
+        (slope,) = torch.autograd.grad(values.sum(), logprobs)
+    except (Exception, SystemExit):  # noqa: BLE001 - as above
+        return None
+    return slope
 
 
 def _least(size: int, works: Callable[[int], bool]) -> int | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlsdk.config.rollout import StorageSection
+from rlsdk.config.rollout import ReplaySection, StorageSection
 from rlsdk.config.schema import Config
 from rlsdk.contracts import AlgorithmDefaults
 from rlsdk.plurals import counted
@@ -285,6 +285,11 @@ def _rollout(config: Config) -> list[tuple[bool, str]]:
             token is not None and section.runs_ahead and token > group,
             f"rollout.max_token_staleness: {token} is above max_staleness={group}: the group expires before its "
             f"tokens do; at most {group}",
+        ),
+        (
+            not share and section.replay.most_uses != ReplaySection().most_uses,
+            f"rollout.replay.most_uses: {section.replay.most_uses} given, but with share=0 no group is trained again; "
+            "set rollout.replay.share above 0, or leave it out",
         ),
         (not 0 <= share < 1, f"rollout.replay.share: at least 0 and below 1, got {share}"),
         (

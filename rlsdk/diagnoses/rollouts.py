@@ -74,13 +74,15 @@ def dead_groups(history: History, *, window: Count = 10, share: float = 0.7) -> 
     if not history.current(dead, window) or (now := dead.last(window).mean) < share:
         return None
     message = f"in {now:.0%} of the groups, all rollouts have the same reward (limit {share:.0%})"
-    return Finding(message, _advice_on_dead_groups(history, window), metric=dead.name)
+    advice = _advice_on_dead_groups(history, window, replaced=dead.name.startswith("raw/"))
+    return Finding(message, advice, metric=dead.name)
 
 
-def _advice_on_dead_groups(history: History, window: int) -> str:
+def _advice_on_dead_groups(history: History, window: int, *, replaced: bool) -> str:
     accuracy, cut = history["accuracy/mean"], history["rollouts/truncated"].last(window).mean
     if accuracy.last(window).mean > 0.5:
-        return "the tasks are too easy: train on harder ones, or set rollout.dynamic_sampling=true to find the rest"
+        others = "set algorithm.filters=[nonzero_variance] and rollout.dynamic_sampling=true to find the rest"
+        return "the tasks are too easy: train on harder ones" + ("" if replaced else f", or {others}")
     if len(accuracy) and (best := accuracy.values.max()) >= 0.1 and accuracy.last(3).mean < best / 4:
         return (
             f"the model has got worse (its best accuracy was {best:.0%}): lower learner.lr, and restart from an "

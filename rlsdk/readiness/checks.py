@@ -17,11 +17,12 @@ from rlsdk import preflight
 from rlsdk.cluster.gpus import ROLES, GPUNode
 from rlsdk.cluster.placement import gpu_map
 from rlsdk.config import Plan
+from rlsdk.config.groups import ignores_updates
 from rlsdk.contracts import OnlySamples, Requires, RequiresPrograms, SpansGPUs, StreamsTensors
 from rlsdk.conversion import WEIGHT_FILES
 from rlsdk.errors import ConfigError, EnvironmentFault
 from rlsdk.learners.base import TransformersLearner
-from rlsdk.plugins import ComponentRef
+from rlsdk.plugins import ComponentRef, short_name
 from rlsdk.plurals import counted
 from rlsdk.readiness.disk import DiskEstimate, estimate, skeleton
 from rlsdk.readiness.models import exact_faults, idle_notes, image_faults, length_notes, model_faults, rank_faults
@@ -197,7 +198,7 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
         found.faults += [PlanFinding("engine", text) for text in training_faults(plan)]
     if trains:
         found.faults += [PlanFinding(*fault) for fault in rank_faults(plan)]
-        found.notes += [PlanFinding(*note) for note in idle_notes(plan)]
+        found.notes += [PlanFinding(*note) for note in chain(idle_notes(plan), _part_notes(plan))]
     codec = found.codec()
     built = skeleton(plan, download=starts)
     if (net := built[0]) is not None:
@@ -237,6 +238,25 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
         disk=disk,
         built=built,
     )
+
+
+def _part_notes(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Note parts of the algorithm that may not do what the rest of a plan expects of them."""
+    config, loss = plan.config, plan.loss.policy_loss
+    updates = config.minibatches * config.passes
+    if updates > 1 and plan.sampled and ignores_updates(plan.plugins.resolve(loss)):
+        yield (
+            "algorithm.policy_loss",
+            f"{short_name(loss.name)} learns as if the current policy had sampled its batch, which is true only of the "
+            f"first of {updates} optimiser steps per batch (minibatches × passes); set both to 1, or use a loss with a "
+            "ratio of policies, such as 'ppo'",
+        )
+    if config.rollout.dynamic_sampling and plan.sampled and not plan.filters:
+        yield (
+            "rollout.dynamic_sampling",
+            "without filters, it replaces only groups that cannot be trained at all; name one in algorithm.filters, "
+            "such as 'nonzero_variance'",
+        )
 
 
 def training_faults(plan: Plan) -> Sequence[str]:

@@ -206,6 +206,11 @@ def batch(plan: Plan) -> dict[str, str]:
                 f"{counted(share, 'rollout')} × {longest:,} tokens in forward passes of at most {limit:,} tokens: at "
                 f"full length some {most:,} for each optimiser step; {exact}"
             )
+    if plan.plugins.component(plan.loss.policy_loss).whole_batch:
+        words["whole batch"] = (
+            f"{short_name(plan.loss.policy_loss.name)} reads the whole batch of an optimiser step: one more forward "
+            "pass over it, without gradient, before each"
+        )
     if config.steps is not None:
         words["whole run"] = (
             f"{counted(config.steps, 'step')}: {counted(config.steps * rollouts, 'rollout')}, "

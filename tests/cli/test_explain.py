@@ -182,6 +182,12 @@ def test_the_batch_in_words(tmp_path, explain):
     assert "10 steps: 320 rollouts, 60 optimiser steps" in ran.stdout
 
 
+def test_a_loss_that_reads_the_whole_batch_costs_another_pass(explain):
+    found = " ".join(explain("--full", "algorithm.policy_loss=kl_cov", as_json=False).split())
+    assert "whole batch: kl_cov reads the whole batch of an optimiser step: one more forward pass" in found
+    assert "whole batch" not in explain("--full", as_json=False)
+
+
 def test_who_gets_which_gpu_on_nodes_that_do_not_exist(explain):
     pairs = {"node 0, GPU 0": "engine 0, learner rank 0", "node 1, GPU 0": "engine 1, learner rank 1"}
     assert explain("placement.engines=2", "placement.learners=2", "--gpus", "1x2")["gpus"] == pairs

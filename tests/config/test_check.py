@@ -167,6 +167,11 @@ def test_an_option_that_refers_to_nothing_is_not_also_called_missing(faults, mon
             "rollout.replay.share",
             "too old for the next step with rollout.max_token_staleness=0; give at least 1",
         ),
+        (
+            "rollout.replay.most_uses=3",
+            "rollout.replay.most_uses",
+            "3 given, but with share=0 no group is trained again",
+        ),
         ("rollout.stop=enogh", "rollout.stop", "unknown stop 'enogh'; core offers: all, enough"),
         ("rollout.stop={use: enough, shar: 1}", "rollout.stop.shar", "did you mean 'share'"),
         ("rollout.stop={use: enough, available: 1}", "rollout.stop.available", "unknown"),

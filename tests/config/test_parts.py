@@ -133,6 +133,7 @@ def test_a_greedy_answer_is_not_compared_with_rewards_that_a_shaping_changed(pla
         ("advantage={std_normalize: false, std_over: batch}", "advantage.std_over: 'batch' given, but std_normalize"),
         ("advantage={use: opmd, tau: 0.5}", "advantage.tau: 0.5 given, but the mean has no temperature"),
         ("filters=[{use: pass_rate, low: 0.5, high: 0.5}]", "filters[0].low: 0.5 with high=0.5: no share is above"),
+        ("shaping=[{use: kl_penalty, horizon: 500}]", "shaping[0].horizon: 500 given, but without a target the"),
         ("shaping=[{use: kl_penalty, coef: 0, target: 1}]", "shaping[0].options: coef is 0, which adapting multiplies"),
     ],
 )
@@ -145,6 +146,7 @@ def test_options_of_an_algorithm_that_have_an_effect_are_accepted(plan):
     assert plan("algorithm.advantage={std_over: batch}") and plan("algorithm=dr_grpo") and plan("algorithm=opmd")
     assert plan("algorithm={use: opmd, advantage: {baseline: logavgexp, tau: 0.5}}")
     assert plan("algorithm.shaping=[{use: kl_penalty, coef: 0}]")
+    assert plan("algorithm.shaping=[{use: kl_penalty, target: 1, horizon: 500}]")
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,14 @@ def test_the_advice_on_dead_groups_is_on_their_cause(accuracy: Any, cut: float, 
     assert found.advice.startswith(advice)
 
 
+def test_the_advice_on_dead_groups_does_not_name_what_is_already_set() -> None:
+    rule = rlsdk.load("diagnosis", "dead_groups")
+    once = rule(history(groups__dead=1.0, accuracy__mean=0.9))
+    assert "set algorithm.filters=[nonzero_variance] and rollout.dynamic_sampling=true" in once.advice
+    replaced = rule(history(raw__groups_dead=1.0, groups__dead=0.0, accuracy__mean=0.9))
+    assert replaced.advice == "the tasks are too easy: train on harder ones"
+
+
 def test_a_reward_of_form_and_task_in_one_is_seen_through() -> None:
     rule = rlsdk.load("diagnosis", "format_only")
     both = {"reward__mean": lambda s: min(0.1, s / 200), "accuracy__mean": 0.01}

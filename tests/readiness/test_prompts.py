@@ -185,6 +185,29 @@ def test_settings_that_change_nothing_are_noted(model: Path, tmp_path: Path) -> 
     assert noted("algorithm=grpo", "reference.ranks=1", "learner.final_ratio=0.5", "learner.schedule=cosine") == []
 
 
+def test_losses_without_a_ratio_are_noted_if_batches_are_used_for_several_updates(model: Path, tmp_path: Path) -> None:
+    def noted(*given: str) -> list[str]:
+        found = examine(plan(model, tmp_path, [SHORT], [SHORT], *given), starts=False)
+        return [note.message for note in found.notes if note.path == "algorithm.policy_loss"]
+
+    for loss in ("reinforce", "gpg"):
+        (note,) = noted(f"algorithm.policy_loss={loss}", "passes=2", "minibatches=2")
+        assert note.startswith(f"{loss} learns as if") and "first of 4 optimiser steps" in note
+        assert noted(f"algorithm.policy_loss={loss}") == []
+    for algorithm in ("grpo", "gspo", "topr", "cispo", "dpo", "kto", "raft", "grpo, policy_loss: kl_cov"):
+        assert noted(f"algorithm={{use: {algorithm}}}", "passes=2") == []
+
+
+def test_dynamic_sampling_without_filters_is_noted(model: Path, tmp_path: Path) -> None:
+    def noted(*given: str) -> list[str]:
+        found = examine(plan(model, tmp_path, [SHORT], [SHORT], *given), starts=False)
+        return [note.path for note in found.notes]
+
+    assert noted("rollout.dynamic_sampling=true") == ["rollout.dynamic_sampling"]
+    assert noted("rollout.dynamic_sampling=true", "algorithm.filters=[nonzero_variance]") == []
+    assert noted("algorithm=dapo") == []
+
+
 def test_where_it_is_no_fault_of_max_prompt_tokens_the_checks_name_the_models_length(
     model: Path, tmp_path: Path
 ) -> None:
