@@ -35,7 +35,7 @@ from rlsdk.environments.pool import env_worker_pools
 from rlsdk.errors import CheckpointError, ConfigError, DamagedCheckpointError, DataError
 from rlsdk.evaluation.evaluation import Answers, evaluate, evaluator_of, figures, held_out, produced_by
 from rlsdk.isolation.reaper import reaped
-from rlsdk.isolation.threads import Threads
+from rlsdk.isolation.threads import Threads, run_to_end
 from rlsdk.isolation.watching import main_loop
 from rlsdk.loops import UserLoop
 from rlsdk.plugins import Plugins
@@ -307,11 +307,7 @@ def _play(environment: Any, seed: int, answers: Sequence[str]) -> list[np.ndarra
 
 def _done(result: Any) -> Any:
     """Return the result of a call that may be async."""
-    return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
-
-
-async def _awaited(result: Any) -> Any:
-    return await result
+    return run_to_end(result) if inspect.isawaitable(result) else result
 
 
 def _frame(environment: Any) -> np.ndarray | str | None:

@@ -20,9 +20,34 @@ PATIENCE = 0.002
 """Seconds that a call waits for a busy thread before it gets another one."""
 
 
+_OWN = threading.local()
+"""The event loop of `run_to_end` in the current thread."""
+
+
 def run_to_end(awaitable: Awaitable[T]) -> T:
-    """Await something in a new event loop and return its result; for threads in which no loop runs."""
-    return asyncio.run(awaited(awaitable))
+    """Await something and return its result; for threads in which no event loop runs.
+
+    All calls of a thread share an event loop, as they do in training, so that code may keep a client across calls.
+    """
+    if not hasattr(_OWN, "loop"):
+        _OWN.loop = _ThreadLoop()
+    try:
+        return _OWN.loop.runner.run(awaited(awaitable))  # type: ignore[no-any-return]
+    except Exception:
+        raise
+    except BaseException:  # interrupted: what still runs is cancelled with the loop
+        _OWN.loop.runner.close()
+        del _OWN.loop
+        raise
+
+
+class _ThreadLoop:
+    """An event loop that is closed when its thread ends."""
+
+    def __init__(self) -> None:
+        self.runner = asyncio.Runner()
+        closed = weakref.finalize(self, self.runner.close)
+        closed.atexit = threading.current_thread() is threading.main_thread()  # another thread's loop may be running
 
 
 async def awaited(awaitable: Awaitable[T]) -> T:

@@ -31,14 +31,16 @@ class Counter:
     shown: str = "text"
     until: int = 9
     _at: int = attrs.field(init=False, default=0)
+    _loop: Any = attrs.field(init=False, default=None)
 
-    def reset(self, seed: int) -> Observation:
+    async def reset(self, seed: int) -> Observation:
         """Begin."""
-        self._at = seed
+        self._at, self._loop = seed, asyncio.get_running_loop()
         return Observation(str(self._at))
 
     async def step(self, text: str) -> Step:
-        """Add."""
+        """Add, in the event loop in which the episode began, as a client of a server needs."""
+        assert asyncio.get_running_loop() is self._loop
         self._at += int(text)
         return Step(Observation(str(self._at)), terminated=self._at >= self.until)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlsdk.isolation.threads import Threads
+from rlsdk.isolation.threads import Threads, run_to_end
 
 
 @pytest.fixture
@@ -126,3 +126,45 @@ def test_threads_end_with_their_loop_and_with_the_pool() -> None:
     while alive() and time.monotonic() < end:
         time.sleep(0.01)
     assert not alive()
+
+
+async def _loop() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
+def test_each_thread_has_one_event_loop_which_ends_with_it() -> None:
+    async def both() -> list[asyncio.AbstractEventLoop]:
+        threads = Threads(1)
+        return [await threads.call(run_to_end, _loop()) for _ in range(2)]
+
+    first, second = asyncio.run(both())
+    assert first is second is not run_to_end(_loop())
+    for _ in range(1000):
+        gc.collect()
+        if first.is_closed():
+            break
+        time.sleep(0.01)
+    assert first.is_closed() and not run_to_end(_loop()).is_closed()
+
+
+def test_an_interrupted_call_leaves_nothing_that_runs_with_the_next() -> None:
+    class Interrupted(BaseException): ...
+
+    cancelled = []
+
+    async def background() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            cancelled.append(True)
+
+    async def interrupted() -> None:
+        cancelled.append(False)
+        task = asyncio.create_task(background())
+        await asyncio.sleep(0)
+        raise Interrupted from KeyError(task)
+
+    with pytest.raises(Interrupted):
+        run_to_end(interrupted())
+    assert cancelled == [False, True]
+    assert run_to_end(asyncio.sleep(0, "next")) == "next"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import re
 import time
@@ -715,6 +716,56 @@ async def asked(x: rlsdk.CreditInputs) -> torch.Tensor:
 async def undefined(x: rlsdk.CreditInputs) -> torch.Tensor:
     """Not a number, given by an async function."""
     return x.rewards * float("nan")
+
+
+class _Client:
+    """A connection that, like those of HTTP clients, can be used only in the event loop in which it was opened."""
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    async def ask(self) -> None:
+        self.loop = self.loop or asyncio.get_running_loop()
+        if self.loop is not asyncio.get_running_loop():
+            raise RuntimeError("the client belongs to another event loop")
+        await asyncio.sleep(0)
+
+
+SHARED = _Client()
+
+
+@rlsdk.reward("referee")
+class Referee:
+    """1.0 for every answer, by a client that stays open."""
+
+    def __init__(self) -> None:
+        self.client = _Client()
+
+    async def __call__(self, rollout: rlsdk.Rollout) -> float:
+        await self.client.ask()
+        await SHARED.ask()
+        return 1.0
+
+
+@rlsdk.environment("browser")
+class Browser:
+    """An empty page, by a client that stays open."""
+
+    def __init__(self) -> None:
+        self.client = _Client()
+
+    async def reset(self, seed: int) -> Observation:
+        await self.client.ask()
+        return Observation("")
+
+    async def step(self, text: str) -> Step:
+        await self.client.ask()
+        return Step(Observation(""))
+
+
+@pytest.mark.parametrize("component", [Referee, Browser])
+def test_async_code_keeps_a_client_across_calls(component) -> None:
+    assert failed(component) == {}
 
 
 def test_an_async_advantage_is_awaited_and_held_to_the_same_properties() -> None:

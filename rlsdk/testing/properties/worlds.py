@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import inspect
 import itertools
@@ -18,6 +17,7 @@ import numpy as np
 
 from rlsdk.contracts import StreamsTensors, StreamsWeights, Weights
 from rlsdk.errors import described
+from rlsdk.isolation.threads import run_to_end
 from rlsdk.nano import make_tokenizer
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.testing import samples
@@ -65,7 +65,7 @@ def _play(subject: Subject, world: Any, seed: int, actions: tuple[str, ...]) -> 
 def _done(subject: Subject, method: Callable[[Any], Any], given: Any) -> Any:
     """Call a method, `async` or not, and return its result."""
     result = subject.call(method, given)
-    return subject.call(asyncio.run, result) if inspect.iscoroutine(result) else result
+    return subject.call(run_to_end, result) if inspect.isawaitable(result) else result
 
 
 def _seeds(_: Subject) -> list[Case[Any]]:
