@@ -101,6 +101,16 @@ class HasTimeout(Protocol):
 
 
 @runtime_checkable
+class LimitsCalls(Protocol):
+    """Optional interface of an async reward that is called a limited number of times at once, to spare a server."""
+
+    @property
+    def max_concurrency(self) -> int:
+        """Maximum number of concurrent calls; the others wait, and their time limit starts when they begin."""
+        ...
+
+
+@runtime_checkable
 class UsesGPUs(Protocol):
     """Optional interface of a reward that runs in a separate actor and may use GPUs."""
 

@@ -13,11 +13,20 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import attrs
 
-from rlsdk.components import Batch, Where, component_of
-from rlsdk.contracts import HasTimeout, RewardSpec, ScoringLimits, batch_of, memory_of, runs_user_code
+from rlsdk.components import Batch, Bound, Where, component_of
+from rlsdk.contracts import (
+    HasTimeout,
+    LimitsCalls,
+    RewardSpec,
+    ScoringLimits,
+    batch_of,
+    memory_of,
+    runs_user_code,
+)
 from rlsdk.errors import DataError, ScoringError, described
 from rlsdk.loops import UserLoop
 from rlsdk.plugins import ComponentRef
@@ -62,6 +71,14 @@ class RewardTerm:
         here = self.reference is None or has_memory or component.is_async or not hasattr(os, "fork")
         runs = component.runs(self.reward) if callable(component.runs) else component.runs
         return "driver" if runs == "pool" and here else runs
+
+    @property
+    def max_concurrency(self) -> int | None:
+        """Maximum number of concurrent calls of an async reward; None if it does not limit them."""
+        component = component_of(self.reward)
+        limit = _option(self.reward, "max_concurrency", LimitsCalls)
+        limits = component is not None and component.is_async and isinstance(limit, int) and limit > 0
+        return limit if limits else None
 
     @property
     def keeps(self) -> bool:
@@ -314,11 +331,26 @@ class Scorer:
             result = run(argument)
             return limited(result) if inspect.isawaitable(result) else result
 
-        return begin
+        concurrency = part.max_concurrency if run is call else None
+        places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+        async def in_turn(argument: Any) -> Any:
+            loop = asyncio.get_running_loop()
+            async with places.setdefault(loop, asyncio.Semaphore(concurrency or 1)):
+                return await begin(argument)  # so that waiting for a place takes nothing of the time limit
+
+        return begin if concurrency is None else in_turn
 
     def _timeout(self, part: RewardTerm) -> float:
-        limit = part.reward.timeout if isinstance(part.reward, HasTimeout) else None
+        limit = _option(part.reward, "timeout", HasTimeout)
         return max(self._limits.timeout, limit + _GRACE) if isinstance(limit, int | float) else self._limits.timeout
+
+
+def _option(reward: Callable[..., Any], name: str, interface: type) -> Any:
+    """Return an option of a reward function, or the property of an object that offers the interface; else None."""
+    if isinstance(reward, Bound):
+        return {**{option.name: option.default for option in reward.component.options}, **reward.options}.get(name)
+    return getattr(reward, name) if isinstance(reward, interface) else None
 
 
 def _cause(error: FailedError, part: RewardTerm) -> str:

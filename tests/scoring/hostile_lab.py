@@ -81,6 +81,23 @@ async def waits(rollout) -> float:
     return float(os.getpid())
 
 
+@rlsdk.reward("in_turn")
+async def in_turn(rollout, *, max_concurrency: int = 2) -> float:
+    """Asks a server that takes its time; the number of calls that it answers at once."""
+    in_turn.running = getattr(in_turn, "running", 0) + 1
+    most = in_turn.running
+    await asyncio.sleep(float(rollout.response))
+    in_turn.running -= 1
+    return float(most)
+
+
+@rlsdk.reward("patient")
+def patient(rollout, *, timeout: float = 1.0) -> float:
+    """Waits as long as the response says, for at most `timeout`."""
+    time.sleep(min(timeout, float(rollout.response)))
+    return 1.0
+
+
 @rlsdk.reward("too_few", batch=True)
 def too_few(rollouts) -> list[float]:
     """One score too few."""

@@ -222,6 +222,20 @@ def test_async_rewards_wait_together_in_the_driver_and_have_a_limit(scorer: Call
     assert score(running, "own")[0].reason.startswith("waits: TimeoutError: a server is silent")
 
 
+def test_async_calls_beyond_max_concurrency_wait_without_using_up_their_time(
+    scorer: Callable[..., Scorer],
+) -> None:
+    running = scorer("hostile_lab/in_turn", timeout=0.5)
+    for _ in range(2):  # each `score` has its own event loop
+        assert {s.value for s in score(running, *["0.2"] * 10)} == {1.0, 2.0}
+    assert score(running, "60")[0].reason == "in_turn: it took longer than 0.5 s"
+
+
+def test_an_option_timeout_of_a_function_extends_the_limit_as_that_of_a_class_does() -> None:
+    running = Scorer([part("hostile_lab/patient")], ScoringLimits(timeout=0.2))
+    assert score(running, "0.4")[0].valid
+
+
 def test_a_batch_of_another_length_is_invalid(scorer: Callable[..., Scorer]) -> None:
     assert (
         score(scorer("hostile_lab/too_few"), "a")[0].reason
