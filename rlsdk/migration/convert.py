@@ -112,7 +112,11 @@ def convert(table: Framework, source: ForeignConfig) -> Migration:
     rows = {key: table.row(key) for key in keys}
     for key in sorted(keys, key=lambda each: order.get(rows[each].key, len(order)) if rows[each] else len(order)):  # type: ignore[union-attr]
         value = values.flat[key] if keys[key] else values.defaults[key]
-        reports[key] = _entry(table, key, value, rows[key], values, config)
+        if rows[key] is None and (value in (None, {}, []) or key.partition(".")[0] in source.variables):
+            note = "empty: not set" if value in (None, {}, []) else "the keys that refer to it are converted"
+            reports[key] = KeyReport(key, _shown(key, value), "ignored", (), note)
+        else:
+            reports[key] = _entry(table, key, value, rows[key], values, config)
     try:
         finished = dict(table.finish(values))
     except UnfitError as error:  # the report on a key says the same
@@ -213,10 +217,15 @@ def _ordered(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: named_first(config[key]) for key in order}
 
 
+def _shown(key: str, value: Any) -> Any:
+    """Return the value for the report; secrets are not repeated."""
+    return "***" if _SECRET.search(key) and not key.endswith(_OTHER_UNITS) and value else value
+
+
 def _entry(
     table: Framework, key: str, value: Any, row: KeyRule | None, values: Given, config: dict[str, Any]
 ) -> KeyReport:
-    shown = "***" if _SECRET.search(key) and not key.endswith(_OTHER_UNITS) and value else value
+    shown = _shown(key, value)
     if isinstance(value, Unread) and row is not None and row.status == "ignored":
         return KeyReport(key, "?", "ignored", (), row.note)
     if isinstance(value, Unread):

@@ -13,7 +13,7 @@ import yaml
 
 from rlsdk.errors import ConfigError
 from rlsdk.migration import python_files, shell
-from rlsdk.migration.rows import Framework, Given
+from rlsdk.migration.rows import Choice, Framework, Given
 
 LARGEST = 1_000_000
 """Maximum bytes of a file; configurations have a hundredth of that."""
@@ -35,11 +35,15 @@ class ForeignConfig:
         tree: Nested values, with interpolations resolved.
         notes: Parts that could not be read, and why.
         command: Words that start the training, or the classes that a Python file calls.
+        environ: Environment variables, from which names such as that of an algorithm are read.
+        variables: Top-level keys that other keys refer to.
     """
 
     tree: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     command: str = ""
+    environ: Mapping[str, str] = {}
+    variables: frozenset[str] = frozenset()
 
 
 def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, str]) -> ForeignConfig:
@@ -66,7 +70,7 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
             tree, notes = python_files.read(text, str(path), framework.constructors, environ)
             command = " ".join(name for name in framework.constructors if re.search(rf"\b{name}\(", text))
         else:
-            tree, notes, command = _from_script(framework, text, path.parent, environ)
+            tree, notes, command = _from_script(framework, text, path.parent, environ, str(path))
         more, found = _from_words(framework, arguments[1:], Path())
         notes += found
         tree = _merged(tree, more)
@@ -87,12 +91,20 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
         raise ConfigError([f"{first}: no keys of a {framework.title} configuration were found in it"])
     resolver = _Resolver(tree, environ)
     resolved = _restored(resolver.walk(tree, ()))
-    return ForeignConfig(resolved, (*notes, *dict.fromkeys(resolver.notes)), command)
+    notes = (*notes, *dict.fromkeys(resolver.notes))
+    return ForeignConfig(resolved, notes, command, environ, frozenset(resolver.referred))
 
 
 def given(source: ForeignConfig, framework: Framework) -> Given:
     """Return the values of a configuration by dotted path; older names of keys are replaced by current ones."""
     flat = {framework.renamed.get(key, key): value for key, value in flattened(source.tree)}
+    for key, value in flat.items():
+        if (
+            isinstance(value, str)
+            and "${oc.env:" in value
+            and isinstance(getattr(framework.row(key), "read", 0), Choice)
+        ):
+            flat[key] = shell.from_environment(value, source.environ)
     variant = next((defaults for name, defaults in framework.variants.items() if name in source.command), {})
     return Given(flat, source.tree, {**framework.defaults, **variant})
 
@@ -225,13 +237,13 @@ def _size(value: Any, seen: int = 0, depth: int = 0) -> int:
 
 
 def _from_script(
-    framework: Framework, script: str, folder: Path, environ: Mapping[str, str]
+    framework: Framework, script: str, folder: Path, environ: Mapping[str, str], place: str = ""
 ) -> tuple[dict[str, Any], tuple[str, ...], str]:
     """Read the command that starts a training, and its words; if none is recognised, the one with the most keys."""
-    found = shell.commands(script, environ)
+    found = shell.commands(script, environ, place)
     quoted = [word for command in found for word in command.words if " " in word.strip()]
     found += [
-        inner for word in quoted if _starts(framework, word) for inner in shell.commands(word, environ)
+        inner for word in quoted if _starts(framework, word) for inner in shell.commands(word, environ, place)
     ]  # bash -c
     if not found:
         raise ConfigError(["expected a script with a command that starts a training; found no command"])
@@ -355,11 +367,13 @@ class _Resolver:
         tree: Configuration that references are looked up in.
         environ: Environment variables; those that hold numbers or flags are filled in, others keep their names.
         notes: References that could not be resolved.
+        referred: Top-level keys that references name.
     """
 
     tree: Mapping[str, Any]
     environ: Mapping[str, str]
     notes: list[str] = attrs.field(factory=list)
+    referred: set[str] = attrs.field(factory=set)
 
     def walk(self, value: Any, below: Sequence[str], inside: frozenset[str] = frozenset()) -> Any:
         """Return a value with its references filled in; `inside`: the references that are being resolved."""
@@ -413,6 +427,8 @@ class _Resolver:
                 node = node[int(part)]
             else:
                 raise KeyError(path)
+        if not up:
+            self.referred.add(path.partition(".")[0])
         return self.walk(node, below, inside | {path})
 
 

@@ -145,8 +145,10 @@ def _estimator(value: Any, given: Given) -> KeyOutcome:
     """The advantage: ROLL normalises rewards first, then takes discounted sums of what is left."""
     grouping = str(given.get("reward_normalization.grouping", ""))
     method = str(given.get("reward_normalization.method", ""))
-    mean, std = given.get("norm_mean_type"), given.get("norm_std_type")
-    grouped = method != "identity" and ("group" in (grouping, mean) or "traj_group_id" in grouping)
+    mean, std = _norm_type("mean", given), _norm_type("std", given)
+    if mean:
+        grouping, method = mean, method or ("mean_std" if std else "mean")
+    grouped = method != "identity" and (grouping == "group" or "traj_group_id" in grouping)
     shaping: list[dict[str, Any]] = []
     note = ""
     gae = {
@@ -160,8 +162,9 @@ def _estimator(value: Any, given: Given) -> KeyOutcome:
         "gamma": given.read("step_reward_gamma", number, 0.95),
     }
     if value == "grpo" or (value in ("reinforce", "step_reinforce") and grouped):
-        spread = method in ("", "mean_std", "asym_clip") and (std is not None or value == "grpo" or bool(method))
-        algorithm, advantage = "grpo", {"use": "grpo", "std_normalize": spread}
+        spread = method in ("mean_std", "asym_clip") or (value == "grpo" and not method)
+        over = {"std_over": "batch"} if spread and std == "batch" else {}
+        algorithm, advantage = "grpo", {"use": "grpo", "std_normalize": spread, **over}
         note = "in rlsdk, the advantage includes the normalisation of rewards by group"
     elif value == "gae":
         algorithm, advantage = "ppo", gae
@@ -172,9 +175,9 @@ def _estimator(value: Any, given: Given) -> KeyOutcome:
     else:
         algorithm, advantage = "reinforce_plus_plus", {"use": "reinforce_plus_plus", "gamma": gae["gamma"]}
         note = "rlsdk always whitens returns over the batch"
-    by = {"batch": "batch", "tags": "source"}.get(grouping)
+    by = {"batch": "batch", "running": "batch", "tags": "source"}.get(grouping)
     if by and method in ("mean", "mean_std", "asym_clip") and algorithm != "grpo":
-        shaping.append({"use": "reward_norm", "by": by, "method": method})
+        shaping.append({"use": "reward_norm", "by": by, "method": "running" if grouping == "running" else method})
     bound = given.read("reward_clip", number)
     if bound:
         shaping.append({"use": "reward_clip", "low": -bound, "high": bound})
@@ -188,6 +191,13 @@ def _estimator(value: Any, given: Given) -> KeyOutcome:
     return KeyOutcome(values, "changed" if note else "mapped", note)
 
 
+def _norm_type(of: str, given: Given) -> str:
+    """Return what rewards are normalised over (`group`, `batch` or `running`), by its mean or by its deviation."""
+    found = given.get(f"norm_{of}_type") or given.get(f"reward_normalization.norm_{of}_type")
+    only_the_other = given.read("reward_scale" if of == "mean" else "reward_shift", flag, False)
+    return str(found or ("" if only_the_other else given.get("reward_norm", "")))
+
+
 def _kl_in_reward(given: Given) -> list[dict[str, Any]]:
     coefficient = given.read("init_kl_coef", number, 0.2)
     if not given.read("add_token_level_kl", flag, False) or coefficient == 0:
@@ -197,27 +207,54 @@ def _kl_in_reward(given: Given) -> list[dict[str, Any]]:
     return [{**found, "target": target, "horizon": given.whole("kl_horizon", 10000)} if target else found]
 
 
-def _clip(value: float, given: Given) -> dict[str, Any]:
-    two = given.read("use_pg_clip_range", flag, False)
-    bounds = {"clip_low": value, "clip_high": value}
-    if two:
-        bounds = {f"clip_{end}": given.read(f"pg_clip_{end}", number, value) for end in ("low", "high")}
-    cap = 1 + 2 * value if given.read("dual_clip_loss", flag, False) else None
-    loss = {"use": "ppo", **bounds, "dual_clip": cap}
-    if str(given.get("importance_sampling")) == "seq":
-        loss["use"] = "gspo"
-    return {"algorithm.policy_loss": loss}
+def _clip(value: float, given: Given) -> KeyOutcome:
+    if str(given.get(f"{TRAIN}.pg_variant", "ppo")) != "ppo":
+        return KeyOutcome({}, "ignored", f"{TRAIN}.pg_variant takes precedence")
+    return KeyOutcome({"algorithm.policy_loss": _ppo(given)}, "mapped", "")
 
 
-def _variant(value: str, given: Given) -> dict[str, Any]:
+def _ppo(given: Given) -> dict[str, Any]:
+    clip = given.read("pg_clip", number, 0.2)
+    bounds = {"clip_low": clip, "clip_high": clip}
+    if given.read("use_pg_clip_range", flag, False):
+        bounds = {f"clip_{end}": given.read(f"pg_clip_{end}", number, clip) for end in ("low", "high")}
+    cap = 1 + 2 * clip if given.read("dual_clip_loss", flag, False) else None
+    name = "gspo" if str(given.get("importance_sampling")) == "seq" else "ppo"
+    return {"use": name, **bounds, "dual_clip": cap}
+
+
+def _variant(value: str, given: Given) -> KeyOutcome:
     options = {
-        "ppo": _clip(given.read("pg_clip", number, 0.2), given)["algorithm.policy_loss"],
+        "ppo": _ppo(given),
         "vanilla": {"use": "reinforce"},
         "tis": {"use": "tis", "cap": 1.0},
         "topr": {"use": "topr", "cap": 1.0},
         "cispo": {"use": "cispo", "clip_low": 0.1, "clip_high": 0.1},
     }
-    return {"algorithm.policy_loss": options[value]}
+    note = "ROLL truncates the ratio of each token, rlsdk that of the whole answer" if value == "topr" else ""
+    return KeyOutcome({"algorithm.policy_loss": options[value]}, "changed" if note else "mapped", note)
+
+
+def _difficulty(value: bool, given: Given) -> KeyOutcome:
+    if not value:
+        return KeyOutcome({}, "ignored", "off")
+    bounds = {"low": given.read("difficulty_low_threshold", number, 0.1),
+              "high": given.read("difficulty_high_threshold", number, 0.95)}  # fmt: skip
+    note = "drops the group, by the share of rollouts that pass; ROLL masks it, by its mean reward"
+    return KeyOutcome({"algorithm.filters[]": {"use": "pass_rate", **bounds}}, "changed", note)
+
+
+def _worker(value: str, given: Given) -> KeyOutcome:
+    name = value.rsplit(".", 1)[-1]
+    if name in REWARDS:
+        return KeyOutcome({}, "changed", "the nearest built-in reward")
+    judge = "use judge, with base_url and model, or " if "Judge" in name else ""
+    return KeyOutcome({}, "missing", f"no built-in reward is like it: {judge}write one (howto/reward.md)")
+
+
+def _separated(value: Any) -> list[str]:
+    """Read names separated by commas."""
+    return [name.strip() for each in texts(value) for name in each.split(",")]
 
 
 def _kl_loss(value: bool, given: Given) -> dict[str, Any]:
@@ -336,10 +373,11 @@ def _finish_agentic(given: Given) -> dict[str, Any]:
 def _finish_rlvr(given: Given) -> dict[str, Any]:
     found: dict[str, Any] = {"group_size": _group(given), "max_prompt_tokens": given.whole("prompt_length", 1024)}
     found["sampling.max_tokens"] = _response(given)
-    for key, to in ((f"{TRAIN}.data_args", "tasks.train"), ("validation.data_args", "tasks.eval")):
-        prompt = given.get(f"{key}.messages") or given.get(f"{key}.prompt")
-        names = {"prompt": prompt, "answer": "ground_truth", "source": given.get(f"{key}.tag", "tag")}
-        columns = {name: str(column) for name, column in names.items() if column}
+    data = f"{TRAIN}.data_args"  # its columns are read in both files
+    prompt = given.get(f"{data}.messages") or given.get(f"{data}.prompt")
+    names = {"prompt": prompt, "answer": "ground_truth", "source": given.get(f"{data}.tag", "tag")}
+    columns = {name: str(column) for name, column in names.items() if column}
+    for key, to in ((data, "tasks.train"), ("validation.data_args", "tasks.eval")):
         source = given.read(f"{key}.file_name", partial(dataset, split="train", columns=columns))
         found |= {to: source} if source else {}
     rewards = []
@@ -373,7 +411,7 @@ ROWS = (
     changed("output_dir", "out", text, "./output", "a run's folder is out/name"),
     ignored("base_dir", "a run's folder is out/name", "x"),
     ignored("logging_dir", "logs are written to the run's folder", "x"),
-    missing("render_save_dir", "rollouts are saved as text: see `rlsdk rollouts RUN`", "x"),
+    ignored("render_save_dir", "rollouts are saved as text: see `rlsdk rollouts RUN`", "x"),
     ignored("rollout_dump_dir", "rollouts are saved: see `rlsdk rollouts RUN`", "x"),
     missing("system_envs.**", "set it in the environment of rlsdk train", "1"),
     same("track_with", "trackers", text, "tensorboard", _tracker),
@@ -426,7 +464,7 @@ ROWS = (
          lambda v, given: {"learner.gradient_checkpointing": not v}),
     same(f"{TRAIN}.model_args.lora_rank", "learner.lora.rank", whole, 16, _lora),
     part(f"{TRAIN}.model_args.lora_alpha", "learner.lora.alpha", number, 32),
-    same(f"{TRAIN}.model_args.lora_target", "learner.lora.targets", texts, "q_proj",
+    same(f"{TRAIN}.model_args.lora_target", "learner.lora.targets", _separated, "o_proj,q_proj",
          lambda v, given: {"learner.lora.targets": v} if given.whole(f"{TRAIN}.model_args.lora_rank", 0) else {}),
     changed(f"{TRAIN}.model_args.ulysses_size", "learner.sequence_parallel", count, 1, "must divide placement.learners"),
     ignored(f"{TRAIN}.model_args.**", "the model's own config.json is read", 1),
@@ -465,8 +503,8 @@ ROWS = (
     part(f"{TRAIN}.data_args.messages", "tasks.train.columns.prompt", text, "messages"),
     ignored(f"{TRAIN}.data_args.response", "rewards read the column ground_truth", "solution"),
     part(f"{TRAIN}.data_args.tag", "tasks.train.columns.source", text, "tag"),
-    missing(f"{TRAIN}.data_args.domain_interleave_probs.**",
-            "tasks.train: one source per domain, with its weight", 0.5),
+    unless(f"{TRAIN}.data_args.domain_interleave_probs.**", (1, 1.0),
+           "tasks.train: one source per domain, with its weight", 0.5),
     ignored(f"{TRAIN}.data_args.template", "the tokenizer's chat template is used", "qwen2_5"),
     ignored(f"{TRAIN}.data_args.**", "tasks are read on demand", 1),
     part("validation.data_args.file_name", "tasks.eval", texts, ["data/test.jsonl"]),
@@ -501,6 +539,9 @@ ROWS = (
     part(f"{INFER}.device_mapping", "placement.engines", devices, "list(range(0,8))", "only the number of GPUs matters"),
     ignored(f"{INFER}.**", *_HERE),
     ignored(f"{TRAIN}.**", *_HERE),
+    missing("student_train.**", "algorithm: opd; the student is model.path", 1),
+    missing("student_infer.**", "algorithm: opd; the student is model.path", 1),
+    missing("teacher.**", "algorithm: opd; the teacher is model.reference", 1),
     ignored("reference.**", f"the reference model runs with the learner; {_ROLE}", 1),
     same("critic.training_args.learning_rate", "learner.critic_lr", number, 1e-5),
     ignored("critic.**", "the critic shares the actor's settings", 1),
@@ -534,9 +575,14 @@ ROWS = (
     part("reward_clip", "algorithm.shaping", number, 10.0),
     part("reward_normalization.grouping", "algorithm.advantage", text, "traj_group_id"),
     part("reward_normalization.method", "algorithm.advantage.std_normalize", text, "mean_std"),
+    part("reward_normalization.norm_mean_type", "algorithm.advantage algorithm.shaping", text, "group"),
+    part("reward_normalization.norm_std_type", "algorithm.advantage algorithm.shaping", text, "batch"),
     missing("reward_normalization.**", "algorithm.shaping: [{use: reward_norm, ...}]", 1),
-    part("norm_mean_type", "algorithm.advantage", text, "group"),
-    part("norm_std_type", "algorithm.advantage.std_normalize", text, "group"),
+    part("norm_mean_type", "algorithm.advantage algorithm.shaping", text, "group"),
+    part("norm_std_type", "algorithm.advantage algorithm.shaping", text, "group"),
+    part("reward_norm", "algorithm.advantage algorithm.shaping", text, "group"),
+    part("reward_shift", "algorithm.advantage algorithm.shaping", flag, True),
+    part("reward_scale", "algorithm.advantage algorithm.shaping", flag, True),
     part("step_reward_weight", "algorithm.advantage.omega", number, 1.0),
     part("step_reward_gamma", "algorithm.advantage.gamma", number, 0.95),
     unless("episode_reward_weight", (1, 1.0), "the trajectory's part of gigpo has weight 1; change omega", 0.5),
@@ -544,10 +590,11 @@ ROWS = (
     unless("use_reward_norm", (False,), "algorithm.shaping: [reward_norm]", True),
     unless("whiten_rewards", (False,), "algorithm.shaping: [{use: reward_norm, by: batch}]", True),
     unless("add_len_reward", (False,), "reward: [..., length_penalty]", True),
-    unless("max_len_mask", (False,), "algorithm.filters: [truncated] drops truncated rollouts", True),
-    unless("difficulty_mask", (False,), "algorithm.filters: [{use: pass_rate, low: ..., high: ...}]", True),
-    missing("difficulty_low_threshold", "algorithm.filters: [{use: pass_rate, low: ...}]", 0.1),
-    missing("difficulty_high_threshold", "algorithm.filters: [{use: pass_rate, high: ...}]", 0.95),
+    changed("max_len_mask", "algorithm.filters", flag, True, "drops truncated rollouts",
+            switched({"algorithm.filters[]": "truncated"}, "drops truncated rollouts")),
+    changed("difficulty_mask", "algorithm.filters", flag, True, "pass rates", _difficulty),
+    part("difficulty_low_threshold", "algorithm.filters", number, 0.1),
+    part("difficulty_high_threshold", "algorithm.filters", number, 0.95),
     unless("error_max_len_clip", (False,), "algorithm.shaping: [overlong]", True),
     missing("error_max_len_threshold", "algorithm.shaping: [overlong]", 1000),
     unless("difficulty_loss_weight", (False,), "write a policy loss or a shaping", True),
@@ -567,7 +614,7 @@ ROWS = (
     ignored("max_additional_running_prompts", "rollout.oversample", 16),
     ignored("generate_opt_level", "requests are balanced over engines", 1),
     # Rewards of RLVR
-    part("rewards.*.worker_cls", "reward", text, "roll.x.MathRuleRewardWorker", "the nearest built-in reward"),
+    changed("rewards.*.worker_cls", "reward", text, "roll.x.MathRuleRewardWorker", "the nearest built-in reward", _worker),
     part("rewards.*.tag_included", "reward", texts, ["math"], "sources of the reward"),
     missing("rewards.*.query_filter_config.**", "algorithm.filters: [min_std] or [pass_rate]", 1),
     missing("rewards.*.judge_*", "reward: {use: judge, base_url: ..., model: ...}", "x"),

@@ -293,9 +293,8 @@ class Choice:
     what: str
 
     def __call__(self, value: Any) -> Any:
-        """Look up a name; for a reference to an environment variable, its fallback."""
-        fallback = re.fullmatch(r"\$\{oc\.env:\w+,(.*)\}", str(value))
-        name = (fallback[1] if fallback else str(value)).strip().lower()
+        """Look up a name."""
+        name = str(value).strip().lower()
         for each, found in self.known.items():
             if each.lower() == name:
                 return found

@@ -7,7 +7,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import translate
-from posixpath import basename, dirname
+from posixpath import basename, dirname, normpath
 
 import attrs
 
@@ -18,7 +18,7 @@ _QUOTED = "\ue003"
 _ENDS = {"\n", ";", "|", "&", "||", "&&", ";;", "(", ")"}
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9]")
-_PARAMETER = re.compile(r"(\w+)(?:\[[@*]\])?(:?[-=?+]|,,|\^\^|##?|%%?)?(.*)", re.DOTALL)
+_PARAMETER = re.compile(r"(\w+)(?:\[[@*0]\])?(:?[-=?+]|,,|\^\^|##?|%%?)?(.*)", re.DOTALL)
 _ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)(?:,\s*(['\"]?)([^{}]*?)\2\s*)?\}")
 _PLAIN = re.compile(r"([\w./@~ -]|\$\{oc\.env:[^{}]*\})*")
 _WORDS_BEFORE = {
@@ -91,18 +91,19 @@ class _Scope:
             self.uncertain.discard(name)
 
 
-def commands(script: str, environ: Mapping[str, str] | None = None) -> list[Command]:
+def commands(script: str, environ: Mapping[str, str] | None = None, place: str = "") -> list[Command]:
     """Split a script into commands.
 
     Variables that the script sets are filled in; others become `${oc.env:NAME}`, which an rlsdk config reads from the
-    environment. Nothing is executed: of `$(...)`, only `pwd`, `basename` and `dirname` are known; others and backticks
-    lead to a note. Arithmetic is computed.
+    environment. Nothing is executed: of `$(...)`, only `pwd`, `basename`, `dirname` and a `cd` before `pwd` are known;
+    others and backticks lead to a note. Arithmetic is computed.
 
     Args:
         script: Text of the script.
         environ: Environment, from which arithmetic takes variables that the script does not set.
+        place: Path of the script, which `$0` and `BASH_SOURCE` stand for.
     """
-    scope = _Scope(environ or {})
+    scope = _Scope(environ or {}, {"0": [place], "BASH_SOURCE": [place]} if place else {})
     found, statement = [], list[str]()
     tokens = [*_tokens(script.replace("\r", "")), "\n"]
     position = 0
@@ -200,7 +201,7 @@ def _filled(text: str, scope: _Scope) -> str:
 
 def _variable(name: str, scope: _Scope) -> str:
     if name not in scope.values:
-        return f"${{oc.env:{name}}}"
+        return "" if name.isdigit() else f"${{oc.env:{name}}}"  # arguments of the script itself
     scope.used.add(name)
     return " ".join(scope.values[name])
 
@@ -214,6 +215,8 @@ def _parameter(inner: str, scope: _Scope) -> str:
     name, operation, rest = match[1], match[2] or "", match[3]
     if operation in (":-", "-", ":=", "=") and name not in scope.values:
         fallback = _filled(_unquoted(rest), scope)
+        if name.isdigit():
+            return fallback
         shown = fallback if _PLAIN.fullmatch(fallback) else "'" + fallback.replace("'", "\\'") + "'"
         return f"${{oc.env:{name},{shown}}}"
     value = _variable(name, scope)
@@ -241,9 +244,11 @@ def _substituted(inner: str, scope: _Scope) -> str:
     if inner[:1] == "(" and inner[-1:] == ")":
         found = _arithmetic(_filled(inner[1:-1], scope), scope)
         return f"$({inner})" if found is None else str(found)
-    tokens = [token.lstrip("\0") for token in _tokens(inner)]
+    tokens = [token.lstrip("\0") for token in _tokens(inner) if token != "--"]
     if tokens == ["pwd"]:
         return "${oc.env:PWD}"
+    if tokens[:1] == ["cd"] and "&&" in tokens and tokens[tokens.index("&&") :][1:2] == ["pwd"]:
+        return normpath(_filled(tokens[1], scope))
     words = [value for token in tokens[1:] for value in _expanded(token, scope)]
     words[:1] = [from_environment(word, scope.environ) for word in words[:1]]
     if tokens[:1] in (["basename"], ["dirname"]) and 1 <= len(words) <= 2 and not re.search(r"[$`]", words[0]):

@@ -323,12 +323,10 @@ def _tested(value: Any, given: Given) -> KeyOutcome:
     return KeyOutcome({"eval.every": every}, "changed", "in steps; veRL counts weight syncs")
 
 
-def _engine(name: Any, given: Given) -> KeyOutcome:
-    known = {"vllm": "vllm", "hf": "transformers"}
-    if str(name) in known:
-        return KeyOutcome({"engine.use": known[str(name)]}, "mapped", "")
-    note = f"there is no engine {name!r}; vLLM is used instead"
-    return KeyOutcome({"engine.use": "vllm"}, "missing", note)
+def _engine(name: str, given: Given) -> KeyOutcome:
+    if name in ("vllm", "transformers"):
+        return KeyOutcome({"engine.use": name}, "mapped", "")
+    return KeyOutcome({"engine.use": "vllm"}, "missing", f"there is no engine {name}; vLLM is used instead")
 
 
 def _offload(key: str) -> Any:
@@ -434,6 +432,7 @@ def _finish(given: Given) -> dict[str, Any]:
 CORRECTION = "algorithm.rollout_correction"
 OVERLONG = ("reward_model.overlong_buffer", "reward_model.reward_kwargs.overlong_buffer_cfg")
 SUM_NORM = "seq-mean-token-sum-norm"
+ENGINE = Choice({"vllm": "vllm", "hf": "transformers", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}, "the engine")
 _GPU_NOTE = "engines and ranks share the GPUs: placement.engines × gpus_per_engine, placement.learners"
 _LOGPROB_NOTE = "forward passes use learner.micro_batch_tokens, too"
 _CRITIC_NOTE = "the critic uses the actor's setting"
@@ -588,7 +587,7 @@ ROWS = (
     ignored(f"{REF}.log_prob_max_token_len_per_gpu", _LOGPROB_NOTE, 16384),
     ignored(f"{REF}.**", "the reference model is placed and sharded like the actor", 1),
     # Rollout
-    same(f"{ROLLOUT}.name", "engine.use", text, "vllm", _engine),
+    same(f"{ROLLOUT}.name", "engine.use", ENGINE, "vllm", _engine),
     same(f"{ROLLOUT}.n", "group_size", count, 8),
     same(f"{ROLLOUT}.temperature", "sampling.temperature", number, 1.0),
     no_cut(f"{ROLLOUT}.top_p", 1.0),

@@ -346,3 +346,25 @@ def test_secrets_are_not_repeated():
 def test_other_trainings_are_refused(trainer, command, says):
     with pytest.raises(ConfigError, match=says):
         migrate(trainer, command, {})
+
+
+def test_names_come_from_the_environment():
+    words = (
+        "python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=${ENGINE:-vllm} algorithm.adv_estimator=$ADV"
+    )
+    config = migrate("verl", [words], {"ADV": "rloo"}).config
+    assert (config["engine"]["use"], config["algorithm"]["use"]) == ("vllm", "rloo")
+    assert migrate("verl", [words], {"ADV": "rloo", "ENGINE": "hf"}).config["engine"]["use"] == "transformers"
+
+
+def test_the_place_of_a_script_is_known(tmp_path):
+    (tmp_path / "scripts").mkdir()
+    script = tmp_path / "scripts" / "run.sh"
+    script.write_text(
+        'ROOT="$(cd -- "$(dirname "${BASH_SOURCE[0]}")/.." >/dev/null 2>&1 && pwd)"\nGPUS=${1:-2}\n'
+        'python3 -m openrlhf.cli.train_ppo_ray --reward.remote_url "$ROOT/f.py" --actor.num_gpus_per_node $GPUS "$@"\n'
+    )
+    found = migrate("openrlhf", [str(script)], {})
+    assert found.config["reward"]["path"] == f"{tmp_path}/f.py:reward_func"
+    assert found.config["placement"]["learners"] == 2
+    assert not [note for note in found.notes if "not executed" in note]

@@ -54,7 +54,6 @@ def test_rolls_pipeline(folder, gridworlds, tmp_path):
     found = migrate("roll", [str(FILES / "roll_agentic_pipeline.yaml")], {})
     todo = {entry.key for entry in found.entries if entry.status == "missing"}
     assert todo == {
-        "render_save_dir",
         "system_envs.USE_MODELSCOPE",
         "actor_infer.generating_args.top_p",
         "actor_infer.generating_args.top_k",
@@ -517,3 +516,61 @@ def test_pipelines_of_roll_that_are_not_converted_are_noted():
     found = migrate("roll", ["pretrain=o/m", "sequence_length=512", "student_train.device_mapping=[0]"], {})
     assert any("distillation are not converted" in note for note in found.notes)
     assert not migrate("roll", ["adv_estimator=grpo", "pretrain=o/m", "response_length=512"], {}).notes
+
+
+def test_rolls_loss_by_name_takes_precedence_over_clip_ranges():
+    found = migrate("roll", ["actor_train.pg_variant=topr", "pg_clip=0.2", "dual_clip_loss=true", "pretrain=o/m"], {})
+    assert found.config["algorithm"]["policy_loss"] == {"use": "topr", "cap": 1.0}
+    assert [entry.status for entry in found.entries[:2]] == ["changed", "ignored"]
+
+
+@pytest.mark.parametrize(
+    ("options", "advantage", "shaping"),
+    [
+        (["norm_mean_type=batch", "norm_std_type=batch"], "reinforce_plus_plus", "mean_std"),
+        (["norm_mean_type=batch"], "reinforce_plus_plus", "mean"),
+        (["norm_mean_type=running", "norm_std_type=running"], "reinforce_plus_plus", "running"),
+        (["reward_norm=batch", "reward_shift=true"], "reinforce_plus_plus", "mean"),
+        (["reward_norm=null"], "reinforce_plus_plus", None),
+    ],
+)
+def test_rolls_rewards_are_normalised_over_the_batch(options, advantage, shaping):
+    algorithm = migrate("roll", ["adv_estimator=reinforce", *options], {}).config["algorithm"]
+    assert algorithm["advantage"]["use"] == advantage
+    assert algorithm["shaping"] == ([{"use": "reward_norm", "by": "batch", "method": shaping}] if shaping else [])
+
+
+def test_rolls_means_of_groups_with_the_deviation_of_the_batch():
+    types = [f"reward_normalization.norm_{each}" for each in ("mean_type=group", "std_type=batch")]
+    found = migrate("roll", ["adv_estimator=step_reinforce", *types], {})
+    assert found.config["algorithm"]["advantage"] == {"use": "grpo", "std_normalize": True, "std_over": "batch"}
+    assert not [entry.key for entry in found.entries if entry.status == "missing"]
+
+
+def test_rolls_masks_adapters_and_columns(tmp_path):
+    file = tmp_path / "rlvr.yaml"
+    file.write_text("""
+        lora_target: q_proj,k_proj
+        max_len_mask: true
+        difficulty_mask: true
+        difficulty_high_threshold: 0.9
+        reward_norm: null
+        actor_train:
+          model_args: {lora_rank: 8, lora_target: '${lora_target}'}
+          data_args: {file_name: [a.jsonl], messages: chat}
+        validation: {data_args: {file_name: [b.jsonl]}}
+        rewards:
+          math: {worker_cls: x.MathRuleRewardWorker}
+          ifeval: {worker_cls: x.GeneralRuleRewardWorker}
+          llm: {worker_cls: x.LLMJudgeRewardWorker}
+    """)
+    found = migrate("roll", [str(file)], {})
+    config = found.config
+    assert config["learner"]["lora"]["targets"] == ["q_proj", "k_proj"]
+    assert config["algorithm"]["filters"] == ["truncated", {"use": "pass_rate", "low": 0.1, "high": 0.9}]
+    assert config["tasks"]["eval"]["columns"] == config["tasks"]["train"]["columns"]
+    notes = {entry.key: (entry.status, entry.note) for entry in found.entries}
+    assert notes["lora_target"] == ("ignored", "the keys that refer to it are converted")
+    assert notes["reward_norm"][0] == "ignored"
+    assert notes["rewards.ifeval.worker_cls"][0] == "missing"
+    assert "use judge" in notes["rewards.llm.worker_cls"][1]
