@@ -130,7 +130,7 @@ def convert(table: Framework, source: ForeignConfig) -> Migration:
     return Migration(
         table,
         _ordered(config),
-        tuple(reports[key] for key in values.flat),
+        tuple(attrs.evolve(reports[key], key=values.written.get(key, key)) for key in values.flat),
         tuple(entry for key, entry in reports.items() if not keys[key] and (entry.to or entry.status == "missing")),
         tuple(dict.fromkeys([*source.notes, *notes])),
     )
@@ -239,9 +239,9 @@ def _entry(
         near = nearest(key, [each.key for each in table.rows if "*" not in each.key])
         hint = f"; did you mean {near}?" if near else ""
         return KeyReport(key, shown, "missing", (), f"unknown key of {table.title}: look it up{hint}")
-    if value is None and key not in values.defaults:
-        return KeyReport(key, value, "ignored", (), "null: not set")
-    value = values.defaults[key] if value is None else value
+    if value in (None, {}) and key not in values.defaults:
+        return KeyReport(key, value, "ignored", (), "empty: not set")
+    value = values.defaults[key] if value in (None, {}) else value
     try:
         outcome = row.settings(value, values)
     except UnfitError as error:

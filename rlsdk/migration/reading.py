@@ -97,7 +97,12 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
 
 def given(source: ForeignConfig, framework: Framework) -> Given:
     """Return the values of a configuration by dotted path; older names of keys are replaced by current ones."""
-    flat = {framework.renamed.get(key, key): value for key, value in flattened(source.tree)}
+    flat: dict[str, Any] = {}
+    written: dict[str, str] = {}
+    for key, value in flattened(source.tree):
+        current = framework.renamed.get(key, key)
+        flat[current] = value
+        written |= {current: key} if current != key else {}
     for key, value in flat.items():
         if (
             isinstance(value, str)
@@ -106,7 +111,7 @@ def given(source: ForeignConfig, framework: Framework) -> Given:
         ):
             flat[key] = shell.from_environment(value, source.environ)
     variant = next((defaults for name, defaults in framework.variants.items() if name in source.command), {})
-    return Given(flat, source.tree, {**framework.defaults, **variant})
+    return Given(flat, source.tree, {**framework.defaults, **variant}, written)
 
 
 def flattened(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -46,11 +46,13 @@ class Given:
         flat: Path -> value, as given.
         tree: The same, nested.
         defaults: Defaults of the other trainer.
+        written: Current name of a key -> the older name in the configuration.
     """
 
     flat: Mapping[str, Any]
     tree: Mapping[str, Any]
     defaults: Mapping[str, Any]
+    written: Mapping[str, str] = {}
 
     def get(self, key: str, fallback: Any = None) -> Any:
         """Return the value of a key, or the other trainer's default; null counts as not given."""
@@ -195,6 +197,16 @@ def unless(key: str, harmless: tuple[Any, ...], note: str, sample: Any) -> KeyRu
         if value in harmless or str(value).lower() in [str(each).lower() for each in harmless]:
             return KeyOutcome({}, "ignored", "off, as always in rlsdk")
         return KeyOutcome({}, "missing", note)
+
+    return KeyRule(key, "missing", (), note, sample, give=give)
+
+
+def only_with(switch: str, key: str, note: str, sample: Any = 1) -> KeyRule:
+    """Return the rule of a key without a counterpart, which does not matter if a flag of the other trainer is off."""
+
+    def give(value: Any, given: Given) -> KeyOutcome:
+        on = given.read(switch, flag, False)
+        return KeyOutcome({}, "missing" if on else "ignored", note if on else f"{switch} is off")
 
     return KeyRule(key, "missing", (), note, sample, give=give)
 

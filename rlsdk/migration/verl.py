@@ -30,6 +30,7 @@ from rlsdk.migration.rows import (
     Given,
     KeyOutcome,
     KeyRule,
+    UnfitError,
     changed,
     choice,
     count,
@@ -39,6 +40,7 @@ from rlsdk.migration.rows import (
     missing,
     number,
     numbers,
+    only_with,
     part,
     same,
     text,
@@ -211,6 +213,33 @@ def _correction(level: Any, given: Given) -> KeyOutcome:
     return KeyOutcome({"algorithm.correction": {"use": "tis", "cap": cap, "level": known}}, "mapped", "")
 
 
+def _older_correction(wanted: bool, given: Given) -> KeyOutcome:
+    """The correction of veRL 0.6.0, whose threshold turns it on, too."""
+    high = given.read("algorithm.rollout_is_threshold", number)
+    if not wanted or high is None:
+        return KeyOutcome({}, "ignored", "off")
+    level = str(given.get("algorithm.rollout_is_level", "token"))
+    masks = str(given.get("algorithm.rollout_is_mode", "truncate")) == "mask"
+    bounds = {
+        "low": given.read("algorithm.rollout_is_threshold_lower", number, 1 / high if high else 0.0),
+        "high": high,
+    }
+    found = {
+        ("token", False): {"use": "tis", "cap": high, "level": "token"},
+        ("sequence", False): {"use": "tis", "cap": high, "level": "sequence"},
+        ("token", True): {"use": "mis", **bounds, "level": "token"},
+        ("sequence", True): {"use": "mis", **bounds, "level": "sequence"},
+        ("geometric", True): {"use": "geometric", **bounds},
+    }.get((level, masks))
+    if found is None:
+        raise UnfitError(f"no correction has level {level} without a mask")
+    return KeyOutcome({"algorithm.correction": found}, "mapped", "")
+
+
+def _capped(value: float, given: Given) -> dict[str, Any]:
+    return {"algorithm.correction": {"use": "tis", "cap": value}} if value > 0 else {}
+
+
 def _bypass(wanted: bool, given: Given) -> KeyOutcome:
     """The engine's logprobs in place of old ones; veRL then replaces the loss by PPO's or REINFORCE's."""
     if not wanted:
@@ -302,7 +331,9 @@ def _rounds(value: Any, given: Given) -> KeyOutcome:
 def _mini(value: Any, given: Given) -> KeyOutcome:
     values = {"minibatches": minibatches(_batch(given), count(value))}
     values |= {"batch_size": _batch(given)} if _asynchronous(given) else {}
-    return KeyOutcome(values, "changed", "rlsdk counts optimiser steps per batch, veRL the tasks in each")
+    older = f"{ACTOR}.ppo_micro_batch_size" in given.flat and given.whole(f"{ROLLOUT}.n") > 1
+    note = "; TinyZero, and veRL before 0.2, counted rollouts, which makes n times as many" if older else ""
+    return KeyOutcome(values, "changed", f"rlsdk counts optimiser steps per batch, veRL the tasks in each{note}")
 
 
 def _train_batch(value: Any, given: Given) -> KeyOutcome:
@@ -440,6 +471,7 @@ _EVAL_NOTE = "an evaluation reports greedy answers, and eval.samples answers at 
 _PROFILER = "rlsdk has no profiler; metrics.jsonl has the time of each stage"
 
 ROWS = (
+    ignored("**._target_", "Hydra's class of a section", "x"),
     # Data
     part("data.train_files", "tasks.train", texts, "data/train.parquet", "becomes a task source"),
     part("data.val_files", "tasks.eval", texts, "data/test.parquet", "becomes a task source"),
@@ -467,9 +499,10 @@ ROWS = (
     ignored("data.dataloader_num_workers", "one process reads tasks in advance"),
     ignored("data.validation_shuffle", "evaluations run all tasks, in order"),
     ignored("data.use_shm", "models are read from their folder"),
-    missing("data.image_key", "images are parts of a prompt's messages, not a column: docs/howto/vision.md", "images"),
-    missing("data.video_key", "rlsdk trains on text and images", "videos"),
-    missing("data.image_patch_size", "defined by the model's image processor", 14),
+    unless("data.image_key", ("images",), "images are parts of a prompt's messages, not a column: docs/howto/vision.md", "x"),
+    unless("data.video_key", ("videos",), "rlsdk trains on text and images", "x"),
+    unless("data.audio_key", ("audios",), "rlsdk trains on text and images", "x"),
+    ignored("data.image_patch_size", "defined by the model's image processor", 14),
     ignored("data.return_multi_modal_inputs", "defined by the model's image processor"),
     missing("data.tool_config_path", "list functions in workflow: {use: tools, tools: [...]}", "tools.yaml"),
     missing("data.custom_cls.**", "write a task source: @rlsdk.tasks (howto/tasks.md)", "x"),
@@ -487,7 +520,9 @@ ROWS = (
     part(f"{MODEL}.lora_alpha", "learner.lora.alpha", number, 32),
     same(f"{MODEL}.lora.rank", "learner.lora.rank", whole, 16, lora_of(f"{MODEL}.lora.alpha", 32.0)),
     part(f"{MODEL}.lora.alpha", "learner.lora.alpha", number, 32),
-    missing(f"{MODEL}.lora.**", "learner.lora has rank, alpha, targets and sync", "x"),
+    changed(f"{MODEL}.lora.**", "", lambda v: v, "x", "learner.lora has rank, alpha, targets and sync",
+            lambda v, given: KeyOutcome({}, "missing", "learner.lora has rank, alpha, targets and sync")
+            if given.whole(f"{MODEL}.lora.rank", 0) else KeyOutcome({}, "ignored", "lora.rank is 0")),
     same(f"{MODEL}.target_modules", "learner.lora.targets", texts, "all-linear",
          lambda v, given: {"learner.lora.targets": v if v != ["all-linear"] else "all-linear"}
          if given.whole(f"{MODEL}.lora_rank", 0) else {}),
@@ -503,7 +538,7 @@ ROWS = (
     ignored(f"{MODEL}.use_shm", "models are read from their folder"),
     ignored(f"{MODEL}.enable_activation_offload", "activations stay on the device; learner.gradient_checkpointing drops them", False),
     ignored(f"{MODEL}.tiled_mlp.**", "layers are not tiled"),
-    missing(f"{MODEL}.mtp.**", "multi-token prediction is not trained", False),
+    only_with(f"{MODEL}.mtp.enable", f"{MODEL}.mtp.**", "multi-token prediction is not trained", True),
     # Actor
     same(f"{ACTOR}.optim.lr", "learner.lr", number, 1e-6),
     same(f"{ACTOR}.optim.weight_decay", "learner.weight_decay", number, 0.01),
@@ -523,6 +558,7 @@ ROWS = (
     missing(f"{ACTOR}.optim.override_optimizer_config.**", "the learner's optimiser is AdamW; see learner.offload", "x"),
     same(f"{ACTOR}.optim.lr_decay_style", "learner.schedule", SCHEDULE, "cosine"),
     missing(f"{ACTOR}.optim.lr_decay_steps", "the schedule ends with the run", 100),
+    ignored(f"{ACTOR}.optim.zero_indexed_step", "the schedule starts with the first step", True),
     missing(f"{ACTOR}.optim.**", "see the options of the learner: rlsdk plugins learner", 1),
     same(f"{ACTOR}.grad_clip", "learner.grad_clip", number, 1.0),
     changed(f"{ACTOR}.ppo_mini_batch_size", "minibatches", count, 32, "optimiser steps per batch", _mini),
@@ -578,7 +614,10 @@ ROWS = (
     ignored(f"{ACTOR}.use_fused_kernels", "logits are always computed in chunks", False),
     ignored(f"{ACTOR}.calculate_sum_pi_squared", "computed if an advantage needs it", False),
     ignored(f"{ACTOR}.sum_pi_squared_checkpointing", "computed in chunks", False),
-    missing(f"{ACTOR}.router_replay.**", "routing of experts is not replayed", "disabled"),
+    unless(f"{ACTOR}.router_replay.mode", ("disabled",), "algorithm.correction: routing_replay", "R3"),
+    ignored(f"{ACTOR}.router_replay.**", "algorithm.correction: routing_replay", "x"),
+    only_with(f"{ACTOR}.qat.enable", f"{ACTOR}.qat.**", "models are not quantised", True),
+    ignored(f"{ACTOR}.pad_to_length", "learner.rows: padded or packed", False),
     ignored(f"{ACTOR}.profiler.**", _PROFILER),
     # Reference
     ignored(f"{REF}.log_prob_micro_batch_size", _LOGPROB_NOTE, 4),
@@ -632,13 +671,15 @@ ROWS = (
     changed(f"{ROLLOUT}.multi_turn.enable", "workflow", flag, True, "choose a workflow",
             lambda v, given: KeyOutcome({}, "missing" if v else "ignored", "set workflow: tools, environment or agent"
                                      if v else "off")),
-    missing(f"{ROLLOUT}.multi_turn.max_assistant_turns", "set max_turns of the workflow", 5),
-    missing(f"{ROLLOUT}.multi_turn.max_parallel_calls", "set max_calls of the workflow tools", 1),
-    missing(f"{ROLLOUT}.multi_turn.tool_config_path", "list functions: workflow: {use: tools, tools: [...]}", "t.yaml"),
-    missing(f"{ROLLOUT}.multi_turn.interaction_config_path", "write a workflow or an environment", "i.yaml"),
-    missing(f"{ROLLOUT}.multi_turn.format", "parser of the workflow tools (hermes, json, pythonic)", "hermes"),
-    missing(f"{ROLLOUT}.multi_turn.**", "see the options of the workflow: rlsdk plugins workflow", 1),
-    missing(f"{ROLLOUT}.agent.default_agent_loop", "workflow: single_turn, tools, environment or agent", "tool_agent"),
+    *(only_with(f"{ROLLOUT}.multi_turn.enable", f"{ROLLOUT}.multi_turn.{name}", note, sample) for name, note, sample in (
+        ("max_assistant_turns", "set max_turns of the workflow", 5),
+        ("max_parallel_calls", "set max_calls of the workflow tools", 1),
+        ("tool_config_path", "list functions: workflow: {use: tools, tools: [...]}", "t.yaml"),
+        ("interaction_config_path", "write a workflow or an environment", "i.yaml"),
+        ("format", "parser of the workflow tools (hermes, json, pythonic)", "hermes"),
+        ("**", "see the options of the workflow: rlsdk plugins workflow", 1))),
+    unless(f"{ROLLOUT}.agent.default_agent_loop", ("single_turn_agent",),
+           "workflow: single_turn, tools, environment or agent", "tool_agent"),
     missing(f"{ROLLOUT}.agent.agent_loop_config_path", "write a workflow (howto/workflow.md)", "a.yaml"),
     ignored(f"{ROLLOUT}.agent.**", "workflows run as coroutines in the driver", 8),
     ignored(f"{ROLLOUT}.checkpoint_engine.**", "weights are sent from ranks to engines directly", 1),
@@ -683,7 +724,11 @@ ROWS = (
         part(f"{where}.penalty_factor", "algorithm.shaping", number, 1.0),
         ignored(f"{where}.**", "metrics.jsonl has the rewards before and after shaping", False))),
     part("reward_model.reward_kwargs.max_resp_len", "algorithm.shaping", count, 1024),
-    missing("reward_model.sandbox_fusion.**", "reward: code_tests runs the model's code in a sandbox", "x"),
+    *(missing(f"{where}sandbox_fusion.url", "reward: code_tests runs the model's code in a sandbox", "x")
+      for where in ("", "reward.", "reward_model.")),
+    *(ignored(f"{where}sandbox_fusion.**", "see sandbox_fusion.url", "x") for where in ("", "reward.", "reward_model.")),
+    only_with("reward_model.enable", "reward.reward_model.**", "a transformers sequence classifier: reward_model", 1),
+    ignored("reward.reward_manager.**", "rewards are combined by weight, gate and factor", "x"),
     ignored("reward_model.**", "the trainer holds no reward model", 1),
     ignored("reward.num_workers", "scoring.workers sets the number of scoring processes, by default one per core", 8),
     ignored("reward_manager.**", "rewards are combined by weight, gate and factor", "x"),
@@ -708,6 +753,12 @@ ROWS = (
             "the engine's logprobs replace the old ones", _bypass),
     part(f"{CORRECTION}.loss_type", "algorithm.policy_loss", text, "ppo_clip"),
     unless(f"{CORRECTION}.rollout_is_batch_normalize", (False,), "weights are not normalised; see correction: tis", True),
+    same("algorithm.rollout_is", "algorithm.correction", flag, True, _older_correction),
+    *(part(f"algorithm.rollout_is_{name}", "algorithm.correction", read, sample) for name, read, sample in (
+        ("threshold", number, 2.0), ("threshold_lower", number, 0.5), ("level", text, "token"), ("mode", text, "mask"))),
+    only_with("algorithm.rollout_is", "algorithm.rollout_is_veto_threshold",
+              "a single outlier does not mask an answer; see correction: geometric", 1e-4),
+    same(f"{ACTOR}.tis_imp_ratio_cap", "algorithm.correction", number, 2.0, _capped),
     missing("algorithm.rollout_correction.**", "see rlsdk plugins correction", 1),
     changed("algorithm.filter_groups.enable", "algorithm.filters rollout.dynamic_sampling", flag, True,
             "groups of equal rewards are replaced",
@@ -715,6 +766,7 @@ ROWS = (
                      "groups of equal rewards are replaced")),
     part("algorithm.filter_groups.metric", "algorithm.filters", text, "acc", "the filter compares rewards"),
     ignored("algorithm.filter_groups.max_num_gen_batches", "sampling continues until the batch is full; see max_empty_steps", 10),
+    ignored("algorithm.filter_groups.max_inflight_gen_batches", "rollout.oversample", 1),
     missing("algorithm.filter_groups.**", "algorithm.filters, see rlsdk plugins filter", 1),
     unless("algorithm.use_pf_ppo", (False,), "there is no such reweighting; write a buffer", True),
     ignored("algorithm.pf_ppo.**", "use_pf_ppo", 1),
@@ -727,7 +779,7 @@ ROWS = (
     same("trainer.save_freq", "checkpoint.every", interval, 100),
     same("trainer.test_freq", "eval.every", interval, 100),
     same("trainer.val_before_train", "eval.before", flag, False),
-    missing("trainer.val_only", "`rlsdk eval` evaluates without training", False),
+    unless("trainer.val_only", (False,), "`rlsdk eval` evaluates without training", True),
     part("trainer.n_gpus_per_node", "placement.learners placement.engines", count, 2, _GPU_NOTE),
     part("trainer.nnodes", "placement.learners placement.engines", count, 1, _GPU_NOTE),
     changed("trainer.default_local_dir", "out", text, "checkpoints", "a run's folder is out/name", _out),
@@ -765,6 +817,9 @@ ROWS = (
     part("async_training.compute_prox_log_prob", "old_logprobs", flag, True),
     ignored("async_training.**", "weights are sent from ranks to engines directly", 1),
     # Everything else
+    only_with("distillation.enabled", "distillation.**", "algorithm: opd; the teacher is model.reference", 1),
+    ignored("model_engine", LEARNER_NOTE, "megatron"),
+    ignored("skip.**", "`rlsdk simulate` and the scripted policy of rlsdk.testing need no engine", 1),
     ignored("global_profiler.**", _PROFILER),
     ignored("ray_kwargs.**", "placement.ray names a running cluster; rlsdk starts Ray otherwise", 1),
     ignored("ray_init.**", "placement.ray names a running cluster; rlsdk starts Ray otherwise", 1),
@@ -814,6 +869,9 @@ FRAMEWORK = Framework(
         "reward.custom_reward_function.name": "custom_reward_function.name",
         "reward.reward_manager.name": "reward_model.reward_manager",
         "reward.reward_model.enable": "reward_model.enable",
+        "reward.reward_model.model_path": "reward_model.model.path",
+        f"{ACTOR}.policy_loss.tau_pos": f"{ACTOR}.tau_pos",
+        f"{ACTOR}.policy_loss.tau_neg": f"{ACTOR}.tau_neg",
     },
     others=dict.fromkeys(("verl.trainer.fsdp_sft_trainer", "verl.trainer.sft_trainer"), "algorithm: sft"),
     entries=("verl.trainer.main_ppo", "main_ppo.py", "verl.trainer.main", "main_dapo", "fully_async_main"),

@@ -574,3 +574,49 @@ def test_rolls_masks_adapters_and_columns(tmp_path):
     assert notes["reward_norm"][0] == "ignored"
     assert notes["rewards.ifeval.worker_cls"][0] == "missing"
     assert "use judge" in notes["rewards.llm.worker_cls"][1]
+
+
+@pytest.mark.parametrize(
+    ("options", "correction"),
+    [
+        ((), {"use": "tis", "cap": 4.0, "level": "token"}),
+        (("level=sequence",), {"use": "tis", "cap": 4.0, "level": "sequence"}),
+        (("mode=mask",), {"use": "mis", "low": 0.25, "high": 4.0, "level": "token"}),
+        (("mode=mask", "level=geometric", "threshold_lower=0.5"), {"use": "geometric", "low": 0.5, "high": 4.0}),
+    ],
+)
+def test_verls_corrections_of_older_versions(options, correction):
+    words = ["algorithm.rollout_is=True", "algorithm.rollout_is_threshold=4"]
+    found = migrate("verl", [*words, *(f"algorithm.rollout_is_{each}" for each in options)], {})
+    assert found.config["algorithm"]["correction"] == correction
+    assert not [entry.key for entry in found.entries if entry.status == "missing"]
+    monitored = migrate("verl", ["algorithm.rollout_is=False", words[1]], {})
+    assert "correction" not in monitored.config["algorithm"]
+    capped = migrate("verl", ["actor_rollout_ref.actor.tis_imp_ratio_cap=2"], {}).config
+    assert capped["algorithm"]["correction"] == {"use": "tis", "cap": 2.0}
+
+
+def test_verls_whole_configuration_leaves_nothing_to_do_for_what_is_off():
+    rollout = "actor_rollout_ref.rollout"
+    off = ["distillation.enabled=False", "distillation.distillation_loss.topk=32", "trainer.val_only=False"]
+    off += [f"{rollout}.multi_turn.enable=False", f"{rollout}.multi_turn.format=hermes", "data.image_key=images"]
+    off += ["actor_rollout_ref.model.lora.rank=0", "actor_rollout_ref.model.lora.type=lora"]
+    off += ["algorithm._target_=verl.AlgoConfig", f"{rollout}.engine_kwargs.vllm={{}}"]
+    assert not [entry for entry in migrate("verl", off, {}).entries if entry.status == "missing"]
+    on = [each.replace("enabled=False", "enabled=True") for each in off]
+    assert [entry.key for entry in migrate("verl", on, {}).entries if entry.status == "missing"] == [
+        "distillation.enabled",
+        "distillation.distillation_loss.topk",
+    ]
+
+
+def test_verls_minibatches_of_older_versions_are_noted():
+    words = ["data.train_batch_size=1024", "actor_rollout_ref.actor.ppo_mini_batch_size=256"]
+    words += ["actor_rollout_ref.rollout.n=5", "actor_rollout_ref.actor.ppo_micro_batch_size=8"]
+    assert "TinyZero" in migrate("verl", words, {}).entries[1].note
+    assert "TinyZero" not in migrate("verl", words[:3], {}).entries[1].note
+
+
+def test_older_names_are_reported_as_they_were_written():
+    (entry,) = migrate("openrlhf", ["--n_samples_per_prompt", "4"], {}).entries
+    assert (entry.key, entry.to) == ("n_samples_per_prompt", ("group_size=4",))
