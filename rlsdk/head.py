@@ -25,9 +25,9 @@ _CHUNKS: ContextVar[int | None] = ContextVar("_CHUNKS", default=None)
 
 
 @contextmanager
-def few_chunks(count: int = 2) -> Iterator[None]:
-    """Compute only the first chunks, to measure a pass's memory: all chunks share the buffers of the first."""
-    token = _CHUNKS.set(count)
+def few_chunks() -> Iterator[None]:
+    """Compute only the first two chunks, to measure a pass's memory: all chunks share the buffers of the first."""
+    token = _CHUNKS.set(2)
     try:
         yield
     finally:

@@ -22,6 +22,8 @@ _RESOLVER = {"RES_OPTIONS": os.environ.get("RES_OPTIONS", "timeout:1")}
 rank would wait 5 s every time."""
 _CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "TORCH_EXTENSIONS_DIR": "extensions"}
 
+MAX_TOP_LOGPROBS = 20
+"""Maximum number of alternatives per token; the limit of OpenAI's API and of vLLM."""
 Finish = Literal["stop", "length", "abort"]
 DType = Literal["float32", "bfloat16", "float16"]
 DTYPE_BYTES: Mapping[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}

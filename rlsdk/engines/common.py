@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import Completion, Finish, Model, Request, Sampled, TopTokens, Weights
+from rlsdk.contracts.generation import MAX_TOP_LOGPROBS
 from rlsdk.errors import EngineError, ValueFault
 from rlsdk.vision import Vision
 from rlsdk.weights import TIED_HEAD
@@ -18,8 +19,6 @@ from rlsdk.weights import TIED_HEAD
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MAX_TOP_LOGPROBS = 20
-"""Limit of OpenAI's API and of vLLM."""
 _MASK = (1 << 64) - 1
 _INPUT_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 

@@ -67,13 +67,10 @@ class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         size, part = storage.nbytes(), self.part
         self._seen.add(storage)
-        weakref.finalize(storage, self._free, part, size)
+        weakref.finalize(storage, self.living.subtract, {part: size})
         self.living[part] += size
         if self.living.total() > self.peak.total():
             self.peak = self.living.copy()
-
-    def _free(self, part: str, size: int) -> None:
-        self.living[part] -= size
 
 
 def _grouped_product(left: Tensor, right: Tensor, ends: Tensor, *_: Any, **__: Any) -> Tensor:

@@ -220,7 +220,8 @@ def backbone_faults(net: Any, attention: Attention, rows: RowStyle, *, without_m
     supported = {"sdpa": net._supports_sdpa, "flash_attention_2": net._supports_flash_attn, "eager": True}
     if not supported[attention]:
         faults.append(f"transformers runs a {kind} without attention: {attention}; set learner.attention=eager")
-    if rows == "packed" and (recurrent := _layer_types(text) - {"full_attention", "sliding_attention"}):
+    recurrent = {*(getattr(text, "layer_types", None) or ())} - {"full_attention", "sliding_attention"}
+    if rows == "packed" and recurrent:
         faults.append(
             f"layers of type {', '.join(sorted(recurrent))} would carry their state from one packed rollout into the "
             "next; set learner.rows=padded"
@@ -350,10 +351,6 @@ def check_layers(config: Any, rows: RowStyle = "shared") -> None:
             f"model type {text.model_type!r} biases attention by the distance of tokens within a row (ALiBi), which "
             f"rows: {rows} changes; set learner.rows=padded"
         )
-
-
-def _layer_types(text: Any) -> set[str]:
-    return set(getattr(text, "layer_types", None) or ())
 
 
 class Prefix(Cache):

@@ -256,11 +256,6 @@ def _samples(value: int, given: Given) -> dict[str, Any]:
     return {"eval.samples": max(value, *every)}
 
 
-def _aggregation(value: str, given: Given) -> dict[str, Any]:
-    inner = "algorithm.policy_loss_fn_args.loss_agg_mode"
-    return {} if given.get(inner) else {"algorithm.aggregate": value}
-
-
 def _total(value: int, given: Given) -> dict[str, Any]:
     return {"steps": value}
 
@@ -423,7 +418,8 @@ ROWS = (
     missing("algorithm.sample_strategy_args.*", "see the options of algorithm: mix", 1),
     same("algorithm.loss_agg_mode", "algorithm.aggregate", choice((
         "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"), "the aggregation"),
-        "token-mean", _aggregation),
+        "token-mean",
+        lambda v, given: {} if given.get("algorithm.policy_loss_fn_args.loss_agg_mode") else {"algorithm.aggregate": v}),
     same("algorithm.optimizer.lr", "learner.lr", number, 1e-6),
     same("algorithm.optimizer.betas", "learner.betas", numbers, [0.9, 0.999]),
     same("algorithm.optimizer.weight_decay", "learner.weight_decay", number, 0.01),

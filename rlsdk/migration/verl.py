@@ -391,11 +391,6 @@ def _evaluated(name: str, fitting: tuple[float, ...], sample: float) -> KeyRule:
     return KeyRule(f"{ROLLOUT}.val_kwargs.{name}", "missing", (), _EVAL_NOTE, sample, number, give)
 
 
-def _fits(value: Any, given: Given) -> KeyOutcome:
-    values = {"long_prompts": "drop"} if flag(value) else {}
-    return KeyOutcome(values, "mapped", "")
-
-
 def _rank_arithmetic(key: str, *, whole_cluster: bool) -> Any:
     note = "rlsdk counts tokens, padding included: sequences × (longest prompt + longest response)"
 
@@ -483,7 +478,8 @@ ROWS = (
     part("data.prompt_key", "tasks.train.columns.prompt", text, "prompt", "the prompt column"),
     ignored("data.reward_fn_key", "rewards read the source of a task, the column data_source", "data_source"),
     same("data.truncation", "long_prompts", text, "error", _truncation),
-    same("data.filter_overlong_prompts", "long_prompts", flag, True, _fits),
+    same("data.filter_overlong_prompts", "long_prompts", flag, True,
+             lambda v, _: {"long_prompts": "drop"} if v else {}),
     ignored("data.filter_overlong_prompts_workers", "prompts are measured on demand"),
     unless("data.shuffle", (True,), "tasks are always shuffled by seed; sources that declare an order keep it", False),
     changed("data.seed", "seed", whole, 1, "rlsdk has one seed for everything"),

@@ -26,8 +26,6 @@ from rlsdk.runlog.folder import MARKER, why_no_run
 from rlsdk.runlog.metrics import METRICS, read_metrics
 from rlsdk.runlog.report import phase_seconds
 
-HELD_OUT = ("eval/sampled", "eval/greedy")
-"""Held-out accuracies, less noisy first."""
 log = logging.getLogger(__name__)
 REPORT = "report.html"
 CHARTS = (

@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import TopTokens
+from rlsdk.contracts.generation import MAX_TOP_LOGPROBS
 from rlsdk.errors import ValueFault
 from rlsdk.messages import Image, Message, Part, Role
 from rlsdk.rollout.codec import ChatTokenizer
@@ -131,10 +132,10 @@ def read_flag(fields: Mapping[str, Any], name: str) -> bool:
     return value is True
 
 
-def read_limited(name: str, count: int, greatest: int) -> int:
-    """Reject a number outside 0 to the maximum."""
-    if not 0 <= count <= greatest:
-        raise APIError(f"{name}: expected 0 to {greatest}, got {count}", param=name)
+def read_top_logprobs(name: str, count: int) -> int:
+    """Reject a number of alternatives per token that no engine gives."""
+    if not 0 <= count <= MAX_TOP_LOGPROBS:
+        raise APIError(f"{name}: expected 0 to {MAX_TOP_LOGPROBS}, got {count}", param=name)
     return count
 
 

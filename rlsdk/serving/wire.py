@@ -12,18 +12,17 @@ from rlsdk.serving.messages import (
     APIError,
     ChatMessage,
     read_flag,
-    read_limited,
     read_list,
     read_message,
     read_number,
     read_object,
     read_tool,
+    read_top_logprobs,
 )
 from rlsdk.types import Message, ToolCall
 
 MAX_CHOICES = 128
 MAX_ANSWERS = 1024
-MAX_TOP_LOGPROBS = 20
 MAX_MESSAGES = 4096
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1024
@@ -134,7 +133,7 @@ def read_chat(body: Any, *, strict: bool = False) -> ChatCompletionRequest:
         messages=messages,
         tools=tools,
         calling=bool(tools) and fields.get("tool_choice") != "none",
-        top_logprobs=read_limited("top_logprobs", count or 0, MAX_TOP_LOGPROBS) if wants else None,
+        top_logprobs=read_top_logprobs("top_logprobs", count or 0) if wants else None,
         **_common(fields, strict=strict),
     )
 
@@ -172,7 +171,7 @@ def read_completion(body: Any, *, strict: bool = False) -> CompletionRequest:
             param="prompt",
         )
     count = read_number(fields, "logprobs", int, None)
-    count = None if count is None else read_limited("logprobs", count, MAX_TOP_LOGPROBS)
+    count = None if count is None else read_top_logprobs("logprobs", count)
     return CompletionRequest(prompts=prompts, top_logprobs=count, **common)
 
 

@@ -175,19 +175,18 @@ def mean(values: Sequence[float]) -> Estimate:
     return Estimate(middle, middle - reach, middle + reach)
 
 
-def interquartile_mean(scores: Mapping[str, Sequence[float]], *, seed: int = 0) -> Estimate:
+def interquartile_mean(scores: Mapping[str, Sequence[float]]) -> Estimate:
     """Estimate the mean of the middle half of all scores, as arXiv:2108.13264 recommends.
 
     The interval is a percentile bootstrap that draws seeds within each task, so that every task keeps its share.
 
     Args:
         scores: Task -> scores of its seeds.
-        seed: Random seed of the bootstrap.
     """
     value = float(trimmed_mean(np.concatenate([np.asarray(each, float) for each in scores.values()])))
     if min(map(len, scores.values())) < 2:
         return Estimate(value)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     drawn = [rng.choice(np.asarray(each, float), (RESAMPLES, len(each))) for each in scores.values()]
     low, high = np.percentile(trimmed_mean(np.concatenate(drawn, axis=1)), [2.5, 97.5])
     return Estimate(value, float(low), float(high))

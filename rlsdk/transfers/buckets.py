@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -129,7 +129,8 @@ def filled(parts: Iterable[Weights | None], size: int) -> Iterator[Weights]:
     for part in parts:
         if part is None:
             continue
-        more = sum(_padded(part.tensors))
+        arrays = {id(array): array for array in part.tensors.values()}.values()
+        more = sum(-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays)
         if waiting and held + more > size:
             yield _together(waiting)
             waiting, held = [], 0
@@ -138,10 +139,6 @@ def filled(parts: Iterable[Weights | None], size: int) -> Iterator[Weights]:
         del part  # the learner may free what it gathered
     if waiting:
         yield _together(waiting)
-
-
-def _padded(tensors: Mapping[str, Any]) -> Iterator[int]:
-    return (-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in {id(a): a for a in tensors.values()}.values())
 
 
 def _together(parts: list[Weights]) -> Weights:

@@ -34,6 +34,8 @@ SEED_KEYS = ("name", "seed", "out", "mirror")
 QUIET_SECONDS = 120.0
 """Seconds without a step after which an unfinished run counts as quiet, if its steps are much shorter."""
 _HEADLINES = ("reward/mean", "accuracy/mean", "eval/greedy", "eval/sampled", "time/step", "time/tokens_per_second")
+MOST_RUNS = 200
+"""Maximum number of runs; the newest are shown."""
 POINTS = 2000
 """Maximum number of points per curve; longer curves are thinned out."""
 _CHUNK = 2**20
@@ -202,12 +204,11 @@ def is_run(path: Path) -> bool:
     return any((path / name).is_file() for name in (MARKER, METRICS, "config.yaml", "summary.json"))
 
 
-def find_runs(given: Sequence[Path], most: int = 200, *, required: bool = True) -> list[Path]:
-    """Return run folders: those given, and those directly below given folders that are not runs themselves.
+def find_runs(given: Sequence[Path], *, required: bool = True) -> list[Path]:
+    """Return the newest run folders: those given, and those directly below given folders that are not runs themselves.
 
     Args:
         given: Folders.
-        most: Maximum number of runs; the newest are kept.
         required: If False, skip folders that do not exist or hold no run yet.
 
     Raises:
@@ -230,7 +231,7 @@ def find_runs(given: Sequence[Path], most: int = 200, *, required: bool = True) 
             )
         found += below
     unique = list({path.resolve(): path for path in found}.values())
-    return sorted(unique, key=_changed, reverse=True)[:most]
+    return sorted(unique, key=_changed, reverse=True)[:MOST_RUNS]
 
 
 def _changed(path: Path) -> float:

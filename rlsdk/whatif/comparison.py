@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 REPRODUCED = 1e-4
 """Maximum difference at which the run's configuration counts as reproducing its stored advantages."""
+MOST_GROUPS = 50
+"""Maximum number of groups to list whose verdict changes."""
 _TEXT = 160
 """Maximum number of characters of prompts and responses in examples."""
 
@@ -130,7 +132,6 @@ class Comparison:
         *,
         gradients: Gradients | None = None,
         examples: int = 5,
-        most_groups: int = 50,
     ) -> None:
         """Prepare both sides.
 
@@ -139,7 +140,6 @@ class Comparison:
             asked: The question.
             gradients: Computes gradients with the weights of a checkpoint.
             examples: Number of rollouts to show, those whose reward changed most.
-            most_groups: Maximum number of groups to list whose verdict changes.
         """
         self._store, self._asked, self._gradients = Store(run), asked, gradients
         stored = self._store.steps()
@@ -149,7 +149,7 @@ class Comparison:
         self._before = Side(asked.before, train_steps=steps, forward=forward, computable=computable)
         self._after = Side(asked.after, train_steps=steps, forward=forward)
         self._at_end = scored_at_end(asked.before)
-        self._most, self._most_groups = examples, most_groups
+        self._most = examples
         self._examples: list[tuple[float, dict[str, Any]]] = []
         self._changed: list[dict[str, Any]] = []
         self._notes: dict[str, None] = {}
@@ -167,15 +167,15 @@ class Comparison:
         whole = sum(results, StepResult(step=0))
         if self._gradients is not None:
             whole = attrs.evolve(whole, cosine=self._gradients.whole())
-        if len(self._changed) > self._most_groups:
-            self._notes[f"{self._most_groups} of {len(self._changed)} groups with another outcome are listed"] = None
+        if len(self._changed) > MOST_GROUPS:
+            self._notes[f"{MOST_GROUPS} of {len(self._changed)} groups with another outcome are listed"] = None
         examples = sorted(self._examples, key=lambda each: -each[0])
         return {
             **whole.as_json(),
             "changes": {path: {"before": old, "after": new} for path, (old, new) in self._asked.changes.items()},
             "scored_again": self._asked.scores_again,
             "steps": [{"step": each.step, **each.as_json()} for each in results],
-            "changed_groups": self._changed[: self._most_groups],
+            "changed_groups": self._changed[:MOST_GROUPS],
             "examples": [example for _, example in examples[: self._most]],
             "notes": list(self._notes),
         }
