@@ -12,13 +12,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 from zipfile import is_zipfile
 
 import attrs
 
 from rlsdk.contracts import Model
-from rlsdk.errors import ValueFault
+from rlsdk.errors import ValueFault, first_line
 from rlsdk.vision import TYPES
 
 if TYPE_CHECKING:
@@ -106,10 +107,10 @@ def shapes(model: Any) -> dict[str, tuple[int, ...]]:
 
 
 def read_header(path: str) -> dict[str, tuple[int, ...]] | None:
-    """Read tensor names and shapes from a model's safetensors files; None if there are none on this machine.
+    """Read tensor names and shapes from a model's files of weights; None if there are none on this machine.
 
-    Only files that transformers loads are read: a folder may hold others, such as `consolidated.safetensors`. Those of
-    `pytorch_model.bin` are not read, but they must be complete.
+    Only files that transformers loads are read: a folder may hold others, such as `consolidated.safetensors`. Those
+    that torch before 1.6 wrote are not read, since that would load their weights: None if there are any.
 
     Raises:
         ValueFault: A file is damaged or missing.
@@ -138,21 +139,29 @@ def read_header(path: str) -> dict[str, tuple[int, ...]] | None:
             raise ValueFault(
                 f"{file} is missing, but {folder / index} names it; copy or download the whole model again"
             )
-        found |= _tensors_in(file)
+        if (held := _tensors_in(file)) is None:
+            return None
+        found |= held
     return found or None
 
 
-def _tensors_in(file: Path) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes in a safetensors file; a file of pickled weights is only checked to be whole."""
+def _tensors_in(file: Path) -> dict[str, tuple[int, ...]] | None:
+    """Return names and shapes in a file of weights; None for one that torch before 1.6 wrote."""
+    import torch
     from safetensors import SafetensorError, safe_open
 
     remedy = "copy or download it again (it may be cut off, or a pointer of Git LFS)"
     if file.suffix != ".safetensors":
         with file.open("rb") as opened:
-            pickled = opened.read(1) == b"\x80"  # as torch before 1.6 wrote
-            if not pickled and not is_zipfile(opened):
+            if opened.read(1) == b"\x80":  # as torch before 1.6 wrote
+                return None
+            if not is_zipfile(opened):
                 raise ValueFault(f"{file} is not a complete file of torch.save: {remedy}")
-        return {}
+        try:
+            held = torch.load(file, map_location="meta", weights_only=True, mmap=True)
+            return {name: tuple(tensor.shape) for name, tensor in held.items()}
+        except (RuntimeError, UnpicklingError, AttributeError) as error:
+            raise ValueFault(f"{file} holds no plain weights of a model ({first_line(error)}): {remedy}") from error
     try:
         with safe_open(str(file), framework="np") as tensors:
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
@@ -212,7 +221,7 @@ def adopt_names(net: Any, names: Iterable[str]) -> None:
 
 
 def trained_shapes(model: Model) -> dict[str, tuple[int, ...]] | None:
-    """Return names and shapes that a learner of this model sends; None without safetensors files on this machine."""
+    """Return names and shapes that a learner of this model sends; None if `read_header` reads none."""
     header = read_header(model.path)
     if header is None:
         return None
@@ -256,7 +265,8 @@ def compare(net: Any, header: Mapping[str, tuple[int, ...]]) -> Differences:
     tied = to_checkpoint(net, {name: state[name] for name in aliases(net)})
     held = {name.removeprefix(prefix): shape for name, shape in header.items()}
     known = {name.removeprefix(prefix) for name in (*sent, *tied)}
-    unread = [*(net._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq", r"(^|\.)position_ids$"]
+    buffers = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$", r"\.(attn|attention)\.(masked_)?bias$")
+    unread = [*(net._keys_to_ignore_on_load_unexpected or ()), *buffers]
     extra = [n for n in header if n.removeprefix(prefix) not in known and not any(re.search(p, n) for p in unread)]
     is_part = type(net).__name__ not in (net.config.architectures or [type(net).__name__])
     of_both = {name: held[name.removeprefix(prefix)] for name in sent if name.removeprefix(prefix) in held}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -12,7 +12,7 @@ import numpy as np
 
 from rlsdk.contracts import Completion, Finish, Model, Request, Sampled, TopTokens, Weights
 from rlsdk.contracts.generation import MAX_TOP_LOGPROBS
-from rlsdk.errors import EngineError, ValueFault
+from rlsdk.errors import EngineError, ValueFault, first_line
 from rlsdk.vision import Vision
 from rlsdk.weights import TIED_HEAD
 
@@ -151,13 +151,25 @@ def open_tokenizer(model: Model) -> Any:
 
 
 def end_ids(model: Model, tokenizer: Any) -> tuple[int, ...]:
-    """Return the end tokens: the tokenizer's, those of the generation config, and those of the model's config."""
+    """Return the end tokens: the tokenizer's, those of the generation config, and those of the model's config.
+
+    Raises:
+        ValueFault: The generation config in the model's folder is damaged.
+    """
     from transformers import AutoConfig, GenerationConfig
 
     config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     found = {tokenizer.eos_token_id, *_listed(getattr(config, "eos_token_id", None))}
-    with suppress(OSError):  # the file is optional
+    try:
         found.update(_listed(GenerationConfig.from_pretrained(model.path).eos_token_id))
+    except (OSError, TypeError, ValueError) as error:
+        file = Path(model.path) / "generation_config.json"
+        if file.is_file():
+            raise ValueFault(
+                f"{file} cannot be read ({first_line(error)}), and may name tokens that end an answer; copy it again"
+            ) from error
+        if not isinstance(error, OSError):  # of the hub; the file is optional
+            raise
     return tuple(sorted(i for i in found if i is not None))
 
 

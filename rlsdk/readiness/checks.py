@@ -142,9 +142,14 @@ def gpu_faults(plan: Plan, nodes: Sequence[GPUNode], *, trains: bool = True) -> 
     return faults
 
 
+def _loads(plan: Plan, *, trains: bool) -> bool:
+    """Return whether a program loads its model with transformers to train it."""
+    return trains and isinstance(plan.plugins.resolve(plan.learner), TransformersLearner)
+
+
 def _models(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
     section = plan.config.model
-    loads = trains and isinstance(plan.plugins.resolve(plan.learner), TransformersLearner)
+    loads = _loads(plan, trains=trains)
     others = [*(["reference"] if plan.needs_reference else []), *(["critic"] if plan.algorithm.critic else [])]
     for key in ("path", "tokenizer", *others):
         if not (name := getattr(section, key)):
@@ -206,8 +211,11 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
         if codec is not None and codec.size > vocabulary:
             text = f"the tokenizer {codec.name!r} has {codec.size} tokens, and the model has embeddings of {vocabulary}"
             found.notes.append(PlanFinding(found.tokenizer, f"{text}: prompts with one of the others are refused"))
+        found.unreachable_ends()
         found.faults += [PlanFinding(*fault) for fault in model_faults(plan, net, trains=trains)]
         found.notes += [PlanFinding(*note) for note in length_notes(plan, net)]
+    elif _loads(plan, trains=trains) and os.path.isdir(plan.model.path) and not found.of_model:
+        found.faults.append(PlanFinding("model.path", f"{built[1]}; correct config.json, or take another model"))
     found.faults += [PlanFinding(*fault) for fault in exact_faults(plan, net)]
     tasks = [
         found.source(f"tasks.{section}" + (f"[{i}]" if len(sources) > 1 else ""), source, codec)

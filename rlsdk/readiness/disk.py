@@ -131,10 +131,9 @@ def skeleton(plan: Plan, *, download: bool) -> tuple[Any, str]:
     except Exception as error:  # noqa: BLE001 - transformers raises anything for a config that it cannot use
         if here.get("local_files_only"):
             return None, f"the config of the model {model.path!r} is not in this machine's cache of the hub"
-        return (
-            None,
-            f"the model {model.path!r} cannot be built from its config: {first_line(error)}",
-        )
+        unknown = isinstance(error, KeyError)  # of a table of transformers, such as that of rope types
+        why = f"it names {error}, which transformers does not know" if unknown else first_line(error)
+        return None, f"the model {model.path!r} cannot be built from its config: {why}"
 
 
 def _rollouts(plan: Plan, steps: int) -> int:

@@ -25,6 +25,7 @@ from rlsdk.errors import (
     RefusedMessagesError,
     RlsdkError,
     UnreachableDataError,
+    ValueFault,
     described,
     first_line,
 )
@@ -66,6 +67,8 @@ class PlanChecks:
     notes: list[PlanFinding] = attrs.field(factory=list)
     sources: set[str] = attrs.field(factory=set)
     """Sources of the tried tasks."""
+    ends: tuple[int, ...] = ()
+    """End-of-text tokens of the model."""
     vocabulary: int = sys.maxsize
     """Number of tokens that the model has embeddings for."""
 
@@ -74,18 +77,25 @@ class PlanChecks:
         """Path of the setting that names the tokenizer."""
         return "model.tokenizer" if self.plan.model.tokenizer else "model.path"
 
+    @property
+    def of_model(self) -> bool:
+        """True if anything is found wrong with the model or its tokenizer."""
+        return any(each.path in ("model.path", "model.tokenizer") for each in (*self.warnings, *self.faults))
+
     def codec(self) -> ChatTokenizer | None:
         """Open the tokenizer and check that answers can end; None if it cannot be opened."""
         plan, model = self.plan, self.plan.model
-        missing = any(found.path in ("model.path", "model.tokenizer") for found in self.warnings)
-        if missing and not all(
+        if self.of_model and not all(
             os.path.isdir(os.path.expanduser(each or ".")) for each in (model.path, model.tokenizer)
         ):
             return None  # the model is not on this machine, which is already reported
         name = model.tokenizer or model.path
         try:
             tokenizer = open_tokenizer(model)
-            ends = end_ids(model, tokenizer)
+            self.ends = end_ids(model, tokenizer)
+        except ValueFault as fault:
+            self.faults.append(PlanFinding("model.path", str(fault)))
+            return None
         except Exception as error:  # noqa: BLE001 - transformers raises anything for a file that it cannot use
             text = f"the tokenizer in {name!r} cannot be opened: {first_line(error)}"
             if Path(name).is_dir() and not any(file for each in _TOKENIZERS for file in Path(name).glob(each)):
@@ -97,7 +107,7 @@ class PlanChecks:
                 )
             self.warnings.append(PlanFinding("model.path", text))
             return None
-        if plan.needs_engine and not ends and not plan.config.sampling.stop:
+        if plan.needs_engine and not self.ends and not plan.config.sampling.stop:
             self.faults.append(
                 PlanFinding(
                     "model.path",
@@ -107,6 +117,21 @@ class PlanChecks:
                 )
             )
         return ChatTokenizer.of(plan, tokenizer)
+
+    def unreachable_ends(self) -> None:
+        """Report end-of-text tokens that the model has no embeddings for, and therefore never samples."""
+        unreachable = [token for token in self.ends if not 0 <= token < self.vocabulary]
+        if not unreachable or not self.plan.needs_engine:
+            return
+        text = (
+            f"eos_token_id {', '.join(map(str, unreachable))} of the model {self.plan.model.path!r} (in config.json, "
+            f"generation_config.json or its tokenizer) is outside of its vocabulary, 0 to {self.vocabulary - 1}"
+        )
+        if len(unreachable) < len(self.ends) or self.plan.config.sampling.stop:
+            self.notes.append(PlanFinding("model.path", f"{text}: no answer ends there"))
+        else:
+            remedy = "so that every answer would have sampling.max_tokens tokens; correct it, or give sampling.stop"
+            self.faults.append(PlanFinding("model.path", f"{text}, {remedy}"))
 
     def source(self, path: str, source: TaskSource, codec: ChatTokenizer | None) -> Sequence[Task] | None:
         """Read the tasks of a source and check some prompts; None if the tasks were not read."""

@@ -349,7 +349,9 @@ def test_a_quantised_model_is_refused_whatever_its_files_hold(
     assert "is quantised (quantization_config in its config.json: awq)" in fault.message
 
 
-def test_pickled_weights_must_be_complete(tmp_path: Path, faults: Callable[..., list[PlanFinding]]) -> None:
+def test_pickled_weights_must_be_complete_and_fit_the_config(
+    tmp_path: Path, faults: Callable[..., list[PlanFinding]]
+) -> None:
     import torch
 
     folder = shutil.copytree(NANO, tmp_path / "model")
@@ -358,6 +360,13 @@ def test_pickled_weights_must_be_complete(tmp_path: Path, faults: Callable[..., 
     for options in ({}, {"_use_new_zipfile_serialization": False}):
         torch.save(tensors, folder / "pytorch_model.bin", **options)
         assert faults(folder, "engine=transformers") == []
+    first = next(name for name in tensors if name.endswith("q_proj.weight"))
+    torch.save({**tensors, first: tensors[first][:-1]}, folder / "pytorch_model.bin")
+    (fault,) = faults(folder, "engine=transformers")
+    assert fault.path == "model.path" and f"tensors of another shape: 1 ({first} is (" in fault.message
+    torch.save({"model": tensors}, folder / "pytorch_model.bin")
+    (fault,) = faults(folder, "engine=transformers")
+    assert "pytorch_model.bin holds no plain weights of a model" in fault.message
     torch.save(tensors, folder / "pytorch_model.bin")
     for content in ((folder / "pytorch_model.bin").read_bytes()[:5000], b"version https://git-lfs.github.com/spec/v1"):
         (folder / "pytorch_model.bin").write_bytes(content)

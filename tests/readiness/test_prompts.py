@@ -145,6 +145,45 @@ def test_a_task_without_an_environment_that_there_is_is_a_fault(model: Path, tmp
     assert found() == []
 
 
+def changed(model: Path, folder: Path, file: str, **values: Any) -> Path:
+    """Copy a model, with other values in one of its files."""
+    shutil.copytree(model, folder)
+    read = json.loads((folder / file).read_text(encoding="utf-8"))
+    (folder / file).write_text(json.dumps({**read, **values}), encoding="utf-8")
+    return folder
+
+
+def test_a_config_that_no_model_can_be_built_from_is_a_fault(model: Path, tmp_path: Path) -> None:
+    rope = {"rope_type": "spiral", "rope_theta": 10000.0}
+    folder = changed(model, tmp_path / "rope", "config.json", rope_parameters=rope)
+    (fault,) = examine(plan(folder, tmp_path, [SHORT], [SHORT]), starts=False).faults
+    assert fault.path == "model.path"
+    assert "cannot be built from its config: it names 'spiral', which transformers does not know" in fault.message
+
+
+def test_end_tokens_outside_the_vocabulary_are_a_fault_if_no_others_end_answers(model: Path, tmp_path: Path) -> None:
+    folder = changed(model, tmp_path / "ends", "generation_config.json", eos_token_id=[999, 1])
+    found = examine(plan(folder, tmp_path, [SHORT], [SHORT]), starts=False)
+    (note,) = found.notes
+    assert not found.faults and "eos_token_id 999" in note.message and "no answer ends there" in note.message
+    changed(folder, tmp_path / "copy", "config.json", eos_token_id=None)
+    only = changed(tmp_path / "copy", tmp_path / "only", "generation_config.json", eos_token_id=999)
+    settings = json.loads((only / "tokenizer_config.json").read_text())
+    (only / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": None}))
+    (fault,) = examine(plan(only, tmp_path, [SHORT], [SHORT]), starts=False).faults
+    assert fault.path == "model.path" and "every answer would have sampling.max_tokens tokens" in fault.message
+
+
+@pytest.mark.parametrize("content", ['{"eos_token_id": ', "[]"])
+def test_a_damaged_generation_config_is_a_fault(model: Path, tmp_path: Path, content: str) -> None:
+    folder = changed(model, tmp_path / "damaged", "generation_config.json")
+    (folder / "generation_config.json").write_text(content)
+    (fault,) = examine(plan(folder, tmp_path, [SHORT], [SHORT]), starts=False).faults
+    assert fault.path == "model.path" and "generation_config.json cannot be read" in fault.message
+    (folder / "generation_config.json").unlink()
+    assert not examine(plan(folder, tmp_path, [SHORT], [SHORT]), starts=False).faults
+
+
 @pytest.mark.parametrize("role", ["reference", "critic"])
 def test_a_critic_or_reference_that_cannot_be_read_is_a_fault(model: Path, tmp_path: Path, role: str) -> None:
     adapter, broken = tmp_path / "adapter", tmp_path / "broken"
