@@ -229,7 +229,8 @@ def _entry(
     if isinstance(value, Unread) and row is not None and row.status == "ignored":
         return KeyReport(key, "?", "ignored", (), row.note)
     if isinstance(value, Unread):
-        note = f"{value}; set {' and '.join(row.to) if row and row.to else 'it by hand'}"
+        advice = f"set {' and '.join(row.to) if row and row.to else 'it by hand'}"
+        note = f"{value}; {row.note if row and row.status == 'missing' else advice}"
         if row is not None and key in values.defaults:
             note += f"; {table.title}'s default is taken: {values.defaults[key]}"
             for path, setting in row.settings(values.defaults[key], values).values.items():

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from rlsdk.errors import ConfigError
+from rlsdk.migration.shell import from_environment
 
 _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -133,6 +134,8 @@ class _Reader:
                 for target in targets:
                     if isinstance(target, ast.Name):
                         self.names[target.id] = self.kept(statement.value)
+                    elif isinstance(target, ast.Tuple):
+                        self.names |= self.unpacked(target, self.kept(statement.value))
             elif isinstance(statement, ast.FunctionDef) or (isinstance(statement, ast.If) and _is_main(statement)):
                 self.run(statement.body)
             elif isinstance(statement, ast.If | ast.For | ast.While | ast.With | ast.Try):
@@ -141,6 +144,16 @@ class _Reader:
                 }
                 for name in changed & self.names.keys():
                     self.notes.append(f"{name} may change in line {statement.lineno}, which is not run: please check")
+
+    def unpacked(self, target: ast.Tuple, value: Any) -> dict[str, Any]:
+        """Return the values of several names; data that is loaded with a list of splits becomes several data sets."""
+        if _is_data(value) and isinstance(value.get("split"), list):
+            value = [{**value, "split": split} for split in value["split"]]
+        if not isinstance(value, list) or len(value) != len(target.elts):
+            value = [Unread(f"line {target.lineno}: {ast.unparse(target)} is known only when the file runs")] * len(
+                target.elts
+            )
+        return {name.id: each for name, each in zip(target.elts, value, strict=True) if isinstance(name, ast.Name)}
 
     def kept(self, node: ast.expr) -> Any:
         """A value, or a mark for one that cannot be read."""
@@ -151,7 +164,7 @@ class _Reader:
         except (TypeError, ValueError, ArithmeticError, KeyError, IndexError) as error:
             return Unread(f"line {node.lineno}: {error}")
 
-    def value(self, node: ast.expr) -> Any:  # noqa: PLR0911 - one line for each kind of expression
+    def value(self, node: ast.expr) -> Any:  # noqa: PLR0911, PLR0912 - one line for each kind of expression
         """The value of an expression.
 
         Raises:
@@ -177,9 +190,31 @@ class _Reader:
             return self.called(node)
         if isinstance(node, ast.JoinedStr):
             return "".join(str(self.value(p.value if isinstance(p, ast.FormattedValue) else p)) for p in node.values)
+        if isinstance(node, ast.IfExp):
+            return self.value(node.body if self.truth(node.test) else node.orelse)
+        if isinstance(node, ast.Compare):
+            return self.compared(node)
         if isinstance(node, ast.Attribute) and isinstance(base := self.kept(node.value), Mapping) and node.attr in base:
             return base[node.attr]
+        if isinstance(node, ast.Attribute) and _name(node.value) == "torch":  # a dtype
+            return f"torch.{node.attr}"
         raise _UnknownError(f"line {node.lineno}: {ast.unparse(node)[:60]} is known only when the file runs")
+
+    def truth(self, node: ast.expr) -> bool:
+        """Return whether a condition holds; one that only a run would tell is taken to be true, and noted."""
+        try:
+            return bool(self.value(node))
+        except _UnknownError:
+            self.notes.append(f"line {node.lineno}: {ast.unparse(node)[:60]} is taken to be true: please check")
+            return True
+
+    def compared(self, node: ast.Compare) -> bool:
+        """Compare two values with `==` or `!=`; a number from the environment equals its text."""
+        sides = [self.value(each) for each in (node.left, *node.comparators)]
+        sides = [from_environment(each, self.environ) if isinstance(each, str) else each for each in sides]
+        if len(sides) != 2 or not isinstance(node.ops[0], ast.Eq | ast.NotEq) or any("${" in str(s) for s in sides):
+            raise _UnknownError(f"line {node.lineno}: {ast.unparse(node)[:60]} is known only when the file runs")
+        return (str(sides[0]) == str(sides[1])) == isinstance(node.ops[0], ast.Eq)
 
     def item(self, node: ast.Subscript) -> Any:
         if _is_data(base := self.kept(node.value)):
@@ -227,6 +262,8 @@ class _Reader:
                     "tasks.train.columns, or save its result, dataset.to_json('train.jsonl'), and name that file"
                 )
             return base
+        if name in ("copy", "deepcopy") and len(node.args) == 1:
+            return self.value(node.args[0])
         if name != "dict" and hasattr(builtins, name):
             raise _UnknownError(f"line {node.lineno}: {ast.unparse(node)[:60]} is known only when the file runs")
         return self.call(node)

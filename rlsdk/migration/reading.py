@@ -100,7 +100,7 @@ def given(source: ForeignConfig, framework: Framework) -> Given:
     flat: dict[str, Any] = {}
     written: dict[str, str] = {}
     for key, value in flattened(source.tree):
-        current = framework.renamed.get(key, key)
+        current = framework.current(key)
         flat[current] = value
         written |= {current: key} if current != key else {}
     for key, value in flat.items():

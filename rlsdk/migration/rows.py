@@ -132,7 +132,7 @@ class Framework:
         finish: Makes settings from many keys together, such as tasks and rewards; applied last.
         variants: Part of a command, or class of a Python file -> defaults of the variant of the trainer that it starts.
         others: Part of a command that starts a training which is not converted -> the setting that replaces it.
-        renamed: Older names of keys -> the name in `rows`.
+        renamed: Older names of keys -> the name in `rows`; those that end with a dot are sections.
         entries: Parts of command lines that start its training.
         constructors: Names of classes and functions in Python files whose arguments are its keys -> names of their
             positional arguments.
@@ -153,6 +153,11 @@ class Framework:
         """Return the rule of a key, by name or by pattern; None if there is none."""
         exact = next((row for row in self.rows if row.key == key), None)
         return exact or next((row for row in self.rows if "*" in row.key and _pattern(row.key).fullmatch(key)), None)
+
+    def current(self, key: str) -> str:
+        """Return the name in `rows` of a key that may have an older one."""
+        section = next((old for old in self.renamed if old.endswith(".") and key.startswith(old)), "")
+        return self.renamed.get(key) or (self.renamed[section] + key.removeprefix(section) if section else key)
 
 
 @cache

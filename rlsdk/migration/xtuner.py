@@ -140,6 +140,14 @@ def _finish(given: Given) -> dict[str, Any]:
             source = dataset(path, "train", {})
             # What a variable names cannot be known: XTuner's annotations are JSON lines.
             found[to] = {"use": "jsonl", "path": path} if source["use"] == "hub" else source
+    judger = f"{TASK}.judger_config"
+    if given.read(f"{judger}.enable_overlong_buffer", flag, False):
+        found["algorithm.shaping"] = [{
+            "use": "overlong",
+            "max_length": given.whole(f"{judger}.max_response_len", response),
+            "buffer": given.whole(f"{judger}.overlong_buffer_len", 0) or None,
+            "penalty": given.read(f"{judger}.overlong_penalty_factor", number, 1.0),
+        }]  # fmt: skip
     per_engine = given.whole("rollout_config.tensor_parallel_size")
     if "train_resources" in given.tree or "rollout_resources" in given.tree:  # engines have GPUs of their own
         learners = given.whole("train_resources.num_workers", 8)
@@ -170,8 +178,9 @@ ROWS = (
     part("enable_evaluate", "tasks.eval", flag, True),
     same("checkpoint_interval", "checkpoint.every", interval, 50),
     same("checkpoint_maxkeep", "checkpoint.keep", whole, 2, checkpoints_kept("checkpoint_interval")),
-    changed("hf_interval", "checkpoint.export", interval, 50, "a model export with every checkpoint",
-            lambda v, given: {"checkpoint.export": "every"} if v else {}),
+    changed("hf_interval", "checkpoint.export checkpoint.every", interval, 50, "a model export with every checkpoint",
+            lambda v, given: {"checkpoint.export": "every", **({} if given.whole("checkpoint_interval", -1) > 0
+                              else {"checkpoint.every": v})} if v else {}),
     ignored("hf_max_keep", "checkpoint.keep", 2),
     missing("auto_resume", "rlsdk train CONFIG --resume", True),
     missing("load_checkpoint_cfg.**", "rlsdk train CONFIG --resume=STEP", "x"),
@@ -264,6 +273,10 @@ ROWS = (
     changed(f"{TASK}.judger_config.{KIND}", "reward", text, "GSM8KJudgerConfig", "a reward", _judged),
     ignored(f"{TASK}.judger_config.judger_name", "rewards are named by their component", "x"),
     missing(f"{TASK}.judger_config.reward_handler", "reward: {use: foreign, path: 'FILE.py:FUNCTION'}, or mark it with @rlsdk.reward", "x"),
+    part(f"{TASK}.judger_config.enable_overlong_buffer", "algorithm.shaping", flag, True),
+    part(f"{TASK}.judger_config.max_response_len", "algorithm.shaping", count, 8192),
+    part(f"{TASK}.judger_config.overlong_buffer_len", "algorithm.shaping", count, 4096),
+    part(f"{TASK}.judger_config.overlong_penalty_factor", "algorithm.shaping", number, 1.0),
     ignored(f"{TASK}.judger_config.**", _CPU, 1),
     same(f"{PRODUCE}.over_sample_threshold", "rollout.oversample", number, 0.2),
     same(f"{PRODUCE}.max_staleness", "rollout.max_staleness", whole, 1),
@@ -292,8 +305,15 @@ ROWS = (
     missing(f"{HELD_OUT}.agent_loop_config.sample_params.*", EVALUATION_NOTE, 0.0),
     ignored("eval_agent_loop_manager_cfg.**", "evaluations use the training's workflow and reward", "x"),
     missing("evaluator_config.compute_metric_func", "rewards and workflows define the evaluation metrics", "x"),
+    changed("evaluator_config.eval_sample_num", "eval.limit", whole, 100, "tasks per source",
+            lambda v, given: {"eval.limit": v} if v > 0 else {}),
+    unless("evaluator_config.eval_sample_ratio", (0, 1), "eval.limit limits the tasks per source", 0.5),
     ignored("evaluator_config.**", "eval.limit limits the tasks per source", "x"),
     ignored("replay_buffer_config.**", "rollout.buffer orders groups, rollout.replay reuses them", "x"),
+    # Older versions
+    unless("dataflow_config.staleness_threshold", (0, 0.0), "rollout.max_staleness, in steps", 0.5),
+    ignored("dataflow_config.**", "rlsdk's scheduler needs no such setting", 1),
+    ignored("judger_config.**", _CPU, 1),
     # Resources
     part("resources.num_workers", "placement.learners placement.engines", count, 8),
     ignored("resources.**", _CPU, 1),
@@ -324,11 +344,33 @@ DEFAULTS: Mapping[str, Any] = {
     "checkpoint_maxkeep": -1,
 }
 
+RENAMED: Mapping[str, str] = {
+    **{f"{held}agent_loop_manager_cfg.{section}.": f"{held}agent_loop_manager_cfg.tasks.{section}."
+       for held in ("", "eval_")
+       for section in ("agent_loop_config", "judger_config", "sampler_config", "produce_strategy_config")},
+    "train_worker_config.": f"{WORKER}.",
+    "dataflow_config.prompt_repeat_k": f"{TASK}.sampler_config.prompt_repeat_k",
+    "dataflow_config.global_batch_size": "train_batch_size",
+    "dataflow_config.sample_params.": f"{SAMPLE}.",
+    "dataflow_config.enable_partial_rollout": f"{PRODUCE}.enable_partial_rollout",
+    "dataflow_config.tail_batch_trigger_size": f"{PRODUCE}.tail_batch_trigger_size",
+    "replay_buffer_config.dataset_cfg.0.": f"{TASK}.{DATA}.",
+    "judger_config.reward_judger_configs.0.": f"{TASK}.judger_config.",
+    "evaluator_config.dataset_cfg.0.": f"{HELD_OUT}.{DATA}.",
+    "evaluator_config.sample_params.": f"{HELD_OUT}.agent_loop_config.sample_params.",
+    "evaluator_config.enable_evaluate": "enable_evaluate",
+    "evaluator_config.enable_initial_evaluate": "enable_initial_evaluate",
+    "evaluator_config.evaluate_step": "evaluate_step",
+    "rollout_steps": "total_train_steps",
+}  # fmt: skip
+"""Arguments of RLTrainerConfig, up to version 1.0.1, and of managers of a single task -> today's."""
+
 FRAMEWORK = Framework(
     name="xtuner",
     title="XTuner",
     rows=ROWS,
     defaults=DEFAULTS,
     finish=_finish,
-    constructors=dict.fromkeys(("RLColocateTrainerConfig", "RLDisaggregatedTrainerConfig"), ()),
+    renamed=RENAMED,
+    constructors=dict.fromkeys(("RLColocateTrainerConfig", "RLDisaggregatedTrainerConfig", "RLTrainerConfig"), ()),
 )

@@ -620,3 +620,77 @@ def test_verls_minibatches_of_older_versions_are_noted():
 def test_older_names_are_reported_as_they_were_written():
     (entry,) = migrate("openrlhf", ["--n_samples_per_prompt", "4"], {}).entries
     assert (entry.key, entry.to) == ("n_samples_per_prompt", ("group_size=4",))
+
+
+XTUNER = """
+import os
+from copy import deepcopy
+judger = DapoMathJudgerConfig(enable_overlong_buffer=True, overlong_buffer_len=16, max_response_len=64)
+sampled = SampleParams(max_tokens=64)
+evaluate = os.environ.get("EVALUATE", "1") == "1"
+data = [{"dataset": DatasetConfig(anno_path="train.jsonl"), "tokenize_fn": RLTokenizeFnConfig(max_length=32)}]
+"""
+
+
+@pytest.mark.parametrize("version", ["1.0.1", "today"])
+def test_xtuners_penalty_of_long_answers_in_every_version(tmp_path, version):
+    file = tmp_path / "rl.py"
+    older = """
+trainer = RLTrainerConfig(
+    load_from="o/m", total_epochs=2, hf_interval=15, checkpoint_interval=-1,
+    dataflow_config=DataFlowConfig(prompt_repeat_k=5, global_batch_size=16, sample_params=sampled),
+    replay_buffer_config=ReplayBufferConfig(dataset_cfg=data),
+    judger_config=JudgerConfig(reward_judger_configs=[judger]),
+    train_worker_config=WorkerConfig(optim_cfg=AdamWConfig(lr=1e-6), optimizer_steps=4),
+    evaluator_config=EvaluatorConfig(dataset_cfg=data, evaluate_step=7, sample_params=deepcopy(sampled))
+    if evaluate else None)
+"""
+    today = """
+sampler = SamplerConfig(dataloader_cfg=DataloaderConfig(dataset_config_list=data), prompt_repeat_k=5)
+loop = SingleTurnAgentLoopConfig(sample_params=sampled)
+tasks = TaskSpecConfig(agent_loop_config=loop, judger_config=judger, sampler_config=sampler)
+trainer = RLColocateTrainerConfig(
+    load_from="o/m", total_epochs=2, hf_interval=15, checkpoint_interval=-1, train_batch_size=16,
+    agent_loop_manager_cfg=AgentLoopManagerConfig(tasks=tasks),
+    eval_agent_loop_manager_cfg=AgentLoopManagerConfig(tasks=tasks),
+    train_worker_cfg=WorkerConfig(optim_cfg=AdamWConfig(lr=1e-6), optimizer_steps=4),
+    enable_evaluate=evaluate, evaluate_step=7)
+"""
+    file.write_text(XTUNER + (today if version == "today" else older))
+    found = migrate("xtuner", [str(file)], {})
+    config = found.config
+    assert config["algorithm"]["shaping"] == [{"use": "overlong", "max_length": 64, "buffer": 16, "penalty": 1.0}]
+    assert (config["batch_size"], config["group_size"], config["minibatches"], config["epochs"]) == (16, 5, 4, 2)
+    assert (config["learner"]["lr"], config["max_prompt_tokens"], config["sampling"]["max_tokens"]) == (1e-6, 32, 64)
+    assert config["tasks"]["train"] == config["tasks"]["eval"] == {"use": "jsonl", "path": "train.jsonl"}
+    assert (config["eval"]["every"], config["reward"]) == (7, {"use": "math", "strict": False})
+    assert config["checkpoint"] == {"export": "every", "every": 15}
+    assert not [entry.key for entry in found.entries if entry.status == "missing"]
+
+
+def test_splits_that_trls_script_loads_together_are_the_sources(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(
+        "from trl.rewards import accuracy_reward\n"
+        'train, held_out = load_dataset("o/d", split=["train[:5%]", "test[:5%]"])\n'
+        'args = GRPOConfig("out", eval_strategy="steps", model_init_kwargs={"dtype": torch.float32})\n'
+        'GRPOTrainer("o/m", [accuracy_reward], args, train, held_out, callbacks=[Progress()])\n'
+    )
+    found = migrate("trl", [str(file)], {})
+    assert found.config["tasks"]["train"] == {"use": "hub", "name": "o/d", "split": "train[:5%]"}
+    assert found.config["tasks"]["eval"]["split"] == "test[:5%]"
+    assert {entry.key: entry.to for entry in found.entries}["model_init_kwargs.dtype"] == ("model.dtype=float32",)
+    assert not [entry.key for entry in found.entries if entry.status == "missing"]
+
+
+def test_arguments_that_trls_script_reads_from_the_command_are_asked_for(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(
+        "from trl.rewards import accuracy_reward\n"
+        "script, training = TrlParser((ScriptArguments, GRPOConfig)).parse_args_and_config()\n"
+        'GRPOTrainer("o/m", accuracy_reward, args=training, peft_config=LoraConfig() if script.peft else None)\n'
+    )
+    found = migrate("trl", [str(file)], {})
+    (entry,) = [entry for entry in found.entries if entry.status == "missing"]
+    assert (entry.key, "give the command that runs this script" in entry.note) == ("args", True)
+    assert "line 3: script.peft is taken to be true: please check" in found.notes
