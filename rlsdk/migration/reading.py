@@ -66,6 +66,7 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
         kind = _kind(path, text)
         if kind == "yaml":
             tree, notes = _with_defaults(_yaml(text, str(path)), path.parent)
+            tree = _with_files(tree, framework.files, path.parent)
         elif kind == "python":
             tree, notes = python_files.read(text, str(path), framework.constructors, environ)
             command = " ".join(name for name in framework.constructors if re.search(rf"\b{name}\(", text))
@@ -226,6 +227,16 @@ def _with_defaults(tree: dict[str, Any], folder: Path, depth: int = 0) -> tuple[
         elif "deepspeed" not in name:
             notes.append(f"defaults: {name}.yaml was not found: what it sets is not converted")
     return (merged if own else _merged(merged, tree)), tuple(notes)
+
+
+def _with_files(tree: dict[str, Any], files: Mapping[str, str], folder: Path) -> dict[str, Any]:
+    """Add the contents of files that keys name, by a path below the folder of the configuration or one above it."""
+    flat = dict(flattened(tree))
+    for key, section in files.items():
+        above = [Path(), folder, *folder.resolve().parents] if isinstance(flat.get(key), str) and flat[key] else []
+        if place := next((each / flat[key] for each in above if (each / flat[key]).is_file()), None):
+            tree = _merged(nested({section: _yaml(read_text(place), str(place))}), tree)
+    return tree
 
 
 def _size(value: Any, seen: int = 0, depth: int = 0) -> int:

@@ -170,7 +170,7 @@ def _estimator(value: Any, given: Given) -> KeyOutcome:
         algorithm, advantage = "ppo", gae
     elif value == "gigpo":
         algorithm, advantage = "gigpo", gigpo
-    elif value == "agentic_reinforce":
+    elif value == "agentic_reinforce" or gae["gamma"] == 1.0:  # undiscounted, tokens earn what turns do
         algorithm, advantage = "reinforce_plus_plus", {"use": "segment_returns", "gamma": gae["gamma"]}
     else:
         algorithm, advantage = "reinforce_plus_plus", {"use": "reinforce_plus_plus", "gamma": gae["gamma"]}

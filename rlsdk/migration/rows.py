@@ -133,6 +133,7 @@ class Framework:
         variants: Part of a command, or class of a Python file -> defaults of the variant of the trainer that it starts.
         others: Part of a command that starts a training which is not converted -> the setting that replaces it.
         renamed: Older names of keys -> the name in `rows`; those that end with a dot are sections.
+        files: Key that names a further file -> section that holds the contents of this file.
         entries: Parts of command lines that start its training.
         constructors: Names of classes and functions in Python files whose arguments are its keys -> names of their
             positional arguments.
@@ -146,6 +147,7 @@ class Framework:
     variants: Mapping[str, Mapping[str, Any]] = {}
     others: Mapping[str, str] = {}
     renamed: Mapping[str, str] = {}
+    files: Mapping[str, str] = {}
     entries: tuple[str, ...] = ()
     constructors: Mapping[str, tuple[str, ...]] = {}
 

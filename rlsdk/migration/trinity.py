@@ -17,6 +17,7 @@ from rlsdk.migration.parts import (
     minibatches,
     no_cut,
     share_of_steps,
+    switched,
     trackers,
 )
 from rlsdk.migration.rows import (
@@ -69,7 +70,7 @@ ADVANTAGES: Mapping[str, Mapping[str, Any]] = {
     "rloo": {"use": "rloo"},
     "remax": {"use": "remax"},
     "reinforceplusplus": {"use": "reinforce_plus_plus"},
-    "reinforce": {"use": "reinforce_plus_plus"},
+    "reinforce": {"use": "segment_returns"},
     "opmd": {"use": "opmd"},
     "asymre": {"use": "asymre"},
     "rec": {"use": "rec"},
@@ -355,6 +356,8 @@ def _finish(given: Given) -> dict[str, Any]:
     workflow, reward = WORKFLOWS.get(kind, (None, {}))
     if workflow:
         found["workflow"] = workflow
+    if penalty := _overlong(given, where):
+        found["algorithm.shaping"] = [*penalty, *_kl(given)["algorithm.shaping"]]
     if chosen := REWARDS.get(function) or reward:
         return {**found, "reward": dict(chosen)}
     return found if _offline(given) else found | likely_reward(given.get(f"{where}.path"), given.get(f"{where}.name"))
@@ -373,6 +376,51 @@ def _reward(value: str, given: Given) -> KeyOutcome:
     return KeyOutcome(
         {}, "missing", f"reward: {{use: foreign, path: 'FILE.py:CLASS', style: trinity}} runs {value} unchanged"
     )
+
+
+def _overlong(given: Given, where: str) -> list[dict[str, Any]]:
+    """DAPO's penalty of long answers, which is part of Trinity's reward."""
+    arguments = f"{where}.reward_fn_args"
+    if not given.read(f"{arguments}.enable_overlong_penalty", flag, False):
+        return []
+    limit = given.whole(f"{arguments}.max_response_length", _response(given))
+    penalty = given.read(f"{arguments}.penalty_factor", number, 1.0)
+    return [
+        {"use": "overlong", "max_length": limit, "buffer": given.whole(f"{arguments}.cache_length"), "penalty": penalty}
+    ]
+
+
+def _of_verl(key: str, to: str, read: Any, sample: Any, over: str = "") -> KeyRule:
+    """Return the rule of a setting of veRL, which a setting of Trinity's own may replace."""
+
+    def give(value: Any, given: Given) -> KeyOutcome:
+        if over and given.flat.get(over) is not None:
+            return KeyOutcome({}, "ignored", f"{over} takes precedence")
+        if key.startswith("critic.") and not _algorithm_of(given).get("algorithm.critic"):
+            return KeyOutcome({}, "ignored", "the algorithm has no critic")
+        return KeyOutcome({to: value}, "mapped", "")
+
+    return KeyRule(f"{VERL}.{key}", "mapped", (to,), "", sample, read, give)
+
+
+def _algorithm_of(given: Given) -> dict[str, Any]:
+    name = str(given.get("algorithm.algorithm_type"))
+    return _algorithm(name, given) if name in ALGORITHMS else {}
+
+
+def _schedule(least: float) -> Any:
+    """Set the schedule with its default for the least rate, as a share of the peak."""
+
+    def give(value: str, _: Given) -> dict[str, Any]:
+        return {"learner.schedule": value, **({"learner.final_ratio": least} if value != "constant" else {})}
+
+    return give
+
+
+def _verl_file(value: str, given: Given) -> KeyOutcome:
+    if given.section(VERL):
+        return KeyOutcome({}, "ignored", f"its settings are converted, as {VERL}")
+    return KeyOutcome({}, "missing", f"put the settings of this file under {VERL}, and convert again")
 
 
 _BUFFER = "the run's own scheduler and database pass rollouts from engines to the learner"
@@ -424,8 +472,8 @@ ROWS = (
     same("algorithm.optimizer.betas", "learner.betas", numbers, [0.9, 0.999]),
     same("algorithm.optimizer.weight_decay", "learner.weight_decay", number, 0.01),
     same("algorithm.optimizer.clip_grad", "learner.grad_clip", number, 1.0),
-    same("algorithm.optimizer.lr_scheduler_type", "learner.schedule", SCHEDULE, "constant"),
-    same("algorithm.optimizer.warmup_style", "learner.schedule", SCHEDULE, "constant"),
+    same("algorithm.optimizer.lr_scheduler_type", "learner.schedule learner.final_ratio", SCHEDULE, "constant", _schedule(0.01)),
+    same("algorithm.optimizer.warmup_style", "learner.schedule learner.final_ratio", SCHEDULE, "constant", _schedule(0.0)),
     same("algorithm.optimizer.min_lr_ratio", "learner.final_ratio", number, 0.01),
     changed("algorithm.optimizer.lr_warmup_steps", "learner.warmup_steps", whole, 10, "in optimiser steps",
             lambda v, given: {"learner.warmup_steps": v * _updates(given)} if v >= 0 else {}),
@@ -480,10 +528,16 @@ ROWS = (
         missing(f"{where}.format.**", "write the rows in their final form, or write a task source", "x"),
         same(f"{where}.rollout_args.temperature", "sampling.temperature", number, 1.0),
         no_cut(f"{where}.rollout_args.top_p", 1.0),
+        ignored(f"{where}.rollout_args.logprobs", "engines always return the logprobs they sampled with", 0),
         missing(f"{where}.rollout_args.**", "sampling has temperature, max_tokens and stop", 1),
         changed(f"{where}.default_workflow_type", "workflow reward", text, "math_workflow", "its reward is separate", _workflow),
         same(f"{where}.default_reward_fn_type", "reward", text, "math_reward", _reward),
         missing(f"{where}.workflow_args.**", "set options of the workflow", 1),
+        part(f"{where}.reward_fn_args.enable_overlong_penalty", "algorithm.shaping", flag, True,
+             "Trinity's DAPO rewards are 1 and -1; those of rlsdk's math are 1 and 0"),
+        part(f"{where}.reward_fn_args.penalty_factor", "algorithm.shaping", number, 1.0),
+        part(f"{where}.reward_fn_args.max_response_length", "algorithm.shaping", count, 1024),
+        part(f"{where}.reward_fn_args.cache_length", "algorithm.shaping", count, 256),
         missing(f"{where}.reward_fn_args.**", "set options of the reward", 1),
         missing(f"{where}.data_selector.**", "tasks are shuffled by seed; write a task source with its own order", "x"),
         missing(f"{where}.task_selector.**", "tasks are shuffled by seed; write a task source with its own order", "x"),
@@ -497,6 +551,9 @@ ROWS = (
     part(f"{INPUT}.eval_tasksets.*.format.*", "tasks.eval", text, "question"),
     changed(f"{INPUT}.eval_tasksets.*.repeat_times", "eval.samples", count, 4, "of all tasks, besides a greedy answer", _samples),
     changed(f"{INPUT}.eval_tasksets.*.rollout_args.n", "eval.samples", count, 4, "of all tasks, besides a greedy answer", _samples),
+    unless(f"{INPUT}.eval_tasksets.*.rollout_args.temperature", (0, 1), EVALUATION_NOTE, 0.6),
+    unless(f"{INPUT}.eval_tasksets.*.rollout_args.top_p", (1,), EVALUATION_NOTE, 0.7),
+    ignored(f"{INPUT}.eval_tasksets.*.rollout_args.logprobs", "engines always return the logprobs they sampled with", 0),
     missing(f"{INPUT}.eval_tasksets.*.rollout_args.**", EVALUATION_NOTE, 0.6),
     ignored(f"{INPUT}.eval_tasksets.*.**", "evaluations use the training's workflow and reward", "x"),
     changed(f"{INPUT}.default_workflow_type", "workflow reward", text, "math_workflow", "its reward is separate", _workflow),
@@ -514,6 +571,7 @@ ROWS = (
     ignored("buffer.trainer_input.**", _BUFFER, "x"),
     ignored("buffer.explorer_output.**", _BUFFER, "x"),
     ignored("buffer.**", _BUFFER, "x"),
+    ignored("data.**", _BUFFER, "x"),
     missing("data_processor.**", "algorithm.filters and algorithm.shaping, or a task source", "x"),
     # Explorer
     same("explorer.eval_interval", "eval.every", interval, 50),
@@ -549,17 +607,41 @@ ROWS = (
     same("trainer.grad_clip", "learner.grad_clip", number, 1.0),
     changed("trainer.max_token_len_per_gpu", "learner.micro_batch_tokens", count, 16384, "with padding"),
     changed("trainer.ppo_max_token_len_per_gpu", "learner.micro_batch_tokens", count, 16384, "with padding"),
-    *(same(f"{VERL}.{key}", to, number, sample) for key, to, sample in (
-        ("actor_rollout_ref.actor.optim.lr", "learner.lr", 1e-6),
-        ("actor_rollout_ref.actor.optim.weight_decay", "learner.weight_decay", 0.01),
-        ("actor_rollout_ref.actor.grad_clip", "learner.grad_clip", 1.0))),
+    *(_of_verl(f"actor_rollout_ref.actor.{key}", to, read, sample, over and f"algorithm.optimizer.{over}")
+      for key, to, read, sample, over in (
+        ("optim.lr", "learner.lr", number, 1e-6, "lr"),
+        ("optim.weight_decay", "learner.weight_decay", number, 0.01, "weight_decay"),
+        ("optim.betas", "learner.betas", numbers, [0.9, 0.999], "betas"),
+        ("optim.warmup_style", "learner.schedule", SCHEDULE, "constant", "lr_scheduler_type"),
+        ("optim.min_lr_ratio", "learner.final_ratio", number, 0.1, "min_lr_ratio"),
+        ("optim.lr_warmup_steps", "learner.warmup_steps", whole, 20, "lr_warmup_steps"),
+        ("grad_clip", "learner.grad_clip", number, 1.0, ""),
+        ("ppo_epochs", "passes", count, 1, ""),
+        ("ulysses_sequence_parallel_size", "learner.sequence_parallel", count, 1, ""))),
+    *(_of_verl(key, to, read, sample) for key, to, read, sample in (
+        ("critic.optim.lr", "learner.critic_lr", number, 1e-5),
+        ("critic.cliprange_value", "algorithm.value_clip", number, 0.5),
+        ("actor_rollout_ref.model.enable_gradient_checkpointing", "learner.gradient_checkpointing", flag, True),
+        ("trainer.max_actor_ckpt_to_keep", "checkpoint.keep", count, 5))),
     changed(f"{VERL}.actor_rollout_ref.actor.ppo_max_token_len_per_gpu", "learner.micro_batch_tokens", count, 16384, "with padding"),
+    changed(f"{VERL}.actor_rollout_ref.actor.fsdp_config.optimizer_offload", "learner.offload", flag, True, LEARNER_NOTE,
+            switched({"learner.offload": "optimizer"}, LEARNER_NOTE)),
+    changed(f"{VERL}.actor_rollout_ref.actor.fsdp_config.param_offload", "learner.offload learner.zero_stage", flag, True,
+            LEARNER_NOTE, switched({"learner.zero_stage": 3, "learner.offload": "all"}, LEARNER_NOTE)),
+    ignored(f"{VERL}.actor_rollout_ref.actor.clip_ratio*", "algorithm.policy_loss_fn_args sets the bounds", 0.28),
+    *(ignored(f"{VERL}.{key}", LEARNER_NOTE, 1) for key in (
+        "critic.**", "actor_rollout_ref.ref.**", "actor_rollout_ref.hybrid_engine", "actor_rollout_ref.model.use_remove_padding",
+        "actor_rollout_ref.actor.checkpoint.**", "actor_rollout_ref.actor.fsdp_config.**",
+        "actor_rollout_ref.actor.use_dynamic_bsz", "actor_rollout_ref.actor.strategy", "actor_rollout_ref.actor.shuffle",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", "actor_rollout_ref.actor.optim.total_training_steps",
+        "trainer.**")),
+    changed("trainer.trainer_config_path", "", text, "train.yaml", "a file with veRL's settings", _verl_file),
     changed("trainer.ulysses_sequence_parallel_size", "learner.sequence_parallel", count, 1, "must divide placement.learners"),
     ignored("trainer.use_dynamic_bsz", "micro-batches are always counted in tokens", True),
     ignored("trainer.trainer_type", LEARNER_NOTE, "verl"),
     ignored("trainer.trainer_strategy", LEARNER_NOTE, "fsdp"),
     ignored("trainer.enable_preview", "`rlsdk rollouts RUN` shows the samples", True),
-    missing("trainer.trainer_config.**", "veRL's settings: see `rlsdk migrate verl`", 1),
+    missing(f"{VERL}.**", "`rlsdk migrate verl` converts this key, without its prefix", 1),
     ignored("trainer.**", LEARNER_NOTE, 1),
     # Synchroniser, monitor, rest
     same("synchronizer.sync_interval", "rollout.sync_interval", count, 1, _ahead("rollout.sync_interval")),
@@ -584,7 +666,6 @@ DEFAULTS: Mapping[str, Any] = {
     "algorithm.optimizer.lr": 1e-6,
     "algorithm.optimizer.betas": [0.9, 0.999],
     "algorithm.optimizer.weight_decay": 0.01,
-    "algorithm.optimizer.min_lr_ratio": 0.0,
     "buffer.batch_size": 1,
     "buffer.total_epochs": 1,
     "explorer.eval_interval": 100,
@@ -596,11 +677,34 @@ DEFAULTS: Mapping[str, Any] = {
     "trainer.max_checkpoints_to_keep": -1,
 }
 
+RENAMED: Mapping[str, str] = {
+    **{f"data.{old}": f"{INPUT}.{new}" for old, new in (
+        ("dataset_path", "taskset.path"), ("train_split", "taskset.split"), ("subset_name", "taskset.subset_name"),
+        ("format.", "taskset.format."), ("format_config.", "taskset.format."),
+        ("default_workflow_type", "default_workflow_type"), ("default_reward_fn_type", "default_reward_fn_type"))},
+    "data.total_epochs": "buffer.total_epochs",
+    "data.batch_size": "buffer.batch_size",
+    **{f"explorer.{name}": f"{_ROLLOUT}.{name}" for name in (
+        "engine_type", "engine_num", "tensor_parallel_size", "enable_prefix_caching", "enforce_eager", "dtype",
+        "temperature", "seed", "gpu_memory_utilization")},
+    "explorer.repeat_times": "algorithm.repeat_times",
+    "model.checkpoint_path": "checkpoint_root_dir",
+    "model.max_token_len": "model.max_model_len",
+    "trainer.algorithm_type": "algorithm.algorithm_type",
+    "trainer.eval_interval": "explorer.eval_interval",
+    "synchronizer.sync_iteration_interval": "synchronizer.sync_interval",
+    "monitor.project": "project",
+    "monitor.name": "name",
+}  # fmt: skip
+"""Keys of version 0.1 -> today's."""
+
 FRAMEWORK = Framework(
     name="trinity",
     title="Trinity-RFT",
     rows=ROWS,
     defaults=DEFAULTS,
     finish=_finish,
+    renamed=RENAMED,
+    files={"trainer.trainer_config_path": VERL},
     entries=("trinity run",),
 )

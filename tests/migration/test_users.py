@@ -414,7 +414,7 @@ def test_trinitys_arguments_are_options_or_things_to_do():
     assert [entry.key for entry in found.entries if entry.status == "missing"] == [
         "algorithm.advantage_fn_args.std_threshold"
     ]
-    assert config["learner"]["final_ratio"] == 0.0
+    assert config["learner"]["final_ratio"] == 0.01
     assert config["checkpoint"] == {"every": 5, "keep": 1000, "export": "last"}
 
 
@@ -525,18 +525,18 @@ def test_rolls_loss_by_name_takes_precedence_over_clip_ranges():
 
 
 @pytest.mark.parametrize(
-    ("options", "advantage", "shaping"),
+    ("options", "shaping"),
     [
-        (["norm_mean_type=batch", "norm_std_type=batch"], "reinforce_plus_plus", "mean_std"),
-        (["norm_mean_type=batch"], "reinforce_plus_plus", "mean"),
-        (["norm_mean_type=running", "norm_std_type=running"], "reinforce_plus_plus", "running"),
-        (["reward_norm=batch", "reward_shift=true"], "reinforce_plus_plus", "mean"),
-        (["reward_norm=null"], "reinforce_plus_plus", None),
+        (["norm_mean_type=batch", "norm_std_type=batch"], "mean_std"),
+        (["norm_mean_type=batch"], "mean"),
+        (["norm_mean_type=running", "norm_std_type=running"], "running"),
+        (["reward_norm=batch", "reward_shift=true"], "mean"),
+        (["reward_norm=null"], None),
     ],
 )
-def test_rolls_rewards_are_normalised_over_the_batch(options, advantage, shaping):
+def test_rolls_rewards_are_normalised_over_the_batch(options, shaping):
     algorithm = migrate("roll", ["adv_estimator=reinforce", *options], {}).config["algorithm"]
-    assert algorithm["advantage"]["use"] == advantage
+    assert algorithm["advantage"] == {"use": "segment_returns", "gamma": 1.0}
     assert algorithm["shaping"] == ([{"use": "reward_norm", "by": "batch", "method": shaping}] if shaping else [])
 
 
@@ -694,3 +694,53 @@ def test_arguments_that_trls_script_reads_from_the_command_are_asked_for(tmp_pat
     (entry,) = [entry for entry in found.entries if entry.status == "missing"]
     assert (entry.key, "give the command that runs this script" in entry.note) == ("args", True)
     assert "line 3: script.peft is taken to be true: please check" in found.notes
+
+
+def test_trinitys_settings_of_verl_are_converted(tmp_path):
+    (tmp_path / "examples" / "ppo").mkdir(parents=True)
+    verl = {
+        "actor_rollout_ref": {"actor": {"optim": {"lr": 5e-7, "lr_warmup_steps": 20}, "clip_ratio_high": 0.3}},
+        "critic": {"optim": {"lr": 2e-5}, "cliprange_value": 0.4, "ppo_max_token_len_per_gpu": 1},
+        "trainer": {"max_actor_ckpt_to_keep": 5},
+    }
+    (tmp_path / "examples" / "ppo" / "train.yaml").write_text(yaml.safe_dump(verl))
+    config = {
+        "algorithm": {"algorithm_type": "ppo"},
+        "model": {"model_path": "o/m", "max_token_len": 96, "max_response_tokens": 64},
+        "trainer": {"trainer_config_path": "examples/ppo/train.yaml"},
+    }
+    file = tmp_path / "examples" / "ppo" / "ppo.yaml"
+    file.write_text(yaml.safe_dump(config))
+    found = migrate("trinity", [str(file)], {})
+    learner = found.config["learner"]
+    assert (learner["lr"], learner["warmup_steps"], learner["critic_lr"]) == (5e-7, 20, 2e-5)
+    assert (found.config["algorithm"]["value_clip"], found.config["checkpoint"]["keep"]) == (0.4, 5)
+    assert found.config["model"]["max_length"] == 96
+    assert not [entry.key for entry in found.entries if entry.status == "missing"]
+    config["algorithm"] |= {"algorithm_type": "grpo", "optimizer": {"lr": 1e-5}}
+    file.write_text(yaml.safe_dump(config))
+    grpo = migrate("trinity", [str(file)], {}).config
+    assert (grpo["learner"]["lr"], grpo["learner"].get("critic_lr")) == (1e-5, None)
+    (tmp_path / "examples" / "ppo" / "train.yaml").unlink()
+    lost = [entry for entry in migrate("trinity", [str(file)], {}).entries if entry.status == "missing"]
+    assert [entry.key for entry in lost] == ["trainer.trainer_config_path"]
+
+
+def test_trinitys_first_version_and_its_penalty_of_long_answers(tmp_path):
+    taskset = "buffer.explorer_input.taskset"
+    words = ["data.batch_size=16", "data.dataset_path=openai/gsm8k", "data.format.prompt_key=question"]
+    words += ["explorer.repeat_times=4", "explorer.engine_num=2", "trainer.algorithm_type=grpo", "data.total_epochs=2"]
+    words += [f"{taskset}.reward_fn_args.enable_overlong_penalty=true", f"{taskset}.reward_fn_args.cache_length=8"]
+    found = migrate("trinity", [*words, "model.max_response_tokens=64", "algorithm.kl_loss_fn=none"], {})
+    config = found.config
+    assert (config["batch_size"], config["group_size"], config["epochs"]) == (16, 4, 2)
+    assert (config["placement"]["engines"], config["algorithm"]["use"]) == (2, "grpo")
+    assert config["tasks"]["train"]["columns"]["prompt"] == "question"
+    assert config["algorithm"]["shaping"] == [{"use": "overlong", "max_length": 64, "buffer": 8, "penalty": 1.0}]
+    assert {entry.key for entry in found.entries} >= {"explorer.repeat_times", "data.dataset_path"}
+
+
+@pytest.mark.parametrize(("key", "least"), [("lr_scheduler_type", 0.01), ("warmup_style", 0.0)])
+def test_trinitys_least_rate_depends_on_the_version(key, least):
+    config = migrate("trinity", [f"algorithm.optimizer.{key}=cosine", "buffer.batch_size=2"], {}).config
+    assert (config["learner"]["schedule"], config["learner"]["final_ratio"]) == ("cosine", least)
