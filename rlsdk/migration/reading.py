@@ -23,6 +23,7 @@ MOST = 20_000
 """Maximum values in a configuration: nested anchors could make a file hold any number."""
 _DEEPEST = 5
 """Maximum depth of files that name files."""
+_LAUNCHERS = ("python", "python3", "accelerate", "torchrun", "deepspeed")
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _OVERRIDE = re.compile(r"(~|\+{0,2})([A-Za-z_][\w.@/-]*)(?:=(.*))?", re.DOTALL)
 
@@ -314,7 +315,7 @@ def _from_words(framework: Framework, words: Sequence[str], folder: Path) -> tup
 
 
 def _launcher(words: Sequence[str], folder: Path, notes: list[str]) -> dict[str, Any]:
-    """Read the number of processes from the flags of accelerate, torchrun and deepspeed."""
+    """Read the number of processes, and how they share a model, from the flags of a launcher."""
     flags: dict[str, str] = {}
     for index, word in enumerate(words):
         if match := _FLAG.fullmatch(word):
@@ -330,6 +331,9 @@ def _launcher(words: Sequence[str], folder: Path, notes: list[str]) -> dict[str,
         else:
             accelerate = _yaml(read_text(place), str(place))
             found = {"num_processes": accelerate["num_processes"]} if "num_processes" in accelerate else {}
+            sharding = accelerate.get("deepspeed_config")
+            if isinstance(sharding, dict) and "zero_stage" in sharding:
+                found["deepspeed_config.zero_stage"] = sharding["zero_stage"]
     if count := flags.get("num_processes") or flags.get("nproc_per_node") or flags.get("num_gpus"):
         nodes = _value(flags.get("nnodes", "1")) if "num_processes" not in flags else 1
         each = _value(count)
@@ -343,7 +347,9 @@ def _after_entry(framework: Framework, words: Sequence[str]) -> list[str]:
         if any(entry in f"{words[index - 1]} {word}" if index else entry in word for entry in framework.entries):
             return list(words[index + 1 :])
     module = words.index("-m") + 2 if "-m" in words else 0  # python -m MODULE
-    return list(words[module:])
+    started = next((i for i, word in enumerate(words) if word.rpartition("/")[2] in _LAUNCHERS), len(words))
+    script = next((i + 1 for i, word in enumerate(words) if i > started and word.endswith(".py")), 0)
+    return list(words[max(module, script) :])
 
 
 def _is_key(word: str) -> bool:

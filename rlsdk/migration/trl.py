@@ -571,6 +571,7 @@ ROWS = (
     # The rest of transformers' trainer
     changed("deepspeed", "learner.zero_stage", text, "zero2.json", _SHARD,
             lambda v, given: KeyOutcome({}, "missing", _SHARD)),
+    same("deepspeed_config.zero_stage", "learner.zero_stage", whole, 3),
     missing("fsdp", _SHARD, "full_shard"),
     missing("fsdp_config.**", _SHARD, 1),
     changed("use_cpu", "placement.device", flag, True, "one device for engines and learner",
@@ -630,7 +631,7 @@ FRAMEWORK = Framework(
     },
     variants={
         name: {"trainer": "rloo", "beta": 0.05, "num_generations": 2}
-        for name in ("trl rloo", "rloo.py", "rloo_vlm.py", "RLOO")
+        for name in ("trl rloo", "scripts.rloo", "rloo.py", "rloo_vlm.py", "RLOO")
     },
     others={
         **dict.fromkeys(("trl sft", "sft.py"), "algorithm: sft"),
@@ -638,7 +639,7 @@ FRAMEWORK = Framework(
         **dict.fromkeys(("trl kto", "kto.py"), "algorithm: kto"),
         **dict.fromkeys(("trl reward", "reward_modeling.py"), "reward: reward_model, for a model trained elsewhere"),
     },
-    entries=("trl grpo", "trl rloo", "grpo.py", "train_grpo.py", "rloo.py"),
+    entries=("trl grpo", "trl rloo", "trl.scripts.grpo", "trl.scripts.rloo", "grpo.py", "train_grpo.py", "rloo.py"),
     constructors={
         **dict.fromkeys(("GRPOConfig", "RLOOConfig"), ("output_dir",)),
         **dict.fromkeys(

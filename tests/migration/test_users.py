@@ -744,3 +744,23 @@ def test_trinitys_first_version_and_its_penalty_of_long_answers(tmp_path):
 def test_trinitys_least_rate_depends_on_the_version(key, least):
     config = migrate("trinity", [f"algorithm.optimizer.{key}=cosine", "buffer.batch_size=2"], {}).config
     assert (config["learner"]["schedule"], config["learner"]["final_ratio"]) == ("cosine", least)
+
+
+@pytest.mark.parametrize("script", ["examples/scripts/gspo.py", "train.py"])
+def test_the_launcher_of_any_script_is_read_apart_from_its_flags(tmp_path, monkeypatch, script):
+    monkeypatch.chdir(tmp_path)
+    Path("zero3.yaml").write_text("num_processes: 4\ndeepspeed_config: {zero_stage: 3}\n")
+    flags = "--model_name_or_path o/m --per_device_train_batch_size 8 --num_generations 8"
+    found = migrate("trl", [f"accelerate launch --config_file zero3.yaml {script} {flags}"], {})
+    assert (found.config["batch_size"], found.config["placement"]["learners"]) == (4, 4)
+    assert found.config["learner"]["zero_stage"] == 3
+    assert not [entry.key for entry in found.entries if entry.status == "missing"]
+
+
+def test_trls_modules_are_its_commands():
+    words = "--model_name_or_path o/m --dataset_name o/d"
+    algorithms = [
+        migrate("trl", [f"python -m trl.scripts.{name} {words}"], {}).config["algorithm"]["use"]
+        for name in ("grpo", "rloo")
+    ]
+    assert algorithms == ["grpo", "rloo"]
