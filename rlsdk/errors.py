@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 __all__ = [
@@ -210,7 +211,7 @@ def described(error: BaseException) -> str:
     place = place_of(error)
     try:
         text = error.msg if isinstance(error, SyntaxError) and place else str(error)
-    except Exception as failure:  # noqa: BLE001 - a plugin's exception may fail to write its own message
+    except (Exception, SystemExit) as failure:  # noqa: BLE001 - a plugin's exception may fail to write its own message
         text = f"(its message cannot be shown: {type(failure).__name__})"
     remedy = install_command(error)
     said = visible(f"{type(error).__name__}: {text}"[:LONGEST], "\n\t")
@@ -263,10 +264,13 @@ def place_of(error: BaseException) -> str:
     """
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{_shown(error.filename)}, line {error.lineno}"
-    frames = [(frame.f_globals.get("__name__"), frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    frames_of_users = [
-        (package(str(name)), frame, line) for name, frame, line in frames if package(str(name)) not in _CALLERS
-    ]
+    return place_in(traceback.walk_tb(error.__traceback__))
+
+
+def place_in(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """Return the last line of a plugin's own code among the frames of a call with their lines, the outermost first."""
+    named = [(package(str(frame.f_globals.get("__name__"))), frame, line) for frame, line in frames]
+    frames_of_users = [each for each in named if each[0] not in _CALLERS]
     if not frames_of_users:
         return ""
     _, frame, line = [each for each in frames_of_users if each[0] == frames_of_users[0][0]][-1]

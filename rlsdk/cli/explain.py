@@ -60,16 +60,16 @@ def explain(
     Faults are wrong on any machine; the exit status is then 2. Warnings are wrong on this machine: a missing GPU or
     package, a model that is not downloaded. `rlsdk train` refuses to start for either. Notes are informational.
     """
+    nodes = None if gpus is None else _nodes(gpus)
     try:
-        plan = check(config, settings, files)
+        with contextlib.redirect_stdout(sys.stderr):  # libraries and plugins print to standard output
+            plan = check(config, settings, files)
+            found = examine(plan, starts=False, devices=nodes is None)
     except ConfigError as error:
         if not as_json:
             raise
         _print_json(None, [finding_of(text) for text in error.faults])
         sys.exit(WRONG_INPUT)
-    nodes = None if gpus is None else _nodes(gpus)
-    with contextlib.redirect_stdout(sys.stderr):  # libraries print banners to standard output
-        found = examine(plan, starts=False, devices=nodes is None)
     plan_text: dict[str, Any] = describe(plan)
     if full:
         plan_text |= {"batch": batch(plan)}

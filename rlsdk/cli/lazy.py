@@ -15,9 +15,10 @@ import attrs
 import click
 
 from rlsdk import preflight
-from rlsdk.errors import ConfigError, PluginError, RlsdkError, install_command
+from rlsdk.errors import ConfigError, PluginError, RlsdkError, described, install_command
 from rlsdk.options import nearest
 from rlsdk.plugins.discovery import declared
+from rlsdk.plugins.guard import imported
 
 GROUP = "rlsdk.v1.commands"
 """Entry point group of plugin commands."""
@@ -78,10 +79,12 @@ class PluginCommand:
                 f"command {self.name!r} is claimed by {' and '.join(self.origins)}; uninstall one of them"
             )
         try:
-            found = self.point.load()
-        except Exception as error:  # a plugin's import may raise anything; tell the user which plugin is at fault
-            cause = f"{type(error).__name__}: {error}"
-            raise PluginError(f"command {self.name!r} of {self.origins[0]} is broken: {cause}") from error
+            with imported(f"command {self.name!r} of {self.origins[0]}"):
+                found = self.point.load()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also SystemExit, or the panic of a library in Rust
+            raise PluginError(f"command {self.name!r} of {self.origins[0]} is broken: {described(error)}") from error
         if not isinstance(found, click.Command):
             raise PluginError(
                 f"command {self.name!r} of {self.origins[0]} is broken: {self.point.value} is a "
@@ -178,6 +181,6 @@ class LazyGroup(click.Group):
             if error.filename is None:
                 sys.stdout = None  # Python would try again at exit, and fail again
             ctx.exit(FAILED)
-        except KeyboardInterrupt:
-            click.echo("rlsdk: interrupted", err=True)
+        except KeyboardInterrupt as error:
+            click.echo(f"rlsdk: interrupted {error}".rstrip(), err=True)
             ctx.exit(INTERRUPTED)

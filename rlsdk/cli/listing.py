@@ -70,7 +70,7 @@ def collect(plugins: Plugins, names: Iterable[str], kind: Kind | None) -> Offers
         try:
             found = plugins.components(name, kind)
         except PluginError as error:
-            cause = str(error.__cause__ or error)
+            cause = str(error).partition(" fails to import: ")[2] or str(error)
             broken += [(entry, fault(entry, plugins) or cause) for entry in plugins.entries[name]]
             continue
         components += [(name, found[key]) for key in sorted(found)]

@@ -17,6 +17,7 @@ import attrs
 
 from rlsdk.errors import ValueFault, described
 from rlsdk.options import nearest
+from rlsdk.plugins.guard import imported
 
 GROUP = "rlsdk.v1"
 CORE = "core"
@@ -159,7 +160,8 @@ def _offered(holder: Any, name: str) -> str:
 
 def _from_package(name: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        with imported(f"module {name}"):
+            return importlib.import_module(name)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit, or the panic of a library in Rust
@@ -175,7 +177,8 @@ def _from_file(place: str) -> ModuleType:
     except OSError as error:
         raise ValueFault(unreadable(place, error)) from error
     try:
-        return _module(file, hashlib.sha256(source).hexdigest())
+        with imported(place):
+            return _module(file, hashlib.sha256(source).hexdigest())
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit, or the panic of a library in Rust

@@ -29,7 +29,7 @@ from rlsdk.errors import (
 )
 from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import nearest, unknown
-from rlsdk.plugins import fingerprints
+from rlsdk.plugins import fingerprints, guard
 from rlsdk.plugins.discovery import CORE, PluginEntry, discover, misspelt_module, unreadable
 from rlsdk.plugins.fingerprints import ComponentRef, Fingerprint, overwritten, plugin_name, source_of
 from rlsdk.plugins.own_parts import with_own_parts
@@ -268,11 +268,15 @@ class Plugins(pluggy.PluginManager):
     def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
         """Collect marks; pluggy calls this for every attribute of a plugin."""
         if isinstance(plugin, types.ModuleType):
-            self._collect(plugin, name)
             found = vars(plugin).get(name)
-            if inspect.isclass(found):
-                self._check_methods(plugin, found)
-            if not inspect.isroutine(found):  # pluggy would find the same, but ten times slower
+            try:
+                routine, cls = inspect.isroutine(found), found if inspect.isclass(found) else None
+            except Exception:  # noqa: BLE001 - a library's proxy of an object that does not exist yet
+                return None
+            self._collect(plugin, name)
+            if cls is not None:
+                self._check_methods(plugin, cls)
+            if not routine:  # pluggy would find the same, but ten times slower
                 return None
         options = super().parse_hookimpl_opts(plugin, name)
         if isinstance(plugin, types.ModuleType):
@@ -356,17 +360,20 @@ class Plugins(pluggy.PluginManager):
             raise
 
     def _import(self, entry: PluginEntry) -> None:
+        what = f"plugin {entry.name!r} ({entry.origin})"
         try:
-            module = self._load_file(entry.name) if entry.file else importlib.import_module(entry.module)
+            with guard.imported(what):
+                module = self._load_file(entry.name) if entry.file else importlib.import_module(entry.module)
+                table = dict(vars(module).get("MODULES", {}))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # also SystemExit, or the panic of a library in Rust
             cause = described(error)
             if isinstance(error, ModuleNotFoundError) and error.name == entry.module.partition(".")[0]:
                 cause += misspelt_module(entry)
-            raise PluginError(f"plugin {entry.name!r} ({entry.origin}) fails to import: {cause}") from error
+            raise PluginError(f"{what} fails to import: {cause}") from error
         self._components[entry.name] = {}
-        self._tables[entry.name] = dict(getattr(module, "MODULES", {}))
+        self._tables[entry.name] = table
         try:
             self._register(module, entry.name, entry.name)
         except PluginError:
@@ -376,12 +383,14 @@ class Plugins(pluggy.PluginManager):
     def _import_kind(self, plugin: str, kind: Kind) -> None:
         """Import the modules that the plugin's table `MODULES` lists for `kind`, once."""
         for name in self._tables[plugin].pop(kind, ()):
+            what = f"plugin {plugin!r}: module {name}"
             try:
-                module = importlib.import_module(name)
+                with guard.imported(what):
+                    module = importlib.import_module(name)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # also SystemExit, or the panic of a library in Rust
-                raise PluginError(f"plugin {plugin!r}: module {name} fails to import: {described(error)}") from error
+                raise PluginError(f"{what} fails to import: {described(error)}") from error
             if not self.is_registered(module):  # one module may serve several kinds
                 self._register(module, f"{plugin}:{name}", plugin)
 
@@ -398,6 +407,11 @@ class Plugins(pluggy.PluginManager):
             if self.is_registered(module):
                 self.unregister(module)
             raise PluginError(f"plugin {plugin!r} ({self._entry(plugin).origin}): {said}") from error
+        except PluginError:
+            raise
+        except (Exception, SystemExit) as error:  # such as a `__getattr__` or `__dir__` of the module
+            cause = f"the names in its module {module.__name__} cannot be read: {described(error)}"
+            raise PluginError(f"plugin {plugin!r} ({self._entry(plugin).origin}): {cause}") from error
 
     def _load_file(self, name: str) -> types.ModuleType:
         path, source = self._files[name]

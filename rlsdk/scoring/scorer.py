@@ -383,7 +383,12 @@ async def _guarded(part: _Ready, argument: Any) -> Any:
         raise
     except FailedError as error:
         return Score.invalid(str(error))
-    except Exception as error:  # noqa: BLE001 - the user's code: what it raises is reported
+    except asyncio.CancelledError as error:
+        running = asyncio.current_task()
+        if running is not None and running.cancelling():
+            raise  # the scoring is cancelled from outside, not by a scope that the reward leaked
+        return Score.invalid(described(error))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code: what it raises is reported
         return Score.invalid(described(error))
 
 

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import attrs
 import yaml
@@ -20,6 +18,7 @@ from rlsdk.errors import ConformanceFault, PluginError, UnknownComponentError, V
 from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import nearest
 from rlsdk.plugins import Plugins
+from rlsdk.plugins.guard import exits_raised
 from rlsdk.testing import samples
 from rlsdk.testing.findings import Case, NotApplicable, PropertyResult, Report, Violated, is_batch, show
 from rlsdk.testing.subject import CREDIT, LOSSES, Property, Subject, fault_of
@@ -93,7 +92,7 @@ class Check:
 
     def _fault(self, prop: Property) -> ConformanceFault | None:
         subject = attrs.evolve(self.subject, declares=self._declares_its_needs()) if prop.trims else self.subject
-        with _one_thread(), _exits_raised():
+        with _one_thread(), exits_raised():
             for case in prop.inputs(subject):
                 if case is not None and prop.trims:
                     case = Case(case.title, subject.trimmed(case.value))
@@ -256,23 +255,6 @@ def _described(prop: Property, subject: Subject, case: Case[Any] | None, violate
         got=violated.got,
         remedy=prop.remedy,
     )
-
-
-@contextlib.contextmanager
-def _exits_raised() -> Iterator[None]:
-    """Let `os._exit` raise SystemExit, so that a component that calls it is reported instead of ending the check."""
-    leave, process = os._exit, os.getpid()
-
-    def raised(status: int) -> NoReturn:
-        if os.getpid() != process:  # a forked process must really end
-            leave(status)
-        raise SystemExit(f"os._exit({status})")
-
-    os._exit = raised
-    try:
-        yield
-    finally:
-        os._exit = leave
 
 
 class _one_thread:  # noqa: N801 - a context manager

@@ -218,10 +218,12 @@ def test_a_command_of_a_plugin_is_listed_unloaded_and_runs(site):
         ("labcli:gone", "AttributeError"),
         ("nowhere:hello", "ModuleNotFoundError: No module named 'nowhere'"),
         ("labcli:plain", "labcli:plain is a function; expected a click command"),
+        ("leaving:hello", "SystemExit: 0 ("),
     ],
 )
 def test_a_broken_command_names_its_distribution_and_cause(site, value, cause):
-    site.install("rlsdk-lab", {"labcli.py": HELLO.replace("{error}", "x")}, commands={"hello": value})
+    files = {"labcli.py": HELLO.replace("{error}", "x"), "leaving.py": "raise SystemExit(0)"}
+    site.install("rlsdk-lab", files, commands={"hello": value})
     assert "hello" in run("--help").output
     ran = run("hello", "you")
     assert ran.exit_code == 1

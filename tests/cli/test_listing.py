@@ -97,7 +97,7 @@ def test_a_kind_shows_every_plugin_and_what_is_broken(lab):
     text = run("reward")
     assert "countdown" in rows(text)
     assert "lab/exact" in rows(text)
-    assert "sad (rlsdk-sad 1.0) broken: No module named 'not_there'" in " ".join(text.split())
+    assert "sad (rlsdk-sad 1.0) broken: ModuleNotFoundError: No module named 'not_there'" in " ".join(text.split())
     assert "both (one 1.0) broken: claimed by" in " ".join(text.split())
 
 
@@ -109,7 +109,7 @@ def test_components_as_json(lab):
     assert scale == {"name": "scale", "type": "float", "required": False, "default": 1.0, "help": "Factor [0, 1]."}
     assert (mode["required"], mode["default"], names["default"]) == (True, None, ["a"])
     causes = {entry["plugin"]: entry["broken"] for entry in found["broken"]}
-    assert causes["sad"] == "No module named 'not_there'"
+    assert causes["sad"].startswith("ModuleNotFoundError: No module named 'not_there' (")
     assert set(causes) == {"sad", "both", "core"}
 
 
@@ -157,7 +157,7 @@ def test_core_lists_all_that_rlsdk_brings_along():
 
 
 def test_a_broken_plugin_is_listed_by_its_name(lab):
-    assert run("sad").strip() == "sad (rlsdk-sad 1.0)  broken: No module named 'not_there'"
+    assert run("sad").startswith("sad (rlsdk-sad 1.0)  broken: ModuleNotFoundError: No module named 'not_there' (")
 
 
 def test_a_wrong_name_is_answered_with_the_nearest(lab):

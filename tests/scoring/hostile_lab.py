@@ -77,6 +77,10 @@ async def waits(rollout) -> float:
     """Waits as long as the response says, in the driver."""
     if rollout.response == "own":
         raise TimeoutError("a server is silent")
+    if rollout.response == "leave":
+        sys.exit(0)
+    if rollout.response == "leaked":
+        raise asyncio.CancelledError("of its own scope")
     await asyncio.sleep(float(rollout.response))
     return float(os.getpid())
 

@@ -222,6 +222,15 @@ def test_async_rewards_wait_together_in_the_driver_and_have_a_limit(scorer: Call
     assert score(running, "own")[0].reason.startswith("waits: TimeoutError: a server is silent")
 
 
+@pytest.mark.parametrize(("text", "reason"), [("leave", "SystemExit: 0"), ("leaked", "CancelledError: of its own")])
+def test_a_reward_in_the_driver_that_exits_or_leaks_a_cancellation_is_invalid(
+    scorer: Callable[..., Scorer], text: str, reason: str
+) -> None:
+    found = score(scorer("hostile_lab/waits"), "0", text)
+    assert [each.valid for each in found] == [True, False]
+    assert found[1].reason.startswith(f"waits: {reason}")
+
+
 def test_async_calls_beyond_max_concurrency_wait_without_using_up_their_time(
     scorer: Callable[..., Scorer],
 ) -> None:
