@@ -61,8 +61,9 @@ def explain(
     package, a model that is not downloaded. `rlsdk train` refuses to start for either. Notes are informational.
     """
     nodes = None if gpus is None else _nodes(gpus)
+    printed = contextlib.redirect_stdout(sys.stderr)  # what libraries and plugins print is not the answer
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # libraries and plugins print to standard output
+        with printed:
             plan = check(config, settings, files)
             found = examine(plan, starts=False, devices=nodes is None)
     except ConfigError as error:
@@ -70,23 +71,24 @@ def explain(
             raise
         _print_json(None, [finding_of(text) for text in error.faults])
         sys.exit(WRONG_INPUT)
-    plan_text: dict[str, Any] = describe(plan)
-    if full:
-        plan_text |= {"batch": batch(plan)}
-    if nodes is not None:
-        misplaced = tuple(PlanFinding("placement", text) for text in gpu_faults(plan, nodes))
-        found = attrs.evolve(found, faults=(*found.faults, *misplaced))
-        if not misplaced:
-            rows = list(gpu_map(plan, nodes).rows())
-            plan_text["gpus"] = {f"{node}, GPU {gpu}": ", ".join(users) for node, gpu, users in rows if users}
-            unused = sum(not users for _, _, users in rows)
-            plan_text["gpus"] |= {"unused": counted(unused, "GPU")} if unused else {}
-    memory = MemoryEstimate()
-    if with_memory:
-        gpu_bytes = None if gpu_memory is None else int(gpu_memory * 2**30)
-        memory = estimate_memory(plan, found.built, nodes=nodes, gpu_bytes=gpu_bytes)
-        short = tuple(PlanFinding("memory", text) for text in memory.shortages())
-        found = attrs.evolve(found, warnings=(*found.warnings, *short))
+    with printed:
+        plan_text: dict[str, Any] = describe(plan)
+        if full:
+            plan_text |= {"batch": batch(plan)}
+        if nodes is not None:
+            misplaced = tuple(PlanFinding("placement", text) for text in gpu_faults(plan, nodes))
+            found = attrs.evolve(found, faults=(*found.faults, *misplaced))
+            if not misplaced:
+                rows = list(gpu_map(plan, nodes).rows())
+                plan_text["gpus"] = {f"{node}, GPU {gpu}": ", ".join(users) for node, gpu, users in rows if users}
+                unused = sum(not users for _, _, users in rows)
+                plan_text["gpus"] |= {"unused": counted(unused, "GPU")} if unused else {}
+        memory = MemoryEstimate()
+        if with_memory:
+            gpu_bytes = None if gpu_memory is None else int(gpu_memory * 2**30)
+            memory = estimate_memory(plan, found.built, nodes=nodes, gpu_bytes=gpu_bytes)
+            short = tuple(PlanFinding("memory", text) for text in memory.shortages())
+            found = attrs.evolve(found, warnings=(*found.warnings, *short))
     if as_json:
         values = [attrs.asdict(each, recurse=False) for each in origins(config, settings, plan)] if full else None
         _print_json(plan_text, found.faults, found.warnings, found.notes, found.disk, memory, values)

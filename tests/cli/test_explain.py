@@ -50,6 +50,19 @@ def test_the_resolved_parts(explain):
     assert list(found["plugins"]) == ["core"]
 
 
+def test_what_a_reward_prints_when_it_is_prepared_is_not_in_the_json(explain, tmp_path):
+    lab = tmp_path / "lab.py"
+    lab.write_text("""
+import rlsdk
+print("imported")
+@rlsdk.reward("loud")
+class Loud:
+    def __init__(self) -> None: print("prepared")
+    def __call__(self, rollout) -> float: return 1.0
+""")
+    assert explain("reward=lab/loud", "--plugin", str(lab))["run"]
+
+
 def test_schedules_are_shown(explain):
     clip = "algorithm.policy_loss.clip_high={from: 0.4, to: 0.2, over: 10}"
     found = explain(clip, "algorithm.kl_coef={from: 0, to: 0.1, over: 5, shape: cosine}")["algorithm"]
