@@ -121,6 +121,15 @@ def test_each_configuration_of_a_page_has_known_keys_and_values(page, schema):
     assert faults == []
 
 
+def test_the_pages_start_no_second_run_in_the_folder_of_the_quickstart():
+    """A reader who has run the quickstart types the next command, which a folder that holds a run would refuse."""
+    shown = [command for page in PAGES for command in commands(page) if not command.mentioned]
+    runs = [command for command in shown if command.words[:2] == ("train", "examples/quickstart.yaml")]
+    assert len(runs) > 5
+    free = ("name=", "--overwrite", "--resume", "--mode")
+    assert [str(command) for command in runs if not any(word.startswith(free) for word in command.words)] == []
+
+
 def test_the_tasks_that_help_and_messages_show_can_be_read():
     files = [file for file in (ROOT / "rlsdk").rglob("*.py") if "{prompt: " in file.read_text(encoding="utf-8")]
     shown = [task for file in files for task in re.findall(r"'(\{prompt: .*?\})'", file.read_text(encoding="utf-8"))]
