@@ -15,6 +15,7 @@ from rlsdk.migration.parts import (
     likely_reward,
     minibatches,
     no_cut,
+    of_critic,
     share_of_steps,
     switched,
 )
@@ -177,14 +178,6 @@ def _no_std(value: bool, given: Given) -> KeyOutcome:
     return KeyOutcome({}, "missing", "advantages are also divided by the standard deviation: write an advantage")
 
 
-def _critic(value: str, given: Given) -> KeyOutcome:
-    if str(given.get("algo.advantage.estimator")) != "gae":
-        return KeyOutcome({}, "ignored", "the algorithm has no critic")
-    if value == given.get("actor.model_name_or_path"):
-        return KeyOutcome({}, "ignored", "the critic starts from model.path")
-    return KeyOutcome({"model.critic": value}, "mapped", "")
-
-
 def _filters(value: bool, given: Given) -> KeyOutcome:
     if not value:
         return KeyOutcome({}, "ignored", "off")
@@ -224,12 +217,6 @@ def _warmup(value: float, given: Given) -> KeyOutcome:
     known = 0 < samples < 10**8
     steps = samples // batch * given.whole("train.num_episodes") * _updates(given) if known else None
     return share_of_steps(steps, value)
-
-
-def _critic_lr(value: float, given: Given) -> KeyOutcome:
-    if str(given.get("algo.advantage.estimator")) != "gae":
-        return KeyOutcome({}, "ignored", "the algorithm has no critic")
-    return KeyOutcome({"learner.critic_lr": value}, "mapped", "")
 
 
 def _engines(value: int, given: Given) -> dict[str, Any]:
@@ -305,7 +292,8 @@ _DATA = "tasks are read on demand"
 ROWS = (
     # Models
     same("actor.model_name_or_path", "model.path", text, "Qwen/Qwen2.5-0.5B"),
-    same("critic.model_name_or_path", "model.critic", text, "Qwen/Qwen2.5-0.5B", _critic),
+    same("critic.model_name_or_path", "model.critic", text, "Qwen/Qwen2.5-0.5B",
+         of_critic("algo.advantage.estimator", "gae", "model.critic", "actor.model_name_or_path")),
     part("reward.model_name_or_path", "reward", text, "org/reward-model"),
     part("reward.remote_url", "reward", text, "my_reward.py", "a file is called unchanged; for a server, write a reward"),
     changed("train.agent_func_path", "workflow", text, "agent.py", "a workflow", _agent),
@@ -392,7 +380,8 @@ ROWS = (
     missing("critic.freezing_steps", "actor and critic are trained from the first step", -1),
     # Optimisation
     same("actor.adam.lr", "learner.lr", number, 5e-7),
-    same("critic.adam.lr", "learner.critic_lr", number, 9e-6, _critic_lr),
+    same("critic.adam.lr", "learner.critic_lr", number, 9e-6,
+         of_critic("algo.advantage.estimator", "gae", "learner.critic_lr")),
     same("actor.adam.betas", "learner.betas", numbers, [0.9, 0.95]),
     same("actor.adam.eps", "learner.eps", number, 1e-8),
     same("actor.adam.weight_decay", "learner.weight_decay", number, 0.0),

@@ -72,14 +72,40 @@ EVALUATION_NOTE = "evaluations are greedy, and sampled at temperature 1"
 LEARNER_NOTE = "rlsdk's learner is DeepSpeed ZeRO"
 
 
-def trackers(value: Any, given: Given) -> KeyOutcome:
+def trackers(value: Any, _: Given, project: Any = None) -> KeyOutcome:
     """Convert the names of trackers; those that rlsdk lacks are noted."""
     names = [name.lower() for name in texts(value)]
-    found = {"trackers": [TRACKERS[name] for name in names if name in TRACKERS]}
+    made = {"wandb": {"use": "wandb", "project": str(project)}} if project else {}
+    found = {"trackers": [made.get(name, TRACKERS[name]) for name in names if name in TRACKERS]}
     lacking = [name for name in names if name not in TRACKERS and name not in BUILT_IN]
     if lacking:
         return KeyOutcome(found, "missing", f"there is no tracker {' or '.join(lacking)}: write one (howto/plugin.md)")
     return KeyOutcome(found, "mapped", "" if found["trackers"] else "metrics.jsonl and the terminal always get them")
+
+
+def trackers_with(project: str, usual: str = "") -> Give:
+    """Return the converter of the names of trackers; a key names the project of wandb."""
+    return lambda value, given: trackers(value, given, given.get(project, usual))
+
+
+def of_critic(estimator: str, name: str, to: str, of_actor: str = "") -> Give:
+    """Return the converter of a critic's setting.
+
+    Args:
+        estimator: Key of the advantage.
+        name: The advantage that has a critic.
+        to: Path that the value is set to.
+        of_actor: Key of the actor's model, from which a critic starts by default.
+    """
+
+    def give(value: Any, given: Given) -> KeyOutcome:
+        if str(given.get(estimator)) != name:
+            return KeyOutcome({}, "ignored", "the algorithm has no critic; a reward has its own model: reward_model")
+        if of_actor and value == given.get(of_actor):
+            return KeyOutcome({}, "ignored", "the critic starts from model.path")
+        return KeyOutcome({to: value}, "mapped", "")
+
+    return give
 
 
 def minibatches(batch: int, mini: int) -> int:

@@ -19,9 +19,10 @@ from rlsdk.migration.parts import (
     layout,
     minibatches,
     no_cut,
+    of_critic,
     share_of_steps,
     switched,
-    trackers,
+    trackers_with,
 )
 from rlsdk.migration.rows import (
     NOTES,
@@ -263,24 +264,10 @@ def _kl_loss(value: bool, given: Given) -> dict[str, Any]:
     return {"algorithm.kl_coef": given.read("kl_loss_coef", number, 0.0), "algorithm.kl": "low_var"}
 
 
-def _critic(value: str, given: Given) -> KeyOutcome:
-    if str(given.get("adv_estimator")) != "gae" or value == given.get("pretrain"):
-        return KeyOutcome({}, "ignored", "no critic starts from another model; a reward has its own: reward_model")
-    return KeyOutcome({"model.critic": value}, "mapped", "")
-
-
 def _warmup_ratio(value: float, given: Given) -> KeyOutcome:
     if given.whole(f"{TRAIN}.training_args.warmup_steps", 0):
         return KeyOutcome({}, "ignored", "warmup_steps takes precedence")
     return share_of_steps(given.whole("max_steps", 0) * _updates(given) or None, value)
-
-
-def _tracker(value: Any, given: Given) -> KeyOutcome:
-    found = trackers(value, given)
-    project = given.get("tracker_kwargs.project")
-    if "wandb" in found.values["trackers"] and project:
-        return KeyOutcome({"trackers": [{"use": "wandb", "project": str(project)}]}, found.status, found.note)
-    return found
 
 
 def _strategy(role: str) -> KeyRule:
@@ -414,7 +401,7 @@ ROWS = (
     ignored("render_save_dir", "rollouts are saved as text: see `rlsdk rollouts RUN`", "x"),
     ignored("rollout_dump_dir", "rollouts are saved: see `rlsdk rollouts RUN`", "x"),
     missing("system_envs.**", "set it in the environment of rlsdk train", "1"),
-    same("track_with", "trackers", text, "tensorboard", _tracker),
+    same("track_with", "trackers", text, "tensorboard", trackers_with("tracker_kwargs.project")),
     part("tracker_kwargs.project", "trackers", text, "my-project"),
     ignored("tracker_kwargs.log_dir", "event files are written to the run's folder", "x"),
     missing("tracker_kwargs.**", "see rlsdk plugins tracker", "x"),
@@ -426,8 +413,7 @@ ROWS = (
     same("max_ckpt_to_keep", "checkpoint.keep", whole, 2, lambda v, given: {"checkpoint.keep": v if v > 0 else KEEP_ALL}),
     ignored("logging_steps", "every step is logged"),
     same("eval_steps", "eval.every", interval, 10),
-    changed("resume_from_checkpoint", "", lambda v: v, False, "rlsdk train --resume",
-            lambda v, given: KeyOutcome({}, "ignored", "rlsdk resumes only on request: rlsdk train CONFIG --resume")),
+    ignored("resume_from_checkpoint", "rlsdk resumes only on request: rlsdk train CONFIG --resume", "auto"),
     part("num_gpus_per_node", "placement.learners", count, 8, "unless a device_mapping is set"),
     part("num_nodes", "placement.learners", count, 1, "unless a device_mapping is set"),
     ignored("rpc_timeout", "the watchdog ends a run with silent processes", 3600),
@@ -456,7 +442,8 @@ ROWS = (
     same("ppo_epochs", "passes", count, 1),
     # Model
     same("pretrain", "model.path", text, "Qwen/Qwen2.5-0.5B"),
-    same("reward_pretrain", "model.critic", text, "Qwen/Qwen2.5-0.5B", _critic),
+    same("reward_pretrain", "model.critic", text, "Qwen/Qwen2.5-0.5B",
+         of_critic("adv_estimator", "gae", "model.critic", "pretrain")),
     same(f"{TRAIN}.model_args.model_name_or_path", "model.path", text, "Qwen/Qwen2.5-0.5B"),
     same(f"{TRAIN}.model_args.dtype", "model.dtype", DTYPE, "bf16"),
     same(f"{TRAIN}.model_args.attn_implementation", "learner.attention", ATTENTION, "fa2"),

@@ -16,9 +16,10 @@ from rlsdk.migration.parts import (
     lora_of,
     minibatches,
     no_cut,
+    of_critic,
     share_of_steps,
     switched,
-    trackers,
+    trackers_with,
 )
 from rlsdk.migration.rows import (
     Choice,
@@ -244,12 +245,6 @@ def _argument(kind: str, name: str, sample: Any) -> KeyRule:
     return part(f"algorithm.{where}.{name}", f"{to}.{here}", lambda v: v, sample, f"an option of the {kind}")
 
 
-def _critic(value: str, given: Given) -> KeyOutcome:
-    if str(given.get("algorithm.algorithm_type")) != "ppo" or value == given.get("model.model_path"):
-        return KeyOutcome({}, "ignored", "no critic starts from another model")
-    return KeyOutcome({"model.critic": value}, "mapped", "")
-
-
 def _samples(value: int, given: Given) -> dict[str, Any]:
     every = [
         given.whole(f"{INPUT}.eval_tasksets.{i}.{key}") for i in range(64) for key in ("repeat_times", "rollout_args.n")
@@ -297,15 +292,6 @@ def _gpus(given: Given) -> dict[str, Any]:
 def _out(value: Any, given: Given) -> KeyOutcome:
     project = str(given.get("project", "Trinity-RFT"))
     return KeyOutcome({"out": f"{text(value).rstrip('/')}/{project}"}, "changed", "a run's folder is out/name")
-
-
-def _monitor(value: Any, given: Given) -> KeyOutcome:
-    found = trackers(value, given)
-    if "wandb" in found.values["trackers"]:
-        return KeyOutcome(
-            {"trackers": [{"use": "wandb", "project": str(given.get("project", "Trinity-RFT"))}]}, "mapped", ""
-        )
-    return found
 
 
 def _mode(value: Any, given: Given) -> KeyOutcome:
@@ -482,7 +468,8 @@ ROWS = (
     unless("algorithm.optimizer.optimizer_type", ("adam", "adamw"), "the learner's optimiser is AdamW", "sgd"),
     # Model
     same("model.model_path", "model.path", text, "Qwen/Qwen2.5-0.5B"),
-    same("model.critic_model_path", "model.critic", text, "Qwen/Qwen2.5-0.5B", _critic),
+    same("model.critic_model_path", "model.critic", text, "Qwen/Qwen2.5-0.5B",
+         of_critic("algorithm.algorithm_type", "ppo", "model.critic", "model.model_path")),
     same("model.trust_remote_code", "model.trust_remote_code", flag, False),
     part("model.max_model_len", "model.max_length", count, 2048),
     part("model.max_prompt_tokens", "max_prompt_tokens", count, 512),
@@ -649,7 +636,7 @@ ROWS = (
     ignored("synchronizer.sync_method", "weights are sent from ranks to engines directly", "nccl"),
     missing("synchronizer.sync_style", "rollout.max_staleness lets rollouts run ahead", "fixed"),
     ignored("synchronizer.**", "the watchdog ends a run with silent processes", 1200),
-    same("monitor.monitor_type", "trackers", text, "tensorboard", _monitor),
+    same("monitor.monitor_type", "trackers", text, "tensorboard", trackers_with("project", "Trinity-RFT")),
     missing("monitor.monitor_args.**", "options of the tracker: rlsdk plugins tracker", "x"),
     ignored("monitor.**", "metrics.jsonl has the metrics of every step", True),
     changed("log.level", "log_level", text, "INFO", "in lower case",

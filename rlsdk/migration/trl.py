@@ -609,6 +609,7 @@ DEFAULTS: Mapping[str, Any] = {
     "gradient_checkpointing": True,
     "bf16": True,
     "num_train_epochs": 3.0,
+    "eval_on_start": False,
     "vllm_importance_sampling_correction": True,
     "save_steps": 500,
     "save_total_limit": KEEP_ALL,

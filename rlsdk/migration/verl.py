@@ -20,9 +20,10 @@ from rlsdk.migration.parts import (
     lora_of,
     minibatches,
     no_cut,
+    of_critic,
     share_of_steps,
     switched,
-    trackers,
+    trackers_with,
 )
 from rlsdk.migration.rows import (
     Choice,
@@ -263,14 +264,6 @@ def _sampled_first(value: bool, given: Given) -> KeyOutcome:
     return KeyOutcome({"old_logprobs": "rollout"}, "mapped", "")
 
 
-def _logger(value: Any, given: Given) -> KeyOutcome:
-    found = trackers(value, given)
-    project = given.get("trainer.project_name")
-    named = [{"use": "wandb", "project": str(project)} if each == "wandb" and project else each
-             for each in found.values["trackers"]]  # fmt: skip
-    return KeyOutcome({"trackers": named}, found.status, found.note)
-
-
 def _warmup(value: Any, given: Given) -> KeyOutcome:
     steps = whole(value)
     if steps < 0:
@@ -284,20 +277,6 @@ def _warmup_ratio(value: Any, given: Given) -> KeyOutcome:
         return KeyOutcome({}, "ignored", "lr_warmup_steps takes precedence")
     steps = _steps(given)
     return share_of_steps(steps and steps * _updates(given), number(value))
-
-
-def _critic_lr(value: Any, given: Given) -> KeyOutcome:
-    if str(given.get("algorithm.adv_estimator")) != "gae":
-        return KeyOutcome({}, "ignored", "the algorithm has no critic")
-    return KeyOutcome({"learner.critic_lr": number(value)}, "mapped", "")
-
-
-def _critic_model(value: Any, given: Given) -> KeyOutcome:
-    if str(given.get("algorithm.adv_estimator")) != "gae":
-        return KeyOutcome({}, "ignored", "the algorithm has no critic")
-    if value == given.get(f"{MODEL}.path"):
-        return KeyOutcome({}, "mapped", "the critic starts from model.path")
-    return KeyOutcome({"model.critic": text(value)}, "mapped", "")
 
 
 def _as_actor(name: str, of_actor: str, sample: Any) -> KeyRule:
@@ -688,7 +667,8 @@ ROWS = (
     ignored("actor_rollout_ref.hybrid_engine", "see placement.colocate, the default"),
     ignored("actor_rollout_ref.nccl_timeout", "the watchdog ends a run with silent processes", 600),
     # Critic
-    same("critic.optim.lr", "learner.critic_lr", number, 1e-5, _critic_lr),
+    same("critic.optim.lr", "learner.critic_lr", number, 1e-5,
+         of_critic("algorithm.adv_estimator", "gae", "learner.critic_lr")),
     *(_as_actor(f"optim.{name}", f"{ACTOR}.optim.{name}", sample) for name, sample in (
         ("weight_decay", 0.01), ("betas", [0.9, 0.999]), ("clip_grad", 1.0), ("lr_warmup_steps", 10),
         ("lr_warmup_steps_ratio", 0.1), ("warmup_style", "constant"), ("lr_scheduler_type", "constant"),
@@ -696,7 +676,8 @@ ROWS = (
     *(_as_actor(name, f"{ACTOR}.{name}", sample) for name, sample in (
         ("ppo_epochs", 1), ("ppo_mini_batch_size", 64), ("grad_clip", 1.0), ("loss_agg_mode", "token-mean"))),
     ignored("critic.optim.**", _CRITIC_NOTE, 0.01),
-    same("critic.model.path", "model.critic", text, "Qwen/Qwen2.5-0.5B", _critic_model),
+    same("critic.model.path", "model.critic", text, "Qwen/Qwen2.5-0.5B",
+         of_critic("algorithm.adv_estimator", "gae", "model.critic", f"{MODEL}.path")),
     ignored("critic.model.enable_gradient_checkpointing", _CRITIC_NOTE),
     ignored("critic.model.**", _CRITIC_NOTE),
     part("critic.cliprange_value", "algorithm.value_clip", number, 0.5),
@@ -769,7 +750,8 @@ ROWS = (
     # Trainer
     same("trainer.experiment_name", "name", text, "my-run"),
     part("trainer.project_name", "trackers", text, "TinyZero", "project of the tracker wandb"),
-    same("trainer.logger", "trackers", texts, ["console", "wandb"], _logger),
+    same("trainer.logger", "trackers", texts, ["console", "wandb"],
+         trackers_with("trainer.project_name")),
     same("trainer.total_epochs", "epochs", number, 15, _rounds),
     same("trainer.total_training_steps", "steps", count, 100, _total),
     same("trainer.save_freq", "checkpoint.every", interval, 100),
@@ -782,8 +764,7 @@ ROWS = (
     missing("trainer.default_hdfs_dir", "out may be an fsspec URL, such as s3://bucket/runs", "hdfs://x"),
     same("trainer.max_actor_ckpt_to_keep", "checkpoint.keep", whole, 2, checkpoints_kept("trainer.save_freq")),
     ignored("trainer.max_critic_ckpt_to_keep", "checkpoint.keep: a checkpoint holds actor and critic", 2),
-    changed("trainer.resume_mode", "", text, "auto", "rlsdk train --resume",
-            lambda v, given: KeyOutcome({}, "ignored", "rlsdk resumes only on request: rlsdk train CONFIG --resume")),
+    ignored("trainer.resume_mode", "rlsdk resumes only on request: rlsdk train CONFIG --resume", "auto"),
     missing("trainer.resume_from_path", "rlsdk train CONFIG --resume=STEP", "x"),
     unless("trainer.critic_warmup", (0,), "actor and critic are trained from the first step", 10),
     changed("trainer.log_val_generations", "save_rollouts", whole, 10, "`rlsdk rollouts RUN` shows them",

@@ -764,3 +764,4 @@ def test_trls_modules_are_its_commands():
         for name in ("grpo", "rloo")
     ]
     assert algorithms == ["grpo", "rloo"]
+    assert migrate("trl", [f"trl grpo {words}"], {}).config["eval"]["before"] is False  # TRL's default
