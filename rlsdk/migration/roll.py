@@ -426,6 +426,7 @@ ROWS = (
     missing("rollout_mock.**", "rlsdk simulate and the scripted policy of rlsdk.testing", 1),
     ignored("defaults", "Hydra's list of files; DeepSpeed settings are learner options", []),
     ignored("hydra.**", "the location of Hydra's logs", "."),
+    ignored("deepspeed_*.**", "settings of DeepSpeed, of which strategy_config names those in use", 1),
     ignored("is_offload_*", "engines that share GPUs sleep while the learner works", True),
     ignored("local_rank", "ranks are placed by Ray", -1),
     # Lengths and sizes
