@@ -218,6 +218,18 @@ def component_of(obj: Any) -> Component | None:
     return own_mark(obj) or own_mark(type(obj))
 
 
+def needs_of(part: Any) -> tuple[str, ...]:
+    """Return the batch fields that a component reads; none for a plain function."""
+    component = component_of(part)
+    return component.needs if component else ()
+
+
+def title_of(part: Any) -> str:
+    """Return the kind and name of a component: `advantage 'grpo'`."""
+    component = component_of(part)
+    return f"{component.kind} {component.name!r}" if component else repr(part)
+
+
 def see_definition(part: Any) -> str:
     """Return where a component is defined, to end a message about its result: `; see col (lab.py, line 7)`."""
     component = component_of(part)

@@ -134,6 +134,14 @@ def read_call(read: Any) -> Call | Malformed:
     return read_arguments(read["name"], read.get("arguments", read.get("parameters", {})))
 
 
+def read_calls(text: str) -> list[Call | Malformed]:
+    """Parse a JSON object as a call, or a list of them as several."""
+    read = read_json(text)
+    if isinstance(read, Malformed):
+        return [read]
+    return [read_call(each) for each in (read if isinstance(read, list) else [read])]
+
+
 def read_arguments(name: str, arguments: Any) -> Call | Malformed:
     """Convert a name and parsed arguments to a call."""
     if isinstance(arguments, Malformed):

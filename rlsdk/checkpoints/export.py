@@ -17,7 +17,7 @@ import attrs
 from rlsdk.checkpoints.checkpoint import EXPORT, LEARNER, Checkpoints
 from rlsdk.cluster.placement import layout, ray_cluster
 from rlsdk.config import Plan, check, read
-from rlsdk.config.kept import described_code, untrusted_code
+from rlsdk.config.kept import described_code, other_plugins, untrusted_code
 from rlsdk.config.paths import resolve_paths
 from rlsdk.config.tree import normalise
 from rlsdk.contracts import ActorSpec
@@ -113,9 +113,7 @@ def _plan_of(run: Path, plugins: Sequence[str | Path], named: Mapping[str, Any])
     """Check a run's own configuration, unless it names code that the user did not name."""
     tree, _ = read(run / "config.yaml")
     tree = normalise(tree)
-    given = {Path(file).stem for file in plugins}
-    # A plugin of this name is loaded from the file that the user gave.
-    tree["plugins"] = [each for each in tree.get("plugins") or [] if Path(str(each)).stem not in given]
+    tree["plugins"] = other_plugins(tree, plugins)
     if untrusted := untrusted_code(tree, plugins, named):
         faults = [f"{described_code(path, value)} was not in what you gave" for path, value in untrusted.items()]
         ways = (

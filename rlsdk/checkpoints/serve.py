@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import shutil
 import signal
 import socket
@@ -21,12 +20,12 @@ from rlsdk.checkpoints.checkpoint import Checkpoints
 from rlsdk.checkpoints.export import export
 from rlsdk.checkpoints.mirror import local_copy, uploads
 from rlsdk.cluster.actors import described
-from rlsdk.cluster.placement import layout, ray_cluster
+from rlsdk.cluster.placement import ray_cluster
 from rlsdk.cluster.watched import watched
 from rlsdk.config import Plan
 from rlsdk.contracts import Weights
 from rlsdk.engines.client import EngineClient
-from rlsdk.engines.starting import load_weights, start_engines, started_engines
+from rlsdk.engines.starting import engines_alone, load_weights
 from rlsdk.errors import CheckpointError, ConfigError, EngineError, RlsdkError, RunError
 from rlsdk.isolation.reaper import reaped
 from rlsdk.isolation.watching import main_loop
@@ -171,8 +170,7 @@ def serve_run(
         reader = CheckpointReader(plan, files, Path(scratch))
         # Before the engines start: for a checkpoint without an export, a learner must write one, which needs memory.
         first = reader.read_newest()
-        found = layout(plan, os.cpu_count() or 1, gpus, roles=["engine"])
-        engines = started_engines(serving_plan, start_engines(serving_plan, found, replaced=False))
+        engines = engines_alone(serving_plan, gpus)
         asyncio.run(_Serving(plan, engines, reader, options).run(taken, first, ready))
 
 

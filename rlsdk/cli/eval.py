@@ -56,7 +56,7 @@ def eval(  # noqa: A001 - the command's name
     Each task gets one greedy answer and some sampled ones, which are saved as transcripts; episodes in environments are
     also saved as pictures.
     """
-    from rlsdk.evaluation.models import evaluate_model, model_of
+    from rlsdk.evaluation.models import at_folder, evaluate_model, model_of
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # libraries print banners to standard output
@@ -66,8 +66,7 @@ def eval(  # noqa: A001 - the command's name
         plan = check(config, settings, files)
         folder = out or plan.folder / "eval" / Path(checkpoint or plan.config.model.path).resolve().name
         _prepare(folder, overwrite=overwrite)
-        here = (f"out={json.dumps(str(folder.parent))}", f"name={json.dumps(folder.name)}")
-        plan = check(config, (*settings, *here), files)
+        plan = check(config, (*settings, *at_folder(folder)), files)
         progress = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
         bar = progress.add_task("rollouts", total=None)
         found = evaluate_model(

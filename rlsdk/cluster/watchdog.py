@@ -24,6 +24,8 @@ from rlsdk.isolation.vitals import Identity, Vitals
 from rlsdk.loops.watch import LoopHealth
 
 log = logging.getLogger(__name__)
+Report = Callable[[str, Sequence[tuple[Watched, Vitals]], float], None]
+"""Called with the findings of a probe; see `Watchdog`."""
 GRACE_SECONDS = 15.0
 """Seconds that a run has to end after it was told to; then its process exits."""
 SAVE_SECONDS = 600.0
@@ -59,7 +61,7 @@ class Watchdog:
         prober: Prober | None = None,
         now: Callable[[], float] = time.monotonic,
         abandon: Callable[[str], None] = lambda verdict: None,
-        report: Callable[[str, Sequence[tuple[Watched, Vitals]], float], None] | None = None,
+        report: Report | None = None,
     ) -> None:
         """Prepare a watchdog; `start` starts watching.
 

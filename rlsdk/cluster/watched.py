@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from rlsdk.cluster.health import Watched
-from rlsdk.cluster.watchdog import GRACE_SECONDS, Watchdog
+from rlsdk.cluster.watchdog import GRACE_SECONDS, Report, Watchdog
 from rlsdk.config.schema import WatchdogSection
 from rlsdk.errors import RunError
-from rlsdk.isolation.vitals import Vitals
 from rlsdk.isolation.watching import CURRENT, stage
 
 log = logging.getLogger(__name__)
@@ -22,7 +20,7 @@ log = logging.getLogger(__name__)
 def watching(
     section: WatchdogSection,
     abandon: Callable[[str], None],
-    report: Callable[[str, Sequence[tuple[Watched, Vitals]], float], None] | None = None,
+    report: Report | None = None,
 ) -> Iterator[Watchdog]:
     """Watch a run during a block.
 

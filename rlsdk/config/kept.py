@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,12 @@ def named_code(tree: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+def other_plugins(tree: Mapping[str, Any], plugins: Iterable[str | Path]) -> list[Any]:
+    """Return the plugins of a saved configuration without those that the user's files of the same name replace."""
+    given = {Path(file).stem for file in plugins}
+    return [each for each in tree.get("plugins") or [] if Path(str(each)).stem not in given]
+
+
 def untrusted_code(tree: Mapping[str, Any], plugins: Sequence[str | Path], named: Mapping[str, Any]) -> dict[str, str]:
     """Find the code that a run's saved configuration names, but the user did not.
 
@@ -121,8 +127,7 @@ def untrusted_code(tree: Mapping[str, Any], plugins: Sequence[str | Path], named
     Returns:
         Path -> value, as for `named_code`.
     """
-    given = {Path(file).stem for file in plugins}
-    own = {**tree, "plugins": [each for each in tree.get("plugins") or [] if Path(str(each)).stem not in given]}
+    own = {**tree, "plugins": other_plugins(tree, plugins)}
     trusted = set(named_code(named).values())
     return {path: value for path, value in named_code(own).items() if value not in trusted}
 

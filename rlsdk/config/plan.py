@@ -173,7 +173,7 @@ def facts_of(
         max_tokens=config.sampling.max_tokens,
         longest_response=min(config.sampling.max_tokens, room) if one_answer else room,
         group_size=config.group_size,
-        updates=config.minibatches * config.passes,
+        updates=config.updates,
         aggregate=algorithm.aggregate,
         rewards=tuple(part.rule.name for part in rewards),
         shaping=tuple(part.component.name for part in chosen if part.component.kind == "shaping"),

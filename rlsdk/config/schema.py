@@ -354,6 +354,11 @@ class Config(Section):
     placement: PlacementSection = PlacementSection()
     watchdog: WatchdogSection = WatchdogSection()
 
+    @property
+    def updates(self) -> int:
+        """Number of optimiser steps per batch."""
+        return self.minibatches * self.passes
+
 
 COMPONENT_KEYS: Mapping[str, Kind] = {
     "workflow": "workflow",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import attrs
 
 from rlsdk.cluster.actors import described
 from rlsdk.cluster.gpus import present_seat
-from rlsdk.cluster.placement import Layout, placed_everywhere
+from rlsdk.cluster.placement import Layout, layout, placed_everywhere
 from rlsdk.config import Plan
 from rlsdk.contracts import ActorSpec, Adapter, GivesAdapter, TakesAdapter, Weights
 from rlsdk.engines.actor import launch as launch_engine
@@ -95,6 +96,20 @@ def started_engines(plan: Plan, starting: Sequence[tuple[Any, Any]]) -> list[Any
             path = plan.folder.resolve() / "logs" / f"engine-{rank}.log"
             raise EngineError(f"engine {rank} did not start: {described(error)}; its log is {path}") from error
     return [engine for engine, _ in starting]
+
+
+def engines_alone(plan: Plan, gpus: int) -> list[Any]:
+    """Start the engines of a plan without a learner, which are not replaced if they die; return those ready to use.
+
+    Args:
+        plan: The plan.
+        gpus: Number of GPUs in the Ray cluster.
+
+    Raises:
+        EngineError: One did not start.
+    """
+    found = layout(plan, os.cpu_count() or 1, gpus, roles=["engine"])
+    return started_engines(plan, start_engines(plan, found, replaced=False))
 
 
 async def until_ready(rank: int, ready: Any) -> Any:

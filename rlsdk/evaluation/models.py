@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import json
 import logging
-import os
 import re
 import shutil
 import time
@@ -23,14 +22,14 @@ from rlsdk import preflight
 from rlsdk.checkpoints.checkpoint import Checkpoints
 from rlsdk.checkpoints.export import export
 from rlsdk.checkpoints.mirror import local_copy
-from rlsdk.cluster.placement import layout, ray_cluster
+from rlsdk.cluster.placement import ray_cluster
 from rlsdk.cluster.watched import watched
 from rlsdk.components import Use
 from rlsdk.config import Plan, check
 from rlsdk.contracts import Closes, PlaysEpisodes, Renders
 from rlsdk.engines.client import EngineClient
 from rlsdk.engines.group import EngineGroup
-from rlsdk.engines.starting import start_engines, started_engines
+from rlsdk.engines.starting import engines_alone
 from rlsdk.environments.pool import env_worker_pools
 from rlsdk.errors import CheckpointError, ConfigError, DamagedCheckpointError, DataError
 from rlsdk.evaluation.evaluation import Answers, evaluate, evaluator_of, figures, held_out, produced_by
@@ -92,6 +91,11 @@ def model_of(
         yield folder
 
 
+def at_folder(folder: Path) -> tuple[str, str]:
+    """Return the overrides that make a folder a run's folder."""
+    return f"out={json.dumps(str(folder.parent))}", f"name={json.dumps(folder.name)}"
+
+
 def evaluate_model(
     plan: Plan,
     *,
@@ -122,8 +126,7 @@ def evaluate_model(
     start = time.perf_counter()
     tasks = held_out(plan)
     with watched(plan.config.watchdog, "the evaluation"), reaped(), ray_cluster(plan) as gpus:
-        found = layout(plan, os.cpu_count() or 1, gpus, roles=["engine"])
-        engines = started_engines(plan, start_engines(plan, found, replaced=False))
+        engines = engines_alone(plan, gpus)
         ready = time.perf_counter()
         try:
             answers = asyncio.run(_answers(plan, engines, tasks, seen))
@@ -245,10 +248,9 @@ def bench(
         began(step)
         folder = plan.folder / "bench" / f"step-{step}"
         shutil.rmtree(folder, ignore_errors=True)
-        here = (f"out={json.dumps(str(folder.parent))}", f"name={json.dumps(folder.name)}")
         source = checkpoints.path(step) if step else Path(plan.config.model.path)
         with model_of(source, plugins, plan.tree) as model:
-            own = check(config, (*overrides, *here, f"model.path={json.dumps(str(model))}"), plugins)
+            own = check(config, (*overrides, *at_folder(folder), f"model.path={json.dumps(str(model))}"), plugins)
             found.append({**evaluate_model(own, model=str(source), pictures=0), "step": step})
     (plan.folder / "bench.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     return found

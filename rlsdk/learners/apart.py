@@ -139,7 +139,7 @@ def start_learner(plan: Plan, found: Layout, adapter: Adapter | None, steps: int
     placement, folder = plan.config.placement, plan.folder.resolve()
     every: dict[str, Any] = {
         "loss": attrs.evolve(plan.loss, train_steps=steps),
-        "total_updates": steps * plan.config.minibatches * plan.config.passes,
+        "total_updates": steps * plan.config.updates,
         "log_dir": folder / "logs",
         "cache": folder / "cache",
     }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.batch import LossInputs
-from rlsdk.components import component_of
+from rlsdk.components import title_of
 from rlsdk.errors import LearnerError
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Memory:
             return None
         if missing := [f"{name}()" for name in ("state", "restore") if not has[name]]:
             raise LearnerError(
-                f"{_named(part)} has no {' and no '.join(missing)}; a memory needs state() and restore()"
+                f"{title_of(part)} has no {' and no '.join(missing)}; a memory needs state() and restore()"
             )
         return cls(part)
 
@@ -146,7 +146,7 @@ class Memory:
         try:
             return json.loads(json.dumps(state, allow_nan=False))
         except (TypeError, ValueError) as error:
-            raise LearnerError(f"{_named(self.part)}: state() must be plain JSON; got {state!r} ({error})") from error
+            raise LearnerError(f"{title_of(self.part)}: state() must be plain JSON; got {state!r} ({error})") from error
 
     def restore(self, state: Any) -> None:
         """Continue from a state."""
@@ -182,7 +182,9 @@ class Memory:
         left = [state for states, _ in shares for state in states]
         after = self._before if self._advances or not left else left[0]
         if wrong := [state for state in left if state != after]:
-            raise LearnerError(f"{_named(self.part)}: {_REMEDY}; calls ended in the states {after!r} and {wrong[0]!r}")
+            raise LearnerError(
+                f"{title_of(self.part)}: {_REMEDY}; calls ended in the states {after!r} and {wrong[0]!r}"
+            )
         self.restore(after)
         if taken and self._advances:
             reported = MetricAccumulator()
@@ -196,8 +198,3 @@ _REMEDY = (
     "its state must not depend on how a batch is split over micro-batches and ranks: report the value as a metric, and "
     "update the state in advance(metrics), which is called once per optimiser step"
 )
-
-
-def _named(part: Any) -> str:
-    component = component_of(part)
-    return f"{component.kind} {component.name!r}" if component else repr(part)

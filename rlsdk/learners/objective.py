@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlsdk.batch import LossInputs, Totals, aggregate
 from rlsdk.batch.arithmetic import bounded
-from rlsdk.components import component_of
+from rlsdk.components import component_of, needs_of
 from rlsdk.contracts import LossSpec, TrainBatch
 from rlsdk.errors import LearnerError, RlsdkError, described
 from rlsdk.fields import UPDATE_FIELDS, names
@@ -82,7 +82,7 @@ class Objective:
         self.whole_batch = component is not None and component.whole_batch
         components = [component_of(part) for part in parts.values()]
         self._declared = {field.name for part in components if part is not None for field in part.fields}
-        differentiated = spec.entropy_coef != 0 or "entropy" in self._needs(self._loss)
+        differentiated = spec.entropy_coef != 0 or "entropy" in needs_of(self._loss)
         self.entropy: EntropyMode = "gradient" if differentiated else "value"
 
     def inputs(self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor | None, context: UpdateContext) -> LossInputs:
@@ -183,7 +183,7 @@ class Objective:
         self, kind: str, bound: Any, x: LossInputs, accumulator: MetricAccumulator, taken: frozenset[str]
     ) -> tuple[Tensor, frozenset[str]]:
         """Return a component's values `[t]` and metric names; a duplicate name gets the kind as a prefix."""
-        needs = self._needs(bound)
+        needs = needs_of(bound)
         hidden = {name: None for name in (*_OPTIONAL, *x.extra) if name not in needs and hasattr(x, name)}
         call = self._memories[kind].call if kind in self._memories else bound
         with _named(kind, bound) as name:
@@ -226,11 +226,6 @@ class Objective:
     def _name(self, kind: str) -> str:
         reference: ComponentRef = getattr(self.spec, kind)
         return reference.name
-
-    @staticmethod
-    def _needs(bound: Any) -> tuple[str, ...]:
-        component = component_of(bound)
-        return component.needs if component else ()
 
 
 @contextmanager

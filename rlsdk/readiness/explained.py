@@ -33,7 +33,7 @@ def finding_of(fault: str) -> PlanFinding:
 def describe(plan: Plan) -> dict[str, dict[str, Any]]:
     """Describe the run of a plan: section -> name -> text, flag or list of texts."""
     config = plan.config
-    updates = config.minibatches * config.passes
+    updates = counted(config.updates, "optimiser step")
     rollouts = counted(config.group_size, "rollout") if plan.sampled else "their demonstrations"
     length = counted(config.steps, "step") if config.steps is not None else counted(config.epochs or 0, "epoch")
     return {
@@ -41,7 +41,7 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
             "folder": plan.location,
             **({"mirror": str(plan.folder)} if is_url(plan.config.out) else {}),
             "length": length,
-            "each step": f"{counted(config.batch_size, 'task')} × {rollouts}, {counted(updates, 'optimiser step')}",
+            "each step": f"{counted(config.batch_size, 'task')} × {rollouts}, {updates}",
             "seed": config.seed,
         },
         "model": {"path": config.model.path, "dtype": config.model.dtype, "max_length": config.model.max_length},
@@ -177,7 +177,6 @@ def batch(plan: Plan) -> dict[str, str]:
     config, place = plan.config, plan.config.placement
     each = config.group_size if plan.sampled else 1
     rollouts = config.batch_size * each
-    updates = config.minibatches * config.passes
     minibatch = ceil(rollouts / config.minibatches)
     learner = plan.plugins.resolve(plan.learner)
     longest = min(config.model.max_length, config.max_prompt_tokens + config.sampling.max_tokens)
@@ -191,7 +190,7 @@ def batch(plan: Plan) -> dict[str, str]:
         "optimiser steps": f"{counted(rollouts, 'rollout')} / "
         f"{counted(config.minibatches, 'minibatch', 'minibatches')} = {counted(minibatch, 'rollout')} in each "
         f"optimiser step; {config.minibatches} × {counted(config.passes, 'pass', 'passes')} = "
-        f"{counted(updates, 'optimiser step')} in each step",
+        f"{counted(config.updates, 'optimiser step')} in each step",
         "ranks": f"{counted(minibatch, 'rollout')} / {place.learners} = {counted(share, 'rollout')} on each rank of "
         "the learner",
     }
@@ -214,6 +213,6 @@ def batch(plan: Plan) -> dict[str, str]:
     if config.steps is not None:
         words["whole run"] = (
             f"{counted(config.steps, 'step')}: {counted(config.steps * rollouts, 'rollout')}, "
-            f"{counted(config.steps * updates, 'optimiser step')}"
+            f"{counted(config.steps * config.updates, 'optimiser step')}"
         )
     return words

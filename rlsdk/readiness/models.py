@@ -148,7 +148,7 @@ def idle_notes(plan: Plan) -> Iterator[tuple[str, str]]:
     learner, options = plan.plugins.resolve(plan.learner), plan.learner.options
     if isinstance(learner, LearnerOptions):
         constant = learner.schedule == "constant"
-        updates = None if config.steps is None else config.steps * config.minibatches * config.passes
+        updates = None if config.steps is None else config.steps * config.updates
         given |= {
             "learner.critic_lr": (not critic and options.get("critic_lr") is not None, no_critic),
             "learner.value_init": (not critic and "value_init" in options, no_critic),

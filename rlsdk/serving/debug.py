@@ -22,12 +22,12 @@ import attrs
 import numpy as np
 
 from rlsdk import preflight
-from rlsdk.cluster.placement import layout, ray_cluster
+from rlsdk.cluster.placement import ray_cluster
 from rlsdk.cluster.watched import watched
 from rlsdk.config import Plan
 from rlsdk.contracts import Completion, Finish, Sampling
 from rlsdk.engines.client import Answer, EngineClient, GenerateRequest
-from rlsdk.engines.starting import start_engines, started_engines
+from rlsdk.engines.starting import engines_alone
 from rlsdk.errors import ConfigError, DataError, EngineError
 from rlsdk.isolation.reaper import reaped
 from rlsdk.isolation.watching import main_loop
@@ -86,9 +86,7 @@ def serve_engines(plan: Plan, ready: Callable[[str], None]) -> None:
     preflight.require(map(str, machine(plan, trains=False)))
     (plan.folder / "logs").mkdir(parents=True, exist_ok=True)
     with watched(plan.config.watchdog, "serving"), reaped(), ray_cluster(plan) as gpus:
-        found = layout(plan, os.cpu_count() or 1, gpus, roles=["engine"])
-        engines = started_engines(plan, start_engines(plan, found, replaced=False))
-        asyncio.run(_serve(plan, engines, ready))
+        asyncio.run(_serve(plan, engines_alone(plan, gpus), ready))
 
 
 async def _serve(plan: Plan, engines: list[Any], ready: Callable[[str], None]) -> None:

@@ -229,12 +229,12 @@ class Endpoint:
             refused: Called with each error sent to a client there.
         """
         secret = secrets.token_urlsafe(24)
-        self._mounted[_digest(secret)] = routes, refused
+        self._mounted[digest(secret)] = routes, refused
         return Mount(f"{self._address}/{secret}/v1", secret)
 
     def unmount(self, mount: Mount) -> None:
         """Stop serving a mount."""
-        self._mounted.pop(_digest(mount.secret), None)
+        self._mounted.pop(digest(mount.secret), None)
 
     async def _live(self, server: HttpServer) -> None:
         """Wait until the loop ends, which cancels this task."""
@@ -247,7 +247,7 @@ class Endpoint:
     async def _reply(self, request: web.Request) -> HttpReply:
         secret, _, path = request.match_info["path"].partition("/")
         # Looked up by digest, so that the time taken reveals nothing about a secret.
-        mounted = self._mounted.get(_digest(secret))
+        mounted = self._mounted.get(digest(secret))
         if mounted is None:
             raise APIError(
                 "nothing is served at this URL: it is not from rlsdk, or belonged to a rollout that has ended",
@@ -290,5 +290,6 @@ async def _started() -> Endpoint:
     return made
 
 
-def _digest(secret: str) -> bytes:
+def digest(secret: str) -> bytes:
+    """Return a hash to compare secrets by, so that the time of a comparison does not reveal them."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import numpy as np
@@ -147,6 +147,17 @@ class ChatAnswer:
 
 Start = Callable[[Watch | None], Awaitable[ChatAnswer]]
 """Function that starts an answer; its tokens are passed to the watch, if any."""
+T = TypeVar("T")
+
+
+async def all_answers(starts: Iterable[Callable[[None], Awaitable[T]]]) -> list[T]:
+    """Start all answers and wait for them; if one fails or the client disconnects, cancel the others."""
+    tasks = [asyncio.ensure_future(start(None)) for start in starts]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 @attrs.frozen(kw_only=True)
@@ -167,12 +178,7 @@ class ChatReplies:
 
     async def whole(self, starts: Sequence[Start]) -> dict[str, Any]:
         """Wait for all answers and write them as one body."""
-        tasks = [asyncio.ensure_future(start(None)) for start in starts]
-        try:
-            answers = await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+        answers = await all_answers(starts)
         choices = [self._choice(i, answer) for i, answer in enumerate(answers)]
         return self.head.write("chat.completion", choices, _usage(answers))
 

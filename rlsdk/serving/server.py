@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import ipaddress
 import socket
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from rlsdk.errors import ConfigError, EnvironmentFault
-from rlsdk.serving.http_server import HttpServer, read_json
+from rlsdk.serving.http_server import HttpServer, digest, read_json
 from rlsdk.serving.messages import APIError, HttpReply
 from rlsdk.serving.stateless import EngineService
 
@@ -88,7 +87,7 @@ class PublicServer:
             counters: Returns the values for `/metrics`, by name.
         """
         self._service, self._options, self._counters = service, options, counters
-        self._key = _digest(f"Bearer {options.api_key}") if options.api_key else b""
+        self._key = digest(f"Bearer {options.api_key}") if options.api_key else b""
         self._requests = 0
         self._http = HttpServer(self._answer, grace=GRACE)
 
@@ -130,7 +129,7 @@ class PublicServer:
             APIError: The request is rejected.
         """
         if self._key:
-            if not hmac.compare_digest(_digest(request.headers.get("authorization", "")), self._key):
+            if not hmac.compare_digest(digest(request.headers.get("authorization", "")), self._key):
                 raise APIError(
                     "this server requires its API key: `Authorization: Bearer KEY`", status=401, code="invalid_api_key"
                 )
@@ -154,7 +153,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

@@ -21,7 +21,16 @@ from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.serving.http_server import Routes
 from rlsdk.serving.messages import AnswerHead, APIError, HttpReply, TokenLogprobs, models, text_logprobs, tokens_used
-from rlsdk.serving.requests import ChatAnswer, ChatReplies, answered, expect_readable, full, opening, until_stop
+from rlsdk.serving.requests import (
+    ChatAnswer,
+    ChatReplies,
+    all_answers,
+    answered,
+    expect_readable,
+    full,
+    opening,
+    until_stop,
+)
 from rlsdk.serving.streaming import LiveAnswer, sampled_live
 from rlsdk.serving.wire import ChatCompletionRequest, CompletionRequest, GenerationRequest, read_chat, read_completion
 from rlsdk.tool_calls import Dialect
@@ -113,13 +122,7 @@ class EngineService:
         replies = _TextReplies(asked, head, self._context, prompts)
         if asked.stream:
             return self._reply(head, events=replies.streamed(starts))
-        tasks = [asyncio.ensure_future(start(None)) for start in starts]
-        try:
-            answers = await asyncio.gather(*tasks)
-        finally:  # if one answer fails or the client disconnects, cancel the others
-            for task in tasks:
-                task.cancel()
-        return self._reply(head, body=replies.whole(answers))
+        return self._reply(head, body=replies.whole(await all_answers(starts)))
 
     def _head(self, asked: GenerationRequest, kind: str) -> AnswerHead:
         if self._strict and asked.model not in ("", self._model):

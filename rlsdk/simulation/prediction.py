@@ -253,7 +253,7 @@ def _work(plan: Plan, lengths: Lengths, prompt: int, *, on_cpu: bool) -> Work:
         trained=2 if plan.algorithm.critic else 1,
         forward=(config.old_logprobs == "learner") + plan.needs_reference + plan.algorithm.critic,
         passes=config.passes,
-        updates=config.minibatches * config.passes,
+        updates=config.updates,
         recomputes=bool(getattr(learner, "gradient_checkpointing", False)),
         context=prompt + lengths.median / 2,
         colocated=takes_turns(plan) and not on_cpu,

@@ -54,6 +54,10 @@ class Failure:
     reason: str
     log: Path
 
+    def as_json(self) -> dict[str, str]:
+        """Return plain JSON."""
+        return {"run": self.run, "reason": self.reason, "log": str(self.log)}
+
 
 def default_metric(plans: Iterable[Plan]) -> str:
     """Return the metric for comparing runs: held-out accuracy, if all of them evaluate held-out tasks."""
@@ -140,7 +144,7 @@ def as_json(folder: Path, metric: str, rows: Sequence[ResultRow], failures: Sequ
             }
             for row in rows
         ],
-        "failed": [{"run": each.run, "reason": each.reason, "log": str(each.log)} for each in failures],
+        "failed": [each.as_json() for each in failures],
     }
 
 

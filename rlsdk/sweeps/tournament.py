@@ -151,7 +151,7 @@ def as_json(
             }
             for each in found
         ],
-        "failed": [{"run": each.run, "reason": each.reason, "log": str(each.log)} for each in failures],
+        "failed": [each.as_json() for each in failures],
     }
 
 

@@ -16,6 +16,7 @@ from rlsdk.tool_calls import (
     as_json,
     blocks,
     read_call,
+    read_calls,
     read_json,
     too_long,
 )
@@ -70,10 +71,7 @@ class Json:
             return []
         if len(text) > MAX_CHARACTERS:
             return [too_long(text)]
-        read = read_json(text)
-        if isinstance(read, Malformed):
-            return [read]
-        return [read_call(each) for each in (read if isinstance(read, list) else [read])]
+        return read_calls(text)
 
     def write(self, calls: Pairs) -> str:
         """Write one call as an object, several as a list."""

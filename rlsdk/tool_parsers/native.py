@@ -21,7 +21,7 @@ from rlsdk.tool_calls import (
     as_json,
     blocks,
     read_call,
-    read_json,
+    read_calls,
     read_object_after,
     read_value,
     too_long,
@@ -191,10 +191,7 @@ class Mistral:
         if len(text) > MAX_CHARACTERS:
             return [too_long(text)]
         if body.startswith("["):
-            read = read_json(body.removesuffix("</s>"))
-            if isinstance(read, Malformed):
-                return [read]
-            return [read_call(each) for each in (read if isinstance(read, list) else [read])]
+            return read_calls(body.removesuffix("</s>"))
         parts = [part.strip() for part in body.split("[TOOL_CALLS]") if part.strip()]
         calls = []
         for part in parts:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlsdk.batch import Credit, CreditInputs
 from rlsdk.batch.arithmetic import adjusted
-from rlsdk.components import component_of, see_definition
+from rlsdk.components import needs_of, see_definition, title_of
 from rlsdk.config import Plan
 from rlsdk.contracts import memory_of
 from rlsdk.contracts.tasks import label_of
@@ -48,7 +48,7 @@ class CreditAssigner:
         self._shaping = list(shaping)
         self._advantage = advantage
         self._whiten, self._clip = whiten, clip
-        self.needs = frozenset(n for part in self._parts() for n in _needs(part))
+        self.needs = frozenset(n for part in self._parts() for n in needs_of(part))
 
     @classmethod
     def of(cls, plan: Plan) -> CreditAssigner:
@@ -95,14 +95,14 @@ class CreditAssigner:
         """
 
         def run(part: Any, x: CreditInputs) -> Any:
-            given = x.only(_needs(part))
+            given = x.only(needs_of(part))
             edits = given.edits
             with _named(part):
                 result = part(given)
                 result = settle(result) if inspect.isawaitable(result) else result
             if changed := [field for field, count in given.edits.items() if count != edits[field]]:
                 raise RunError(
-                    f"{_name(part)} changed x.{changed[0]} in place, but the rest of the step reads it too: avoid "
+                    f"{title_of(part)} changed x.{changed[0]} in place, but the rest of the step reads it too: avoid "
                     f"methods that end in '_', += and x.{changed[0]}[…] = … on it, or change a copy, "
                     f"x.{changed[0]}.clone(){see_definition(part)}"
                 )
@@ -130,13 +130,13 @@ class CreditAssigner:
     def state(self) -> dict[str, Any]:
         """Return the state of stateful components as plain JSON, by position in the chain and name."""
         parts = enumerate(self._parts())
-        return {f"{i} {_name(part)}": memory.state() for i, part in parts if (memory := memory_of(part))}
+        return {f"{i} {title_of(part)}": memory.state() for i, part in parts if (memory := memory_of(part))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state of the components; if the chain has changed, they are matched by name."""
         left = dict(state)
         for i, part in enumerate(self._parts()):
-            memory, name = memory_of(part), _name(part)
+            memory, name = memory_of(part), title_of(part)
             if memory is None:
                 continue
             moved = [key for key in left if key.partition(" ")[2] == name]
@@ -151,16 +151,6 @@ class CreditAssigner:
         return [*self._shaping, self._advantage]
 
 
-def _needs(part: Any) -> tuple[str, ...]:
-    component = component_of(part)
-    return component.needs if component else ()
-
-
-def _name(part: Any) -> str:
-    component = component_of(part)
-    return f"{component.kind} {component.name!r}" if component else repr(part)
-
-
 @contextmanager
 def _named(part: Any) -> Iterator[None]:
     """Add the component's name to an error that it raises."""
@@ -169,12 +159,12 @@ def _named(part: Any) -> Iterator[None]:
     except RlsdkError:
         raise
     except (Exception, SystemExit) as error:  # `sys.exit` in it would end the run without a word
-        raise RunError(f"{_name(part)} failed: {described(error)}") from error
+        raise RunError(f"{title_of(part)} failed: {described(error)}") from error
 
 
 def _checked(result: Any, x: CreditInputs, part: Any) -> Tensor:
     """Validate and return a component's result: a finite tensor with one value per rollout or per token."""
-    name = _name(part)
+    name = title_of(part)
     if not isinstance(result, Tensor) or result.dim() != 1 or len(result) not in (len(x.rewards), len(x.loss_mask)):
         given = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
         raise RunError(
@@ -217,7 +207,7 @@ def apply_filters(groups: Sequence[Group], filters: Sequence[Callable[[Group], b
                 answer = each(left) if left is not None and len(left) else False
             if not isinstance(answer, bool | np.bool_ | Group):
                 raise RunError(
-                    f"{_name(each)} returned {answer!r:.80}; expected True, False or a Group{see_definition(each)}"
+                    f"{title_of(each)} returned {answer!r:.80}; expected True, False or a Group{see_definition(each)}"
                 )
             left = attrs.evolve(answer, uid=group.uid) if isinstance(answer, Group) else (left if answer else None)
         if left is not None and len(left):

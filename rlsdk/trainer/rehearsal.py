@@ -23,6 +23,7 @@ from rlsdk.isolation.reaper import marked_early
 from rlsdk.plugins import load
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import RolloutGenerator, first_error
+from rlsdk.scoring.actors import reward_terms
 from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.serving.context import context_of
 from rlsdk.testing import ScriptedPolicy
@@ -74,12 +75,8 @@ async def rehearse(plan: Plan, tasks: Sequence[Sequence[Task]]) -> Rehearsal:
     workflow = plan.plugins.component(plan.workflow)
     if workflow.rewards:
         return Rehearsal((f"the reward is not tried out before the start: workflow {workflow.name!r} gives it",))
-    parts = {
-        "reward" if len(plan.rewards) == 1 else f"reward[{i}]": RewardTerm(
-            each.rule, plan.plugins.resolve(each.reference), each.reference
-        )
-        for i, each in enumerate(plan.rewards)
-    }
+    terms = reward_terms(plan)
+    parts = {"reward" if len(terms) == 1 else f"reward[{i}]": term for i, term in enumerate(terms)}
     reasons = {path: reason for path, part in parts.items() if (reason := _kept_from(part))}
     faults: list[str] = []
     with marked_early():

@@ -15,7 +15,8 @@ import numpy as np
 from rlsdk.config import Plan
 from rlsdk.contracts import ScoredAtEnd
 from rlsdk.runlog.payload import prompt_text
-from rlsdk.scoring.scorer import RewardTerm, Scorer
+from rlsdk.scoring.actors import reward_terms
+from rlsdk.scoring.scorer import Scorer
 from rlsdk.types import Group, Rollout, Score
 from rlsdk.whatif.question import WhatIfQuestion, credit_faults
 from rlsdk.whatif.side import Credited, Side, Store, StoredStep
@@ -307,8 +308,7 @@ def _tokens(stored: Sequence[Any], before: Credited, after: Credited) -> tuple[C
 
 def scorer_of(plan: Plan) -> Scorer:
     """Create the scorer of a plan without rewards that need an actor; close it after use."""
-    parts = [RewardTerm(each.rule, plan.plugins.resolve(each.reference), each.reference) for each in plan.rewards]
-    return Scorer(parts, plan.config.scoring)
+    return Scorer(reward_terms(plan), plan.config.scoring)
 
 
 def scored_at_end(plan: Plan) -> bool:
