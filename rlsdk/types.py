@@ -247,6 +247,8 @@ def _float(value: Any) -> float:
 
 
 def _flag(value: Any, what: str) -> bool:
+    if isinstance(value, bool):
+        return value
     with suppress(ValueFault):
         if (found := number(value, what)) in (0, 1):
             return bool(found)

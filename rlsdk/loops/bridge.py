@@ -25,12 +25,16 @@ CLOSE_SECONDS = 5.0
 
 @attrs.define(eq=False)
 class _Call(Generic[T]):
-    """A coroutine on the target loop, with the future on the source loop that receives its outcome."""
+    """A coroutine on the target loop, with the future on the source loop that receives its outcome.
+
+    `settled` is True once the outcome has reached the source loop.
+    """
 
     work: Callable[[], Awaitable[T]]
     outcome: asyncio.Future[T]
     context: contextvars.Context = attrs.field(factory=contextvars.copy_context)
     task: asyncio.Task[T] | None = None
+    settled: bool = False
 
 
 class LoopBridge:
@@ -62,18 +66,18 @@ class LoopBridge:
         call = _Call(work, self._source.create_future())
         self._send(partial(self._begin, call), call)
         try:
-            await asyncio.wait([call.outcome])
+            result: T = await call.outcome
+            return result
         except asyncio.CancelledError:
-            self._send(partial(_cancel, call))
-            try:
+            if not call.settled:  # else the work itself was cancelled, or has just ended
+                call.outcome = self._source.create_future()  # the other one was cancelled with this call
+                self._send(partial(_cancel, call))
                 await asyncio.wait([call.outcome], timeout=CANCEL_SECONDS)
-            finally:
-                # Its outcome is no longer read.
-                if not call.outcome.cancel() and not call.outcome.cancelled():
-                    call.outcome.exception()
             raise
-        result: T = call.outcome.result()
-        return result
+        finally:
+            # Its outcome is no longer read.
+            if not call.outcome.cancel() and not call.outcome.cancelled():
+                call.outcome.exception()
 
     def post_from_anywhere(self, work: Callable[[], None]) -> None:
         """Schedule a function on the target loop from any thread, without waiting and not ordered with `run`."""
@@ -93,7 +97,7 @@ class LoopBridge:
                 call.outcome.set_exception(RuntimeError("the event loop of this call is closed"))
 
     def _begin(self, call: _Call[Any]) -> None:
-        call.task = self._target.create_task(_contained(call.work), context=call.context)
+        call.task = self._target.create_task(contained(call.work), context=call.context)
         call.task.add_done_callback(lambda _: self._end(call))
 
     def _end(self, call: _Call[Any]) -> None:
@@ -106,7 +110,7 @@ class LoopBridge:
         _call_on(self._source, [partial(_settle, call) for call in ended])
 
 
-async def _contained(work: Callable[[], Awaitable[T]]) -> T:
+async def contained(work: Callable[[], Awaitable[T]]) -> T:
     """Await work; turn a SystemExit, or another exception outside `Exception`, into an ordinary error.
 
     A SystemExit would end the loop; handlers of errors would miss the others, such as a panic of a library in Rust.
@@ -127,6 +131,7 @@ def _cancel(call: _Call[Any]) -> None:
 def _settle(call: _Call[Any]) -> None:
     if call.task is None:
         return
+    call.settled = True
     error = None if call.task.cancelled() else call.task.exception()
     if call.outcome.done():
         return

@@ -185,7 +185,7 @@ class ChatTokenizer:
             self._refuse_images(messages)
             text = self.separator.join(m.text for m in messages if m.text)
             begin, _, more = text.partition(CUT)
-            return self._array([*self.tokenizer(_whole(begin)).input_ids, *self.encode(more)])
+            return self._array([*self._ids(_whole(begin), special=True), *self.encode(more)])
         return self._checked(self.renderer.prompt_tokens(messages, self._tools_as_data(tools)), messages)
 
     def bridge_tokens(
@@ -284,13 +284,16 @@ class ChatTokenizer:
         texts = [piece for piece in _whole(text).split(CUT) if piece]
         return self._array([token for piece in texts for token in self._ids(piece)])
 
-    def _ids(self, text: str) -> list[int]:
-        """Tokenize a text without special tokens; transformers' call takes four times as long for a short text."""
+    def _ids(self, text: str, *, special: bool = False) -> list[int]:
+        """Tokenize a text, with `special` tokens around it or without.
+
+        Transformers' call takes four times as long for a short text.
+        """
         inner = self._direct
         if inner is not None and inner.truncation is None and inner.padding is None:
-            direct: list[int] = inner.encode(text, add_special_tokens=False).ids
+            direct: list[int] = inner.encode(text, add_special_tokens=special).ids
             return direct
-        found: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
+        found: list[int] = self.tokenizer(text, add_special_tokens=special).input_ids
         return found
 
     def as_data(self, text: str) -> str:
@@ -300,7 +303,8 @@ class ChatTokenizer:
         are all tokens added to the vocabulary: role headers, `<tool_call>` and `</think>` as well as the end of text.
         Unpaired surrogates become U+FFFD.
         """
-        text = _NO_TEXT.sub("\N{REPLACEMENT CHARACTER}", text)
+        if not text.isascii():
+            text = _NO_TEXT.sub("\N{REPLACEMENT CHARACTER}", text)
         if self._controls is None or self._controls.search(text) is None:
             return text
         cuts = [0, *(m.start() + 1 for m in self._controls.finditer(text, overlapped=True)), len(text)]

@@ -42,7 +42,7 @@ UNCOMPARED = Score.invalid("others of its group were aborted from outside before
 """Score of a complete rollout in an aborted group, where the reward compares rollouts."""
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, slots=False)
 class _Made:
     """Rollouts of one group member, with their scores.
 

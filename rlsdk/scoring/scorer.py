@@ -28,7 +28,7 @@ from rlsdk.contracts import (
     runs_user_code,
 )
 from rlsdk.errors import DataError, ScoringError, described
-from rlsdk.loops import UserLoop
+from rlsdk.loops import UserLoop, contained
 from rlsdk.plugins import ComponentRef
 from rlsdk.scoring.batching import Batcher, Cache, Take
 from rlsdk.scoring.outcome import Scored, as_score, as_scores, combine, imported_within, rewards_tokens
@@ -216,7 +216,7 @@ class Scorer:
         counters = ScoringCounters(rollout)
         for index, part in enumerate(self._parts):
             if not part.late and part.rule.applies(rollout.task):
-                score = as_score(await _guarded(part, rollout)) if index < counters.gate else None
+                score = as_score(await _guarded(part.run, rollout)) if index < counters.gate else None
                 counters = counters.with_score(index, part.rule, score)
         return counters
 
@@ -240,10 +240,10 @@ class Scorer:
         due = [part.rule.applies(counters.rollout.task) for counters in counted]
         rollouts = [t.rollout for t, is_due in zip(counted, due, strict=True) if is_due and index < t.gate]
         if part.compares:  # one call for all
-            result = await _guarded(part, rollouts) if rollouts else []
+            result = await _guarded(part.run, rollouts) if rollouts else []
             found = [result] * len(rollouts) if isinstance(result, Score) else as_scores(result, len(rollouts))
         else:
-            found = [as_score(each) for each in await asyncio.gather(*(_guarded(part, r) for r in rollouts))]
+            found = [as_score(each) for each in await asyncio.gather(*(_guarded(part.run, r) for r in rollouts))]
         scores = iter(found)
         return [
             counters
@@ -305,18 +305,14 @@ class Scorer:
 
     def _elsewhere(self, part: RewardTerm) -> Callable[[Any], Any]:
         """Build the call of a part in this process or an actor; awaited results have a time limit."""
-        timeout = self._timeout(part)
+        timeout, mark = self._timeout(part), component_of(part.reward)
         call = self._actor(part) if part.where == "actor" and self._actor is not None else part.reward
         takes_lists = part.batch or call is not part.reward
         if call is part.reward and self._user_loop is not None and runs_user_code(part.reward):
-            call = partial(_called_in, self._user_loop, part.reward)
-
-        async def all_at_once(take: Take) -> list[Score]:
-            rollouts = take()
-            result = call(rollouts)
-            return as_scores(await result if inspect.isawaitable(result) else result, len(rollouts))
-
-        run = Batcher(all_at_once) if takes_lists and part.batch != "group" else call
+            if not part.batch and mark is not None and not mark.is_async:
+                # Crossing to the other loop takes longer than most rewards: rollouts that end together cross together.
+                call, takes_lists = partial(_each, part.reward), True
+            call = partial(_called_in, self._user_loop, call)
 
         async def limited(result: Awaitable[Any]) -> Any:
             try:
@@ -328,18 +324,24 @@ class Scorer:
                 raise FailedError(f"it took longer than {timeout:g} s") from None
 
         def begin(argument: Any) -> Any:
-            result = run(argument)
+            result = call(argument)
             return limited(result) if inspect.isawaitable(result) else result
 
-        concurrency = part.max_concurrency if run is call else None
+        async def all_at_once(take: Take) -> list[Score]:
+            rollouts = take()
+            result = begin(rollouts)
+            return as_scores(await result if inspect.isawaitable(result) else result, len(rollouts))
+
+        if takes_lists and part.batch != "group":
+            return Batcher(all_at_once)
         places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
         async def in_turn(argument: Any) -> Any:
             loop = asyncio.get_running_loop()
-            async with places.setdefault(loop, asyncio.Semaphore(concurrency or 1)):
+            async with places.setdefault(loop, asyncio.Semaphore(part.max_concurrency or 1)):
                 return await begin(argument)  # so that waiting for a place takes nothing of the time limit
 
-        return begin if concurrency is None else in_turn
+        return begin if part.max_concurrency is None else in_turn
 
     def _timeout(self, part: RewardTerm) -> float:
         limit = _option(part.reward, "timeout", HasTimeout)
@@ -374,10 +376,20 @@ async def _called_in(user_loop: UserLoop, reward: Callable[[Any], Any], argument
     return await user_loop.run(call)
 
 
-async def _guarded(part: _Ready, argument: Any) -> Any:
+async def _each(reward: Callable[[Rollout], Any], rollouts: Sequence[Rollout]) -> list[Any]:
+    """Call a reward on each of several rollouts."""
+
+    async def score(rollout: Rollout) -> Any:
+        result = reward(rollout)
+        return await result if inspect.isawaitable(result) else result
+
+    return await asyncio.gather(*(_guarded(contained, partial(score, rollout)) for rollout in rollouts))
+
+
+async def _guarded(run: Callable[[Any], Any], argument: Any) -> Any:
     """Return the result of a call or, if it fails, an invalid score with the reason."""
     try:
-        result = part.run(argument)
+        result = run(argument)
         return await result if inspect.isawaitable(result) else result
     except (DataError, ScoringError):
         raise

@@ -133,9 +133,12 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return length and status metrics of a step's rollouts, and the means of their workflow metrics."""
     rollouts = [r for g in groups for r in g.rollouts]
     # Tokens that are too old to be trained on were sampled all the same.
-    sampled = [r.token_ids[r.loss_mask | (r.policy_versions >= 0)] for r in rollouts]
-    lengths = np.array([len(each) for each in sampled])
-    some = sampled[:: -(-len(rollouts) // 64)]  # an evenly spread sample, since the metric is costly
+    sampled = np.concatenate([r.loss_mask for r in rollouts])
+    sampled |= np.concatenate([r.policy_versions for r in rollouts]) >= 0
+    owners = np.repeat(np.arange(len(rollouts)), [len(r.loss_mask) for r in rollouts])
+    lengths = np.bincount(owners[sampled], minlength=len(rollouts))
+    spread = rollouts[:: -(-len(rollouts) // 64)]  # an evenly spread sample, since the metric is costly
+    some = [r.token_ids[r.loss_mask | (r.policy_versions >= 0)] for r in spread]
     return {
         **measured(groups),
         "rollouts/tokens": float(lengths.sum()),
@@ -156,7 +159,7 @@ def repetition(token_ids: np.ndarray, size: int = 8) -> float:
     if len(token_ids) <= size:
         return 0.0
     phrases = np.lib.stride_tricks.sliding_window_view(token_ids, size)
-    return 1.0 - len(np.unique(phrases, axis=0)) / len(phrases)
+    return 1.0 - len({phrase.tobytes() for phrase in phrases}) / len(phrases)
 
 
 def sampled_entropy(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -164,9 +167,10 @@ def sampled_entropy(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
     Empty for demonstrations, which were not sampled.
     """
-    found = [r.logprobs[r.loss_mask & (r.policy_versions >= 0)] for r in rollouts]
-    tokens = sum(map(len, found))
-    return {"rollouts/entropy": -float(sum(each.sum(dtype=np.float64) for each in found)) / tokens} if tokens else {}
+    sampled = np.concatenate([r.loss_mask for r in rollouts])
+    sampled &= np.concatenate([r.policy_versions for r in rollouts]) >= 0
+    found = np.concatenate([r.logprobs for r in rollouts])[sampled]
+    return {"rollouts/entropy": -float(found.mean(dtype=np.float64))} if len(found) else {}
 
 
 def reward_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]:

@@ -451,7 +451,7 @@ class Trainer:
             await self.publish()
 
     async def _train_steps(self) -> None:
-        settle()
+        settle(rollouts=True)
         await self.prepare()
         log.debug("step %d of %d: engines and learner agree; training begins", self.version, self.steps)
         found: Metrics = {}

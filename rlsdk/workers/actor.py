@@ -111,7 +111,7 @@ class RolloutWorkerActor(RunActor):
             raise portable(error) from error
         if self._maker.client is not None:
             self._maker.client.lost = self._lose_engine
-        settle()
+        settle(rollouts=True)
         self._proceed()
 
     async def identity(self) -> Identity:  # type: ignore[override]

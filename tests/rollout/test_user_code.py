@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,36 @@ def test_an_async_reward_that_blocks_does_not_hold_up_the_rest_of_the_run(batch:
         return await scored
 
     assert [score.value for score in asyncio.run(drive()).scores] == [1.0, 1.0]
+
+
+def test_a_plain_reward_crosses_once_for_the_rollouts_that_end_together_and_fails_for_each_alone() -> None:
+    crossings, threads = [], set()
+    numbers = itertools.count()
+
+    class CountingLoop(UserLoop):
+        async def run(self, work: Callable[[], Awaitable[Any]]) -> Any:
+            crossings.append(work)
+            return await super().run(work)
+
+    @rlsdk.reward("plain", runs="driver")
+    def plain(rollout: Rollout) -> float:
+        threads.add(threading.get_ident())
+        number = next(numbers)
+        if number == 2:
+            raise KeyError("gone")
+        if number == 3:
+            raise SystemExit(3)
+        return float(number)
+
+    with CountingLoop() as user_loop:
+        scorer = Scorer([RewardTerm(RewardSpec("plain"), rlsdk.load("reward", plain))], user_loop=user_loop)
+        where = context(Counting(lambda _: "An answer."), user_loop)
+        made = asyncio.run(group(rlsdk.load("workflow", "single_turn"), where, scorer=scorer, size=5))
+    assert [score.value for score in made.scores if score.valid] == [0.0, 1.0, 4.0]
+    assert "KeyError: 'gone'" in made.scores[2].reason
+    assert "SystemExit: 3" in made.scores[3].reason
+    assert len(crossings) == 1
+    assert threading.get_ident() not in threads
 
 
 def test_failures_are_reported_as_on_one_loop(user_loop: UserLoop) -> None:
