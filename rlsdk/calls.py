@@ -12,6 +12,7 @@ import attrs
 
 from rlsdk import fields
 from rlsdk.errors import PluginError
+from rlsdk.kinds import SUPPLIED
 from rlsdk.options import unknown
 
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
@@ -116,18 +117,18 @@ def new_field(name: str, needs: Iterable[str]) -> tuple[str, ...]:
 
 def _uncallable(kind: str, obj: Any) -> str:
     """Describe a function that does not accept the arguments of its kind; empty if it does."""
-    arguments = ARGUMENTS.get(kind)
-    if not arguments or inspect.isclass(obj):
+    arguments, supplied = ARGUMENTS.get(kind, ()), SUPPLIED.get(kind, ())
+    if not (arguments or supplied) or inspect.isclass(obj):
         return ""
     signature = inspect.signature(obj)
-    options = dict.fromkeys(p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY)
+    options = dict.fromkeys((*(p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY), *supplied))
     try:
         signature.bind(*arguments, **options)
     except TypeError:
-        shown = (
-            f"{obj.__name__}({', '.join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values())})"
-        )
-        called = f"it is called as {obj.__name__}({', '.join(arguments)}), but is defined as {shown}"
+        plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+        shown = f"{obj.__name__}{inspect.Signature(plain)}"
+        given = ", ".join((*arguments, *(f"{name}=…" for name in supplied)))
+        called = f"it is called as {obj.__name__}({given}), but is defined as {shown}"
         if next(iter(signature.parameters), "") == "self":
             return f"{called}; mark a function outside of a class, or the class"
         if kind == "reward":

@@ -253,6 +253,8 @@ def mark(kind: Kind, name: str, **extra: Any) -> Callable[[T], T]:
     Raises:
         PluginError: The name, the needed fields, or the marked object is invalid.
     """
+    if isinstance(marked := getattr(name, "__name__", None), str):  # a mark without brackets
+        raise PluginError(f"@rlsdk.{kind} takes a name; write @rlsdk.{kind}({marked!r}) above {marked}")
     if not isinstance(name, str) or not name:
         raise PluginError(f"@rlsdk.{kind} takes a name, @rlsdk.{kind}('my_{kind}'); got {name!r}")
     if "/" in name:

@@ -114,9 +114,25 @@ def test_a_name_has_no_spaces_or_control_characters(name):
         rlsdk.reward(name)
 
 
+def test_a_stop_rule_or_buffer_that_does_not_take_what_it_is_called_with_is_explained():
+    def ready(*, available, wanted):
+        return available >= wanted
+
+    def oldest(group, *, step):
+        return step
+
+    with pytest.raises(PluginError, match=r"called as ready\(available=…, target=…\), but is defined as ready\(\*, av"):
+        rlsdk.stop("ready")(ready)
+    with pytest.raises(PluginError, match=r"called as oldest\(group, step=…, uses=…\), but is defined as oldest"):
+        rlsdk.buffer("oldest")(oldest)
+
+
 def test_a_mark_without_brackets_is_explained():
-    with pytest.raises(PluginError, match="takes a name"):
-        rlsdk.reward(lambda rollout: 1.0)
+    def right(rollout):
+        return 1.0
+
+    with pytest.raises(PluginError, match=r"@rlsdk.reward takes a name; write @rlsdk.reward\('right'\) above right$"):
+        rlsdk.reward(right)
 
 
 @dataclasses.dataclass
