@@ -20,7 +20,7 @@ from rlsdk.config import check, read
 from rlsdk.errors import ArgumentError
 
 _LEFT_BY_A_FAILURE = frozenset({"cache", "logs"})
-"""Contents of the folder of an evaluation that failed."""
+"""Contents of the folder of an evaluation that failed; one that was killed may have left fewer."""
 
 
 @click.command(cls=SettingsCommand, name="eval")
@@ -83,7 +83,7 @@ def eval(  # noqa: A001 - the command's name
 
 def _prepare(folder: Path, *, overwrite: bool) -> None:
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    ours = "evaluation.json" in found or found == _LEFT_BY_A_FAILURE
+    ours = "evaluation.json" in found or {"logs"} <= found <= _LEFT_BY_A_FAILURE
     if found and overwrite and ours:
         shutil.rmtree(folder)
     elif found or (folder.exists() and not folder.is_dir()):

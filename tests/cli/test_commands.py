@@ -117,6 +117,7 @@ def test_a_mistyped_option_is_answered_with_the_option():
     ("content", "ours"),
     [
         (("logs/engine-0.log", "cache/a"), True),
+        (("logs/engine-0.log",), True),
         (("evaluation.json", "x"), True),
         (("logs/a", "cache/a", "mine"), False),
     ],
