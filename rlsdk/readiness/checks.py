@@ -151,11 +151,14 @@ def _models(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
     section = plan.config.model
     loads = _loads(plan, trains=trains)
     others = [*(["reference"] if plan.needs_reference else []), *(["critic"] if plan.algorithm.critic else [])]
+    asked: dict[str, list[str]] = {}  # hub id -> faults
     for key in ("path", "tokenizer", *others):
         if not (name := getattr(section, key)):
             continue
         if not os.path.isdir(folder := os.path.expanduser(name)):
-            faults = preflight.hub_model(name)
+            if name not in asked:
+                asked[name] = preflight.hub_model(name)
+            faults = asked[name]
             yield from (PlanFinding(f"model.{key}", text) for text in faults)
             if faults or not preflight.hub_is_offline():
                 continue

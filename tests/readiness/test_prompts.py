@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rlsdk import nano
+from rlsdk import nano, preflight
 from rlsdk.config import Plan, check
-from rlsdk.readiness.checks import examine
+from rlsdk.readiness.checks import examine, machine
 from rlsdk.readiness.memory import estimate_memory
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.trainer.assembly import _streams, examined, train_tasks
@@ -151,6 +151,19 @@ def changed(model: Path, folder: Path, file: str, **values: Any) -> Path:
     read = json.loads((folder / file).read_text(encoding="utf-8"))
     (folder / file).write_text(json.dumps({**read, **values}), encoding="utf-8")
     return folder
+
+
+def test_the_hub_is_asked_once_for_a_model_that_several_settings_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(preflight, "hub_model", lambda name: asked.append(name) or ["not there"])
+    settings = ("algorithm=grpo", "algorithm.kl_coef=0.1", "model.reference=lab/small", "model.tokenizer=lab/small")
+    found = machine(plan(Path("lab/small"), tmp_path, [SHORT], [SHORT], *settings), devices=False)
+    assert asked == ["lab/small"]
+    assert [each.path for each in found if each.message == "not there"] == [
+        "model.path", "model.tokenizer", "model.reference",
+    ]  # fmt: skip
 
 
 def test_a_config_that_no_model_can_be_built_from_is_a_fault(model: Path, tmp_path: Path) -> None:
