@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
+from rlsdk.errors import described
 from rlsdk.isolation.watching import CURRENT
 from rlsdk.loops.watch import BLOCKED_SECONDS, LoopWatch, culprit
 
@@ -120,7 +121,7 @@ async def contained(work: Callable[[], Awaitable[T]]) -> T:
     except (Exception, asyncio.CancelledError, GeneratorExit):
         raise
     except BaseException as error:
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        raise RuntimeError(described(error)) from error  # names the line, which the traceback of this error lacks
 
 
 def _cancel(call: _Call[Any]) -> None:

@@ -303,7 +303,7 @@ def test_a_plain_reward_crosses_once_for_the_rollouts_that_end_together_and_fail
         made = asyncio.run(group(rlsdk.load("workflow", "single_turn"), where, scorer=scorer, size=5))
     assert [score.value for score in made.scores if score.valid] == [0.0, 1.0, 4.0]
     assert "KeyError: 'gone'" in made.scores[2].reason
-    assert "SystemExit: 3" in made.scores[3].reason
+    assert "SystemExit: 3 (tests/rollout/test_user_code.py, line" in made.scores[3].reason
     assert len(crossings) == 1
     assert threading.get_ident() not in threads
 
