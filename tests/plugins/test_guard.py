@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,10 @@ def test_an_import_that_takes_long_is_reported_with_its_line(tmp_path, monkeypat
 def test_an_interrupted_import_is_named(tmp_path):
     (tmp_path / "lab.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)\n")
     command = [sys.executable, "-m", "rlsdk", "plugins", "lab", "--plugin", "lab.py"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+    # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
+    listening = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    how = {"cwd": tmp_path, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **how, preexec_fn=listening) as process:  # noqa: PLW1509
         assert process.stderr is not None
         assert process.stderr.readline() == "begun\n"
         process.send_signal(signal.SIGINT)
