@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,11 @@ class Runner:
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """Start a training and do not wait; standard error goes to `console.log`."""
         command = [sys.executable, "-m", "rlsdk.cli", "train", str(self.config), *arguments]
+        # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
+        listening = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        how = {"text": True, "start_new_session": True, "preexec_fn": listening, **options}
         with (self.folder / "out.log").open("a") as out, (self.folder / "console.log").open("a") as log:
-            process = subprocess.Popen(command, stdout=out, stderr=log, text=True, start_new_session=True, **options)
+            process = subprocess.Popen(command, stdout=out, stderr=log, **how)
         self._started.append(process)
         return process
 
