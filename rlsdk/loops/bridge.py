@@ -111,6 +111,15 @@ class LoopBridge:
         _call_on(self._source, [partial(_settle, call) for call in ended])
 
 
+def is_cancelled() -> bool:
+    """Return True if the running task is being cancelled from outside.
+
+    Otherwise, a CancelledError in it was leaked by a scope of anyio, or of a client built on it.
+    """
+    running = asyncio.current_task()
+    return running is not None and running.cancelling() > 0
+
+
 async def contained(work: Callable[[], Awaitable[T]]) -> T:
     """Await work; turn a SystemExit, or another exception outside `Exception`, into an ordinary error.
 

@@ -26,7 +26,7 @@ from rlsdk.errors import (
     WorldLostError,
     described,
 )
-from rlsdk.loops import UserLoop
+from rlsdk.loops import UserLoop, is_cancelled
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.scoring.outcome import as_score
 from rlsdk.scoring.scorer import Scorer, ScoringCounters
@@ -218,10 +218,8 @@ class RolloutGenerator:
         except RlsdkError:
             raise
         except asyncio.CancelledError as error:
-            running = asyncio.current_task()
-            if running is not None and running.cancelling():
-                raise  # this rollout is cancelled from outside
-            # A scope of anyio, or of a client built on it, leaked its own cancellation.
+            if is_cancelled():
+                raise
             raise _FailedError(f"its code raised {described(error)}") from error
         except Exception as error:
             if any(f"{kind.__module__}.".startswith("ray.") for kind in type(error).__mro__):

@@ -28,7 +28,7 @@ from rlsdk.contracts import (
     runs_user_code,
 )
 from rlsdk.errors import DataError, ScoringError, described
-from rlsdk.loops import UserLoop, contained
+from rlsdk.loops import UserLoop, contained, is_cancelled
 from rlsdk.plugins import ComponentRef
 from rlsdk.scoring.batching import Batcher, Cache, Take
 from rlsdk.scoring.outcome import Scored, as_score, as_scores, combine, imported_within, rewards_tokens
@@ -334,14 +334,16 @@ class Scorer:
 
         if takes_lists and part.batch != "group":
             return Batcher(all_at_once)
+        if (most := part.max_concurrency) is None:
+            return begin
         places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
         async def in_turn(argument: Any) -> Any:
             loop = asyncio.get_running_loop()
-            async with places.setdefault(loop, asyncio.Semaphore(part.max_concurrency or 1)):
+            async with places.setdefault(loop, asyncio.Semaphore(most)):
                 return await begin(argument)  # so that waiting for a place takes nothing of the time limit
 
-        return begin if part.max_concurrency is None else in_turn
+        return in_turn
 
     def _timeout(self, part: RewardTerm) -> float:
         limit = _option(part.reward, "timeout", HasTimeout)
@@ -396,9 +398,8 @@ async def _guarded(run: Callable[[Any], Any], argument: Any) -> Any:
     except FailedError as error:
         return Score.invalid(str(error))
     except asyncio.CancelledError as error:
-        running = asyncio.current_task()
-        if running is not None and running.cancelling():
-            raise  # the scoring is cancelled from outside, not by a scope that the reward leaked
+        if is_cancelled():
+            raise
         return Score.invalid(described(error))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code: what it raises is reported
         return Score.invalid(described(error))
