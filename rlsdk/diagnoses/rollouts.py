@@ -81,7 +81,7 @@ def dead_groups(history: History, *, window: Count = 10, share: float = 0.7) -> 
 def _advice_on_dead_groups(history: History, window: int, *, replaced: bool) -> str:
     accuracy, cut = history["accuracy/mean"], history["rollouts/truncated"].last(window).mean
     if accuracy.last(window).mean > 0.5:
-        others = "set algorithm.filters=[nonzero_variance] and rollout.dynamic_sampling=true to find the rest"
+        others = "set rollout.dynamic_sampling=true, with a filter such as nonzero_variance, to find the rest"
         return "the tasks are too easy: train on harder ones" + ("" if replaced else f", or {others}")
     if len(accuracy) and (best := accuracy.values.max()) >= 0.1 and accuracy.last(3).mean < best / 4:
         return (

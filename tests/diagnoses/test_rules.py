@@ -164,7 +164,7 @@ def test_the_advice_on_dead_groups_is_on_their_cause(accuracy: Any, cut: float, 
 def test_the_advice_on_dead_groups_does_not_name_what_is_already_set() -> None:
     rule = rlsdk.load("diagnosis", "dead_groups")
     once = rule(history(groups__dead=1.0, accuracy__mean=0.9))
-    assert "set algorithm.filters=[nonzero_variance] and rollout.dynamic_sampling=true" in once.advice
+    assert "set rollout.dynamic_sampling=true, with a filter such as nonzero_variance, to find the rest" in once.advice
     replaced = rule(history(raw__groups_dead=1.0, groups__dead=0.0, accuracy__mean=0.9))
     assert replaced.advice == "the tasks are too easy: train on harder ones"
 
