@@ -129,17 +129,18 @@ def _plan_of(run: Path, plugins: Sequence[str | Path], named: Mapping[str, Any])
 def written_aside(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder, whose files appear in `folder` on success; otherwise they are removed.
 
+    One that an earlier, killed process left is removed first.
+
     Raises:
         CheckpointError: `folder` exists and is not empty, or cannot be created or written to.
     """
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise CheckpointError(f"{folder} is not empty; choose an empty folder, or one that does not exist")
     # An existing folder cannot be replaced if it is a mount point or the current folder, so it is filled.
     filled = folder.is_dir()
-    partial = (
-        folder / f".{os.getpid()}.partial" if filled else folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    )
+    partial = folder / ".export.partial" if filled else folder.with_name(f".{folder.name}.partial")
+    if folder.is_file() or (filled and any(path != partial for path in folder.iterdir())):
+        raise CheckpointError(f"{folder} is not empty; choose an empty folder, or one that does not exist")
     try:
+        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be created: {error.strerror}") from error

@@ -70,6 +70,17 @@ def test_a_full_disk_is_named_once(finished, tmp_path, monkeypatch):
     assert not list((tmp_path / "model").iterdir())
 
 
+@pytest.mark.parametrize("exists", [False, True])
+def test_what_a_killed_export_left_does_not_stay(finished, tmp_path, exists):
+    folder = tmp_path / "model"
+    left = folder / ".export.partial" if exists else tmp_path / ".model.partial"
+    left.mkdir(parents=True)
+    (left / "half.safetensors").write_bytes(b"x")
+    export(finished, folder)
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+    assert not left.exists()
+
+
 def test_nothing_is_overwritten(finished, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine").write_text("x")
