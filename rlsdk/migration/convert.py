@@ -240,11 +240,11 @@ def _entry(
         near = nearest(key, [each.key for each in table.rows if "*" not in each.key])
         hint = f"; did you mean {near}?" if near else ""
         return KeyReport(key, shown, "missing", (), f"unknown key of {table.title}: look it up{hint}")
-    if value in (None, {}) and key not in values.defaults:
+    if (value in (None, {}) and key not in values.defaults) or (value == [] and row.status == "missing"):
         return KeyReport(key, value, "ignored", (), "empty: not set")
     value = values.defaults[key] if value in (None, {}) else value
     try:
-        outcome = row.settings(value, values)
+        outcome = row.settings(value, attrs.evolve(values, key=key))
     except UnfitError as error:
         wanted = f" ({' and '.join(row.to)})" if row.to else ""
         return KeyReport(key, shown, "missing", (), f"{error}{wanted}")

@@ -35,6 +35,7 @@ from rlsdk.migration.rows import (
     missing,
     number,
     numbers,
+    only_with,
     part,
     same,
     text,
@@ -255,6 +256,41 @@ def _reward(given: Given) -> dict[str, Any]:
     return likely_reward(given.get("data.prompt_dataset"))
 
 
+def _data(
+    names: list[str], split: str, columns: Mapping[str, str], chat: Mapping[str, Any], given: Given
+) -> dict[str, Any] | list[dict[str, Any]]:
+    """Return a source of all files, or one for each data set of the hub or each probability."""
+    weights = given.read("data.prompt_probs", lambda value: [number(each) for each in text(value).split(",")], [])
+    if len(weights) == len(names) > 1:
+        return [{**dataset(each, split, columns, **chat), "weight": w} for each, w in zip(names, weights, strict=True)]
+    if len(names) > 1 and any(dataset(each, split, columns)["use"] == "hub" for each in names):
+        return [dataset(each, split, columns, **chat) for each in names]
+    return dataset(names, split, columns, **chat)
+
+
+def _samples(value: int, given: Given) -> KeyOutcome:
+    if value >= 10**8:
+        return KeyOutcome({}, "ignored", "all of the data")
+    return KeyOutcome(
+        {}, "missing", f"if the data has more rows: split 'train[:{value}]' of the source hub, or a shorter file"
+    )
+
+
+def _generated(value: int, given: Given) -> KeyOutcome:
+    batch = given.whole("rollout.batch_size", 1024)
+    if value == batch:
+        return KeyOutcome({}, "ignored", "as many as a batch")
+    if value < batch:
+        return KeyOutcome({}, "missing", f"OpenRLHF then trains on {value} tasks at a time: set batch_size")
+    return KeyOutcome({"rollout.oversample": value / batch - 1}, "changed", "the share above a batch")
+
+
+def _wandb(given: Given) -> dict[str, Any]:
+    entity = given.read("logger.wandb.org", text)
+    project = {"use": "wandb", "project": str(given.get("logger.wandb.project", _PROJECT))}
+    return {**project, **({"entity": entity} if entity else {})}
+
+
 def _finish(given: Given) -> dict[str, Any]:
     prompts, response, length = _lengths(given)
     found: dict[str, Any] = {
@@ -272,10 +308,15 @@ def _finish(given: Given) -> dict[str, Any]:
     for key, split, to in (("data.prompt_dataset", "data.prompt_split", "tasks.train"),
                            ("eval.dataset", "eval.split", "tasks.eval")):  # fmt: skip
         if given.get(key) is not None:
-            names = [each for name in given.read(key, texts, []) for each in name.split(",") if each]
+            names = [each.strip() for name in given.read(key, texts, []) for each in name.split(",") if each.strip()]
             if names:
-                found[to] = dataset(names, str(given.get(split, "train")), columns, **chat)
+                found[to] = _data(names, str(given.get(split, "train")), columns, chat, given)
     found |= _reward(given)
+    if isinstance(sources := found.get("tasks.train"), list) and "data.prompt_probs" not in given.flat:
+        found[NOTES] = (
+            *found.get(NOTES, ()),
+            f"tasks.train: {len(sources)} sources share each batch equally; OpenRLHF mixes them by size: set their weights",
+        )
     if notes := _after_the_group(given):
         found[NOTES] = (*found.get(NOTES, ()), *notes)
     if given.get("vllm.num_engines") is None:
@@ -307,7 +348,7 @@ ROWS = (
     # Data
     part("data.prompt_dataset", "tasks.train", text, "OpenRLHF/prompt-collection-v0.1", "becomes a task source"),
     part("data.prompt_split", "tasks.train.split", text, "train"),
-    missing("data.prompt_probs", "tasks.train: a list of sources, each with its weight", "0.5,0.5"),
+    part("data.prompt_probs", "tasks.train", text, "0.5,0.5", "weights of the sources"),
     part("eval.dataset", "tasks.eval", text, "OpenRLHF/prompt-collection-v0.1", "becomes a task source"),
     part("eval.split", "tasks.eval.split", text, "train"),
     part("data.input_key", "tasks.train.columns.prompt", text, "context_messages"),
@@ -316,7 +357,7 @@ ROWS = (
     missing("data.input_template", "write the prompts in their final form", "User: {}"),
     part("data.max_len", "model.max_length", count, 2048),
     part("data.prompt_max_len", "max_prompt_tokens", count, 1024),
-    missing("data.max_samples", "use part of the data: split train[:1000] of the source hub", 1000),
+    changed("data.max_samples", "tasks.train.split", whole, 1000, "", _samples),
     part("rollout.max_new_tokens", "sampling.max_tokens", count, 1024),
     missing("data.image_key", "images are parts of a prompt's messages, not a column: docs/howto/vision.md", "images"),
     missing("data.max_images_per_prompt", "images are parts of a prompt's messages, not a column: docs/howto/vision.md", 0),
@@ -333,7 +374,7 @@ ROWS = (
     same("train.num_episodes", "epochs", number, 1),
     ignored("rollout.micro_batch_size", "forward passes use learner.micro_batch_tokens, too", 16),
     ignored("rollout.max_tokens_per_gpu", "forward passes use learner.micro_batch_tokens, too", 16384),
-    missing("rollout.vllm_generate_batch_size", "rollout.oversample requests more tasks than a step needs", 1024),
+    changed("rollout.vllm_generate_batch_size", "rollout.oversample", count, 2048, "the share above a batch", _generated),
     # Sampling
     same("rollout.temperature", "sampling.temperature", number, 1.0),
     no_cut("rollout.top_p", 1.0),
@@ -368,12 +409,13 @@ ROWS = (
     part("critic.value_clip", "algorithm.value_clip", number, 0.5),
     same("actor.entropy_coef", "algorithm.entropy_coef", number, 0.001),
     missing("actor.aux_loss_coef", "the learner has no load-balancing loss", 0.01),
-    missing("ptx_coef", "algorithm: mix trains on demonstrations in addition to rollouts", 0.05),
+    missing("ptx_coef", "algorithm: mix trains on the tasks' demonstrations in addition to rollouts, and needs a column of them", 0.05),
     part("reward.normalize_enable", "algorithm.shaping", flag, True, "over the batch; OpenRLHF keeps a running mean"),
     part("reward.clip_range", "algorithm.shaping", two, [-10, 10]),
     part("reward.overlong_buffer_len", "algorithm.shaping", number, 512),
     part("reward.overlong_penalty_factor", "algorithm.shaping", number, 1.0),
-    missing("reward.stop_properly_penalty_coef", "algorithm.filters: [truncated], or zero_truncated of a reward", 0.5),
+    unless("reward.stop_properly_penalty_coef", (1, 1.0), "no shaping scales the rewards of truncated answers: write one "
+           "(howto/plugin.md); algorithm.filters: [truncated] drops them", 0.5),
     changed("algo.dynamic_filtering_enable", "algorithm.filters rollout.dynamic_sampling", flag, True, "pass rates",
             _filters),
     part("algo.dynamic_filtering_range", "algorithm.filters", two, [0, 1]),
@@ -410,8 +452,8 @@ ROWS = (
     unless("ds.use_liger_kernel", (False,), "not needed: losses never hold all logits at once", True),
     unless("ds.tensor_parallel_size", (1,), "the learner shards with ZeRO and Ulysses", 2),
     ignored("ds.**", _DS, 1),
-    missing("train.enable_ema", "examples/own_loop/weight_averaging.py averages weights", True),
-    missing("train.ema_beta", "examples/own_loop/weight_averaging.py averages weights", 0.992),
+    unless("train.enable_ema", (False,), "examples/own_loop/weight_averaging.py averages weights", True),
+    only_with("train.enable_ema", "train.ema_beta", "examples/own_loop/weight_averaging.py averages weights", 0.992),
     # Placement
     part("actor.num_nodes", "placement.learners", count, 1),
     part("actor.num_gpus_per_node", "placement.learners", count, 8),
@@ -441,14 +483,14 @@ ROWS = (
             lambda v, given: KeyOutcome({}, "ignored", "checkpoints are written to the run's folder, out/name")),
     changed("ckpt.save_hf", "checkpoint.export", flag, True, "a model export with every checkpoint",
             switched({"checkpoint.export": "every"}, "a model export with every checkpoint")),
-    missing("ckpt.load_enable", "rlsdk train CONFIG --resume", True),
-    missing("ckpt.best_metric_key", "compare checkpoints: rlsdk train --mode bench", "x"),
+    ignored("ckpt.load_enable", "rlsdk resumes only on request: rlsdk train CONFIG --resume", True),
+    unless("ckpt.best_metric_key", ("none",), "compare checkpoints: rlsdk train --mode bench", "x"),
     ignored("ckpt.**", "checkpoint.keep limits their number", 1),
     ignored("critic.save_value_network", "checkpoints contain actor and critic", True),
     changed("logger.wandb.key", "trackers", text, "True", "log in with `wandb login`",
-            lambda v, given: {"trackers[]": {"use": "wandb", "project": str(given.get("logger.wandb.project", _PROJECT))}}),
+            lambda v, given: {"trackers[]": _wandb(given)}),
     part("logger.wandb.project", "trackers", text, "my-project"),
-    missing("logger.wandb.org", "entity of the tracker wandb", "org"),
+    part("logger.wandb.org", "trackers", text, "org"),
     missing("logger.wandb.group", "WANDB_RUN_GROUP in the environment", "group"),
     same("logger.wandb.run_name", "name", text, "my-run"),
     changed("logger.tensorboard_dir", "trackers", text, "tb", "event files are written to the run's folder",

@@ -222,6 +222,24 @@ def function(path: Any, name: Any, style: str, arguments: Any = None) -> dict[st
     return {**found, "arguments": dict(arguments)} if isinstance(arguments, Mapping) and arguments else found
 
 
+ENGINE_FIELDS = frozenset({
+    "attention_backend", "block_size", "compilation_config", "cpu_offload_gb", "cudagraph_capture_sizes",
+    "disable_cascade_attn", "disable_custom_all_reduce", "enable_chunked_prefill", "enable_expert_parallel",
+    "enable_prefix_caching", "generation_config", "hf_overrides", "kv_cache_dtype", "limit_mm_per_prompt",
+    "long_prefill_token_threshold", "max_cudagraph_capture_size", "max_logprobs", "mm_processor_cache_gb",
+    "mm_processor_kwargs", "num_gpu_blocks_override", "quantization", "scheduling_policy", "speculative_config",
+})  # fmt: skip
+"""Fields of vLLM's EngineArgs that rlsdk leaves to `engine.args`; for others, see `rlsdk.engines.vllm_arguments`."""
+
+
+def of_vllm(value: Any, given: Given) -> KeyOutcome:
+    """Convert an argument of vLLM's engine, which a key ends with."""
+    name = given.key.rpartition(".")[2]
+    if name in ENGINE_FIELDS:
+        return KeyOutcome({f"engine.args.{name}": value}, "mapped", "")
+    return KeyOutcome({}, "missing", "put it into engine.args if vLLM's EngineArgs has it")
+
+
 def switched(values: Mapping[str, Any], note: str = "") -> Give:
     """Return a converter for a flag that sets these values; if it is off, it sets nothing."""
 

@@ -40,7 +40,11 @@ class _UnknownError(Exception):
 
 
 def read(
-    source: str, name: str, constructors: Mapping[str, Sequence[str]], environ: Mapping[str, str]
+    source: str,
+    name: str,
+    constructors: Mapping[str, Sequence[str]],
+    environ: Mapping[str, str],
+    flags: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Collect the arguments of the calls that configure a training.
 
@@ -51,6 +55,8 @@ def read(
             outermost first: if an assigned value is a call of one of them, its arguments are the configuration;
             arguments of several are merged.
         environ: Environment variables, from which numbers are read.
+        flags: Flags of the command that runs the file, which it reads as attributes such as `script_args.dataset_name`;
+            None if the command is not known.
 
     Returns:
         Nested values, in which a call is a mapping of its arguments; and what could not be read.
@@ -63,7 +69,7 @@ def read(
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError([f"{name} is not valid Python: {str(error) or 'it is too deeply nested'}"]) from error
     functions, to_move = _functions(module, Path(name), constructors)
-    reader = _Reader(environ, constructors, functions)
+    reader = _Reader(environ, constructors, functions, flags)
     try:
         reader.run(module.body)
         tree: dict[str, Any] = {}
@@ -74,7 +80,9 @@ def read(
         tree = {
             key: value
             for key, value in tree.items()
-            if key != KIND and not (isinstance(value, Mapping) and value.get(KIND) in constructors)
+            if key != KIND
+            and not (isinstance(value, Mapping) and value.get(KIND) in constructors)
+            and not (flags and isinstance(value, Unread) and key in ("args", *flags))  # the flags themselves
         }
     except RecursionError as error:
         raise ConfigError([f"{name} is too deeply nested to be read"]) from error
@@ -124,6 +132,7 @@ class _Reader:
     environ: Mapping[str, str]
     constructors: Mapping[str, Sequence[str]]
     names: dict[str, Any]
+    flags: Mapping[str, Any] | None = None
     notes: list[str] = attrs.field(factory=list)
 
     def run(self, body: Sequence[ast.stmt]) -> None:
@@ -196,6 +205,8 @@ class _Reader:
             return self.compared(node)
         if isinstance(node, ast.Attribute) and isinstance(base := self.kept(node.value), Mapping) and node.attr in base:
             return base[node.attr]
+        if isinstance(node, ast.Attribute) and node.attr in (self.flags or {}) and isinstance(base, Unread):
+            return (self.flags or {})[node.attr]
         if isinstance(node, ast.Attribute) and _name(node.value) == "torch":  # a dtype
             return f"torch.{node.attr}"
         raise _UnknownError(f"line {node.lineno}: {ast.unparse(node)[:60]} is known only when the file runs")
@@ -218,8 +229,13 @@ class _Reader:
 
     def item(self, node: ast.Subscript) -> Any:
         if _is_data(base := self.kept(node.value)):
-            return {**base, "split": self.value(node.slice)}
+            split = self.kept(node.slice)
+            return base if self.omitted(node.slice, split) else {**base, "split": self.value(node.slice)}
         return self.environment(node.value, [node.slice])
+
+    def omitted(self, node: ast.expr, value: Any) -> bool:
+        """Return True for a flag that the known command does not give, so that the file's own default applies."""
+        return self.flags is not None and isinstance(value, Unread) and isinstance(node, ast.Attribute)
 
     def arithmetic(self, node: ast.BinOp) -> Any:
         left, right = self.value(node.left), self.value(node.right)
@@ -276,7 +292,9 @@ class _Reader:
             found[names[position] if position < len(names) else f"argument_{position + 1}"] = self.kept(argument)
         for keyword in node.keywords:
             if keyword.arg is not None:
-                found[keyword.arg] = self.kept(keyword.value)
+                value = self.kept(keyword.value)
+                if not (self.omitted(keyword.value, value) and found.get(KIND) in LOADERS):
+                    found[keyword.arg] = value
             elif isinstance(spread := self.kept(keyword.value), Mapping):
                 found |= spread
         return found

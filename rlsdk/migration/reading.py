@@ -67,21 +67,23 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
         kind = _kind(path, text)
         if kind == "yaml":
             tree, notes = _with_defaults(_yaml(text, str(path)), path.parent)
-            tree = _with_files(tree, framework.files, path.parent)
         elif kind == "python":
-            tree, notes = python_files.read(text, str(path), framework.constructors, environ)
+            flags = _from_words(framework, arguments[1:], Path(), environ)[0]
+            known = dict(flattened(flags)) if flags else None
+            tree, notes = python_files.read(text, str(path), framework.constructors, environ, known)
             command = " ".join(name for name in framework.constructors if re.search(rf"\b{name}\(", text))
         else:
             tree, notes, command = _from_script(framework, text, path.parent, environ, str(path))
-        more, found = _from_words(framework, arguments[1:], Path())
+        more, found = _from_words(framework, arguments[1:], Path(), environ)
         notes += found
-        tree = _merged(tree, more)
+        tree = _with_files(_merged(tree, more), framework.files, path.parent)
     elif len(arguments) > 1 or " " in first or "=" in first or first.startswith("-"):
         if len(arguments) == 1:  # a whole command in one text; several words were split by a shell already
             tree, notes, command = _from_script(framework, first, Path(), environ)
         else:
             command = " ".join(arguments)
-            tree, notes = _from_words(framework, arguments, Path())
+            tree, notes = _from_words(framework, arguments, Path(), environ)
+        tree = _with_files(tree, framework.files, Path())
     else:
         raise ConfigError([f"{first}: there is no such file (working folder: {Path.cwd().name}/)"])
     if other := next((part for part in framework.others if f"{part} " in f"{command} "), None):
@@ -265,7 +267,7 @@ def _from_script(
     if not found:
         raise ConfigError(["expected a script with a command that starts a training; found no command"])
     starts = [command for command in found if _starts(framework, " ".join(command.words))]
-    read = [(*_from_words(framework, command.words, folder), command) for command in starts or found]
+    read = [(*_from_words(framework, command.words, folder, environ), command) for command in starts or found]
     tree, notes, command = max(read, key=lambda each: len([*flattened(each[0])]))
     with_keys = sum(bool(each[0]) for each in read) if starts else 0
     if with_keys > 1:
@@ -277,8 +279,10 @@ def _starts(framework: Framework, words: str) -> bool:
     return any(entry in words for entry in framework.entries)
 
 
-def _from_words(framework: Framework, words: Sequence[str], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Read overrides and flags from the words of a command, and the file that a flag names below them."""
+def _from_words(
+    framework: Framework, words: Sequence[str], folder: Path, environ: Mapping[str, str]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Read the flags of a command, and below them the file that a flag names, and the script that it runs."""
     notes: list[str] = []
     launched, words = words, _after_entry(framework, words)
     flat = _launcher(launched[: len(launched) - len(words)], folder, notes) if framework.row("num_processes") else {}
@@ -311,7 +315,15 @@ def _from_words(framework: Framework, words: Sequence[str], folder: Path) -> tup
         else:
             under, more = _with_defaults(_yaml(read_text(place), str(place)), place.parent)
             notes += more
-    return _merged(under, nested(flat)), tuple(notes)
+    tree = _merged(under, nested(flat))
+    script = next((word for word in launched[: len(launched) - len(words)] if word.endswith(".py")), "")
+    place = next((each for each in (folder / script, Path(script)) if script and each.is_file()), None)
+    if place is not None and framework.constructors:
+        inner, more = python_files.read(
+            read_text(place), str(place), framework.constructors, environ, dict(flattened(tree))
+        )
+        tree, notes = _merged(inner, tree), [*notes, *more]
+    return tree, tuple(notes)
 
 
 def _launcher(words: Sequence[str], folder: Path, notes: list[str]) -> dict[str, Any]:

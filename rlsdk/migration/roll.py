@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from rlsdk.migration.parts import (
     minibatches,
     no_cut,
     of_critic,
+    of_vllm,
     share_of_steps,
     switched,
     trackers_with,
@@ -27,6 +29,7 @@ from rlsdk.migration.parts import (
 from rlsdk.migration.rows import (
     NOTES,
     Framework,
+    Give,
     Given,
     KeyOutcome,
     KeyRule,
@@ -39,6 +42,7 @@ from rlsdk.migration.rows import (
     interval,
     missing,
     number,
+    only_with,
     part,
     same,
     text,
@@ -163,8 +167,10 @@ def _estimator(value: Any, given: Given) -> KeyOutcome:
         "gamma": given.read("step_reward_gamma", number, 0.95),
     }
     if value == "grpo" or (value in ("reinforce", "step_reinforce") and grouped):
-        spread = method in ("mean_std", "asym_clip") or (value == "grpo" and not method)
-        over = {"std_over": "batch"} if spread and std == "batch" else {}
+        # RLVR's grpo always divides by the deviation of the group, unless an older version was told to shift only.
+        always = value == "grpo" and not _agentic(given) and not given.read("reward_shift", flag, False)
+        spread = always or method in ("mean_std", "asym_clip") or (value == "grpo" and not method)
+        over = {"std_over": "batch"} if spread and std == "batch" and not always else {}
         algorithm, advantage = "grpo", {"use": "grpo", "std_normalize": spread, **over}
         note = "in rlsdk, the advantage includes the normalisation of rewards by group"
     elif value == "gae":
@@ -225,12 +231,13 @@ def _ppo(given: Given) -> dict[str, Any]:
 
 
 def _variant(value: str, given: Given) -> KeyOutcome:
+    low, high = (given.read(f"{TRAIN}.cispo_epsilon_{end}", number, 0.1) for end in ("low", "high"))
     options = {
         "ppo": _ppo(given),
         "vanilla": {"use": "reinforce"},
-        "tis": {"use": "tis", "cap": 1.0},
+        "tis": {"use": "tis", "cap": given.read(f"{TRAIN}.tis_upper_bound", number, 1.0)},
         "topr": {"use": "topr", "cap": 1.0},
-        "cispo": {"use": "cispo", "clip_low": 0.1, "clip_high": 0.1},
+        "cispo": {"use": "cispo", "clip_low": low, "clip_high": high},
     }
     note = "ROLL truncates the ratio of each token, rlsdk that of the whole answer" if value == "topr" else ""
     return KeyOutcome({"algorithm.policy_loss": options[value]}, "changed" if note else "mapped", note)
@@ -239,8 +246,8 @@ def _variant(value: str, given: Given) -> KeyOutcome:
 def _difficulty(value: bool, given: Given) -> KeyOutcome:
     if not value:
         return KeyOutcome({}, "ignored", "off")
-    bounds = {"low": given.read("difficulty_low_threshold", number, 0.1),
-              "high": given.read("difficulty_high_threshold", number, 0.95)}  # fmt: skip
+    bounds = {"low": given.read("difficulty_low_threshold", number, 0.0),
+              "high": given.read("difficulty_high_threshold", number, 1.0)}  # fmt: skip
     note = "drops the group, by the share of rollouts that pass; ROLL masks it, by its mean reward"
     return KeyOutcome({"algorithm.filters[]": {"use": "pass_rate", **bounds}}, "changed", note)
 
@@ -249,8 +256,96 @@ def _worker(value: str, given: Given) -> KeyOutcome:
     name = value.rsplit(".", 1)[-1]
     if name in REWARDS:
         return KeyOutcome({}, "changed", "the nearest built-in reward")
-    judge = "use judge, with base_url and model, or " if "Judge" in name else ""
-    return KeyOutcome({}, "missing", f"no built-in reward is like it: {judge}write one (howto/reward.md)")
+    if "Judge" not in name:
+        return KeyOutcome({}, "missing", "no built-in reward is like it: write one (howto/reward.md)")
+    if any(_judge(domain, given) for domain in given.section("rewards")):
+        return KeyOutcome({}, "changed", "a judge with rlsdk's own rubric and form of the score")
+    note = "no built-in reward is like it: use judge, with base_url and model of a server such as vLLM's"
+    return KeyOutcome({}, "missing", note)
+
+
+def _judge(domain: str, given: Given) -> dict[str, Any]:
+    """Return the reward of a judge that is called through its API; empty if there is none."""
+    where = f"rewards.{domain}.judge"
+    url, model = given.read(f"{where}_api_url", text), given.read(f"{where}_model_name", text)
+    if url is None or model is None or str(given.get(f"{where}_model_type", "api")) != "api":
+        return {}
+    key = re.fullmatch(r"\$\{oc\.env:(\w+)[^}]*\}", str(given.get(f"{where}_api_key")))
+    return {"use": "judge", "base_url": url, "model": model, **({"api_key_env": key[1]} if key else {})}
+
+
+def _judge_key(value: Any, _: Given) -> KeyOutcome:
+    if str(value).startswith("${oc.env:"):
+        return KeyOutcome({}, "mapped", "")
+    return KeyOutcome({}, "missing", "put it into an environment variable, and name that in the judge's api_key_env")
+
+
+def _filter_of(domain: str, given: Given) -> dict[str, Any] | None:
+    """Return the filter by which a domain's tasks are replaced."""
+    where = f"rewards.{domain}.query_filter_config"
+    if (kind := str(given.get(f"{where}.type"))) == "mean_filter":
+        bounds = {"low": "threshold_down", "high": "threshold_up"}
+        read = {end: given.read(f"{where}.filter_args.{key}", number) for end, key in bounds.items()}
+        usual = {"low": -1.0, "high": 2.0}  # beyond all shares
+        return {"use": "pass_rate", **{end: usual[end] if value is None else value for end, value in read.items()}}
+    least = given.read(f"{where}.filter_args.std_threshold", number, -1.0)
+    return {"use": "min_std", "threshold": least} if kind == "std_filter" and least >= 0 else None
+
+
+def _domain_filters(given: Given) -> list[dict[str, Any]]:
+    """Return the filter of all domains that have one; empty if they differ."""
+    found = [each for domain in given.section("rewards") if (each := _filter_of(domain, given))]
+    return found[:1] if all(each == found[0] for each in found) else []
+
+
+def _domain_filter(value: str, given: Given) -> KeyOutcome:
+    if value == "no_filter":
+        return KeyOutcome({}, "ignored", "off")
+    if not _domain_filters(given):
+        return KeyOutcome(
+            {}, "missing", "a filter applies to all domains, and theirs differ: write one (howto/plugin.md)"
+        )
+    notes = ["by the share of rollouts that pass, ROLL by their mean reward"] if value == "mean_filter" else []
+    notes += ["applies to all domains"] if len(given.section("rewards")) > 1 else []
+    return KeyOutcome({}, "changed" if notes else "mapped", "; ".join(notes))
+
+
+CORRECTION = "train_infer_correction"
+MASKS = {"token": "token_mask", "sequence": "sequence_mask", "geometric": "geometric"}
+"""Level of a filter of tokens by their ratio -> rlsdk's correction."""
+
+
+def _filters_of_ratios(given: Given) -> list[Mapping[str, Any]]:
+    listed = given.tree.get(CORRECTION)
+    listed = listed.get("filters") if isinstance(listed, Mapping) else None
+    found = [each for each in listed if isinstance(each, Mapping)] if isinstance(listed, list) else []
+    return [each for each in found if str(each.get("enabled", False)).lower() in ("true", "1")]
+
+
+def _mismatch(_: Any, given: Given) -> KeyOutcome:
+    """Convert ROLL's weights and masks for the mismatch of engine and learner to the one correction that is both."""
+    weighted = given.read(f"{CORRECTION}.is_weight.enabled", flag, False)
+    level = str(given.get(f"{CORRECTION}.is_weight.weight_type", "token"))
+    cap = given.read(f"{CORRECTION}.is_weight.upper_bound", number, 1.2)
+    filters = _filters_of_ratios(given)
+    if not weighted and not filters:
+        return KeyOutcome({}, "ignored", "off")
+    single = filters[0] if filters else {}
+    kind = str(single.get("agg_type", "token"))
+    low, high = number(single.get("ratio_low", 0.8)), number(single.get("ratio_high", 1.2))
+    by_ratio = flag(single.get("ratio_enabled", True)) and not flag(single.get("diff_enabled", False))
+    found: dict[str, Any] | None = None
+    if len(filters) > 1 or (filters and not by_ratio):
+        pass
+    elif weighted and not filters and level in ("token", "sequence"):
+        found = {"use": "tis", "cap": cap, "level": level}
+    elif weighted and level == kind and level in ("token", "sequence") and cap >= high:
+        found = {"use": "mis", "low": low, "high": high, "level": level}
+    elif not weighted and kind in MASKS:
+        found = {"use": MASKS[kind], "low": low, "high": high}
+    if found is None:
+        raise UnfitError("no correction is this weight with these filters; see rlsdk plugins correction")
+    return KeyOutcome({"algorithm.correction": found}, "mapped", "")
 
 
 def _separated(value: Any) -> list[str]:
@@ -367,13 +462,46 @@ def _finish_rlvr(given: Given) -> dict[str, Any]:
     for key, to in ((data, "tasks.train"), ("validation.data_args", "tasks.eval")):
         source = given.read(f"{key}.file_name", partial(dataset, split="train", columns=columns))
         found |= {to: source} if source else {}
+    if filters := _domain_filters(given):
+        found |= {"algorithm.filters[]": filters[0], "rollout.dynamic_sampling": True}
+    if _distills(given):
+        found |= _distillation(given)
     rewards = []
     for domain in given.section("rewards"):
         name = str(given.get(f"rewards.{domain}.worker_cls", "")).rsplit(".", 1)[-1]
-        if name in REWARDS:
+        reward = REWARDS.get(name) or ("Judge" in name and _judge(domain, given))
+        if reward:
             tags = given.get(f"rewards.{domain}.tag_included")
-            rewards.append({**REWARDS[name], **({"sources": texts(tags)} if tags else {})})
+            rewards.append({**reward, **({"sources": texts(tags)} if tags else {})})
     return {**found, "reward": rewards} if rewards else found
+
+
+def _distills(given: Given) -> bool:
+    """True for the pipeline of on-policy distillation, in which a teacher takes the place of rewards."""
+    return "student_train" in given.tree
+
+
+def _distillation(given: Given) -> dict[str, Any]:
+    clip = given.read("advantage_clip", number)
+    coefficient = given.read("teacher.opd_kl_coef", number, 1.0)
+    return {
+        "algorithm.use": "opd",
+        "algorithm.advantage": {"use": "on_policy_distill", "coef": coefficient},
+        "algorithm.critic": False,
+        "algorithm.shaping": [],
+        "algorithm.clip_advantages": clip,
+    }
+
+
+def _of_rewards(give: Give) -> Give:
+    """Return a converter that has nothing to do if a teacher takes the place of rewards."""
+
+    def given_rewards(value: Any, given: Given) -> Mapping[str, Any] | KeyOutcome:
+        if _distills(given):
+            return KeyOutcome({}, "ignored", "a teacher takes the place of rewards")
+        return give(value, given)
+
+    return given_rewards
 
 
 def _finish(given: Given) -> dict[str, Any]:
@@ -387,6 +515,18 @@ def _finish(given: Given) -> dict[str, Any]:
     return found
 
 
+def _dynamic(given: Given) -> bool:
+    """True if micro-batches are measured in tokens."""
+    return bool(given.read(f"{TRAIN}.use_dynamic_batching_in_train", flag, False))
+
+
+def _variables(given: Given) -> dict[str, Any]:
+    """Return Ray's runtime environment with the variables that actors get."""
+    named = given.section("system_envs").items()
+    return {"env_vars": {name: str(value) for name, value in named if name != "USE_MODELSCOPE"}}
+
+
+_VARIABLE_NOTE = "for the run's actors; workflows and rewards have the environment of rlsdk train"
 _ROLE = "roles are placed and sharded together: see placement"
 _ENV = "an option of the environment"
 _HERE = ("rlsdk's engines and learner have no such setting", 1)
@@ -400,10 +540,16 @@ ROWS = (
     ignored("logging_dir", "logs are written to the run's folder", "x"),
     ignored("render_save_dir", "rollouts are saved as text: see `rlsdk rollouts RUN`", "x"),
     ignored("rollout_dump_dir", "rollouts are saved: see `rlsdk rollouts RUN`", "x"),
-    missing("system_envs.**", "set it in the environment of rlsdk train", "1"),
+    missing("system_envs.USE_MODELSCOPE", "give a folder or a Hugging Face hub name", "1"),
+    changed("system_envs.*", "placement.runtime_env", text, "1", _VARIABLE_NOTE,
+            lambda v, given: {"placement.runtime_env": _variables(given)}),
     same("track_with", "trackers", text, "tensorboard", trackers_with("tracker_kwargs.project")),
     part("tracker_kwargs.project", "trackers", text, "my-project"),
     ignored("tracker_kwargs.log_dir", "event files are written to the run's folder", "x"),
+    ignored("tracker_kwargs.name", "the run's name", "x"),
+    ignored("tracker_kwargs.api_key", "log in with `wandb login`", "x"),
+    missing("tracker_kwargs.tags", "WANDB_TAGS in the environment", ["x"]),
+    missing("tracker_kwargs.notes", "WANDB_NOTES in the environment", "x"),
     missing("tracker_kwargs.**", "see rlsdk plugins tracker", "x"),
     ignored("checkpoint_config.type", "checkpoints are written to the run's folder; out may be an fsspec URL", "file_system"),
     ignored("checkpoint_config.output_dir", "checkpoints are written to the run's folder; out may be an fsspec URL", "x"),
@@ -417,13 +563,13 @@ ROWS = (
     part("num_gpus_per_node", "placement.learners", count, 8, "unless a device_mapping is set"),
     part("num_nodes", "placement.learners", count, 1, "unless a device_mapping is set"),
     ignored("rpc_timeout", "the watchdog ends a run with silent processes", 3600),
-    missing("model_download_type", "give a folder or a Hugging Face hub name", "x"),
+    unless("model_download_type", ("HUGGINGFACE_HUB",), "give a folder or a Hugging Face hub name", "MODELSCOPE"),
     ignored("model_update_buffer_size_mb", "weights are sent from ranks to engines directly", 1024),
     ignored("profiler_*", "metrics.jsonl has the time of each stage", True),
     ignored("*_profiler_dir", "metrics.jsonl has the time of each stage", "x"),
     ignored("length_profiler_dir", "metrics.jsonl has the time of each stage", "x"),
     ignored("report_length_and_rewards", "metrics.jsonl has lengths and rewards", True),
-    missing("rollout_mock.**", "rlsdk simulate and the scripted policy of rlsdk.testing", 1),
+    only_with("rollout_mock.enable", "rollout_mock.**", "rlsdk simulate and the scripted policy of rlsdk.testing", True),
     ignored("defaults", "Hydra's list of files; DeepSpeed settings are learner options", []),
     ignored("hydra.**", "the location of Hydra's logs", "."),
     ignored("deepspeed_*.**", "settings of DeepSpeed, of which strategy_config names those in use", 1),
@@ -470,7 +616,8 @@ ROWS = (
          lambda v, given: {"learner.schedule": v, "learner.final_ratio": 0.0}),
     changed(f"{TRAIN}.training_args.per_device_train_batch_size", "learner.micro_batch_tokens minibatches", count, 2,
             "rlsdk counts tokens of a micro-batch (rollouts × sequence_length), and optimiser steps per batch",
-            lambda v, given: {"learner.micro_batch_tokens": v * _length(given), "minibatches": _updates(given)}),
+            lambda v, given: {"minibatches": _updates(given)} |
+            ({} if _dynamic(given) else {"learner.micro_batch_tokens": v * _length(given)})),
     part(f"{TRAIN}.training_args.gradient_accumulation_steps", "minibatches", count, 64,
          "rollouts of an optimiser step are micro-batch × accumulation × ranks"),
     ignored(f"{TRAIN}.training_args.num_train_epochs", "max_steps takes precedence", 50),
@@ -483,6 +630,20 @@ ROWS = (
     ignored(f"{TRAIN}.infer_batch_size", "forward passes use learner.micro_batch_tokens, too", 2),
     same(f"{TRAIN}.pg_variant", "algorithm.policy_loss", choice((
         "ppo", "vanilla", "tis", "topr", "cispo"), "the loss"), "ppo", _variant),
+    part(f"{TRAIN}.tis_upper_bound", "algorithm.policy_loss.cap", number, 1.0),
+    unless(f"{TRAIN}.tis_lower_bound", (0, 0.0), "weights have no minimum: see rlsdk plugins policy_loss", 0.1),
+    part(f"{TRAIN}.cispo_epsilon_low", "algorithm.policy_loss.clip_low", number, 0.1),
+    part(f"{TRAIN}.cispo_epsilon_high", "algorithm.policy_loss.clip_high", number, 0.1),
+    unless(f"{TRAIN}.cispo_use_unified_mask", (False,), "cispo removes no tokens: write a policy loss (howto/algorithm.md)", True),
+    *(unless(f"{TRAIN}.topr_{sign}_weight", (1, 1.0), "topr weighs right and wrong answers alike: write a policy loss", 0.5)
+      for sign in ("positive", "negative")),
+    only_with(f"{TRAIN}.use_dynamic_batching_in_train", f"{TRAIN}.sequence_length_round_in_train",
+              "micro-batches have no rounded lengths", 4),
+    changed(f"{TRAIN}.max_tokens_per_microbatch_in_train", "learner.micro_batch_tokens", whole, 8192, "with padding",
+            lambda v, given: {"learner.micro_batch_tokens": v} if _dynamic(given) and v
+            else KeyOutcome({}, "ignored", "use_dynamic_batching_in_train is off")),
+    unless(f"{TRAIN}.router_replay.mode", ("disable", "disabled"), "algorithm.correction: routing_replay", "R3"),
+    unless(f"{TRAIN}.mtp_training_mode", ("disabled",), "multi-token prediction is not trained", "joint"),
     changed(f"{TRAIN}.use_sequence_packing", "learner.rows", flag, True, "worthwhile with flash_attention_2",
             switched({"learner.rows": "packed"}, "worthwhile with flash_attention_2")),
     # Data
@@ -523,13 +684,17 @@ ROWS = (
     same(f"{INFER}.strategy_args.strategy_config.block_size", "engine.args.block_size", count, 16),
     ignored(f"{INFER}.strategy_args.strategy_config.max_model_len", "model.max_length", 8000),
     ignored(f"{INFER}.strategy_args.strategy_config.load_format", "engines load the learner's weights at the start", "auto"),
-    missing(f"{INFER}.strategy_args.strategy_config.*", "put it into engine.args if vLLM's EngineArgs has it", 1),
+    same(f"{INFER}.strategy_args.strategy_config.*", "engine.args", lambda v: v, 1, of_vllm),
     part(f"{INFER}.device_mapping", "placement.engines", devices, "list(range(0,8))", "only the number of GPUs matters"),
     ignored(f"{INFER}.**", *_HERE),
     ignored(f"{TRAIN}.**", *_HERE),
-    missing("student_train.**", "algorithm: opd; the student is model.path", 1),
-    missing("student_infer.**", "algorithm: opd; the student is model.path", 1),
-    missing("teacher.**", "algorithm: opd; the teacher is model.reference", 1),
+    changed("teacher.model_args.model_name_or_path", "model.reference", text, "Qwen/Qwen3-32B", "algorithm: opd",
+            lambda v, given: {"model.reference": v} if _distills(given)
+            else KeyOutcome({}, "missing", "algorithm: opd; the teacher is model.reference")),
+    part("teacher.opd_kl_coef", "algorithm.advantage.coef", number, 1.0),
+    missing("teacher.*.model_args.model_name_or_path", "there is one teacher, model.reference", "x"),
+    ignored("teacher.**", f"the teacher runs with the learner; {_ROLE}", 1),
+    ignored("is_pure_opd", "set by the program that starts the pipeline", True),
     ignored("reference.**", f"the reference model runs with the learner; {_ROLE}", 1),
     same("critic.training_args.learning_rate", "learner.critic_lr", number, 1e-5),
     ignored("critic.**", "the critic shares the actor's settings", 1),
@@ -537,7 +702,7 @@ ROWS = (
     # Algorithm
     same("adv_estimator", "algorithm.use algorithm.advantage", choice((
         "gae", "reinforce", "grpo", "gigpo", "step_reinforce", "agentic_reinforce"), "the estimator"), "grpo",
-        _estimator),
+        _of_rewards(_estimator)),
     part("gamma", "algorithm.advantage.gamma", number, 1.0),
     part("lambd", "algorithm.advantage.lam", number, 0.95),
     same("pg_clip", "algorithm.policy_loss", number, 0.2, _clip),
@@ -577,26 +742,36 @@ ROWS = (
     unless("use_reward_scaling", (False,), "algorithm.shaping: [reward_norm]", True),
     unless("use_reward_norm", (False,), "algorithm.shaping: [reward_norm]", True),
     unless("whiten_rewards", (False,), "algorithm.shaping: [{use: reward_norm, by: batch}]", True),
-    unless("add_len_reward", (False,), "reward: [..., length_penalty]", True),
+    ignored("add_len_reward", "ROLL does not read it", True),
     changed("max_len_mask", "algorithm.filters", flag, True, "drops truncated rollouts",
             switched({"algorithm.filters[]": "truncated"}, "drops truncated rollouts")),
     changed("difficulty_mask", "algorithm.filters", flag, True, "pass rates", _difficulty),
     part("difficulty_low_threshold", "algorithm.filters", number, 0.1),
     part("difficulty_high_threshold", "algorithm.filters", number, 0.95),
-    unless("error_max_len_clip", (False,), "algorithm.shaping: [overlong]", True),
-    missing("error_max_len_threshold", "algorithm.shaping: [overlong]", 1000),
+    unless("error_max_len_clip", (False,), "no filter drops wrong answers by their length: write one (howto/plugin.md)", True),
+    only_with("error_max_len_clip", "error_max_len_threshold", "no filter drops wrong answers by their length", 1000),
+    unless("mask_type", ("loss",), "dropped rollouts are excluded from the baseline, too", "all"),
+    unless("rl_loss_coef", (1, 1.0), "multiply learner.lr by it, and divide algorithm.entropy_coef", 0.5),
     unless("difficulty_loss_weight", (False,), "write a policy loss or a shaping", True),
     unless("length_loss_weight", (False,), "algorithm.aggregate", True),
     unless("use_topr_loss", (False,), "algorithm.policy_loss: topr", True),
-    unless("use_opd", (False,), "algorithm: opd with model.reference", True),
-    unless("dirty_data_mask", (False,), "failed rollouts are dropped automatically", True),
+    unless("use_opd", (False,), "a teacher's log-ratio cannot be added to advantages of rewards: algorithm: opd replaces them", True),
+    ignored("dirty_data_mask", "failed rollouts are dropped automatically", True),
     unless("enable_old_logprobs_recompute", (True, False), "old_logprobs: learner", True),
     changed("async_generation_ratio", "rollout.max_staleness", number, 0, "number of steps that rollouts may lag behind",
             lambda v, given: {"rollout.max_staleness": math.ceil(v)}),
     missing("critic_warmup", "actor and critic are trained from the first step", 10),
-    missing("train_infer_correction.**", "algorithm.correction: tis, mis, token_mask or geometric", 1),
-    changed("is_use_additional_prompts", "rollout.dynamic_sampling", flag, True, "another task replaces each dropped group",
-            switched({"rollout.dynamic_sampling": True}, "another task replaces each dropped group")),
+    same(f"{CORRECTION}.is_weight.enabled", "algorithm.correction", flag, True, _mismatch),
+    part(f"{CORRECTION}.is_weight.weight_type", "algorithm.correction.level", text, "token"),
+    part(f"{CORRECTION}.is_weight.upper_bound", "algorithm.correction", number, 1.2),
+    ignored(f"{CORRECTION}.is_weight.detach", "weights are always detached", True),
+    same(f"{CORRECTION}.filters.*.enabled", "algorithm.correction", flag, True, _mismatch),
+    *(part(f"{CORRECTION}.filters.*.{name}", "algorithm.correction", lambda v: v, sample) for name, sample in (
+        ("agg_type", "token"), ("ratio_enabled", True), ("ratio_low", 0.8), ("ratio_high", 1.2))),
+    unless(f"{CORRECTION}.filters.*.diff_enabled", (False,), "corrections compare ratios of probabilities only", True),
+    ignored(f"{CORRECTION}.filters.*.diff_*", "diff_enabled", 0.2),
+    missing(f"{CORRECTION}.**", "see rlsdk plugins correction", 1),
+    ignored("is_use_additional_prompts", "another task replaces each one that a filter of `rewards` drops", True),
     ignored("is_num_return_sequences_expand", "each rollout is a separate request", True),
     ignored("max_running_requests", "engine.max_num_seqs", 128),
     ignored("max_additional_running_prompts", "rollout.oversample", 16),
@@ -604,9 +779,19 @@ ROWS = (
     # Rewards of RLVR
     changed("rewards.*.worker_cls", "reward", text, "roll.x.MathRuleRewardWorker", "the nearest built-in reward", _worker),
     part("rewards.*.tag_included", "reward", texts, ["math"], "sources of the reward"),
+    same("rewards.*.query_filter_config.type", "algorithm.filters rollout.dynamic_sampling",
+         choice(("no_filter", "mean_filter", "std_filter"), "the filter"), "std_filter", _domain_filter),
+    *(part(f"rewards.*.query_filter_config.filter_args.{name}", "algorithm.filters", number, sample)
+      for name, sample in (("threshold_down", 0.1), ("threshold_up", 0.9), ("std_threshold", 0.0))),
     missing("rewards.*.query_filter_config.**", "algorithm.filters: [min_std] or [pass_rate]", 1),
-    missing("rewards.*.judge_*", "reward: {use: judge, base_url: ..., model: ...}", "x"),
-    missing("rewards.*.reward_type", "rewards are numbers; gate and multiply combine them", "soft"),
+    part("rewards.*.judge_api_url", "reward", text, "http://localhost:8000/v1"),
+    part("rewards.*.judge_model_name", "reward", text, "judge"),
+    part("rewards.*.judge_model_type", "reward", text, "api"),
+    same("rewards.*.judge_api_key", "reward", text, "${oc.env:KEY}", _judge_key),
+    missing("rewards.*.judge_prompt", "rubric of the judge, with {prompt}, {response} and {reference}", "x"),
+    missing("rewards.*.format_pattern", "reward: [..., {use: format, pattern: ...}]", "x"),
+    unless("rewards.*.response_length_penalty_coef", (0, 0.0), "reward: [..., length_penalty]", 0.1),
+    unless("rewards.*.reward_type", ("soft",), "rewards are numbers; gate and multiply combine them", "hard"),
     ignored("rewards.**", "rewards run in separate processes; see scoring", 1),
     # Environments
     part("train_env_manager.num_env_groups", "tasks.train.groups", count, 128, "tasks per round of the source `environments`"),
@@ -616,8 +801,10 @@ ROWS = (
     part("train_env_manager.max_env_num_per_worker", "environments.workers environments.per_worker", whole, 16,
          "workers are processes, each with this number of environments"),
     part("train_env_manager.format_penalty", "tasks.train.environments", number, -0.15, _ENV),
-    missing("train_env_manager.group_filter_cls", "algorithm.filters, see rlsdk plugins filter", "x"),
-    missing("train_env_manager.group_size_redundancy", "rollout.oversample requests more tasks than a step needs", 1),
+    unless("train_env_manager.group_filter_cls", ("roll.pipeline.agentic.agentic_pipeline.GroupFilter",),
+           "algorithm.filters, see rlsdk plugins filter", "x"),
+    unless("train_env_manager.group_size_redundancy", (0,),
+           "no rollouts of a group are discarded; rollout.oversample runs more tasks than a step needs", 1),
     ignored("train_env_manager.**", "rlsdk's scheduler needs no such limit", 1),
     part("val_env_manager.num_env_groups", "tasks.eval.groups", count, 256, "tasks of an evaluation"),
     part("val_env_manager.group_size", "eval.samples", count, 1, "in addition to one greedy answer"),
@@ -646,7 +833,7 @@ ROWS = (
     ignored("env_monitor.**", "the watchdog reports silent environments", 1),
     unless("use_token_reward", (False,), "environments always assign each action's reward to its tokens", True),
     ignored("batch_adjust_mode", "batches need not be padded with copies", "copy"),
-    missing("ratio_type", "algorithm.policy_loss: gspo has ratios of whole answers", "segment"),
+    unless("ratio_type", ("token",), "algorithm.policy_loss: gspo has ratios of whole answers, of all their turns", "segment"),
 )  # fmt: skip
 
 DEFAULTS: Mapping[str, Any] = {
@@ -686,5 +873,6 @@ FRAMEWORK = Framework(
     rows=ROWS,
     defaults=DEFAULTS,
     finish=_finish,
-    entries=("start_rlvr_pipeline", "start_agentic_pipeline"),
+    renamed={"student_train.": f"{TRAIN}.", "student_infer.": f"{INFER}."},
+    entries=("start_rlvr_pipeline", "start_agentic_pipeline", "start_onpolicy_distill_pipeline"),
 )

@@ -47,12 +47,14 @@ class Given:
         tree: The same, nested.
         defaults: Defaults of the other trainer.
         written: Current name of a key -> the older name in the configuration.
+        key: Key that is being converted.
     """
 
     flat: Mapping[str, Any]
     tree: Mapping[str, Any]
     defaults: Mapping[str, Any]
     written: Mapping[str, str] = {}
+    key: str = ""
 
     def get(self, key: str, fallback: Any = None) -> Any:
         """Return the value of a key, or the other trainer's default; null counts as not given."""

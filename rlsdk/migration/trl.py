@@ -27,6 +27,7 @@ from rlsdk.migration.rows import (
     Framework,
     Given,
     KeyOutcome,
+    UnfitError,
     changed,
     choice,
     count,
@@ -35,6 +36,7 @@ from rlsdk.migration.rows import (
     missing,
     number,
     numbers,
+    only_with,
     part,
     same,
     text,
@@ -205,9 +207,11 @@ def _reported(value: Any, given: Given) -> KeyOutcome:
 def _peft(value: bool, given: Given) -> dict[str, Any]:
     if not value:
         return {}
-    targets = given.read("lora_target_modules", texts)
+    targets = given.read("lora_target_modules", _layers)
     usual = (8, 8.0) if given.get("peft_config.class") else (16, 32.0)  # of peft's LoraConfig; of TRL's own flags
     rank, alpha = given.whole("lora_r", usual[0]), given.read("lora_alpha", number, usual[1])
+    if given.read("use_rslora", flag, False):  # whose scale is alpha / sqrt(rank)
+        alpha *= rank**0.5
     named = {"targets": targets} if targets and targets != ["all-linear"] else {}
     return {"learner.lora": {"rank": rank, "alpha": alpha, **named}}
 
@@ -277,6 +281,20 @@ def _finish(given: Given) -> dict[str, Any]:
             )
     if given.get("peft_config.class") == "LoraConfig":
         found |= _peft(True, given)
+    if (found.get("learner.lora") or given.read("use_peft", flag, False)) and "lora_target_modules" not in given.flat:
+        notes += (
+            "learner.lora: all linear layers are adapted; peft's own choice for many models is q_proj and v_proj: set "
+            "targets",
+        )
+    if tools := given.read("tools", _callables, []):
+        rounds = given.whole("max_tool_calling_iterations", 0)
+        found["workflow"] = {"use": "tools", "tools": tools, "max_turns": rounds + 1 if rounds else _MOST_TURNS}
+    if mixture := _mixture(given):
+        found["tasks.train"] = mixture[0] if len(mixture) == 1 else mixture
+        if len(mixture) > 1 and not any("weight" in each for each in mixture):
+            notes += (
+                f"tasks.train: {len(mixture)} sources share each batch equally; TRL mixes them by size: set weights",
+            )
     rewards = _rewards(given, name)
     return {**found, **rewards, NOTES: (*notes, *rewards.get(NOTES, ()))}
 
@@ -305,7 +323,7 @@ def _rewards(given: Given, name: Any) -> dict[str, Any]:
     for function, weight in zip(functions, aligned, strict=True):
         weighted = {} if weight is None or len(functions) == 1 else {"weight": weight}
         if _shipped(function) == PUNISHMENT:
-            found["algorithm.shaping"] = [_overlong(function, weight)]
+            found |= _punished(_overlong(function, weight), given)
         elif (reward := _reward(_shipped(function))) is not None:
             rewards.append({**reward, **weighted})
     if given.get("reward_model_name_or_path"):
@@ -315,6 +333,64 @@ def _rewards(given: Given, name: Any) -> dict[str, Any]:
     if not functions and not rewards and "reward_funcs" not in given.flat:
         return likely_reward(name)
     return found | ({"reward": rewards[0] if len(rewards) == 1 else rewards} if rewards else {})
+
+
+def _layers(value: Any) -> list[str]:
+    """Read names of layers; peft also takes a regular expression."""
+    found = texts(value)
+    if strange := next((each for each in found if re.search(r"[*()|\\^$+?]", each)), None):
+        raise UnfitError(f"{strange!r} is a regular expression; name the layers")
+    return found
+
+
+def _callables(value: Any) -> list[str]:
+    """Read the paths of functions, as in `tools.py:add`."""
+    found = texts(value)
+    if unknown := next((each for each in found if ":" not in each), None):
+        raise UnfitError(f"{unknown!r} is not the path of a function: give FILE.py:NAME")
+    return found
+
+
+def _tools(value: Any, _: Given) -> KeyOutcome:
+    try:
+        _callables(value)
+    except UnfitError:
+        return KeyOutcome({}, "missing", "workflow: {use: tools, tools: ['FILE.py:function']}")
+    return KeyOutcome({}, "changed", "the workflow tools; results count towards model.max_length, not max_tokens")
+
+
+def _mixture(given: Given) -> list[dict[str, Any]]:
+    """Return the sources of a mixture of data sets."""
+    found = []
+    for index in range(64):
+        where = f"datasets.{index}"
+        if (path := given.read(f"{where}.path", text)) is None:
+            break
+        files, split = given.get(f"{where}.data_files"), str(given.get(f"{where}.split", "train"))
+        config, fraction = given.get(f"{where}.name"), given.read(f"{where}.fraction", number)
+        source = dataset(files if files and "/" not in path else path, split, {})
+        source |= {"config": str(config)} if config and source["use"] == "hub" else {}
+        found.append({**source, **({} if fraction is None else {"weight": fraction})})
+    return found
+
+
+def _resumed(value: Any, _: Given) -> KeyOutcome:
+    if str(value).lower() in ("true", "false"):
+        return KeyOutcome({}, "ignored", "rlsdk resumes only on request: rlsdk train CONFIG --resume")
+    return KeyOutcome({}, "missing", "set model.path to that checkpoint's folder; its optimiser state is not read")
+
+
+def _offload(value: str, given: Given) -> dict[str, Any]:
+    if value != "cpu":
+        return {}
+    everything = str(given.get(f"{_DEEPSPEED}.zero_optimization.offload_param.device")) == "cpu"
+    return {"learner.zero_stage": 3, "learner.offload": "all"} if everything else {"learner.offload": "optimizer"}
+
+
+_MOST_TURNS = 64
+"""Answers of a rollout with tools where TRL sets no limit."""
+_DEEPSPEED = "deepspeed_file"
+"""Section with the contents of the file that `deepspeed` names."""
 
 
 def _reward(function: str) -> dict[str, Any] | None:
@@ -344,11 +420,21 @@ def _shipped(function: Any) -> str:
 
 def _overlong(function: Any, weight: float | None) -> dict[str, Any]:
     """Return the shaping that TRL's punishment of long answers is here; both are DAPO's, equation 13."""
-    arguments = function if isinstance(function, Mapping) else {}
+    arguments = function if isinstance(function, Mapping) else {"argument_1": 1280, "argument_2": 256}  # of `trl grpo`
     limit = arguments.get("max_completion_len", arguments.get("argument_1"))
     buffer = arguments.get("soft_punish_cache", arguments.get("argument_2"))
     given = {"max_length": limit, "buffer": buffer, "penalty": weight}
     return {"use": "overlong", **{name: value for name, value in given.items() if value is not None}}
+
+
+def _punished(penalty: Mapping[str, Any], given: Given) -> dict[str, Any]:
+    """Return the setting of a penalty, or a note on one that begins above the longest answer."""
+    limit, buffer = penalty.get("max_length"), penalty.get("buffer")
+    longest = given.whole("max_completion_length", 512)
+    if isinstance(limit, int) and isinstance(buffer, int) and limit - buffer >= longest:
+        note = f"reward: {PUNISHMENT} begins above {limit - buffer} tokens, and no answer has more than {longest}: left out"
+        return {NOTES: (note,)}
+    return {"algorithm.shaping": [penalty]}
 
 
 def _functions(value: Any, given: Given) -> KeyOutcome:
@@ -386,6 +472,15 @@ ROWS = (
     # Model and data
     same("model_name_or_path", "model.path", text, "Qwen/Qwen2.5-0.5B", _model),
     same("model", "model.path", text, "Qwen/Qwen2.5-0.5B", _model),
+    *(same(f"model.{name}", "model.path", text, "Qwen/Qwen2.5-0.5B", _model)
+      for name in ("argument_1", "pretrained_model_name_or_path")),
+    *(same(f"model.{name}", "model.dtype", DTYPE, "bfloat16") for name in ("dtype", "torch_dtype")),
+    same("model.attn_implementation", "learner.attention", ATTENTION, "sdpa"),
+    same("model.trust_remote_code", "model.trust_remote_code", flag, False),
+    ignored("model.class", "class name", "from_pretrained"),
+    ignored("model.device_map", _DEVICE, "auto"),
+    ignored("model.use_cache", "the learner needs no cache", False),
+    missing("model.**", "change config.json in the model's folder", "x"),
     unless("model_revision", ("main",), "download that revision to a folder and set model.path to it", "v2"),
     same("dtype", "model.dtype", DTYPE, "bfloat16"),
     same("torch_dtype", "model.dtype", DTYPE, "bfloat16"),
@@ -399,6 +494,8 @@ ROWS = (
     changed("train_dataset.*", "tasks.train", lambda value: value, "trl-lib/DeepMath-103K", _COLUMNS, _data_of("train")),
     missing("args", "give the command that runs this script, with its arguments: rlsdk migrate trl 'python …'", "x"),
     ignored("callbacks.**", "hooks of a plugin, such as rlsdk_step_end (howto/plugin.md)", "x"),
+    unless("quantization_config.class", ("get_quantization_config",), "models are not quantised", "BitsAndBytesConfig"),
+    ignored("quantization_config.argument_1", "load_in_4bit", "x"),
     missing("quantization_config.**", "models are not quantised", "x"),
     missing("train_dataset", "tasks.train: {use: hub, name: ...}", "x"),
     changed("eval_dataset.*", "tasks.eval", lambda value: value, "trl-lib/DeepMath-103K", _COLUMNS, _data_of("eval")),
@@ -406,9 +503,15 @@ ROWS = (
     part("dataset_config", "tasks.train.config", text, "main"),
     part("dataset_train_split", "tasks.train.split", text, "train"),
     part("dataset_test_split", "tasks.eval.split", text, "test"),
-    missing("dataset_streaming", "data is indexed, so that a resumed run continues where it stopped", True),
-    missing("datasets.**", "tasks.train: a list of sources, each with its weight", "x"),
+    ignored("dataset_streaming", "data is indexed, so that a resumed run continues where it stopped", True),
+    ignored("streaming", "data is indexed, so that a resumed run continues where it stopped", True),
+    *(part(f"datasets.*.{name}", "tasks.train", lambda value: value, sample, note) for name, sample, note in (
+        ("path", "trl-lib/DeepMath-103K", _COLUMNS), ("name", "main", ""), ("split", "train", ""),
+        ("data_files", "train.jsonl", ""), ("fraction", 0.5, "the weight of the source"))),
+    ignored("datasets.*.columns", "other columns become metadata of tasks", ["prompt"]),
+    missing("datasets.**", "see rlsdk plugins tasks", "x"),
     missing("dataset_mixture_config.**", "tasks.train: a list of sources, each with its weight", "x"),
+    missing("test_split_size", "tasks.eval: split the data, and name the held-out part", 0.1),
     same("reward_funcs", "reward", _called, ["accuracy_reward"], _functions),
     part("reward_model_name_or_path", "reward", text, "org/reward-model"),
     part("reward_weights", "reward", numbers, [1.0]),
@@ -436,6 +539,7 @@ ROWS = (
     no_cut("top_k", 0, "top_k"),
     no_cut("min_p", 0.0, "min_p"),
     no_cut("repetition_penalty", 1.0, "repetition_penalty"),
+    *(same(f"generation_kwargs.{name}", "sampling.stop", texts, ["</answer>"]) for name in ("stop", "stop_strings")),
     missing("generation_kwargs.**", "sampling has temperature, max_tokens and stop", 1),
     missing("vllm_structured_outputs_regex", "the learner would train on probabilities other than those sampled from", "x"),
     same("use_vllm", "engine.use", flag, True, _engine),
@@ -480,12 +584,13 @@ ROWS = (
     part("vllm_importance_sampling_clip_max", "algorithm.correction", number, 3.0),
     part("vllm_importance_sampling_clip_min", "algorithm.correction", number, 0.5),
     part("vllm_importance_sampling_cap", "algorithm.correction", number, 2.0),
-    missing("off_policy_mask_threshold", "algorithm.correction: geometric", 0.5),
+    missing("off_policy_mask_threshold", "near it is algorithm.correction: {use: geometric, low: EXP(-threshold), high: 1000}, which "
+            "compares engine and learner before the update, and masks answers of any advantage", 0.5),
     unless("use_bias_correction_kl", (False,), "write a KL estimator (howto/algorithm.md)", True),
     unless("disable_dropout", (True,), "models are trained without dropout", False),
     missing("router_aux_loss_coef", _NONE, 0.001),
-    missing("max_tool_calling_iterations", "set max_turns of the workflow tools", 4),
-    missing("tools", "workflow: {use: tools, tools: ['FILE.py:function']}", "x"),
+    part("max_tool_calling_iterations", "workflow.max_turns", count, 4, "rlsdk counts answers, one more than rounds of calls"),
+    changed("tools", "workflow", lambda value: value, ["my_reward.py:add"], "the workflow tools", _tools),
     missing("environment_factory", "workflow: {use: environment, environment: ...} (howto/environment.md)", "x"),
     missing("rollout_func", "write a workflow (howto/workflow.md)", "x"),
     # Optimisation
@@ -502,10 +607,12 @@ ROWS = (
     changed("lr_scheduler_kwargs.min_lr", "learner.final_ratio", number, 1e-7, "as a share of the peak",
             lambda v, given: {"learner.final_ratio": min(1.0, v / given.read("learning_rate", number, 1e-6))}
             if given.read("learning_rate", number, 1e-6) else {}),
+    unless("lr_scheduler_kwargs.num_cycles", (0.5,), "the cosine schedule has a single half-wave", 3),
     missing("lr_scheduler_kwargs.**", "learner.final_ratio is the last rate as a share of the peak", 0.1),
     same("warmup_steps", "learner.warmup_steps", number, 10, _warmup),
     changed("warmup_ratio", "learner.warmup_steps", number, 0.1, "in optimiser steps", _warmup_ratio),
     unless("optim", ("adamw_torch", "adamw_torch_fused", "adamw", "adamw_hf"), "the learner's optimiser is AdamW", "lion"),
+    same("cast_lm_head_to_fp32", "model.head_dtype", flag, True, switched({"model.head_dtype": "float32"})),
     missing("optim_args", "the learner's optimiser is AdamW", "x"),
     same("gradient_checkpointing", "learner.gradient_checkpointing", flag, True),
     ignored("gradient_checkpointing_kwargs.**", "checkpoints are not re-entrant", False),
@@ -518,23 +625,28 @@ ROWS = (
     unless("use_liger_kernel", (False,), "not needed: losses never hold all logits at once", True),
     ignored("liger_kernel_config", "losses never hold all logits at once", "x"),
     missing("neftune_noise_alpha", _NONE, 5),
-    missing("label_smoothing_factor", _NONE, 0.1),
+    unless("label_smoothing_factor", (0, 0.0), _NONE, 0.1),
     same("use_peft", "learner.lora", flag, True, _peft),
     part("lora_r", "learner.lora.rank", count, 16),
     part("lora_alpha", "learner.lora.alpha", number, 32),
-    part("lora_target_modules", "learner.lora.targets", texts, ["q_proj"]),
+    part("lora_target_modules", "learner.lora.targets", _layers, ["q_proj"]),
     part("peft_config.class", "learner.lora", text, "LoraConfig"),
     ignored("peft_config.task_type", "models are language models", "CAUSAL_LM"),
+    ignored("peft_config.argument_1", "use_peft", "x"),
     unless("peft_config.bias", ("none",), "learner.lora has rank, alpha, targets and sync", "all"),
+    unless("peft_config.use_dora", (False,), "learner.lora trains plain adapters", True),
+    ignored("peft_config.inference_mode", "adapters are trained", False),
     missing("peft_config.**", "learner.lora has rank, alpha, targets and sync", "x"),
     unless("lora_dropout", (0, 0.0), "adapters have no dropout: engine and learner must agree", 0.05),
+    ignored("lora_task_type", "models are language models", "CAUSAL_LM"),
+    missing("lora_modules_to_save", "only adapters are trained; without learner.lora, all weights are", ["embed_tokens"]),
     missing("lora_*", "learner.lora has rank, alpha, targets and sync", "x"),
-    missing("use_rslora", "learner.lora: multiply alpha by the square root of rank for the same scale", True),
-    missing("use_dora", "learner.lora trains plain adapters", True),
-    missing("load_in_4bit", "models are not quantised", True),
-    missing("load_in_8bit", "models are not quantised", True),
-    missing("bnb_*", "models are not quantised", "x"),
-    missing("use_bnb_nested_quant", "models are not quantised", True),
+    part("use_rslora", "learner.lora.alpha", flag, True, "alpha is multiplied by the square root of rank, for the same scale"),
+    unless("use_dora", (False,), "learner.lora trains plain adapters", True),
+    unless("load_in_4bit", (False,), "models are not quantised", True),
+    unless("load_in_8bit", (False,), "models are not quantised", True),
+    only_with("load_in_4bit", "bnb_*", "models are not quantised", "x"),
+    only_with("load_in_4bit", "use_bnb_nested_quant", "models are not quantised", True),
     # Length, evaluation, checkpoints
     same("num_train_epochs", "epochs", number, 1, _epochs),
     changed("max_steps", "steps", whole, 100, "optimiser steps", _steps),
@@ -547,10 +659,10 @@ ROWS = (
     same("save_total_limit", "checkpoint.keep", count, 2,
          lambda v, given: {} if str(given.get("save_strategy")).lower() == "no" else {"checkpoint.keep": v}),
     unless("save_only_model", (False,), "checkpoint.every: 0 saves only at the end", True),
-    missing("load_best_model_at_end", "compare checkpoints: rlsdk train --mode bench", True),
-    missing("metric_for_best_model", "compare checkpoints: rlsdk train --mode bench", "x"),
-    missing("greater_is_better", "compare checkpoints: rlsdk train --mode bench", True),
-    missing("resume_from_checkpoint", "rlsdk train CONFIG --resume", "x"),
+    unless("load_best_model_at_end", (False,), "compare checkpoints: rlsdk train --mode bench", True),
+    only_with("load_best_model_at_end", "metric_for_best_model", "compare checkpoints: rlsdk train --mode bench", "x"),
+    only_with("load_best_model_at_end", "greater_is_better", "compare checkpoints: rlsdk train --mode bench", True),
+    changed("resume_from_checkpoint", "", lambda value: value, "runs/x/checkpoint-100", "", _resumed),
     ignored("eval_*", "an evaluation runs all tasks, as many at once as the engines take", 1),
     ignored("save_on_each_node", "checkpoints are written to the run's folder", False),
     changed("output_dir", "name out", text, "runs/my-run", "a run's folder is out/name", _name),
@@ -561,7 +673,7 @@ ROWS = (
     ignored("full_determinism", "with one engine, runs with the same seed sample the same; see sampling.seeds", False),
     # Trackers and logs
     same("report_to", "trackers", texts, ["wandb"], _reported),
-    missing("project", "trackers: [{use: wandb, project: ...}]", "x"),
+    ignored("project", "there is no tracker trackio", "x"),
     ignored("logging_*", _LOG, 10),
     ignored("log_*", "`rlsdk rollouts RUN` shows the samples", True),
     ignored("num_completions_to_print", "`rlsdk rollouts RUN` shows the samples", 4),
@@ -570,9 +682,14 @@ ROWS = (
     ignored("trackio_*", "there is no tracker trackio", "x"),
     # The rest of transformers' trainer
     changed("deepspeed", "learner.zero_stage", text, "zero2.json", _SHARD,
-            lambda v, given: KeyOutcome({}, "missing", _SHARD)),
+            lambda v, given: KeyOutcome({}, "ignored", f"its settings are converted, as {_DEEPSPEED}")
+            if given.section(_DEEPSPEED) else KeyOutcome({}, "missing", _SHARD)),
+    same(f"{_DEEPSPEED}.zero_optimization.stage", "learner.zero_stage", whole, 3),
+    *(changed(f"{_DEEPSPEED}.zero_optimization.offload_{what}.device", "learner.offload", text, "cpu", "main memory", _offload)
+      for what in ("optimizer", "param")),
+    ignored(f"{_DEEPSPEED}.**", "DeepSpeed's other settings are rlsdk's own", "auto"),
     same("deepspeed_config.zero_stage", "learner.zero_stage", whole, 3),
-    missing("fsdp", _SHARD, "full_shard"),
+    unless("fsdp", ("[]",), _SHARD, "full_shard"),
     missing("fsdp_config.**", _SHARD, 1),
     changed("use_cpu", "placement.device", flag, True, "one device for engines and learner",
             switched({"placement.device": "cpu"})),
@@ -622,8 +739,10 @@ FRAMEWORK = Framework(
     rows=ROWS,
     defaults=DEFAULTS,
     finish=_finish,
+    files={"deepspeed": _DEEPSPEED},
     renamed={
         "evaluation_strategy": "eval_strategy",
+        "peft_config.use_rslora": "use_rslora",
         "epsilon_low": "epsilon",
         "peft_config.r": "lora_r",
         "peft_config.lora_alpha": "lora_alpha",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from rlsdk.migration.parts import (
+    ATTENTION,
     DTYPE,
     KL,
     LEARNER_NOTE,
@@ -21,6 +23,7 @@ from rlsdk.migration.parts import (
     minibatches,
     no_cut,
     of_critic,
+    of_vllm,
     share_of_steps,
     switched,
     trackers_with,
@@ -350,6 +353,14 @@ def _offload(key: str) -> Any:
     return changed(key, "learner.offload learner.zero_stage", flag, True, LEARNER_NOTE, give)
 
 
+def _excluded(value: list[str], given: Given) -> KeyOutcome:
+    if not given.whole(f"{MODEL}.lora_rank", 0):
+        return KeyOutcome({}, "ignored", "lora_rank is 0")
+    if all(re.search("visual|vision|lm_head", each) for each in value):
+        return KeyOutcome({}, "ignored", "neither the output head nor modules that read images are adapted")
+    return KeyOutcome({}, "missing", "name the layers to train in learner.lora.targets")
+
+
 def _truncation(value: Any, given: Given) -> KeyOutcome:
     if given.read("data.filter_overlong_prompts", flag, False):
         return KeyOutcome({}, "ignored", "filter_overlong_prompts drops longer prompts first")
@@ -501,10 +512,14 @@ ROWS = (
     same(f"{MODEL}.target_modules", "learner.lora.targets", texts, "all-linear",
          lambda v, given: {"learner.lora.targets": v if v != ["all-linear"] else "all-linear"}
          if given.whole(f"{MODEL}.lora_rank", 0) else {}),
-    missing(f"{MODEL}.exclude_modules", "name the layers to train in learner.lora.targets", "lm_head"),
+    changed(f"{MODEL}.exclude_modules", "learner.lora.targets", texts, "lm_head", "", _excluded),
     missing(f"{MODEL}.lora_adapter_path", "merge the adapter into the model first", "adapter"),
     missing(f"{MODEL}.custom_chat_template", "put the template into the tokenizer's folder", "{{ x }}"),
     missing(f"{MODEL}.external_lib", "import it in a plugin: plugins: [FILE]", "my_lib"),
+    *(same(f"{MODEL}.override_config.{where}attn_implementation", "learner.attention", ATTENTION, "flash_attention_2")
+      for where in ("", "model_config.")),
+    *(unless(f"{MODEL}.override_config.{name}", (0, 0.0), "models are trained without dropout", 0.1)
+      for name in ("attention_dropout", "embd_pdrop", "resid_pdrop")),
     missing(f"{MODEL}.override_config.**", "change config.json in the model's folder", 1),
     missing(f"{MODEL}.hf_config_path", "the config.json in the model's folder is read", "x"),
     unless(f"{MODEL}.use_liger", (False,), "there are no Liger kernels; learner.compile=true is similar", True),
@@ -634,8 +649,7 @@ ROWS = (
     unless(f"{ROLLOUT}.data_parallel_size", (1,), "placement.engines is the number of engines", 2),
     unless(f"{ROLLOUT}.pipeline_model_parallel_size", (1,), "engines have tensor parallelism only", 2),
     unless(f"{ROLLOUT}.expert_parallel_size", (1,), "engine.args accepts vLLM's own settings", 2),
-    changed(f"{ROLLOUT}.engine_kwargs.vllm.*", "engine.args", lambda v: v, 4, "engine.args accepts vLLM's own settings",
-            lambda v, given: KeyOutcome({}, "missing", "put it into engine.args if vLLM's EngineArgs has it")),
+    same(f"{ROLLOUT}.engine_kwargs.vllm.*", "engine.args", lambda v: v, 4, of_vllm),
     missing(f"{ROLLOUT}.engine_kwargs.**", "there is no such engine", 1),
     changed(f"{ROLLOUT}.val_kwargs.n", "eval.samples", count, 4, "evaluations also report greedy answers"),
     ignored(f"{ROLLOUT}.val_kwargs.do_sample", _EVAL_NOTE, True),
@@ -765,7 +779,7 @@ ROWS = (
     same("trainer.max_actor_ckpt_to_keep", "checkpoint.keep", whole, 2, checkpoints_kept("trainer.save_freq")),
     ignored("trainer.max_critic_ckpt_to_keep", "checkpoint.keep: a checkpoint holds actor and critic", 2),
     ignored("trainer.resume_mode", "rlsdk resumes only on request: rlsdk train CONFIG --resume", "auto"),
-    missing("trainer.resume_from_path", "rlsdk train CONFIG --resume=STEP", "x"),
+    missing("trainer.resume_from_path", "set model.path to an export of that checkpoint in transformers format", "x"),
     unless("trainer.critic_warmup", (0,), "actor and critic are trained from the first step", 10),
     changed("trainer.log_val_generations", "save_rollouts", whole, 10, "`rlsdk rollouts RUN` shows them",
             lambda v, given: KeyOutcome({}, "ignored", "evaluations store their answers: see `rlsdk rollouts RUN`")),

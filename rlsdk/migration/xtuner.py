@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,10 +22,13 @@ from rlsdk.migration.parts import (
 )
 from rlsdk.migration.python_files import KIND
 from rlsdk.migration.rows import (
+    NOTES,
     Choice,
     Framework,
     Given,
     KeyOutcome,
+    KeyRule,
+    UnfitError,
     changed,
     choice,
     count,
@@ -94,15 +98,22 @@ def _least_rate(value: float, given: Given) -> dict[str, Any]:
 
 
 def _importance(value: Any, given: Given) -> KeyOutcome:
-    mode = str(given.get(f"{LOSS}.rollout_is.rollout_is_mode", "truncate"))
-    level = str(given.get(f"{LOSS}.rollout_is.rollout_is_level", "token"))
-    low, high = two(value)
-    if level == "geometric":
-        return KeyOutcome({"algorithm.correction": {"use": "geometric", "low": low, "high": high}}, "mapped", "")
+    """Convert the weights of the mismatch; XTuner gives the upper bound first."""
+    where = f"{LOSS}.rollout_is.rollout_is"
+    mode = str(given.get(f"{where}_mode", "truncate"))
+    level = str(given.get(f"{where}_level", "token"))
+    cap = max(two(value))
+    low, high = sorted(given.read(f"{where}_mask_threshold", two, two(value)))
     if mode == "truncate" and level in ("token", "sequence"):
-        note = "weights have no minimum in rlsdk"
-        return KeyOutcome({"algorithm.correction": {"use": "tis", "cap": high, "level": level}}, "changed", note)
-    return KeyOutcome({}, "missing", "algorithm.correction: mis, token_mask or sequence_mask")
+        return KeyOutcome({"algorithm.correction": {"use": "tis", "cap": cap, "level": level}}, "mapped", "")
+    masks = mode == "mask" or (mode == "both" and high <= cap)
+    if masks and level in ("token", "sequence"):
+        found = {"use": "mis", "low": low, "high": high, "level": level}
+        return KeyOutcome({"algorithm.correction": found}, "mapped", "")
+    if masks and level == "geometric":
+        found = {"use": "geometric", "low": low, "high": high}
+        return KeyOutcome({"algorithm.correction": found}, "changed", "the mask of answers; those kept weigh 1")
+    raise UnfitError("no correction is this weight with this mask; see rlsdk plugins correction")
 
 
 def _work_dir(value: str, given: Given) -> KeyOutcome:
@@ -118,7 +129,7 @@ def _work_dir(value: str, given: Given) -> KeyOutcome:
 
 def _judged(value: str, given: Given) -> KeyOutcome:
     if value in JUDGERS:
-        return KeyOutcome({"reward": dict(JUDGERS[value])}, "changed", "the nearest built-in reward")
+        return KeyOutcome({}, "changed", "the nearest built-in reward")
     return KeyOutcome({}, "missing", "your own reward (howto/reward.md), code_tests, or judge for a served model")
 
 
@@ -128,18 +139,72 @@ def _loop(value: str, given: Given) -> KeyOutcome:
     return KeyOutcome({}, "missing", "workflow: tools, environment or agent, or your own (howto/workflow.md)")
 
 
+def _tasks(given: Given, manager: str) -> list[str]:
+    """Return the prefix of the keys of each task; the first one has no number."""
+    numbered = re.compile(rf"{re.escape(manager)}\.(\d+)\.")
+    others = {match[1] for key in given.flat if (match := numbered.match(key))}
+    return [manager, *(f"{manager}.{number}" for number in sorted(others, key=int))]
+
+
+def _sources(given: Given, manager: str) -> list[dict[str, Any]]:
+    """Return a source for each task; what a variable names cannot be known, and XTuner's annotations are JSON lines."""
+    found = []
+    tasks = _tasks(given, manager)
+    for task in tasks:
+        listed = f"{task}.sampler_config.dataloader_cfg.dataset_config_list"
+        paths = [given.get(f"{listed}.{number}.dataset.anno_path") for number in range(64)]
+        if files := [path for path in paths if isinstance(path, str)]:
+            source = dataset(files, "train", {})
+            path = files[0] if len(files) == 1 else files
+            source = {"use": "jsonl", "path": path} if source["use"] == "hub" else source
+            named = {"source": _named(task, given), "weight": given.read(f"{task}.weight", number, 1.0)}
+            found.append({**source, **(named if len(tasks) > 1 else {})})
+    return found
+
+
+def _named(task: str, given: Given) -> str:
+    return str(given.get(f"{task}.task_name", f"task-{task.rpartition('.')[2]}"))
+
+
+def _rewards(given: Given) -> dict[str, Any]:
+    """Return the reward, or those of several tasks, each for its source."""
+    judged = {task: str(given.get(f"{task}.judger_config.{KIND}", "")) for task in _tasks(given, TASK)}
+    if len(judged) == 1:
+        return {"reward": dict(JUDGERS[judged[TASK]])} if judged[TASK] in JUDGERS else {}
+    names = {task: _named(task, given) for task in judged}
+    rewards: dict[str, list[str]] = {}
+    for task, judger in judged.items():
+        if judger in JUDGERS:
+            rewards.setdefault(judger, []).append(names[task])
+    lacking = [names[task] for task, judger in judged.items() if judger not in JUDGERS]
+    notes = (f"reward: the tasks of {' and '.join(lacking)} have no reward yet: add one with their `sources`",)
+    made = [{**JUDGERS[judger], "sources": sources} for judger, sources in rewards.items()]
+    return {**({"reward": made} if made else {}), **({NOTES: notes} if lacking else {})}
+
+
+def _as_first(key: str) -> KeyRule:
+    """Return the rule of a setting of a further task or data set, which rlsdk shares with the first."""
+
+    def give(value: Any, given: Given) -> KeyOutcome:
+        task = re.sub(rf"^{re.escape(TASK)}\.\d+", TASK, given.key)
+        first = re.sub(r"(dataset_config_list)\.\d+", r"\1.0", task)
+        if first in given.flat and given.flat[first] == value:
+            return KeyOutcome({}, "ignored", f"as {first}")
+        return KeyOutcome({}, "missing", "this applies to all tasks in rlsdk; the first one's value is taken")
+
+    return KeyRule(key, "missing", (), "", 1, give=give)
+
+
 def _finish(given: Given) -> dict[str, Any]:
     explicit = given.whole("rollout_config.context_length", 0)
     response = given.whole(f"{SAMPLE}.max_tokens", 2048)
     length = explicit or response + given.whole(f"{TASK}.{DATA}.tokenize_fn.max_length", 2048)
     found: dict[str, Any] = {"model.max_length": length}
     for where, to in ((TASK, "tasks.train"), (HELD_OUT, "tasks.eval")):
-        path = given.get(f"{where}.{DATA}.dataset.anno_path")
-        wanted = to == "tasks.train" or given.read("enable_evaluate", flag, True)
-        if isinstance(path, str) and wanted:
-            source = dataset(path, "train", {})
-            # What a variable names cannot be known: XTuner's annotations are JSON lines.
-            found[to] = {"use": "jsonl", "path": path} if source["use"] == "hub" else source
+        sources = _sources(given, where) if to == "tasks.train" or given.read("enable_evaluate", flag, True) else []
+        if sources:
+            found[to] = sources if len(sources) > 1 else sources[0]
+    found |= _rewards(given)
     judger = f"{TASK}.judger_config"
     if given.read(f"{judger}.enable_overlong_buffer", flag, False):
         found["algorithm.shaping"] = [{
@@ -160,6 +225,7 @@ _CLASS = "class name"
 _CPU = "placement and scoring set the numbers of processes"
 
 ROWS = (
+    same(f"{TASK}.*.judger_config.{KIND}", "reward", text, "GSM8KJudgerConfig", _judged),
     ignored(f"**.{KIND}", _CLASS, "x"),
     # Run
     same("seed", "seed", whole, 42),
@@ -182,8 +248,8 @@ ROWS = (
             lambda v, given: {"checkpoint.export": "every", **({} if given.whole("checkpoint_interval", -1) > 0
                               else {"checkpoint.every": v})} if v else {}),
     ignored("hf_max_keep", "checkpoint.keep", 2),
-    missing("auto_resume", "rlsdk train CONFIG --resume", True),
-    missing("load_checkpoint_cfg.**", "rlsdk train CONFIG --resume=STEP", "x"),
+    ignored("auto_resume", "rlsdk resumes only on request: rlsdk train CONFIG --resume", True),
+    missing("load_checkpoint_cfg.**", "set model.path to an export of that checkpoint in transformers format", "x"),
     ignored("checkpoint_no_save_*", "checkpoints contain everything", False),
     ignored("skip_checkpoint_validation", "checkpoints are always validated", False),
     ignored("log_dir", "logs are written to the run's folder", "x"),
@@ -233,11 +299,13 @@ ROWS = (
     same(f"{LOSS}.use_kl_loss", "algorithm.kl_coef algorithm.kl", flag, True, _kl),
     part(f"{LOSS}.kl_loss_coef", "algorithm.kl_coef", number, 0.001),
     part(f"{LOSS}.kl_loss_type", "algorithm.kl", KL, "low_var_kl"),
-    changed(f"{LOSS}.rollout_is.rollout_is_threshold", "algorithm.correction", lambda v: v, [0.5, 2.0], "a correction",
-            _importance),
+    same(f"{LOSS}.rollout_is.rollout_is_threshold", "algorithm.correction", two, [2.0, 0.5], _importance),
+    part(f"{LOSS}.rollout_is.rollout_is_mask_threshold", "algorithm.correction", two, [2.0, 0.5]),
     part(f"{LOSS}.rollout_is.rollout_is_level", "algorithm.correction", text, "token"),
     part(f"{LOSS}.rollout_is.rollout_is_mode", "algorithm.correction", text, "truncate"),
-    missing(f"{LOSS}.rollout_is.*", "algorithm.correction: mis, token_mask or geometric", [0.5, 2.0]),
+    missing(f"{LOSS}.rollout_is.rollout_is_veto_threshold",
+            "a single outlier does not mask an answer; see correction: geometric", [20.0, 0.0]),
+    missing(f"{LOSS}.rollout_is.*", "see rlsdk plugins correction", 1),
     ignored(f"{LOSS}.mode", "losses never hold all logits at once", "chunk"),
     ignored(f"{LOSS}.chunk_size", "losses never hold all logits at once", 512),
     ignored(f"{LOSS}.ignore_idx", "the loss mask marks trained tokens", -100),
@@ -250,7 +318,7 @@ ROWS = (
     same("rollout_config.rollout_max_batch_size_per_instance", "engine.max_num_seqs", count, 256),
     ignored("rollout_config.model_path", "model.path", "Qwen/Qwen3-8B"),
     unless("rollout_config.expert_parallel_size", (1,), "engine.args accepts vLLM's own settings", 4),
-    missing("rollout_config.rollout_timeout", "set timeout of the workflow", 3600),
+    ignored("rollout_config.rollout_timeout", "an answer ends at sampling.max_tokens; workflows with turns have a timeout", 3600),
     ignored("rollout_config.**", _ENGINE, "x"),
     same(f"{SAMPLE}.max_tokens", "sampling.max_tokens", count, 1024),
     same(f"{SAMPLE}.temperature", "sampling.temperature", number, 1.0),
@@ -268,7 +336,20 @@ ROWS = (
     part(f"{TASK}.{DATA}.dataset.anno_path", "tasks.train", text, "data/train.jsonl", "becomes a task source"),
     same(f"{TASK}.{DATA}.tokenize_fn.max_length", "max_prompt_tokens", count, 2048),
     ignored(f"{TASK}.{DATA}.dataset.name", "sources are named by `source`", "x"),
-    missing(f"{TASK}.sampler_config.dataloader_cfg.dataset_config_list.*.**", "set options of the task source", "x"),
+    unless(f"{TASK}.{DATA}.dataset.sample_ratio", (1, 1.0), "use part of the data, or give the source a weight", 0.5),
+    unless(f"{TASK}.{DATA}.dataset.class_name", ("JsonlDataset",),
+           "images are parts of a prompt's messages: docs/howto/vision.md", "VLMJsonlDataset"),
+    unless(f"{TASK}.{DATA}.dataset.enable_sequential_sampler", (False,), "tasks are always shuffled by seed", True),
+    ignored(f"{TASK}.{DATA}.dataset.cache_*", "tasks are read on demand", "x"),
+    ignored(f"{TASK}.{DATA}.dataset.enable_mmap_shared", "tasks are read on demand", True),
+    missing(f"{TASK}.{DATA}.tokenize_fn.tools_schema", "list functions: workflow: {{use: tools, tools: [...]}}", "x"),
+    missing(f"{TASK}.{DATA}.**", "see rlsdk plugins tasks", "x"),
+    part(f"{TASK}.sampler_config.dataloader_cfg.dataset_config_list.*.dataset.anno_path", "tasks.train", text,
+         "data/more.jsonl", "becomes a task source"),
+    ignored(f"{TASK}.sampler_config.dataloader_cfg.dataset_config_list.*.dataset.name", "sources are named by `source`", "x"),
+    *(_as_first(f"{TASK}.sampler_config.dataloader_cfg.dataset_config_list.*.{name}") for name in (
+        "tokenize_fn.*", "dataset.*")),
+    missing(f"{TASK}.sampler_config.dataloader_cfg.dataset_config_list.*.**", "see rlsdk plugins tasks", "x"),
     ignored(f"{TASK}.sampler_config.**", "tasks are read on demand", "x"),
     changed(f"{TASK}.judger_config.{KIND}", "reward", text, "GSM8KJudgerConfig", "a reward", _judged),
     ignored(f"{TASK}.judger_config.judger_name", "rewards are named by their component", "x"),
@@ -289,11 +370,17 @@ ROWS = (
     changed(f"{PRODUCE}.tail_batch_trigger_size", "rollout.tail_batch", whole, 0, "if rollouts run ahead",
             lambda v, given: {"rollout.tail_batch": v} if given.whole(f"{PRODUCE}.max_staleness", 0)
             or given.read(f"{PRODUCE}.over_sample_threshold", number, 0.0) else {}),
-    missing(f"{PRODUCE}.is_valid_sample_fn", "algorithm.filters, see rlsdk plugins filter", "x"),
+    missing(f"{PRODUCE}.is_valid_sample_fn", "algorithm.filters: [nonzero_variance] drops groups of equal rewards; with "
+            "rollout.dynamic_sampling: true, another task replaces each", "x"),
     missing(f"{PRODUCE}.should_continue_fn", "rollout.stop, see rlsdk plugins stop", "x"),
     ignored(f"{PRODUCE}.{KIND}", "rollout.max_staleness: 0 is synchronous", "AsyncProduceStrategyConfig"),
     ignored(f"{TASK}.task_name", "sources are named by `source`", "train_task"),
-    missing(f"{TASK}.*.**", "list a source per task in tasks.train, each with its weight", "x"),
+    part(f"{TASK}.weight", "tasks.train", number, 1.0),
+    part(f"{TASK}.*.weight", "tasks.train", number, 1.0),
+    ignored(f"{TASK}.*.task_name", "the name of its source", "x"),
+    part(f"{TASK}.*.{DATA}.dataset.anno_path", "tasks.train", text, "data/more.jsonl", "becomes a task source"),
+    ignored(f"{TASK}.*.{DATA}.dataset.name", "the name of its source", "x"),
+    _as_first(f"{TASK}.*.**"),
     ignored("agent_loop_manager_cfg.**", "rlsdk's scheduler needs no such setting", "x"),
     part(f"{HELD_OUT}.{DATA}.dataset.anno_path", "tasks.eval", text, "data/test.jsonl", "becomes a task source"),
     unless(f"{HELD_OUT}.agent_loop_config.sample_params.temperature", (0, 1), EVALUATION_NOTE, 0.6),
@@ -345,6 +432,7 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 RENAMED: Mapping[str, str] = {
+    **{f"{held}agent_loop_manager_cfg.tasks.0.": f"{held}agent_loop_manager_cfg.tasks." for held in ("", "eval_")},
     **{f"{held}agent_loop_manager_cfg.{section}.": f"{held}agent_loop_manager_cfg.tasks.{section}."
        for held in ("", "eval_")
        for section in ("agent_loop_config", "judger_config", "sampler_config", "produce_strategy_config")},

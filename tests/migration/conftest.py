@@ -13,6 +13,10 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, x=No
 
 def reward_func(queries, prompts, labels):
     return [0.0]
+
+def add(a: int, b: int) -> int:
+    '''Add two numbers.'''
+    return a + b
 """
 
 

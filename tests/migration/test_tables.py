@@ -73,7 +73,7 @@ def rows(*statuses: str) -> Iterator[Any]:
 
 def named(row: KeyRule) -> str:
     """A key that the row stands for."""
-    return ".".join(part.replace("**", "x").replace("*", "0" if part == "*" else "x") for part in row.key.split("."))
+    return ".".join(part.replace("**", "x").replace("*", "1" if part == "*" else "x") for part in row.key.split("."))
 
 
 def migrated(name: str, flat: dict[str, Any]) -> Migration:
@@ -95,7 +95,7 @@ def test_a_key_gives_a_config_that_the_check_accepts(folder, name, row):
         flat["custom_envs.FrozenLake"] = ENVIRONMENT
         flat.setdefault("train_env_manager.num_env_groups", 128)
         flat.setdefault("train_env_manager.group_size", 4)
-        flat = {key: value for key, value in flat.items() if not key.startswith("custom_envs.0")}
+        flat = {key: value for key, value in flat.items() if not key.startswith("custom_envs.1")}
     if "tokenize_fn" in row.key:
         flat[f"{SAMPLES}.dataloader_cfg.dataset_config_list"] = [
             {"dataset": {"anno_path": "train.jsonl"}, "tokenize_fn": {"max_length": flat.pop(row.key)}}

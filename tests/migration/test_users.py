@@ -567,7 +567,7 @@ def test_rolls_masks_adapters_and_columns(tmp_path):
     found = migrate("roll", [str(file)], {})
     config = found.config
     assert config["learner"]["lora"]["targets"] == ["q_proj", "k_proj"]
-    assert config["algorithm"]["filters"] == ["truncated", {"use": "pass_rate", "low": 0.1, "high": 0.9}]
+    assert config["algorithm"]["filters"] == ["truncated", {"use": "pass_rate", "low": 0.0, "high": 0.9}]
     assert config["tasks"]["eval"]["columns"] == config["tasks"]["train"]["columns"]
     notes = {entry.key: (entry.status, entry.note) for entry in found.entries}
     assert notes["lora_target"] == ("ignored", "the keys that refer to it are converted")

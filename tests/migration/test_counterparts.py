@@ -1,0 +1,327 @@
+"""Settings of other trainers that have a near or an exact counterpart, given by several keys together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlsdk.migration import Migration, migrate
+
+
+def todo(found: Migration) -> list[str]:
+    return [entry.key for entry in found.entries if entry.status == "missing"]
+
+
+def roll(tmp_path: Path, content: dict[str, Any]) -> Migration:
+    file = tmp_path / "roll.yaml"
+    file.write_text(yaml.safe_dump(content))
+    return migrate("roll", [str(file)], {})
+
+
+@pytest.mark.parametrize(
+    ("weight", "filters", "correction"),
+    [
+        ({"enabled": True, "upper_bound": 3.0}, [], {"use": "tis", "cap": 3.0, "level": "token"}),
+        ({"enabled": True, "weight_type": "sequence"}, [], {"use": "tis", "cap": 1.2, "level": "sequence"}),
+        ({}, [{"enabled": True}], {"use": "token_mask", "low": 0.8, "high": 1.2}),
+        (
+            {},
+            [{"enabled": True, "agg_type": "geometric", "ratio_low": 0.99}],
+            {"use": "geometric", "low": 0.99, "high": 1.2},
+        ),
+        (
+            {"enabled": True, "upper_bound": 5.0},
+            [{"enabled": True, "ratio_low": 0.5, "ratio_high": 5.0}],
+            {"use": "mis", "low": 0.5, "high": 5.0, "level": "token"},
+        ),
+        ({"enabled": True, "weight_type": "geometric"}, [], None),
+        ({}, [{"enabled": True, "diff_enabled": True}], None),
+        ({}, [{"enabled": True}, {"enabled": True, "agg_type": "sequence"}], None),
+        ({"enabled": False}, [{"enabled": False}], None),
+    ],
+)
+def test_rolls_weights_and_filters_of_the_mismatch_are_one_correction(tmp_path, weight, filters, correction):
+    found = roll(tmp_path, {"train_infer_correction": {"is_weight": weight, "filters": filters}, "seed": 1})
+    assert found.config["algorithm"].get("correction") == correction
+    off = not any(each.get("enabled") for each in (weight, *filters))
+    assert bool(todo(found)) == (correction is None and not off)
+
+
+def judged(**options: str) -> dict[str, Any]:
+    return {"worker_cls": "x.LLMJudgeRewardWorker", "tag_included": ["RLVR"], **options}
+
+
+def test_rolls_judge_behind_an_api_is_a_judge(tmp_path):
+    api = {"judge_model_type": "api", "judge_api_url": "http://j/v1", "judge_model_name": "j"}
+    found = roll(tmp_path, {"rewards": {"llm": judged(**api, judge_api_key="${oc.env:J_KEY}")}})
+    judge = {"use": "judge", "base_url": "http://j/v1", "model": "j", "api_key_env": "J_KEY", "sources": ["RLVR"]}
+    assert found.config["reward"] == [judge]
+    assert not todo(found)
+    assert todo(roll(tmp_path, {"rewards": {"llm": judged(**api, judge_api_key="sk-1", judge_prompt="p")}})) == [
+        "rewards.llm.judge_api_key",
+        "rewards.llm.judge_prompt",
+    ]
+    assert todo(roll(tmp_path, {"rewards": {"llm": judged(judge_model_type="inference")}})) == [
+        "rewards.llm.worker_cls"
+    ]
+
+
+def test_rolls_filters_of_tasks_replace_them(tmp_path):
+    mean = {"query_filter_config": {"type": "mean_filter", "filter_args": {"threshold_up": 0.9, "threshold_down": 0.1}}}
+    spread = {"query_filter_config": {"type": "std_filter", "filter_args": {"std_threshold": 0}}}
+    rule = {"worker_cls": "x.MathRuleRewardWorker"}
+    found = roll(tmp_path, {"rewards": {"math": {**rule, **mean}}, "is_use_additional_prompts": True})
+    assert found.config["algorithm"]["filters"] == [{"use": "pass_rate", "low": 0.1, "high": 0.9}]
+    assert found.config["rollout"]["dynamic_sampling"] is True
+    assert not todo(found)
+    found = roll(tmp_path, {"rewards": {"math": {**rule, **spread}, "code": rule}})
+    assert found.config["algorithm"]["filters"] == [{"use": "min_std", "threshold": 0.0}]
+    assert "applies to all domains" in {entry.note for entry in found.entries}
+    both = roll(tmp_path, {"rewards": {"math": {**rule, **spread}, "code": {**rule, **mean}}})
+    assert "filters" not in both.config["algorithm"]
+    assert len(todo(both)) == 2
+
+
+def test_rolls_on_policy_distillation_is_opd(tmp_path):
+    role = {"device_mapping": "list(range(0,4))", "training_args": {"learning_rate": 5e-7}}
+    teacher = {
+        "model_args": {"model_name_or_path": "o/teacher"},
+        "opd_kl_coef": 0.5,
+        "device_mapping": "list(range(0,4))",
+    }
+    infer = {"generating_args": {"temperature": 0.9, "top_p": 1.0, "top_k": 0}, "device_mapping": "list(range(0,4))"}
+    content = {"student_train": role, "student_infer": infer, "teacher": teacher, "adv_estimator": "reinforce"}
+    found = roll(tmp_path, {**content, "pretrain": "o/m", "advantage_clip": 5.0, "sequence_length": 64})
+    config = found.config
+    assert (config["algorithm"]["use"], config["model"]["reference"]) == ("opd", "o/teacher")
+    assert config["algorithm"]["advantage"] == {"use": "on_policy_distill", "coef": 0.5}
+    assert config["algorithm"]["clip_advantages"] == 5.0
+    assert (config["learner"]["lr"], config["sampling"]["temperature"], config["placement"]["learners"]) == (
+        5e-7,
+        0.9,
+        4,
+    )
+    assert not todo(found)
+    assert "student_train.training_args.learning_rate" in {entry.key for entry in found.entries}
+
+
+def test_rolls_variables_micro_batches_and_options_of_losses(tmp_path):
+    train = {
+        "pg_variant": "tis",
+        "tis_upper_bound": 2.0,
+        "use_dynamic_batching_in_train": True,
+        "max_tokens_per_microbatch_in_train": 8192,
+    }
+    found = roll(tmp_path, {"actor_train": train, "system_envs": {"NCCL_DEBUG": "WARN", "USE_MODELSCOPE": "1"}})
+    assert found.config["placement"]["runtime_env"] == {"env_vars": {"NCCL_DEBUG": "WARN"}}
+    assert found.config["algorithm"]["policy_loss"] == {"use": "tis", "cap": 2.0}
+    assert found.config["learner"]["micro_batch_tokens"] == 8192
+    assert todo(found) == ["system_envs.USE_MODELSCOPE"]
+
+
+def test_rolls_grpo_divides_by_the_deviation_whatever_the_norm_types(tmp_path):
+    advantage = roll(tmp_path, {"adv_estimator": "grpo", "norm_mean_type": "group"}).config["algorithm"]["advantage"]
+    assert advantage == {"use": "grpo", "std_normalize": True}
+
+
+def test_arguments_of_vllm_become_engine_args(tmp_path):
+    config = {"kv_cache_dtype": "fp8", "sleep_level": 1}
+    found = roll(tmp_path, {"actor_infer": {"strategy_args": {"strategy_name": "vllm", "strategy_config": config}}})
+    assert found.config["engine"]["args"] == {"kv_cache_dtype": "fp8"}
+    assert todo(found) == ["actor_infer.strategy_args.strategy_config.sleep_level"]
+    arguments = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+    found = migrate("verl", [f"{arguments}.enable_expert_parallel=True", f"{arguments}.no_such=1"], {})
+    assert found.config["engine"]["args"] == {"enable_expert_parallel": True}
+    assert todo(found) == [f"{arguments}.no_such"]
+
+
+@pytest.mark.parametrize(
+    ("value", "rank", "missing"),
+    [("'.*visual.*'", 16, False), ("lm_head", 16, False), ("q_proj", 16, True), ("q_proj", 0, False)],
+)
+def test_layers_that_verl_excludes_are_nothing_to_do_if_rlsdk_adapts_none_of_them(value, rank, missing):
+    model = "actor_rollout_ref.model"
+    found = migrate("verl", [f"{model}.lora_rank={rank}", f"{model}.exclude_modules={value}"], {})
+    assert bool(todo(found)) == missing
+
+
+XTUNER_IS = """
+importance = RolloutImportanceSampling(rollout_is_level="{level}", rollout_is_mode="{mode}",
+    rollout_is_threshold=({high}, 0){mask})
+loss_cfg = GRPOLossConfig(policy_loss_cfg=dict(loss_type="vanilla"), rollout_is=importance)
+RLColocateTrainerConfig(train_worker_cfg=WorkerConfig(loss_cfg=loss_cfg), seed=1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("level", "mode", "mask", "correction"),
+    [
+        ("token", "truncate", "", {"use": "tis", "cap": 5.0, "level": "token"}),
+        ("token", "both", "(5, 0.5)", {"use": "mis", "low": 0.5, "high": 5.0, "level": "token"}),
+        ("sequence", "mask", "(2, 0.5)", {"use": "mis", "low": 0.5, "high": 2.0, "level": "sequence"}),
+        ("geometric", "mask", "(1.1, 0.9)", {"use": "geometric", "low": 0.9, "high": 1.1}),
+        ("geometric", "truncate", "", None),
+        ("token", "both", "(9, 0.5)", None),
+    ],
+)
+def test_xtuners_bounds_of_weights_are_given_from_above(tmp_path, level, mode, mask, correction):
+    file = tmp_path / "rl.py"
+    mask = f", rollout_is_mask_threshold={mask}" if mask else ""
+    file.write_text(XTUNER_IS.format(level=level, mode=mode, high=5, mask=mask))
+    found = migrate("xtuner", [str(file)], {})
+    assert found.config["algorithm"].get("correction") == correction
+    assert bool(todo(found)) == (correction is None)
+
+
+XTUNER_TASKS = """
+short, long = RLTextTokenizeFnConfig(max_length=512), RLTextTokenizeFnConfig(max_length=2048)
+gsm = SamplerConfig(prompt_repeat_k=8, dataloader_cfg=DataloaderConfig(pack_max_length=1024, dataset_config_list=[
+    {"dataset": DatasetConfig(name="gsm8k", anno_path="gsm.jsonl"), "tokenize_fn": short},
+    {"dataset": DatasetConfig(name="more", anno_path="more.jsonl"), "tokenize_fn": short}]))
+dapo = SamplerConfig(prompt_repeat_k=8, dataloader_cfg=DataloaderConfig(pack_max_length=1024, dataset_config_list=[
+    {"dataset": DatasetConfig(name="dapo", anno_path="dapo.jsonl"), "tokenize_fn": long}]))
+single = SingleTurnAgentLoopConfig(sample_params=SampleParams(max_tokens=64))
+tasks = [
+    TaskSpecConfig(task_name="gsm", weight=2.0, agent_loop_config=single, judger_config=GSM8KJudgerConfig(),
+                   sampler_config=gsm),
+    TaskSpecConfig(task_name="dapo", weight=1.0, agent_loop_config=single, judger_config=DapoMathJudgerConfig(),
+                   sampler_config=dapo)]
+trainer = RLColocateTrainerConfig(
+    load_from="o/m", total_train_steps=2, agent_loop_manager_cfg=AgentLoopManagerConfig(tasks=tasks),
+    eval_agent_loop_manager_cfg=AgentLoopManagerConfig(tasks=tasks))
+"""
+
+
+def test_xtuners_tasks_are_sources_with_weights_and_rewards(tmp_path):
+    file = tmp_path / "rl.py"
+    file.write_text(XTUNER_TASKS)
+    found = migrate("xtuner", [str(file)], {})
+    sources = [
+        {"use": "jsonl", "path": ["gsm.jsonl", "more.jsonl"], "source": "gsm", "weight": 2.0},
+        {"use": "jsonl", "path": "dapo.jsonl", "source": "dapo", "weight": 1.0},
+    ]
+    assert found.config["tasks"] == {"train": sources, "eval": sources}
+    math = {"use": "math", "strict": False}
+    assert found.config["reward"] == [{**math, "sources": ["gsm"]}, {**math, "sources": ["dapo"]}]
+    (longer,) = todo(found)  # prompts of the second task may be longer, which applies to all
+    assert longer.endswith("tasks.1.sampler_config.dataloader_cfg.dataset_config_list.0.tokenize_fn.max_length")
+    lacking = XTUNER_TASKS.replace("judger_config=DapoMathJudgerConfig(),", "")
+    file.write_text(lacking)
+    assert any("the tasks of dapo have no reward yet" in note for note in migrate("xtuner", [str(file)], {}).notes)
+
+
+def test_openrlhfs_probabilities_are_weights_of_sources():
+    words = ["--data.prompt_dataset", "o/a,o/b", "--data.prompt_probs", "0.7,0.3", "--data.input_key", "q"]
+    found = migrate("openrlhf", words, {})
+    hub = {"use": "hub", "split": "train", "columns": {"prompt": "q"}}
+    assert found.config["tasks"]["train"] == [
+        {**hub, "name": "o/a", "weight": 0.7},
+        {**hub, "name": "o/b", "weight": 0.3},
+    ]
+    assert not todo(found)
+    mixed = migrate("openrlhf", words[:2], {})
+    assert any("OpenRLHF mixes them by size" in note for note in mixed.notes)
+    files = migrate("openrlhf", ["--data.prompt_dataset", "a.jsonl,b.jsonl"], {}).config
+    assert files["tasks"]["train"]["path"] == ["a.jsonl", "b.jsonl"]
+
+
+@pytest.mark.parametrize(("size", "share", "missing"), [(192, 0.5, False), (128, None, False), (64, None, True)])
+def test_openrlhfs_larger_batches_of_generation_are_oversampled(size, share, missing):
+    found = migrate("openrlhf", ["--rollout_batch_size", "128", "--vllm_generate_batch_size", str(size)], {})
+    assert found.config.get("rollout", {}).get("oversample") == share
+    assert bool(todo(found)) == missing
+
+
+def test_trls_mixture_of_data_sets_is_a_list_of_sources(tmp_path):
+    file = tmp_path / "trl.yaml"
+    data = [
+        {"path": "o/a", "name": "main", "fraction": 0.75},
+        {"path": "json", "data_files": "b.jsonl", "fraction": 0.25},
+    ]
+    file.write_text(yaml.safe_dump({"datasets": data, "reward_funcs": ["accuracy_reward"], "streaming": False}))
+    found = migrate("trl", [str(file)], {})
+    assert found.config["tasks"]["train"] == [
+        {"use": "hub", "name": "o/a", "config": "main", "split": "train", "weight": 0.75},
+        {"use": "jsonl", "path": "b.jsonl", "weight": 0.25},
+    ]
+    assert not todo(found)
+
+
+def test_trls_adapter_with_another_scale_keeps_its_scale():
+    words = ["use_peft=true", "lora_r=16", "lora_alpha=32", "use_rslora=true", "lora_target_modules=[q_proj]"]
+    found = migrate("trl", [*words, "load_in_4bit=false", "lora_task_type=CAUSAL_LM", "cast_lm_head_to_fp32=true"], {})
+    assert found.config["learner"]["lora"] == {"rank": 16, "alpha": 128.0, "targets": ["q_proj"]}
+    assert found.config["model"]["head_dtype"] == "float32"
+    assert not todo(found)
+    assert todo(migrate("trl", ["use_peft=true", "lora_target_modules=.*_proj"], {})) == ["lora_target_modules"]
+    assert any("q_proj and v_proj" in note for note in migrate("trl", words[:2], {}).notes)
+
+
+def test_trls_tools_are_a_workflow(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(
+        "from trl.rewards import accuracy_reward\ndef add(a: int, b: int) -> int:\n    return a + b\n"
+        "def main():\n    args = GRPOConfig('out', max_tool_calling_iterations=4)\n"
+        "    GRPOTrainer('o/m', accuracy_reward, args, tools=[add])\n"
+    )
+    found = migrate("trl", [str(file)], {})
+    assert found.config["workflow"] == {"use": "tools", "tools": [f"{file}:add"], "max_turns": 5}
+    assert not todo(found)
+
+
+@pytest.mark.parametrize(("longest", "shaping"), [(2048, True), (1024, False)])
+def test_trls_punishment_by_name_has_the_limits_of_its_command(longest, shaping):
+    words = ["trl", "grpo", "--reward_funcs", "accuracy_reward", "get_soft_overlong_punishment"]
+    found = migrate("trl", [*words, "--max_completion_length", str(longest)], {})
+    penalty = {"use": "overlong", "max_length": 1280, "buffer": 256}
+    assert found.config["algorithm"].get("shaping") == ([penalty] if shaping else None)
+    assert any("left out" in note for note in found.notes) != shaping
+
+
+def test_the_deepspeed_file_that_trl_names_is_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    offload = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
+    Path("zero3.json").write_text(json.dumps({"zero_optimization": offload, "train_batch_size": "auto"}))
+    found = migrate("trl", ["trl", "grpo", "--deepspeed", "zero3.json", "--seed", "1"], {})
+    assert (found.config["learner"]["zero_stage"], found.config["learner"]["offload"]) == (3, "optimizer")
+    assert not todo(found)
+    assert todo(migrate("trl", ["trl", "grpo", "--deepspeed", "other.json", "--seed", "1"], {})) == ["deepspeed"]
+
+
+TRL_WITH_FLAGS = """
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer, TrlParser, get_peft_config
+
+def exact(completions, solution, **kwargs):
+    return [0.0 for _ in completions]
+
+if __name__ == "__main__":
+    parser = TrlParser((ScriptArguments, GRPOConfig, ModelConfig))
+    script_args, training_args, model_args = parser.parse_args_and_config()
+    data = load_dataset(script_args.dataset_name, name=script_args.dataset_config)
+    model = AutoModelForCausalLM.from_pretrained(model_args.model_name_or_path, dtype="bfloat16")
+    trainer = GRPOTrainer(model=model, args=training_args, reward_funcs=exact, peft_config=get_peft_config(model_args),
+        train_dataset=data[script_args.dataset_train_split], eval_dataset=data[script_args.dataset_test_split])
+"""
+
+
+@pytest.mark.parametrize("how", ["command", "script", "file"])
+def test_a_command_of_trl_is_read_together_with_its_script(tmp_path, monkeypatch, how):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(TRL_WITH_FLAGS)
+    flags = "--model_name_or_path o/m --dataset_name o/d --learning_rate 1e-5 --num_generations 4 --eval_strategy steps"
+    command = f"accelerate launch --num_processes 2 train.py {flags}"
+    Path("run.sh").write_text(f"{command}\n")
+    given = {"command": [command], "script": ["run.sh"], "file": ["train.py", *flags.split()]}[how]
+    found = migrate("trl", given, {})
+    config = found.config
+    assert (config["model"]["path"], config["learner"]["lr"], config["group_size"]) == ("o/m", 1e-5, 4)
+    assert config["reward"] == {"use": "foreign", "path": "train.py:exact", "style": "trl"}
+    hub = {"use": "hub", "name": "o/d"}
+    assert config["tasks"] == {"train": {**hub, "split": "train"}, "eval": {**hub, "split": "test"}}
+    assert config["placement"]["learners"] == (1 if how == "file" else 2)
+    assert not todo(found)
