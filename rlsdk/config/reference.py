@@ -66,6 +66,7 @@ UNITS: Mapping[str, str] = {
     "canary.tolerance": "nats",
     "critic.ranks": "processes",
     "critic.threads": "threads",
+    "critic.warmup_steps": "steps",
     "critic.resources": "Ray resources",
     "reference.ranks": "processes",
     "reference.threads": "threads",

@@ -47,6 +47,7 @@ LEAST: dict[str, int] = {
     "placement.learners": 1,
     "critic.ranks": 0,
     "critic.threads": 0,
+    "critic.warmup_steps": 0,
     "reference.ranks": 0,
     "reference.threads": 0,
     "placement.engine_threads": 0,
@@ -120,6 +121,11 @@ def cross_checks(
         (
             "values" in needs and not algorithm.critic,
             "algorithm.critic: the advantage reads a critic's values; set it to true",
+        ),
+        (
+            config.critic.warmup_steps > 0 and not algorithm.critic,
+            f"critic.warmup_steps: {config.critic.warmup_steps} given, but the algorithm has no critic; leave it out, "
+            "or use an algorithm with a critic, such as ppo",
         ),
     ]
     return [text for wrong, text in rules if wrong]

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import attrs
 
 from rlsdk.components import Isolation, Use
 from rlsdk.config import defaults
 from rlsdk.config.rollout import ReplaySection, RolloutSection, StorageSection
-from rlsdk.config.section import RewardUse, Section, SourceUse, all_used, reward_uses, source_uses, used, used_or_none
+from rlsdk.config.section import (
+    RewardUse,
+    Section,
+    SourceUse,
+    all_used,
+    given,
+    reward_uses,
+    source_uses,
+    used,
+    used_or_none,
+)
 from rlsdk.contracts import DType, HeadDType, ScoringLimits
 from rlsdk.kinds import Kind
 
@@ -216,6 +226,25 @@ class RoleSection(Section):
 
 
 @attrs.frozen(kw_only=True)
+class CriticSection(RoleSection):
+    """How the critic runs, and how long it is trained before the actor.
+
+    Attributes:
+        warmup_steps: Number of first steps that train the critic alone. The actor takes no optimiser step in them: its
+            weights, optimiser state and learning-rate schedule do not change.
+    """
+
+    warmup_steps: int = 0
+
+
+def _critic(value: RoleSection) -> CriticSection:
+    """Return the critic's section; a `RoleSection` is accepted in its place."""
+    if type(value) is not RoleSection:
+        return cast("CriticSection", value)  # `check` reports anything else with its path
+    return CriticSection(**{name: getattr(value, name) for name in given(value)})
+
+
+@attrs.frozen(kw_only=True)
 class CanarySection(Section):
     """Comparison of engine and learner logprobs on fixed tokens after every weight sync.
 
@@ -275,7 +304,7 @@ class Config(Section):
         rollout: Scheduling of rollouts: staleness, replay, storage, weight transfer.
         engine: Generates tokens.
         learner: Updates the model.
-        critic: How the critic runs, if the algorithm uses one.
+        critic: How the critic runs, if the algorithm uses one, and how long it is trained before the actor.
         reference: How the reference or teacher model runs, if the algorithm uses one.
         steps: Length of the run in trainer steps; an alternative to `epochs`.
         epochs: Length of the run in passes over the tasks: `epochs` times the tasks of all sources are trained, the
@@ -313,6 +342,7 @@ class Config(Section):
     Canary = CanarySection
     Placement = PlacementSection
     Role = RoleSection
+    Critic = CriticSection
     Watchdog = WatchdogSection
 
     name: str
@@ -336,7 +366,7 @@ class Config(Section):
     rollout: RolloutSection = RolloutSection()
     engine: Use = attrs.field(default=defaults.ENGINE, converter=used)
     learner: Use = attrs.field(default=defaults.LEARNER, converter=used)
-    critic: RoleSection = RoleSection()
+    critic: CriticSection = attrs.field(default=CriticSection(), converter=_critic)
     reference: RoleSection = RoleSection()
     steps: int | None = None
     epochs: float | None = None

@@ -10,6 +10,7 @@ from rlsdk.migration.parts import (
     DTYPE,
     EVALUATION_NOTE,
     SCHEDULE,
+    critic_warmup,
     dataset,
     layout,
     likely_reward,
@@ -220,6 +221,13 @@ def _warmup(value: float, given: Given) -> KeyOutcome:
     return share_of_steps(steps, value)
 
 
+def _freezing(value: int, given: Given) -> KeyOutcome | Mapping[str, Any]:
+    """OpenRLHF has counted from 0 since 0.9.1, and from 1 before; its flag has had a new name since 0.10.2."""
+    older = "critic.freezing_steps" in given.written
+    more, note = (0, "OpenRLHF 0.9.1 to 0.10.1 froze the actor for one step more: add 1") if older else (1, _FROM_ZERO)
+    return critic_warmup("algo.advantage.estimator", "gae", more, note)(value, given)
+
+
 def _engines(value: int, given: Given) -> dict[str, Any]:
     tensor = given.whole("vllm.tensor_parallel_size")
     return {
@@ -324,6 +332,7 @@ def _finish(given: Given) -> dict[str, Any]:
     return found
 
 
+_FROM_ZERO = "OpenRLHF counts steps from 0: its actor is frozen for one step more than it says"
 _PROJECT = "openrlhf_train_ppo"
 """OpenRLHF's default project of wandb."""
 _PLACED = "engines and ranks share the GPUs: placement"
@@ -419,7 +428,7 @@ ROWS = (
     changed("algo.dynamic_filtering_enable", "algorithm.filters rollout.dynamic_sampling", flag, True, "pass rates",
             _filters),
     part("algo.dynamic_filtering_range", "algorithm.filters", two, [0, 1]),
-    missing("critic.freezing_steps", "actor and critic are trained from the first step", -1),
+    changed("critic.freezing_steps", "critic.warmup_steps", whole, 10, _FROM_ZERO, _freezing),
     # Optimisation
     same("actor.adam.lr", "learner.lr", number, 5e-7),
     same("critic.adam.lr", "learner.critic_lr", number, 9e-6,

@@ -70,6 +70,7 @@ UNREAD = {"csv", "tsv", "txt", "arrow"}
 """Endings of data files that no source reads."""
 EVALUATION_NOTE = "evaluations are greedy, and sampled at temperature 1"
 LEARNER_NOTE = "rlsdk's learner is DeepSpeed ZeRO"
+CRITIC_WARMUP_NOTE = "critic_warmup is the first step that trains the actor, counted from 1"
 
 
 def trackers(value: Any, _: Given, project: Any = None) -> KeyOutcome:
@@ -104,6 +105,27 @@ def of_critic(estimator: str, name: str, to: str, of_actor: str = "") -> Give:
         if of_actor and value == given.get(of_actor):
             return KeyOutcome({}, "ignored", "the critic starts from model.path")
         return KeyOutcome({to: value}, "mapped", "")
+
+    return give
+
+
+def critic_warmup(estimator: str, name: str, more: int = 0, note: str = "") -> Give:
+    """Return the converter of the number of first steps that train the critic alone.
+
+    Args:
+        estimator: Key of the advantage.
+        name: The advantage that has a critic.
+        more: Number of such steps less the given number.
+        note: How the other trainer counts, if `more` is not 0.
+    """
+
+    def give(value: int, given: Given) -> KeyOutcome:
+        steps = value + more
+        if value < 0 or steps <= 0:
+            return KeyOutcome({}, "ignored", "actor and critic are trained from the first step")
+        if str(given.get(estimator)) != name:
+            return KeyOutcome({}, "ignored", "the algorithm has no critic")
+        return KeyOutcome({"critic.warmup_steps": steps}, "changed" if note else "mapped", note)
 
     return give
 

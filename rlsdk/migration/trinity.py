@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlsdk.migration.parts import (
+    CRITIC_WARMUP_NOTE,
     DTYPE,
     EVALUATION_NOTE,
     LEARNER_NOTE,
     SCHEDULE,
     checkpoints_kept,
+    critic_warmup,
     dataset,
     likely_reward,
     lora_of,
@@ -610,6 +612,8 @@ ROWS = (
         ("critic.cliprange_value", "algorithm.value_clip", number, 0.5),
         ("actor_rollout_ref.model.enable_gradient_checkpointing", "learner.gradient_checkpointing", flag, True),
         ("trainer.max_actor_ckpt_to_keep", "checkpoint.keep", count, 5))),
+    changed(f"{VERL}.trainer.critic_warmup", "critic.warmup_steps", whole, 10, CRITIC_WARMUP_NOTE,
+            critic_warmup("algorithm.algorithm_type", "ppo", -1, CRITIC_WARMUP_NOTE)),
     changed(f"{VERL}.actor_rollout_ref.actor.ppo_max_token_len_per_gpu", "learner.micro_batch_tokens", count, 16384, "with padding"),
     changed(f"{VERL}.actor_rollout_ref.actor.fsdp_config.optimizer_offload", "learner.offload", flag, True, LEARNER_NOTE,
             switched({"learner.offload": "optimizer"}, LEARNER_NOTE)),

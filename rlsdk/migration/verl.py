@@ -9,11 +9,13 @@ from typing import Any
 
 from rlsdk.migration.parts import (
     ATTENTION,
+    CRITIC_WARMUP_NOTE,
     DTYPE,
     KL,
     LEARNER_NOTE,
     SCHEDULE,
     checkpoints_kept,
+    critic_warmup,
     dataset,
     function,
     layout,
@@ -780,7 +782,8 @@ ROWS = (
     ignored("trainer.max_critic_ckpt_to_keep", "checkpoint.keep: a checkpoint holds actor and critic", 2),
     ignored("trainer.resume_mode", "rlsdk resumes only on request: rlsdk train CONFIG --resume", "auto"),
     missing("trainer.resume_from_path", "set model.path to an export of that checkpoint in transformers format", "x"),
-    unless("trainer.critic_warmup", (0,), "actor and critic are trained from the first step", 10),
+    changed("trainer.critic_warmup", "critic.warmup_steps", whole, 10, CRITIC_WARMUP_NOTE,
+            critic_warmup("algorithm.adv_estimator", "gae", -1, CRITIC_WARMUP_NOTE)),
     changed("trainer.log_val_generations", "save_rollouts", whole, 10, "`rlsdk rollouts RUN` shows them",
             lambda v, given: KeyOutcome({}, "ignored", "evaluations store their answers: see `rlsdk rollouts RUN`")),
     changed("trainer.rollout_data_dir", "save_rollouts", text, "d", "rollouts are saved in the run's database",

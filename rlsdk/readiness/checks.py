@@ -18,6 +18,7 @@ from rlsdk.cluster.gpus import ROLES, GPUNode
 from rlsdk.cluster.placement import gpu_map
 from rlsdk.config import Plan
 from rlsdk.config.groups import ignores_updates
+from rlsdk.config.rules import steps_of_epochs
 from rlsdk.contracts import OnlySamples, Requires, RequiresPrograms, SpansGPUs, StreamsTensors
 from rlsdk.conversion import WEIGHT_FILES
 from rlsdk.errors import ConfigError, EnvironmentFault
@@ -235,6 +236,7 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
         count = sum(map(len, trained)) if len(trained) == len(plan.tasks_train) else None
         disk = estimate(plan, tasks=count, built=built)
         found.warnings += space(plan, disk)
+        found.faults += _warmup_faults(plan, count)
         if count and count < plan.config.batch_size:
             text = f"{counted(count, 'task')}, fewer than batch_size={plan.config.batch_size}: some repeat in a step"
             found.notes.append(PlanFinding("tasks.train", text))
@@ -249,6 +251,16 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
         disk=disk,
         built=built,
     )
+
+
+def _warmup_faults(plan: Plan, tasks: int | None) -> list[PlanFinding]:
+    """Report a warm-up of the critic that lasts the whole run; nothing if the length of the run is not known."""
+    config, warmup = plan.config, plan.config.critic.warmup_steps
+    steps = config.steps if config.steps is not None else tasks and steps_of_epochs(config, tasks)
+    if not warmup or not steps or warmup < steps:
+        return []
+    text = f"{warmup} of {counted(steps, 'step')} would train the critic alone, so the actor would never be trained"
+    return [PlanFinding("critic.warmup_steps", f"{text}; give fewer than the run has")]
 
 
 def _part_notes(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -36,6 +36,7 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
     updates = counted(config.updates, "optimiser step")
     rollouts = counted(config.group_size, "rollout") if plan.sampled else "their demonstrations"
     length = counted(config.steps, "step") if config.steps is not None else counted(config.epochs or 0, "epoch")
+    warmup = config.critic.warmup_steps
     return {
         "run": {
             "folder": plan.location,
@@ -64,6 +65,7 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
             "learner": _reference(plan.learner),
             "reference model": plan.needs_reference,
             "critic": plan.algorithm.critic,
+            **({"critic warm-up": f"{counted(warmup, 'step')}, in which the actor is not trained"} if warmup else {}),
             "computed fields": sorted(plan.needs),
         },
         "placement": _placement(plan),

@@ -17,6 +17,7 @@ from rlsdk.contracts import (
     ComputesExactly,
     ExaminesModel,
     GivesAdapter,
+    GivesPrimitives,
     LimitsLength,
     Model,
     PlaysEpisodes,
@@ -148,7 +149,8 @@ def idle_notes(plan: Plan) -> Iterator[tuple[str, str]]:
     learner, options = plan.plugins.resolve(plan.learner), plan.learner.options
     if isinstance(learner, LearnerOptions):
         constant = learner.schedule == "constant"
-        updates = None if config.steps is None else config.steps * config.updates
+        trained = None if config.steps is None else max(0, config.steps - config.critic.warmup_steps)
+        updates = None if trained is None else trained * config.updates
         given |= {
             "learner.critic_lr": (not critic and options.get("critic_lr") is not None, no_critic),
             "learner.value_init": (not critic and "value_init" in options, no_critic),
@@ -156,8 +158,8 @@ def idle_notes(plan: Plan) -> Iterator[tuple[str, str]]:
             "learner.lr": (learner.lr == 0, "0 changes no weight of the policy"),
             "learner.warmup_steps": (
                 updates is not None and learner.warmup_steps > updates,
-                f"{learner.warmup_steps:,} optimiser steps, but the run has {updates or 0:,}: the learning rate never "
-                "reaches lr",
+                f"{learner.warmup_steps:,} optimiser steps, but the policy has {updates or 0:,}: the learning rate "
+                "never reaches lr",
             ),
         }
     yield from ((path, text) for path, (idle, text) in given.items() if idle)
@@ -211,6 +213,14 @@ def rank_faults(plan: Plan) -> Iterator[tuple[str, str]]:
         if path != "placement.learners" and not isinstance(learner, TransformersLearner):
             role, alone = path.partition(".")[0], f"the learner {reference.name!r} always holds a policy"
             yield path, f"{alone}, and cannot run the {role} by itself; set {path}=0, or {role}.learner=deepspeed"
+    warmup, together = plan.config.critic.warmup_steps, plan.plugins.resolve(plan.learner)
+    if warmup and "critic" not in plan.apart and not isinstance(together, GivesPrimitives):
+        yield (
+            "critic.warmup_steps",
+            f"{warmup} given, but the learner {plan.learner.name!r} cannot train the critic without the actor, since "
+            "it lacks the methods of rlsdk.contracts.GivesPrimitives; leave it out, use a learner such as deepspeed, "
+            "or run the critic in its own processes: critic={ranks: 1, learner: deepspeed}",
+        )
     if plan.algorithm.critic:
         yield from _config_faults(plan, "critic", plan.critic)
         yield from _vocabulary_faults(plan, "critic", plan.critic)

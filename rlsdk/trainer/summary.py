@@ -20,6 +20,7 @@ from rlsdk.scoring.scorer import unscored
 from rlsdk.types import Group
 
 if TYPE_CHECKING:
+    from rlsdk.contracts import TrainedRole
     from rlsdk.rollout.step_batch import StepBatch
     from rlsdk.trainer.trainer import Trainer
 
@@ -58,17 +59,18 @@ class LearningMonitor:
     why: str = ""
     stuck: bool = False
 
-    def note(self, metrics: Mapping[str, float], *, taught: bool) -> None:
+    def note(self, metrics: Mapping[str, float], *, taught: bool, role: TrainedRole = "actor") -> None:
         """Count a step.
 
         Args:
             metrics: Metrics of the step.
             taught: True if the step taught something.
+            role: Model that the step trained first of all; the critic while it warms up.
         """
         self.taught += taught
         self.empty = 0 if taught else self.empty + 1
         self.solved = not taught and metrics.get("accuracy/mean") == 1
-        self.why = "" if taught else reason(metrics)
+        self.why = "" if taught else reason(metrics, role)
         self.stuck = self.limit is not None and self.empty >= self.limit
 
     def fault(self, done: int) -> str:
@@ -98,28 +100,30 @@ class LearningMonitor:
         self.taught, self.empty = state["taught"], state["empty"]
 
 
-def teaches(batch: StepBatch, metrics: Mapping[str, float]) -> bool:
+def teaches(batch: StepBatch, metrics: Mapping[str, float], role: TrainedRole = "actor") -> bool:
     """Return True if a step's rollouts taught the learner anything.
 
     Args:
         batch: Rollouts that the learner trained on.
         metrics: Metrics of its updates.
+        role: Model that must have learned; the critic, which learns from returns, while it warms up.
     """
-    if metrics.get("actor/skipped_updates") and "actor/grad_norm" not in metrics:
+    if metrics.get(f"{role}/skipped_updates") and f"{role}/grad_norm" not in metrics:
         return False
-    if metrics.get("actor/grad_norm") == 0:  # the weights did not change, whatever the advantages are
+    if metrics.get(f"{role}/grad_norm") == 0:  # the weights did not change, whatever the advantages are
         return False
     imitates = batch.has_experts  # expert rollouts teach without an advantage
-    return imitates or metrics.get(NONZERO, 1.0) > 0
+    return imitates or role == "critic" or metrics.get(NONZERO, 1.0) > 0
 
 
-def reason(metrics: Mapping[str, float]) -> str:
+def reason(metrics: Mapping[str, float], role: TrainedRole = "actor") -> str:
     """Return why a step taught nothing, and what to do about it.
 
     Args:
         metrics: Metrics of the step.
+        role: Model that should have learned.
     """
-    if metrics.get("actor/skipped_updates"):
+    if metrics.get(f"{role}/skipped_updates"):
         return "every update was skipped, since its gradient was not finite"
     if metrics.get("rollouts/tokens") == 0:
         full = (

@@ -19,7 +19,7 @@ from rlsdk.cluster.template import template
 from rlsdk.config import Plan, Source, check
 from rlsdk.config.rules import fresh_groups
 from rlsdk.contracts.rollouts import NoRolloutsError, RolloutCounters, Rollouts, TakenBatch
-from rlsdk.contracts.training import LearnerHandle
+from rlsdk.contracts.training import LearnerHandle, TrainedRole
 from rlsdk.fields import FORWARD
 from rlsdk.isolation.process import settle
 from rlsdk.isolation.vitals import peak_memory
@@ -30,6 +30,7 @@ from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.assembly import Parts, examined, started, steps_of
 from rlsdk.trainer.callbacks import Callback, LeavingNodes, Metrics, checked_callbacks, standard_callbacks
 from rlsdk.trainer.credit import CreditAssigner, apply_filters, labels, minibatches
+from rlsdk.trainer.critic import train_critic
 from rlsdk.trainer.interactive import run_async
 from rlsdk.trainer.ledger import ReplayBuffer, ReplayedGroup, entries_of, final_states, used_entry, used_of
 from rlsdk.trainer.metrics import (
@@ -282,7 +283,10 @@ class Trainer:
 
     async def update(self, batch: StepBatch, minibatches: Sequence[np.ndarray]) -> dict[str, float]:
         """Take an optimiser step for each minibatch, and return the metrics."""
-        metrics = await self.optimise(batch, minibatches)
+        if self.trained_role == "critic":
+            metrics = await asyncio.to_thread(train_critic, self.learner, batch.arrays, minibatches, self.version)
+        else:
+            metrics = await self.optimise(batch, minibatches)
         moved = metrics.get("actor/grad_norm", 0.0) > 0 and metrics.get("actor/lr", 1.0) > 0
         self._updated = self._updated or moved
         if "old_logprobs" not in batch.arrays.tokens:  # demonstrations are compared with no earlier policy
@@ -308,6 +312,11 @@ class Trainer:
         A subclass may call the learner's `forward_backward` and `optimizer_step` itself.
         """
         return await asyncio.to_thread(self.learner.update, batch.arrays, minibatches, self.version)
+
+    @property
+    def trained_role(self) -> TrainedRole:
+        """The critic in the first `critic.warmup_steps` steps, which train nothing else; the actor later."""
+        return "critic" if self.version < self.plan.config.critic.warmup_steps else "actor"
 
     def close_ledger(
         self,
@@ -345,7 +354,8 @@ class Trainer:
         fresh = sum(group.uid not in again for group in groups)
         found = {"groups/trained": fresh / len(taken.groups), "rollouts/reused": float(rollouts_reused)}
         found |= source_shares(groups) if len(self.rollouts.sources()) > 1 else {}
-        self.monitor.note({**metrics, **found}, taught=batch is not None and teaches(batch, metrics))
+        role = self.trained_role
+        self.monitor.note({**metrics, **found}, taught=batch is not None and teaches(batch, metrics, role), role=role)
         self.rollouts.settle(taken, states)
         return found
 

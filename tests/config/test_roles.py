@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import rlsdk
 from rlsdk.config import Plan
+from rlsdk.config.tree import as_tree
 from rlsdk.learners.apart import roles, roles_apart
 from rlsdk.nano import create
 from rlsdk.readiness.checks import examine
@@ -92,3 +95,37 @@ def test_memory_is_reported_for_each_model(plan: Callable[..., Plan], tmp_path: 
     rows = {row.role: row for row in estimate_memory(found, skeleton(found, download=False)).rows}
     assert {"learner weights", "critic", "critic process", "reference model", "reference process"} <= set(rows)
     assert rows["critic process"].processes == 2
+
+
+def test_a_critic_warms_up_only_if_there_is_one_and_a_role_may_describe_it(
+    plan: Callable[..., Plan], faults: Callable[..., tuple[str, ...]]
+) -> None:
+    assert plan(*PPO).config.critic.warmup_steps == 0
+    assert plan(*PPO, "critic.warmup_steps=3").config.critic.warmup_steps == 3
+    assert faults(*PPO, "critic.warmup_steps=-1") == ("critic.warmup_steps: at least 0, got -1",)
+    (fault,) = faults("algorithm=grpo", "critic.warmup_steps=3")
+    assert fault.startswith("critic.warmup_steps: 3 given, but the algorithm has no critic; leave it out, or")
+    model, tasks = "model", rlsdk.Config.Tasks(train="countdown")
+    of_role = rlsdk.Config(name="n", model=model, tasks=tasks, critic=rlsdk.Config.Role(ranks=1))
+    assert of_role.critic == rlsdk.Config.Critic(ranks=1) and as_tree(of_role)["critic"] == {"ranks": 1}
+
+
+def test_a_warm_up_is_refused_if_the_learner_cannot_train_the_critic_alone_or_if_it_never_ends(
+    plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    create(tmp_path / "policy", largest=100)
+    settings = (*PPO, f"model.path={tmp_path / 'policy'}", "critic.warmup_steps=2")
+
+    def said(*more: str, **options: Any) -> list[str]:
+        found = examine(plan(*settings, *more, **options), starts=False)
+        return [fault.message for fault in found.faults if fault.path == "critic.warmup_steps"]
+
+    own = {"plugins": (Path(__file__).parents[1] / "packages" / "frozen_v1" / "my_learner.py",)}
+    assert not said("steps=3")
+    (fault,) = said("steps=3", "learner=my_learner/my_learner", **own)
+    assert "the learner 'my_learner/my_learner' cannot train the critic without the actor, since it" in fault
+    apart = "critic={ranks: 1, learner: deepspeed}"
+    assert not said("steps=3", "learner=my_learner/my_learner", apart, **own)
+    for length in (["steps=2"], ["steps=null", "epochs=1", "batch_size=4", "tasks.train={use: countdown, size: 8}"]):
+        (fault,) = said(*length)
+        assert fault.endswith("so the actor would never be trained; give fewer than the run has")

@@ -18,6 +18,7 @@ from rlsdk.learners.apart import DividedLearnerGroup
 from rlsdk.learners.group import LearnerGroup
 from rlsdk.marks import policy_loss
 from rlsdk.plugins import Plugins
+from rlsdk.trainer.critic import train_critic
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 Make = Callable[..., TrainBatch]
@@ -82,6 +83,7 @@ def test_fields_metrics_and_weights_are_those_of_one_group(
         metrics = group.update(batch, halves(batch), 0)
         group.forward_backward(batch, role="critic", step=1)
         metrics |= {f"again/{name}": value for name, value in group.optimizer_step("critic").items()}
+        metrics |= {f"warm/{name}": value for name, value in train_critic(group, batch, halves(batch), 1).items()}
         group.save(tmp_path / str(i))
         metrics |= {f"later/{name}": value for name, value in group.update(batch, halves(batch), 1).items()}
         group.load(tmp_path / str(i))

@@ -17,6 +17,7 @@ from rlsdk.errors import LearnerError
 from rlsdk.learners.deepspeed import DeepSpeedLearner
 from rlsdk.marks import learner, policy_loss
 from rlsdk.plugins import Plugins
+from rlsdk.trainer.critic import train_critic
 from tests.learners.full_gradients import gradients, keep_gradients
 
 pytestmark = pytest.mark.stack
@@ -176,3 +177,47 @@ def test_the_learning_rate_is_set_by_role_follows_the_schedule_and_is_resumed(
     assert group.checksums() == weights
     with pytest.raises(LearnerError, match="expected a finite number"):
         group.set_learning_rate(-1.0)
+
+
+@pytest.mark.parametrize(
+    ("which", "world", "stage"), [("tied", 1, 0), ("tied", 2, 1), ("untied", 2, 2), ("tied", 2, 3), ("bfloat", 1, 1)]
+)
+def test_a_critic_that_warms_up_learns_as_in_an_update_and_nothing_of_the_actor_moves(
+    which: str,
+    world: int,
+    stage: int,
+    launch: Launch,
+    make_batch: Make,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    model = request.getfixturevalue(which)
+    batch, index = make_batch(12), np.array_split(np.random.default_rng(0).permutation(12), 3)
+    roles = Roles(actor=model, critic=model)
+    options = {"zero_stage": stage, "micro_batch_tokens": 60, "lr": 1e-2, "schedule": "linear"}
+
+    def begun() -> Any:
+        return launch(world, roles, spec(value_clip=10.0), **options)
+
+    def of(role: str, metrics: dict[str, float]) -> dict[str, float]:
+        return {name: value for name, value in metrics.items() if name.startswith(role)}
+
+    group = begun()
+    together = [group.update(batch, index, step) for step in range(2)]
+    group = begun()
+    before = group.checksums()
+    first = train_critic(group, batch, index, 0)
+    assert first == pytest.approx(of("critic", together[0]), rel=1e-12)
+    assert group.checksums() == before
+    group.save(tmp_path / "checkpoint")
+    second = train_critic(group, batch, index, 1)
+    assert second == pytest.approx(of("critic", together[1]), rel=1e-12)
+    third, weights = group.update(batch, index, 2), group.checksums()
+    # The actor's first steps are those of a new actor: neither moments nor schedule have moved.
+    assert third["actor/lr"] == together[0]["actor/lr"] and third["actor/grad_norm"] == together[0]["actor/grad_norm"]
+
+    group = begun()
+    group.load(tmp_path / "checkpoint")
+    assert train_critic(group, batch, index, 1) == second
+    assert group.update(batch, index, 2) == third
+    assert group.checksums() == weights

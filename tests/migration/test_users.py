@@ -87,8 +87,33 @@ def test_verls_harmless_values_leave_nothing_to_do():
     )
     assert not [entry.key for entry in found.entries if entry.status == "missing"]
     assert found.config["long_prompts"] == "drop"
-    warm = migrate("verl", ["trainer.critic_warmup=10", "actor_rollout_ref.rollout.val_kwargs.temperature=0.6"], {})
-    assert [entry.status for entry in warm.entries] == ["missing", "missing"]
+    warm = migrate("verl", ["actor_rollout_ref.rollout.val_kwargs.temperature=0.6"], {})
+    assert [entry.status for entry in warm.entries] == ["missing"]
+
+
+VERLS, ROLLS = "trainer.critic_warmup=10", "critic_warmup=10"
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "steps", "status"),
+    [
+        ("verl", [VERLS], 9, "changed"),
+        ("verl", ["trainer.critic_warmup=1"], None, "ignored"),
+        ("verl", [VERLS, "algorithm.adv_estimator=grpo"], None, "ignored"),
+        ("roll", [ROLLS, "pretrain=o/m"], 10, "mapped"),
+        ("roll", [ROLLS, "pretrain=o/m", "adv_estimator=grpo"], None, "ignored"),
+        ("trinity", [f"trainer.trainer_config.{VERLS}", "algorithm.algorithm_type=ppo"], 9, "changed"),
+        ("trinity", [f"trainer.trainer_config.{VERLS}", "algorithm.algorithm_type=grpo"], None, "ignored"),
+        ("openrlhf", ["--critic.freezing_steps", "10"], 11, "changed"),
+        ("openrlhf", ["--critic.freezing_steps", "-1"], None, "ignored"),
+        ("openrlhf", ["--freezing_actor_steps", "10"], 10, "changed"),
+    ],
+)
+def test_the_steps_that_train_the_critic_alone_are_counted_as_each_trainer_counts_them(name, words, steps, status):
+    found = migrate(name, words, {})
+    assert found.config.get("critic", {}).get("warmup_steps") == steps
+    (entry,) = [entry for entry in found.entries if "warmup" in entry.key or "freezing" in entry.key]
+    assert entry.status == status
 
 
 def test_verls_reward_section_is_read():

@@ -89,6 +89,16 @@ def test_ppo_trains_actor_and_critic(runner: Any) -> None:
     assert all(line["critic/grad_norm"] > 0 and line["actor/grad_norm"] > 0 for line in lines)
 
 
+def test_the_critic_is_trained_first_and_a_resume_within_its_warm_up_changes_nothing(runner: Any) -> None:
+    settings = ("algorithm=ppo", "steps=4", "critic.warmup_steps=2", "minibatches=2", "max_empty_steps=1")
+    runner.train(*settings, "checkpoint.every=1", "checkpoint.keep=9", "engine=transformers")
+    lines = runner.metrics()[1:]
+    assert [line.get("actor/grad_norm", 0.0) > 0 for line in lines] == [False, False, True, True]
+    assert all(line["critic/grad_norm"] > 0 and line["canary/gap"] < 1e-4 for line in lines)
+    runner.train(*settings, "checkpoint.every=1", "checkpoint.keep=9", "engine=transformers", "--resume=1")
+    assert runner.metrics()[1:] == lines
+
+
 def test_two_engines_and_seeds_of_requests_sample_the_same(runner: Any) -> None:
     runner.train("sampling.seeds=request", "name=one")
     runner.train("sampling.seeds=request", "name=two", "placement.engines=2")

@@ -90,3 +90,17 @@ def test_a_step_whose_gradient_is_zero_teaches_nothing() -> None:
     metrics = {**WRONG, "reward/std": 0.5, "advantages/nonzero": 1.0, "actor/grad_norm": 0.0}
     assert not teaches(batch, metrics)
     assert "policy loss does not depend on x.logprobs" in reason(metrics)
+
+
+def test_a_step_that_warms_up_the_critic_teaches_what_the_critic_learns() -> None:
+    task = Task("t", "p")
+    batch = pack([Group(task, [Rollout(task, (), [1, 2], [False, True], [0.0, -1.0], [-1, 0])], [Score(1.0)])])
+    assert batch is not None
+    learned = {"critic/grad_norm": 0.5, "critic/skipped_updates": 0.0, "advantages/nonzero": 0.0}
+    assert teaches(batch, learned, "critic") and not teaches(batch, learned)
+    assert not teaches(batch, {**learned, "critic/grad_norm": 0.0}, "critic")
+    skipped = {"critic/skipped_updates": 1.0, "advantages/nonzero": 1.0}
+    assert not teaches(batch, skipped, "critic")
+    monitor = LearningMonitor(1)
+    monitor.note({**WRONG, **skipped}, taught=False, role="critic")
+    assert "gradient was not finite" in monitor.fault(1)

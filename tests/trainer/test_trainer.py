@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from rlsdk.cluster.nodes import DrainingNode
+from rlsdk.contracts import TrainedRole
 from rlsdk.contracts.rollouts import Evaluation, NoRolloutsError, TakenBatch, TaskStatus
 from rlsdk.errors import CheckpointError, RunError, ScoringError
 from rlsdk.isolation.vitals import Identity
@@ -106,6 +107,52 @@ def test_a_learning_rate_of_zero_is_not_expected_to_change_the_engines(tmp_path:
         trainer.learner.set_learning_rate(rate)
         asyncio.run(trainer.step())
         assert trainer.rollouts.said[-1] == f"publish weights 1{told}"
+
+
+class CriticLearner(FakeLearner):
+    """Reports the loss 1, 2, 3, … of the critic's optimiser steps, and the number of trained tokens as its values."""
+
+    def optimizer_step(self, role: TrainedRole = "actor") -> dict[str, float]:
+        super().optimizer_step(role)
+        values = float(self.gradients[-1][0].loss_mask.sum())
+        return {"critic/loss": float(len(self.stepped)), "critic/values": values, "critic/grad_norm": 1.0}
+
+
+def test_the_first_steps_train_the_critic_alone_and_publish_the_same_weights(tmp_path: Path) -> None:
+    changes = {"algorithm": "ppo", "critic": {"warmup_steps": 2}, "minibatches": 3, "passes": 2, "max_empty_steps": 1}
+    plan = make_plan(tmp_path, steps=4, **changes)
+    rollouts, learner = ScriptedRollouts(plan), CriticLearner()
+
+    class Counting(Trainer):
+        optimised = 0
+
+        async def optimise(self, batch: StepBatch, minibatches: Sequence[np.ndarray]) -> dict[str, float]:
+            self.optimised += 1
+            return await super().optimise(batch, minibatches)
+
+    trainer = Counting(plan, rollouts=rollouts, learner=learner)
+    metrics = [asyncio.run(trainer.step()) for _ in range(2)]
+    assert [how for *_, how in learner.gradients] == [
+        {"role": "critic", "step": step, "update": i, "updates": 6} for step in range(2) for i in range(6)
+    ]
+    assert learner.stepped == list(range(1, 13))
+    for line, losses in zip(metrics, (range(1, 7), range(7, 13)), strict=True):
+        assert line["critic/loss"] == np.mean(losses) and line["critic/skipped_updates"] == 0
+        assert "actor/loss" not in line and "actor/grad_norm" not in line
+    tokens = [float(batch.loss_mask.sum()) for batch, *_ in learner.gradients[:6]]
+    assert metrics[0]["critic/values"] == pytest.approx(np.average(tokens, weights=tokens))
+    assert not trainer.optimised and not learner.updates
+    assert not trainer.monitor.empty and not trainer.ended
+    state = trainer.save()
+
+    resumed = Trainer(plan, rollouts=ScriptedRollouts(plan), learner=CriticLearner(), resume_from=2)
+    asyncio.run(resumed.prepare())
+    asyncio.run(resumed.step())
+    assert state.name == "step-2" and [step for _, _, step in resumed.learner.updates] == [2]
+    asyncio.run(trainer.step())
+    assert trainer.optimised == 1 and len(learner.gradients) == 12
+    published = [text for text in rollouts.said if text.startswith("publish")]
+    assert published == ["publish weights 0", "publish weights 0", "publish weights 1 updated"]
 
 
 def test_a_step_takes_trains_settles_and_publishes_in_this_order(tmp_path: Path) -> None:

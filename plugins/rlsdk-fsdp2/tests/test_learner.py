@@ -251,6 +251,51 @@ def test_a_resumed_run_is_the_one_left_alone(
     assert suffixes == {".safetensors", ".json"}  # nothing that is executed when it is read
 
 
+def train_critic_first(
+    place: Any, roles: Roles, options: dict[str, Any], parts: Any, totals: Any, folder: Path, resume: bool
+) -> Any:
+    """Metrics and weights of two steps of the critic alone, and of one of both; a checkpoint is between the two."""
+    learner, part = started(place, roles, options), parts[place.rank]
+    before, found = learner.weights(0), []
+    for step in range(2):
+        if step == 0 and resume:
+            learner.load(folder)
+            continue
+        learner.forward_backward(part, rlsdk.Totals(*totals), role="critic", step=step)
+        found.append(learner.optimizer_step("critic"))
+        if step == 0:
+            learner.save(folder)
+    same = learner.weights(1)
+    found.append(learner.update([(part, *totals)], 2))
+    after = learner.weights(2)
+    learner.stop()
+    return found, before, same, after
+
+
+@pytest.mark.parametrize(("world", "which", "more"), [(1, "tied", {}), (2, "bfloat", {}), (2, "tied", {"lora": LORA})])
+def test_a_critic_is_trained_before_the_actor_and_resumed(
+    world: int,
+    which: str,
+    more: dict[str, Any],
+    ranks: Ranks,
+    batch: TrainBatch,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    model = request.getfixturevalue(which)
+    options = {"lr": 1e-2, "schedule": "linear", "micro_batch_tokens": 80, **more}
+    arguments = (Roles(actor=model, critic=model), options, shares(batch, world, "even"), totals_of(batch), tmp_path)
+    alone, again = (ranks(world, train_critic_first, *arguments, resume)[0] for resume in (False, True))
+    first, second, third = alone[0]
+    assert {name.partition("/")[0] for name in first} == {name.partition("/")[0] for name in second} == {"critic"}
+    assert first["critic/lr"] > second["critic/lr"] > third["critic/lr"] < third["actor/lr"] * 10
+    assert third["actor/lr"] == 1e-2  # the actor's first step
+    assert again[0] == alone[0][1:]
+    for name, array in alone[1].tensors.items():
+        assert np.array_equal(alone[2].tensors[name], array) and np.array_equal(again[2].tensors[name], array)
+        assert np.array_equal(again[3].tensors[name], alone[3].tensors[name])
+
+
 def whole_state(learner: FSDP2Learner) -> dict[str, torch.Tensor]:
     """Weights and moments of all models, gathered from all ranks."""
     found = {}
