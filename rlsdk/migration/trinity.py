@@ -19,6 +19,7 @@ from rlsdk.migration.parts import (
     minibatches,
     no_cut,
     of_critic,
+    of_vllm,
     share_of_steps,
     switched,
     trackers_with,
@@ -38,9 +39,11 @@ from rlsdk.migration.rows import (
     missing,
     number,
     numbers,
+    only_with,
     part,
     same,
     text,
+    texts,
     unless,
     whole,
 )
@@ -63,8 +66,13 @@ ALGORITHMS: Mapping[str, tuple[str, str, str]] = {
     "gigpo": ("gigpo", "gigpo", "ppo"),
     "sft": ("sft", "", "sft"),
     "dpo": ("dpo", "", "dpo"),
+    "mix": ("mix", "grpo", "mix"),
+    "mix_chord": ("mix", "grpo", "mix_chord"),
+    "on_policy_distill": ("opd", "on_policy_distill", "ppo"),
 }
 """Algorithm -> rlsdk's, and Trinity's own default advantage and loss for it."""
+WITHOUT_KL = ("asymre", "dapo", "on_policy_distill")
+"""Algorithms that have no KL unless it is given."""
 ADVANTAGES: Mapping[str, Mapping[str, Any]] = {
     "ppo": {"use": "gae"},
     "grpo": {"use": "grpo"},
@@ -77,10 +85,13 @@ ADVANTAGES: Mapping[str, Mapping[str, Any]] = {
     "opmd": {"use": "opmd"},
     "asymre": {"use": "asymre"},
     "rec": {"use": "rec"},
+    "on_policy_distill": {"use": "on_policy_distill"},
 }
 LOSSES: Mapping[str, Mapping[str, Any]] = {
     **{name: {"use": name} for name in ("ppo", "gspo", "cispo", "sapo", "topr", "opmd")},
     "importance_sampling": {"use": "tis"},
+    "mix": {"use": "mix"},
+    "mix_chord": {"use": "mix"},
 }
 KL = Choice(
     {**dict.fromkeys(("k1", "k2", "k3"), ""), "low_var_kl": "", "abs": "", "corrected_k3": "", "none": ""}, "KL"
@@ -99,6 +110,8 @@ WORKFLOWS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     **{name: ("single_turn", {"use": "math", "strict": False})
        for name in ("math_workflow", "async_math_workflow", "math_eval_workflow", "async_math_eval_workflow")},
     **{name: ("single_turn", {"use": "math"}) for name in ("math_boxed_workflow", "async_math_boxed_workflow")},
+    "on_policy_distill_workflow": ("single_turn", {}),
+    "on_policy_distill_math_workflow": ("single_turn", {"use": "math", "strict": False}),
 }  # fmt: skip
 """Workflow -> rlsdk's, and the reward that is part of it."""
 REWARDS: Mapping[str, Mapping[str, Any]] = {
@@ -109,10 +122,13 @@ REWARDS: Mapping[str, Mapping[str, Any]] = {
     "accuracy_reward": {"use": "exact_match"},
     "format_reward": {"use": "format"},
 }
+OPERATORS = "data_processor.experience_pipeline.operators"
 INPUT = "buffer.explorer_input"
 VERL = "trainer.trainer_config"
 EXPERIENCE = "buffer.trainer_input.experience_buffer"
+REPLAY = f"{EXPERIENCE}.replay_buffer"
 TASKSETS = (f"{INPUT}.taskset", f"{INPUT}.tasksets.*")
+TASKSET_KEYS = (INPUT, f"{INPUT}.taskset", *(f"{INPUT}.tasksets.{index}" for index in range(64)))
 
 
 def _updates(given: Given) -> int:
@@ -126,7 +142,10 @@ def _length(given: Given) -> int:
 
 
 def _response(given: Given) -> int:
-    found = given.whole("model.max_response_tokens", 0) or given.whole("explorer.rollout_model.max_response_tokens", 0)
+    keys = (*(f"{where}.rollout_args.max_tokens" for where in TASKSET_KEYS[1:3]), "model.max_response_tokens")
+    found = next(
+        (size for key in (*keys, "explorer.rollout_model.max_response_tokens") if (size := given.whole(key, 0))), 0
+    )
     return found or min(_length(given) // 2, 1024)
 
 
@@ -141,7 +160,49 @@ def _algorithm(name: str, given: Given) -> dict[str, Any]:
         values |= _loss(loss, given)
     if name not in ("sft", "dpo"):
         values |= _kl(given)
-    return {**values, "algorithm.rollouts": "demonstrations"} if name == "dpo" else values
+    if name == "on_policy_distill":
+        values["algorithm.clip_advantages"] = None
+    filters = _filters(given)
+    if filters or name == "dapo":  # whose filters are operators in Trinity, and defaults in rlsdk
+        values["algorithm.filters"] = filters
+    if name == "dapo":
+        values["rollout.dynamic_sampling"] = False
+    if name == "dpo":
+        options = {
+            key: given.read(f"algorithm.policy_loss_fn_args.{key}", number) for key in ("beta", "label_smoothing")
+        }
+        values["algorithm.policy_loss"] = {"use": "dpo", **{k: v for k, v in options.items() if v is not None}}
+        values["algorithm.rollouts"] = "demonstrations"
+    return values
+
+
+def _filters(given: Given) -> list[Any]:
+    """Return the filters of groups, which are arguments of the advantage and operators on experiences."""
+    found: list[Any] = []
+    if (least := given.read("algorithm.advantage_fn_args.std_threshold", number)) is not None:
+        found.append({"use": "min_std", "threshold": least})
+    for index in range(64):
+        name = given.get(f"{OPERATORS}.{index}.name")
+        least = given.read(f"{OPERATORS}.{index}.args.threshold", number, 0.0)
+        size = max(2, given.whole("algorithm.repeat_times"))
+        made = {
+            "reward_std_filter": {"use": "min_std", "threshold": least * (size / (size - 1)) ** 0.5},  # of n to n - 1
+            "dapo_dynamic_sampling": "nonzero_variance",
+            "mask_response_truncated": "truncated",
+        }.get(str(name))
+        found += [made] if made else []
+    return found
+
+
+def _operator(value: str, given: Given) -> KeyOutcome:
+    if value == "invalid_reward_filter":
+        return KeyOutcome({}, "ignored", "rollouts without a score are dropped automatically")
+    if value == "dapo_dynamic_sampling":
+        return KeyOutcome({"rollout.dynamic_sampling": True}, "changed", "keeps groups whose rewards differ")
+    notes = {"reward_std_filter": "drops groups", "mask_response_truncated": "drops truncated rollouts"}
+    if value not in notes:
+        return KeyOutcome({}, "missing", "algorithm.filters and algorithm.shaping, see rlsdk plugins")
+    return KeyOutcome({}, "changed", notes[value])
 
 
 def _offline(given: Given) -> bool:
@@ -195,27 +256,42 @@ def _advantage(name: str, given: Given) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if name == "ppo":
         options = {to: number(arguments.get(key, 1.0)) for to, key in (("gamma", "gamma"), ("lam", "lam"))}
-    elif name == "opmd" and "tau" in arguments:
-        options = {"tau": number(arguments["tau"])}
+    elif name == "opmd" and arguments.get("opmd_baseline") == "logavgexp":
+        options = {"baseline": "logavgexp", "tau": number(arguments.get("tau", 1.0))}
     elif name == "grpo" and arguments.get("std_cal_level") == "batch":
         options = {"std_over": "batch"}
-    elif name == "rec" and "std_normalize" in arguments:
-        options = {"std_normalize": flag(arguments["std_normalize"])}
+    elif name == "rec":
+        options = {"std_normalize": flag(arguments.get("std_normalize") or False), "drop": arguments.get("drop")}
+    elif name == "asymre":
+        options = {"shift": number(arguments.get("baseline_shift", -0.1))}
+    elif name == "step_wise_grpo":
+        options = {"divide_by_steps": flag(arguments.get("enable_step_norm", False))}
+    elif name == "gigpo":
+        options = {key: number(arguments.get(key, 1.0)) for key in ("omega", "gamma")}
+        options["std_normalize"] = str(arguments.get("fnorm")) == "std"
+    elif name == "reinforceplusplus":
+        options = {"gamma": number(arguments.get("gamma", 1.0))}
+    elif name == "on_policy_distill":
+        options = {"coef": number(arguments.get("kl_coef", 1.0))}
     return {"algorithm.advantage": {**ADVANTAGES[name], **options}}
 
 
 def _loss(name: str, given: Given) -> dict[str, Any]:
     arguments = _arguments(given, "policy_loss_fn_args")
     options: dict[str, Any] = {}
-    if name in ("ppo", "gspo", "cispo"):
-        fallback = {"ppo": (0.2, 0.2), "gspo": (3e-4, 4e-4), "cispo": (1.0, 0.28)}[name]
+    if name in ("ppo", "gspo", "cispo", "mix", "mix_chord"):
+        fallback = {"gspo": (3e-4, 4e-4), "cispo": (1.0, 0.28)}.get(name, (0.2, 0.2))
         both = arguments.get("clip_range")
         ends = (("clip_low", "clip_range_low"), ("clip_high", "clip_range_high"))
         for (to, key), usual in zip(ends, fallback, strict=True):
             value = arguments.get(key, both)
             options[to] = usual if value is None else number(value)
-        if name == "ppo" and arguments.get("clip_ratio_c") is not None:
-            options["dual_clip"] = number(arguments["clip_ratio_c"])
+        if name != "cispo":
+            options["dual_clip"] = None if name == "gspo" else number(arguments.get("clip_ratio_c", 3.0))
+        if name == "mix":
+            options["mu"] = number(arguments.get("mu", 0.1))
+        elif name == "mix_chord":
+            options["mu"] = _chord(arguments)
     elif name == "sapo":
         options = {"tau_pos": number(arguments.get("tau_pos", 1.0)), "tau_neg": number(arguments.get("tau_neg", 1.05))}
     elif name == "opmd":
@@ -225,9 +301,16 @@ def _loss(name: str, given: Given) -> dict[str, Any]:
     return {"algorithm.policy_loss": {**LOSSES[name], **options}}
 
 
+def _chord(arguments: Mapping[str, Any]) -> float | dict[str, Any]:
+    """CHORD's μ, which falls from a peak; a schedule has no warm-up."""
+    peak, valley = (number(arguments.get(f"mu_{end}", 0.1)) for end in ("peak", "valley"))
+    over = whole(arguments.get("mu_warmup_steps", 0)) + whole(arguments.get("mu_decay_steps", 0))
+    return {"from": peak, "to": valley, "over": over, "shape": "cosine"} if over and peak != valley else valley
+
+
 def _kl(given: Given) -> dict[str, Any]:
     """KL in loss and reward; Trinity's default is k2 in the loss, with a coefficient of .001."""
-    usual = "none" if str(given.get("algorithm.algorithm_type", "ppo")) in ("asymre", "dapo") else "k2"
+    usual = "none" if str(given.get("algorithm.algorithm_type", "ppo")) in WITHOUT_KL else "k2"
     name = str(given.get("algorithm.kl_loss_fn", usual))
     coefficient = number(_arguments(given, "kl_loss_fn_args").get("kl_coef", 0.001))
     found: dict[str, Any] = {"algorithm.kl_coef": 0.0}
@@ -236,6 +319,9 @@ def _kl(given: Given) -> dict[str, Any]:
     penalty = KL_HERE.get(str(given.get("algorithm.kl_penalty_fn", "none")))
     in_reward = number(_arguments(given, "kl_penalty_fn_args").get("kl_coef", 0.001))
     part = {"use": "kl_penalty", "coef": in_reward, "estimator": penalty}
+    arguments = _arguments(given, "kl_penalty_fn_args")
+    if flag(arguments.get("adaptive") or False):
+        part |= {"target": number(arguments.get("target_kl", 0.1)), "horizon": whole(arguments.get("horizon", 10000))}
     return {**found, "algorithm.shaping": [part] if penalty and in_reward else []}
 
 
@@ -243,7 +329,8 @@ def _argument(kind: str, name: str, sample: Any) -> KeyRule:
     """Return the rule of an argument that `_advantage` or `_loss` reads if its function has it."""
     where, to = (("advantage_fn_args", "algorithm.advantage") if kind == "advantage" else ("policy_loss_fn_args", "algorithm.policy_loss"))  # fmt: skip
     here = {"clip_range": "clip_low", "clip_range_low": "clip_low", "clip_range_high": "clip_high", "clip_ratio_c": "dual_clip",
-            "std_cal_level": "std_over"}.get(name, name)  # fmt: skip
+            "std_cal_level": "std_over", "opmd_baseline": "baseline", "baseline_shift": "shift", "kl_coef": "coef",
+            "enable_step_norm": "divide_by_steps", "fnorm": "std_normalize"}.get(name, name)  # fmt: skip
     return part(f"algorithm.{where}.{name}", f"{to}.{here}", lambda v: v, sample, f"an option of the {kind}")
 
 
@@ -272,7 +359,7 @@ def _warmup_ratio(value: float, given: Given) -> KeyOutcome:
 
 
 def _engine(value: str, given: Given) -> KeyOutcome:
-    if value in ("vllm", "vllm_async"):
+    if value in ("vllm", "vllm_async", "async"):
         return KeyOutcome({"engine.use": "vllm"}, "mapped", "")
     return KeyOutcome({"engine.use": "vllm"}, "missing", f"there is no engine {value!r}; vLLM is used instead")
 
@@ -292,8 +379,9 @@ def _gpus(given: Given) -> dict[str, Any]:
 
 
 def _out(value: Any, given: Given) -> KeyOutcome:
-    project = str(given.get("project", "Trinity-RFT"))
-    return KeyOutcome({"out": f"{text(value).rstrip('/')}/{project}"}, "changed", "a run's folder is out/name")
+    folders = [str(given.get("project", "Trinity-RFT")), str(given.get("group") or "")]
+    below = "/".join(folder for folder in folders if folder)
+    return KeyOutcome({"out": f"{text(value).rstrip('/')}/{below}"}, "changed", "a run's folder is out/name")
 
 
 def _mode(value: Any, given: Given) -> KeyOutcome:
@@ -314,8 +402,9 @@ def _source(given: Given, where: str) -> dict[str, Any] | None:
     more: dict[str, Any] = {"chat": True}
     if given.get(f"{where}.subset_name"):
         more["config"] = str(given.get(f"{where}.subset_name"))
-    if given.get(f"{where}.format.system_prompt"):
-        more["system"] = str(given.get(f"{where}.format.system_prompt"))
+    for key, to in (("system_prompt", "system"), ("reply_prefix", "prefill")):
+        if (words := given.get(f"{where}.format.{key}") or given.get(f"{INPUT}.{key}")) is not None:
+            more[to] = str(words)
     found = dataset(path, str(given.get(f"{where}.split", "train")), columns, **more)
     if found["use"] != "hub":
         found.pop("config", None)
@@ -364,6 +453,31 @@ def _reward(value: str, given: Given) -> KeyOutcome:
     return KeyOutcome(
         {}, "missing", f"reward: {{use: foreign, path: 'FILE.py:CLASS', style: trinity}} runs {value} unchanged"
     )
+
+
+def _distills(given: Given) -> bool:
+    return str(given.get("algorithm.algorithm_type")) == "on_policy_distill"
+
+
+def _kinds(given: Given, *keys: str) -> list[str]:
+    return [str(kind) for where in TASKSET_KEYS for key in keys if (kind := given.get(f"{where}.{key}"))]
+
+
+def _single_turn(given: Given) -> bool:
+    kinds = _kinds(given, "default_workflow_type")
+    return bool(kinds) and all(kind in WORKFLOWS for kind in kinds)
+
+
+def _eval_workflow(value: str, given: Given) -> KeyOutcome:
+    if value in WORKFLOWS and _single_turn(given):
+        return KeyOutcome({}, "ignored", "evaluations use the training's workflow and reward")
+    if value in WORKFLOWS:
+        return KeyOutcome({"eval.workflow": WORKFLOWS[value][0]}, "changed", "its reward is the training's")
+    return KeyOutcome({}, "missing", "eval.workflow; its reward is the training's")
+
+
+def _bypassed(value: bool, given: Given) -> dict[str, Any]:
+    return {"old_logprobs": "rollout"} if value and not _offline(given) else {}
 
 
 def _overlong(given: Given, where: str) -> list[dict[str, Any]]:
@@ -418,10 +532,10 @@ ROWS = (
     # Run
     changed("mode", "", text, "both", "rlsdk train --mode", _mode),
     part("project", "out trackers", text, "my-project", "the folder of runs, and the wandb project"),
-    missing("group", "put it into out or name", "x"),
+    part("group", "out", text, "x", "a folder between project and name"),
     same("name", "name", text, "my-run"),
     changed("checkpoint_root_dir", "out", text, "./checkpoints", "a run's folder is out/name", _out),
-    missing("continue_from_checkpoint", "rlsdk train CONFIG --resume", True),
+    ignored("continue_from_checkpoint", "rlsdk resumes only on request: rlsdk train CONFIG --resume", True),
     ignored("ray_namespace", "each run has its own namespace", "x"),
     ignored("ignore_validator_suggestions", "`rlsdk explain` reports faults and warnings", True),
     missing("stages.**", "write one config per stage, each starting from the previous stage's export", "x"),
@@ -431,31 +545,61 @@ ROWS = (
     same("algorithm.repeat_times", "group_size", count, 8),
     same("algorithm.advantage_fn", "algorithm.advantage", choice(ADVANTAGES, "the advantage"), "grpo", _advantage),
     *(_argument("advantage", name, sample) for name, sample in (
-        ("gamma", 1.0), ("lam", 0.95), ("tau", 1.0), ("std_cal_level", "batch"), ("std_normalize", False))),
+        ("gamma", 1.0), ("lam", 0.95), ("tau", 1.0), ("std_cal_level", "batch"), ("std_normalize", False),
+        ("opmd_baseline", "mean"), ("baseline_shift", -0.1), ("drop", "balance"), ("enable_step_norm", True),
+        ("omega", 1.0), ("fnorm", "std"), ("kl_coef", 1.0))),
     ignored("algorithm.advantage_fn_args.epsilon", "1e-6 beside the standard deviation", 1e-6),
+    part("algorithm.advantage_fn_args.std_threshold", "algorithm.filters", number, 0.1, "drops groups"),
+    unless("algorithm.advantage_fn_args.duplicate_experiences", (False,),
+           "no rollouts are doubled; rollout.dynamic_sampling: true replaces dropped groups by new tasks", True),
+    missing("algorithm.advantage_fn_args.rank_penalty", "algorithm.shaping: [{use: rank_penalty, coef: ...}] is the paper's, which "
+            "changes the rewards themselves", 0.25),
     missing("algorithm.advantage_fn_args.**", "see the options of the advantage: rlsdk plugins advantage", 1),
     same("algorithm.policy_loss_fn", "algorithm.policy_loss", choice(LOSSES, "the loss"), "ppo", _loss),
-    same("algorithm.policy_loss_fn_args.loss_agg_mode", "algorithm.aggregate", text, "token-mean"),
+    same("algorithm.policy_loss_fn_args.loss_agg_mode", "algorithm.aggregate", text, "token-mean",
+         lambda v, given: {} if "algorithm.loss_agg_mode" in given.flat else {"algorithm.aggregate": v}),
     *(_argument("loss", name, sample) for name, sample in (
         ("clip_range", 0.2), ("clip_range_low", 0.2), ("clip_range_high", 0.28), ("clip_ratio_c", 3.0), ("tau_pos", 1.0),
-        ("tau_neg", 1.05), ("tau", 1.0))),
+        ("tau_neg", 1.05), ("tau", 1.0), ("mu", 0.1), ("mu_peak", 0.9), ("mu_valley", 0.05), ("mu_decay_steps", 200),
+        ("beta", 0.1), ("label_smoothing", 0.0))),
+    unless("algorithm.policy_loss_fn_args.mu_warmup_steps", (0,), "a schedule of mu has no warm-up: it falls from the first step", 200),
+    unless("algorithm.policy_loss_fn_args.enable_phi_function", (False,), "the loss mix does not weigh an expert's tokens by "
+           "their probability: write a policy loss", True),
+    *(ignored(f"algorithm.policy_loss_fn_args.{name}", "each part of mix has its own denominator", 1) for name in (
+        "use_dynamic_bsz", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ngpus_trainer", "train_batch_size_usual",
+        "train_batch_size_expert", "gradient_accumulation", "read_batch_size_usual", "read_batch_size_expert")),
+    *(unless(f"algorithm.policy_loss_fn_args.{name}", (False,), "see rlsdk plugins policy_loss", True) for name in (
+        "enable_sequence_masking", "enable_mask_clip", "fallback_to_policy_gradient")),
+    only_with("algorithm.policy_loss_fn_args.enable_sequence_masking", "algorithm.policy_loss_fn_args.delta_sequence_masking",
+              "see rlsdk plugins policy_loss", 0.1),
     missing("algorithm.policy_loss_fn_args.**", "see the options of the loss: rlsdk plugins policy_loss", 1),
     part("algorithm.kl_loss_fn", "algorithm.kl", KL, "k2"),
     part("algorithm.kl_loss_fn_args.kl_coef", "algorithm.kl_coef", number, 0.001),
     part("algorithm.kl_penalty_fn", "algorithm.shaping", KL, "k1"),
     part("algorithm.kl_penalty_fn_args.kl_coef", "algorithm.shaping", number, 0.001),
+    *(part(f"algorithm.kl_penalty_fn_args.{name}", "algorithm.shaping", lambda v: v, sample) for name, sample in (
+        ("adaptive", True), ("target_kl", 0.1), ("horizon", 10000))),
     missing("algorithm.kl_penalty_fn_args.*", "options of the shaping kl_penalty: target and horizon", 1),
+    *(ignored(f"algorithm.kl_loss_fn_args.{name}", "the coefficient of the loss stays as it is", 1) for name in (
+        "adaptive", "target_kl", "horizon")),
     missing("algorithm.kl_loss_fn_args.*", "algorithm.kl_coef may be a schedule", 1),
-    unless("algorithm.entropy_loss_fn", ("default", "none"), "algorithm.entropy_coef", "mix"),
+    unless("algorithm.entropy_loss_fn", ("default", "none", "mix"), "algorithm.entropy_coef", "x"),
     same("algorithm.entropy_loss_fn_args.entropy_coef", "algorithm.entropy_coef", number, 0.0),
-    unless("algorithm.sample_strategy", ("default", "warmup"), "rollout.max_staleness, or algorithm: mix", "mix"),
+    unless("algorithm.sample_strategy", ("default", "warmup", "mix", "staleness_control"), "rollout.max_staleness", "x"),
     changed("algorithm.sample_strategy_args.max_staleness", "rollout.max_staleness", whole, 1,
             "groups that are too old are sampled again"),
+    ignored("algorithm.sample_strategy_args.expert_data_ratio",
+            "each task has one demonstration; mu weighs the two parts, whatever their sizes", 0.2),
+    ignored("algorithm.sample_strategy_args.sft_dataset_name", "see buffer.trainer_input.auxiliary_buffers", "sft_dataset"),
     missing("algorithm.sample_strategy_args.*", "see the options of algorithm: mix", 1),
+    same("algorithm.bypass_old_logprobs", "old_logprobs", flag, True, _bypassed),
+    unless("algorithm.enable_router_replay", (False,), "algorithm.correction: routing_replay", True),
+    missing("algorithm.rollout_correction.**", "algorithm.correction: tis, mis, token_mask or geometric", 1),
     same("algorithm.loss_agg_mode", "algorithm.aggregate", choice((
         "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"), "the aggregation"),
         "token-mean",
-        lambda v, given: {} if given.get("algorithm.policy_loss_fn_args.loss_agg_mode") else {"algorithm.aggregate": v}),
+        lambda v, given: {} if given.get("algorithm.policy_loss_fn_args.loss_agg_mode")
+        and "algorithm.loss_agg_mode" not in given.flat else {"algorithm.aggregate": v}),
     same("algorithm.optimizer.lr", "learner.lr", number, 1e-6),
     same("algorithm.optimizer.betas", "learner.betas", numbers, [0.9, 0.999]),
     same("algorithm.optimizer.weight_decay", "learner.weight_decay", number, 0.01),
@@ -490,6 +634,11 @@ ROWS = (
     same("model.lora_configs.0.lora_rank", "learner.lora.rank", whole, 32, lora_of("model.lora_configs.0.lora_alpha", 32.0)),
     part("model.lora_configs.0.lora_alpha", "learner.lora.alpha", number, 32),
     ignored("model.lora_configs.0.name", "there is a single adapter", "lora"),
+    same("model.lora_configs.0.target_modules", "learner.lora.targets", texts, "all-linear",
+         lambda v, given: {"learner.lora.targets": v if v != ["all-linear"] else "all-linear"}),
+    ignored("model.lora_configs.0.lora_dtype", "an adapter has the model's dtype", "bfloat16"),
+    ignored("model.lora_configs.0.is_dummy", "an adapter starts from zero", True),
+    missing("model.lora_configs.0.path", "merge the adapter into the model first", "adapter"),
     missing("model.lora_configs.**", "learner.lora: rank, alpha, targets", 32),
     missing("model.**", "change config.json in the model's folder", 1),
     # Cluster
@@ -513,11 +662,14 @@ ROWS = (
         part(f"{where}.format.prompt_key", "tasks.train.columns.prompt", text, "question"),
         part(f"{where}.format.response_key", "tasks.train.columns.answer", text, "answer"),
         part(f"{where}.format.system_prompt", "tasks.train.system", text, "Think first."),
-        missing(f"{where}.format.reply_prefix", "tasks.train.prefill sets the beginning of every answer", "x"),
+        part(f"{where}.format.reply_prefix", "tasks.train.prefill", text, "x"),
         missing(f"{where}.format.**", "write the rows in their final form, or write a task source", "x"),
         same(f"{where}.rollout_args.temperature", "sampling.temperature", number, 1.0),
         no_cut(f"{where}.rollout_args.top_p", 1.0),
         ignored(f"{where}.rollout_args.logprobs", "engines always return the logprobs they sampled with", 0),
+        no_cut(f"{where}.rollout_args.top_k", -1, "top_k"),
+        part(f"{where}.rollout_args.max_tokens", "sampling.max_tokens", count, 512),
+        ignored(f"{where}.rollout_args.n", "algorithm.repeat_times", 8),
         missing(f"{where}.rollout_args.**", "sampling has temperature, max_tokens and stop", 1),
         changed(f"{where}.default_workflow_type", "workflow reward", text, "math_workflow", "its reward is separate", _workflow),
         same(f"{where}.default_reward_fn_type", "reward", text, "math_reward", _reward),
@@ -528,8 +680,11 @@ ROWS = (
         part(f"{where}.reward_fn_args.max_response_length", "algorithm.shaping", count, 1024),
         part(f"{where}.reward_fn_args.cache_length", "algorithm.shaping", count, 256),
         missing(f"{where}.reward_fn_args.**", "set options of the reward", 1),
-        missing(f"{where}.data_selector.**", "tasks are shuffled by seed; write a task source with its own order", "x"),
-        missing(f"{where}.task_selector.**", "tasks are shuffled by seed; write a task source with its own order", "x"),
+        *(row for selector in ("data_selector", "task_selector") for row in (
+            unless(f"{where}.{selector}.selector_type", ("shuffle", "random"),
+                   "tasks are shuffled by seed; write a task source with its own order", "sequential"),
+            ignored(f"{where}.{selector}.seed", "there is one seed for everything", 42),
+            missing(f"{where}.{selector}.**", "tasks are shuffled by seed; write a task source with its own order", "x"))),
         ignored(f"{where}.storage_type", "files and hub data sets are recognised by name", "file"),
         ignored(f"{where}.**", "the run's settings apply", 1),
     )),
@@ -547,10 +702,16 @@ ROWS = (
     ignored(f"{INPUT}.eval_tasksets.*.**", "evaluations use the training's workflow and reward", "x"),
     changed(f"{INPUT}.default_workflow_type", "workflow reward", text, "math_workflow", "its reward is separate", _workflow),
     same(f"{INPUT}.default_reward_fn_type", "reward", text, "math_reward", _reward),
-    missing(f"{INPUT}.default_eval_workflow_type", "evaluations use the training's workflow", "x"),
-    missing("buffer.trainer_input.experience_buffer.replay_buffer.enable", "rollout.replay.share", True),
-    missing("buffer.trainer_input.experience_buffer.replay_buffer.**", "rollout.buffer: {use: priority, ...}", 1),
-    missing("buffer.trainer_input.auxiliary_buffers.**", "algorithm: mix with demonstrations in the tasks", "x"),
+    changed(f"{INPUT}.default_eval_workflow_type", "eval.workflow", text, "math_workflow", "its reward is the training's",
+            _eval_workflow),
+    part(f"{INPUT}.system_prompt", "tasks.train.system", text, "Think first."),
+    part(f"{INPUT}.reply_prefix", "tasks.train.prefill", text, "x"),
+    unless(f"{REPLAY}.enable", (False,), "rollout.replay.share and rollout.max_staleness: the share of a batch that is trained "
+           "again, which Trinity leaves to the speed of its explorer", True),
+    only_with(f"{REPLAY}.enable", f"{REPLAY}.**", "with rollout.replay.share, rollout.buffer: {use: priority, sign: 0, age_decay: 1, "
+              "use_decay: 2.0} is linear_decay with a decay of 2.0", 1),
+    missing("buffer.trainer_input.auxiliary_buffers.**", "demonstrations are a column of the tasks: join these answers to "
+            "tasks.train as the column `demonstration`", "x"),
     _held("path", "o/data"),
     _held("split", "train"),
     _held("format.prompt_key", "prompt"),
@@ -561,6 +722,11 @@ ROWS = (
     ignored("buffer.explorer_output.**", _BUFFER, "x"),
     ignored("buffer.**", _BUFFER, "x"),
     ignored("data.**", _BUFFER, "x"),
+    changed(f"{OPERATORS}.*.name", "algorithm.filters", text, "reward_std_filter", "a filter", _operator),
+    part(f"{OPERATORS}.*.args.threshold", "algorithm.filters", number, 0.0),
+    missing(f"{OPERATORS}.**", "algorithm.filters and algorithm.shaping, see rlsdk plugins", "x"),
+    ignored("data_processor.experience_pipeline.save_input", "rollouts are saved: save_rollouts", True),
+    ignored("data_processor.experience_pipeline.input_save_path", "rollouts are saved in the run's database", "x"),
     missing("data_processor.**", "algorithm.filters and algorithm.shaping, or a task source", "x"),
     # Explorer
     same("explorer.eval_interval", "eval.every", interval, 50),
@@ -576,13 +742,28 @@ ROWS = (
     same(f"{_ROLLOUT}.temperature", "sampling.temperature", number, 1.0),
     part(f"{_ROLLOUT}.max_response_tokens", "sampling.max_tokens", count, 512),
     ignored(f"{_ROLLOUT}.seed", "there is one seed for everything", 42),
+    no_cut(f"{_ROLLOUT}.top_p", 1.0),
+    no_cut(f"{_ROLLOUT}.top_k", -1, "top_k"),
+    no_cut(f"{_ROLLOUT}.repetition_penalty", 1.0, "repetition_penalty"),
+    same(f"{_ROLLOUT}.enable_expert_parallel", "engine.args", flag, True, of_vllm),
+    same(f"{_ROLLOUT}.extra_engine_args.*", "engine.args", lambda v: v, 4, of_vllm),
+    unless(f"{_ROLLOUT}.data_parallel_size", (1,), "placement.engines is the number of engines", 2),
+    unless(f"{_ROLLOUT}.pipeline_parallel_size", (1,), "engines have tensor parallelism only", 2),
+    unless(f"{_ROLLOUT}.ignore_eos", (False,), "an answer ends at the end-of-text token", True),
     missing(f"{_ROLLOUT}.tool_call_parser", "parser of the workflow tools", "hermes"),
     ignored(f"{_ROLLOUT}.**", "the engine's default is kept; engine.args accepts vLLM's settings", 1),
-    missing("explorer.auxiliary_models.**", "reward: judge, for a model behind an endpoint", "x"),
+    changed("explorer.auxiliary_models.0.model_path", "model.reference", text, "Qwen/Qwen3-32B", "the teacher",
+            lambda v, given: {"model.reference": v} if _distills(given)
+            else KeyOutcome({}, "missing", "reward: judge, for a model behind an endpoint")),
+    *(changed(f"explorer.auxiliary_models.{name}", "", lambda v: v, 1, "",
+              lambda v, given: KeyOutcome({}, "ignored", "the teacher runs with the learner") if _distills(given)
+              else KeyOutcome({}, "missing", "reward: judge, for a model behind an endpoint")) for name in ("0.**", "**")),
     changed("explorer.over_rollout.ratio", "rollout.stop", number, 0.1, "part of a batch suffices",
             lambda v, given: {"rollout.stop": {"use": "enough", "share": 1 - v}} if v else {}),
-    missing("explorer.max_timeout", "set timeout of the workflow", 1800),
-    missing("explorer.max_retry_times", "failed rollouts are dropped; max_invalid limits their share", 2),
+    changed("explorer.max_timeout", "workflow.timeout", whole, 1800, "",
+            lambda v, given: KeyOutcome({}, "ignored", "an answer ends at sampling.max_tokens") if _single_turn(given)
+            else KeyOutcome({}, "missing", "set timeout of the workflow")),
+    ignored("explorer.max_retry_times", "failed rollouts are dropped; max_invalid limits their share", 2),
     ignored("explorer.runner_per_model", "rollouts are coroutines; engine.max_num_seqs limits them", 8),
     missing("explorer.env_vars.**", "set it in the environment of rlsdk train", "x"),
     ignored("explorer.bench_on_latest_checkpoint", "rlsdk train --mode bench evaluates each checkpoint", True),
@@ -626,6 +807,12 @@ ROWS = (
         "actor_rollout_ref.actor.use_dynamic_bsz", "actor_rollout_ref.actor.strategy", "actor_rollout_ref.actor.shuffle",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", "actor_rollout_ref.actor.optim.total_training_steps",
         "trainer.**")),
+    changed("trainer.use_remove_padding", "learner.rows", flag, True, "worthwhile with flash_attention_2",
+            switched({"learner.rows": "packed"}, "worthwhile with learner.attention=flash_attention_2")),
+    changed("trainer.optimizer_offload", "learner.offload", flag, True, LEARNER_NOTE,
+            switched({"learner.offload": "optimizer"}, LEARNER_NOTE)),
+    changed("trainer.param_offload", "learner.offload learner.zero_stage", flag, True, LEARNER_NOTE,
+            switched({"learner.zero_stage": 3, "learner.offload": "all"}, LEARNER_NOTE)),
     changed("trainer.trainer_config_path", "", text, "train.yaml", "a file with veRL's settings", _verl_file),
     changed("trainer.ulysses_sequence_parallel_size", "learner.sequence_parallel", count, 1, "must divide placement.learners"),
     ignored("trainer.use_dynamic_bsz", "micro-batches are always counted in tokens", True),
@@ -638,9 +825,11 @@ ROWS = (
     same("synchronizer.sync_interval", "rollout.sync_interval", count, 1, _ahead("rollout.sync_interval")),
     same("synchronizer.sync_offset", "rollout.max_staleness", whole, 0, _ahead("rollout.max_staleness")),
     ignored("synchronizer.sync_method", "weights are sent from ranks to engines directly", "nccl"),
-    missing("synchronizer.sync_style", "rollout.max_staleness lets rollouts run ahead", "fixed"),
+    unless("synchronizer.sync_style", ("fixed",), "rollout.max_staleness lets rollouts run ahead", "dynamic_by_explorer"),
     ignored("synchronizer.**", "the watchdog ends a run with silent processes", 1200),
     same("monitor.monitor_type", "trackers", text, "tensorboard", trackers_with("project", "Trinity-RFT")),
+    ignored("monitor.monitor_args.api_key", "log in with `wandb login`", "x"),
+    missing("monitor.monitor_args.base_url", "WANDB_BASE_URL in the environment", "x"),
     missing("monitor.monitor_args.**", "options of the tracker: rlsdk plugins tracker", "x"),
     ignored("monitor.**", "metrics.jsonl has the metrics of every step", True),
     changed("log.level", "log_level", text, "INFO", "in lower case",
@@ -666,6 +855,7 @@ DEFAULTS: Mapping[str, Any] = {
     "monitor.monitor_type": "tensorboard",
     "trainer.save_hf_checkpoint": "last",
     "trainer.max_checkpoints_to_keep": -1,
+    "algorithm.bypass_old_logprobs": True,
 }
 
 RENAMED: Mapping[str, str] = {

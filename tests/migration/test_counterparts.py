@@ -325,3 +325,117 @@ def test_a_command_of_trl_is_read_together_with_its_script(tmp_path, monkeypatch
     assert config["tasks"] == {"train": {**hub, "split": "train"}, "eval": {**hub, "split": "test"}}
     assert config["placement"]["learners"] == (1 if how == "file" else 2)
     assert not todo(found)
+
+
+TASKSET = "buffer.explorer_input.taskset"
+
+
+def trinity(*words: str) -> Migration:
+    return migrate("trinity", ["model.model_path=o/m", *words], {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "advantage"),
+    [
+        ("opmd", ["tau=2.0"], {"use": "opmd"}),  # the mean has no temperature
+        (
+            "opmd",
+            ["opmd_baseline=logavgexp", "tau=2.0"],
+            {"use": "opmd", "baseline": "logavgexp", "tau": 2.0},
+        ),
+        ("asymre", ["baseline_shift=-0.2"], {"use": "asymre", "shift": -0.2}),
+        ("rec", ["drop=balance"], {"use": "rec", "std_normalize": False, "drop": "balance"}),
+        ("multi_step_grpo", ["enable_step_norm=true"], {"use": "step_grpo", "divide_by_steps": True}),
+        ("gigpo", ["omega=0.5", "fnorm=std"], {"use": "gigpo", "omega": 0.5, "gamma": 1.0, "std_normalize": True}),
+    ],
+)
+def test_trinitys_arguments_of_advantages_are_options(kind, arguments, advantage):
+    found = trinity(f"algorithm.algorithm_type={kind}", *(f"algorithm.advantage_fn_args.{each}" for each in arguments))
+    assert found.config["algorithm"]["advantage"] == advantage
+    assert not [key for key in todo(found) if "advantage" in key]
+
+
+def test_trinitys_cap_of_the_dual_clip_is_carried():
+    loss = trinity("algorithm.algorithm_type=grpo").config["algorithm"]["policy_loss"]
+    assert loss == {"use": "ppo", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}
+    assert trinity("algorithm.algorithm_type=gspo").config["algorithm"]["policy_loss"]["dual_clip"] is None
+
+
+def test_trinitys_old_logprobs_are_the_engines_unless_told_otherwise():
+    assert trinity("algorithm.algorithm_type=grpo").config["old_logprobs"] == "rollout"
+    assert "old_logprobs" not in trinity("algorithm.bypass_old_logprobs=false").config
+    assert "old_logprobs" not in trinity("algorithm.algorithm_type=sft").config
+
+
+def test_trinitys_mix_weighs_demonstrations_of_the_tasks():
+    words = ["algorithm.algorithm_type=mix", "algorithm.sample_strategy_args.expert_data_ratio=0.2"]
+    words += ["algorithm.policy_loss_fn_args.mu=0.3", "algorithm.policy_loss_fn_args.train_batch_size_expert=8"]
+    found = trinity(*words, "buffer.trainer_input.auxiliary_buffers.sft_dataset.path=o/d")
+    loss = {"use": "mix", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "mu": 0.3}
+    assert found.config["algorithm"]["policy_loss"] == loss
+    assert todo(found) == ["buffer.trainer_input.auxiliary_buffers.sft_dataset.path"]
+    arguments = ["mu_peak=0.9", "mu_valley=0.05", "mu_decay_steps=200", "enable_phi_function=true"]
+    found = trinity("algorithm.algorithm_type=mix_chord", *(f"algorithm.policy_loss_fn_args.{e}" for e in arguments))
+    mu = {"from": 0.9, "to": 0.05, "over": 200, "shape": "cosine"}
+    assert found.config["algorithm"]["policy_loss"]["mu"] == mu
+    assert todo(found) == ["algorithm.policy_loss_fn_args.enable_phi_function"]
+
+
+def test_trinitys_teacher_is_the_reference_model(tmp_path):
+    file = tmp_path / "opd.yaml"
+    taskset = {
+        "path": "o/d",
+        "default_workflow_type": "on_policy_distill_math_workflow",
+        "rollout_args": {"max_tokens": 64},
+    }
+    content = {
+        "algorithm": {"algorithm_type": "on_policy_distill", "advantage_fn_args": {"kl_coef": 0.5}},
+        "buffer": {"explorer_input": {"taskset": taskset}},
+        "explorer": {"auxiliary_models": [{"model_path": "o/teacher", "engine_num": 1}], "max_timeout": 900},
+    }
+    file.write_text(yaml.safe_dump(content))
+    found = migrate("trinity", [str(file)], {})
+    assert found.config["model"]["reference"] == "o/teacher"
+    assert found.config["algorithm"]["advantage"] == {"use": "on_policy_distill", "coef": 0.5}
+    assert found.config["algorithm"]["clip_advantages"] is None
+    assert (found.config["sampling"]["max_tokens"], found.config["workflow"]) == (64, "single_turn")
+    assert not todo(found)
+
+
+def test_trinitys_operators_on_experiences_are_filters(tmp_path):
+    file = tmp_path / "dapo.yaml"
+    operators = [{"name": "reward_std_filter", "args": {"threshold": 0.3}}, {"name": "mask_response_truncated"}]
+    content = {
+        "algorithm": {"algorithm_type": "dapo", "repeat_times": 10},
+        "data_processor": {"experience_pipeline": {"operators": operators, "save_input": True}},
+    }
+    file.write_text(yaml.safe_dump(content))
+    found = migrate("trinity", [str(file)], {})
+    spread, cut = found.config["algorithm"]["filters"]
+    assert (spread["use"], spread["threshold"]) == ("min_std", pytest.approx(0.3 * (10 / 9) ** 0.5))
+    assert (cut, found.config["rollout"]["dynamic_sampling"]) == ("truncated", False)
+    assert not todo(found)
+    operators[:] = [{"name": "dapo_dynamic_sampling"}, {"name": "reward_shaping_mapper"}]
+    file.write_text(yaml.safe_dump(content))
+    found = migrate("trinity", [str(file)], {})
+    assert (found.config["algorithm"]["filters"], found.config["rollout"]["dynamic_sampling"]) == (
+        ["nonzero_variance"],
+        True,
+    )
+    assert len(todo(found)) == 1
+
+
+def test_trinitys_prompts_folders_and_settings_of_engine_and_trainer_are_kept(tmp_path):
+    words = ["checkpoint_root_dir=c", "project=p", "group=g", "buffer.explorer_input.system_prompt=Think."]
+    words += [f"{TASKSET}.path=o/d", f"{TASKSET}.format.reply_prefix=So", "trainer.param_offload=true"]
+    words += ["explorer.rollout_model.extra_engine_args.kv_cache_dtype=fp8", "explorer.rollout_model.top_p=0.9"]
+    words += [f"{TASKSET}.data_selector.selector_type=shuffle", "algorithm.kl_penalty_fn=k1"]
+    words += [f"algorithm.kl_penalty_fn_args.{each}" for each in ("adaptive=true", "target_kl=0.2", "horizon=500")]
+    found = trinity(*words)
+    assert found.config["out"] == "c/p/g"
+    train = found.config["tasks"]["train"]
+    assert (train["system"], train["prefill"]) == ("Think.", "So")
+    assert (found.config["engine"]["args"], found.config["learner"]["offload"]) == ({"kv_cache_dtype": "fp8"}, "all")
+    (penalty,) = found.config["algorithm"]["shaping"]
+    assert (penalty["target"], penalty["horizon"]) == (0.2, 500)
+    assert todo(found) == ["explorer.rollout_model.top_p"]

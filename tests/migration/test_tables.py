@@ -59,6 +59,14 @@ BASES: dict[str, dict[str, Any]] = {
 }
 """The least that makes a whole configuration of each trainer."""
 
+TOGETHER: dict[tuple[str, Any], dict[str, Any]] = {
+    ("trinity", "on_policy_distill"): {
+        "algorithm.algorithm_type": "on_policy_distill",
+        "explorer.auxiliary_models": [{"model_path": "o/teacher"}],
+    },
+    **{("trinity", name): {"algorithm.algorithm_type": name} for name in ("mix", "mix_chord")},
+}
+"""What a choice needs in addition."""
 
 HOSTILE = [[{"a": [1]}], "${oc.env:NOT_SET_HERE}", float("nan"), -(10**30), "\ud800", {}, [], "0.2"]
 CHECKED: set[str] = set()
@@ -101,8 +109,9 @@ def test_a_key_gives_a_config_that_the_check_accepts(folder, name, row):
             {"dataset": {"anno_path": "train.jsonl"}, "tokenize_fn": {"max_length": flat.pop(row.key)}}
         ]
     for value in row.read.known if isinstance(row.read, Choice) else [None]:
-        found = migrated(name, {**flat, named(row): value} if value else flat)
-        assert len(found.entries) == len(list(flattened(nested(flat))))
+        together = TOGETHER.get((name, value), {})
+        found = migrated(name, {**flat, **together, named(row): value} if value else flat)
+        assert len(found.entries) == len(list(flattened(nested({**flat, **together}))))
         accepted(found)
 
 

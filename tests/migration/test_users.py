@@ -436,9 +436,8 @@ def test_trinitys_arguments_are_options_or_things_to_do():
     assert config["algorithm"]["aggregate"] == "seq-mean-token-sum"
     loss = {"use": "ppo", "clip_low": 0.3, "clip_high": 0.3, "dual_clip": 10.0}
     assert config["algorithm"]["policy_loss"] == loss
-    assert [entry.key for entry in found.entries if entry.status == "missing"] == [
-        "algorithm.advantage_fn_args.std_threshold"
-    ]
+    assert config["algorithm"]["filters"] == [{"use": "min_std", "threshold": 0.1}]
+    assert not [entry.key for entry in found.entries if entry.status == "missing"]
     assert config["learner"]["final_ratio"] == 0.01
     assert config["checkpoint"] == {"every": 5, "keep": 1000, "export": "last"}
 
