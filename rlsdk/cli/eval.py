@@ -53,8 +53,8 @@ def eval(  # noqa: A001 - the command's name
 ) -> None:
     """Evaluate a model on tasks.eval of the YAML file CONFIG, without training.
 
-    Each task gets one greedy answer and some sampled ones, which are saved as transcripts; episodes in environments are
-    also saved as pictures.
+    Each task gets one greedy answer (unless eval.greedy=false) and some sampled ones, which are saved as transcripts;
+    episodes in environments are also saved as pictures.
     """
     from rlsdk.evaluation.models import at_folder, evaluate_model, model_of
 

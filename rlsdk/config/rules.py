@@ -39,6 +39,7 @@ LEAST: dict[str, int] = {
     "rollout.workers": 0,
     "eval.every": 0,
     "eval.samples": 1,
+    "eval.top_k": 0,
     "eval.limit": 1,
     "eval.max_tokens": 1,
     "checkpoint.every": 0,
@@ -213,9 +214,14 @@ def _sizes(config: Config) -> list[tuple[bool, str]]:
         ),
         ("" in config.sampling.stop, "sampling.stop: an empty string would end every answer before its first token"),
         ((config.steps is None) == (config.epochs is None), f"steps: {both}; give one of them"),
+        *(
+            (not 0 < section.top_p <= 1, f"{name}.top_p: above 0 and at most 1, got {section.top_p}")
+            for name, section in (("sampling", config.sampling), ("eval", config.eval))
+        ),
         (
-            not 0 < config.sampling.top_p <= 1,
-            f"sampling.top_p: above 0 and at most 1, got {config.sampling.top_p}",
+            config.eval.temperature <= 0,
+            f"eval.temperature: above 0, got {config.eval.temperature}: the sampled answers have it; a greedy one is "
+            "taken in addition (eval.greedy)",
         ),
         (config.epochs is not None and config.epochs <= 0, f"epochs: above 0, got {config.epochs}"),
         (

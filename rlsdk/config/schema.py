@@ -125,7 +125,7 @@ class EnvironmentsSection(Section):
 
 @attrs.frozen(kw_only=True)
 class EvalSection(Section):
-    """Evaluation on held-out tasks: one greedy answer, and answers sampled at temperature 1.
+    """Evaluation on held-out tasks: one greedy answer, and sampled ones.
 
     Attributes:
         every: Steps between evaluations, each at a step that syncs weights (`rollout.sync_interval`); 0 for none in
@@ -133,6 +133,10 @@ class EvalSection(Section):
         before: Evaluate before the first step.
         after: Evaluate after the last step.
         samples: Sampled answers per task; if above 1, pass@k is reported for k = 1, 2, 4, … up to this number.
+        greedy: Also take one greedy answer per task; if false, `eval/greedy` is not reported.
+        temperature: Softmax temperature of sampled answers, above 0.
+        top_p: Sample only from the likeliest tokens that together have this share of the probability; 1 is off.
+        top_k: Sample only from this number of likeliest tokens; 0 is off.
         limit: Maximum tasks per source; null for all.
         max_tokens: Maximum tokens of one response; null uses `sampling.max_tokens`.
         workflow: Turns a held-out task into rollouts; null uses the training's, or `single_turn` if training on
@@ -144,6 +148,10 @@ class EvalSection(Section):
     before: bool = True
     after: bool = True
     samples: int = 1
+    greedy: bool = True
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
     limit: int | None = None
     max_tokens: int | None = None
     workflow: Use | None = attrs.field(default=None, converter=used_or_none)

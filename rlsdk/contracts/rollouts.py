@@ -106,11 +106,12 @@ class Evaluation:
     A value is None if none of its scores is valid: failed rewards do not count as zero.
 
     Attributes:
-        accuracy: `greedy`, `sampled`, and `pass@k` for each requested k, over the answers with a valid score.
+        accuracy: `greedy` (unless `eval.greedy` is false), `sampled`, and `pass@k` for each requested k, over the
+            answers with a valid score.
         metrics: Accuracy, mean rewards, the number of unscored trajectories (`eval/invalid`) and the workflow's metrics
             of sampled answers, all under `eval/`; with several sources also per source, under `eval/SOURCE/`.
         samples: A few sampled answers for people to read.
-        greedy: Groups of one greedy answer each, to be stored.
+        greedy: Groups of one greedy answer each, to be stored; empty if `eval.greedy` is false.
         sampled: Groups of sampled answers.
     """
 

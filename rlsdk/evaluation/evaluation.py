@@ -1,4 +1,4 @@
-"""Evaluation on held-out tasks: greedy, and sampled at temperature 1 with pass@k."""
+"""Evaluation on held-out tasks: greedy, and sampled with pass@k."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlsdk.types import Group, Score, Task
 
 @attrs.frozen
 class Answers:
-    """Groups of an evaluation: one greedy answer to each task, and several sampled at temperature 1."""
+    """Groups of an evaluation: sampled answers to each task and, unless `eval.greedy` is false, a greedy one."""
 
     greedy: tuple[Group, ...]
     sampled: tuple[Group, ...]
@@ -89,14 +89,17 @@ async def evaluate(
         produce: Makes the groups.
         tasks: Held-out tasks.
         sampling: Sampling parameters of training; temperature, top-p and top-k are replaced.
-        section: Number and maximum length of sampled answers.
+        section: Number, length and sampling parameters of the answers.
         reseed: Awaited before each pass, so that evaluations are reproducible.
     """
     plain = attrs.evolve(sampling, top_p=1.0, top_k=0, max_tokens=section.max_tokens or sampling.max_tokens)
+    greedy: Sequence[Group] = ()
+    if section.greedy:
+        await reseed()
+        greedy = await produce(tasks, attrs.evolve(plain, temperature=0.0), 1, "eval greedy")
     await reseed()
-    greedy = await produce(tasks, attrs.evolve(plain, temperature=0.0), 1, "eval greedy")
-    await reseed()
-    sampled = await produce(tasks, attrs.evolve(plain, temperature=1.0), section.samples, "eval sampled")
+    drawn = attrs.evolve(plain, temperature=section.temperature, top_p=section.top_p, top_k=section.top_k)
+    sampled = await produce(tasks, drawn, section.samples, "eval sampled")
     return Answers(tuple(greedy), tuple(sampled))
 
 
@@ -129,10 +132,13 @@ def by_source(*batches: Sequence[Group]) -> dict[str, tuple[list[Group], ...]]:
 def _found(
     greedy: Sequence[Group], sampled: Sequence[Group], samples: int
 ) -> tuple[dict[str, float | None], dict[str, float | None]]:
-    """Return accuracies, and all metrics: also mean rewards, number of invalid trajectories, workflow metrics."""
+    """Return accuracies, and all metrics: also mean rewards, number of invalid trajectories, workflow metrics.
+
+    Those of greedy answers are left out if there are none (`eval.greedy`).
+    """
     right = [_right(group) for group in sampled]
     accuracy = {
-        "greedy": _mean([r for group in greedy for r in _right(group)]),
+        **({"greedy": _mean([r for group in greedy for r in _right(group)])} if greedy else {}),
         "sampled": _mean([r for group in right for r in group]),
     }
     k = 2
@@ -142,6 +148,7 @@ def _found(
     rewards = {
         f"{name}_reward": _mean([fmean([s.value for s in scores]) for scores in scored_trajectories(groups)])
         for name, groups in (("greedy", greedy), ("sampled", sampled))
+        if groups or name == "sampled"
     }
     invalid = sum(len(unscored(group)) for group in (*greedy, *sampled))
     return accuracy, {**accuracy, **rewards, "invalid": float(invalid), **measured(sampled)}

@@ -108,7 +108,7 @@ def evaluate_model(
     Args:
         plan: Checked plan; its learner is not started.
         model: Name of the model in the results, if the plan's is a temporary copy of it.
-        pictures: Maximum number of greedy episodes to draw, per source.
+        pictures: Maximum number of episodes to draw, per source; greedy ones, if there are any.
         seen: Called after each rollout with the numbers of finished and of all rollouts.
 
     Returns:
@@ -133,7 +133,7 @@ def evaluate_model(
         except BaseExceptionGroup as errors:
             raise first_error(errors) from errors
     seconds = {"start": ready - start, "evaluation": time.perf_counter() - ready}
-    drawn = asyncio.run(_pictures(plan, answers.greedy, pictures))
+    drawn = asyncio.run(_pictures(plan, answers.greedy or answers.sampled, pictures))
     return _saved(plan, model or plan.config.model.path, answers, seconds, drawn)
 
 
@@ -141,7 +141,7 @@ async def _answers(
     plan: Plan, engines: Sequence[Any], tasks: Sequence[Task], seen: Callable[[int, int], None] | None
 ) -> Answers:
     codec, section = ChatTokenizer.of(plan), plan.config.eval
-    done, total = 0, len(tasks) * (1 + section.samples)
+    done, total = 0, len(tasks) * (section.greedy + section.samples)
 
     def observe(*_: Any) -> None:
         nonlocal done
@@ -203,7 +203,7 @@ def _saved(
     invalid = Counter(reason for _, groups in kinds for group in groups for reason in unscored(group))
     summary = {
         "model": model,
-        "tasks": dict(Counter(group.task.source for group in answers.greedy)),
+        "tasks": dict(Counter(group.task.source for group in answers.sampled)),
         "accuracy": found.accuracy,
         "metrics": found.metrics,
         "invalid": {"rollouts": invalid.total(), "reasons": dict(invalid.most_common(5))},

@@ -8,10 +8,10 @@ from typing import Any
 from rlsdk.migration.parts import (
     ATTENTION,
     DTYPE,
-    EVALUATION_NOTE,
     SCHEDULE,
     critic_warmup,
     dataset,
+    evaluated,
     layout,
     likely_reward,
     minibatches,
@@ -482,8 +482,7 @@ ROWS = (
     # Evaluation, checkpoints, trackers
     same("eval.steps", "eval.every", interval, 10),
     same("eval.n_samples_per_prompt", "eval.samples", count, 4),
-    changed("eval.temperature", "eval.samples", number, 0.6, EVALUATION_NOTE, lambda v, given: KeyOutcome(
-        {}, "ignored" if v in (0, 1) else "missing", EVALUATION_NOTE)),
+    same("eval.temperature", "eval.temperature eval.greedy", number, 0.6, lambda v, _: evaluated("temperature", v, v)),
     same("ckpt.save_steps", "checkpoint.every", interval, 20),
     same("ckpt.max_num", "checkpoint.keep", count, 3),
     changed("ckpt.output_dir", "out", text, "ckpt/final", "a run's folder is out/name",
@@ -660,6 +659,7 @@ DEFAULTS: Mapping[str, Any] = {
     "train.max_epochs": 1,
     "train.seed": 42,
     "eval.n_samples_per_prompt": 4,
+    "eval.temperature": 0.6,
     "ckpt.max_num": 3,
     "ds.zero_stage": 2,
     "ds.param_dtype": "bf16",

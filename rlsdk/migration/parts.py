@@ -68,7 +68,7 @@ KEEP_ALL = 1000
 """Checkpoints to keep where the other trainer keeps all."""
 UNREAD = {"csv", "tsv", "txt", "arrow"}
 """Endings of data files that no source reads."""
-EVALUATION_NOTE = "evaluations are greedy, and sampled at temperature 1"
+EVALUATION_NOTE = "section eval has samples, greedy, temperature, top_p, top_k and max_tokens"
 LEARNER_NOTE = "rlsdk's learner is DeepSpeed ZeRO"
 CRITIC_WARMUP_NOTE = "critic_warmup is the first step that trains the actor, counted from 1"
 
@@ -202,6 +202,46 @@ def no_cut(key: str, sample: Any = 0.9, name: str = "top_p") -> KeyRule:
         return KeyOutcome({}, "missing", f"must be off during training: {advice}")
 
     return KeyRule(key, "missing", (f"sampling.{name}",) if name in ("top_p", "top_k") else (), "", sample, give=give)
+
+
+def eval_sampling(section: str, usual: float = 1.0) -> tuple[KeyRule, ...]:
+    """Return the rules of temperature, top_p and top_k of evaluations.
+
+    Args:
+        section: Section of the other trainer that holds them.
+        usual: Its default temperature.
+    """
+
+    def give_of(name: str) -> Give:
+        return lambda value, given: evaluated(name, value, given.read(f"{section}.temperature", number, usual))
+
+    return tuple(
+        KeyRule(f"{section}.{name}", "mapped", to, "", sample, number, give_of(name))
+        for name, to, sample in (
+            ("temperature", ("eval.temperature", "eval.greedy"), 0.6),
+            ("top_p", ("eval.top_p",), 0.95),
+            ("top_k", ("eval.top_k",), 20),
+        )
+    )
+
+
+def evaluated(name: str, value: float, temperature: float) -> KeyOutcome:
+    """Convert a sampling parameter of evaluations: temperature, top_p or top_k.
+
+    Args:
+        name: Its name.
+        value: Its value.
+        temperature: Temperature of the evaluations; at 0, the other trainer takes greedy answers.
+    """
+    if temperature <= 0:
+        return KeyOutcome({}, "ignored", "greedy answers are part of every evaluation: eval/greedy")
+    if name == "temperature":
+        return KeyOutcome({"eval.temperature": value, "eval.greedy": False}, "mapped", "")
+    if name == "top_k":
+        return KeyOutcome({"eval.top_k": max(0, int(value))}, "mapped", "")
+    if not 0 < value <= 1:
+        raise UnfitError(f"expected a share above 0 and at most 1, got {value:g}")
+    return KeyOutcome({"eval.top_p": value}, "mapped", "")
 
 
 def dataset(paths: Any, split: str, columns: Mapping[str, str], **more: Any) -> dict[str, Any]:

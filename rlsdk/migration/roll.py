@@ -12,12 +12,15 @@ from typing import Any
 from rlsdk.migration.parts import (
     ATTENTION,
     DTYPE,
+    EVALUATION_NOTE,
     KEEP_ALL,
     KL,
     LEARNER_NOTE,
     SCHEDULE,
     critic_warmup,
     dataset,
+    eval_sampling,
+    evaluated,
     layout,
     minibatches,
     no_cut,
@@ -52,7 +55,7 @@ from rlsdk.migration.rows import (
     whole,
 )
 
-TRAIN, INFER = "actor_train", "actor_infer"
+TRAIN, INFER, VALIDATION = "actor_train", "actor_infer", "validation.generating_args"
 ENVIRONMENTS = {"sokoban": "gridworlds/sokoban", "frozen_lake": "gridworlds/frozen_lake"}
 """`env_type` -> an environment of the plugin rlsdk-gridworlds, whose options have ROLL's names."""
 BESIDE = ("user_prompt_format", "added_text", "max_tokens_per_step")
@@ -467,6 +470,11 @@ def _finish_rlvr(given: Given) -> dict[str, Any]:
         found |= {"algorithm.filters[]": filters[0], "rollout.dynamic_sampling": True}
     if _distills(given):
         found |= _distillation(given)
+    if given.section(VALIDATION):
+        temperature = given.read(f"{VALIDATION}.temperature", number, 0.95)
+        for name, usual in (("temperature", 0.95), ("top_p", 0.7), ("top_k", 50)):  # ROLL's defaults
+            if given.flat.get(f"{VALIDATION}.{name}") is None:
+                found |= evaluated(name, usual, temperature).values
     rewards = []
     for domain in given.section("rewards"):
         name = str(given.get(f"rewards.{domain}.worker_cls", "")).rsplit(".", 1)[-1]
@@ -658,10 +666,12 @@ ROWS = (
     ignored(f"{TRAIN}.data_args.template", "the tokenizer's chat template is used", "qwen2_5"),
     ignored(f"{TRAIN}.data_args.**", "tasks are read on demand", 1),
     part("validation.data_args.file_name", "tasks.eval", texts, ["data/test.jsonl"]),
-    ignored("validation.generating_args.**", "evaluations sample greedily and at temperature 1", 0.6),
+    *eval_sampling(VALIDATION, usual=0.95),
+    same(f"{VALIDATION}.num_return_sequences", "eval.samples", count, 4),
+    ignored(f"{VALIDATION}.**", EVALUATION_NOTE, 1),
     ignored("validation.**", "evaluations run all tasks of tasks.eval", 1),
     same("val_n_sample", "eval.samples", count, 4),
-    ignored("val_greedy", "evaluations always include greedy answers", True),
+    ignored("val_greedy", "evaluations include greedy answers (eval.greedy)", True),
     # Inference
     same(f"{INFER}.model_args.dtype", "model.dtype", DTYPE, "bf16"),
     ignored(f"{INFER}.model_args.**", "engines load the model of model.path", 1),

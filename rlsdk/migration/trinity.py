@@ -14,6 +14,7 @@ from rlsdk.migration.parts import (
     checkpoints_kept,
     critic_warmup,
     dataset,
+    evaluated,
     likely_reward,
     lora_of,
     minibatches,
@@ -341,6 +342,31 @@ def _samples(value: int, given: Given) -> dict[str, Any]:
     return {"eval.samples": max(value, *every)}
 
 
+def _eval_sampling(name: str, sample: float) -> KeyRule:
+    """Return the rule of a sampling parameter of evaluations, which must be the same for all held-out tasks."""
+    where = f"{INPUT}.eval_tasksets"
+
+    def all_of(of: str, given: Given) -> list[float]:
+        fallback = given.read(f"model.{of}", number, {"temperature": 1.0, "top_p": 1.0, "top_k": -1.0}[of])
+        tasksets = sorted({key.removeprefix(where).split(".")[1] for key in given.flat if key.startswith(f"{where}.")})
+        return [given.read(f"{where}.{i}.rollout_args.{of}", number, fallback) for i in tasksets]
+
+    def give(value: float, given: Given) -> KeyOutcome:
+        every = all_of(name, given)
+        if len(set(every)) > 1:
+            found = ", ".join(f"{each:g}" for each in every)
+            return KeyOutcome({}, "missing", f"eval.{name} is one for all held-out tasks, and they have {found}")
+        return evaluated(name, value, max(all_of("temperature", given)))
+
+    return same(f"{where}.*.rollout_args.{name}", f"eval.{name}", number, sample, give)
+
+
+def _temperature(value: float, given: Given) -> dict[str, Any]:
+    """Set the temperature of rollouts and, unless their tasks have one, of evaluations."""
+    evaluates = any(key.startswith(f"{INPUT}.eval_tasksets.") for key in given.flat)
+    return {"sampling.temperature": value, **({"eval.temperature": value} if evaluates and value > 0 else {})}
+
+
 def _total(value: int, given: Given) -> dict[str, Any]:
     return {"steps": value}
 
@@ -620,7 +646,7 @@ ROWS = (
     part("model.max_model_len", "model.max_length", count, 2048),
     part("model.max_prompt_tokens", "max_prompt_tokens", count, 512),
     part("model.max_response_tokens", "sampling.max_tokens", count, 512),
-    same("model.temperature", "sampling.temperature", number, 1.0),
+    same("model.temperature", "sampling.temperature eval.temperature", number, 1.0, _temperature),
     no_cut("model.top_p", 1.0),
     no_cut("model.top_k", -1, "top_k"),
     no_cut("model.repetition_penalty", 1.0, "repetition_penalty"),
@@ -693,10 +719,12 @@ ROWS = (
     part(f"{INPUT}.eval_tasksets.*.split", "tasks.eval", text, "test"),
     part(f"{INPUT}.eval_tasksets.*.subset_name", "tasks.eval", text, "main"),
     part(f"{INPUT}.eval_tasksets.*.format.*", "tasks.eval", text, "question"),
-    changed(f"{INPUT}.eval_tasksets.*.repeat_times", "eval.samples", count, 4, "of all tasks, besides a greedy answer", _samples),
-    changed(f"{INPUT}.eval_tasksets.*.rollout_args.n", "eval.samples", count, 4, "of all tasks, besides a greedy answer", _samples),
-    unless(f"{INPUT}.eval_tasksets.*.rollout_args.temperature", (0, 1), EVALUATION_NOTE, 0.6),
-    unless(f"{INPUT}.eval_tasksets.*.rollout_args.top_p", (1,), EVALUATION_NOTE, 0.7),
+    changed(f"{INPUT}.eval_tasksets.*.repeat_times", "eval.samples", count, 4, "of all tasks", _samples),
+    changed(f"{INPUT}.eval_tasksets.*.rollout_args.n", "eval.samples", count, 4, "of all tasks", _samples),
+    _eval_sampling("temperature", 0.6),
+    _eval_sampling("top_p", 0.95),
+    _eval_sampling("top_k", 20),
+    changed(f"{INPUT}.eval_tasksets.*.rollout_args.max_tokens", "eval.max_tokens", count, 1024, "of all tasks"),
     ignored(f"{INPUT}.eval_tasksets.*.rollout_args.logprobs", "engines always return the logprobs they sampled with", 0),
     missing(f"{INPUT}.eval_tasksets.*.rollout_args.**", EVALUATION_NOTE, 0.6),
     ignored(f"{INPUT}.eval_tasksets.*.**", "evaluations use the training's workflow and reward", "x"),

@@ -216,6 +216,14 @@ def _peft(value: bool, given: Given) -> dict[str, Any]:
     return {"learner.lora": {"rank": rank, "alpha": alpha, **named}}
 
 
+def _temperature(value: float, given: Given) -> dict[str, Any]:
+    """Set the temperature; evaluations sample as training does."""
+    found = {"sampling.temperature": value}
+    if str(given.get("eval_strategy", "no")) == "no" or value <= 0:
+        return found
+    return {**found, "eval.temperature": value}
+
+
 def _engine(value: bool, given: Given) -> dict[str, Any]:
     if not value:
         return {"engine.use": "transformers"}
@@ -522,7 +530,7 @@ ROWS = (
     missing("chat_template_kwargs.**", "put them into the tokenizer's chat template", True),
     # Batches
     same("num_generations", "group_size", count, 8),
-    changed("num_generations_eval", "eval.samples", count, 4, "evaluations also report greedy answers"),
+    same("num_generations_eval", "eval.samples", count, 4),
     changed("per_device_train_batch_size", "batch_size minibatches learner.micro_batch_tokens", count, 8,
             "tasks per step", _batch),
     part("gradient_accumulation_steps", "minibatches", count, 2, "completions per optimiser step"),
@@ -534,7 +542,7 @@ ROWS = (
     ignored("auto_find_batch_size", "micro-batches are counted in tokens", False),
     ignored("shuffle_dataset", "tasks are always shuffled by seed", True),
     # Sampling
-    same("temperature", "sampling.temperature", number, 1.0),
+    same("temperature", "sampling.temperature eval.temperature", number, 1.0, _temperature),
     no_cut("top_p", 1.0),
     no_cut("top_k", 0, "top_k"),
     no_cut("min_p", 0.0, "min_p"),

@@ -11,12 +11,14 @@ from rlsdk.migration.parts import (
     ATTENTION,
     CRITIC_WARMUP_NOTE,
     DTYPE,
+    EVALUATION_NOTE,
     KL,
     LEARNER_NOTE,
     SCHEDULE,
     checkpoints_kept,
     critic_warmup,
     dataset,
+    eval_sampling,
     function,
     layout,
     layout_apart,
@@ -371,18 +373,6 @@ def _truncation(value: Any, given: Given) -> KeyOutcome:
     return KeyOutcome({"long_prompts": "drop"}, "missing", "rlsdk never truncates prompts: longer ones are dropped")
 
 
-def _evaluated(name: str, fitting: tuple[float, ...], sample: float) -> KeyRule:
-    """Return the rule of a sampling parameter of evaluations, which cannot be set."""
-
-    def give(value: float, _: Given) -> KeyOutcome:
-        fits = value in fitting
-        return KeyOutcome(
-            {}, "ignored" if fits else "missing", _EVAL_NOTE if fits else f"cannot be set: {_EVAL_NOTE}, without cuts"
-        )
-
-    return KeyRule(f"{ROLLOUT}.val_kwargs.{name}", "missing", (), _EVAL_NOTE, sample, number, give)
-
-
 def _rank_arithmetic(key: str, *, whole_cluster: bool) -> Any:
     note = "rlsdk counts tokens, padding included: sequences × (longest prompt + longest response)"
 
@@ -454,7 +444,6 @@ ENGINE = Choice({"vllm": "vllm", "hf": "transformers", "sglang": "SGLang", "trtl
 _GPU_NOTE = "engines and ranks share the GPUs: placement.engines × gpus_per_engine, placement.learners"
 _LOGPROB_NOTE = "forward passes use learner.micro_batch_tokens, too"
 _CRITIC_NOTE = "the critic uses the actor's setting"
-_EVAL_NOTE = "an evaluation reports greedy answers, and eval.samples answers at temperature 1"
 _PROFILER = "rlsdk has no profiler; metrics.jsonl has the time of each stage"
 
 ROWS = (
@@ -653,12 +642,10 @@ ROWS = (
     unless(f"{ROLLOUT}.expert_parallel_size", (1,), "engine.args accepts vLLM's own settings", 2),
     same(f"{ROLLOUT}.engine_kwargs.vllm.*", "engine.args", lambda v: v, 4, of_vllm),
     missing(f"{ROLLOUT}.engine_kwargs.**", "there is no such engine", 1),
-    changed(f"{ROLLOUT}.val_kwargs.n", "eval.samples", count, 4, "evaluations also report greedy answers"),
-    ignored(f"{ROLLOUT}.val_kwargs.do_sample", _EVAL_NOTE, True),
-    _evaluated("temperature", (0, 1), 0.6),
-    _evaluated("top_p", (1,), 0.95),
-    _evaluated("top_k", (-1, 0), 20),
-    missing(f"{ROLLOUT}.val_kwargs.*", _EVAL_NOTE, 0),
+    same(f"{ROLLOUT}.val_kwargs.n", "eval.samples", count, 4),
+    ignored(f"{ROLLOUT}.val_kwargs.do_sample", "eval.temperature, eval.greedy", True),
+    *eval_sampling(f"{ROLLOUT}.val_kwargs", usual=0.0),
+    missing(f"{ROLLOUT}.val_kwargs.*", EVALUATION_NOTE, 0),
     changed(f"{ROLLOUT}.multi_turn.enable", "workflow", flag, True, "choose a workflow",
             lambda v, given: KeyOutcome({}, "missing" if v else "ignored", "set workflow: tools, environment or agent"
                                      if v else "off")),

@@ -11,6 +11,7 @@ from typing import Any
 from rlsdk import preflight
 from rlsdk.components import Use, brief
 from rlsdk.config import Plan, TaskSource
+from rlsdk.config.schema import EvalSection
 from rlsdk.contracts import LimitsMicroBatches, RewardSpec, SharesSequences
 from rlsdk.plugins import ComponentRef, short_name
 from rlsdk.plurals import counted, every
@@ -96,7 +97,7 @@ def _around(plan: Plan) -> dict[str, dict[str, Any]]:
         **({"sampling": sampling} if plan.sampled else {}),
         "evaluation": {
             "when": f"{', '.join(times)}{limit}" if plan.tasks_eval and times else "never",
-            **({"answers": f"one greedy, {evaluation.samples} sampled for each task"} if plan.tasks_eval else {}),
+            **({"answers": _answers(evaluation)} if plan.tasks_eval else {}),
             **({"workflow": _reference(plan.eval_workflow)} if plan.eval_workflow != plan.workflow else {}),
         },
         "checkpoint": {
@@ -107,6 +108,15 @@ def _around(plan: Plan) -> dict[str, dict[str, Any]]:
         },
         "trackers": {"metrics": ["metrics.jsonl", *(_reference(tracker) for tracker in plan.trackers)]},
     }
+
+
+def _answers(section: EvalSection) -> str:
+    """Describe the answers to each held-out task."""
+    how = [f"temperature {section.temperature:g}"]
+    how += [f"top_p {section.top_p:g}"] if section.top_p < 1 else []
+    how += [f"top_k {section.top_k}"] if section.top_k else []
+    greedy = "one greedy, " if section.greedy else ""
+    return f"{greedy}{section.samples} sampled for each task ({', '.join(how)})"
 
 
 def _algorithm(plan: Plan) -> dict[str, Any]:

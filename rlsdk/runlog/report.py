@@ -104,8 +104,9 @@ def print_report(
         table = Table(title=f"held-out accuracy of {summary['name']}, {summary.get('eval_tasks', '?')} tasks")
         for column in ("", "before", "after"):
             table.add_column(column, justify="right" if column else "left")
-        for key, label in (("sampled", "sampled at temperature 1"), ("greedy", "greedy")):
-            table.add_row(label, *(figure_text(x[key]) if key in x else "-" for x in (before, after)))
+        for key in ("sampled", "greedy"):
+            if key in before or key in after:
+                table.add_row(key, *(figure_text(x[key]) if key in x else "-" for x in (before, after)))
         console.print(table)
     times = Table("phase", Column("seconds", justify="right"), title="where the time went")
     for name, value in phase_seconds(summary):

@@ -246,7 +246,7 @@ def task_counts(sources: Mapping[str, TaskCounts]) -> dict[str, int]:
 
 def accuracy_at(folder: Path, step: int) -> dict[str, float | None] | None:
     """Return the evaluation metrics of a step from `metrics.jsonl`; None if it has none."""
-    lines = [line for line in read_metrics(folder) if line["step"] == step and "eval/greedy" in line]
+    lines = [line for line in read_metrics(folder) if line["step"] == step and "eval/sampled" in line]
     if not lines:
         return None
     return {

@@ -52,7 +52,7 @@ def test_as_json():
 
 
 def test_an_unknown_section_is_answered_with_what_was_meant():
-    assert "did you mean 'sampling.temperature'?" in run("temperature", status=1)
+    assert "did you mean 'sampling.seeds'?" in run("seeds", status=1)
     assert "did you mean 'eval.every' or 'checkpoint.every'?" in run("every", status=1)
     assert "did you mean 'placement'?" in run("placment", status=1)
     assert "sections: model, " in run("xyzzy", status=1)

@@ -127,6 +127,9 @@ def test_an_option_that_refers_to_nothing_is_not_also_called_missing(faults, mon
         ("sampling.temperature=0", "sampling.temperature", "above 0 to learn from samples, got 0.0"),
         ("sampling.top_p=0", "sampling.top_p", "above 0 and at most 1, got 0.0"),
         ("sampling.top_k=-1", "sampling.top_k", "at least 0, got -1"),
+        ("eval.top_p=1.5", "eval.top_p", "above 0 and at most 1, got 1.5"),
+        ("eval.top_k=-1", "eval.top_k", "at least 0, got -1"),
+        ("eval.temperature=0", "eval.temperature", "above 0, got 0.0: the sampled answers have it"),
         ("sampling.top_p=0.95", "sampling.top_p", "top_p=0.95, top_k=0 sample from part of the vocabulary"),
         ("sampling={top_k: 20}", "sampling.top_k", "Leave both out while training (top_p: 1, top_k: 0)"),
         (

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
 from rich.console import Console
 
-from rlsdk.contracts import Run
+from rlsdk.config.schema import EvalSection
+from rlsdk.contracts import Run, Sampling
 from rlsdk.errors import ScoringError
-from rlsdk.evaluation.evaluation import Answers, figures
+from rlsdk.evaluation.evaluation import Answers, evaluate, figures
 from rlsdk.runlog.report import print_report
 from rlsdk.runlog.trackers import JsonlTracker
 from rlsdk.trainer.summary import accuracy_at
@@ -70,6 +75,49 @@ def test_what_is_not_available_is_null_in_the_summary_and_not_available_in_the_r
     print_report(out, {"name": "a", "accuracy_before": accuracy_at(tmp_path, 0), **seconds}, samples)
     said = out.file.getvalue()  # type: ignore[attr-defined]
     assert "n/a" in said and "(not scored)" in said and "0.0%" not in said
+
+
+def test_an_evaluation_samples_as_its_section_says_whatever_training_samples_at() -> None:
+    trained = Sampling(temperature=0.7, top_p=0.9, top_k=5, max_tokens=16, stop=("x",))
+    asked: list[Any] = []
+
+    async def produce(tasks: Sequence[Task], sampling: Sampling, size: int, key: str) -> list[Group]:
+        asked.append((key, size, sampling))
+        return [graded(*[Score(1.0)] * size) for _ in tasks]
+
+    async def reseed() -> None:
+        asked.append("reseed")
+
+    def answers(section: EvalSection) -> Answers:
+        asked.clear()
+        return asyncio.run(evaluate(produce, [Task("t", "?")], trained, section, reseed=reseed))
+
+    plain = Sampling(max_tokens=16, stop=("x",))
+    answers(EvalSection())
+    greedy = ["reseed", ("eval greedy", 1, attrs.evolve(plain, temperature=0.0))]
+    assert asked == [*greedy, "reseed", ("eval sampled", 1, plain)]
+    found = answers(EvalSection(samples=4, temperature=0.6, top_p=0.95, top_k=20, max_tokens=32, greedy=False))
+    drawn = Sampling(temperature=0.6, top_p=0.95, top_k=20, max_tokens=32, stop=("x",))
+    assert asked == ["reseed", ("eval sampled", 4, drawn)]
+    assert list(figures(found, 4).accuracy) == ["sampled", "pass@2", "pass@4"]
+    assert set(figures(found, 4).metrics) == {
+        *("eval/sampled", "eval/pass@2", "eval/pass@4", "eval/sampled_reward", "eval/invalid")
+    }
+    answers(EvalSection(temperature=0.6))
+    assert asked == [*greedy, "reseed", ("eval sampled", 1, attrs.evolve(plain, temperature=0.6))]
+
+
+def test_a_report_without_greedy_answers_has_no_row_for_them(tmp_path: Path) -> None:
+    tracker = JsonlTracker()
+    tracker.open(Run("a", tmp_path, {}))
+    tracker.log(0, {"eval/sampled": 0.5, "eval/pass@2": 0.75})
+    tracker.close()
+    assert accuracy_at(tmp_path, 0) == {"sampled": 0.5, "pass@2": 0.75}
+    out = Console(file=io.StringIO(), width=80)
+    seconds = {"steps": 0, "seconds": {}, "tokens_per_second": 0.0}
+    print_report(out, {"name": "a", "accuracy_before": accuracy_at(tmp_path, 0), **seconds}, {})
+    said = out.file.getvalue()  # type: ignore[attr-defined]
+    assert "50.0%" in said and "greedy" not in said
 
 
 def test_what_a_model_wrote_does_not_act_on_the_terminal_at_the_end_of_a_run() -> None:

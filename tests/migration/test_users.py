@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from rlsdk.config import check
-from rlsdk.migration import migrate
+from rlsdk.migration import Migration, migrate
 from rlsdk.plugins import loading
 
 FILES = Path(__file__).parent / "files"
@@ -88,7 +89,7 @@ def test_verls_harmless_values_leave_nothing_to_do():
     assert not [entry.key for entry in found.entries if entry.status == "missing"]
     assert found.config["long_prompts"] == "drop"
     warm = migrate("verl", ["actor_rollout_ref.rollout.val_kwargs.temperature=0.6"], {})
-    assert [entry.status for entry in warm.entries] == ["missing"]
+    assert [entry.status for entry in warm.entries] == ["mapped"]
 
 
 VERLS, ROLLS = "trainer.critic_warmup=10", "critic_warmup=10"
@@ -789,3 +790,70 @@ def test_trls_modules_are_its_commands():
     ]
     assert algorithms == ["grpo", "rloo"]
     assert migrate("trl", [f"trl grpo {words}"], {}).config["eval"]["before"] is False  # TRL's default
+
+
+AVERAGED = {"samples": 32, "temperature": 0.6, "top_p": 0.95, "greedy": False}
+
+
+def section(found: Migration, *keys: str) -> dict[str, Any]:
+    """Settings of evaluations, and no key that is left to do."""
+    assert not [entry.key for entry in found.entries if entry.status == "missing"]
+    return {key: value for key, value in found.config["eval"].items() if key in {*AVERAGED, "top_k", *keys}}
+
+
+def test_verls_evaluations_sample_as_before():
+    kwargs = "actor_rollout_ref.rollout.val_kwargs"
+    sampled = [f"{kwargs}.{each}" for each in ("n=32", "do_sample=True", "temperature=0.6", "top_p=0.95", "top_k=-1")]
+    assert section(migrate("verl", sampled, {})) == {**AVERAGED, "top_k": 0}
+    assert section(migrate("verl", [f"{kwargs}.top_p=0.95", f"{kwargs}.n=1"], {})) == {"samples": 1}  # greedy, as usual
+
+
+def test_trinitys_evaluations_sample_as_before(tmp_path):
+    file = tmp_path / "a.yaml"
+    sampled = {"n": 32, "temperature": 0.6, "top_p": 0.95, "max_tokens": 256}
+
+    def written(*arguments: dict[str, Any], **model: float) -> Migration:
+        tasksets = [{"path": f"o/{i}", "rollout_args": given} for i, given in enumerate(arguments)]
+        content = {"model": {"model_path": "o/m", **model}, "buffer": {"explorer_input": {"eval_tasksets": tasksets}}}
+        file.write_text(yaml.safe_dump(content))
+        return migrate("trinity", [str(file)], {})
+
+    assert section(written(sampled, sampled), "max_tokens") == {**AVERAGED, "max_tokens": 256}
+    assert section(written({"n": 2}, temperature=0.7)) == {"samples": 2, "temperature": 0.7}
+    other = [entry for entry in written(sampled, {"temperature": 1.0}).entries if entry.status == "missing"]
+    assert [entry.key.rpartition(".")[2] for entry in other] == ["temperature", "top_p", "temperature"]
+    assert "they have 0.6, 1" in other[0].note
+
+
+def test_rolls_evaluations_sample_as_before(tmp_path):
+    file = tmp_path / "a.yaml"
+
+    def written(**arguments: float) -> Migration:
+        file.write_text(yaml.safe_dump({"pretrain": "o/m", "validation": {"generating_args": arguments}}))
+        return migrate("roll", [str(file)], {})
+
+    given = {"num_return_sequences": 32, "temperature": 0.6, "top_p": 0.95, "top_k": 0}
+    assert section(written(**given)) == {**AVERAGED, "top_k": 0}
+    usual = {"samples": 2, "temperature": 0.95, "top_p": 0.7, "top_k": 50, "greedy": False}
+    assert section(written(num_return_sequences=2)) == usual
+
+
+def test_xtuners_evaluations_sample_as_before(tmp_path):
+    file = tmp_path / "rl.py"
+    drawn = "EvaluatorConfig(dataset_cfg=data, sample_params=SampleParams(temperature=%s, top_p=0.95, top_k=20))"
+    file.write_text(f"{XTUNER}\ntrainer = RLTrainerConfig(load_from='o/m', evaluator_config={drawn % 0.6})\n")
+    found = section(migrate("xtuner", [str(file)], {}))
+    assert found == {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "greedy": False}
+    file.write_text(f"{XTUNER}\ntrainer = RLTrainerConfig(load_from='o/m', evaluator_config={drawn % 0})\n")
+    assert section(migrate("xtuner", [str(file)], {})) == {}
+
+
+def test_openrlhfs_and_trls_evaluations_sample_as_before():
+    flags = "--actor.model_name_or_path o/m --eval.n_samples_per_prompt 32 --eval.temperature"
+    found = migrate("openrlhf", [f"python -m openrlhf.cli.train_ppo_ray {flags} 0.7"], {})
+    assert section(found) == {"samples": 32, "temperature": 0.7, "greedy": False}
+    found = migrate("openrlhf", [f"python -m openrlhf.cli.train_ppo_ray {flags} 0.0"], {})
+    assert section(found) == {"samples": 32}
+    words = "trl grpo --model_name_or_path o/m --dataset_name o/d --temperature 0.7 --num_generations_eval 4"
+    assert section(migrate("trl", [f"{words} --eval_strategy steps"], {})) == {"samples": 4, "temperature": 0.7}
+    assert section(migrate("trl", [words], {})) == {"samples": 4}

@@ -31,7 +31,7 @@ export function mount(element, first) {
       box.classList.toggle("nothing", !tasks.length)
       if (!tasks.length) {
         replace(list)
-        replace(detail, empty("No evaluation is stored", "Evaluations are stored with a run's rollouts (save_rollouts), from the first evaluation on (eval.every)."))
+        replace(detail, empty("No evaluation is stored", "Evaluations are stored with a run's rollouts (save_rollouts), from the first evaluation on (eval.every); greedy answers unless eval.greedy is false."))
         return
       }
       drawTasks()
