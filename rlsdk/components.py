@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from functools import cached_property, wraps
+from typing import Any, ClassVar, Literal, ParamSpec, TypeVar, get_args
 
 import attrs
 
@@ -29,6 +29,8 @@ CostlyToRead = Callable[[Mapping[str, Any]], bool]
 Isolation = Literal["thread", "lock", "process"]
 ISOLATIONS: tuple[Isolation, ...] = get_args(Isolation)
 T = TypeVar("T", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 _MARK = "__rlsdk_component__"
 
 
@@ -128,7 +130,7 @@ class Component:
             try:
                 return self.obj(**values)
             except (TypeError, ValueError) as error:
-                raise OptionError(f"{self.kind} {self.name!r}", [("options", str(error))]) from error
+                raise OptionError(f"{self.kind} {self.name!r}", [("", str(error))]) from error
             except RlsdkError:
                 raise
             except (Exception, SystemExit) as error:  # such as a missing library
@@ -240,6 +242,19 @@ def own_mark(obj: Any) -> Component | None:
     """Return the component in the object's own mark; inherited marks do not count."""
     mark = getattr(obj, "__dict__", {}).get(_MARK)
     return mark if isinstance(mark, Component) else None
+
+
+def named(make: Callable[P, R]) -> Callable[P, R]:
+    """Explain a mark that is called without a name; Python would only say that an argument is missing."""
+
+    @wraps(make)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not args and "name" not in kwargs:
+            kind = make.__name__
+            raise PluginError(f"@rlsdk.{kind} takes a name; write @rlsdk.{kind}('my_{kind}')")
+        return make(*args, **kwargs)
+
+    return checked
 
 
 def mark(kind: Kind, name: str, **extra: Any) -> Callable[[T], T]:

@@ -77,15 +77,23 @@ class RefusedMessagesError(ConfigError):
 
 
 class OptionError(RlsdkError):
-    """Options of a component do not match its schema; `faults` are (option path, sentence) pairs."""
+    """Options of a component do not match its schema; `faults` are (option path, sentence) pairs.
+
+    The path is empty if a fault is not about a single option.
+    """
 
     def __init__(self, component: str, faults: Iterable[tuple[str, str]]) -> None:
         self.component = component
         self.faults = tuple(faults)
-        super().__init__("; ".join(f"{component}: {path}: {text}" for path, text in self.faults))
+        super().__init__("; ".join(": ".join(filter(None, (component, *fault))) for fault in self.faults))
 
     def __reduce__(self) -> tuple[type[OptionError], tuple[str, tuple[tuple[str, str], ...]]]:
         return (OptionError, (self.component, self.faults))
+
+
+def option_path(component: str, option: str) -> str:
+    """Return the path of an option of the component at a path; without an option, the path of the component."""
+    return f"{component}.{option}" if option else component
 
 
 class PluginError(RlsdkError):

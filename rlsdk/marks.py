@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from rlsdk import calls
-from rlsdk.components import ISOLATIONS, WHERE, Batch, Check, CostlyToRead, Isolation, SamplerRatio, Where, mark
+from rlsdk.components import ISOLATIONS, WHERE, Batch, Check, CostlyToRead, Isolation, SamplerRatio, Where, mark, named
 from rlsdk.errors import PluginError
 from rlsdk.fields import MARK, Field
 
@@ -22,6 +22,7 @@ Needs = Sequence[str | Callable[..., Any]]
 """Fields of a batch: names of core fields, and functions marked with `rlsdk.field`."""
 
 
+@named
 def field(name: str, *, needs: Sequence[str] = (), sample: tuple[float, float] = (-1.0, 1.0)) -> Callable[[T], T]:
     """Declare a field of a batch, one number per response token: `(batch: StepBatch) -> array [t]`, sync or async.
 
@@ -52,6 +53,7 @@ def field(name: str, *, needs: Sequence[str] = (), sample: tuple[float, float] =
     return attach
 
 
+@named
 def reward(
     name: str,
     *,
@@ -99,6 +101,7 @@ def reward(
     )
 
 
+@named
 def shaping(
     name: str, *, needs: Needs = (), lengths: tuple[str, ...] = (), check: Check | None = None
 ) -> Callable[[T], T]:
@@ -116,6 +119,7 @@ def shaping(
     return mark("shaping", name, needs=needs, lengths=tuple(lengths), check=check)
 
 
+@named
 def advantage(
     name: str,
     *,
@@ -139,6 +143,7 @@ def advantage(
     return mark("advantage", name, needs=needs, **marks)
 
 
+@named
 def policy_loss(
     name: str,
     *,
@@ -169,6 +174,7 @@ def policy_loss(
     return mark("policy_loss", name, needs=needs, whole_batch=whole_batch, **marks)
 
 
+@named
 def correction(
     name: str, *, needs: Needs = (), masks: bool = False, replays_routing: bool = False, check: Check | None = None
 ) -> Callable[[T], T]:
@@ -185,11 +191,13 @@ def correction(
     return mark("correction", name, needs=needs, corrects="old", **marks)
 
 
+@named
 def kl(name: str) -> Callable[[T], T]:
     """Mark a KL estimator: `(logprobs[t], ref_logprobs[t]) -> Tensor[t]`."""
     return mark("kl", name)
 
 
+@named
 def filter(  # noqa: A001 - the contract's name
     name: str, *, reads_rewards: bool = True, check: Check | None = None
 ) -> Callable[[T], T]:
@@ -203,6 +211,7 @@ def filter(  # noqa: A001 - the contract's name
     return mark("filter", name, reads_rewards=reads_rewards, check=check)
 
 
+@named
 def buffer(name: str, *, reads_rewards: bool = True, check: Check | None = None) -> Callable[[T], T]:
     """Mark a buffer policy: `(group, *, step, uses, …) -> priority | None`; None drops the group.
 
@@ -214,11 +223,13 @@ def buffer(name: str, *, reads_rewards: bool = True, check: Check | None = None)
     return mark("buffer", name, reads_rewards=reads_rewards, check=check)
 
 
+@named
 def stop(name: str) -> Callable[[T], T]:
     """Mark a stop rule: `(*, available, target, …) -> bool`, True to end sampling for this step."""
     return mark("stop", name)
 
 
+@named
 def workflow(name: str, *, rewards: bool = False, one_answer: bool = False) -> Callable[[T], T]:
     """Mark a workflow: a class with `async run(self, task, chat) -> Rollout | Sequence[Rollout]`, or a function.
 
@@ -231,6 +242,7 @@ def workflow(name: str, *, rewards: bool = False, one_answer: bool = False) -> C
     return mark("workflow", name, rewards=rewards, one_answer=one_answer)
 
 
+@named
 def environment(name: str, *, isolation: Isolation = "thread") -> Callable[[T], T]:
     """Mark an environment: a class with `reset(seed) -> Observation` and `step(text) -> Step`, sync or async.
 
@@ -247,6 +259,7 @@ def environment(name: str, *, isolation: Isolation = "thread") -> Callable[[T], 
     return mark("environment", name, isolation=isolation)
 
 
+@named
 def tasks(name: str, *, costly: CostlyToRead | None = None) -> Callable[[T], T]:
     """Mark a task source: `(*, split, …) -> Sequence[Task]`, sized, indexable, and deterministic given its seed.
 
@@ -258,21 +271,25 @@ def tasks(name: str, *, costly: CostlyToRead | None = None) -> Callable[[T], T]:
     return mark("tasks", name, costly=costly)
 
 
+@named
 def engine(name: str) -> Callable[[T], T]:
     """Mark an engine: generates tokens with logprobs, and loads versioned weights."""
     return mark("engine", name)
 
 
+@named
 def learner(name: str) -> Callable[[T], T]:
     """Mark a learner: computes logprobs and values, updates, exports weights, saves and loads."""
     return mark("learner", name)
 
 
+@named
 def tracker(name: str) -> Callable[[T], T]:
     """Mark a tracker: `open(run)`, `log(step, metrics)`, `close()`."""
     return mark("tracker", name)
 
 
+@named
 def renderer(name: str) -> Callable[[T], T]:
     """Mark a renderer: turns conversations into a model's tokens, and its answers into messages.
 
@@ -282,6 +299,7 @@ def renderer(name: str) -> Callable[[T], T]:
     return mark("renderer", name)
 
 
+@named
 def tool_parser(name: str) -> Callable[[T], T]:
     """Mark a tool parser: a class with `parse(text)`, `write(calls)`, `instructions` and `begins`.
 
@@ -291,6 +309,7 @@ def tool_parser(name: str) -> Callable[[T], T]:
     return mark("tool_parser", name)
 
 
+@named
 def diagnosis(name: str) -> Callable[[T], T]:
     """Mark a diagnosis: `(history: History, *, …) -> Finding | None`, which finds a problem of a run in its metrics.
 
@@ -303,6 +322,7 @@ def diagnosis(name: str) -> Callable[[T], T]:
     return mark("diagnosis", name)
 
 
+@named
 def weight_transfer(name: str) -> Callable[[T], T]:
     """Mark a weight transfer: sends weights from learner ranks to engines.
 

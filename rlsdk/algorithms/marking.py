@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, cast, get_origin
 
 import attrs
 
-from rlsdk.components import Use, component_of, mark
+from rlsdk.components import Use, component_of, mark, named
 from rlsdk.errors import PluginError
 from rlsdk.kinds import PART_LISTS, PARTS
 from rlsdk.limits import NonNegative, Positive
@@ -78,6 +78,7 @@ C = TypeVar("C", bound=type)
 _FIELD = type(attrs.field())
 
 
+@named
 def algorithm(name: str, **defaults: Any) -> Any:
     """Mark an algorithm: a subclass of `rlsdk.Algorithm` that overrides some defaults, or the defaults alone.
 
@@ -105,7 +106,8 @@ def algorithm(name: str, **defaults: Any) -> Any:
         shown = value.get("use") if isinstance(value, Mapping) else value
         parts.append(f"{field} `{shown if component is None else component.name}`")
     doc = f"`rlsdk.Algorithm` with {', '.join(parts)}."
-    namespace = {**defaults, "__doc__": doc, "__module__": sys._getframe(1).f_globals.get("__name__", "__main__")}
+    # Two frames up: `named` is between this function and the module that calls it.
+    namespace = {**defaults, "__doc__": doc, "__module__": sys._getframe(2).f_globals.get("__name__", "__main__")}
     return _marked(name)(type(name, (Algorithm,), namespace))
 
 

@@ -132,7 +132,8 @@ def _scorer(name: str, options: tuple[str, ...], files: tuple[str, ...], limits:
         reference = plugins.reference("reward", name, given)
         part = RewardTerm(RewardSpec(name), plugins.resolve(reference), reference)
     except OptionError as error:
-        raise ConfigError(f"--option {path}: {text}" for path, text in error.faults) from error
+        named = ((f"--option {path}" if path else f"--reward {name}", text) for path, text in error.faults)
+        raise ConfigError(f"{given_as}: {text}" for given_as, text in named) from error
     except PluginError as error:
         raise ArgumentError([f"--reward {name}: {error}"]) from error
     return Scorer([part], limits)

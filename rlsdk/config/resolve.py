@@ -31,7 +31,7 @@ from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config, RoleSection
 from rlsdk.config.section import RULE_KEYS, SOURCE_KEYS, RewardUse, SourceUse
 from rlsdk.config.tree import Source, Tree, normalise, read
 from rlsdk.contracts import AlgorithmDefaults, ApartRole, LossSpec, batch_of, memory_of
-from rlsdk.errors import ConfigError, OptionError, PluginError
+from rlsdk.errors import ConfigError, OptionError, PluginError, option_path
 from rlsdk.fields import Field
 from rlsdk.kinds import PART_LISTS, PARTS, Kind
 from rlsdk.options import structure, unknown
@@ -130,11 +130,11 @@ class _Resolver:
             known = {option.name for option in component.options}
             broken = {fault.partition(":")[0] for fault in self.faults}  # an option left out for a fault is not missing
             for below, text in error.faults:
-                if f"{path}.{below}" in broken:
+                if option_path(path, below) in broken:
                     continue
                 if below in use.options and below not in known:
                     text = unknown("option", below, known.union(extra))
-                self.faults.append(f"{path}.{below}: {text}")
+                self.faults.append(f"{option_path(path, below)}: {text}")
             return None
         except PluginError as error:
             self.report(path, error)
@@ -376,7 +376,8 @@ class _Resolver:
             for below, text in error.faults:
                 part = self._part_with(use, below) if text.startswith("unknown option") else ""
                 hint = f"the algorithm's {part} has it: algorithm.{part}.{below}"
-                self.faults.append(f"algorithm.{below}: " + (f"unknown option {below!r}; {hint}" if part else text))
+                text = f"unknown option {below!r}; {hint}" if part else text
+                self.faults.append(f"{option_path('algorithm', below)}: {text}")
         except PluginError as error:
             self.report("algorithm", error)
         return None

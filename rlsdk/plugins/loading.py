@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from rlsdk.components import Use
-from rlsdk.errors import OptionError, PluginError
+from rlsdk.errors import OptionError, PluginError, option_path
 from rlsdk.kinds import Kind
 from rlsdk.options import Fault
 from rlsdk.plugins.discovery import CORE
@@ -56,7 +56,7 @@ def faults_of(kind: Kind, use: Use, path: str) -> list[Fault]:
     try:
         made = load(kind, use.name, **use.options)
     except OptionError as error:
-        return [(f"{path}.{below}", text) for below, text in error.faults]
+        return [(option_path(path, below), text) for below, text in error.faults]
     except PluginError as error:
         return [(path, str(error))]
     if hasattr(made, "close"):

@@ -134,7 +134,7 @@ def test_a_greedy_answer_is_not_compared_with_rewards_that_a_shaping_changed(pla
         ("advantage={use: opmd, tau: 0.5}", "advantage.tau: 0.5 given, but the mean has no temperature"),
         ("filters=[{use: pass_rate, low: 0.5, high: 0.5}]", "filters[0].low: 0.5 with high=0.5: no share is above"),
         ("shaping=[{use: kl_penalty, horizon: 500}]", "shaping[0].horizon: 500 given, but without a target the"),
-        ("shaping=[{use: kl_penalty, coef: 0, target: 1}]", "shaping[0].options: coef is 0, which adapting multiplies"),
+        ("shaping=[{use: kl_penalty, coef: 0, target: 1}]", "shaping[0]: coef is 0, which adapting multiplies"),
     ],
 )
 def test_options_without_effect_are_a_fault(faults, part, fault):

@@ -88,7 +88,7 @@ def test_a_class_is_made_with_its_options():
 
 @pytest.mark.parametrize(
     ("mark", "options", "path"),
-    [(exact, {"scale": "3"}, "scale"), (exact, {"scal": 3}, "scal"), (Maze, {"size": 1}, "options")],
+    [(exact, {"scale": "3"}, "scale"), (exact, {"scal": 3}, "scal"), (Maze, {"size": 1}, "")],
 )
 def test_options_are_checked_when_bound(mark, options, path):
     with pytest.raises(OptionError) as caught:
@@ -133,6 +133,12 @@ def test_a_mark_without_brackets_is_explained():
 
     with pytest.raises(PluginError, match=r"@rlsdk.reward takes a name; write @rlsdk.reward\('right'\) above right$"):
         rlsdk.reward(right)
+
+
+@pytest.mark.parametrize("kind", ["reward", "filter", "field", "algorithm"])
+def test_a_mark_without_a_name_is_explained(kind):
+    with pytest.raises(PluginError, match=rf"^@rlsdk.{kind} takes a name; write @rlsdk.{kind}\('my_{kind}'\)$"):
+        getattr(rlsdk, kind)()
 
 
 @dataclasses.dataclass
