@@ -183,7 +183,9 @@ def summary(scored: Sequence[tuple[ScoredRow, Score]], bad: Sequence[str], worst
     valid = [(row, score) for row, score in scored if score.valid]
     values = [score.value for _, score in valid]
     mean = math.fsum(values) / len(values) if values else None
-    spread = None if mean is None else math.hypot(*(value - mean for value in values)) / math.sqrt(len(values))
+    # Rounding of the mean must not give equal scores a deviation.
+    deviations = [value - mean for value in values] if mean is not None and min(values) < max(values) else [0.0]
+    spread = None if mean is None else math.hypot(*deviations) / math.sqrt(len(values))
     reasons = Counter(score.reason for _, score in scored if not score.valid)
     found = {
         "rows": len(scored) + len(bad),

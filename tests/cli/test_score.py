@@ -45,6 +45,28 @@ def test_the_summary(tmp_path):
     assert "disagreement" not in found
 
 
+def test_equal_scores_have_no_deviation(tmp_path):
+    code = "@rlsdk.reward('tenth')\ndef tenth(rollout): return 0.1\n"
+    found = json.loads(
+        run(lines(tmp_path, ROWS[:3]), "--reward", "lab/tenth", "--plugin", plugin(tmp_path, code), "--json")
+    )
+    assert (found["std"], found["min"], found["max"]) == (0.0, 0.1, 0.1)
+
+
+def test_a_fault_of_the_whole_reward_names_the_reward(tmp_path):
+    code = """
+        @rlsdk.reward("bounded")
+        class Bounded:
+            def __init__(self, *, low: float = 0.0, high: float = 1.0) -> None:
+                if low >= high:
+                    raise ValueError(f"low is {low:g}; expected less than high, {high:g}")
+
+            def __call__(self, rollout): return 1.0
+    """
+    given = ["--reward", "lab/bounded", "--plugin", plugin(tmp_path, code), "--option", "low=2"]
+    assert "--reward lab/bounded: low is 2; expected less than high, 1" in run(lines(tmp_path, ROWS), *given, status=2)
+
+
 def test_for_a_person(tmp_path):
     text = run(lines(tmp_path, ROWS), "--reward", "exact_match", "--score", "old")
     assert "4 rows: 4 valid, 0 invalid\nmean 0.5, std 0.5, min 0, max 1\n" in text
