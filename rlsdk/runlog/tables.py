@@ -84,7 +84,7 @@ class Entry:
 
     Attributes:
         number: Number of its task record.
-        source: Name of its task source.
+        source: Name of its task source; the column of that name holds the source of the task itself, if it has one.
         state: Status of the group.
         step: Step in which it was trained or dropped; None while it waits.
         uses: Number of times it was trained.
@@ -140,7 +140,7 @@ def group_row(run: str, entry: Entry) -> dict[str, Any]:
     return {
         "run": run,
         "number": entry.number,
-        "source": _text(entry.source),
+        "source": _text(entry.group.task.source or entry.source),
         "task": _text(entry.group.task.id),
         "state": entry.state,
         "step": entry.step,

@@ -21,7 +21,7 @@ from rlsdk.errors import RunError, ValueFault
 from rlsdk.runlog.folder import MARKER
 from rlsdk.runlog.query import query, reader
 from rlsdk.runlog.store import DATABASE, Address, RolloutStore, RolloutWriter, damage_of, set_aside
-from rlsdk.runlog.tables import COLUMNS, Entry
+from rlsdk.runlog.tables import COLUMNS, Entry, evaluated_entries
 from rlsdk.types import Group, Rollout, Score, Task
 
 Make = Callable[..., Entry]
@@ -82,6 +82,21 @@ def test_what_asks_cannot_write(address: Address, entry: Make, tmp_path: Path) -
     with reader(address).connect() as connection, pytest.raises(sa.exc.DBAPIError, match=r"read-?only"):
         connection.exec_driver_sql("delete from rlsdk_groups")
     assert len(query(tmp_path)) == 2
+
+
+def test_the_source_of_a_rollout_is_that_of_its_task_as_in_metrics_and_evaluations(
+    address: Address, tmp_path: Path
+) -> None:
+    tagged, plain = Task("a", "?", source="lake"), Task("b", "?")
+    groups = [Group(task, [Rollout.from_text(task, "x")], [Score(1.0)]) for task in (tagged, plain)]
+    entries = [
+        Entry(number=i, source="environments", state="trained", step=1, uses=1, group=group)
+        for i, group in enumerate(groups)
+    ]
+    store = kept(address, *entries, *evaluated_entries(1, {"eval greedy": groups[:1]}))
+    store.close()
+    assert [row["source"] for row in query(tmp_path)] == ["lake", "environments"]
+    assert [row["source"] for row in query(tmp_path, evaluations=True)] == ["lake"]
 
 
 def test_hostile_text_is_kept_exactly_and_shown_harmlessly(address: Address, tmp_path: Path) -> None:
