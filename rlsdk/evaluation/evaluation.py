@@ -16,7 +16,7 @@ from rlsdk.contracts.rollouts import Evaluation
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.generator import Observer, RolloutGenerator
 from rlsdk.rollout.stream import opened
-from rlsdk.runlog.payload import prompt_text
+from rlsdk.runlog.payload import exchange
 from rlsdk.scoring.scorer import Scorer, check_budget, unscored
 from rlsdk.types import Group, Score, Task
 
@@ -202,9 +202,10 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _shown(group: Group) -> dict[str, Any]:
+    prompt, response = exchange(group.rollouts[0])
     return {
-        "prompt": prompt_text(group.task)[-300:],
-        "response": group.rollouts[0].response[-300:],
+        "prompt": prompt[-300:],
+        "response": response[-300:],
         "reward": group.scores[0].value if group.scores[0].valid else None,
         "correct": is_correct(group.scores[0]) if group.scores[0].valid else None,
     }

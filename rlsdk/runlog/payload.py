@@ -257,6 +257,16 @@ def prompt_text(task: Task) -> str:
     return task.prompt if isinstance(task.prompt, str) else "\n".join(f"{m.role}: {m.text}" for m in task.prompt)
 
 
+def exchange(rollout: Rollout) -> tuple[str, str]:
+    """Return what the policy was shown first, and what was said from its first answer on, observations included."""
+    messages, prompt = rollout.messages, rollout.task.prompt
+    first = next((i for i, m in enumerate(messages) if m.role == "assistant" and not m.prompt), len(messages))
+    begun = messages[1 if isinstance(prompt, str) else len(prompt) : first]
+    shown = [prompt_text(rollout.task), *(f"{m.role}: {m.text}" for m in begun)]
+    said = [m.text if m.role == "assistant" else f"{m.role}: {m.text}" for m in messages[first:]]
+    return "\n".join(shown), "\n".join(said)
+
+
 def transcript(rollout: Rollout, score: Score) -> dict[str, Any]:
     """Convert a rollout to JSON values: conversation, score, and every token with its mask, logprob and version."""
     return {

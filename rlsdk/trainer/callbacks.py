@@ -34,7 +34,7 @@ from rlsdk.runlog.actors import EngineScaling, requested_engines, write_status
 from rlsdk.runlog.logs import ProgressLine
 from rlsdk.runlog.metrics import METRICS, note_ledger
 from rlsdk.runlog.observers import CLOSE_SECONDS, Observers
-from rlsdk.runlog.payload import prompt_text
+from rlsdk.runlog.payload import exchange
 from rlsdk.runlog.report import SUMMARY, figure_text
 from rlsdk.runlog.store import RolloutStore, RolloutWriter
 from rlsdk.runlog.tables import EVALUATED, Entry, evaluated_entries
@@ -431,8 +431,9 @@ def sample_lines(entries: Sequence[Entry], count: int) -> list[Text]:
         rollout, score = entries[i].group.rollouts[0], entries[i].group.scores[0]
         line = Text("  ")
         line.append(f"reward {score.value:.3f}  " if score.valid else "not scored  ", style="bold")
-        line.append(visible(prompt_text(rollout.task)))
+        prompt, response = exchange(rollout)
+        line.append(visible(prompt))
         line.append(" -> ", style="dim")
-        line.append(visible(rollout.response))
+        line.append(visible(response))
         lines.append(line)
     return lines

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from rlsdk.cli import root
+from rlsdk.evaluation.evaluation import Answers, figures
 from rlsdk.runlog.tables import Entry
 from rlsdk.trainer.callbacks import sample_lines
 from rlsdk.types import Group, Message, Rollout, Score, Task
@@ -33,6 +34,24 @@ def test_a_line_is_one_line_and_acts_on_no_terminal():
     for line in sample_lines([entry(1, None)], 1):
         Console(file=written, width=80).print(line, no_wrap=True, overflow="ellipsis")
     assert written.getvalue() == "  not scored  1+1= -> answer 1\\n\\x1b[31m\n"
+
+
+def test_what_an_environment_answers_is_shown_between_the_turns():
+    task = Task("t", (Message("user", "Find the goal."),))
+    said = [
+        *task.prompt,
+        Message("user", "start"),
+        Message("assistant", "left"),
+        Message("user", "wall"),
+        Message("assistant", "down"),
+    ]
+    group = Group(task, [Rollout(task, said, [1, 2], [False, True], [0.0, -1.0], [-1, 0])], [Score(1.0)])
+    played = Entry(number=1, source="s", state="trained", step=1, uses=1, group=group)
+    prompt, response = "user: Find the goal.\nuser: start", "left\nuser: wall\ndown"
+    (line,) = sample_lines([played], 1)
+    assert line.plain == "  reward 1.000  " + repr(f"{prompt} -> {response}")[1:-1]
+    (sample,) = figures(Answers((group,), (group,)), 1).samples
+    assert (sample["prompt"], sample["response"]) == (prompt, response)
 
 
 def test_other_modes_are_refused():
