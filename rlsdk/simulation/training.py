@@ -344,7 +344,10 @@ def simulate(setup: Setup, progress: Callable[[int], None] = lambda done: None) 
 
 
 def engines_alone(setup: Setup) -> Setup:
-    """Return the setup with a learner and syncs that take no time; its seconds per step are the G of `max(G, T)`."""
+    """Return the setup with a learner and syncs that take no time; its seconds per step are the G of `max(G, T)`.
+
+    Syncs interrupt no answer: an immediate learner syncs more often than any other, and would waste the most tokens.
+    """
     no_learner: dict[str, Any] = {
         "token_seconds": 0.0,
         "learner_seconds": 0.0,
@@ -352,7 +355,7 @@ def engines_alone(setup: Setup) -> Setup:
         "switch_seconds": 0.0,
     }
     free = attrs.evolve(setup.rates, **no_learner, sync_seconds=0.0, weights_bytes=0.0)
-    return attrs.evolve(setup, rates=free)
+    return attrs.evolve(setup, rates=free, rollout=attrs.evolve(setup.rollout, in_flight=True))
 
 
 def learner_alone(setup: Setup) -> Setup:

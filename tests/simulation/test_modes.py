@@ -397,3 +397,19 @@ def test_an_engine_continues_with_what_the_tokens_say_and_marks_no_two_alike() -
     one, other, *rest = through(body)
     assert one.token_ids[0] != other.token_ids[0]
     assert [c.token_ids.tolist() for c in rest] == [one.token_ids[7:].tolist()] * 2
+
+
+@pytest.mark.parametrize("learner_seconds", [1.0, 3.0])
+def test_a_slow_learner_whose_syncs_waste_fewer_answers_is_not_faster_than_the_engines_alone(
+    learner_seconds: float,
+) -> None:
+    rates = Rates(
+        prompt_tokens=0, score_seconds=0.0, token_seconds=0.0, learner_seconds=learner_seconds, sync_seconds=0.1
+    )
+    setup = Setup(
+        rates=attrs.evolve(rates, weights_bytes=0.0), lengths=Lengths(median=100, limit=256),
+        engines=1, learners=1, batch=16, group=16, steps=16,
+        rollout=RolloutSection(max_staleness=3, in_flight=False, partial_rollouts=False),
+    )  # fmt: skip
+    alone, learner = simulate(engines_alone(setup)).step, simulate(learner_alone(setup)).step
+    assert simulate(setup).step >= max(alone, learner)
