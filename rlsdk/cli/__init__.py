@@ -8,12 +8,12 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
 import click
 
 from rlsdk.cli.lazy import LazyGroup
+from rlsdk.isolation.sigterm import interrupt
 
 COMMANDS = {
     "check": "Check a plugin's components, or a model's tokenizer and chat template.",
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> Any:
         sys.stdout.reconfigure(errors="replace")
     output = sys.stdout
     if arguments is None and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _interrupt)
+        signal.signal(signal.SIGTERM, interrupt)
     try:
         return root.main(args=None if arguments is None else list(arguments), prog_name="rlsdk")
     except SystemExit as leaving:
@@ -118,12 +118,6 @@ def main(arguments: Sequence[str] | None = None) -> Any:
             exits.daemon = True
             exits.start()
         raise
-
-
-def _interrupt(_: int, frame: FrameType | None) -> None:
-    """Handle SIGTERM as SIGINT is handled at this moment; interrupt if SIGINT is ignored, as in `rlsdk … &`."""
-    handler = signal.getsignal(signal.SIGINT)
-    (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
 
 
 def _exit(status: str | int | None) -> None:
