@@ -77,6 +77,7 @@ FIELDS: tuple[Field, ...] = (
     _field("rewards", "rollout", "reward", credit="always"),
     _field("token_rewards", "token", "reward", credit="always"),
     _field("reward_parts", "rollout", "reward", credit="on request"),
+    _field("reward_weights", "batch", "reward", credit="on request"),
     _field("baseline_rewards", "rollout", "reward", credit="on request"),
     _field("groups", "rollout", "trainer", credit="always"),
     _field("sources", "rollout", "trainer", credit="on request"),

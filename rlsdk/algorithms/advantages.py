@@ -51,9 +51,63 @@ def grpo(x: CreditInputs, *, std_normalize: bool = True, std_over: Literal["grou
     centred = Groups(x.groups).centred(rewards, std_normalize=std_normalize and std_over == "group")
     if std_over == "group" or not std_normalize:
         return centred
-    # The deviation of a single reward is undefined; torch would return nan.
-    std = rewards.double().std().to(rewards.dtype) if len(rewards) > 1 else rewards.new_zeros(())
-    return centred / (std + EPSILON)
+    return centred / (_std(rewards) + EPSILON)
+
+
+def _parts_are_added(run: RunFacts, _: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Refuse rewards whose parts cannot be normalised separately and then added."""
+    if run.rollouts == "demonstrations":
+        return
+    if len(run.reward_parts) < 2:
+        given = f"the only part is {run.rewards[0]!r}" if run.rewards else "it has none"
+        yield (
+            "",
+            f"it normalises each part of the reward separately, but {given}; list several parts below `reward`, or use "
+            "'grpo'",
+        )
+    for part in run.reward_parts:
+        if part.multiply:
+            yield "", f"it adds the parts of the reward, but {part.name!r} is a factor (multiply); use 'grpo'"
+        if part.range is not None:
+            yield (
+                "",
+                f"it brings the parts of the reward to one scale itself, and reads {part.name!r} before its range; "
+                "leave `range` out, and write a negative weight if small values are better, or use 'grpo'",
+            )
+    if run.shaping:
+        yield (
+            "",
+            f"it reads the parts of the reward, which shapings do not change: {', '.join(run.shaping)} would have no "
+            "effect; leave them out, or use rewards in their place, such as 'length_penalty'",
+        )
+
+
+@advantage("gdpo", needs=("reward_parts", "reward_weights"), check=_parts_are_added)
+def gdpo(x: CreditInputs) -> Tensor:
+    """Each part of the reward relative to the group, then added: for several rewards that should all be learned.
+
+    A sum of rewards hides its parts: two rollouts that earn it by different ones get the same advantage, and a part
+    that varies little is drowned by one that varies much. Here, each part has the same spread within a group before it
+    is weighted. Weights are those of the parts of the reward. A part that a gate left out counts as 0, and one that is
+    equal in the whole group adds nothing. The mean over the batch need not be subtracted: it is 0, since each part's
+    mean over a group is.
+
+    Paper: GDPO, arXiv:2601.05242. veRL normalises over tokens instead of rollouts in the last step; to do so, set
+    `whiten_advantages: true`.
+    Formula: `A = S / (σ(S) + 1e-6)` with `S = Σ_k w_k · (r_k - μ_k) / (σ_k + 1e-6)`: `μ_k` and `σ_k` of part `k` in the
+    group, `σ(S)` over all rollouts of the batch.
+    When to use: rewards of several parts on different scales, or of different difficulty, such as format, length and
+    correctness. The filter `nonzero_variance` still compares sums.
+
+    Args:
+        x: The batch.
+    """
+    groups = Groups(x.groups)
+    total = torch.zeros_like(x.rewards, dtype=torch.float64)
+    for name, weight in x.reward_weights.items():
+        if name in x.reward_parts:  # a part that applied to no task of the batch has no values
+            total = total + weight * groups.centred(x.reward_parts[name].double(), std_normalize=True)
+    return (total / (_std(total) + EPSILON)).to(wide(x.rewards).dtype)
 
 
 @advantage("rloo")
@@ -290,3 +344,8 @@ def _between(trajectories: Groups, values: Tensor, groups: Tensor, std_normalize
     """Return a trajectory's value relative to its group, counting each trajectory once, on all its steps."""
     first = trajectories.first
     return Groups(groups[first]).centred(values[first], std_normalize=std_normalize)[trajectories.index]
+
+
+def _std(values: Tensor) -> Tensor:
+    """Return the unbiased standard deviation over the batch; 0 for a single value, where torch returns nan."""
+    return values.double().std().to(values.dtype) if len(values) > 1 else values.new_zeros(())

@@ -84,6 +84,21 @@ class DrGRPO(Algorithm):
     aggregate: Aggregation = "seq-mean-token-sum-norm"
 
 
+@algorithm("gdpo")
+@attrs.frozen(kw_only=True)
+class GDPO(Algorithm):
+    """GRPO for rewards of several parts, each relative to the group before they are added; no KL.
+
+    Paper: arXiv:2601.05242, with the loss of GRPO, arXiv:2402.03300, eq. 3.
+    When to use: several rewards that should all be learned, such as correctness, format and length, if GRPO on their
+    sum learns only the easiest.
+    """
+
+    advantage: Use = Use("gdpo")
+    policy_loss: Use = _PPO
+    aggregate: Aggregation = "seq-mean-token-mean"
+
+
 @algorithm("dapo")
 @attrs.frozen(kw_only=True)
 class DAPO(Algorithm):

@@ -141,7 +141,8 @@ class CreditInputs(Packed):
         states: int64 `[n]`, equal where the environment's states are equal.
         shared_scores: bool `[n]`, if there are any: True for a rollout without its own score, whose reward is a copy of
             that of the last rollout of its trajectory.
-        reward_parts: Name of a part of the reward -> float `[n]`.
+        reward_parts: Name of a part of the reward -> float `[n]`, before its range and weight.
+        reward_weights: Name of a part of the reward -> its weight.
         train_step: Number of training steps before this one; the first is 0.
         train_steps: Number of training steps of the run.
     """
@@ -163,6 +164,7 @@ class CreditInputs(Packed):
     states: Tensor = optional()
     shared_scores: Tensor = optional()
     reward_parts: dict[str, Tensor] = optional()
+    reward_weights: dict[str, float] = optional()
     train_step: int = attrs.field(default=0, kw_only=True)
     train_steps: int = attrs.field(default=1, kw_only=True)
     _width: int | None = optional()

@@ -272,6 +272,7 @@ def _batch(size: int) -> CreditInputs:
         steps=torch.zeros(count, dtype=torch.long),
         states=groups,
         reward_parts={"reward": rewards},
+        reward_weights={"reward": 1.0},
         train_step=0,
         train_steps=1,
     )

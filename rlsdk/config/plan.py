@@ -178,6 +178,7 @@ def facts_of(
         rewards=tuple(part.rule.name for part in rewards),
         shaping=tuple(part.component.name for part in chosen if part.component.kind == "shaping"),
         rollouts=algorithm.rollouts,
+        reward_parts=tuple(part.rule for part in rewards),
     )
 
 

@@ -13,6 +13,7 @@ from rlsdk.components import component_of
 
 if TYPE_CHECKING:
     from rlsdk.components import Use
+    from rlsdk.contracts.tasks import RewardSpec
     from rlsdk.tool_calls import Call, Dialect, Malformed, ToolParser
     from rlsdk.types import Message, Observation, Rollout, Score, Status, Step, Task
 
@@ -334,6 +335,7 @@ class RunFacts:
         rewards: Names of the parts of the reward; empty if the workflow gives it.
         shaping: Names of the shapings, in order.
         rollouts: Whether the policy samples the rollouts, they are demonstrations, or both are mixed.
+        reward_parts: How each part of the reward is combined with the others.
     """
 
     teacher: bool
@@ -345,6 +347,7 @@ class RunFacts:
     rewards: tuple[str, ...] = ()
     shaping: tuple[str, ...] = ()
     rollouts: Literal["sampled", "demonstrations", "mixed"] = "sampled"
+    reward_parts: tuple[RewardSpec, ...] = ()
 
 
 class AlgorithmDefaults(Protocol):

@@ -103,10 +103,18 @@ def _estimator(kind: str, given: Given) -> dict[str, Any]:
         whitened = given.read("normalize_advantages", flag, False)
         values: dict[str, Any] = {"algorithm.use": "rloo", "algorithm.advantage": "rloo"}
         return {**values, **({"algorithm.whiten_advantages": True} if whitened else {})}
+    if _normalises_parts(given):
+        return {"algorithm.use": "gdpo", "algorithm.advantage": "gdpo"}
     scale = str(given.get("scale_rewards", "group")).lower()
     over = {"std_over": "batch"} if scale == "batch" else {}
     normalise = scale not in ("none", "false")
     return {"algorithm.use": "grpo", "algorithm.advantage": {"use": "grpo", "std_normalize": normalise, **over}}
+
+
+def _normalises_parts(given: Given) -> bool:
+    """True if several rewards are normalised before they are added; with a single one, nothing is added."""
+    chosen = str(given.get("multi_objective_aggregation")) == "normalize_then_sum"
+    return chosen and len(given.read("reward_funcs", _called, [])) > 1
 
 
 def _loss(kind: str, given: Given) -> dict[str, Any]:
@@ -331,7 +339,10 @@ def _rewards(given: Given, name: Any) -> dict[str, Any]:
     for function, weight in zip(functions, aligned, strict=True):
         weighted = {} if weight is None or len(functions) == 1 else {"weight": weight}
         if _shipped(function) == PUNISHMENT:
-            found |= _punished(_overlong(function, weight), given)
+            punished = _punished(_overlong(function, weight), given)
+            penalty = _penalty(punished) if _normalises_parts(given) else None
+            rewards += [{**penalty, **weighted}] if penalty else []
+            found |= {} if penalty else punished
         elif (reward := _reward(_shipped(function))) is not None:
             rewards.append({**reward, **weighted})
     if given.get("reward_model_name_or_path"):
@@ -445,12 +456,31 @@ def _punished(penalty: Mapping[str, Any], given: Given) -> dict[str, Any]:
     return {"algorithm.shaping": [penalty]}
 
 
+def _penalty(punished: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the reward that the punishment is, for rewards that are normalised one by one; None if it is left out."""
+    (shaping,) = punished.get("algorithm.shaping", [{}])
+    limit, buffer = shaping.get("max_length"), shaping.get("buffer")
+    if not isinstance(limit, int) or not isinstance(buffer, int):
+        return None
+    return {"use": "length_penalty", "free": limit - buffer, "limit": limit}
+
+
 def _functions(value: Any, given: Given) -> KeyOutcome:
     functions = [_shipped(each) for each in _called(value)]
     if lost := [name for name in functions if name != PUNISHMENT and _reward(name) is None]:
         return KeyOutcome({}, "missing", f"reward: {{use: foreign, path: 'FILE.py:{lost[0]}', style: trl}}")
     note = "built-in rewards, or the function unchanged (howto/reward.md)"
-    return KeyOutcome({}, "changed", f"{note}; {PUNISHMENT} becomes a shaping" if PUNISHMENT in functions else note)
+    if PUNISHMENT in functions:
+        note += f"; {PUNISHMENT} becomes " + ("length_penalty" if _normalises_parts(given) else "a shaping")
+    return KeyOutcome({}, "changed", note)
+
+
+def _aggregation(value: str, given: Given) -> KeyOutcome:
+    if value == "sum_then_normalize":
+        return KeyOutcome({}, "ignored", "the parts of a reward are summed, then normalised")
+    if not _normalises_parts(given):
+        return KeyOutcome({}, "changed", "a single reward is normalised as usual")
+    return KeyOutcome({}, "changed", "advantage gdpo; where a function returns None, its part counts as 0")
 
 
 def _data_of(name: str) -> Any:
@@ -523,7 +553,7 @@ ROWS = (
     same("reward_funcs", "reward", _called, ["accuracy_reward"], _functions),
     part("reward_model_name_or_path", "reward", text, "org/reward-model"),
     part("reward_weights", "reward", numbers, [1.0]),
-    unless("multi_objective_aggregation", ("sum_then_normalize",), "rewards are summed, then normalised", "normalize_then_sum"),
+    changed("multi_objective_aggregation", "algorithm.advantage", text, "normalize_then_sum", "advantage gdpo", _aggregation),
     part("max_prompt_length", "max_prompt_tokens", count, 512),
     same("max_completion_length", "sampling.max_tokens", count, 512),
     missing("chat_template_path", "put the template into the tokenizer's folder", "x"),

@@ -75,11 +75,12 @@ ESTIMATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "remax": ("remax", {"use": "remax"}),
     "opo": ("opo", {"use": "opo"}),
     "gpg": ("gpg", {"use": "gpg"}),
+    "gdpo": ("gdpo", {"use": "gdpo"}),
     "optimal_token_baseline": ("grpo", {"use": "optimal_token_baseline"}),
     "tir_optimal_token_baseline": ("grpo", {"use": "optimal_token_baseline"}),
 }
 """Estimator -> the algorithm whose other parts are replaced, and the advantage."""
-MANAGERS = ("naive", "batch", "prime", "dapo")
+MANAGERS = ("naive", "batch", "prime", "dapo", "gdpo")
 LOSSES = ("vanilla", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "cispo")
 
 
@@ -116,7 +117,9 @@ def _length(given: Given) -> int:
     return given.whole("data.max_prompt_length") + given.whole("data.max_response_length")
 
 
-def _estimator(name: str, given: Given) -> dict[str, Any]:
+def _estimator(name: str, given: Given) -> Mapping[str, Any] | KeyOutcome:
+    if name == "gdpo":
+        return _gdpo(given)
     algorithm, advantage = ESTIMATORS[name]
     options: dict[str, Any] = {}
     if name == "gae":
@@ -132,6 +135,28 @@ def _estimator(name: str, given: Given) -> dict[str, Any]:
         "algorithm.value_clip": given.read("critic.cliprange_value", number, 0.5) if name == "gae" else None,
         "algorithm.shaping": [*_overlong(given), *_kl_in_reward(given)],
     }
+
+
+def _gdpo(given: Given) -> KeyOutcome:
+    """GDPO, which veRL normalises over tokens last; without deviations, or with one part, that is GRPO."""
+    parts = _parts({}, given)
+    if not parts or given.read("custom_reward_function.path", text) is None:
+        note = "GDPO needs gdpo_reward_keys, and the function that returns these numbers: custom_reward_function.path"
+        return KeyOutcome({"algorithm.use": "grpo"}, "missing", note)
+    normalises = given.read("algorithm.norm_adv_by_std_in_grpo", flag, True)
+    alone = {"use": "grpo", "std_normalize": normalises}
+    advantage = {"use": "gdpo"} if normalises and len(parts) > 1 else alone
+    values = {"algorithm.use": "gdpo", "algorithm.advantage": advantage, "algorithm.whiten_advantages": True}
+    return KeyOutcome(values, "mapped", "")
+
+
+def _parts(reward: Mapping[str, Any], given: Given) -> list[dict[str, Any]]:
+    """Return a reward once for each number of its function that GDPO normalises; empty for other estimators."""
+    if str(given.get("algorithm.adv_estimator")) != "gdpo":
+        return []
+    keys = given.read("algorithm.gdpo_reward_keys", texts, [])
+    weights = given.read("algorithm.gdpo_reward_weights", numbers, [1.0] * len(keys))
+    return [{**reward, "key": key, "weight": weight} for key, weight in zip(keys, weights, strict=False)]
 
 
 def _overlong(given: Given) -> list[dict[str, Any]]:
@@ -418,7 +443,8 @@ def _finish(given: Given) -> dict[str, Any]:
             **given.section("reward.custom_reward_function.reward_kwargs"),
         }
         name = given.read("custom_reward_function.name", text, "compute_score")
-        found["reward"] = function(path, name, "auto", arguments)
+        reward = function(path, name, "auto", arguments)
+        found["reward"] = _parts(reward, given) or reward
     elif given.read("reward_model.enable", flag, False) and given.get("reward_model.model.path") is not None:
         found["reward"] = {"use": "reward_model", "path": str(given.get("reward_model.model.path"))}
     else:
@@ -718,6 +744,8 @@ ROWS = (
     part("algorithm.gamma", "algorithm.advantage.gamma", number, 1.0),
     part("algorithm.lam", "algorithm.advantage.lam", number, 0.95),
     part("algorithm.norm_adv_by_std_in_grpo", "algorithm.advantage.std_normalize", flag, False),
+    part("algorithm.gdpo_reward_keys", "reward", texts, ["accuracy", "format"], "each is a part of the reward"),
+    part("algorithm.gdpo_reward_weights", "reward", numbers, [1.0, 0.5]),
     part("algorithm.use_kl_in_reward", "algorithm.shaping", flag, True),
     part("algorithm.kl_ctrl.kl_coef", "algorithm.shaping", number, 0.001,
             "KL in the reward (shaping kl_penalty); current veRL reads it only with use_kl_in_reward"),

@@ -39,6 +39,8 @@ class Foreign:
         batch: Rollouts per call, if the convention takes many: `group`, all of one task, or `any`, those waiting
             together, for functions that score each rollout independently.
         none: Meaning of None: an invalid score, or zero, which adds nothing to a sum of rewards (as in TRL).
+        key: Name of the number that is the score, if the function returns a mapping with several; null for the one of
+            the convention, such as `score`.
     """
 
     path: str
@@ -46,6 +48,7 @@ class Foreign:
     arguments: Mapping[str, Any] = attrs.field(factory=dict)
     batch: Literal["group", "any"] = "group"
     none: Literal["invalid", "zero"] = "invalid"
+    key: str | None = None
     _call: Callable[..., Any] = attrs.field(init=False, eq=False, repr=False)
     _extra: Mapping[str, Any] = attrs.field(init=False, eq=False, repr=False)
     _parameters: Parameters = attrs.field(init=False, eq=False, repr=False)
@@ -144,11 +147,28 @@ class Foreign:
             raise result
         if isinstance(result, Exception):
             return [Score.invalid(described(result))] * count
+        if self.key is not None:
+            try:
+                result = _picked(result, self.key)
+            except ValueFault as error:
+                return [Score.invalid(str(error))] * count
         if self.none == "zero":
             listed = isinstance(result, list | tuple)
             values = [0.0 if value is None else value for value in (result if listed else [result])]
             result = values if listed else values[0]
         return prepared.read(result, count)
+
+
+def _picked(result: Any, key: str) -> Any:
+    """Return the value under a key of a mapping, or of each mapping in a list."""
+    if isinstance(result, list | tuple):
+        return [_picked(each, key) for each in result]
+    if isinstance(result, Mapping) and key in result:
+        return result[key]
+    given = (
+        f"a mapping with {', '.join(map(str, result)) or 'nothing'}" if isinstance(result, Mapping) else repr(result)
+    )
+    raise ValueFault(f"it returned {given:.200}; expected a mapping with {key!r}")
 
 
 async def _settled(result: Any) -> Any:

@@ -80,6 +80,7 @@ def credit(
         steps=torch.tensor([place % 2 for place in within], dtype=torch.int64),
         states=torch.unique(draw(n, 0, 1 / 8), return_inverse=True)[1],
         reward_parts={"first": draw(n, 0, 1), "second": draw(n, -1, 0)},
+        reward_weights={"first": 1.0, "second": 0.5},
         train_step=2,
         train_steps=8,
     )
@@ -269,7 +270,7 @@ def select(x: X, rows: Sequence[int], lengths: Sequence[int] | None = None) -> X
     fields: dict[str, Any] = dict(x.clock)
     for name, value in vars(x).items():
         if isinstance(value, dict):
-            fields[name] = {key: part[index] for key, part in value.items()}
+            fields[name] = {key: part[index] if isinstance(part, Tensor) else part for key, part in value.items()}
         elif isinstance(value, Tensor) and name not in ("segments", "lengths"):
             part = value[index] if name in PER_ROLLOUT else value[tokens]
             fields[name] = torch.unique(part, return_inverse=True)[1] if name in _LABELS else part

@@ -35,7 +35,13 @@ class CreditAssigner:
     """Apply the shapings, then the advantage; each may be `async` and sees only the fields that it declared."""
 
     def __init__(
-        self, shaping: Sequence[Any], advantage: Any, *, whiten: bool = False, clip: float | Schedule | None = None
+        self,
+        shaping: Sequence[Any],
+        advantage: Any,
+        *,
+        whiten: bool = False,
+        clip: float | Schedule | None = None,
+        reward_weights: Mapping[str, float] | None = None,
     ) -> None:
         """Create the assigner.
 
@@ -44,10 +50,12 @@ class CreditAssigner:
             advantage: Resolved advantage.
             whiten: Normalize to mean 0 and variance 1 over the sampled tokens, after the advantage.
             clip: Maximum absolute advantage, after whitening.
+            reward_weights: Name of a part of the reward -> its weight.
         """
         self._shaping = list(shaping)
         self._advantage = advantage
         self._whiten, self._clip = whiten, clip
+        self._reward_weights = reward_weights or {}
         self.needs = frozenset(n for part in self._parts() for n in needs_of(part))
 
     @classmethod
@@ -59,6 +67,7 @@ class CreditAssigner:
             resolve(plan.advantage),
             whiten=algorithm.whiten_advantages,
             clip=plan.schedules.get("clip_advantages", algorithm.clip_advantages),
+            reward_weights={part.rule.name: part.rule.weight for part in plan.rewards},
         )
 
     async def assign_aside(self, batch: StepBatch, **clock: int) -> StepBatch:
@@ -108,7 +117,13 @@ class CreditAssigner:
                 )
             return result
 
-        x = credit_inputs(batch.without_experts(), self.needs, train_step=train_step, train_steps=train_steps)
+        x = credit_inputs(
+            batch.without_experts(),
+            self.needs,
+            train_step=train_step,
+            train_steps=train_steps,
+            reward_weights=self._reward_weights,
+        )
         for part in self._shaping:
             x = x.shaped(_checked(run(part, x), x, part))
         result = run(self._advantage, x)
@@ -216,7 +231,12 @@ def apply_filters(groups: Sequence[Group], filters: Sequence[Callable[[Group], b
 
 
 def credit_inputs(
-    batch: StepBatch, needs: frozenset[str], *, train_step: int = 0, train_steps: int = 1
+    batch: StepBatch,
+    needs: frozenset[str],
+    *,
+    train_step: int = 0,
+    train_steps: int = 1,
+    reward_weights: Mapping[str, float] | None = None,
 ) -> CreditInputs:
     """Return the inputs of shaping and advantage: the required fields, and the optional ones in `needs`.
 
@@ -225,6 +245,7 @@ def credit_inputs(
         needs: Fields that the components declared.
         train_step: Number of completed training steps.
         train_steps: Number of training steps of the run.
+        reward_weights: Name of a part of the reward -> its weight.
     """
     found = {k: torch.from_numpy(np.array(v)) for k, v in batch.fields.items() if k in needs}
     optional: dict[str, Any] = {name: value for name, value in found.items() if name in FORWARD}
@@ -250,6 +271,8 @@ def credit_inputs(
             name.removeprefix("reward/"): torch.tensor([float(s.metrics.get(name, 0.0)) for s in batch.scores])
             for name in names
         }
+    if "reward_weights" in needs:
+        optional["reward_weights"] = dict(reward_weights or {})
     return CreditInputs(
         torch.tensor([s.value for s in batch.scores], dtype=torch.float32),
         torch.from_numpy(batch.groups),

@@ -47,6 +47,11 @@ def make_credit(seed: int = 0, rows: int = 11, *, token_rewards: bool = False, d
         trajectories=torch.arange(rows) // 4 + 3 * groups,
         steps=torch.arange(rows) % 4,
         states=torch.randint(0, 2, (rows,), generator=g),
+        reward_parts={
+            "format": torch.where(groups == 1, 1, torch.randint(0, 2, (rows,), generator=g)).to(dtype),
+            "length": torch.randint(-8, 1, (rows,), generator=g).to(dtype) / 4,
+        },
+        reward_weights={"format": 1.0, "length": 0.5},
     )
     if not token_rewards:
         return x

@@ -12,6 +12,7 @@ import rlsdk
 from rlsdk.batch import Credit, CreditInputs
 from rlsdk.components import component_of
 from rlsdk.errors import MissingFieldError
+from rlsdk.testing.inputs import select
 
 ALL = rlsdk.names("advantage")
 BY_GROUP = ["grpo", "rloo", "opo", "gpg", "pass_at_k", "opmd", "asymre", "rec"]
@@ -40,6 +41,7 @@ class Row:
                 setattr(self, name, [float(getattr(x, name)[t]) for t in where])
         for name in ("baseline_rewards", "trajectories", "steps", "states"):
             setattr(self, name, float(getattr(x, name)[i]))
+        self.parts = {name: float(part[i]) for name, part in x.reward_parts.items()}
         self.places = [t for t, sampled in enumerate(self.mask) if sampled]
         self.rewards = [0.0] * len(self.mask)
         if hasattr(x, "token_rewards"):
@@ -80,6 +82,16 @@ def ref_grpo(rows, row):
 
 def ref_grpo_batch(rows, row):
     return centred(row, peers(rows, row)) / (std([r.reward for r in rows]) + 1e-6)
+
+
+def ref_gdpo(rows, row):
+    def part(r, name):
+        return centred(r, peers(rows, r), lambda p: p.parts[name], std_normalize=True)
+
+    def total(r):
+        return part(r, "format") + 0.5 * part(r, "length")
+
+    return total(row) / (std([total(r) for r in rows]) + 1e-6)
 
 
 def ref_rloo(rows, row):
@@ -223,6 +235,7 @@ CASES = [
     ("grpo", {}, ref_grpo),
     ("grpo", {"std_normalize": False}, lambda rows, row: centred(row, peers(rows, row))),
     ("grpo", {"std_over": "batch"}, ref_grpo_batch),
+    ("gdpo", {}, ref_gdpo),
     ("rloo", {}, ref_rloo),
     ("opo", {}, ref_opo),
     ("gpg", {}, ref_gpg),
@@ -384,8 +397,7 @@ def test_finite_on_every_degenerate_batch(make_credit, name):
 @pytest.mark.parametrize("name", ALL)
 def test_nothing_at_all(make_credit, name):
     x = make_credit(0)
-    fields = {k: v[:0] for k, v in vars(x).items() if isinstance(v, torch.Tensor)}
-    result = rlsdk.load("advantage", name)(CreditInputs(**fields))
+    result = rlsdk.load("advantage", name)(select(x, []))
     assert len(result.advantages if isinstance(result, Credit) else result) == 0
 
 
@@ -406,11 +418,7 @@ def test_the_order_of_rollouts_does_not_matter(make_credit, name, token_rewards)
     x = make_credit(4, token_rewards=token_rewards)
     order = torch.randperm(len(x.rewards), generator=torch.Generator().manual_seed(0))
     tokens = torch.cat([(x.segments == i).nonzero()[:, 0] for i in order])
-    moved = {}
-    for key, value in vars(x).items():
-        if isinstance(value, torch.Tensor):
-            moved[key] = value[order if len(value) == len(order) else tokens]
-    assert torch.allclose(run(name, CreditInputs(**moved)), run(name, x)[tokens], atol=1e-12)
+    assert torch.allclose(run(name, select(x, order.tolist())), run(name, x)[tokens], atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -451,3 +459,47 @@ def test_packed_or_padded(make_credit, name):
     planes = {k: x.to_padded(getattr(x, k)) for k in ("values",)}
     y = CreditInputs.from_padded(x.rewards, x.to_padded(x.loss_mask), x.groups * 5, lengths=x.lengths, **planes)
     assert torch.equal(run(name, y), run(name, x))
+
+
+def with_parts(weights: dict[str, float], **parts: list[float]) -> CreditInputs:
+    """Two groups of two, whose rewards are the weighted sums of their parts."""
+    rewards = [sum(weights[name] * part[i] for name, part in parts.items()) for i in range(4)]
+    x = by_hand(rewards, [0, 0, 1, 1])
+    return x.replace(reward_parts={k: torch.tensor(v) for k, v in parts.items()}, reward_weights=weights)
+
+
+def test_gdpo_tells_apart_what_equal_sums_hide():
+    """The sums of group 0 are equal; normalised, `right` gives ±0.70711 and `form` ∓0.70711, of which a half counts.
+
+    S is ±0.35355 in group 0 and 0 in group 1, whose parts are constant: its standard deviation is 0.28868.
+    """
+    x = with_parts({"right": 1.0, "form": 0.5}, right=[1.0, 0.0, 1.0, 1.0], form=[0.0, 2.0, 0.0, 0.0])
+    assert run("grpo", x).tolist() == [0.0] * 8
+    expected = [1.224745, 1.224745, -1.224745, -1.224745]
+    assert run("gdpo", x).tolist() == pytest.approx([*expected, 0, 0, 0, 0], abs=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
+def test_the_scale_of_a_part_does_not_change_gdpo(scale):
+    parts = {"right": [1.0, 0.0, 1.0, 0.0], "form": [0.0, 1.0, 1.0, 0.0]}
+    plain = with_parts({"right": 1.0, "form": 0.5}, **parts)
+    scaled = with_parts({"right": 1.0, "form": 0.5}, **{**parts, "right": [scale * v for v in parts["right"]]})
+    assert run("gdpo", scaled).tolist() == pytest.approx(run("gdpo", plain).tolist(), rel=5e-3)
+
+
+def test_gdpo_of_one_part_is_grpo_with_the_spread_of_the_batch():
+    x = with_parts({"right": 3.0}, right=[1.0, 0.0, 0.25, 0.75])
+    normalised = run("grpo", x)
+    assert torch.allclose(run("gdpo", x), normalised / (normalised[::2].std() + 1e-6), atol=1e-5)
+
+
+@pytest.mark.parametrize("reward", [0.1, 1 / 3, -7.7])
+def test_gdpo_is_exactly_zero_where_no_part_differs(reward):
+    x = with_parts({"a": 1.0, "b": 0.3}, a=[reward] * 4, b=[reward, reward, 0.3, 0.3])
+    assert run("gdpo", x).tolist() == [0.0] * 8
+
+
+def test_a_part_that_applied_to_no_task_of_the_batch_adds_nothing_to_gdpo():
+    x = with_parts({"right": 1.0}, right=[1.0, 0.0, 0.0, 1.0])
+    more = x.replace(reward_weights={"code": 2.0, "right": 1.0})
+    assert torch.equal(run("gdpo", more), run("gdpo", x))

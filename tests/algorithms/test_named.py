@@ -23,6 +23,7 @@ EXPECTED = [
     "ppo",
     "grpo",
     "dr_grpo",
+    "gdpo",
     "dapo",
     "gspo",
     "cispo",

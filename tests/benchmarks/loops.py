@@ -30,6 +30,7 @@ class Row:
         mask: bool `[length]`, True where the policy sampled the token.
         labels: Numbers by name.
         tokens: `[length]` by name.
+        parts: Parts of the reward by name.
     """
 
     reward: float
@@ -38,6 +39,7 @@ class Row:
     mask: torch.Tensor
     labels: dict[str, int]
     tokens: dict[str, torch.Tensor]
+    parts: dict[str, float]
 
     def sampled(self, name: str) -> list[float]:
         """A per-token field, where the policy sampled."""
@@ -59,6 +61,7 @@ def rows_of(x: CreditInputs) -> list[Row]:
     lengths = x.lengths.tolist()
     masks = x.loss_mask.split(lengths)
     fields = {name: getattr(x, name).split(lengths) for name in TOKENS if hasattr(x, name)}
+    parts = {name: part.tolist() for name, part in x.reward_parts.items()}
     labels = {name: getattr(x, name).tolist() for name in ("sources", "trajectories", "steps", "states")}
     return [
         Row(
@@ -68,6 +71,7 @@ def rows_of(x: CreditInputs) -> list[Row]:
             masks[i],
             {name: values[i] for name, values in labels.items()},
             {name: values[i] for name, values in fields.items()},
+            {name: values[i] for name, values in parts.items()},
         )
         for i, (reward, group, length) in enumerate(zip(x.rewards.tolist(), x.groups.tolist(), lengths, strict=True))
     ]
@@ -100,6 +104,15 @@ def by_group(formula: Callable[[Row, list[Row]], Any]) -> Callable[[list[Row]], 
 
 def grpo(row: Row, group: list[Row]) -> float:
     return relative(row.reward, [r.reward for r in group], True)
+
+
+def gdpo(rows: list[Row]) -> list[float]:
+    groups, sums = gathered(rows), [0.0] * len(rows)
+    for name in rows[0].parts:
+        values = {group: [r.parts[name] for r in members] for group, members in groups.items()}
+        for i, row in enumerate(rows):
+            sums[i] += relative(row.parts[name], values[row.group], True)
+    return [value / (std(sums) + 1e-6) for value in sums]
 
 
 def rloo(row: Row, group: list[Row]) -> float:
@@ -282,6 +295,7 @@ LOOPS: dict[tuple[str, str], Callable[[list[Row]], Any]] = {
     ("advantage", "asymre"): by_group(asymre),
     ("advantage", "constant"): lambda rows: [1.0 for _ in rows],
     ("advantage", "gae"): gae,
+    ("advantage", "gdpo"): gdpo,
     ("advantage", "gigpo"): gigpo,
     ("advantage", "gpg"): gpg,
     ("advantage", "grpo"): by_group(grpo),

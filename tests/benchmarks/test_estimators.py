@@ -71,6 +71,8 @@ def make_batch(rollouts: int, tokens: int, form: str) -> CreditInputs:
         trajectories=row // 4,
         steps=row % 4,
         states=row % 8,
+        reward_parts={"right": rewards, "form": (row % 3 > 0).float()},
+        reward_weights={"right": 1.0, "form": 1.0},
         **fields,
     )
 
@@ -80,7 +82,9 @@ def head_of(x: CreditInputs, rows: int) -> CreditInputs:
     t = int(x.lengths[:rows].sum())
     n = len(x.rewards)
     tensors = {k: v for k, v in vars(x).items() if isinstance(v, torch.Tensor)}
-    return CreditInputs(**{k: v[:rows] if len(v) == n else v[:t] for k, v in tensors.items()})
+    parts = {name: part[:rows] for name, part in x.reward_parts.items()}
+    cut = {k: v[:rows] if len(v) == n else v[:t] for k, v in tensors.items()}
+    return CreditInputs(**cut, reward_parts=parts, reward_weights=x.reward_weights)
 
 
 def seconds(call: Callable[[], Any], rounds: int = ROUNDS) -> list[float]:

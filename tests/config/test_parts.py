@@ -8,7 +8,7 @@ import torch
 import rlsdk
 from rlsdk.config import check
 from rlsdk.config.plan import with_defaults
-from rlsdk.contracts import RunFacts
+from rlsdk.contracts import RewardSpec, RunFacts
 from rlsdk.errors import ConfigError
 
 MULTI_TURN = "workflow={use: dialogue, turns: 2}"
@@ -240,7 +240,8 @@ def test_a_loss_with_an_aggregation_that_it_is_not_defined_for_is_a_fault(faults
 
 def test_every_named_algorithm_names_parts_that_go_together(plan, teacher):
     for name in rlsdk.names("algorithm"):
-        found = plan(f"algorithm={name}", f"model.reference={teacher}")
+        reward = "reward=[countdown, format]" if name == "gdpo" else "reward=countdown"
+        found = plan(f"algorithm={name}", f"model.reference={teacher}", reward)
         assert found.loss.policy_loss.name
 
 
@@ -291,6 +292,37 @@ def test_a_reward_is_asked_for_by_what_reads_it(plan, faults, teacher, overrides
     assert fault.startswith("reward: none given; name one, such as 'countdown'") and fault.endswith(f"by {reader}")
 
 
+TWO = "reward=[{use: countdown}, {use: format, weight: 0.5}]"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("reward=countdown",), "each part of the reward separately, but the only part is 'countdown'"),
+        (("reward=[countdown, {use: format, multiply: true}]",), "but 'format' is a factor (multiply)"),
+        (("reward=[countdown, {use: format, range: [-1, 1]}]",), "reads 'format' before its range"),
+        ((TWO, "algorithm.shaping=[kl_penalty, overlong]"), "kl_penalty, overlong would have no effect"),
+    ],
+)
+def test_gdpo_is_refused_where_it_cannot_normalise_parts_and_add_them(faults, overrides, says):
+    (fault,) = faults("algorithm=gdpo", *overrides)
+    assert fault.startswith("algorithm.advantage: it ") and says in fault
+
+
+def test_gdpo_is_refused_if_the_workflow_gives_the_reward(plan):
+    @rlsdk.workflow("pays", rewards=True)
+    async def pays(task, chat): ...
+
+    with pytest.raises(ConfigError, match=r"the only part is .environment.; list several parts below `reward`"):
+        check({**plan().tree, "reward": [], "workflow": pays, "algorithm": "gdpo"})
+
+
+def test_gdpo_takes_several_parts_with_weights_and_gates(plan):
+    for reward in (TWO, "reward=[{use: format, gate: 1.0}, countdown, {use: length_penalty, free: 10, limit: 20}]"):
+        assert {"reward_parts", "reward_weights"} <= plan("algorithm=gdpo", reward).needs
+    assert plan("algorithm={use: gdpo, rollouts: demonstrations, policy_loss: sft}").advantage
+
+
 def test_a_check_sees_the_run_and_all_options(plan):
     seen = []
 
@@ -314,6 +346,7 @@ def test_a_check_sees_the_run_and_all_options(plan):
         updates=6,
         aggregate="seq-mean-token-mean",
         rewards=("countdown",),
+        reward_parts=(RewardSpec("countdown"),),
     )
 
 

@@ -154,6 +154,50 @@ def test_verls_dapo_script():
     assert found.config["rollout"]["dynamic_sampling"] is True
 
 
+KEYS = 'algorithm.gdpo_reward_keys=["right", "form"]'
+
+
+@pytest.mark.parametrize(
+    ("options", "advantage", "weights"),
+    [
+        ([KEYS], {"use": "gdpo"}, [1.0, 1.0]),
+        ([KEYS, "algorithm.gdpo_reward_weights=[1.0,0.5]"], {"use": "gdpo"}, [1.0, 0.5]),
+        ([KEYS, "algorithm.norm_adv_by_std_in_grpo=False"], {"use": "grpo", "std_normalize": False}, [1.0, 1.0]),
+        (["algorithm.gdpo_reward_keys=[right]"], {"use": "grpo", "std_normalize": True}, [1.0]),
+    ],
+)
+def test_verls_gdpo_normalises_the_numbers_of_its_reward(options, advantage, weights):
+    words = ["algorithm.adv_estimator=gdpo", "reward.custom_reward_function.path=a.py", "reward.reward_manager.name=gdpo"]
+    found = migrate("verl", [*words, "algorithm.kl_ctrl.kl_coef=0.001", *options], {})
+    assert not [entry.key for entry in found.entries if entry.status == "missing"]
+    algorithm = found.config["algorithm"]
+    assert (algorithm["use"], algorithm["advantage"]) == ("gdpo", advantage)
+    assert algorithm["whiten_advantages"] is True and "shaping" not in algorithm
+    parts = [("right", weights[0]), ("form", weights[-1])][: len(weights)]
+    assert [(part["path"], part["key"], part["weight"]) for part in found.config["reward"]] == [
+        ("a.py:compute_score", *part) for part in parts
+    ]
+
+
+def test_verls_gdpo_without_its_numbers_is_to_do():
+    (entry, *_) = migrate("verl", ["algorithm.adv_estimator=gdpo"], {}).entries
+    assert entry.status == "missing" and "gdpo_reward_keys" in entry.note
+
+
+def test_trls_rewards_that_are_normalised_before_they_are_added():
+    words = ["multi_objective_aggregation=normalize_then_sum", "reward_weights=[1.0,0.5]"]
+    functions = "reward_funcs=[accuracy_reward,get_soft_overlong_punishment]"
+    found = migrate("trl", [*words, functions, "max_completion_length=2000"], {}).config
+    assert (found["algorithm"]["use"], found["algorithm"]["advantage"]) == ("gdpo", "gdpo")
+    assert "shaping" not in found["algorithm"]
+    assert found["reward"] == [
+        {"use": "math", "weight": 1.0},
+        {"use": "length_penalty", "free": 1024, "limit": 1280, "weight": 0.5},
+    ]
+    for single in ([*words, "reward_funcs=accuracy_reward"], ["multi_objective_aggregation=sum_then_normalize"]):
+        assert migrate("trl", single, {}).config["algorithm"]["advantage"] == {"use": "grpo", "std_normalize": True}
+
+
 @pytest.mark.parametrize(
     ("options", "loss", "status"),
     [

@@ -211,6 +211,30 @@ def test_trl_none_is_not_applicable(load):
     assert values(load(TRL, none="zero")(answers("4", ""))) == [1.0, 0.0]
 
 
+@pytest.mark.parametrize("style", ["verl", "verl_batch", "trinity"])
+def test_one_number_of_a_mapping_may_be_the_score(load, style):
+    parameters = {
+        "verl": "data_source, solution_str, ground_truth, extra_info=None",
+        "verl_batch": "data_sources, solution_strs, ground_truths, extra_infos",
+        "trinity": "response, prompt, truth",
+    }[style]
+    numbers = '{"score": 0.5, "right": 1.0, "form": 0.25}'
+    returned = f"[{numbers}] * len(solution_strs)" if style == "verl_batch" else numbers
+    code = f"def reward({parameters}):\n    return {returned}\n"
+    for key in ("right", "form"):
+        (score,) = load(code, style=style, key=key)(answers("4"))
+        assert (score.value, dict(score.metrics)) == ({"right": 1.0, "form": 0.25}[key], {})
+    (score,) = load(code, style=style, key="rigth")(answers("4"))
+    assert (score.valid, score.reason) == (
+        False,
+        "it returned a mapping with score, right, form; expected a mapping with 'rigth'",
+    )
+    plain = f"def reward({parameters}):\n    return 0.5\n"
+    assert load(plain, style=style, key="right")(answers("4"))[0].reason == (
+        "it returned 0.5; expected a mapping with 'right'"
+    )
+
+
 def test_trl_conversations_are_messages(load):
     reward = load("""
         def reward(prompts, completions, **kwargs):

@@ -131,6 +131,13 @@ def test_algorithms_that_want_more_than_groups_train(
     assert [line.get("schedule/policy_loss.mu") for line in lines] == (mu or [None] * 3)
 
 
+def test_gdpo_normalises_each_part_of_the_reward(runner: Any) -> None:
+    runner.train("algorithm=gdpo", "reward=[countdown, {use: repetition_penalty, weight: 0.5}]", "engine=transformers")
+    lines = runner.metrics()[1:]
+    assert len(lines) == 3
+    assert all(line["actor/grad_norm"] > 0 and line["reward/repetition_penalty"] <= 0 for line in lines)
+
+
 def test_several_turns_train(runner: Any) -> None:
     """The learner's logprobs of later turns are those that they were sampled with; `auto` chooses its micro-batches."""
     settings = ("workflow={use: dialogue, turns: 2}", "learner.micro_batch_tokens=auto")

@@ -491,3 +491,16 @@ def test_groups_with_a_changed_task_are_trained_replayed_and_keep_their_baseline
     again = ReplayBuffer(fifo, count=2, most_uses=2, young=lambda group, _: group)
     again.add(used)
     assert [u.group.uid for u in again.draw(1)] == [g.uid for g in groups]
+
+
+def test_gdpo_weighs_the_parts_of_the_reward_as_the_run_does() -> None:
+    """In the group, `a` is relative ±0.70711 and `b` the opposite; with weight 0.5, a half of it is left."""
+    parts = [{"reward/a": 1.0, "reward/b": 0.0}, {"reward/a": 0.0, "reward/b": 1.0}]
+    scores = [Score(p["reward/a"] + 0.5 * p["reward/b"], metrics=p) for p in parts]
+    left_out = Score.invalid("no answer")
+    packed = pack([Group(TASK, [rollout(1, [True, True])] * 3, [*scores, left_out])])
+    assert packed is not None
+    gdpo = rlsdk.load("advantage", "gdpo")
+    for weights, sign in (({"a": 1.0, "b": 0.5}, 1), ({"a": 0.5, "b": 1.0}, -1), ({"a": 1.0, "b": 1.0}, 0)):
+        found = CreditAssigner([], gdpo, reward_weights=weights).assign(packed).arrays.tokens["advantages"]
+        assert np.allclose(found, np.repeat([sign, -sign], 2) * 0.5**0.5, atol=1e-4)

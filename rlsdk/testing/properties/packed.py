@@ -245,7 +245,7 @@ def _padded(x: Batch) -> Batch:
     }
     mask = pad(x.loss_mask, lengths, width)
     if isinstance(x, CreditInputs):
-        parts = {"reward_parts": x.reward_parts} if hasattr(x, "reward_parts") else {}
+        parts = {name: vars(x)[name] for name in ("reward_parts", "reward_weights") if hasattr(x, name)}
         credit = CreditInputs.from_padded(x.rewards, mask, x.groups, lengths=lengths, **optional, **parts, **x.clock)
         return credit.with_extra(**extra)
     logprobs, old, advantages = (pad(v, lengths, width) for v in (x.logprobs, x.old_logprobs, x.advantages))
