@@ -12,7 +12,7 @@ import attrs
 from rlsdk.components import Use, component_of, mark, named
 from rlsdk.errors import PluginError
 from rlsdk.kinds import PART_LISTS, PARTS
-from rlsdk.limits import NonNegative, Positive
+from rlsdk.limits import NonNegative, Positive, Share
 from rlsdk.options import CONVERTER, nearest, structure, unknown
 
 _use = Use  # short name for the defaults below
@@ -28,6 +28,8 @@ class Algorithm:
         advantage: Computes advantages from rewards.
         whiten_advantages: Normalise advantages to mean 0 and variance 1 over the sampled tokens of the batch.
         clip_advantages: Maximum absolute advantage, after whitening; null for no bound.
+        top_entropy_quantile: Share of the sampled tokens of the batch, those of highest entropy before the update, that
+            keep their advantage; it is 0 for the others. Null trains all (arXiv:2506.01939 recommends 0.2).
         policy_loss: Per-token loss.
         shaping: Shapings of the rewards before the advantage, in this order.
         correction: Weights for the mismatch between sampler and trainer.
@@ -48,6 +50,7 @@ class Algorithm:
     advantage: Use = _use("grpo")
     whiten_advantages: bool = False
     clip_advantages: Positive | None = None
+    top_entropy_quantile: Share | None = None
     policy_loss: Use = _use("ppo")
     shaping: tuple[Use, ...] = ()
     correction: Use | None = None

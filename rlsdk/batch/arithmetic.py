@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Self
 
 import attrs
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,6 +98,21 @@ def adjusted(advantages: Tensor, loss_mask: Tensor, *, whitened: bool = False, c
     if whitened:
         values = torch.zeros_like(values).masked_scatter(loss_mask, whiten(values[loss_mask]))
     return values if clip is None else values.clamp(-clip, clip)
+
+
+def of_top_entropy(entropy: Tensor, loss_mask: Tensor, share: float) -> Tensor:
+    """Return True for the sampled tokens whose entropy is in the top `share`, bool `[t]`; equal ones share their fate.
+
+    Args:
+        entropy: float `[t]`.
+        loss_mask: bool `[t]`, True where the policy sampled the token.
+        share: From 0, only the highest entropy, to 1, all tokens.
+    """
+    sampled = entropy[loss_mask].double().numpy(force=True)
+    if not len(sampled):
+        return loss_mask
+    least = float(np.quantile(sampled, 1 - share))  # torch.quantile takes at most 16 million numbers
+    return loss_mask & (entropy.double() >= least)
 
 
 def optional() -> Any:

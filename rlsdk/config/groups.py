@@ -113,6 +113,21 @@ def reward_faults(size: int, advantage: Any, loss: Any, filters: Sequence[Any]) 
     ]
 
 
+def entropy_faults(loss: Any, rollouts: str) -> list[str]:
+    """Report a choice of the tokens with an advantage if none has one, or the loss reads none.
+
+    Args:
+        loss: Policy loss, ready to run.
+        rollouts: Source of the rollouts: sampled, demonstrations or mixed.
+    """
+    where = "algorithm.top_entropy_quantile: it leaves tokens of low entropy without an advantage, but"
+    if rollouts == "demonstrations":
+        return [f"{where} demonstrations have none; leave it out (null)"]
+    if not _reads_advantages(loss):
+        return [f"{where} the policy loss {_name(loss)} reads none; leave it out (null), or use another loss"]
+    return []
+
+
 def _keeps_all(filters: Sequence[Any], size: int) -> bool:
     """Return whether filters keep every rollout of trial groups; False if they cannot be tried."""
     tried = min(size, MOST_TRIED)

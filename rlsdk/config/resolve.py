@@ -11,7 +11,7 @@ import attrs
 from rlsdk.components import Use, component_of
 from rlsdk.config import defaults
 from rlsdk.config.foreign import explained
-from rlsdk.config.groups import critic_faults, group_faults, pair_faults, reward_faults
+from rlsdk.config.groups import critic_faults, entropy_faults, group_faults, pair_faults, reward_faults
 from rlsdk.config.paths import resolve_paths
 from rlsdk.config.plan import (
     NORMED,
@@ -316,6 +316,8 @@ class _Resolver:
                 self.faults += [] if orders else reward_faults(config.group_size, advantage, loss, filters)
             if algorithm.critic:
                 self.faults += critic_faults(self.plugins.resolve(parts["advantage"]))
+        if not self.faults and algorithm.top_entropy_quantile is not None:
+            self.faults += entropy_faults(self.plugins.resolve(parts["policy_loss"]), algorithm.rollouts)
 
     def diagnoses(self, uses: Sequence[Use]) -> tuple[ComponentRef, ...]:
         """Resolve the diagnoses of a run: those named and, in place of `builtin`, all other built-in ones."""
@@ -405,6 +407,8 @@ class _Resolver:
             found[part] = self.reference(f"algorithm.{part}", kind, use) if use else None
         if algorithm.kl_coef:
             self.needs.add("ref_logprobs")
+        if algorithm.top_entropy_quantile is not None:
+            self.needs.add("entropy")
         for part, kind in PART_LISTS.items():
             found[part] = self.many(f"algorithm.{part}", kind, getattr(algorithm, part))
         return found

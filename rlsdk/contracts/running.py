@@ -356,6 +356,7 @@ class AlgorithmDefaults(Protocol):
     advantage: Use
     whiten_advantages: bool
     clip_advantages: float | None
+    top_entropy_quantile: float | None
     policy_loss: Use
     shaping: tuple[Use, ...]
     correction: Use | None

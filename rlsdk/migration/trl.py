@@ -500,6 +500,7 @@ def _data_of(name: str) -> Any:
 
 _COLUMNS = "becomes a task source: set its columns"
 _NONE = "rlsdk's learner has no such setting"
+_TOP_ENTROPY = "by the entropies before the update, over the whole batch; an entropy bonus stays on all tokens"
 _HUB = "`rlsdk export` writes a folder for the hub's tools"
 _LOG = "every step is logged to metrics.jsonl and the trackers"
 _DATA = "tasks are read on demand"
@@ -611,7 +612,8 @@ ROWS = (
     same("beta", "algorithm.kl_coef algorithm.kl", number, 0.04, _beta),
     changed("mask_truncated_completions", "algorithm.filters", flag, True, "drops truncated rollouts",
             switched({"algorithm.filters[]": "truncated"}, "drops truncated rollouts")),
-    missing("top_entropy_quantile", "there is no such mask: write a policy loss (howto/algorithm.md)", 0.2),
+    changed("top_entropy_quantile", "algorithm.top_entropy_quantile", number, 0.2, _TOP_ENTROPY,
+            lambda v, given: {"algorithm.top_entropy_quantile": v} if v < 1 else KeyOutcome({}, "ignored", "all tokens")),
     same("entropy_coef", "algorithm.entropy_coef", number, 0.0),
     missing("use_adaptive_entropy", "entropy_coef may be a schedule: {from: ..., to: ..., over: ...}", True),
     missing("entropy_*", "entropy_coef may be a schedule: {from: ..., to: ..., over: ...}", 0.2),

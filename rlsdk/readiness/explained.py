@@ -123,7 +123,7 @@ def _algorithm(plan: Plan) -> dict[str, Any]:
     algorithm, loss = plan.algorithm, plan.loss
     coefficients = {
         name: plan.schedules.get(name, getattr(algorithm, name))
-        for name in ("kl_coef", "entropy_coef", "value_clip", "norm")
+        for name in ("kl_coef", "entropy_coef", "value_clip", "norm", "top_entropy_quantile")
         if getattr(algorithm, name) or name == "kl_coef"
     }
     sets = {"sets elsewhere": [f"{path}={brief(value)}" for path, value in plan.defaulted.items()]}

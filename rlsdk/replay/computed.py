@@ -215,6 +215,11 @@ def _check_fields(batch: StepBatch, plan: Plan) -> None:
             component = plan.plugins.component(reference)
             missing = [name for name in component.needs if name in FORWARD and name not in batch.fields]
             lacking += [f"algorithm.{path}: {component.name!r} reads {name}" for name in missing]
+    if plan.algorithm.top_entropy_quantile is not None:
+        raise ConfigError(["algorithm.top_entropy_quantile: no dump contains entropies; leave it out (null)"])
+    needs = plan.plugins.component(plan.advantage).needs
+    if "reward_parts" in needs and not any(name.startswith("reward/") for s in batch.scores for name in s.metrics):
+        lacking.append(f"algorithm.advantage: {plan.advantage.name!r} reads reward_parts")
     if lacking:
         advice = "add it to the file, or choose another algorithm"
         raise ConfigError([f"{fault}; {advice}" for fault in lacking])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.batch import Credit, CreditInputs
-from rlsdk.batch.arithmetic import adjusted
+from rlsdk.batch.arithmetic import adjusted, of_top_entropy
 from rlsdk.components import needs_of, see_definition, title_of
 from rlsdk.config import Plan
 from rlsdk.contracts import memory_of
@@ -41,6 +41,7 @@ class CreditAssigner:
         *,
         whiten: bool = False,
         clip: float | Schedule | None = None,
+        top_entropy: float | Schedule | None = None,
         reward_weights: Mapping[str, float] | None = None,
     ) -> None:
         """Create the assigner.
@@ -50,13 +51,15 @@ class CreditAssigner:
             advantage: Resolved advantage.
             whiten: Normalize to mean 0 and variance 1 over the sampled tokens, after the advantage.
             clip: Maximum absolute advantage, after whitening.
+            top_entropy: Share of the sampled tokens, those of highest entropy, that keep their advantage.
             reward_weights: Name of a part of the reward -> its weight.
         """
         self._shaping = list(shaping)
         self._advantage = advantage
-        self._whiten, self._clip = whiten, clip
+        self._whiten, self._clip, self._top_entropy = whiten, clip, top_entropy
         self._reward_weights = reward_weights or {}
-        self.needs = frozenset(n for part in self._parts() for n in needs_of(part))
+        needs = {n for part in self._parts() for n in needs_of(part)}
+        self.needs = frozenset(needs if top_entropy is None else {*needs, "entropy"})
 
     @classmethod
     def of(cls, plan: Plan) -> CreditAssigner:
@@ -67,6 +70,7 @@ class CreditAssigner:
             resolve(plan.advantage),
             whiten=algorithm.whiten_advantages,
             clip=plan.schedules.get("clip_advantages", algorithm.clip_advantages),
+            top_entropy=plan.schedules.get("top_entropy_quantile", algorithm.top_entropy_quantile),
             reward_weights={part.rule.name: part.rule.weight for part in plan.rewards},
         )
 
@@ -134,8 +138,11 @@ class CreditAssigner:
         advantages = _checked(result, x, self._advantage)
         if len(advantages) == len(x.rewards):
             advantages = x.per_token(advantages)
-        clip = at(self._clip, train_step)
-        fields["advantages"] = _numpy(adjusted(advantages, x.loss_mask, whitened=self._whiten, clip=clip))
+        clip, top = at(self._clip, train_step), at(self._top_entropy, train_step)
+        advantages = adjusted(advantages, x.loss_mask, whitened=self._whiten, clip=clip)
+        if top is not None:
+            advantages = torch.where(of_top_entropy(x.entropy, x.loss_mask, top), advantages, 0)
+        fields["advantages"] = _numpy(advantages)
         experts = len(batch.arrays.loss_mask) - batch.sampled_tokens
         padded = {name: np.pad(values, (0, experts)) for name, values in fields.items()}
         if "returns" in padded and "values" in batch.fields:

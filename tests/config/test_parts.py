@@ -323,6 +323,26 @@ def test_gdpo_takes_several_parts_with_weights_and_gates(plan):
     assert plan("algorithm={use: gdpo, rollouts: demonstrations, policy_loss: sft}").advantage
 
 
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("algorithm={use: raft, top_entropy_quantile: 0.2}",), "the policy loss 'sft' reads none"),
+        (("algorithm={use: dpo, top_entropy_quantile: 0.2}",), "the policy loss 'dpo' reads none"),
+        (("algorithm={use: sft, top_entropy_quantile: 0.2}",), "demonstrations have none"),
+        (("algorithm.top_entropy_quantile=1.2",), "expected float"),
+    ],
+)
+def test_a_choice_of_tokens_without_an_effect_is_a_fault(faults, overrides, says):
+    (fault,) = faults(*overrides)
+    assert fault.startswith("algorithm.top_entropy_quantile: ") and says in fault
+
+
+def test_a_choice_of_tokens_by_entropy_asks_for_entropies(plan):
+    assert "entropy" not in plan().needs
+    for algorithm in ("grpo", "dapo", "ppo", "gspo", "gmpo", "mix"):
+        assert "entropy" in plan(f"algorithm={{use: {algorithm}, top_entropy_quantile: 0.2}}").needs
+
+
 def test_a_check_sees_the_run_and_all_options(plan):
     seen = []
 

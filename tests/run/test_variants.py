@@ -138,6 +138,13 @@ def test_gdpo_normalises_each_part_of_the_reward(runner: Any) -> None:
     assert all(line["actor/grad_norm"] > 0 and line["reward/repetition_penalty"] <= 0 for line in lines)
 
 
+def test_only_the_tokens_of_highest_entropy_are_trained(runner: Any) -> None:
+    runner.train("algorithm={use: grpo, kl_coef: 0.0, top_entropy_quantile: 0.25}", "engine=transformers")
+    lines = runner.metrics()[1:]
+    assert len(lines) == 3
+    assert all(line["actor/grad_norm"] > 0 and 0 < line["advantages/nonzero"] <= 0.27 for line in lines)
+
+
 def test_several_turns_train(runner: Any) -> None:
     """The learner's logprobs of later turns are those that they were sampled with; `auto` chooses its micro-batches."""
     settings = ("workflow={use: dialogue, turns: 2}", "learner.micro_batch_tokens=auto")

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 
 import rlsdk
 from rlsdk.algorithms.buffers import fifo
+from rlsdk.batch.arithmetic import of_top_entropy
 from rlsdk.contracts import TrainBatch
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.errors import RunError
 from rlsdk.rollout.staleness import without_old
 from rlsdk.rollout.step_batch import pack
+from rlsdk.schedules import Schedule
 from rlsdk.trainer.credit import CreditAssigner, apply_filters, credit_inputs, labels, minibatches
 from rlsdk.trainer.ledger import ReplayBuffer, final_states, used_of
 from rlsdk.types import Group, Score, Task
@@ -504,3 +506,45 @@ def test_gdpo_weighs_the_parts_of_the_reward_as_the_run_does() -> None:
     for weights, sign in (({"a": 1.0, "b": 0.5}, 1), ({"a": 0.5, "b": 1.0}, -1), ({"a": 1.0, "b": 1.0}, 0)):
         found = CreditAssigner([], gdpo, reward_weights=weights).assign(packed).arrays.tokens["advantages"]
         assert np.allclose(found, np.repeat([sign, -sign], 2) * 0.5**0.5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("share", "kept"),
+    [
+        (0.0, [3]),  # only the highest
+        (0.2, [3, 4]),  # of 6 sampled tokens, the threshold is at place 4 of 0 to 5
+        (0.5, [1, 3, 4]),  # at place 2.5: between 0.3 and 0.5
+        (0.9, [1, 3, 4, 5, 6]),  # at place 0.5
+        (1.0, [0, 1, 3, 4, 5, 6]),
+    ],
+)
+def test_tokens_of_low_entropy_lose_their_advantage(share: float, kept: list[int]) -> None:
+    """Entropies 0.1, 0.5, -, 2.0, 1.0, 0.2, 0.3 over both rollouts; one token was not sampled."""
+    rollouts = [rollout(1, [True, True, False, True]), rollout(1, [True, True, True])]
+    packed = pack([Group(TASK, rollouts, [Score(1.0), Score(0.0)])])
+    assert packed is not None
+    entropy = np.array([0.1, 0.5, 9.0, 2.0, 1.0, 0.2, 0.3], np.float32)
+    packed = packed.with_fields(entropy=entropy)
+    grpo = rlsdk.load("advantage", "grpo", std_normalize=False)
+    plain = CreditAssigner([], grpo, whiten=True, clip=0.9).assign(packed).arrays.tokens["advantages"]
+    found = CreditAssigner([], grpo, whiten=True, clip=0.9, top_entropy=share).assign(packed).arrays
+    expected = [value if place in kept else 0.0 for place, value in enumerate(plain.tolist())]
+    assert found.tokens["advantages"].tolist() == expected
+    assert found.loss_mask.tolist() == packed.arrays.loss_mask.tolist()  # denominators stay
+
+
+def test_equal_entropies_are_all_kept_and_no_sampled_token_is_no_error() -> None:
+    mask = torch.tensor([True, True, True, False])
+    assert of_top_entropy(torch.full((4,), 0.7), mask, 0.2).tolist() == mask.tolist()
+    none = torch.zeros(4, dtype=torch.bool)
+    assert of_top_entropy(torch.rand(4), none, 0.2).tolist() == none.tolist()
+
+
+def test_the_share_of_tokens_may_change_during_training() -> None:
+    packed = pack([graded(1.0, 0.0)])
+    assert packed is not None
+    packed = packed.with_fields(entropy=np.array([0.1, 0.2, 0.3, 0.4], np.float32))
+    share = Schedule(1.0, 0.0, 2)
+    assigner = CreditAssigner([], rlsdk.load("advantage", "grpo"), top_entropy=share)
+    counts = [np.count_nonzero(assigner.assign(packed, train_step=i).arrays.tokens["advantages"]) for i in range(4)]
+    assert counts == [4, 2, 1, 1]
