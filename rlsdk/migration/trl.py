@@ -12,6 +12,7 @@ from rlsdk.migration.parts import (
     KEEP_ALL,
     SCHEDULE,
     TRACKERS,
+    ZOO,
     dataset,
     likely_reward,
     minibatches,
@@ -54,8 +55,16 @@ LOSSES: Mapping[str, str] = {
     "cispo": "token-mean",
     "sapo": "seq-mean-token-mean",
     "luspo": "seq-mean-token-sum",
+    "vespo": "token-mean",
 }
 """`loss_type` -> the aggregation."""
+VESPO: Mapping[str, tuple[str, float]] = {
+    "power_pos": ("k_pos", 2.0),
+    "decay_pos": ("lambda_pos", 3.0),
+    "power_neg": ("k_neg", 3.0),
+    "decay_neg": ("lambda_neg", 2.0),
+}
+"""Option of the loss zoo/vespo -> its name in TRL, and its default."""
 REWARDS: Mapping[str, Mapping[str, Any]] = {
     "accuracy_reward": {"use": "math"},
     "reasoning_accuracy_reward": {"use": "math"},
@@ -117,7 +126,7 @@ def _normalises_parts(given: Given) -> bool:
     return chosen and len(given.read("reward_funcs", _called, [])) > 1
 
 
-def _loss(kind: str, given: Given) -> dict[str, Any]:
+def _loss(kind: str, given: Given) -> Mapping[str, Any] | KeyOutcome:
     low = given.read("epsilon", number, 0.2)
     high = given.read("epsilon_high", number, low)
     values: dict[str, Any] = {"algorithm.aggregate": LOSSES[kind]}
@@ -128,6 +137,10 @@ def _loss(kind: str, given: Given) -> dict[str, Any]:
             "algorithm.policy_loss": {"use": "ppo", **bounds, "dual_clip": None},
         }
     whole_answer = str(given.get("importance_sampling_level")) == "sequence"
+    if kind == "vespo":
+        options = {to: given.read(f"vespo_{key}", number, usual) for to, (key, usual) in VESPO.items()}
+        values["algorithm.policy_loss"] = {"use": "zoo/vespo", **options}
+        return KeyOutcome(values, "changed", ZOO)
     if kind == "cispo":
         # TRL's epsilon_high is the greatest ratio itself, rlsdk's clip_high its distance from 1
         values["algorithm.policy_loss"] = {"use": "cispo", "clip_low": 1.0, "clip_high": max(0.0, high - 1)}
@@ -245,8 +258,8 @@ def _engine(value: bool, given: Given) -> dict[str, Any]:
 
 
 def _correction(value: bool, given: Given) -> dict[str, Any]:
-    if not value or not given.read("use_vllm", flag, False):
-        return {}
+    if not value or not given.read("use_vllm", flag, False) or str(given.get("loss_type")) == "vespo":
+        return {}  # vespo weighs whole answers by the ratio to the sampler itself
     cap = given.read("vllm_importance_sampling_clip_max", number, 3.0)
     low = given.read("vllm_importance_sampling_clip_min", number, 0.0)
     mode = str(given.get("vllm_importance_sampling_mode", "sequence_mask"))
@@ -605,7 +618,7 @@ ROWS = (
     part("delta", "algorithm.policy_loss.dual_clip", number, 5.0, "applies to tokens with negative advantage"),
     part("sapo_temperature_pos", "algorithm.policy_loss.tau_pos", number, 1.0),
     part("sapo_temperature_neg", "algorithm.policy_loss.tau_neg", number, 1.05),
-    missing("vespo_*", "there is no such loss: write one (howto/algorithm.md)", 2.0),
+    *(part(f"vespo_{key}", f"algorithm.policy_loss.{to}", number, usual) for to, (key, usual) in VESPO.items()),
     part("importance_sampling_level", "algorithm.policy_loss", text, "sequence", "the loss gspo has answer-level ratios"),
     part("normalize_advantages", "algorithm.whiten_advantages", flag, True, "over tokens, not over answers"),
     part("reward_clip_range", "algorithm.shaping", two, [-10, 10]),

@@ -15,6 +15,7 @@ from rlsdk.migration.parts import (
     KL,
     LEARNER_NOTE,
     SCHEDULE,
+    ZOO,
     checkpoints_kept,
     critic_warmup,
     dataset,
@@ -81,7 +82,8 @@ ESTIMATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """Estimator -> the algorithm whose other parts are replaced, and the advantage."""
 MANAGERS = ("naive", "batch", "prime", "dapo", "gdpo")
-LOSSES = ("vanilla", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "cispo")
+LOSSES = ("vanilla", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "cispo", "dppo_tv", "dppo_kl")
+DPPO = ("dppo_tv", "dppo_kl")
 
 
 def _steps(given: Given) -> int | None:
@@ -215,8 +217,11 @@ def _loss(name: str, given: Given) -> KeyOutcome:
             "ratio": given.read(f"{loss}.kl_cov_ratio", number, 0.0002),
             "kl_coef": given.read(f"{loss}.ppo_kl_coef", number, 0.1),
         },
+        **{each: {"use": "zoo/dppo", "divergence": each[5:], "threshold": bounds["clip_high"]} for each in DPPO},
     }
     note = "veRL always uses seq-mean-token-mean for it: set algorithm.aggregate" if name in ("gspo", "sapo") else ""
+    if name in DPPO:
+        note = f"{ZOO}; as in the paper, relative to the sampler, with one threshold (clip_ratio_high) and no cap"
     return KeyOutcome({"algorithm.policy_loss": options[name]}, "changed" if note else "mapped", note)
 
 
@@ -235,6 +240,8 @@ def _kl_loss(wanted: bool, given: Given) -> dict[str, Any]:
 
 
 def _correction(level: Any, given: Given) -> KeyOutcome:
+    if str(given.get(f"{ACTOR}.policy_loss.loss_mode")) in DPPO:
+        return KeyOutcome({}, "ignored", "the loss zoo/dppo takes the ratio to the sampler itself")
     if given.read(f"{CORRECTION}.bypass_mode", flag, False):
         return KeyOutcome({}, "ignored", "with bypass_mode, the ratio of the loss is that to the engine's policy")
     if _sampled_first(given.read("async_training.use_rollout_log_probs", flag, False), given).values:

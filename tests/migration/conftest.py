@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from rlsdk.plugins import loading
 
 HERE = Path(__file__).parent
 REWARD = """
@@ -28,3 +32,24 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "my_reward.py").write_text(REWARD)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@contextmanager
+def installed(name: str, site: Path) -> Iterator[None]:
+    """A plugin package of this repository as pip would have installed it."""
+    info = site / f"rlsdk_{name}-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: rlsdk-{name}\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[rlsdk.v1]\n{name} = rlsdk_{name}\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(site))
+        loading._default.cache_clear()
+        yield
+    loading._default.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The plugin with the losses of other trainers."""
+    with installed("zoo", tmp_path_factory.mktemp("site")):
+        yield

@@ -97,7 +97,7 @@ def accepted(found: Migration) -> None:
 
 
 @pytest.mark.parametrize(("name", "row"), [*rows("mapped", "changed")])
-def test_a_key_gives_a_config_that_the_check_accepts(folder, name, row):
+def test_a_key_gives_a_config_that_the_check_accepts(folder, zoo, name, row):
     flat = {**BASES[name], named(row): row.sample}
     if name == "roll" and row.key.startswith(("train_env", "val_env", "custom_envs", "max_actions")):
         flat["custom_envs.FrozenLake"] = ENVIRONMENT

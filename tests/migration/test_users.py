@@ -10,24 +10,18 @@ import yaml
 
 from rlsdk.config import check
 from rlsdk.migration import Migration, migrate
-from rlsdk.plugins import loading
+from tests.migration.conftest import installed
 
 FILES = Path(__file__).parent / "files"
 LAUNCH = {"N_GPUS": "2", "ROLLOUT_TP_SIZE": "2", "BASE_MODEL": "model", "DATA_DIR": "data", "EXPERIMENT_NAME": "run"}
 
 
 @pytest.fixture
-def gridworlds(tmp_path, monkeypatch):
-    """The plugin as pip would have installed it."""
+def gridworlds(tmp_path):
+    """The plugin with environments of ROLL."""
     pytest.importorskip("gymnasium")
-    info = tmp_path / "site" / "rlsdk_gridworlds-1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlsdk-gridworlds\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[rlsdk.v1]\ngridworlds = rlsdk_gridworlds\n")
-    monkeypatch.syspath_prepend(str(info.parent))
-    loading._default.cache_clear()
-    yield
-    loading._default.cache_clear()
+    with installed("gridworlds", tmp_path / "site"):
+        yield
 
 
 def test_tinyzeros_command(folder, monkeypatch):
@@ -152,6 +146,40 @@ def test_verls_dapo_script():
     ]
     assert algorithm["filters"] == ["nonzero_variance"]
     assert found.config["rollout"]["dynamic_sampling"] is True
+
+
+@pytest.mark.parametrize("divergence", ["tv", "kl"])
+def test_verls_dppo_is_a_loss_of_the_zoo(folder, zoo, divergence):
+    actor, correction = "actor_rollout_ref.actor", "algorithm.rollout_correction"
+    words = [f"{actor}.policy_loss.loss_mode=dppo_{divergence}", f"{actor}.clip_ratio_high=0.15"]
+    found = migrate("verl", [*words, f"{correction}.rollout_is=token"], {})
+    assert found.config["algorithm"]["policy_loss"] == {
+        "use": "zoo/dppo",
+        "divergence": divergence,
+        "threshold": 0.15,
+    }
+    assert "correction" not in found.config["algorithm"]
+    notes = {entry.key: (entry.status, entry.note) for entry in found.entries}
+    status, note = notes[f"{actor}.policy_loss.loss_mode"]
+    assert status == "changed" and "pip install rlsdk-zoo" in note
+    assert notes[f"{correction}.rollout_is"][0] == "ignored"
+
+
+def test_trls_vespo_is_a_loss_of_the_zoo(folder, zoo):
+    words = ["loss_type=vespo", "vespo_k_pos=1.5", "vespo_lambda_neg=2.5", "use_vllm=True"]
+    found = migrate("trl", [*words, "vllm_importance_sampling_mode=token_truncate"], {})
+    assert found.config["algorithm"]["policy_loss"] == {
+        "use": "zoo/vespo",
+        "power_pos": 1.5,
+        "decay_pos": 3.0,
+        "power_neg": 3.0,
+        "decay_neg": 2.5,
+    }
+    assert found.config["algorithm"]["aggregate"] == "token-mean"
+    assert "correction" not in found.config["algorithm"]
+    assert next(entry.note for entry in found.entries if entry.key == "loss_type").endswith("pip install rlsdk-zoo")
+    more = {"model": {"path": "model", "max_length": 1024}, "tasks": {"train": "countdown"}, "reward": "countdown"}
+    assert check({**found.config, **more}).loss.policy_loss.name == "zoo/vespo"
 
 
 KEYS = 'algorithm.gdpo_reward_keys=["right", "form"]'
