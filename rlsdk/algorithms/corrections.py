@@ -128,6 +128,44 @@ def geometric(x: LossInputs, *, low: NonNegative = 0.999, high: Positive = 1.001
     return _mask(x, "geometric", low, high)
 
 
+@correction("divergence_mask", masks=True)
+def divergence_mask(
+    x: LossInputs,
+    *,
+    estimator: Literal["k2", "k3"] = "k3",
+    level: Literal["token", "mean", "sum", "max"] = "mean",
+    threshold: Positive = 0.01,
+) -> Weighted:
+    """Mask tokens or rollouts whose estimated divergence from the sampler is too large; the others weigh 1.
+
+    Unlike bounds on a ratio, an estimate is never negative: deviations in both directions add up instead of cancelling.
+
+    Source: the rejection sampling of verl's rollout correction (`rollout_rs`, k2 and k3), whose default is 0.01 for the
+    mean of k3.
+    Formula: 1 where `d ≤ threshold`, else 0: `d` is `ρ - 1 - log ρ` (k3) or `½ · log² ρ` (k2) of the token, or the
+    mean, sum or maximum over the tokens of the rollout.
+    When to use: long answers with mismatches in both directions; `max` if a single mismatched token makes the whole
+    rollout suspect.
+
+    Args:
+        x: The batch.
+        estimator: Estimator of the divergence of a token.
+        level: Divergence of each token, or its mean, sum or maximum over the rollout.
+        threshold: Maximum trusted divergence, in nats.
+    """
+    log_ratio = bounded(_log_ratio(x))
+    divergence = torch.expm1(log_ratio) - log_ratio if estimator == "k3" else log_ratio.square() / 2
+    if level == "mean":
+        divergence = x.sequence_mean(divergence)
+    elif level == "sum":
+        divergence = x.sequence_sum(divergence)
+    elif level == "max":  # untrained tokens have divergence 0, the minimum
+        largest = divergence.new_zeros(x.rollouts).scatter_reduce(0, x.segments, divergence, "amax")
+        divergence = largest[x.segments]
+    kept = divergence <= threshold
+    return kept.to(divergence.dtype), _metrics(x, ~kept)
+
+
 @correction("routing_replay", replays_routing=True)
 def routing_replay(x: LossInputs, *, cap: Positive | None = 2.0) -> Weighted:
     """Routing replay, for mixtures of experts: the learner uses the engine's experts, then truncates ratios.

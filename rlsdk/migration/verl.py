@@ -239,18 +239,86 @@ def _kl_loss(wanted: bool, given: Given) -> dict[str, Any]:
     }
 
 
+def _bounds(value: Any) -> list[float]:
+    """Read a bound, or two in the form `low_high`."""
+    found = [number(each) for each in str(value).split("_")]
+    if len(found) > 2 or min(found) <= 0:
+        raise UnfitError(f"expected a number above 0, or two as in '0.5_2.0', got {value!r}")
+    return found
+
+
+def _listed(value: Any) -> list[str]:
+    """Read a list of texts, or one text with commas."""
+    given = texts(value if isinstance(value, list | tuple) else str(value))
+    return [each.strip(" '\"") for text in given for each in text.split(",") if each.strip(" '\"")]
+
+
+def _thresholds(value: Any) -> list[list[float]]:
+    return [_bounds(each) for each in _listed(value)]
+
+
 def _correction(level: Any, given: Given) -> KeyOutcome:
     if str(given.get(f"{ACTOR}.policy_loss.loss_mode")) in DPPO:
         return KeyOutcome({}, "ignored", "the loss zoo/dppo takes the ratio to the sampler itself")
-    if given.read(f"{CORRECTION}.bypass_mode", flag, False):
-        return KeyOutcome({}, "ignored", "with bypass_mode, the ratio of the loss is that to the engine's policy")
-    if _sampled_first(given.read("async_training.use_rollout_log_probs", flag, False), given).values:
-        return KeyOutcome(
-            {}, "ignored", "with use_rollout_log_probs, the ratio of the loss is that to the engine's policy"
-        )
+    if (taken := _ratio_taken(given)) is not None:
+        return KeyOutcome({}, "ignored", f"with {taken}, the ratio of the loss is that to the engine's policy")
     known = Choice({"token": "token", "sequence": "sequence"}, "rollout_is")(level)
-    cap = given.read(f"{CORRECTION}.rollout_is_threshold", number, 2.0)
-    return KeyOutcome({"algorithm.correction": {"use": "tis", "cap": cap, "level": known}}, "mapped", "")
+    *low, high = given.read(f"{CORRECTION}.rollout_is_threshold", _bounds, [2.0])
+    found = {"use": "mis", "low": low[0], "high": high} if low else {"use": "tis", "cap": high}
+    return KeyOutcome({"algorithm.correction": _masked(known, given) or {**found, "level": known}}, "mapped", "")
+
+
+def _ratio_taken(given: Given) -> str | None:
+    """Return the setting with which the loss takes the ratio to the engine's policy itself; None if there is none."""
+    if given.read(f"{CORRECTION}.bypass_mode", flag, False):
+        return "bypass_mode"
+    rollout = _sampled_first(given.read("async_training.use_rollout_log_probs", flag, False), given).values
+    return "use_rollout_log_probs" if rollout else None
+
+
+def _rejection(given: Given) -> dict[str, Any] | None:
+    """Return the correction that the first rejection of veRL is, whose bounds of k1 are on the inverse ratio."""
+    option = next(iter(given.read(f"{CORRECTION}.rollout_rs", _listed, [])), "").lower()
+    bounds = next(iter(given.read(f"{CORRECTION}.rollout_rs_threshold", _thresholds, [])), None)
+    if bounds is None or option not in REJECTIONS:
+        return None
+    level, estimator = REJECTIONS[option]
+    if estimator in ("k2", "k3"):
+        return {"use": "divergence_mask", "estimator": estimator, "level": level, "threshold": bounds[-1]}
+    low = bounds[0] if len(bounds) == 2 else 1 / bounds[0]
+    low, high = (1 / bounds[-1], 1 / low) if estimator == "k1" else (low, bounds[-1])
+    return {"use": level, "low": float(f"{low:.6g}"), "high": float(f"{high:.6g}")}
+
+
+def _masked(level: str, given: Given) -> dict[str, Any] | None:
+    """Return the correction that masks and weighs at this level, if veRL does both with bounds below the cap."""
+    found, cap = _rejection(given), given.read(f"{CORRECTION}.rollout_is_threshold", _bounds, [2.0])
+    fits = found is not None and found["use"] == f"{level}_mask" and len(cap) == 1 and found["high"] <= cap[0]
+    single = len(given.read(f"{CORRECTION}.rollout_rs", _listed, [])) == 1
+    return {**found, "use": "mis", "level": level} if found is not None and fits and single else None
+
+
+def _rejected(options: list[str], given: Given) -> KeyOutcome:
+    """Rejection sampling, alone or with the weights of the same level: a run of rlsdk has one correction."""
+    for option in options:
+        Choice(REJECTIONS, "the rejection")(option)
+    found, note = _rejection(given), "rejected tokens still count in the denominators"
+    if found is None:
+        return KeyOutcome({}, "missing", "set rollout_rs_threshold")
+    if (taken := _ratio_taken(given)) is not None:
+        return KeyOutcome({}, "missing", f"with {taken}, a correction would see a ratio of 1: set old_logprobs=learner")
+    weighed = (
+        ""
+        if str(given.get(f"{ACTOR}.policy_loss.loss_mode")) in DPPO
+        else str(given.get(f"{CORRECTION}.rollout_is", ""))
+    )
+    if weighed:
+        fits = _masked(weighed, given) is not None
+        other = f"a run has one correction, the weights of rollout_is; the other would be {found}"
+        return KeyOutcome({}, "changed" if fits else "missing", note if fits else other)
+    if len(options) > 1:
+        return KeyOutcome({"algorithm.correction": found}, "missing", f"a run has one correction, {options[0]}")
+    return KeyOutcome({"algorithm.correction": found}, "changed", note)
 
 
 def _older_correction(wanted: bool, given: Given) -> KeyOutcome:
@@ -289,7 +357,7 @@ def _bypass(wanted: bool, given: Given) -> KeyOutcome:
     if str(given.get(f"{CORRECTION}.loss_type")) != "reinforce":
         return KeyOutcome({**values, **_loss("vanilla", given).values}, "changed", "veRL takes PPO's loss with it")
     if level == "token":
-        cap = given.read(f"{CORRECTION}.rollout_is_threshold", number, 2.0)
+        cap = given.read(f"{CORRECTION}.rollout_is_threshold", _bounds, [2.0])[-1]
         return KeyOutcome({**values, "algorithm.policy_loss": {"use": "tis", "cap": cap}}, "mapped", "")
     values["algorithm.policy_loss"] = {"use": "reinforce"}
     if level == "sequence":
@@ -471,6 +539,17 @@ def _finish(given: Given) -> dict[str, Any]:
 
 
 CORRECTION = "algorithm.rollout_correction"
+REJECTIONS: Mapping[str, tuple[str, str]] = {
+    "token_k1": ("token_mask", "k1"),
+    "seq_sum_k1": ("sequence_mask", "k1"),
+    "seq_mean_k1": ("geometric", "k1"),
+    **{f"token_k{i}": ("token", f"k{i}") for i in (2, 3)},
+    **{f"seq_{level}_k{i}": (level, f"k{i}") for level in ("sum", "mean", "max") for i in (2, 3)},
+    "token": ("token_mask", ""),
+    "sequence": ("sequence_mask", ""),
+    "geometric": ("geometric", ""),
+}
+"""`rollout_rs` -> the correction, or the level of divergence_mask, and the estimator; older names have bounds on the ratio."""
 OVERLONG = ("reward_model.overlong_buffer", "reward_model.reward_kwargs.overlong_buffer_cfg")
 SUM_NORM = "seq-mean-token-sum-norm"
 ENGINE = Choice({"vllm": "vllm", "hf": "transformers", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}, "the engine")
@@ -761,9 +840,9 @@ ROWS = (
     part("algorithm.kl_ctrl.target_kl", "algorithm.shaping", number, 0.1),
     part("algorithm.kl_penalty", "algorithm.shaping", KL, "kl"),
     same(f"{CORRECTION}.rollout_is", "algorithm.correction", text, "token", _correction),
-    part(f"{CORRECTION}.rollout_is_threshold", "algorithm.correction.cap algorithm.policy_loss.cap", number, 2.0),
-    missing("algorithm.rollout_correction.rollout_rs", "algorithm.correction: token_mask, sequence_mask or geometric", "token_k1"),
-    missing("algorithm.rollout_correction.rollout_rs_threshold", "low and high of the correction", "0.5_2.0"),
+    part(f"{CORRECTION}.rollout_is_threshold", "algorithm.correction.cap algorithm.policy_loss.cap", _bounds, 2.0),
+    changed(f"{CORRECTION}.rollout_rs", "algorithm.correction", _listed, "token_k1", "a correction", _rejected),
+    part(f"{CORRECTION}.rollout_rs_threshold", "algorithm.correction", _thresholds, "0.5_2.0"),
     changed(f"{CORRECTION}.bypass_mode", "old_logprobs algorithm.policy_loss", flag, True,
             "the engine's logprobs replace the old ones", _bypass),
     part(f"{CORRECTION}.loss_type", "algorithm.policy_loss", text, "ppo_clip"),

@@ -37,6 +37,16 @@ def inputs(rows: list[list[float]]) -> LossInputs:
         ("sequence_mask", {}, [1.0, 1.0, 0.0, 0.0, 0.0], 3 / 5),
         ("geometric", {}, [1.0, 1.0, 0.0, 0.0, 0.0], 3 / 5),
         ("geometric", {"high": 1.45}, [1.0] * 5, 0.0),  # the third root of 3 is 1.442
+        # k3 of the tokens: 1.614, 0.636, 0, 0.307, 0.095; k2: 0.961, 0.961, 0, 0.240, 0.082
+        ("divergence_mask", {}, [0.0] * 5, 1.0),
+        ("divergence_mask", {"threshold": 0.2}, [0.0, 0.0, 1.0, 1.0, 1.0], 2 / 5),  # means 1.125 and 0.134
+        ("divergence_mask", {"level": "token", "threshold": 0.7}, [0.0, 1.0, 1.0, 1.0, 1.0], 1 / 5),
+        ("divergence_mask", {"level": "sum", "threshold": 0.5}, [0.0, 0.0, 1.0, 1.0, 1.0], 2 / 5),  # 2.25 and 0.401
+        ("divergence_mask", {"level": "sum", "threshold": 0.4}, [0.0] * 5, 1.0),
+        ("divergence_mask", {"level": "max", "threshold": 0.31}, [0.0, 0.0, 1.0, 1.0, 1.0], 2 / 5),
+        ("divergence_mask", {"level": "max", "threshold": 0.3}, [0.0] * 5, 1.0),
+        ("divergence_mask", {"estimator": "k2", "level": "max", "threshold": 0.3}, [0.0, 0.0, 1.0, 1.0, 1.0], 2 / 5),
+        ("divergence_mask", {"estimator": "k2", "level": "token", "threshold": 0.2}, [0.0, 0.0, 1.0, 0.0, 1.0], 3 / 5),
     ],
 )
 def test_hand_computed(name, options, expected, cut):

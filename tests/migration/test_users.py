@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
+import rlsdk
 from rlsdk.config import check
 from rlsdk.migration import Migration, migrate
 from tests.migration.conftest import installed
@@ -148,6 +150,103 @@ def test_verls_dapo_script():
     assert found.config["rollout"]["dynamic_sampling"] is True
 
 
+RS = "algorithm.rollout_correction"
+
+
+@pytest.mark.parametrize(
+    ("options", "correction"),
+    [
+        # bounds of k1 are on the inverse ratio: "0.5_1.25" keeps ratios from 0.8 to 2
+        (["rollout_rs=token_k1", "rollout_rs_threshold=0.5_1.25"], {"use": "token_mask", "low": 0.8, "high": 2.0}),
+        (["rollout_rs=token_k1", "rollout_rs_threshold=4.0"], {"use": "token_mask", "low": 0.25, "high": 4.0}),
+        (["rollout_rs=seq_sum_k1", "rollout_rs_threshold=0.5_2.0"], {"use": "sequence_mask", "low": 0.5, "high": 2.0}),
+        (["rollout_rs=seq_mean_k1", "rollout_rs_threshold=0.8_1.25"], {"use": "geometric", "low": 0.8, "high": 1.25}),
+        (["rollout_rs=geometric", "rollout_rs_threshold=1.25"], {"use": "geometric", "low": 0.8, "high": 1.25}),
+        (
+            ["rollout_rs=seq_mean_k3", "rollout_rs_threshold=0.01"],
+            {"use": "divergence_mask", "estimator": "k3", "level": "mean", "threshold": 0.01},
+        ),
+        (
+            ["rollout_rs=seq_max_k2", "rollout_rs_threshold=2.5"],
+            {"use": "divergence_mask", "estimator": "k2", "level": "max", "threshold": 2.5},
+        ),
+        (
+            ["rollout_rs=token_k3", "rollout_rs_threshold=0.1"],
+            {"use": "divergence_mask", "estimator": "k3", "level": "token", "threshold": 0.1},
+        ),
+        # weights and masks of one level, with the greatest ratio below the cap
+        (
+            ["rollout_is=token", "rollout_rs=token_k1", "rollout_rs_threshold=0.625_1.25"],
+            {"use": "mis", "low": 0.8, "high": 1.6, "level": "token"},
+        ),
+        (
+            [
+                "rollout_rs=seq_sum_k1",
+                "rollout_rs_threshold=0.5_2.0",
+                "rollout_is=sequence",
+                "rollout_is_threshold=2.0",
+            ],
+            {"use": "mis", "low": 0.5, "high": 2.0, "level": "sequence"},
+        ),
+    ],
+)
+def test_verls_rejection_is_a_correction(folder, options, correction):
+    found = migrate("verl", ["algorithm.adv_estimator=grpo", *(f"{RS}.{each}" for each in options)], {})
+    assert found.config["algorithm"]["correction"] == correction
+    notes = {entry.key: (entry.status, entry.note) for entry in found.entries}
+    assert notes[f"{RS}.rollout_rs"] == ("changed", "rejected tokens still count in the denominators")
+    assert not [key for key, (status, _) in notes.items() if status == "missing"]
+    assert rlsdk.load("correction", correction["use"], **{k: v for k, v in correction.items() if k != "use"})
+
+
+def test_the_converted_bounds_keep_what_verl_keeps():
+    found = migrate("verl", [f"{RS}.rollout_rs=token_k1", f"{RS}.rollout_rs_threshold=0.5_1.2"], {})
+    options = dict(found.config["algorithm"]["correction"])
+    ratio = torch.tensor([1.4, 0.6], dtype=torch.float64)
+    zeros = torch.zeros(2, dtype=torch.float64)
+    x = rlsdk.LossInputs(ratio.log(), ratio.log(), zeros, zeros == 0, torch.tensor([0, 0]), behaviour_logprobs=zeros)
+    assert rlsdk.load("correction", options.pop("use"), **options)(x)[0].tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "correction", "note"),
+    [
+        (["rollout_rs=token_k1"], None, "set rollout_rs_threshold"),
+        (["rollout_rs=seq_max_k1", "rollout_rs_threshold=2.0"], None, "the rejection 'seq_max_k1' has no counterpart"),
+        (
+            ["bypass_mode=True", "rollout_rs=seq_mean_k3", "rollout_rs_threshold=0.01"],
+            None,
+            "with bypass_mode, a correction would see a ratio of 1",
+        ),
+        (
+            ["rollout_is=token", "rollout_rs=seq_mean_k3", "rollout_rs_threshold=0.01"],
+            "tis",
+            "a run has one correction, the weights of rollout_is",
+        ),
+        (
+            ["rollout_is=token", "rollout_is_threshold=1.2", "rollout_rs=token_k1", "rollout_rs_threshold=2.0"],
+            "tis",
+            "a run has one correction, the weights of rollout_is",
+        ),
+        (
+            ["rollout_rs=token_k1,seq_max_k2", "rollout_rs_threshold=0.6_1.6,2.5"],
+            "token_mask",
+            "a run has one correction, token_k1",
+        ),
+    ],
+)
+def test_what_is_left_of_verls_rejection_is_to_do(options, correction, note):
+    found = migrate("verl", ["algorithm.adv_estimator=grpo", *(f"{RS}.{each}" for each in options)], {})
+    assert found.config["algorithm"].get("correction", {}).get("use") == correction
+    entry = next(entry for entry in found.entries if entry.key == f"{RS}.rollout_rs")
+    assert entry.status == "missing" and note in entry.note
+
+
+def test_verls_weights_with_two_bounds_are_masked():
+    found = migrate("verl", [f"{RS}.rollout_is=token", f"{RS}.rollout_is_threshold=0.5_5.0"], {}).config
+    assert found["algorithm"]["correction"] == {"use": "mis", "low": 0.5, "high": 5.0, "level": "token"}
+
+
 @pytest.mark.parametrize("divergence", ["tv", "kl"])
 def test_verls_dppo_is_a_loss_of_the_zoo(folder, zoo, divergence):
     actor, correction = "actor_rollout_ref.actor", "algorithm.rollout_correction"
@@ -195,7 +294,11 @@ KEYS = 'algorithm.gdpo_reward_keys=["right", "form"]'
     ],
 )
 def test_verls_gdpo_normalises_the_numbers_of_its_reward(options, advantage, weights):
-    words = ["algorithm.adv_estimator=gdpo", "reward.custom_reward_function.path=a.py", "reward.reward_manager.name=gdpo"]
+    words = [
+        "algorithm.adv_estimator=gdpo",
+        "reward.custom_reward_function.path=a.py",
+        "reward.reward_manager.name=gdpo",
+    ]
     found = migrate("verl", [*words, "algorithm.kl_ctrl.kl_coef=0.001", *options], {})
     assert not [entry.key for entry in found.entries if entry.status == "missing"]
     algorithm = found.config["algorithm"]
@@ -222,7 +325,8 @@ def test_trls_rewards_that_are_normalised_before_they_are_added():
         {"use": "math", "weight": 1.0},
         {"use": "length_penalty", "free": 1024, "limit": 1280, "weight": 0.5},
     ]
-    for single in ([*words, "reward_funcs=accuracy_reward"], ["multi_objective_aggregation=sum_then_normalize"]):
+    summed = ["multi_objective_aggregation=sum_then_normalize", functions]
+    for single in ([*words, "reward_funcs=accuracy_reward"], summed):
         assert migrate("trl", single, {}).config["algorithm"]["advantage"] == {"use": "grpo", "std_normalize": True}
 
 
