@@ -9,9 +9,9 @@
 * Environments: `ActionPattern`, `PATTERN`.
 * Options: `structure`, `nearest`.
 * Learners: `TransformersLearner`, the base of learners that shard transformers models across ranks, and
-  `TrainedModule`, a model in training; `LearningRate`, `PhaseTimer`, `RankMemory`, `count_parameters`; sequence
-  parallelism: `SharedRows`, `SequenceGroup`, `sequence_faults`; files of tensors and plain values: `read_state`,
-  `write_state`.
+  `TrainedModule`, a model in training; `MovingReference`, a reference model that follows the policy; `LearningRate`,
+  `PhaseTimer`, `RankMemory`, `count_parameters`; sequence parallelism: `SharedRows`, `SequenceGroup`,
+  `sequence_faults`; files of tensors and plain values: `read_state`, `write_state`.
 * Marks: `Component`, and `component_of`, which returns the component of a marked function or class.
 
 Names are imported on first use, so that a light plugin stays light.
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rlsdk.learners.base import TransformersLearner
     from rlsdk.learners.estimate import RankMemory, count_parameters
     from rlsdk.learners.passes import SharedRows
+    from rlsdk.learners.reference import MovingReference
     from rlsdk.learners.statefile import read_state, write_state
     from rlsdk.learners.trained import LearningRate, PhaseTimer, TrainedModule
     from rlsdk.learners.ulysses import SequenceGroup, sequence_faults
@@ -58,6 +59,7 @@ _NAMES = {
     "rlsdk.learners.base": ("TransformersLearner",),
     "rlsdk.learners.estimate": ("RankMemory", "count_parameters"),
     "rlsdk.learners.passes": ("SharedRows",),
+    "rlsdk.learners.reference": ("MovingReference",),
     "rlsdk.learners.statefile": ("read_state", "write_state"),
     "rlsdk.learners.trained": ("LearningRate", "PhaseTimer", "TrainedModule"),
     "rlsdk.learners.ulysses": ("SequenceGroup", "sequence_faults"),
@@ -81,6 +83,7 @@ __all__ = [
     "LateError",
     "LearningRate",
     "Metrics",
+    "MovingReference",
     "PhaseTimer",
     "RankMemory",
     "SequenceGroup",

@@ -73,6 +73,8 @@ UNITS: Mapping[str, str] = {
     "critic.resources": "Ray resources",
     "reference.ranks": "processes",
     "reference.threads": "threads",
+    "reference.update_every": "steps",
+    "reference.mix": "share of the policy",
     "reference.resources": "Ray resources",
     "placement.engines": "actors",
     "placement.learners": "ranks",

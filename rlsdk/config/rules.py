@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rlsdk.config.rollout import ReplaySection, StorageSection
-from rlsdk.config.schema import Config
+from rlsdk.config.schema import Config, ReferenceSection
 from rlsdk.contracts import AlgorithmDefaults
 from rlsdk.plurals import counted
 from rlsdk.storage.location import is_url, url_fault
@@ -51,6 +51,7 @@ LEAST: dict[str, int] = {
     "critic.warmup_steps": 0,
     "reference.ranks": 0,
     "reference.threads": 0,
+    "reference.update_every": 0,
     "placement.engine_threads": 0,
     "placement.learner_threads": 0,
     "placement.gpus_per_engine": 1,
@@ -118,6 +119,11 @@ def cross_checks(
         (
             algorithm.norm is not None and algorithm.norm <= 0,
             f"algorithm.norm: a length above 0, or null for sampling.max_tokens; got {algorithm.norm}",
+        ),
+        (
+            config.reference.update_every > 0 and "ref_logprobs" not in needs,
+            f"reference.update_every: {config.reference.update_every} given, but nothing reads the reference model; "
+            "set algorithm.kl_coef above 0 and algorithm.kl, such as 'k3', or leave update_every out",
         ),
         (
             "values" in needs and not algorithm.critic,
@@ -212,6 +218,7 @@ def _sizes(config: Config) -> list[tuple[bool, str]]:
             )
             for name, role in (("critic", config.critic), ("reference", config.reference))
         ),
+        *_moves(config.reference),
         ("" in config.sampling.stop, "sampling.stop: an empty string would end every answer before its first token"),
         ((config.steps is None) == (config.epochs is None), f"steps: {both}; give one of them"),
         *(
@@ -243,6 +250,23 @@ def _sizes(config: Config) -> list[tuple[bool, str]]:
         ),
         (not 0 <= share <= 1, f"max_invalid: a share between 0 and 1, got {share}"),
         *((True, f"model.path: {text}") for text in ([] if is_hub_id else _no_model(path))),
+    ]
+
+
+def _moves(section: ReferenceSection) -> list[tuple[bool, str]]:
+    every, mix = section.update_every, section.mix
+    return [
+        (not 0 < mix <= 1, f"reference.mix: above 0 and at most 1, got {mix:g}"),
+        (
+            not every and mix != ReferenceSection().mix,
+            f"reference.mix: {mix:g} given, but with reference.update_every=0 the reference model never moves; set "
+            "reference.update_every, or leave mix out",
+        ),
+        (
+            every > 0 and section.ranks > 0,
+            f"reference.update_every: {every} given, but with reference.ranks={section.ranks} the reference model has "
+            "processes that the policy's weights are not sent to; set one of them to 0",
+        ),
     ]
 
 

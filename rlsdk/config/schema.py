@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import attrs
 
@@ -245,11 +245,37 @@ class CriticSection(RoleSection):
     warmup_steps: int = 0
 
 
-def _critic(value: RoleSection) -> CriticSection:
-    """Return the critic's section; a `RoleSection` is accepted in its place."""
+@attrs.frozen(kw_only=True)
+class ReferenceSection(RoleSection):
+    """How the reference model runs, and whether it follows the policy.
+
+    Attributes:
+        update_every: Steps between moves of the reference model towards the policy, so that a KL penalty does not hold
+            a long run back; 0 for none.
+        mix: Share of the policy's weights in each move, `mix · policy + (1 - mix) · reference`: 1 replaces the
+            reference model by the policy; with `update_every: 1`, a small share makes it a moving average.
+    """
+
+    update_every: int = 0
+    mix: float = 1.0
+
+
+RoleT = TypeVar("RoleT", CriticSection, ReferenceSection)
+
+
+def _of_role(value: RoleSection, kind: type[RoleT]) -> RoleT:
+    """Return the section of one role; a `RoleSection` is accepted in its place."""
     if type(value) is not RoleSection:
-        return cast("CriticSection", value)  # `check` reports anything else with its path
-    return CriticSection(**{name: getattr(value, name) for name in given(value)})
+        return cast("RoleT", value)  # `check` reports anything else with its path
+    return kind(**{name: getattr(value, name) for name in given(value)})
+
+
+def _critic(value: RoleSection) -> CriticSection:
+    return _of_role(value, CriticSection)
+
+
+def _reference(value: RoleSection) -> ReferenceSection:
+    return _of_role(value, ReferenceSection)
 
 
 @attrs.frozen(kw_only=True)
@@ -351,6 +377,7 @@ class Config(Section):
     Placement = PlacementSection
     Role = RoleSection
     Critic = CriticSection
+    Reference = ReferenceSection
     Watchdog = WatchdogSection
 
     name: str
@@ -375,7 +402,7 @@ class Config(Section):
     engine: Use = attrs.field(default=defaults.ENGINE, converter=used)
     learner: Use = attrs.field(default=defaults.LEARNER, converter=used)
     critic: CriticSection = attrs.field(default=CriticSection(), converter=_critic)
-    reference: RoleSection = RoleSection()
+    reference: ReferenceSection = attrs.field(default=ReferenceSection(), converter=_reference)
     steps: int | None = None
     epochs: float | None = None
     batch_size: int = 64

@@ -59,6 +59,22 @@ class FreesDevice(Protocol):
 
 
 @runtime_checkable
+class MovesReference(Protocol):
+    """Optional interface of a learner whose reference model can follow the policy.
+
+    If `Roles.reference_mix` says that it will, `save` and `load` include the reference model.
+    """
+
+    def reference_faults(self) -> Sequence[str]:
+        """Return the given options that prevent it: one sentence each, with its remedy."""
+        ...
+
+    def move_reference(self) -> None:
+        """Replace the reference model by `mix · policy + (1 - mix) · reference` on every rank; see `Roles`."""
+        ...
+
+
+@runtime_checkable
 class SizesCheckpoints(Protocol):
     """Optional interface of a learner that can estimate the size of its checkpoints.
 

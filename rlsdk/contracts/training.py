@@ -59,11 +59,20 @@ class LossSpec:
 
 @attrs.frozen(kw_only=True)
 class Roles:
-    """Models that a learner holds; a learner without an actor runs the critic or reference model of another learner."""
+    """Models that a learner holds; a learner without an actor runs the critic or reference model of another learner.
+
+    Attributes:
+        actor: The policy.
+        critic: Model that estimates values.
+        reference: Reference model.
+        reference_mix: Share of the policy's weights in each move of the reference model (`MovesReference`); None if it
+            never moves.
+    """
 
     actor: Model | None = None
     critic: Model | None = None
     reference: Model | None = None
+    reference_mix: float | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.actor is None and self.critic is None and self.reference is None:
@@ -75,6 +84,12 @@ class Roles:
         found = self.actor or self.critic or self.reference
         assert found is not None
         return found
+
+    @property
+    def copies_reference(self) -> bool:
+        """True if the reference model also has float32 weights, since small moves would be lost in its 16 bits."""
+        narrow = self.reference is not None and self.reference.dtype != "float32"
+        return narrow and self.reference_mix not in (None, 1)
 
     @property
     def trains(self) -> bool:
@@ -357,6 +372,10 @@ class LearnerHandle(Protocol):
 
     def set_learning_rate(self, lr: float, role: TrainedRole = "actor") -> None:
         """Set the peak learning rate from the next optimiser step on; see `SetsLearningRate`."""
+        ...
+
+    def move_reference(self) -> None:
+        """Move the reference model towards the policy; see `MovesReference`."""
         ...
 
     def weights(self, version: int) -> Any:

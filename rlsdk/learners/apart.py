@@ -189,6 +189,7 @@ def roles(plan: Plan) -> Roles:
         actor=plan.model,
         critic=plan.critic if critic else None,
         reference=plan.reference if reference else None,
+        reference_mix=plan.config.reference.mix if plan.config.reference.update_every else None,
     )
 
 

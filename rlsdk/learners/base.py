@@ -15,12 +15,13 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import ActorSpec, Adapter, LossSpec, Model, Roles, TrainBatch, TrainedRole, Weights
-from rlsdk.errors import LearnerError
+from rlsdk.errors import CheckpointError, LearnerError
 from rlsdk.learners.export import WeightExporter
 from rlsdk.learners.lora import switched_off, wrap
 from rlsdk.learners.options import NO_FLOAT16, LearnerOptions
 from rlsdk.learners.passes import MicroBatchRunner, SharedRows, with_less
 from rlsdk.learners.ranks import Ranks, environment
+from rlsdk.learners.reference import FOLDER, MovingReference
 from rlsdk.learners.shards import load_models, save_models
 from rlsdk.learners.trained import LearningRate, OffloadedTensors, PhaseTimer, TrainedModule, schedule
 from rlsdk.preflight import size_text
@@ -51,6 +52,7 @@ class TransformersLearner(LearnerOptions):
     _actor: TrainedModule | None = attrs.field(init=False, default=None)
     _critic: TrainedModule | None = attrs.field(init=False, default=None)
     _reference: Any = attrs.field(init=False, default=None)
+    _moving: MovingReference | None = attrs.field(init=False, default=None)
     _roles: Roles = attrs.field(init=False)
     _passes: MicroBatchRunner = attrs.field(init=False)
     _updates: Any = attrs.field(init=False)
@@ -77,6 +79,17 @@ class TransformersLearner(LearnerOptions):
     def frozen_tensors(self, module: Any) -> Iterable[Tensor]:
         """Return tensors of a module from `freeze` that leave a shared GPU while engines generate; by default, none."""
         return ()
+
+    def moving_reference(self, module: Any, mix: float) -> MovingReference:
+        """Make a module from `freeze` a reference model that follows the policy; see `MovesReference`.
+
+        A learner that can do so overrides it, implements `TrainedModule.masters` and has a method `reference_faults`.
+
+        Args:
+            module: The module.
+            mix: Share of the policy's weights in each move.
+        """
+        raise LearnerError(f"{type(self).__name__} cannot move its reference model; set reference.update_every=0")
 
     @property
     @abstractmethod
@@ -192,6 +205,8 @@ class TransformersLearner(LearnerOptions):
             reference = load_policy(model, self.attention, False)
         self._prepare(reference, model)
         self._reference = self.freeze(reference.requires_grad_(False).eval(), model)
+        if self._roles.reference_mix is not None:
+            self._moving = self.moving_reference(self._reference, self._roles.reference_mix)
 
     def _tokens(self, roles: Roles, place: ActorSpec) -> int:
         """Return the token budget of a micro-batch, equal on all ranks; `auto` derives it from the free memory."""
@@ -338,11 +353,23 @@ class TransformersLearner(LearnerOptions):
         """
         self._trained[role].peak_lr = lr
 
+    def move_reference(self) -> None:
+        """Move the reference model towards the policy, by the share `reference_mix` of the roles; a collective.
+
+        Raises:
+            LearnerError: The reference model does not move.
+        """
+        if self._moving is None:
+            raise LearnerError("move_reference: this learner was started without a share of the policy (reference_mix)")
+        self._wake()
+        self._moving.move(self.actor.masters())
+
     def sleep(self) -> None:
         """Move the reference, and tensors that only optimiser steps use, to host memory; see `FreesDevice`."""
         if self._offloaded is None:
             tensors = [tensor for trained in self._trained.values() for tensor in trained.update_tensors()]
             tensors += [] if self._reference is None else self.frozen_tensors(self._reference)
+            tensors += [] if self._moving is None else self._moving.copies()
             self._offloaded = OffloadedTensors(each for each in tensors if each.device.type == self._place.device)
             log.debug("%s are in host memory until the next update", size_text(self._offloaded.nbytes))
         if self._place.device == "cuda":
@@ -389,6 +416,8 @@ class TransformersLearner(LearnerOptions):
         """Write a checkpoint, each rank its part, with a manifest of hashes; all ranks must see `folder`."""
         # A frozen base is already in the model's folder.
         memory, frozen = self._updates.objective.state(), self.lora is None
+        if self._moving is not None:
+            self._moving.save(folder / FOLDER, self._ranks.rank)
         save_models(folder, self._trained, self._ranks, self._facts, memory=memory, frozen=frozen)
 
     def load(self, folder: Path) -> None:
@@ -406,7 +435,18 @@ class TransformersLearner(LearnerOptions):
             frozen=self.lora is None,
             same_ranks=not self.reshards,
         )
+        self._load_moved(folder / FOLDER)
         self._updates.objective.restore(memory)
+
+    def _load_moved(self, folder: Path) -> None:
+        """Restore a reference model that moves; a checkpoint from before the first move may hold none."""
+        if self._moving is not None and folder.is_dir():
+            self._moving.load(folder, self._ranks.rank)
+        elif self._reference is not None and folder.is_dir():
+            raise CheckpointError(
+                f"{folder} holds a reference model that followed the policy, and this run's does not move: it would be "
+                "the initial one again; set reference.update_every as before"
+            )
 
     @property
     def _trained(self) -> dict[TrainedRole, TrainedModule]:

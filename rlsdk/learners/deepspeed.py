@@ -17,7 +17,8 @@ from rlsdk.learners.base import TransformersLearner
 from rlsdk.learners.estimate import RankMemory, count_parameters
 from rlsdk.learners.options import LearnerOptions
 from rlsdk.learners.ranks import environment
-from rlsdk.learners.zero import DeepSpeedConfig, Offload, Trained, divided_while_loaded
+from rlsdk.learners.reference import MovingReference
+from rlsdk.learners.zero import DeepSpeedConfig, Offload, ShardedReference, Trained, divided_while_loaded
 from rlsdk.marks import learner
 
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ class DeepSpeedOptions(LearnerOptions):
             trained.append(critic)
         if roles.reference is not None and not (self.lora and roles.reference == roles.actor):
             shared = place.world_size if self.zero_stage == 3 else 1
-            reference = count_parameters(roles.reference)[0] * DTYPE_BYTES[roles.reference.dtype] // shared
+            width = DTYPE_BYTES[roles.reference.dtype] + (4 if roles.copies_reference else 0)
+            reference = count_parameters(roles.reference)[0] * width // shared
             uses.append(MemoryUse("reference model", reference, self.offload == "all", "learn"))
         if not cpu and trained:
             uses.append(MemoryUse("communication buffers", trained[0].buffers))
@@ -157,6 +159,11 @@ class DeepSpeedOptions(LearnerOptions):
             f"sequence_parallel: {self.sequence_parallel} splits what the engine reads": self.sequence_parallel > 1,
         }
         return [*(f"{reason}; leave it out" for reason, given in reasons.items() if given), *super().exact_faults()]
+
+    def reference_faults(self) -> Sequence[str]:
+        """Return the options with which the reference model cannot follow the policy."""
+        adapted = "lora trains an adapter beside a frozen base, which is the reference model; train all weights instead"
+        return [adapted] if self.lora else []
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Return the environment variables to set before the actor's process imports anything.
@@ -270,6 +277,15 @@ class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
     def frozen_tensors(self, module: Any) -> Iterable[Tensor]:
         """Return the parameters of a module, or this rank's shards of them under ZeRO-3."""
         return (getattr(parameter, "ds_tensor", parameter) for parameter in module.parameters())
+
+    def moving_reference(self, module: Any, mix: float) -> MovingReference:
+        """Make the reference model follow the policy; under ZeRO-3, each rank moves its shards."""
+        inner = module.module if self.zero_stage == 3 else module
+        names = [name for name, _ in inner.named_parameters()]
+        weights = dict(zip(names, self.frozen_tensors(inner), strict=True))
+        if self.zero_stage < 3:
+            return MovingReference(weights, mix, sharded=False)
+        return ShardedReference(inner, weights, mix)
 
     def _config(self, model: Model, lr: float) -> DeepSpeedConfig:
         return DeepSpeedConfig(

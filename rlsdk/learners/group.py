@@ -287,6 +287,16 @@ class LearnerGroup:
         self._steps.check_rate(lr, role)
         self._call("set_learning_rate", [(float(lr), role)] * len(self.actors))
 
+    def move_reference(self) -> None:
+        """Move the reference model towards the policy, by the share `reference_mix` of the roles.
+
+        Raises:
+            LearnerError: The reference model does not move.
+        """
+        if self._steps.roles.reference_mix is None:
+            raise LearnerError("move_reference: the reference model does not move; set reference.update_every")
+        self._call("move_reference", [()] * len(self.actors))
+
     def weights(self, version: int) -> Any:
         """An `ObjectRef` of the actor's exported `Weights`, which engines fetch from Ray's object store.
 

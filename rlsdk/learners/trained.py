@@ -151,6 +151,13 @@ class TrainedModule(ABC):
             wanted: Filter by name; by default, all tensors.
         """
 
+    def masters(self) -> Iterable[tuple[str, Tensor]]:
+        """Yield this rank's parts of the weights by parameter name, in the precision of optimiser steps; a collective.
+
+        Only a reference model that follows the policy needs it (`TransformersLearner.moving_reference`).
+        """
+        raise NotImplementedError
+
     def update_tensors(self) -> Iterable[Tensor]:
         """Return tensors on the device that only optimiser steps use, such as the moments; by default, none."""
         return ()

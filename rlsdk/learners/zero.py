@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 
 from rlsdk.errors import CheckpointError
+from rlsdk.learners.reference import MovingReference
 from rlsdk.learners.statefile import read_pickled, read_state, write_state
 from rlsdk.learners.trained import LearningRate, PhaseTimer, TrainedModule, Wanted
 
@@ -269,6 +270,19 @@ class Trained(TrainedModule):
         """Return full tensors of the model by their `state_dict` names; a collective under ZeRO-3."""
         return full_tensors(self.engine.module.model, keep=keep, wanted=wanted)
 
+    def masters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield float32 weights by parameter name; under ZeRO-3, this rank's shards of them. A collective."""
+        import torch
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_local_fp32_param
+
+        for name, parameter in self.engine.module.named_parameters():
+            if hasattr(parameter, "ds_tensor"):
+                yield name, safe_get_local_fp32_param(parameter) if parameter.requires_grad else parameter.ds_tensor
+            elif parameter.requires_grad and parameter.dtype != torch.float32:
+                yield name, safe_get_full_fp32_param(parameter)
+            else:
+                yield name, parameter.detach()
+
     def update_tensors(self) -> Iterator[Tensor]:
         """Yield the moments and, with ZeRO, the float32 copy of the weights and gradients that stay allocated."""
         import torch
@@ -286,6 +300,20 @@ class Trained(TrainedModule):
     def close(self) -> None:
         """Free DeepSpeed's engine."""
         self.engine.destroy()
+
+
+class ShardedReference(MovingReference):
+    """A reference model that follows the policy under ZeRO-3: each rank moves its shards."""
+
+    def __init__(self, module: nn.Module, weights: Mapping[str, Tensor], mix: float) -> None:
+        super().__init__(weights, mix, sharded=True)
+        self._parameters: dict[str, Any] = dict(module.named_parameters())
+
+    def changed(self, name: str) -> None:
+        """Make the next pass gather the parameter again; DeepSpeed keeps small ones gathered between passes."""
+        super().changed(name)
+        if (parameter := self._parameters[name]).ds_status.name == "AVAILABLE":
+            parameter.partition()
 
 
 @contextmanager

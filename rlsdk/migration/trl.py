@@ -165,6 +165,20 @@ def _beta(value: float, given: Given) -> dict[str, Any]:
     return {"algorithm.kl_coef": value, **({"algorithm.kl": "k3"} if value else {})}
 
 
+def _follows(value: bool, given: Given) -> KeyOutcome:
+    if not value:
+        return KeyOutcome({}, "ignored", "off, as by default")
+    if not given.read("beta", number, 0.0):
+        return KeyOutcome({}, "ignored", "beta is 0, so there is no reference model")
+    mix = given.read("ref_model_mixup_alpha", number, 0.6)
+    if not 0 < mix <= 1:
+        return KeyOutcome({}, "missing", f"reference.mix is above 0 and at most 1; got ref_model_mixup_alpha {mix:g}")
+    every = max(1, given.whole("ref_model_sync_steps", 512) // _updates(given))
+    values = {"reference.update_every": every, "reference.mix": mix}
+    return KeyOutcome(values, "changed",
+                   f"TRL counts optimiser steps; a step of rlsdk has {_updates(given)} of them")  # fmt: skip
+
+
 def _batch(value: int, given: Given) -> KeyOutcome:
     group = given.whole("num_generations", 8)
     values = {
@@ -630,8 +644,9 @@ ROWS = (
     same("entropy_coef", "algorithm.entropy_coef", number, 0.0),
     missing("use_adaptive_entropy", "entropy_coef may be a schedule: {from: ..., to: ..., over: ...}", True),
     missing("entropy_*", "entropy_coef may be a schedule: {from: ..., to: ..., over: ...}", 0.2),
-    unless("sync_ref_model", (False,), "the reference model does not change; start a run from the new model", True),
-    missing("ref_model_*", "the reference model does not change", 0.6),
+    changed("sync_ref_model", "reference.update_every reference.mix", flag, True, "TRL counts optimiser steps", _follows),
+    part("ref_model_sync_steps", "reference.update_every", count, 512, "TRL counts optimiser steps"),
+    part("ref_model_mixup_alpha", "reference.mix", number, 0.6),
     same("vllm_importance_sampling_correction", "algorithm.correction", flag, True, _correction),
     part("vllm_importance_sampling_mode", "algorithm.correction.use", text, "sequence_mask"),
     part("vllm_importance_sampling_clip_max", "algorithm.correction", number, 3.0),

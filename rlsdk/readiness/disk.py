@@ -90,6 +90,9 @@ def estimate(
             checkpoint = sum(learner.checkpoint_bytes(model, dtype, critic=role == "critic") for role in roles)
         else:
             checkpoint = parameters * BYTES_PER_PARAMETER * len(roles)
+        if config.reference.update_every:
+            narrow = config.reference.mix == 1  # otherwise it is saved in float32
+            checkpoint += parameters * (DTYPE_BYTES[plan.reference.dtype] if narrow else 4)
         export = parameters * DTYPE_BYTES[dtype]
     uploaded = is_url(config.out)
     steps = config.steps

@@ -20,6 +20,7 @@ from rlsdk.contracts import (
     GivesPrimitives,
     LimitsLength,
     Model,
+    MovesReference,
     PlaysEpisodes,
     ReadsImages,
     ReplaysRouting,
@@ -36,6 +37,7 @@ from rlsdk.kinds import Kind
 from rlsdk.learners.base import TransformersLearner
 from rlsdk.learners.options import NO_FLOAT16, LearnerOptions
 from rlsdk.plugins import CORE, ComponentRef
+from rlsdk.plurals import counted
 from rlsdk.types import Task
 from rlsdk.vision import Vision, sees
 
@@ -231,6 +233,7 @@ def rank_faults(plan: Plan) -> Iterator[tuple[str, str]]:
         yield from _config_faults(plan, "reference", plan.reference)
         yield from _vocabulary_faults(plan, "reference", plan.reference)
         yield from _backbone_faults(plan, "reference", plan.reference)
+        yield from _moving_faults(plan)
 
 
 def _config_faults(plan: Plan, role: str, model: Model) -> Iterator[tuple[str, str]]:
@@ -284,6 +287,40 @@ def _backbone_faults(plan: Plan, role: ApartRole, model: Model) -> Iterator[tupl
         return
     faults = backbone_faults(net, learner.attention, learner.rows, without_mask=learner.packs_without_mask)
     yield from ((f"model.{role}", f"{reference.name!r}: {fault}") for fault in faults)
+
+
+def _moving_faults(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield reasons why the reference model of a plan cannot follow the policy, if it is meant to."""
+    path, learner = "reference.update_every", plan.plugins.resolve(plan.learner)
+    if not plan.config.reference.update_every:
+        return
+    if not isinstance(learner, MovesReference):
+        text = f"the learner {plan.learner.name!r} cannot move its reference model (rlsdk.contracts.MovesReference)"
+        yield path, f"{text}; set learner=deepspeed, or leave update_every out"
+        return
+    yield from ((path, f"{plan.learner.name!r}: {fault}") for fault in learner.reference_faults())
+    if plan.reference.path == plan.model.path:
+        return
+    try:
+        policy, reference = (
+            {
+                name: tuple(tensor.shape)
+                for name, tensor in without_weights(model, local_files_only=True).named_parameters()
+            }
+            for model in (plan.model, plan.reference)
+        )
+    except (OSError, ValueError):  # other checks report it
+        return
+    differing = [name for name in {**policy, **reference} if policy.get(name) != reference.get(name)]
+    if differing:
+        name, count = differing[0], counted(len(differing), "tensor")
+        theirs, ours = (str(list(shapes[name])) if name in shapes else "missing" for shapes in (reference, policy))
+        yield (
+            "model.reference",
+            f"{plan.reference.path}: its weights cannot be mixed with those of the model that is trained: {count} of "
+            f"another name or shape, such as {name}, {theirs} there and {ours} in the policy; use a model of the same "
+            "architecture and size, or leave reference.update_every out",
+        )
 
 
 def image_faults(plan: Plan, net: Any | None, tasks: Sequence[Task]) -> Iterator[tuple[str, str]]:

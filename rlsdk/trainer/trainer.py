@@ -229,6 +229,7 @@ class Trainer:
                     metrics |= await self.update(batch, self.minibatches(batch))
         metrics |= self.close_ledger(taken, groups, reused, batch, metrics)
         self.version += 1
+        metrics |= await self.move_reference(asleep=batch is not None)
         if self.sync_due:
             with timer("sync"):
                 metrics["canary/gap"] = await self.publish()
@@ -317,6 +318,23 @@ class Trainer:
     def trained_role(self) -> TrainedRole:
         """The critic in the first `critic.warmup_steps` steps, which train nothing else; the actor later."""
         return "critic" if self.version < self.plan.config.critic.warmup_steps else "actor"
+
+    async def move_reference(self, *, asleep: bool) -> dict[str, float]:
+        """Move the reference model towards the policy, every `reference.update_every` steps, and return its age.
+
+        Args:
+            asleep: True if engines that share the learner's devices are asleep.
+        """
+        every = self.plan.config.reference.update_every
+        if not every:
+            return {}
+        age = self.version % every
+        if not age:
+            if not asleep:
+                await self.rollouts.sleep()
+            with self.timer("update"):
+                await asyncio.to_thread(self.learner.move_reference)
+        return {"reference/age": float(age)}
 
     def close_ledger(
         self,

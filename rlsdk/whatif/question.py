@@ -171,6 +171,11 @@ def missing_fields(before: Plan, after: Plan, *, model: bool) -> list[str]:
                 faults.append(
                     f"--checkpoint: {which} objective reads the values of a critic, which exports do not contain"
                 )
+            if plan.needs_reference and plan.config.reference.update_every:
+                faults.append(
+                    f"--checkpoint: {which} objective reads a reference model that followed the policy "
+                    "(reference.update_every), which exports do not contain"
+                )
     return faults
 
 

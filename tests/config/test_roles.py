@@ -108,6 +108,8 @@ def test_a_critic_warms_up_only_if_there_is_one_and_a_role_may_describe_it(
     model, tasks = "model", rlsdk.Config.Tasks(train="countdown")
     of_role = rlsdk.Config(name="n", model=model, tasks=tasks, critic=rlsdk.Config.Role(ranks=1))
     assert of_role.critic == rlsdk.Config.Critic(ranks=1) and as_tree(of_role)["critic"] == {"ranks": 1}
+    of_role = rlsdk.Config(name="n", model=model, tasks=tasks, reference=rlsdk.Config.Role(ranks=1))
+    assert of_role.reference == rlsdk.Config.Reference(ranks=1)
 
 
 def test_a_warm_up_is_refused_if_the_learner_cannot_train_the_critic_alone_or_if_it_never_ends(
@@ -129,3 +131,55 @@ def test_a_warm_up_is_refused_if_the_learner_cannot_train_the_critic_alone_or_if
     for length in (["steps=2"], ["steps=null", "epochs=1", "batch_size=4", "tasks.train={use: countdown, size: 8}"]):
         (fault,) = said(*length)
         assert fault.endswith("so the actor would never be trained; give fewer than the run has")
+
+
+KL = ("algorithm={use: grpo, kl: k3, kl_coef: 0.1}",)
+
+
+def test_a_reference_model_follows_the_policy_only_if_it_is_asked_to(plan: Callable[..., Plan]) -> None:
+    assert roles(plan(*KL)).reference_mix is None
+    assert roles(plan(*KL, "reference.update_every=5")).reference_mix == 1
+    assert roles(plan(*KL, "reference={update_every: 1, mix: 0.01}")).reference_mix == 0.01
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        ((*KL, "reference={update_every: -1}"), "reference.update_every: at least 0, got -1"),
+        ((*KL, "reference={update_every: 5, mix: 0}"), "reference.mix: above 0 and at most 1, got 0"),
+        ((*KL, "reference={update_every: 5, mix: 1.5}"), "reference.mix: above 0 and at most 1, got 1.5"),
+        ((*KL, "reference={mix: 0.5}"), "reference.mix: 0.5 given, but with reference.update_every=0 the reference"),
+        ((*KL, "reference={update_every: 5, ranks: 1}"), "reference.update_every: 5 given, but with reference.ranks=1"),
+        (
+            ("algorithm={use: grpo, kl_coef: 0.0}", "reference.update_every=5"),
+            "reference.update_every: 5 given, but nothing reads the reference model; set algorithm.kl_coef above 0",
+        ),
+        ((*PPO, "critic={update_every: 5}"), "critic.update_every: unknown key"),
+    ],
+)
+def test_a_reference_model_that_could_not_follow_is_refused(
+    faults: Callable[..., tuple[str, ...]], overrides: tuple[str, ...], fault: str
+) -> None:
+    found = faults(*overrides)
+    assert len(found) == 1 and found[0].startswith(fault)
+
+
+def test_a_reference_model_of_another_shape_or_learner_is_found_before_a_start(
+    plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    create(tmp_path / "policy", largest=100)
+    create(tmp_path / "other", largest=200)
+    policy, follows = f"model.path={tmp_path / 'policy'}", "reference.update_every=5"
+    said = {fault.path for fault in examine(plan(*KL, policy, follows), starts=False).faults}
+    assert not said & {"reference.update_every", "model.reference"}
+    found = plan(*KL, policy, follows, f"model.reference={tmp_path / 'other'}", "learner={lora: {rank: 2}}")
+    said = {fault.path: fault.message for fault in examine(found, starts=False).faults}
+    assert "its weights cannot be mixed with those of the model that is trained: " in said["model.reference"]
+    assert "lora trains an adapter beside a frozen base" in said["reference.update_every"]
+    file = Path(__file__).parent.parent / "packages" / "frozen_v1" / "my_learner.py"
+    found = plan(*KL, policy, follows, "learner=my_learner/my_learner", plugins=[file])
+    said = {fault.path: fault.message for fault in examine(found, starts=False).faults}
+    assert said["reference.update_every"] == (
+        "the learner 'my_learner/my_learner' cannot move its reference model (rlsdk.contracts.MovesReference); set "
+        "learner=deepspeed, or leave update_every out"
+    )

@@ -311,12 +311,6 @@ def test_pickles_of_an_earlier_version_are_read_and_never_executed(
     assert not trace.exists()
 
 
-@pytest.fixture
-def forgiving(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks outlive a failure that leaves them whole."""
-    monkeypatch.setattr("rlsdk.learners.group.LearnerGroup.stop", lambda self: None)
-
-
 @pytest.mark.usefixtures("forgiving")
 def test_a_changed_shard_is_not_opened(tied: Model, launch: Launch, make_batch: Make, tmp_path: Path) -> None:
     batch, folder = make_batch(6), tmp_path / "checkpoint"

@@ -86,6 +86,9 @@ def test_dtype_critic_exports_and_kept_checkpoints_count(plan: Callable[..., Pla
     assert half.checkpoint == PARAMETERS * 14
     assert (half.checkpoints, half.exports, half.export) == (6, 6, PARAMETERS * 2)
     assert estimate(plan("algorithm=ppo")).checkpoint == 2 * PARAMETERS * 16
+    moves = ("algorithm={use: grpo, kl: k3, kl_coef: 0.1}", "model.dtype=bfloat16")
+    assert estimate(plan(*moves, "reference={update_every: 5}")).checkpoint == PARAMETERS * (14 + 2)
+    assert estimate(plan(*moves, "reference={update_every: 5, mix: 0.5}")).checkpoint == PARAMETERS * (14 + 4)
     assert estimate(plan("checkpoint.export=never")).exports == 0
 
 

@@ -171,3 +171,16 @@ def test_a_critic_and_a_reference_model_in_processes_of_their_own_change_nothing
         "critic-0.log",
         "reference-0.log",
     }
+
+
+def test_a_reference_model_follows_the_policy_and_is_resumed(runner: Any) -> None:
+    follows = ("algorithm={use: grpo, kl: k3, kl_coef: 0.1}", "reference.update_every=2", "minibatches=1")
+    settings = (*follows, "engine=transformers", "checkpoint={every: 3, keep: 2}", "eval={before: false, after: false}")
+    runner.train(*settings, "steps=5", "name=alone")
+    lines = runner.metrics("alone")
+    assert [line["reference/age"] for line in lines] == [1, 0, 1, 0, 1]
+    drift = [line["actor/ref_kl"] for line in lines]
+    assert max(drift[0], drift[2], drift[4]) < 1e-9 < 1e-7 < min(drift[1], drift[3])
+    runner.train(*settings, "steps=3")
+    runner.train(*settings, "steps=5", "--resume")
+    assert runner.metrics() == lines

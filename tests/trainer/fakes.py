@@ -146,6 +146,7 @@ class FakeLearner:
         gradients: Calls of `forward_backward`: batch, totals and the keywords that were given.
         stepped: Number of gradients at each call of `optimizer_step`.
         rates: Learning rates that were set.
+        moves: Number of updates at each move of the reference model.
         kl: The metric `actor/kl_to_old` of optimiser steps.
     """
 
@@ -154,6 +155,7 @@ class FakeLearner:
         self.gradients: list[tuple[TrainBatch, Totals | None, dict[str, Any]]] = []
         self.stepped: list[int] = []
         self.rates: list[float] = []
+        self.moves: list[int] = []
         self.kl = 0.0
         self.fields: list[tuple[str, ...]] = []
 
@@ -174,6 +176,9 @@ class FakeLearner:
 
     def set_learning_rate(self, lr: float, role: TrainedRole = "actor") -> None:
         self.rates.append(lr)
+
+    def move_reference(self) -> None:
+        self.moves.append(len(self.updates))
 
     @property
     def _metrics(self) -> dict[str, float]:

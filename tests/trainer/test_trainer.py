@@ -507,3 +507,38 @@ def test_steps_and_plain_calls_share_rollouts_whatever_event_loop_runs(tmp_path:
 
 def test_the_step_fits_on_a_screen() -> None:
     assert len(inspect.getsource(Trainer.step).splitlines()) <= 45
+
+
+def test_the_reference_model_moves_every_so_many_steps_between_update_and_sync(tmp_path: Path) -> None:
+    trained = {"algorithm": {"use": "grpo", "kl": "k3", "kl_coef": 0.1}, "reference": {"update_every": 3, "mix": 0.5}}
+    trainer = make_trainer(tmp_path, **trained)
+
+    async def steps(count: int) -> list[dict[str, float]]:
+        return [await trainer.step() for _ in range(count)]
+
+    metrics = asyncio.run(steps(4))
+    assert [found["reference/age"] for found in metrics] == [1.0, 2.0, 0.0, 1.0]
+    assert trainer.learner.moves == [3]
+    assert trainer.learner.fields[0] == ("logprobs", "ref_logprobs")
+
+
+def test_the_reference_model_moves_after_a_step_without_anything_to_train_on(tmp_path: Path) -> None:
+    class Dropping(Trainer):
+        def filter(self, groups: Sequence[Any]) -> list[Any]:
+            return [] if self.version == 1 else super().filter(groups)
+
+    algorithm = {"use": "grpo", "kl": "k3", "kl_coef": 0.1}
+    trainer = make_trainer(tmp_path, Dropping, algorithm=algorithm, reference={"update_every": 2})
+
+    async def steps(count: int) -> None:
+        for _ in range(count):
+            await trainer.step()
+
+    asyncio.run(steps(2))
+    assert trainer.learner.moves == [1]
+    assert trainer.rollouts.said[-4:] == ["take 1", "settle filtered filtered", "sleep", "publish weights 1"]
+
+
+def test_a_reference_model_that_stays_is_not_reported(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    assert "reference/age" not in asyncio.run(trainer.step()) and not trainer.learner.moves

@@ -15,7 +15,7 @@ from rlsdk.kit import TransformersLearner
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlsdk.kit import LearningRate, RankMemory, SharedRows
+    from rlsdk.kit import LearningRate, MovingReference, RankMemory, SharedRows
     from rlsdk_fsdp2.sharded import FrozenModule, Sharded
 
 
@@ -129,6 +129,17 @@ class FSDP2Learner(TransformersLearner):
         from rlsdk_fsdp2.sharded import local_shard
 
         return (local_shard(parameter) for parameter in module.module.parameters())
+
+    def moving_reference(self, module: FrozenModule, mix: float) -> MovingReference:
+        """Make the reference model follow the policy; each rank moves its shards."""
+        from rlsdk_fsdp2.sharded import ShardedReference
+
+        return ShardedReference(dict(module.module.named_parameters()), mix, sharded=True)
+
+    def reference_faults(self) -> Sequence[str]:
+        """Report options with which the reference model cannot follow the policy."""
+        adapted = "lora trains an adapter beside a frozen base, which is the reference model; train all weights instead"
+        return [adapted] if self.lora else []
 
     def _divide(self, module: Any, model: Model, *, reshard: bool) -> None:
         from rlsdk_fsdp2.sharded import divide

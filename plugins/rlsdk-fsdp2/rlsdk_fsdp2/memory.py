@@ -43,7 +43,7 @@ def rank_memory(learner: FSDP2Learner, roles: Roles, place: ActorSpec) -> RankMe
         ]
     if roles.reference is not None and not (learner.lora and roles.reference == roles.actor):
         reference = _Size.of(learner, roles.reference, place)
-        size = _BYTES[roles.reference.dtype] * reference.trained
+        size = (_BYTES[roles.reference.dtype] + (4 if roles.copies_reference else 0)) * reference.trained
         parts.append(("reference model", size, reference.gathered, "learn"))
     if learner.offload == "all" and place.device == "cuda":
         uses = [MemoryUse(role, share, on_host=True) for role, share, _, _ in parts]

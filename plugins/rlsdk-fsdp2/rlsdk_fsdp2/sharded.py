@@ -19,7 +19,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from rlsdk.errors import CheckpointError
-from rlsdk.kit import LearningRate, PhaseTimer, TrainedModule, read_state, write_state
+from rlsdk.kit import LearningRate, MovingReference, PhaseTimer, TrainedModule, read_state, write_state
 from rlsdk_fsdp2.tensor import partial_gradients
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -89,8 +89,9 @@ def _whole(tensor: DTensor) -> Tensor:
 
 def local_shard(tensor: Tensor) -> Tensor:
     """Return the tensor that holds this rank's shard: itself, not a view of it."""
-    with torch.no_grad():
-        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    # `to_local` returns a view of a parameter.
+    found: Tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return found
 
 
 def _divided(module: nn.Module) -> list[FSDPModule]:
@@ -116,6 +117,38 @@ class FrozenModule:
                 # Torch keeps them until a backward pass, and would use them as the weights after the next step.
                 for each in _divided(self.module):
                     each.reshard()
+
+
+class ShardedReference(MovingReference):
+    """A sharded reference model that follows the policy; checkpoints have whole tensors, as those of `Sharded`."""
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """Return the tensor that holds this rank's shard."""
+        return local_shard(tensor)
+
+    def save(self, folder: Path, rank: int) -> None:
+        """Write this rank's shards as safetensors; a collective."""
+        folder.mkdir(parents=True, exist_ok=True)
+        held = {name: tensor.detach() for name, tensor in self.masters.items()}
+        save_shards(held, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+
+    def load(self, folder: Path, rank: int) -> None:
+        """Read this rank's shards; a collective.
+
+        Raises:
+            CheckpointError: A file is missing or has unexpected content.
+        """
+        try:
+            found = {name: torch.zeros_like(tensor.detach()) for name, tensor in self.masters.items()}
+            load_shards(found, storage_reader=HuggingFaceStorageReader(str(folder)))
+        except (KeyError, TypeError, ValueError, RuntimeError, AssertionError, CheckpointException) as error:
+            raise CheckpointError(
+                f"the checkpoint's reference model in {folder} does not fit this one: {type(error).__name__}: {error}"
+            ) from error
+        with torch.no_grad():
+            for name, tensor in found.items():
+                self.local(self.masters[name]).copy_(self.local(tensor))
+                self.changed(name)
 
 
 class Sharded(TrainedModule):
@@ -305,6 +338,10 @@ class Sharded(TrainedModule):
                 copies[id(tensor)] = whole
             found[name] = copies[id(tensor)]
         return found if keep else {}
+
+    def masters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the sharded parameters by name, which are in float32."""
+        yield from self.module.named_parameters()
 
     def update_tensors(self) -> Iterator[Tensor]:
         """Yield this rank's shards of the moments."""

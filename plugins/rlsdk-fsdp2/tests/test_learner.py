@@ -360,6 +360,67 @@ def test_a_run_is_resumed_with_other_ranks(
         assert two == pytest.approx(one, **tolerance)
 
 
+def follow_the_policy(
+    place: Any, roles: Roles, options: dict[str, Any], parts: Any, totals: Any, folder: Path, resume: bool
+) -> Any:
+    """Weights of the reference model at a checkpoint, and logprobs of both models there and after another step."""
+    learner = started(place, roles, {"lr": 1e-2, "micro_batch_tokens": 80, **options})
+    part = parts[place.rank]
+
+    def step(number: int) -> list[np.ndarray]:
+        learner.update([(part, *totals)], number)
+        learner.move_reference()
+        return [learner.logprobs(part, role)["logprobs"] for role in ("actor", "reference")]
+
+    if resume:
+        learner.load(folder)
+    else:
+        step(0)
+        learner.sleep()
+        learner.save(folder)
+    learner.sleep()
+    held = learner._moving.masters.items()
+    whole = {name: (each.full_tensor() if hasattr(each, "full_tensor") else each).clone() for name, each in held}
+    found = [learner.logprobs(part, role)["logprobs"] for role in ("actor", "reference")]
+    found += step(1)
+    learner.stop()
+    return whole, found
+
+
+@pytest.mark.parametrize(
+    ("world", "which", "mix", "more"),
+    [
+        (1, "tied", 1.0, {}),
+        (2, "bfloat", 1.0, {}),
+        (2, "untied", 0.3, {}),
+        (2, "bfloat", 0.3, {"offload": "all"}),
+        pytest.param(2, "bfloat", 0.3, {"tensor_parallel": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_reference_model_follows_the_policy_and_is_resumed(
+    world: int,
+    which: str,
+    mix: float,
+    more: dict[str, Any],
+    ranks: Ranks,
+    batch: TrainBatch,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    model = request.getfixturevalue(which)
+    roles, parts = Roles(actor=model, reference=model, reference_mix=mix), shares(batch, world, "even")
+    arguments = (world, follow_the_policy, roles, more, parts, totals_of(batch), tmp_path)
+    alone, again = ranks(*arguments, False), ranks(*arguments, True)
+    for (whole, found), (restored, resumed) in zip(alone, again, strict=True):
+        assert all(torch.equal(tensor, restored[name]) for name, tensor in whole.items())
+        assert all(np.array_equal(one, two) for one, two in zip(found, resumed, strict=True))
+        for actor, reference in (found[:2], found[2:]):
+            assert np.array_equal(actor, reference) == (mix == 1)
+    if world == 2 and which == "untied":  # checkpoints have whole tensors
+        (whole, _), *_ = ranks(1, follow_the_policy, roles, more, [batch], totals_of(batch), tmp_path, True)
+        assert all(torch.equal(tensor, whole[name]) for name, tensor in alone[0][0].items())
+
+
 def load_elsewhere(place: Any, roles: Roles, options: dict[str, Any], folder: Path, write: bool) -> str:
     learner = started(place, roles, options)
     try:

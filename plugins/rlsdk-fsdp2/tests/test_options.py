@@ -27,6 +27,7 @@ def make(**options: Any) -> FSDP2Learner:
         "GivesAdapter",
         "GivesPrimitives",
         "HasClock",
+        "MovesReference",
         "Preloads",
         "SetsLearningRate",
     ],
