@@ -222,6 +222,10 @@ class Side:
             found = {"logprobs": _stored_values(batch, learned, "learner_logprobs", behaviour)}
             entropy = _stored_values(batch, learned, "entropy")
             found |= {} if entropy is None else {"entropy": entropy}
+            if "entropy" in needs and entropy is None:
+                raise RunError(
+                    "the run stored no entropies, which the algorithm reads; use --checkpoint to compute them on the CPU"
+                )
         else:
             recompute = self.plan.config.old_logprobs == "learner"
             wanted = {"logprobs": recompute, "ref_logprobs": self.plan.needs_reference, "values": False}

@@ -180,6 +180,7 @@ def test_all_faults_are_reported_together(run: Path) -> None:
         (["--algorithm", "remax"], "reads baseline_rewards, the rewards of greedy answers"),
         (["--algorithm", "{use: ppo, shaping: []}"], "reads values, the values of a critic"),
         (["--algorithm", "sft"], "algorithm: it learns from demonstrations"),
+        (["algorithm.top_entropy_quantile=0.2"], "the run stored no entropies, which the algorithm reads"),
         (["--reward", f"{{use: reward_model, path: '{MODEL}'}}"], "holds a model in a Ray actor"),
         (["--reward", "{use: ["], "--reward: '{use: [' is not YAML"),
         (["--steps", "a"], "--steps: 'a' given; expected a step or a range"),
