@@ -71,7 +71,7 @@ UNREAD = {"csv", "tsv", "txt", "arrow"}
 EVALUATION_NOTE = "section eval has samples, greedy, temperature, top_p, top_k and max_tokens"
 LEARNER_NOTE = "rlsdk's learner is DeepSpeed ZeRO"
 CRITIC_WARMUP_NOTE = "critic_warmup is the first step that trains the actor, counted from 1"
-ZOO = "a loss of a plugin: pip install rlsdk-zoo"
+ZOO = "from a plugin: pip install rlsdk-zoo"
 
 
 def trackers(value: Any, _: Given, project: Any = None) -> KeyOutcome:

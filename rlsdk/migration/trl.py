@@ -285,6 +285,15 @@ def _correction(value: bool, given: Given) -> dict[str, Any]:
     return {"algorithm.correction": {"use": "mis", "low": low, "high": cap, "level": level}}
 
 
+def _off_policy(value: float, given: Given) -> KeyOutcome:
+    """Convert the mask of bad answers that became unlikely, unless vLLM's weights take the place of the correction."""
+    if _correction(given.read("vllm_importance_sampling_correction", flag, True), given):
+        note = "a run has one correction, here vLLM's; with vllm_importance_sampling_correction=False it is this mask"
+        return KeyOutcome({}, "missing", note)
+    found = {"use": "zoo/off_policy_mask", "threshold": value}
+    return KeyOutcome({"algorithm.correction": found}, "changed", ZOO)
+
+
 def _model(value: Any, given: Given) -> dict[str, Any]:
     return {"model.path": text(value), "model.max_length": _length(given)}
 
@@ -652,8 +661,7 @@ ROWS = (
     part("vllm_importance_sampling_clip_max", "algorithm.correction", number, 3.0),
     part("vllm_importance_sampling_clip_min", "algorithm.correction", number, 0.5),
     part("vllm_importance_sampling_cap", "algorithm.correction", number, 2.0),
-    missing("off_policy_mask_threshold", "near it is algorithm.correction: {use: geometric, low: EXP(-threshold), high: 1000}, which "
-            "compares engine and learner before the update, and masks answers of any advantage", 0.5),
+    changed("off_policy_mask_threshold", "algorithm.correction", number, 0.5, ZOO, _off_policy),
     unless("use_bias_correction_kl", (False,), "write a KL estimator (howto/algorithm.md)", True),
     unless("disable_dropout", (True,), "models are trained without dropout", False),
     missing("router_aux_loss_coef", _NONE, 0.001),

@@ -224,7 +224,7 @@ class Side:
             found |= {} if entropy is None else {"entropy": entropy}
             if "entropy" in needs and entropy is None:
                 raise RunError(
-                    "the run stored no entropies, which the algorithm reads; use --checkpoint to compute them on the CPU"
+                    "the run stored no entropies, which the algorithm reads; use --checkpoint to compute them"
                 )
         else:
             recompute = self.plan.config.old_logprobs == "learner"

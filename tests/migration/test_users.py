@@ -281,6 +281,21 @@ def test_trls_vespo_is_a_loss_of_the_zoo(folder, zoo):
     assert check({**found.config, **more}).loss.policy_loss.name == "zoo/vespo"
 
 
+def test_trls_mask_of_bad_answers_is_a_correction_of_the_zoo(folder, zoo):
+    words = ["off_policy_mask_threshold=0.5", "loss_type=grpo"]
+    found = migrate("trl", words, {})
+    assert found.config["algorithm"]["correction"] == {"use": "zoo/off_policy_mask", "threshold": 0.5}
+    assert next(entry.status for entry in found.entries) == "changed"
+    both = migrate("trl", [*words, "use_vllm=True"], {})
+    assert both.config["algorithm"]["correction"]["use"] == "mis"
+    assert next((entry.status, entry.note) for entry in both.entries) == (
+        "missing",
+        "a run has one correction, here vLLM's; with vllm_importance_sampling_correction=False it is this mask",
+    )
+    alone = migrate("trl", [*words, "use_vllm=True", "vllm_importance_sampling_correction=False"], {})
+    assert alone.config["algorithm"]["correction"]["use"] == "zoo/off_policy_mask"
+
+
 KEYS = 'algorithm.gdpo_reward_keys=["right", "form"]'
 
 

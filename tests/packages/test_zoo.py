@@ -12,7 +12,7 @@ import yaml
 
 pytestmark = pytest.mark.slow  # pip builds and installs the package
 ZOO = Path(__file__).resolve().parents[2] / "plugins" / "rlsdk-zoo"
-ALGORITHMS = ["zoo/chord_mu", "zoo/dppo", "zoo/kimi", "zoo/mix_chord", "zoo/rec", "zoo/sppo", "zoo/vespo"]
+ALGORITHMS = ["zoo/chord_mu", "zoo/dppo", "zoo/kimi", "zoo/maxrl", "zoo/mix_chord", "zoo/rec", "zoo/sppo", "zoo/vespo"]
 NAMES = ["zoo/dppo", "zoo/kimi", "zoo/mix_chord", "zoo/rec", "zoo/sppo", "zoo/vespo"]
 CONFIG = {
     "name": "zoo",
@@ -49,7 +49,8 @@ def test_it_is_listed_from_metadata(rlsdk):
 def test_it_shows_losses_and_algorithms(rlsdk):
     found = json.loads(rlsdk("plugins", "zoo", "--json").stdout)
     assert found["broken"] == []
-    for kind, names in (("policy_loss", NAMES), ("algorithm", ALGORITHMS)):
+    others = (("advantage", ["zoo/maxrl"]), ("correction", ["zoo/off_policy_mask"]))
+    for kind, names in (("policy_loss", NAMES), ("algorithm", ALGORITHMS), *others):
         assert [c["name"] for c in found["components"] if c["kind"] == kind] == names
     (kimi,) = (c for c in found["components"] if c["name"] == "zoo/kimi" and c["kind"] == "algorithm")
     assert kimi["parts"]["policy_loss"] == "zoo/kimi(tau=0.1, level=sequence)"
@@ -86,7 +87,10 @@ def test_explain_shows_its_schedule(rlsdk, config):
 def test_it_conforms(rlsdk):
     found = json.loads(rlsdk("check", "zoo", "--json").stdout)
     assert (found["conforms"], found["counts"]["skipped"]) == (True, 0)
-    assert {f["component"] for f in found["findings"] if f["property"] == "micro-batches"} == set(NAMES)
+    assert {f["component"] for f in found["findings"] if f["property"] == "micro-batches"} == {
+        *NAMES,
+        "zoo/off_policy_mask",
+    }
 
 
 def test_a_partial_override_merges(rlsdk, config):

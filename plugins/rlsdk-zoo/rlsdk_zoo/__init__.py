@@ -1,4 +1,4 @@
-"""The plugin `zoo`: new or rarely used policy losses; modules are imported by kind.
+"""The plugin `zoo`: new or rarely used parts of algorithms; modules are imported by kind.
 
 `pip install rlsdk-zoo`, then `algorithm: zoo/dppo` or `policy_loss: zoo/dppo`.
 """
@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 MODULES: dict[str, tuple[str, ...]] = {
+    "advantage": ("rlsdk_zoo.advantages",),
     "policy_loss": ("rlsdk_zoo.token", "rlsdk_zoo.sequence", "rlsdk_zoo.experts"),
+    "correction": ("rlsdk_zoo.corrections",),
     "algorithm": ("rlsdk_zoo.named",),
 }

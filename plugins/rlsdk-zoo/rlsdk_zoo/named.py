@@ -1,4 +1,4 @@
-"""Named algorithms: each loss of the zoo with the parts and defaults of its paper."""
+"""Named algorithms: each loss and advantage of the zoo with the parts and defaults of its paper."""
 
 from __future__ import annotations
 
@@ -83,6 +83,19 @@ class VESPO(Algorithm):
 
     advantage: Use = Use("grpo", {"std_normalize": False})
     policy_loss: Use = Use("zoo/vespo", {"power_pos": 2.0, "decay_pos": 3.0, "power_neg": 3.0, "decay_neg": 2.0})
+
+
+@rlsdk.algorithm("maxrl")
+@attrs.frozen(kw_only=True)
+class MaxRL(Algorithm):
+    """Maximum likelihood by reinforcement learning: the group's mean as baseline and divisor, PPO's clip; no KL.
+
+    Paper: arXiv:2602.02710; the clip, which matters for several updates per batch only, is SkyRL's.
+    When to use: tasks with right and wrong answers that are seldom solved, and large groups.
+    """
+
+    advantage: Use = Use("zoo/maxrl")
+    policy_loss: Use = Use("ppo", {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 20.0})
 
 
 @rlsdk.algorithm("mix_chord")

@@ -31,11 +31,13 @@ def marked(kind: str) -> dict[str, Component]:
 
 
 LOSSES, ALGORITHMS = marked("policy_loss"), marked("algorithm")
+OTHERS = {**marked("advantage"), **marked("correction")}
 
 
 def test_each_name_is_a_loss_and_an_algorithm():
     assert sorted(LOSSES) == NAMES
-    assert sorted(ALGORITHMS) == ["chord_mu", *NAMES]  # which is the core's loss with a schedule
+    # The two others use the core's losses, with a schedule and with another advantage.
+    assert sorted(ALGORITHMS) == sorted(["chord_mu", "maxrl", *NAMES])
 
 
 def test_chord_mu_hands_over_from_the_expert_to_the_policy():
@@ -77,12 +79,14 @@ def test_a_step_of_every_algorithm(make_loss, name):
     assert logprobs.grad[~x.loss_mask].count_nonzero() == 0
 
 
-@pytest.mark.parametrize("component", [*LOSSES.values(), *ALGORITHMS.values()], ids=lambda c: f"{c.kind}-{c.name}")
+@pytest.mark.parametrize(
+    "component", [*LOSSES.values(), *OTHERS.values(), *ALGORITHMS.values()], ids=lambda c: f"{c.kind}-{c.name}"
+)
 def test_every_component_is_documented(component):
     assert component.summary.endswith(".")
     assert "\nPaper: " in component.help
     assert "\nWhen to use: " in component.help
-    if component.kind == "policy_loss":
+    if component.kind != "algorithm":
         assert "\nFormula: " in component.help
         assert [o.name for o in component.options if not o.help] == []
 

@@ -1,0 +1,64 @@
+"""Advantages and corrections of the zoo: hand-computed values, degenerate batches, the conformance suite."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from rlsdk_zoo.advantages import maxrl
+from rlsdk_zoo.corrections import off_policy_mask
+
+import rlsdk
+from rlsdk.testing import check_component
+
+
+def credit(rewards: list[float], groups: list[int]) -> rlsdk.CreditInputs:
+    return rlsdk.CreditInputs.from_padded(
+        torch.tensor(rewards, dtype=torch.float64), torch.ones(len(rewards), 1).bool(), torch.tensor(groups)
+    )
+
+
+def test_a_task_that_is_seldom_solved_weighs_more():
+    """Group 0 is solved once in four times: (1 - 1/4) / (1/4) = 3; group 1 three times: (1 - 3/4) / (3/4) = 1/3."""
+    x = credit([1, 0, 0, 0, 1, 1, 1, 0], [0] * 4 + [1] * 4)
+    found = rlsdk.load("advantage", maxrl)(x).tolist()
+    assert found == pytest.approx([3, -1, -1, -1, 1 / 3, 1 / 3, 1 / 3, -1], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.1, 0.1, 0.1], [-1.0, 0.0, 0.5], [1.0, -1.0, 0.0]],
+)
+def test_groups_without_a_difference_or_a_mean_above_zero_get_nothing(rewards):
+    assert rlsdk.load("advantage", maxrl)(credit([*rewards, 0.7], [0, 0, 0, 1])).tolist() == [0.0] * 4
+
+
+def rollouts(moved: list[list[float]], advantages: list[float]) -> rlsdk.LossInputs:
+    """Rollouts whose tokens have become less likely by this many nats since they were sampled."""
+    segments = torch.repeat_interleave(torch.arange(len(moved)), torch.tensor([len(row) for row in moved]))
+    sampler = torch.full_like(segments, -1.0, dtype=torch.float64)
+    logprobs = sampler - torch.tensor([nats for row in moved for nats in row], dtype=torch.float64)
+    per_token = torch.tensor(advantages, dtype=torch.float64)[segments]
+    trained = torch.ones_like(segments).bool()
+    return rlsdk.LossInputs(logprobs, sampler, per_token, trained, segments, behaviour_logprobs=sampler)
+
+
+def test_bad_rollouts_that_became_unlikely_are_masked():
+    """Mean divergences 0.6, 0.4, 0.6 and -0.6; only the first is bad and beyond the threshold."""
+    x = rollouts([[1.0, 0.2], [0.8, 0.0], [0.6], [-0.6]], [-1.0, -1.0, 1.0, -1.0])
+    weights, metrics = rlsdk.load("correction", off_policy_mask)(x)
+    assert weights.tolist() == [0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
+    assert float(metrics["cut"]) == pytest.approx(1 / 3)
+    assert rlsdk.load("correction", off_policy_mask, threshold=0.3)(x)[0].tolist() == [0.0] * 4 + [1.0] * 2
+
+
+def test_the_mask_is_detached_and_ignores_tokens_that_are_not_trained():
+    x = rollouts([[1.0, 9.0]], [-1.0])
+    part = x.replace(loss_mask=torch.tensor([True, False]), logprobs=x.logprobs.requires_grad_())
+    weights, _ = rlsdk.load("correction", off_policy_mask, threshold=2.0)(part)
+    assert weights.tolist() == [1.0, 1.0] and not weights.requires_grad
+
+
+@pytest.mark.parametrize("component", [maxrl, off_policy_mask])
+def test_the_conformance_suite_passes(component):
+    for finding in check_component(component):
+        assert finding.outcome == "passed", str(finding.fault or finding.reason)
