@@ -234,7 +234,9 @@ def _engines(value: int, given: Given) -> dict[str, Any]:
         **layout(_gpus(given), tensor),
         "placement.engines": max(1, value),
         "placement.gpus_per_engine": tensor,
-        "placement.colocate": given.read("train.colocate_all", flag, False),
+        # With train.async_enable, engines have GPUs of their own whatever is colocated.
+        "placement.colocate": given.read("train.colocate_all", flag, False)
+        and not given.read("train.async_enable", flag, False),
         "engine.use": "vllm" if value else "transformers",
     }
 
@@ -368,8 +370,10 @@ ROWS = (
     part("data.prompt_max_len", "max_prompt_tokens", count, 1024),
     changed("data.max_samples", "tasks.train.split", whole, 1000, "", _samples),
     part("rollout.max_new_tokens", "sampling.max_tokens", count, 1024),
-    missing("data.image_key", "images are parts of a prompt's messages, not a column: docs/howto/vision.md", "images"),
-    missing("data.max_images_per_prompt", "images are parts of a prompt's messages, not a column: docs/howto/vision.md", 0),
+    changed("data.image_key", "tasks.train", text, "images", "the column is read under this name",
+            lambda v, given: KeyOutcome({}, "ignored", "the column is read under this name") if v in ("images", "image")
+            else KeyOutcome({}, "missing", "name the column images: docs/howto/vision.md")),
+    ignored("data.max_images_per_prompt", "all images of a prompt are read", 0),
     ignored("data.disable_fast_tokenizer", "the tokenizer's own setting applies", True),
     ignored("data.dataloader_num_workers", _DATA, 0),
     # Batches
@@ -445,7 +449,7 @@ ROWS = (
     ignored("critic.adam.**", "the critic uses the actor's setting", 0.9),
     same("actor.gradient_checkpointing_enable", "learner.gradient_checkpointing", flag, True),
     ignored("actor.gradient_checkpointing_reentrant", "checkpoints are not re-entrant", True),
-    missing("actor.freeze_visual_encoder", "the vision tower is trained with the rest", True),
+    unless("actor.freeze_visual_encoder", (False,), "the vision tower is trained with the rest; adapters leave it as it is", True),
     same("ds.zero_stage", "learner.zero_stage", whole, 3),
     changed("ds.adam_offload", "learner.offload", flag, True, "optimiser state in main memory",
             switched({"learner.offload": "optimizer"})),

@@ -278,6 +278,24 @@ def _judge(domain: str, given: Given) -> dict[str, Any]:
     return {"use": "judge", "base_url": url, "model": model, **({"api_key_env": key[1]} if key else {})}
 
 
+def _reward_of(domain: str, given: Given) -> dict[str, Any]:
+    """Return the reward of a domain; empty if there is none like it."""
+    name = str(given.get(f"rewards.{domain}.worker_cls", "")).rsplit(".", 1)[-1]
+    return dict(REWARDS.get(name) or (_judge(domain, given) if "Judge" in name else {}))
+
+
+def _sources(_: Any, given: Given) -> KeyOutcome:
+    if _reward_of(given.key.split(".")[1], given):
+        return KeyOutcome({}, "changed", "sources of the reward")
+    return KeyOutcome({}, "ignored", "sources of the reward that worker_cls needs")
+
+
+def _bounded_rewards(_: Any, given: Given) -> KeyOutcome:
+    estimator = _estimator(str(given.get("adv_estimator")), given).values["algorithm.use"]
+    grouped = estimator == "grpo" and "ROLL bounds what is left after rewards are compared within their group"
+    return KeyOutcome({}, "changed" if grouped else "mapped", grouped or "")
+
+
 def _judge_key(value: Any, _: Given) -> KeyOutcome:
     if str(value).startswith("${oc.env:"):
         return KeyOutcome({}, "mapped", "")
@@ -477,9 +495,7 @@ def _finish_rlvr(given: Given) -> dict[str, Any]:
                 found |= evaluated(name, usual, temperature).values
     rewards = []
     for domain in given.section("rewards"):
-        name = str(given.get(f"rewards.{domain}.worker_cls", "")).rsplit(".", 1)[-1]
-        reward = REWARDS.get(name) or ("Judge" in name and _judge(domain, given))
-        if reward:
+        if reward := _reward_of(domain, given):
             tags = given.get(f"rewards.{domain}.tag_included")
             rewards.append({**reward, **({"sources": texts(tags)} if tags else {})})
     return {**found, "reward": rewards} if rewards else found
@@ -527,6 +543,12 @@ def _finish(given: Given) -> dict[str, Any]:
 def _dynamic(given: Given) -> bool:
     """True if micro-batches are measured in tokens."""
     return bool(given.read(f"{TRAIN}.use_dynamic_batching_in_train", flag, False))
+
+
+def _packed(given: Given) -> int:
+    """Return the tokens of a micro-batch of packed sequences; 0 if they are not packed by tokens."""
+    packs = given.read(f"{TRAIN}.use_sequence_packing", flag, False)
+    return given.whole(f"{TRAIN}.sequence_packing_args.max_packed_sequence_length_train", 0) if packs else 0
 
 
 def _variables(given: Given) -> dict[str, Any]:
@@ -626,7 +648,8 @@ ROWS = (
     changed(f"{TRAIN}.training_args.per_device_train_batch_size", "learner.micro_batch_tokens minibatches", count, 2,
             "rlsdk counts tokens of a micro-batch (rollouts × sequence_length), and optimiser steps per batch",
             lambda v, given: {"minibatches": _updates(given)} |
-            ({} if _dynamic(given) else {"learner.micro_batch_tokens": v * _length(given)})),
+            ({} if _dynamic(given) else {"learner.micro_batch_tokens": _packed(given) or v * _length(given)})),
+    part(f"{TRAIN}.sequence_packing_args.max_packed_sequence_length_train", "learner.micro_batch_tokens", count, 16384),
     part(f"{TRAIN}.training_args.gradient_accumulation_steps", "minibatches", count, 64,
          "rollouts of an optimiser step are micro-batch × accumulation × ranks"),
     ignored(f"{TRAIN}.training_args.num_train_epochs", "max_steps takes precedence", 50),
@@ -736,7 +759,7 @@ ROWS = (
         "seq-mean-token-mean"),
     same("whiten_advantages", "algorithm.whiten_advantages", flag, True),
     same("advantage_clip", "algorithm.clip_advantages", number, 0.2),
-    part("reward_clip", "algorithm.shaping", number, 10.0),
+    same("reward_clip", "algorithm.shaping", number, 10.0, _bounded_rewards),
     part("reward_normalization.grouping", "algorithm.advantage", text, "traj_group_id"),
     part("reward_normalization.method", "algorithm.advantage.std_normalize", text, "mean_std"),
     part("reward_normalization.norm_mean_type", "algorithm.advantage algorithm.shaping", text, "group"),
@@ -789,7 +812,7 @@ ROWS = (
     ignored("generate_opt_level", "requests are balanced over engines", 1),
     # Rewards of RLVR
     changed("rewards.*.worker_cls", "reward", text, "roll.x.MathRuleRewardWorker", "the nearest built-in reward", _worker),
-    part("rewards.*.tag_included", "reward", texts, ["math"], "sources of the reward"),
+    changed("rewards.*.tag_included", "reward", texts, ["math"], "sources of the reward", _sources),
     same("rewards.*.query_filter_config.type", "algorithm.filters rollout.dynamic_sampling",
          choice(("no_filter", "mean_filter", "std_filter"), "the filter"), "std_filter", _domain_filter),
     *(part(f"rewards.*.query_filter_config.filter_args.{name}", "algorithm.filters", number, sample)

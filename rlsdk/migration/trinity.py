@@ -62,7 +62,7 @@ ALGORITHMS: Mapping[str, tuple[str, str, str]] = {
     "opmd": ("opmd", "opmd", "opmd"),
     "asymre": ("opmd", "asymre", "opmd"),
     "topr": ("topr", "reinforce", "topr"),
-    "rec": ("grpo", "rec", "ppo"),
+    "rec": ("grpo", "rec", "rec"),
     "multi_step_grpo": ("grpo", "step_wise_grpo", "ppo"),
     "gigpo": ("gigpo", "gigpo", "ppo"),
     "sft": ("sft", "", "sft"),
@@ -93,6 +93,7 @@ LOSSES: Mapping[str, Mapping[str, Any]] = {
     "importance_sampling": {"use": "tis"},
     "mix": {"use": "mix"},
     "mix_chord": {"use": "mix"},
+    "rec": {"use": "reinforce"},
 }
 KL = Choice(
     {**dict.fromkeys(("k1", "k2", "k3"), ""), "low_var_kl": "", "abs": "", "corrected_k3": "", "none": ""}, "KL"
@@ -295,11 +296,28 @@ def _loss(name: str, given: Given) -> dict[str, Any]:
             options["mu"] = _chord(arguments)
     elif name == "sapo":
         options = {"tau_pos": number(arguments.get("tau_pos", 1.0)), "tau_neg": number(arguments.get("tau_neg", 1.05))}
+    elif name == "rec" and _clipped_rec(arguments):
+        bounds = {f"clip_{end}": number(arguments.get(f"epsilon_{end}", 0.2)) for end in ("low", "high")}
+        return {"algorithm.policy_loss": {"use": "ppo", **bounds, "dual_clip": None}}
     elif name == "opmd":
         options = {"tau": number(arguments.get("tau", 1.0))}
     elif name == "importance_sampling":
         options = {"cap": 1e6}
     return {"algorithm.policy_loss": {**LOSSES[name], **options}}
+
+
+def _clipped_rec(arguments: Mapping[str, Any]) -> bool:
+    """True if the loss `rec` has PPO's gradient: ratios as weights, and none beyond its bounds."""
+    return (arguments.get("clip_mode"), arguments.get("weight")) == ("one-side", "importance_sampling")
+
+
+def _rec_option(value: Any, given: Given) -> KeyOutcome:
+    arguments = _arguments(given, "policy_loss_fn_args")
+    if value == "none" or (_clipped_rec(arguments) and value in ("one-side", "importance_sampling")):
+        return KeyOutcome({}, "ignored", "as in the policy loss that is taken")
+    return KeyOutcome(
+        {}, "missing", "reinforce is taken, or ppo for one-side with importance_sampling: write a policy loss"
+    )
 
 
 def _chord(arguments: Mapping[str, Any]) -> float | dict[str, Any]:
@@ -331,7 +349,7 @@ def _argument(kind: str, name: str, sample: Any) -> KeyRule:
     where, to = (("advantage_fn_args", "algorithm.advantage") if kind == "advantage" else ("policy_loss_fn_args", "algorithm.policy_loss"))  # fmt: skip
     here = {"clip_range": "clip_low", "clip_range_low": "clip_low", "clip_range_high": "clip_high", "clip_ratio_c": "dual_clip",
             "std_cal_level": "std_over", "opmd_baseline": "baseline", "baseline_shift": "shift", "kl_coef": "coef",
-            "enable_step_norm": "divide_by_steps", "fnorm": "std_normalize"}.get(name, name)  # fmt: skip
+            "mu_peak": "mu", "mu_valley": "mu", "mu_decay_steps": "mu", "enable_step_norm": "divide_by_steps", "fnorm": "std_normalize"}.get(name, name)  # fmt: skip
     return part(f"algorithm.{where}.{name}", f"{to}.{here}", lambda v: v, sample, f"an option of the {kind}")
 
 
@@ -591,6 +609,10 @@ ROWS = (
     unless("algorithm.policy_loss_fn_args.mu_warmup_steps", (0,), "a schedule of mu has no warm-up: it falls from the first step", 200),
     unless("algorithm.policy_loss_fn_args.enable_phi_function", (False,), "the loss mix does not weigh an expert's tokens by "
            "their probability: write a policy loss", True),
+    *(changed(f"algorithm.policy_loss_fn_args.{name}", "algorithm.policy_loss", text, "one-side", "", _rec_option)
+      for name in ("clip_mode", "weight", "regularizer")),
+    *(part(f"algorithm.policy_loss_fn_args.epsilon_{end}", f"algorithm.policy_loss.clip_{end}", number, 0.2)
+      for end in ("low", "high")),
     *(ignored(f"algorithm.policy_loss_fn_args.{name}", "each part of mix has its own denominator", 1) for name in (
         "use_dynamic_bsz", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ngpus_trainer", "train_batch_size_usual",
         "train_batch_size_expert", "gradient_accumulation", "read_batch_size_usual", "read_batch_size_expert")),
@@ -598,6 +620,9 @@ ROWS = (
         "enable_sequence_masking", "enable_mask_clip", "fallback_to_policy_gradient")),
     only_with("algorithm.policy_loss_fn_args.enable_sequence_masking", "algorithm.policy_loss_fn_args.delta_sequence_masking",
               "see rlsdk plugins policy_loss", 0.1),
+    *(changed(f"algorithm.policy_loss_fn_args.{side}_loss_agg_mode", "algorithm.aggregate", text, "token-mean", "",
+              lambda v, given: KeyOutcome({}, "ignored", "as the other part") if v == given.get("algorithm.loss_agg_mode")
+              else KeyOutcome({}, "missing", "algorithm.aggregate is that of both parts")) for side in ("sft", "grpo")),
     missing("algorithm.policy_loss_fn_args.**", "see the options of the loss: rlsdk plugins policy_loss", 1),
     part("algorithm.kl_loss_fn", "algorithm.kl", KL, "k2"),
     part("algorithm.kl_loss_fn_args.kl_coef", "algorithm.kl_coef", number, 0.001),
@@ -738,7 +763,7 @@ ROWS = (
            "again, which Trinity leaves to the speed of its explorer", True),
     only_with(f"{REPLAY}.enable", f"{REPLAY}.**", "with rollout.replay.share, rollout.buffer: {use: priority, sign: 0, age_decay: 1, "
               "use_decay: 2.0} is linear_decay with a decay of 2.0", 1),
-    missing("buffer.trainer_input.auxiliary_buffers.**", "demonstrations are a column of the tasks: join these answers to "
+    missing("buffer.trainer_input.auxiliary_buffers.*.path", "demonstrations are a column of the tasks: join these answers to "
             "tasks.train as the column `demonstration`", "x"),
     _held("path", "o/data"),
     _held("split", "train"),
@@ -746,6 +771,7 @@ ROWS = (
     _held("format.response_key", "response"),
     _held("format.chosen_key", "chosen", "chosen"),
     _held("format.rejected_key", "rejected", "rejected"),
+    ignored("buffer.trainer_input.auxiliary_buffers.**", "see its path", "x"),
     ignored("buffer.trainer_input.**", _BUFFER, "x"),
     ignored("buffer.explorer_output.**", _BUFFER, "x"),
     ignored("buffer.**", _BUFFER, "x"),

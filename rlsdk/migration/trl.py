@@ -243,7 +243,7 @@ def _peft(value: bool, given: Given) -> dict[str, Any]:
     if not value:
         return {}
     targets = given.read("lora_target_modules", _layers)
-    usual = (8, 8.0) if given.get("peft_config.class") else (16, 32.0)  # of peft's LoraConfig; of TRL's own flags
+    usual = (8, 8.0) if given.get("peft_config.class") == "LoraConfig" else (16, 32.0)  # of peft; of TRL's own flags
     rank, alpha = given.whole("lora_r", usual[0]), given.read("lora_alpha", number, usual[1])
     if given.read("use_rslora", flag, False):  # whose scale is alpha / sqrt(rank)
         alpha *= rank**0.5
@@ -826,7 +826,7 @@ FRAMEWORK = Framework(
         "peft_config.lora_dropout": "lora_dropout",
     },
     variants={
-        name: {"trainer": "rloo", "beta": 0.05, "num_generations": 2}
+        name: {"trainer": "rloo", "beta": 0.05, "num_generations": 2, "vllm_importance_sampling_correction": False}
         for name in ("trl rloo", "scripts.rloo", "rloo.py", "rloo_vlm.py", "RLOO")
     },
     others={

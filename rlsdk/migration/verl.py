@@ -448,13 +448,53 @@ def _engine(name: str, given: Given) -> KeyOutcome:
 
 def _offload(key: str) -> Any:
     def give(value: Any, given: Given) -> KeyOutcome:
-        everything = flag(given.get(f"{ACTOR}.fsdp_config.param_offload", False))
+        everything = any(
+            given.read(f"{ACTOR}.{backend}.param_offload", flag, False) for backend in ("fsdp_config", "megatron")
+        )
         if not flag(value):
             return KeyOutcome({}, "ignored", "off")
         stage = {"learner.zero_stage": 3, "learner.offload": "all"} if everything else {"learner.offload": "optimizer"}
         return KeyOutcome(stage, "changed", LEARNER_NOTE)
 
     return changed(key, "learner.offload learner.zero_stage", flag, True, LEARNER_NOTE, give)
+
+
+DISTILLATION = "distillation.distillation_loss"
+
+
+def _distills(given: Given) -> bool:
+    """True if veRL trains on the log-ratio of one teacher alone, by a policy gradient, as rlsdk's opd does."""
+    kind = from_environment(str(given.get(f"{DISTILLATION}.loss_mode", "k3")), {})
+    alone = not given.read(f"{DISTILLATION}.use_task_rewards", flag, True)
+    gradient = given.read(f"{DISTILLATION}.use_policy_gradient", flag, False)
+    one = len(given.section("distillation.teacher_models")) == 1
+    return bool(given.read("distillation.enabled", flag, False) and kind in ("k1", "kl") and alone and gradient and one)
+
+
+def _teacher(value: str, given: Given) -> KeyOutcome:
+    if _distills(given):
+        return KeyOutcome({"model.reference": value}, "mapped", "")
+    return _distilled(value, given)
+
+
+def _distilled(_: Any, given: Given) -> KeyOutcome:
+    if _distills(given):
+        return KeyOutcome({}, "ignored", "algorithm: opd; the teacher runs with the learner")
+    if not given.read("distillation.enabled", flag, False):
+        return KeyOutcome({}, "ignored", "distillation.enabled is off")
+    note = "algorithm: opd, whose teacher is model.reference, is veRL's loss_mode k1 with use_policy_gradient and no task rewards"
+    return KeyOutcome({}, "missing", note)
+
+
+def _distillation(given: Given) -> dict[str, Any]:
+    ends = {f"clip_{end}": given.read(f"{DISTILLATION}.clip_ratio_{end}", number, 0.2) for end in ("low", "high")}
+    return {
+        "algorithm.use": "opd",
+        "algorithm.advantage": {"use": "on_policy_distill", "coef": 1.0},
+        "algorithm.clip_advantages": given.read(f"{DISTILLATION}.loss_max_clamp", number),
+        "algorithm.policy_loss": {"use": "ppo", **ends, "dual_clip": 3.0},
+        "algorithm.critic": False,
+    }
 
 
 def _excluded(value: list[str], given: Given) -> KeyOutcome:
@@ -535,7 +575,8 @@ def _finish(given: Given) -> dict[str, Any]:
             found["rollout.max_staleness"] = 1  # one step off
     else:
         found |= layout(_gpus(given), per_engine)
-    return {key: value for key, value in found.items() if value is not None}
+    found = {key: value for key, value in found.items() if value is not None}
+    return found | _distillation(given) if _distills(given) else found
 
 
 CORRECTION = "algorithm.rollout_correction"
@@ -647,6 +688,10 @@ ROWS = (
     ignored(f"{ACTOR}.optim.total_training_steps", "taken from steps or epochs", -1),
     unless(f"{ACTOR}.optim.optimizer", ("AdamW",), "the learner's optimiser is AdamW", "Muon"),
     ignored(f"{ACTOR}.optim.optimizer_impl", "DeepSpeed's or torch's AdamW, depending on the device", "torch.optim"),
+    changed(f"{ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload", "learner.offload", flag, True, LEARNER_NOTE,
+            switched({"learner.offload": "optimizer"}, LEARNER_NOTE)),
+    *(ignored(f"{ACTOR}.optim.override_optimizer_config.{name}", LEARNER_NOTE, 1) for name in (
+        "optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d", "use_precision_aware_optimizer")),
     missing(f"{ACTOR}.optim.override_optimizer_config", "the learner's optimiser is AdamW", "x"),
     missing(f"{ACTOR}.optim.override_optimizer_config.**", "the learner's optimiser is AdamW; see learner.offload", "x"),
     same(f"{ACTOR}.optim.lr_decay_style", "learner.schedule", SCHEDULE, "cosine"),
@@ -685,8 +730,7 @@ ROWS = (
     part(f"{ACTOR}.kl_loss_type", "algorithm.kl", KL, "low_var_kl"),
     changed(f"{ACTOR}.ulysses_sequence_parallel_size", "learner.sequence_parallel", count, 1,
             "must divide placement.learners and the number of attention heads"),
-    _offload(f"{ACTOR}.fsdp_config.param_offload"),
-    _offload(f"{ACTOR}.fsdp_config.optimizer_offload"),
+    *(_offload(f"{ACTOR}.{backend}.{what}_offload") for backend in ("fsdp_config", "megatron") for what in ("param", "optimizer")),
     same(f"{ACTOR}.fsdp_config.dtype", "model.dtype", DTYPE, "bfloat16"),
     same(f"{ACTOR}.fsdp_config.model_dtype", "model.dtype", DTYPE, "fp32",
          lambda v, given: KeyOutcome({}, "ignored", "weights are kept in float32 in addition to model.dtype")),
@@ -701,7 +745,7 @@ ROWS = (
     ignored(f"{ACTOR}.calculate_entropy", "entropy is always measured", False),
     ignored(f"{ACTOR}.entropy_*", "entropy is computed in chunks", False),
     ignored(f"{ACTOR}.checkpoint.**", "checkpoints contain everything; checkpoint.export sets when a model is written", 1),
-    ignored(f"{ACTOR}.freeze_vision_tower", "the vision tower is trained with the rest", False),
+    unless(f"{ACTOR}.freeze_vision_tower", (False,), "the vision tower is trained with the rest; adapters leave it as it is", True),
     ignored(f"{ACTOR}.use_prefix_grouper", "learner.rows=shared processes a prompt once per group", False),
     ignored(f"{ACTOR}.use_remove_padding", f"as {MODEL}.use_remove_padding"),
     ignored(f"{ACTOR}.use_fused_kernels", "logits are always computed in chunks", False),
@@ -912,7 +956,8 @@ ROWS = (
     part("async_training.compute_prox_log_prob", "old_logprobs", flag, True),
     ignored("async_training.**", "weights are sent from ranks to engines directly", 1),
     # Everything else
-    only_with("distillation.enabled", "distillation.**", "algorithm: opd; the teacher is model.reference", 1),
+    changed("distillation.teacher_models.*.model_path", "model.reference", text, "Qwen/Qwen3-32B", "algorithm: opd", _teacher),
+    changed("distillation.**", "algorithm", lambda v: v, 1, "algorithm: opd", _distilled),
     ignored("model_engine", LEARNER_NOTE, "megatron"),
     ignored("skip.**", "`rlsdk simulate` and the scripted policy of rlsdk.testing need no engine", 1),
     ignored("global_profiler.**", _PROFILER),

@@ -9,6 +9,7 @@ from typing import Any
 from rlsdk.migration.parts import (
     DTYPE,
     EVALUATION_NOTE,
+    KEEP_ALL,
     KL,
     LEARNER_NOTE,
     SCHEDULE,
@@ -19,6 +20,7 @@ from rlsdk.migration.parts import (
     layout_apart,
     no_cut,
     share_of_steps,
+    switched,
     trackers,
 )
 from rlsdk.migration.python_files import KIND
@@ -140,6 +142,14 @@ def _loop(value: str, given: Given) -> KeyOutcome:
     return KeyOutcome({}, "missing", "workflow: tools, environment or agent, or your own (howto/workflow.md)")
 
 
+def _exported(value: int, given: Given) -> dict[str, Any]:
+    if not value:
+        return {}
+    kept = given.whole("hf_max_keep", -1)
+    alone = {"checkpoint.every": value, "checkpoint.keep": kept if kept > 0 else KEEP_ALL}
+    return {"checkpoint.export": "every", **({} if given.whole("checkpoint_interval", -1) > 0 else alone)}
+
+
 def _tasks(given: Given, manager: str) -> list[str]:
     """Return the prefix of the keys of each task; the first one has no number."""
     numbered = re.compile(rf"{re.escape(manager)}\.(\d+)\.")
@@ -173,13 +183,16 @@ def _rewards(given: Given) -> dict[str, Any]:
     if len(judged) == 1:
         return {"reward": dict(JUDGERS[judged[TASK]])} if judged[TASK] in JUDGERS else {}
     names = {task: _named(task, given) for task in judged}
-    rewards: dict[str, list[str]] = {}
+    made: list[dict[str, Any]] = []
     for task, judger in judged.items():
-        if judger in JUDGERS:
-            rewards.setdefault(judger, []).append(names[task])
+        reward = JUDGERS.get(judger, {})
+        same_one = next((each for each in made if {**reward, "sources": each["sources"]} == each), None)
+        if same_one is not None:
+            same_one["sources"].append(names[task])
+        elif reward:
+            made.append({**reward, "sources": [names[task]]})
     lacking = [names[task] for task, judger in judged.items() if judger not in JUDGERS]
     notes = (f"reward: the tasks of {' and '.join(lacking)} have no reward yet: add one with their `sources`",)
-    made = [{**JUDGERS[judger], "sources": sources} for judger, sources in rewards.items()]
     return {**({"reward": made} if made else {}), **({NOTES: notes} if lacking else {})}
 
 
@@ -205,7 +218,10 @@ def _finish(given: Given) -> dict[str, Any]:
         sources = _sources(given, where) if to == "tasks.train" or given.read("enable_evaluate", flag, True) else []
         if sources:
             found[to] = sources if len(sources) > 1 else sources[0]
-    found |= _rewards(given)
+        elif to == "tasks.train":
+            found[NOTES] = ("tasks.train: no file of annotations could be read: add {use: jsonl, path: ...}",)
+    rewards = _rewards(given)
+    found |= {**rewards, NOTES: (*found.get(NOTES, ()), *rewards.get(NOTES, ()))}
     judger = f"{TASK}.judger_config"
     if given.read(f"{judger}.enable_overlong_buffer", flag, False):
         found["algorithm.shaping"] = [{
@@ -246,15 +262,15 @@ ROWS = (
     same("checkpoint_interval", "checkpoint.every", interval, 50),
     same("checkpoint_maxkeep", "checkpoint.keep", whole, 2, checkpoints_kept("checkpoint_interval")),
     changed("hf_interval", "checkpoint.export checkpoint.every", interval, 50, "a model export with every checkpoint",
-            lambda v, given: {"checkpoint.export": "every", **({} if given.whole("checkpoint_interval", -1) > 0
-                              else {"checkpoint.every": v})} if v else {}),
-    ignored("hf_max_keep", "checkpoint.keep", 2),
+            _exported),
+    part("hf_max_keep", "checkpoint.keep", whole, 2),
     ignored("auto_resume", "rlsdk resumes only on request: rlsdk train CONFIG --resume", True),
     missing("load_checkpoint_cfg.**", "set model.path to an export of that checkpoint in transformers format", "x"),
     ignored("checkpoint_no_save_*", "checkpoints contain everything", False),
     ignored("skip_checkpoint_validation", "checkpoints are always validated", False),
     ignored("log_dir", "logs are written to the run's folder", "x"),
     same("exp_tracker", "trackers", texts, "tensorboard", trackers),
+    ignored("debug_rollout_dir", "rollouts are saved: see `rlsdk rollouts RUN`", "x"),
     unless("debug_*", (False,), "`rlsdk debug` serves the engine and runs the workflow", True),
     ignored("trace_config.**", "rollouts are saved: see `rlsdk rollouts RUN`", "x"),
     # Optimisation
@@ -277,6 +293,12 @@ ROWS = (
             lambda v, given: {"learner.zero_stage": 3, "learner.offload": "all"} if v else {"learner.zero_stage": 3}),
     same(f"{WORKER}.fsdp_cfg.torch_compile", "learner.compile", flag, False),
     unless(f"{WORKER}.fsdp_cfg.ep_size", (1,), "experts are not sharded over ranks", 4),
+    *(changed(f"{place}.fp32_lm_head", "model.head_dtype", flag, True, "in engines and learner alike",
+              switched({"model.head_dtype": "float32"}, "in engines and learner alike"))
+      for place in (f"{WORKER}.fsdp_cfg", "rollout_config")),
+    unless(f"{WORKER}.model_cfg.freeze_vision", (False,), "the vision tower is trained with the rest; adapters leave it as it is", True),
+    unless(f"{WORKER}.model_cfg.freeze_projector", (False,), "the projector is trained with the rest; adapters leave it as it is", True),
+    unless("rollout_config.enable_return_routed_experts", (False,), "algorithm.correction: routing_replay", True),
     ignored(f"{WORKER}.fsdp_cfg.**", LEARNER_NOTE, "x"),
     same(f"{WORKER}.load_from", "model.path", text, "Qwen/Qwen3-8B"),
     same(f"{WORKER}.ref_load_from", "model.reference", text, "Qwen/Qwen3-8B"),
@@ -343,7 +365,7 @@ ROWS = (
     unless(f"{TASK}.{DATA}.dataset.enable_sequential_sampler", (False,), "tasks are always shuffled by seed", True),
     ignored(f"{TASK}.{DATA}.dataset.cache_*", "tasks are read on demand", "x"),
     ignored(f"{TASK}.{DATA}.dataset.enable_mmap_shared", "tasks are read on demand", True),
-    missing(f"{TASK}.{DATA}.tokenize_fn.tools_schema", "list functions: workflow: {{use: tools, tools: [...]}}", "x"),
+    missing(f"{TASK}.{DATA}.tokenize_fn.tools_schema.**", "list functions: workflow: {use: tools, tools: [...]}", "x"),
     missing(f"{TASK}.{DATA}.**", "see rlsdk plugins tasks", "x"),
     part(f"{TASK}.sampler_config.dataloader_cfg.dataset_config_list.*.dataset.anno_path", "tasks.train", text,
          "data/more.jsonl", "becomes a task source"),

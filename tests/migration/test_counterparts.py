@@ -206,7 +206,7 @@ def test_xtuners_tasks_are_sources_with_weights_and_rewards(tmp_path):
     ]
     assert found.config["tasks"] == {"train": sources, "eval": sources}
     math = {"use": "math", "strict": False}
-    assert found.config["reward"] == [{**math, "sources": ["gsm"]}, {**math, "sources": ["dapo"]}]
+    assert found.config["reward"] == [{**math, "sources": ["gsm", "dapo"]}]
     (longer,) = todo(found)  # prompts of the second task may be longer, which applies to all
     assert longer.endswith("tasks.1.sampler_config.dataloader_cfg.dataset_config_list.0.tokenize_fn.max_length")
     lacking = XTUNER_TASKS.replace("judger_config=DapoMathJudgerConfig(),", "")
@@ -439,3 +439,144 @@ def test_trinitys_prompts_folders_and_settings_of_engine_and_trainer_are_kept(tm
     (penalty,) = found.config["algorithm"]["shaping"]
     assert (penalty["target"], penalty["horizon"]) == (0.2, 500)
     assert todo(found) == ["explorer.rollout_model.top_p"]
+
+
+VERL_TEACHER = [
+    "distillation.enabled=True",
+    "distillation.teacher_models.math.model_path=o/teacher",
+    "distillation.distillation_loss.loss_mode=k1",
+    "distillation.distillation_loss.use_task_rewards=False",
+    "distillation.distillation_loss.use_policy_gradient=True",
+    "distillation.distillation_loss.loss_max_clamp=10.0",
+]
+
+
+def verl(*words: str) -> Migration:
+    return migrate("verl", ["actor_rollout_ref.model.path=o/m", "algorithm.adv_estimator=grpo", *words], {})
+
+
+def test_verls_distillation_by_policy_gradients_is_opd():
+    found = verl(*VERL_TEACHER)
+    assert (found.config["algorithm"]["use"], found.config["model"]["reference"]) == ("opd", "o/teacher")
+    assert found.config["algorithm"]["clip_advantages"] == 10.0
+    assert not todo(found)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "distillation.distillation_loss.loss_mode=k3",
+        "distillation.distillation_loss.use_task_rewards=True",
+        "distillation.distillation_loss.use_policy_gradient=False",
+        "distillation.teacher_models.code.model_path=o/other",
+    ],
+)
+def test_verls_other_distillations_are_to_do(other):
+    found = verl(*VERL_TEACHER, other)
+    assert (found.config["algorithm"]["use"], found.config["model"].get("reference")) == ("grpo", None)
+    assert "distillation.enabled" in todo(found)
+    assert not todo(verl(*VERL_TEACHER, other, "distillation.enabled=False"))
+
+
+def test_verls_offload_to_main_memory_and_frozen_towers():
+    actor = "actor_rollout_ref.actor"
+    optimizer = f"{actor}.optim.override_optimizer_config.optimizer_cpu_offload=True"
+    assert verl(optimizer).config["learner"]["offload"] == "optimizer"
+    assert verl(f"{actor}.megatron.optimizer_offload=True").config["learner"]["offload"] == "optimizer"
+    everything = verl(f"{actor}.megatron.param_offload=True", f"{actor}.megatron.optimizer_offload=True")
+    assert (everything.config["learner"]["offload"], everything.config["learner"]["zero_stage"]) == ("all", 3)
+    assert todo(verl(f"{actor}.freeze_vision_tower=True")) == [f"{actor}.freeze_vision_tower"]
+    assert not todo(verl(f"{actor}.freeze_vision_tower=False"))
+
+
+def test_openrlhfs_engines_of_an_asynchronous_run_stand_apart():
+    words = ["--train.colocate_all", "--vllm.num_engines", "2", "--data.image_key", "images"]
+    assert migrate("openrlhf", words, {}).config["placement"]["colocate"] is True
+    found = migrate("openrlhf", [*words, "--train.async_enable"], {})
+    assert not found.config["placement"].get("colocate")
+    assert not todo(found)
+    others = ["--data.image_key", "pictures", "--actor.freeze_visual_encoder"]
+    assert todo(migrate("openrlhf", others, {})) == ["data.image_key", "actor.freeze_visual_encoder"]
+
+
+def test_rolls_rewards_without_counterpart_leave_their_sources_unused(tmp_path):
+    rewards = {
+        "rule": {"worker_cls": "x.MathRuleRewardWorker", "tag_included": ["a"]},
+        "own": {"worker_cls": "my.Worker", "tag_included": ["b"]},
+    }
+    found = roll(tmp_path, {"rewards": rewards, "adv_estimator": "grpo", "reward_clip": 5.0})
+    assert found.config["reward"] == [{"use": "math", "sources": ["a"]}]
+    assert todo(found) == ["rewards.own.worker_cls"]
+    notes = {entry.key: entry.note for entry in found.entries}
+    assert notes["rewards.own.tag_included"] == "sources of the reward that worker_cls needs"
+    assert "bounds what is left after rewards are compared" in notes["reward_clip"]
+
+
+def test_rolls_packed_sequences_are_counted_in_tokens(tmp_path):
+    train = {
+        "training_args": {"per_device_train_batch_size": 2},
+        "use_sequence_packing": True,
+        "sequence_packing_args": {"max_packed_sequence_length_train": 6144},
+    }
+    found = roll(tmp_path, {"actor_train": train, "prompt_length": 1024, "response_length": 1024})
+    assert found.config["learner"]["micro_batch_tokens"] == 6144
+    assert not todo(found)
+    del train["use_sequence_packing"]
+    found = roll(tmp_path, {"actor_train": train, "prompt_length": 1024, "response_length": 1024})
+    assert found.config["learner"]["micro_batch_tokens"] == 4096
+
+
+def test_xtuners_head_exports_and_frozen_parts(tmp_path):
+    file = tmp_path / "rl.py"
+    worker = (
+        "WorkerConfig(fsdp_cfg=FSDPConfig(fp32_lm_head=True), "
+        "model_cfg=VLConfig(freeze_vision=True, freeze_projector=False))"
+    )
+    rollout = "RolloutConfig(fp32_lm_head=True, enable_return_routed_experts=True)"
+    file.write_text(
+        f"RLColocateTrainerConfig(train_worker_cfg={worker}, rollout_config={rollout}, hf_interval=5, hf_max_keep=3, "
+        "debug_rollout_dir='out')"
+    )
+    found = migrate("xtuner", [str(file)], {})
+    assert found.config["model"]["head_dtype"] == "float32"
+    assert found.config["checkpoint"] == {"export": "every", "every": 5, "keep": 3}
+    assert {key.rsplit(".", 1)[-1] for key in todo(found)} == {"freeze_vision", "enable_return_routed_experts"}
+    assert any("no file of annotations could be read" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "loss", "missing"),
+    [
+        ({"clip_mode": "none", "weight": "none"}, {"use": "reinforce"}, []),
+        (
+            {"clip_mode": "one-side", "weight": "importance_sampling", "epsilon_low": 0.1, "epsilon_high": 0.3},
+            {"use": "ppo", "clip_low": 0.1, "clip_high": 0.3, "dual_clip": None},
+            [],
+        ),
+        (
+            {"clip_mode": "ring", "weight": "advantage"},
+            {"use": "reinforce"},
+            ["algorithm.policy_loss_fn_args.clip_mode", "algorithm.policy_loss_fn_args.weight"],
+        ),
+    ],
+)
+def test_trinitys_rec_is_reinforce_or_ppo(arguments, loss, missing):
+    words = [f"algorithm.policy_loss_fn_args.{name}={value}" for name, value in arguments.items()]
+    found = trinity("algorithm.algorithm_type=rec", *words)
+    assert found.config["algorithm"]["policy_loss"] == loss
+    assert [key for key in todo(found) if "policy_loss" in key] == missing
+
+
+def test_trls_rloo_does_not_correct_the_mismatch():
+    assert "correction" not in migrate("trl", ["trl", "rloo", "--use_vllm"], {}).config["algorithm"]
+    assert migrate("trl", ["trl", "grpo", "--use_vllm"], {}).config["algorithm"]["correction"]["use"] == "mis"
+
+
+def test_trls_own_function_for_adapters_has_its_defaults(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(TRL_WITH_FLAGS)
+    found = migrate("trl", ["train.py", "--model_name_or_path", "o/m", "--use_peft", "--lora_r", "8"], {})
+    assert found.config["learner"]["lora"] == {"rank": 8, "alpha": 32.0}
+    Path("train.py").write_text(TRL_WITH_FLAGS.replace("get_peft_config(model_args)", "LoraConfig(r=4)"))
+    found = migrate("trl", ["train.py", "--model_name_or_path", "o/m"], {})
+    assert found.config["learner"]["lora"] == {"rank": 4, "alpha": 8.0}

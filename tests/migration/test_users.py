@@ -880,7 +880,7 @@ trainer = RLColocateTrainerConfig(
     assert (config["learner"]["lr"], config["max_prompt_tokens"], config["sampling"]["max_tokens"]) == (1e-6, 32, 64)
     assert config["tasks"]["train"] == config["tasks"]["eval"] == {"use": "jsonl", "path": "train.jsonl"}
     assert (config["eval"]["every"], config["reward"]) == (7, {"use": "math", "strict": False})
-    assert config["checkpoint"] == {"export": "every", "every": 15}
+    assert config["checkpoint"] == {"export": "every", "every": 15, "keep": 1000}
     assert not [entry.key for entry in found.entries if entry.status == "missing"]
 
 
