@@ -38,7 +38,8 @@ FAULTY = 1
     "options",
     metavar="COMPONENT.OPTION=VALUE",
     multiple=True,
-    help="Set an option of a component, such as jsonl.path=tasks.jsonl; other options keep their defaults.",
+    help="Set an option of a component, such as jsonl.path=tasks.jsonl; other options keep their defaults. "
+    "With `model`: of the renderer, such as template.file=chat.jinja.",
 )
 @click.option(
     "--task",
@@ -83,7 +84,8 @@ def check(
             raise click.UsageError(f"expected one PLUGIN, or `model PATH`; got {plugin!r} and {path!r}")
         if trace:
             return _trace_model(context, path, engine, trust_remote_code, as_json)
-        how = {"max_length": max_length, "renderer": Use(renderer), "trust_remote_code": trust_remote_code}
+        use = Use(renderer, _options_of(renderer, options))
+        how = {"max_length": max_length, "renderer": use, "trust_remote_code": trust_remote_code}
         return _check_model(context, path, how, engine, as_json)
     of_model = {"max_length", "renderer", "trust_remote_code", "engine", "trace"}
     if given := [
@@ -103,6 +105,22 @@ def check(
         context.exit(FAULTY)
 
 
+def _options_of(renderer: str, options: tuple[str, ...]) -> dict[str, Any]:
+    """Return the options given for a renderer; refuse those of other components."""
+    from rlsdk.testing.conformance import read_options
+
+    try:
+        found = read_options(options)
+    except ValueFault as error:
+        raise click.UsageError(str(error)) from error
+    name = renderer.rpartition("/")[2]
+    if others := sorted(found.keys() - {name}):
+        raise click.UsageError(
+            f"--option: with `model PATH`, only options of the renderer {name!r}; got {', '.join(others)}"
+        )
+    return found.get(name, {})
+
+
 def _check_model(context: click.Context, path: str, how: Mapping[str, Any], engine: str | None, as_json: bool) -> None:
     from rlsdk.testing.model_agreement import ENGINE, agreement
     from rlsdk.testing.model_check import check_model
@@ -112,7 +130,7 @@ def _check_model(context: click.Context, path: str, how: Mapping[str, Any], engi
         subject = open_subject(path, **how)
     except ConfigError as error:
         raise click.UsageError("; ".join(error.faults)) from error
-    except PluginError as error:
+    except (PluginError, OptionError) as error:
         raise click.UsageError(f"--renderer: {error}") from error
     compared = agreement(subject, path, engine=engine or ENGINE, trust_remote_code=how["trust_remote_code"])
     properties = [*check_model(subject), compared]

@@ -14,7 +14,7 @@ from rlsdk.storage.location import is_url
 log = logging.getLogger(__name__)
 WRITTEN = frozenset({"name", "out", "mirror"})
 """Top-level keys that name outputs of a run: always relative to the working folder."""
-KEYS = frozenset({"path", "tokenizer", "reference", "critic"})
+KEYS = frozenset({"path", "file", "tokenizer", "reference", "critic"})
 """Keys whose text is a path even without a slash or suffix."""
 _FUNCTION = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_][\w.-]*)")
 _SUFFIX = re.compile(r".+\.[A-Za-z][A-Za-z0-9]{0,7}")

@@ -17,6 +17,7 @@ from rlsdk.fields import Field
 from rlsdk.kinds import PART_LISTS, PARTS
 from rlsdk.options import CONVERTER, Fault, structure
 from rlsdk.plugins import ComponentRef, Fingerprint, Plugins
+from rlsdk.plugins.fingerprints import of_text
 from rlsdk.schedules import Schedule
 from rlsdk.storage.location import is_url, mirror_of
 
@@ -246,6 +247,7 @@ class Plan:
         learner: Updates the model.
         apart: Learners of the roles with dedicated processes: critic and reference model.
         renderer: Turns conversations into tokens, and answers into messages.
+        chat_template: Chat template that the renderer replaces the tokenizer's by; None keeps the tokenizer's own.
         tool_parser: Reads and writes tool calls; None: chosen to match the renderer.
         stop: Rule that decides when enough of a batch is complete.
         weight_transfer: Sends weights from the learner to the engines.
@@ -277,6 +279,7 @@ class Plan:
     learner: ComponentRef
     apart: Mapping[ApartRole, ComponentRef]
     renderer: ComponentRef
+    chat_template: str | None
     tool_parser: ComponentRef | None
     stop: ComponentRef
     weight_transfer: ComponentRef
@@ -305,6 +308,7 @@ class Plan:
         """The model, as passed to actors."""
         section = attrs.asdict(self.config.model)
         section |= {key: located(section[key]) for key in ("path", "tokenizer") if section[key]}
+        section["chat_template"] = self.chat_template
         return Model(**{field.name: section[field.name] for field in attrs.fields(Model)})
 
     @property
@@ -323,8 +327,10 @@ class Plan:
 
     @property
     def code(self) -> dict[str, dict[str, str]]:
-        """Name -> fingerprint, of every plugin that the run uses and of other code that its rewards call."""
+        """Name -> fingerprint, of every plugin of the run, its chat template from a file, code that rewards call."""
         found: dict[str, Fingerprint] = self.plugins.used()
+        if self.chat_template is not None:
+            found["chat template"] = of_text(self.chat_template)
         for part in self.rewards:
             reward = self.plugins.resolve(part.reference)
             found |= reward.marks if isinstance(reward, DrivesOtherCode) else {}

@@ -30,7 +30,7 @@ from rlsdk.config.rules import compared_with_nothing, cross_checks, limits
 from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config, RoleSection
 from rlsdk.config.section import RULE_KEYS, SOURCE_KEYS, RewardUse, SourceUse
 from rlsdk.config.tree import Source, Tree, normalise, read
-from rlsdk.contracts import AlgorithmDefaults, ApartRole, LossSpec, batch_of, memory_of
+from rlsdk.contracts import AlgorithmDefaults, ApartRole, LossSpec, ReplacesTemplate, batch_of, memory_of
 from rlsdk.errors import ConfigError, OptionError, PluginError, option_path
 from rlsdk.fields import Field
 from rlsdk.kinds import PART_LISTS, PARTS, Kind
@@ -182,6 +182,7 @@ class _Resolver:
         train = self.sources("tasks.train", config.tasks.train)
         held_out = self.sources("tasks.eval", config.tasks.eval)
         single = self.single_components(config)
+        chat_template = self.chat_template(single["renderer"])
         parser = config.model.tool_parser
         tool_parser = None if parser is None else self.reference("model.tool_parser", "tool_parser", parser)
         # A second tracker that wrote metrics.jsonl would repeat its lines.
@@ -222,6 +223,7 @@ class _Resolver:
             advantage=parts["advantage"],
             loss=self.loss(algorithm, parts, config.sampling.temperature if sampled else 1.0),
             **found,
+            chat_template=chat_template,
             apart=apart,
             tool_parser=tool_parser,
             trackers=trackers,
@@ -253,6 +255,15 @@ class _Resolver:
                 "rollout.weight_transfer", "weight_transfer", config.rollout.weight_transfer
             ),
         }
+
+    def chat_template(self, renderer: ComponentRef | None) -> str | None:
+        """Read the chat template that a renderer replaces the tokenizer's by; None if it keeps the tokenizer's own."""
+        made = None if renderer is None else self.plugins.resolve(renderer)
+        try:
+            return made.read_template() if isinstance(made, ReplacesTemplate) else None
+        except OptionError as error:
+            self.faults += [f"{option_path('model.renderer', below)}: {text}" for below, text in error.faults]
+            return None
 
     def apart(
         self, config: Config, algorithm: AlgorithmDefaults, learner: ComponentRef | None

@@ -258,7 +258,8 @@ def normalise(tree: dict[str, Any]) -> dict[str, Any]:
     tree = _with_lists(tree, ("reward", "trackers", "diagnoses", "plugins"))
     for key in ("engine", "learner", "algorithm", "workflow"):
         tree = _with_use(tree, key, getattr(defaults, key.upper()))
-    for section, key in (("critic", "learner"), ("reference", "learner"), ("eval", "workflow")):
+    inner = (("model", "renderer"), ("critic", "learner"), ("reference", "learner"), ("eval", "workflow"))
+    for section, key in inner:
         if isinstance(tree.get(section), Mapping):
             tree[section] = _with_use(tree[section], key, getattr(defaults, key.upper()))
     return tree

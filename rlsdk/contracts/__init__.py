@@ -47,7 +47,15 @@ from rlsdk.contracts.optional import (
     UpdateShape,
     memory_of,
 )
-from rlsdk.contracts.rendering import Call, Malformed, ParsedAnswer, Renderer, TextCodec, ToolParser
+from rlsdk.contracts.rendering import (
+    Call,
+    Malformed,
+    ParsedAnswer,
+    Renderer,
+    ReplacesTemplate,
+    TextCodec,
+    ToolParser,
+)
 from rlsdk.contracts.running import (
     AlgorithmDefaults,
     CallsTools,
@@ -157,6 +165,7 @@ __all__ = [
     "ReadsImages",
     "Renderer",
     "Renders",
+    "ReplacesTemplate",
     "ReplaysRouting",
     "Request",
     "Requires",

@@ -46,6 +46,7 @@ class Model:
         tokenizer: Folder or hub id of the tokenizer; defaults to `path`.
         separator: Text inserted before each later message of a conversation whose prompt is plain text.
         keep_history: Keep earlier answers as sampled where the renderer would drop their thoughts.
+        chat_template: Chat template that replaces the tokenizer's, in Jinja; None keeps its own.
     """
 
     path: str
@@ -57,6 +58,7 @@ class Model:
     tokenizer: str | None = None
     separator: str = "\n"
     keep_history: bool = False
+    chat_template: str | None = None
 
 
 @attrs.frozen(kw_only=True)

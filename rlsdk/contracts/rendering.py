@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rlsdk.types import Image, Message
 
-__all__ = ["Call", "Malformed", "ParsedAnswer", "Renderer", "TextCodec", "ToolParser"]
+__all__ = ["Call", "Malformed", "ParsedAnswer", "Renderer", "ReplacesTemplate", "TextCodec", "ToolParser"]
 
 
 @attrs.frozen
@@ -77,6 +77,23 @@ class TextCodec(Protocol):
 
     def shown(self, ids: np.ndarray) -> str:
         """Decode tokens, including special tokens."""
+        ...
+
+
+@runtime_checkable
+class ReplacesTemplate(Protocol):
+    """Optional interface of a renderer that replaces the tokenizer's chat template.
+
+    The template is read once, when the configuration is checked. The tokenizer that the renderer gets in `open` has it,
+    in every process of the run, and so has the tokenizer of exported models.
+    """
+
+    def read_template(self) -> str | None:
+        """Return the template, in Jinja; None to keep the tokenizer's own.
+
+        Raises:
+            OptionError: It cannot be read.
+        """
         ...
 
 

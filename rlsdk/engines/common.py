@@ -144,10 +144,13 @@ def check_known(ids: Sequence[str], running: Iterable[str]) -> None:
 
 
 def open_tokenizer(model: Model) -> Any:
-    """Return the tokenizer of a model."""
+    """Return the tokenizer of a model, with its chat template replaced if the model names another."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model.tokenizer or model.path, trust_remote_code=model.trust_remote_code)
+    tokenizer = AutoTokenizer.from_pretrained(model.tokenizer or model.path, trust_remote_code=model.trust_remote_code)
+    if model.chat_template is not None:
+        tokenizer.chat_template = model.chat_template
+    return tokenizer
 
 
 def end_ids(model: Model, tokenizer: Any) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -119,6 +120,8 @@ def write_model(folder: Path, model: Any, tensors: Mapping[str, Tensor], source:
     vision = Vision(source)
     if sees(model) and vision.usable:
         vision.save(folder)
+    if source.chat_template is not None:
+        write_template(folder, source.chat_template)
 
 
 def copy_tokenizer(source: str, folder: Path, *, trust_remote_code: bool) -> None:
@@ -134,3 +137,14 @@ def copy_tokenizer(source: str, folder: Path, *, trust_remote_code: bool) -> Non
     for name in _TOKENIZER_FILES:
         if (Path(source) / name).is_file():
             shutil.copyfile(Path(source) / name, folder / name)
+
+
+def write_template(folder: Path, template: str) -> None:
+    """Replace the chat template of a tokenizer's folder, in each of the files that may hold one."""
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    (folder / "chat_template.json").unlink(missing_ok=True)
+    for name in ("tokenizer_config.json", "processor_config.json"):
+        file = folder / name
+        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if config.pop("chat_template", None) is not None:
+            file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

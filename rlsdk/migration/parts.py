@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 from rlsdk.migration.rows import (
@@ -69,6 +70,7 @@ KEEP_ALL = 1000
 UNREAD = {"csv", "tsv", "txt", "arrow"}
 """Endings of data files that no source reads."""
 EVALUATION_NOTE = "section eval has samples, greedy, temperature, top_p, top_k and max_tokens"
+TEMPLATE_NOTE = "set model.renderer: {use: template, file: FILE}"
 LEARNER_NOTE = "rlsdk's learner is DeepSpeed ZeRO"
 CRITIC_WARMUP_NOTE = "critic_warmup is the first step that trains the actor, counted from 1"
 ZOO = "from a plugin: pip install rlsdk-zoo"
@@ -267,6 +269,19 @@ def dataset(paths: Any, split: str, columns: Mapping[str, str], **more: Any) -> 
     if len(found) == 1:
         return {"use": "hub", "name": found[0], "split": split, **extra}
     return {"use": "jsonl", "path": path, "split": split, **extra}
+
+
+def template_variables(given: Given, section: str) -> dict[str, Any]:
+    """Return the variables of the chat template, which the other trainer has in a section."""
+    variables = given.section(section)
+    return {"model.renderer.variables": dict(variables)} if variables else {}
+
+
+def template_file(value: Any, _: Given) -> KeyOutcome:
+    """Convert the path of a chat template; other trainers also take a template from another model's tokenizer."""
+    if PurePath(text(value)).suffix in (".jinja", ".jinja2", ".j2"):
+        return KeyOutcome({"model.renderer.file": text(value)}, "mapped", "")
+    return KeyOutcome({}, "missing", f"save the chat_template of its tokenizer to a file, and {TEMPLATE_NOTE}")
 
 
 def likely_reward(*hints: Any) -> dict[str, Any]:

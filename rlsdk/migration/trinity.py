@@ -11,6 +11,7 @@ from rlsdk.migration.parts import (
     EVALUATION_NOTE,
     LEARNER_NOTE,
     SCHEDULE,
+    TEMPLATE_NOTE,
     checkpoints_kept,
     critic_warmup,
     dataset,
@@ -23,9 +24,11 @@ from rlsdk.migration.parts import (
     of_vllm,
     share_of_steps,
     switched,
+    template_file,
     trackers_with,
 )
 from rlsdk.migration.rows import (
+    NOTES,
     Choice,
     Framework,
     Given,
@@ -463,6 +466,8 @@ def _finish(given: Given) -> dict[str, Any]:
         "sampling.max_tokens": _response(given),
         "max_prompt_tokens": given.whole("model.max_prompt_tokens", 0) or max(1, _length(given) - _response(given)),
     }
+    if "qwen3" in str(given.get("model.model_path", "")).lower() and "model.enable_thinking" not in given.flat:
+        found[NOTES] = (_THINKING,)
     train = _source(given, where)
     if train:
         found["tasks.train"] = train
@@ -481,7 +486,8 @@ def _finish(given: Given) -> dict[str, Any]:
         found["algorithm.shaping"] = [*penalty, *_kl(given)["algorithm.shaping"]]
     if chosen := REWARDS.get(function) or reward:
         return {**found, "reward": dict(chosen)}
-    return found if _offline(given) else found | likely_reward(given.get(f"{where}.path"), given.get(f"{where}.name"))
+    guessed = {} if _offline(given) else likely_reward(given.get(f"{where}.path"), given.get(f"{where}.name"))
+    return {**found, **guessed, NOTES: (*found.get(NOTES, ()), *guessed.get(NOTES, ()))}
 
 
 def _workflow(value: str, given: Given) -> KeyOutcome:
@@ -569,6 +575,10 @@ def _verl_file(value: str, given: Given) -> KeyOutcome:
     return KeyOutcome({}, "missing", f"put the settings of this file under {VERL}, and convert again")
 
 
+_THINKING = (
+    "model.renderer: without model.enable_thinking, Trinity-RFT turns off the thoughts of Qwen3, as does "
+    "renderer: {use: template, variables: {enable_thinking: false}}"
+)
 _BUFFER = "the run's own scheduler and database pass rollouts from engines to the learner"
 _ROLLOUT = "explorer.rollout_model"
 
@@ -679,9 +689,9 @@ ROWS = (
             lambda v, given: {"long_prompts": "drop"}),
     ignored("model.min_response_tokens", "the policy decides where an answer ends", 0),
     ignored("model.logprobs", "engines always return the logprobs they sampled with", 0),
-    missing("model.custom_chat_template", "put the template into the tokenizer's folder", "x"),
-    missing("model.chat_template_path", "put the template into the tokenizer's folder", "x"),
-    missing("model.enable_thinking", "put it into the tokenizer's chat template", True),
+    missing("model.custom_chat_template", f"save it to a file, and {TEMPLATE_NOTE}", "{{ x }}"),
+    same("model.chat_template_path", "model.renderer.file", text, "chat.jinja", template_file),
+    same("model.enable_thinking", "model.renderer.variables.enable_thinking", flag, False),
     same("model.lora_configs.0.lora_rank", "learner.lora.rank", whole, 32, lora_of("model.lora_configs.0.lora_alpha", 32.0)),
     part("model.lora_configs.0.lora_alpha", "learner.lora.alpha", number, 32),
     ignored("model.lora_configs.0.name", "there is a single adapter", "lora"),
@@ -804,6 +814,7 @@ ROWS = (
     unless(f"{_ROLLOUT}.data_parallel_size", (1,), "placement.engines is the number of engines", 2),
     unless(f"{_ROLLOUT}.pipeline_parallel_size", (1,), "engines have tensor parallelism only", 2),
     unless(f"{_ROLLOUT}.ignore_eos", (False,), "an answer ends at the end-of-text token", True),
+    missing(f"{_ROLLOUT}.chat_template", f"save it to a file, and {TEMPLATE_NOTE}", "{{ x }}"),
     missing(f"{_ROLLOUT}.tool_call_parser", "parser of the workflow tools", "hermes"),
     ignored(f"{_ROLLOUT}.**", "the engine's default is kept; engine.args accepts vLLM's settings", 1),
     changed("explorer.auxiliary_models.0.model_path", "model.reference", text, "Qwen/Qwen3-32B", "the teacher",
@@ -922,6 +933,7 @@ RENAMED: Mapping[str, str] = {
     **{f"explorer.{name}": f"{_ROLLOUT}.{name}" for name in (
         "engine_type", "engine_num", "tensor_parallel_size", "enable_prefix_caching", "enforce_eager", "dtype",
         "temperature", "seed", "gpu_memory_utilization")},
+    f"{_ROLLOUT}.enable_thinking": "model.enable_thinking",
     "explorer.repeat_times": "algorithm.repeat_times",
     "model.checkpoint_path": "checkpoint_root_dir",
     "model.max_token_len": "model.max_model_len",

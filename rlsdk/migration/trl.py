@@ -19,6 +19,8 @@ from rlsdk.migration.parts import (
     no_cut,
     share_of_steps,
     switched,
+    template_file,
+    template_variables,
     trackers,
 )
 from rlsdk.migration.python_files import KIND, LOADERS
@@ -306,7 +308,7 @@ def _name(value: Any, given: Given) -> KeyOutcome:
 
 
 def _finish(given: Given) -> dict[str, Any]:
-    found: dict[str, Any] = {"max_prompt_tokens": _prompt(given)}
+    found = {"max_prompt_tokens": _prompt(given), **template_variables(given, "chat_template_kwargs")}
     notes: tuple[str, ...] = ()
     if not given.get("max_prompt_length"):
         notes += (f"max_prompt_tokens: longer prompts than {_prompt(given)} tokens are dropped; TRL has no limit",)
@@ -593,8 +595,8 @@ ROWS = (
     changed("multi_objective_aggregation", "algorithm.advantage", text, "normalize_then_sum", "advantage gdpo", _aggregation),
     part("max_prompt_length", "max_prompt_tokens", count, 512),
     same("max_completion_length", "sampling.max_tokens", count, 512),
-    missing("chat_template_path", "put the template into the tokenizer's folder", "x"),
-    missing("chat_template_kwargs.**", "put them into the tokenizer's chat template", True),
+    same("chat_template_path", "model.renderer.file", text, "chat.jinja", template_file),
+    part("chat_template_kwargs.**", "model.renderer.variables", lambda v: v, False),
     # Batches
     same("num_generations", "group_size", count, 8),
     same("num_generations_eval", "eval.samples", count, 4),

@@ -15,6 +15,7 @@ from rlsdk.migration.parts import (
     KL,
     LEARNER_NOTE,
     SCHEDULE,
+    TEMPLATE_NOTE,
     ZOO,
     checkpoints_kept,
     critic_warmup,
@@ -31,6 +32,7 @@ from rlsdk.migration.parts import (
     of_vllm,
     share_of_steps,
     switched,
+    template_variables,
     trackers_with,
 )
 from rlsdk.migration.rows import (
@@ -547,7 +549,10 @@ def _finish(given: Given) -> dict[str, Any]:
     columns = (
         {"prompt": str(given.get("data.prompt_key"))} if given.get("data.prompt_key") not in (None, "prompt") else {}
     )
-    found: dict[str, Any] = {"model.max_length": _length(given)}
+    found: dict[str, Any] = {
+        "model.max_length": _length(given),
+        **template_variables(given, "data.apply_chat_template_kwargs"),
+    }
     for key, to in (("data.train_files", "tasks.train"), ("data.val_files", "tasks.eval")):
         if given.get(key) is not None:
             found[to] = given.read(key, lambda value: _files(value, columns))
@@ -638,7 +643,7 @@ ROWS = (
     missing("data.custom_cls.**", "write a task source: @rlsdk.tasks (howto/tasks.md)", "x"),
     missing("data.sampler.**", "write a buffer, which orders groups: @rlsdk.buffer", "x"),
     missing("data.datagen.**", "write a task source: @rlsdk.tasks (howto/tasks.md)", "x"),
-    missing("data.apply_chat_template_kwargs.**", "put them into the tokenizer's chat template", True),
+    part("data.apply_chat_template_kwargs.**", "model.renderer.variables", lambda v: v, False),
     # Model
     same(f"{MODEL}.path", "model.path", text, "Qwen/Qwen2.5-0.5B"),
     same(f"{MODEL}.tokenizer_path", "model.tokenizer", text, "org/tokenizer"),
@@ -658,7 +663,7 @@ ROWS = (
          if given.whole(f"{MODEL}.lora_rank", 0) else {}),
     changed(f"{MODEL}.exclude_modules", "learner.lora.targets", texts, "lm_head", "", _excluded),
     missing(f"{MODEL}.lora_adapter_path", "merge the adapter into the model first", "adapter"),
-    missing(f"{MODEL}.custom_chat_template", "put the template into the tokenizer's folder", "{{ x }}"),
+    missing(f"{MODEL}.custom_chat_template", f"save it to a file, and {TEMPLATE_NOTE}", "{{ x }}"),
     missing(f"{MODEL}.external_lib", "import it in a plugin: plugins: [FILE]", "my_lib"),
     *(same(f"{MODEL}.override_config.{where}attn_implementation", "learner.attention", ATTENTION, "flash_attention_2")
       for where in ("", "model_config.")),

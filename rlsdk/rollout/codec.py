@@ -16,6 +16,7 @@ import regex
 
 from rlsdk.config import Plan, defaults
 from rlsdk.contracts import Call, Renderer, ToolParser
+from rlsdk.engines.common import open_tokenizer
 from rlsdk.errors import ConfigError
 from rlsdk.plugins import load, names
 from rlsdk.types import Content, Image, Message, Task, ToolCall
@@ -79,16 +80,11 @@ class ChatTokenizer:
 
         Args:
             plan: The plan.
-            tokenizer: Its tokenizer, if already loaded.
+            tokenizer: Its tokenizer, if already opened (`open_tokenizer`).
         """
         model = plan.model
-        if tokenizer is None:
-            from transformers import AutoTokenizer
-
-            path = model.tokenizer or model.path
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=model.trust_remote_code)
         return cls(
-            tokenizer,
+            open_tokenizer(model) if tokenizer is None else tokenizer,
             separator=model.separator,
             keep_history=model.keep_history,
             renderer=plan.plugins.resolve(plan.renderer),
@@ -164,9 +160,10 @@ class ChatTokenizer:
         if not self.renderer.usable:
             raise ConfigError(
                 [
-                    f"task {task.id!r} is a conversation, but the tokenizer {self.name!r} has no chat template; set "
-                    "model.tokenizer to one that has, choose a model.renderer, or use prompts that are text (for "
-                    "files whose prompts are single messages: columns: {prompt: prompt.0.content})"
+                    f"task {task.id!r} is a conversation, but the tokenizer {self.name!r} has no chat template; name "
+                    "a file with one (model.renderer: {use: template, file: FILE}), set model.tokenizer to a tokenizer "
+                    "that has one, or use prompts that are text (for files whose prompts are single messages: columns: "
+                    "{prompt: prompt.0.content})"
                 ]
             )
         return task.prompt, self.prompt_tokens(task.prompt, plain=False)

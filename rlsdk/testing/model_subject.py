@@ -13,6 +13,7 @@ import attrs
 from rlsdk import preflight
 from rlsdk.components import Use
 from rlsdk.config import defaults
+from rlsdk.contracts import ReplacesTemplate
 from rlsdk.errors import ConfigError
 from rlsdk.messages import ToolCall
 from rlsdk.plugins import load
@@ -85,7 +86,10 @@ def open_subject(
     tokenizer = _tokenizer(path, folder, trust_remote_code)
     given = (tokenizer.eos_token_id, config.get("eos_token_id"), generation.get("eos_token_id"))
     stops = {stop for each in given for stop in (each if isinstance(each, list) else [each]) if stop is not None}
-    codec = ChatTokenizer(tokenizer, renderer=load("renderer", renderer.name, **renderer.options))
+    rendering = load("renderer", renderer.name, **renderer.options)
+    if isinstance(rendering, ReplacesTemplate) and (template := rendering.read_template()) is not None:
+        tokenizer.chat_template = template
+    codec = ChatTokenizer(tokenizer, renderer=rendering)
     return ModelSubject(codec, tokenizer, config, frozenset(stops), max_length)
 
 

@@ -30,6 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "my_reward.py").write_text(REWARD)
+    (tmp_path / "chat.jinja").write_text("{{ messages[0].content }}")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

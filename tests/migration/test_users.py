@@ -1048,3 +1048,33 @@ def test_openrlhfs_and_trls_evaluations_sample_as_before():
     words = "trl grpo --model_name_or_path o/m --dataset_name o/d --temperature 0.7 --num_generations_eval 4"
     assert section(migrate("trl", [f"{words} --eval_strategy steps"], {})) == {"samples": 4, "temperature": 0.7}
     assert section(migrate("trl", [words], {})) == {"samples": 4}
+
+
+def rendered(found: Migration) -> dict[str, Any]:
+    """Settings of the renderer, and no key that is left to do."""
+    assert not [entry.key for entry in found.entries if entry.status == "missing"]
+    return found.config["model"]["renderer"]
+
+
+def test_variables_and_files_of_chat_templates_are_those_of_the_renderer(tmp_path):
+    quiet = {"variables": {"enable_thinking": False}}
+    assert rendered(migrate("verl", ["+data.apply_chat_template_kwargs.enable_thinking=False"], {})) == quiet
+    words = "trl grpo --model_name_or_path o/m --dataset_name o/d --chat_template"
+    assert rendered(migrate("trl", [f"{words}_path t/chat.jinja"], {})) == {"file": "t/chat.jinja"}
+    assert (
+        rendered(migrate("trl", [*words.split()[:-1], "--chat_template_kwargs", '{"enable_thinking": false}'], {}))
+        == quiet
+    )
+    (entry,) = [e for e in migrate("trl", [f"{words}_path o/other"], {}).entries if e.status == "missing"]
+    assert entry.note.endswith("to a file, and set model.renderer: {use: template, file: FILE}")
+    file = tmp_path / "a.yaml"
+    for content in (
+        {"model": {"model_path": "Qwen/Qwen3-8B", "enable_thinking": False, "chat_template_path": "chat.jinja"}},
+        {"model": {"model_path": "Qwen/Qwen3-8B"}, "explorer": {"rollout_model": {"enable_thinking": False}}},
+    ):
+        file.write_text(yaml.safe_dump(content))
+        found = migrate("trinity", [str(file)], {})
+        assert {**quiet, **rendered(found)} == rendered(found)
+        assert "enable_thinking" not in str(found.notes)
+    file.write_text(yaml.safe_dump({"model": {"model_path": "Qwen/Qwen3-8B"}}))
+    assert "turns off the thoughts of Qwen3" in str(migrate("trinity", [str(file)], {}).notes)

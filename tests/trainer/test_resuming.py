@@ -265,6 +265,19 @@ def test_changed_code_of_a_plugin_is_refused_in_words(run: Run) -> None:
         assert "plugin lab was source " in str(refused.value) and "{" not in str(refused.value)
 
 
+def test_a_changed_chat_template_is_refused_and_an_equal_one_elsewhere_is_not(run: Run) -> None:
+    file, copy = run.folder / "chat.jinja", run.folder / "copy.jinja"
+    for each in (file, copy):
+        each.write_text("{{ messages[0].content }}")
+    named = f"model.renderer={{file: {file}}}"
+    run.begin(named)
+    assert "\n# plugin chat template: " in f"\n{run.text()}"
+    run.resume(f"model.renderer={{file: {copy}}}", allow_changes=True)
+    file.write_text("{{ messages[0].content }}!")
+    with pytest.raises(PluginError, match=r"plugin chat template was source [0-9a-f]+, is source"):
+        run.resume(named, allow_changes=True)
+
+
 def test_a_new_plugin_needs_leave(run: Run) -> None:
     run.begin()
     (run.folder / "lab.py").write_text(OBSERVER)
