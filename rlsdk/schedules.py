@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 import attrs
 
 from rlsdk.errors import OptionError, PluginError
-from rlsdk.limits import Count
-from rlsdk.options import MISSING, Fault, Option, check_options
+from rlsdk.limits import Count, NonNegative, Positive
+from rlsdk.options import MISSING, Fault, Option, check_options, options_of
 
 if TYPE_CHECKING:
     from rlsdk.components import Component
@@ -49,6 +49,42 @@ class Schedule:
     def __str__(self) -> str:
         shape = "" if self.shape == "linear" else f", {self.shape}"
         return f"{self.start:g} to {self.to:g} over {self.over} steps{shape}"
+
+
+@attrs.frozen(kw_only=True)
+class EntropyTarget:
+    """A weight of the entropy bonus that follows the measured entropy, in place of a number or a schedule.
+
+    After each optimiser step it rises by `delta` if the entropy was at most the target, and else falls by it. The bonus
+    is left out of the loss while the entropy is above the target, and in the first optimiser step, before it is known.
+    Paper: Skywork-OR1, arXiv:2505.22312 (adaptive entropy control); as in TRL, updated per optimiser step.
+    Formula: `c ← clip(c + δ, min, max)` if `H ≤ target`, else `clip(c - δ, min, max)`; `α = c` if `H ≤ target`, else 0;
+    `loss - α · H`. `H` is the mean entropy of the trained tokens of the optimiser step before.
+
+    Attributes:
+        target: Entropy to hold, in nats per token.
+        delta: Change of the weight per optimiser step.
+        initial: Weight before the first optimiser step.
+        min: Minimum weight.
+        max: Maximum weight.
+    """
+
+    target: Positive
+    delta: Positive = 0.005
+    initial: NonNegative = 0.0
+    min: NonNegative = 0.0
+    max: Positive = 1.0
+
+    def __attrs_post_init__(self) -> None:
+        if not self.min <= self.initial <= self.max:
+            bounds = f"min={self.min:g} to max={self.max:g}"
+            raise ValueError(f"expected a weight from {bounds}, got {self.initial:g}")
+
+    def __str__(self) -> str:
+        return (
+            f"{self.min:g} to {self.max:g}, from {self.initial:g} in steps of {self.delta:g}, for an entropy of "
+            f"{self.target:g} nats"
+        )
 
 
 def at(value: Any, train_step: int) -> Any:
@@ -86,6 +122,19 @@ def schedules_in(options: Iterable[Option], given: Mapping[str, Any]) -> tuple[d
         else:
             found[name] = Schedule(values.pop("from"), **values)
     return found, faults
+
+
+def entropy_target(given: Any) -> tuple[EntropyTarget | None, list[Fault]]:
+    """Return the target in an algorithm's `entropy_coef`, and its faults; neither for a number or a schedule."""
+    if not (isinstance(given, Mapping) and "target" in given):
+        return None, []
+    values, faults = check_options(options_of(EntropyTarget), given)
+    if not faults:
+        try:
+            return EntropyTarget(**values), []
+        except ValueError as error:
+            faults = [("initial", str(error))]
+    return None, [(f"entropy_coef.{below}", text) for below, text in faults]
 
 
 def with_greatest(options: Mapping[str, Any], schedules: Mapping[str, Schedule]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class Algorithm:
         correction: Weights for the mismatch between sampler and trainer.
         kl: Estimator of the KL term of the loss; used if `kl_coef` is above 0.
         kl_coef: Weight of the KL term of the loss.
-        entropy_coef: Weight of the entropy bonus.
+        entropy_coef: Weight of the entropy bonus; `{target: ENTROPY}` adapts it to hold an entropy in nats per token.
         aggregate: How per-token losses are reduced to one number.
         norm: Length that `seq-mean-token-sum-norm` divides by; null uses `sampling.max_tokens`.
         filters: Filters that select the groups to train on.

@@ -20,6 +20,7 @@ from rlsdk.config.tree import RENAMED
 from rlsdk.kinds import PART_LISTS, PARTS, Kind
 from rlsdk.limits import Limit
 from rlsdk.options import Option, options_of
+from rlsdk.schedules import EntropyTarget
 
 Schema = dict[str, Any]
 DRAFT = "http://json-schema.org/draft-07/schema#"
@@ -73,7 +74,8 @@ class _Writer:
 
     def definitions(self) -> Schema:
         """Return the targets of `$ref`: each kind of component, and the options of each component."""
-        found: Schema = {"interpolation": INTERPOLATION, "schedule": SCHEDULE}
+        target = self.section(EntropyTarget, "-.")
+        found: Schema = {"interpolation": INTERPOLATION, "schedule": SCHEDULE, "entropy_target": target}
         for kind, named in self.components.items():
             extra = _extra_keys(kind)
             found[kind] = self.chosen(kind)
@@ -112,6 +114,8 @@ class _Writer:
             name: self.part(option, parts[name]) if name in parts else self.option(option)
             for name, option in own.items()
         }
+        if component.kind == "algorithm":
+            properties["entropy_coef"]["anyOf"].append({"$ref": "#/definitions/entropy_target"})
         if component.kind == "reward":  # a single source needs no list
             properties["sources"]["anyOf"].append({"type": "string"})
         return {

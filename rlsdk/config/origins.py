@@ -133,8 +133,9 @@ def _algorithm(plan: Plan, written: _Written) -> Iterator[Origin]:
             if not value:
                 yield Origin(path, [], written.origin(path) or f"algorithm {name}")
         elif field.name != "defaults":  # shown where they are
-            value = plan.schedules.get(field.name, value)
-            yield Origin(path, value, written.origin(path) or f"algorithm {name}")
+            value = plan.loss.entropy_coef if field.name == "entropy_coef" else plan.schedules.get(field.name, value)
+            given = (written.origin(f"{path}{below}") for below in ("", ".to", ".target"))  # or a schedule or a target
+            yield Origin(path, value, next(filter(None, given), f"algorithm {name}"))
 
 
 def _part(plan: Plan, path: str, use: Use, kind: Any, written: _Written) -> Iterator[Origin]:

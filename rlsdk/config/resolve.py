@@ -36,7 +36,7 @@ from rlsdk.fields import Field
 from rlsdk.kinds import PART_LISTS, PARTS, Kind
 from rlsdk.options import structure, unknown
 from rlsdk.plugins import CORE, ComponentRef, Plugins, short_name
-from rlsdk.schedules import Schedule, Scheduled, with_greatest
+from rlsdk.schedules import EntropyTarget, Schedule, Scheduled, entropy_target, with_greatest
 
 T = TypeVar("T")
 COEFFICIENTS = ("kl_coef", "entropy_coef", "norm", "value_clip")
@@ -103,6 +103,7 @@ class _Resolver:
         self.needs: set[str] = set()
         self.fields: dict[str, Field] = {}
         self.schedules: dict[str, Schedule] = {}
+        self.entropy_target: EntropyTarget | None = None
         self.chosen: list[Chosen] = []
         self.max_tokens: int | None = None
 
@@ -283,12 +284,13 @@ class _Resolver:
         return found
 
     def loss(self, algorithm: AlgorithmDefaults, parts: Mapping[str, Any], temperature: float) -> LossSpec:
+        coefficients = {n: self.schedules.get(n, getattr(algorithm, n)) for n in COEFFICIENTS}
         return LossSpec(
             policy_loss=parts["policy_loss"],
             correction=parts["correction"],
             kl=parts["kl"] if algorithm.kl_coef else None,
             aggregate=algorithm.aggregate,
-            **{n: self.schedules.get(n, getattr(algorithm, n)) for n in COEFFICIENTS},
+            **{**coefficients, **({"entropy_coef": self.entropy_target} if self.entropy_target else {})},
             temperature=temperature,
         )
 
@@ -383,6 +385,10 @@ class _Resolver:
             given = {name: value for name, value in use.options.items() if name in required}
             defaults = self.plugins.resolve(attrs.evolve(reference, options=given))
             merged = merge_parts(defaults, dict(use.options))
+            self.entropy_target, faults = entropy_target(merged.get("entropy_coef"))
+            self.faults += [f"algorithm.{below}: {text}" for below, text in faults]
+            if faults or self.entropy_target is not None:
+                merged["entropy_coef"] = self.entropy_target.max if self.entropy_target else 0.0
             self.schedules |= (schedules := self.plugins.component(reference).schedules(merged))
             return self.plugins.resolve(attrs.evolve(reference, options=with_greatest(merged, schedules)))
         except OptionError as error:

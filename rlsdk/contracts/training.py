@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import attrs
 
 from rlsdk.contracts.generation import ActorSpec, Adapter, Model, Weights
-from rlsdk.schedules import Schedule
+from rlsdk.schedules import EntropyTarget, Schedule
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,7 +36,7 @@ class LossSpec:
         correction: Per-token weights for the sampler/trainer mismatch.
         kl: Estimator of the KL term of the loss.
         kl_coef: Weight of the KL term.
-        entropy_coef: Weight of the entropy bonus.
+        entropy_coef: Weight of the entropy bonus, or the entropy that it holds.
         aggregate: Aggregation mode of the loss.
         norm: Length that `seq-mean-token-sum-norm` divides by.
         value_clip: Clip range of the critic's values around the old ones (PPO's clipped value loss); None for no
@@ -49,7 +49,7 @@ class LossSpec:
     correction: ComponentRef | None = None
     kl: ComponentRef | None = None
     kl_coef: float | Schedule = 0.0
-    entropy_coef: float | Schedule = 0.0
+    entropy_coef: float | Schedule | EntropyTarget = 0.0
     aggregate: str = "token-mean"
     norm: float | Schedule | None = None
     value_clip: float | Schedule | None = None

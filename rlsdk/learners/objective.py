@@ -19,9 +19,10 @@ from rlsdk.contracts import LossSpec, TrainBatch
 from rlsdk.errors import LearnerError, RlsdkError, described
 from rlsdk.fields import UPDATE_FIELDS, names
 from rlsdk.head import EntropyMode
+from rlsdk.learners.entropy import AdaptiveEntropyCoef
 from rlsdk.learners.metrics import Gather, Memory, MetricAccumulator, add_component_metrics
 from rlsdk.plugins import ComponentRef, Plugins
-from rlsdk.schedules import at
+from rlsdk.schedules import EntropyTarget, at
 
 log = logging.getLogger(__name__)
 _TOKEN_FIELDS = ("behaviour_logprobs", *UPDATE_FIELDS)
@@ -29,7 +30,7 @@ _ROLLOUT_FIELDS = names("loss", axis="rollout")
 _OPTIONAL = names("loss", access="on request")
 _OWN_METRICS = frozenset(
     {"loss", "policy_loss", "correction", "ref_kl", "router_loss", "entropy", "ratio", "ratio_max", "kl_to_old"}
-    | {"kl_to_behaviour", "grad_norm", "lr", "skipped_updates", "gap", "gap_generation"}
+    | {"kl_to_behaviour", "grad_norm", "lr", "skipped_updates", "gap", "gap_generation", "entropy_coef"}
 )
 """Actor metrics `actor/NAME` that belong to the core; components must not report them."""
 
@@ -78,6 +79,8 @@ class Objective:
             raise LearnerError(f"kl_coef is {spec.kl_coef}, but no kl estimator is named; name one, such as kl: k3")
         parts = {"policy_loss": self._loss, "correction": self._correction}
         self._memories = {kind: memory for kind, part in parts.items() if (memory := Memory.of(part)) is not None}
+        if isinstance(spec.entropy_coef, EntropyTarget):
+            self._memories["entropy_coef"] = Memory(AdaptiveEntropyCoef(spec.entropy_coef))
         component = component_of(self._loss)
         self.whole_batch = component is not None and component.whole_batch
         components = [component_of(part) for part in parts.values()]
@@ -133,7 +136,7 @@ class Objective:
         `totals`.
         """
         spec, mask = self.spec, x.loss_mask
-        kl_coef, entropy_coef = at(spec.kl_coef, x.train_step), at(spec.entropy_coef, x.train_step)
+        kl_coef, entropy_coef = at(spec.kl_coef, x.train_step), self._entropy_coef(x, accumulator)
         policy = self._aggregate(self.policy_losses(x, accumulator), x, totals)
         loss = policy
         accumulator.add("actor/policy_loss", policy.item(), 0.0)
@@ -173,6 +176,13 @@ class Objective:
         estimator = at(self._kl, x.train_step)
         with _named("kl", estimator) as name:
             return _per_token(name, estimator(logprobs, reference), x)
+
+    def _entropy_coef(self, x: LossInputs, accumulator: MetricAccumulator) -> float:
+        if not isinstance(self.spec.entropy_coef, EntropyTarget):
+            return float(at(self.spec.entropy_coef, x.train_step))
+        coef: float = self._memories["entropy_coef"].call(x)[0]
+        accumulator.add_tokens("actor/entropy_coef", torch.full_like(x.entropy.detach(), coef), x.loss_mask)
+        return coef
 
     def _aggregate(self, per_token: Tensor, x: LossInputs, totals: Totals) -> Tensor:
         mode: Any = self.spec.aggregate
@@ -224,8 +234,7 @@ class Objective:
                 log.warning("the checkpoint holds no state of %s %s: it starts without one", kind, self._name(kind))
 
     def _name(self, kind: str) -> str:
-        reference: ComponentRef = getattr(self.spec, kind)
-        return reference.name
+        return "target" if kind == "entropy_coef" else getattr(self.spec, kind).name
 
 
 @contextmanager

@@ -181,6 +181,19 @@ def _follows(value: bool, given: Given) -> KeyOutcome:
                    f"TRL counts optimiser steps; a step of rlsdk has {_updates(given)} of them")  # fmt: skip
 
 
+def _entropy_coef(value: float, given: Given) -> dict[str, Any]:
+    return {} if given.read("use_adaptive_entropy", flag, False) else {"algorithm.entropy_coef": value}
+
+
+def _adaptive_entropy(value: bool, given: Given) -> KeyOutcome:
+    if not value:
+        return KeyOutcome({}, "ignored", "off, as by default in rlsdk")
+    target = {"target": given.read("entropy_target", number, 0.2), "initial": given.read("entropy_coef", number, 0.0)}
+    defaults = {"delta": 0.005, "min": 0.0, "max": 1.0}
+    rule = {name: given.read(f"entropy_coef_{name}", number, default) for name, default in defaults.items()}
+    return KeyOutcome({"algorithm.entropy_coef": {**target, **rule}}, "mapped", "")
+
+
 def _batch(value: int, given: Given) -> KeyOutcome:
     group = given.whole("num_generations", 8)
     values = {
@@ -652,9 +665,10 @@ ROWS = (
             switched({"algorithm.filters[]": "truncated"}, "drops truncated rollouts")),
     changed("top_entropy_quantile", "algorithm.top_entropy_quantile", number, 0.2, _TOP_ENTROPY,
             lambda v, given: {"algorithm.top_entropy_quantile": v} if v < 1 else KeyOutcome({}, "ignored", "all tokens")),
-    same("entropy_coef", "algorithm.entropy_coef", number, 0.0),
-    missing("use_adaptive_entropy", "entropy_coef may be a schedule: {from: ..., to: ..., over: ...}", True),
-    missing("entropy_*", "entropy_coef may be a schedule: {from: ..., to: ..., over: ...}", 0.2),
+    same("entropy_coef", "algorithm.entropy_coef", number, 0.0, _entropy_coef),
+    same("use_adaptive_entropy", "algorithm.entropy_coef", flag, True, _adaptive_entropy),
+    *(part(name, "algorithm.entropy_coef", number, sample) for name, sample in (
+        ("entropy_target", 0.2), ("entropy_coef_delta", 0.005), ("entropy_coef_min", 0.0), ("entropy_coef_max", 1.0))),
     changed("sync_ref_model", "reference.update_every reference.mix", flag, True, "TRL counts optimiser steps", _follows),
     part("ref_model_sync_steps", "reference.update_every", count, 512, "TRL counts optimiser steps"),
     part("ref_model_mixup_alpha", "reference.mix", number, 0.6),

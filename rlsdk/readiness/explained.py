@@ -122,7 +122,7 @@ def _answers(section: EvalSection) -> str:
 def _algorithm(plan: Plan) -> dict[str, Any]:
     algorithm, loss = plan.algorithm, plan.loss
     coefficients = {
-        name: plan.schedules.get(name, getattr(algorithm, name))
+        name: loss.entropy_coef if name == "entropy_coef" else plan.schedules.get(name, getattr(algorithm, name))
         for name in ("kl_coef", "entropy_coef", "value_clip", "norm", "top_entropy_quantile")
         if getattr(algorithm, name) or name == "kl_coef"
     }

@@ -38,6 +38,7 @@ from rlsdk.learners.base import TransformersLearner
 from rlsdk.learners.options import NO_FLOAT16, LearnerOptions
 from rlsdk.plugins import CORE, ComponentRef
 from rlsdk.plurals import counted
+from rlsdk.schedules import EntropyTarget
 from rlsdk.types import Task
 from rlsdk.vision import Vision, sees
 
@@ -216,6 +217,12 @@ def rank_faults(plan: Plan) -> Iterator[tuple[str, str]]:
             role, alone = path.partition(".")[0], f"the learner {reference.name!r} always holds a policy"
             yield path, f"{alone}, and cannot run the {role} by itself; set {path}=0, or {role}.learner=deepspeed"
     warmup, together = plan.config.critic.warmup_steps, plan.plugins.resolve(plan.learner)
+    if isinstance(plan.loss.entropy_coef, EntropyTarget) and not isinstance(together, TransformersLearner):
+        yield (
+            "algorithm.entropy_coef",
+            f"a target given, but the learner {plan.learner.name!r} is not known to measure the entropy and adapt the "
+            "weight to it; give a number or a schedule, or use a learner such as deepspeed",
+        )
     if warmup and "critic" not in plan.apart and not isinstance(together, GivesPrimitives):
         yield (
             "critic.warmup_steps",

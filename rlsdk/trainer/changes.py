@@ -16,6 +16,7 @@ from rlsdk.config.kept import CODE, kept_config, names_only
 from rlsdk.config.tree import current, leaves, plain, spelled_out
 from rlsdk.errors import ConfigError, RlsdkError
 from rlsdk.plugins import ComponentRef, short_name
+from rlsdk.schedules import EntropyTarget
 
 KEPT = "config.yaml"
 """File in a run's folder that holds its configuration."""
@@ -157,6 +158,8 @@ def settings_of(plan: Plan) -> dict[str, Any]:
     tree["algorithm"] = {
         "use": short_name(plan.plugins.reference("algorithm", plan.config.algorithm.name).name),
         **attrs.asdict(plan.algorithm),  # type: ignore[arg-type]
+        **{name: str(each) for name, each in plan.schedules.items() if "." not in name},
+        **({"entropy_coef": str(loss.entropy_coef)} if isinstance(loss.entropy_coef, EntropyTarget) else {}),
         **{name: of(part) for name, part in parts.items()},
         **{name: [of(part) for part in some] for name, some in lists.items()},
     }

@@ -70,6 +70,11 @@ def test_schedules_are_shown(explain):
     assert found["kl_coef"] == "0 to 0.1 over 5 steps, cosine"
 
 
+def test_a_target_of_the_entropy_is_shown(explain):
+    found = explain("algorithm.entropy_coef={target: 0.2, max: 0.5}")["algorithm"]
+    assert found["entropy_coef"] == "0 to 0.5, from 0 in steps of 0.005, for an entropy of 0.2 nats"
+
+
 def test_what_an_algorithm_makes_necessary(explain):
     found = explain("algorithm=ppo")
     assert (found["learner"]["reference model"], found["learner"]["critic"]) == (True, True)
@@ -166,6 +171,12 @@ def test_each_value_says_where_it_comes_from(origins):
     assert found["reward[0].weight"] == (2, "override reward[0]={use: countdown, weight: 2}")
     assert found["reward[1].weight"] == (0.1, "trial.yaml:4")
     assert found["sampling.temperature"] == (1.0, "default")
+
+
+def test_a_schedule_and_a_target_say_where_they_come_from(origins):
+    given = ("algorithm.norm={from: 1, to: 2, over: 3}", "algorithm.entropy_coef={target: 0.2}")
+    found = origins(*given)
+    assert [found[text.partition("=")[0]][1] for text in given] == [f"override {text}" for text in given]
 
 
 def test_a_value_that_is_merged_in_has_the_line_where_it_is_written(tmp_path, origins):

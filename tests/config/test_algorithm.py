@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rlsdk.config import check
-from rlsdk.errors import ConfigError
-from rlsdk.schedules import Schedule
+from rlsdk.errors import ConfigError, OptionError
+from rlsdk.nano import create
+from rlsdk.readiness.checks import examine
+from rlsdk.schedules import EntropyTarget, Schedule
 
 
 def part(plan, name):
@@ -146,6 +150,34 @@ def test_floats_may_be_schedules(plan):
     assert part(found, "kl") == ("core/low_var", {})  # the coefficient is 0 at the first step alone
     assert (found.algorithm.kl_coef, found.needs_reference) == (0.1, True)
     assert plan().schedules == {}
+
+
+def test_the_entropy_bonus_may_have_a_target(plan, faults):
+    found = plan("algorithm.entropy_coef={target: 0.2, max: 0.5}")
+    assert found.loss.entropy_coef == EntropyTarget(target=0.2, max=0.5)
+    assert (found.algorithm.entropy_coef, found.schedules) == (0.5, {})
+    with pytest.raises(OptionError, match=r"coef\.target: unknown option"):  # only the algorithm's own weight has one
+        found.plugins.resolve(found.plugins.reference("shaping", "kl_penalty", {"coef": {"target": 0.2}}))
+    wrong = {
+        "{target: -1, dleta: 1}": ["target: expected float > 0, got -1", "dleta: unknown option 'dleta', did you mean"],
+        "{target: .inf}": ["target: expected a finite number, got inf"],
+        "{target: 1, initial: 2}": ["initial: expected a weight from min=0 to max=1, got 2"],
+        "{from: 1, to: 2, target: 3}": ["from: unknown option 'from'", "to: unknown option 'to'"],
+    }
+    for given, texts in wrong.items():
+        said = faults(f"algorithm.entropy_coef={given}", "algorithm.kl_coef=x")
+        assert len(said) == len(texts) + 1
+        assert all(any(each.startswith(f"algorithm.entropy_coef.{text}") for each in said) for text in texts)
+
+
+def test_a_target_is_refused_for_a_learner_that_may_not_follow_it(plan, tmp_path):
+    create(tmp_path / "policy", largest=100)
+    own = {"plugins": (Path(__file__).parents[1] / "packages" / "frozen_v1" / "my_learner.py",)}
+    path = f"model.path={tmp_path / 'policy'}"
+    for coef, refused in (("{target: 0.2}", ["algorithm.entropy_coef"]), ("0.1", [])):
+        found = plan(path, "learner=my_learner/my_learner", f"algorithm.entropy_coef={coef}", **own)
+        said = [fault.path for fault in examine(found, starts=False).faults]
+        assert [path for path in said if "entropy" in path] == refused
 
 
 def test_wrong_schedules_are_faults_under_their_paths(faults):

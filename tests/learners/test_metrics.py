@@ -23,7 +23,7 @@ from rlsdk.learners.metrics import Memory, MetricAccumulator
 from rlsdk.learners.objective import Objective, UpdateContext
 from rlsdk.marks import correction, kl, policy_loss, reward
 from rlsdk.plugins import Plugins, load
-from rlsdk.schedules import Schedule
+from rlsdk.schedules import EntropyTarget, Schedule
 from rlsdk.testing import check_component
 
 Launch = Callable[..., Any]
@@ -117,6 +117,27 @@ class Meeting:
 def inputs(*advantages: float, **changes: Any) -> LossInputs:
     plane = torch.zeros(1, len(advantages))
     return LossInputs.from_padded(plane, plane, torch.tensor([advantages]), torch.ones_like(plane), **changes)
+
+
+def following() -> LossSpec:
+    """A loss of zero, and a bonus that holds an entropy of one nat."""
+    zero = HERE.reference("policy_loss", scaled, {"factor": 0.0})
+    return LossSpec(policy_loss=zero, entropy_coef=EntropyTarget(target=1.0, delta=0.1, initial=0.2, max=0.3))
+
+
+def halved(batch: TrainBatch, halves: tuple[np.ndarray, np.ndarray]) -> float:
+    """Trained tokens of the first half, as a multiple of those of the second."""
+    first, second = (int(batch.trained_tokens[half].sum()) for half in halves)
+    return first / second
+
+
+def run_part(
+    objective: Objective, batch: TrainBatch, entropy: float, totals: Totals, accumulator: MetricAccumulator
+) -> float:
+    """Part of the loss of a micro-batch whose tokens all have this entropy."""
+    now = torch.from_numpy(batch.tokens["old_logprobs"])
+    context = UpdateContext(update=0, updates=1, totals=totals, seed=0)
+    return float(objective(objective.inputs(batch, now, torch.full_like(now, entropy), context), totals, accumulator))
 
 
 def remembering(obj: Any, **options: Any) -> Memory:
@@ -246,6 +267,30 @@ class TestSchedules:
         expected = [0.0, 0.5 * mean + 0.25 * 8 - 1.5, mean + 0.5 * 12 - 3.0]
         assert found == pytest.approx(expected, rel=1e-4)
 
+    def test_the_entropy_bonus_follows_a_target(self, make_batch: Make) -> None:
+        batch, halves = make_batch(4), (np.arange(2), np.arange(2, 4))
+        objective = Objective(following())
+        assert objective.entropy == "gradient"
+        applied, taken = [], [1.5, 0.5, 0.5, 2.0, 0.4, 0.4]
+        for entropy in taken:
+            accumulator, loss = MetricAccumulator(), 0.0
+            for half, shift in zip(halves, (-0.45, 0.45 * halved(batch, halves)), strict=True):
+                loss += run_part(objective, batch.select(half), entropy + shift, batch.totals, accumulator)
+            found = accumulator.means()
+            assert found["actor/entropy"] == pytest.approx(entropy, abs=1e-6)
+            applied.append(found["actor/entropy_coef"])
+            assert loss == pytest.approx(-applied[-1] * entropy, abs=1e-6)
+            if len(applied) == 3:  # a skipped step is as if it had not been
+                objective.advance(alone, taken=False)
+                run_part(objective, batch, entropy, batch.totals, MetricAccumulator())
+            objective.advance(alone)
+            if len(applied) == 2:  # resumed
+                state = objective.state()
+                objective = Objective(following())
+                objective.restore(state)
+        # Above the target: 0.2 - 0.1. Then up, by 0.1 each, and applied one step later; at most 0.3, and off above.
+        assert applied == pytest.approx([0.0, 0.0, 0.2, 0.3, 0.0, 0.3])
+
     def test_a_class_takes_new_values_and_keeps_its_memory(self) -> None:
         memory = remembering(Baseline, decay={"from": 0.5, "to": 0.0, "over": 1})
         memory.call(inputs(4.0))
@@ -353,3 +398,34 @@ def test_memory_is_one_on_all_ranks_and_survives_a_checkpoint(
     metrics, after = run(group, 3, endless)
     assert metrics["actor/skipped_updates"] == 2
     assert after == states
+
+
+@pytest.mark.stack
+def test_all_ranks_follow_a_target_of_the_entropy_which_survives_a_checkpoint(
+    tied: Model, launch: Launch, make_batch: Make, tmp_path: Path
+) -> None:
+    batch, everything = make_batch(12), [np.arange(12)]
+    loss = HERE.reference("policy_loss", Baseline, {"decay": 0.5})
+    target = EntropyTarget(target=3.0, delta=0.25, initial=0.5, min=0.25, max=0.75)
+    spec = LossSpec(policy_loss=loss, entropy_coef=target)
+
+    def begun(world: int) -> Any:
+        return launch(world, Roles(actor=tied), spec, micro_batch_tokens=60, lr=3e-2)
+
+    group, coef, low = begun(2), 0.5, False
+    lines = []
+    for step in range(8):
+        if step == 3:
+            group.save(tmp_path / "checkpoint")
+        lines.append(group.update(batch, everything, step))
+        assert lines[-1]["actor/entropy_coef"] == (coef if low else 0.0)
+        low = lines[-1]["actor/entropy"] <= 3.0
+        coef = min(max(coef + (0.25 if low else -0.25), 0.25), 0.75)
+    assert len({line["actor/entropy_coef"] for line in lines}) > 1
+    group = begun(2)
+    group.load(tmp_path / "checkpoint")
+    assert [group.update(batch, everything, step) for step in range(3, 8)] == lines[3:]
+    group = begun(1)
+    alone = [group.update(batch, everything, step) for step in range(3)]
+    for name in ("actor/entropy", "actor/entropy_coef", "actor/grad_norm"):
+        assert [line[name] for line in alone] == pytest.approx([line[name] for line in lines[:3]], rel=1e-4)

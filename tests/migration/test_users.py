@@ -113,6 +113,14 @@ def test_the_steps_that_train_the_critic_alone_are_counted_as_each_trainer_count
     assert entry.status == status
 
 
+def test_trls_adaptive_entropy_is_a_target_of_the_entropy():
+    words = ["--entropy_coef", "0.01", "--entropy_target", "2.5", "--entropy_coef_delta", "0.001"]
+    found = migrate("trl", [*words, "--use_adaptive_entropy", "true", "--entropy_coef_max", "0.1"], {})
+    target = {"target": 2.5, "initial": 0.01, "delta": 0.001, "min": 0.0, "max": 0.1}
+    assert found.config["algorithm"]["entropy_coef"] == target
+    assert migrate("trl", words, {}).config["algorithm"]["entropy_coef"] == 0.01
+
+
 def test_verls_reward_section_is_read():
     function = "reward.custom_reward_function"
     found = migrate("verl", [f"{function}.path=a.py", f"{function}.name=f", f"+{function}.reward_kwargs.least=0.1"], {})

@@ -99,6 +99,19 @@ def test_the_critic_is_trained_first_and_a_resume_within_its_warm_up_changes_not
     assert runner.metrics()[1:] == lines
 
 
+def test_the_entropy_bonus_follows_its_target_across_a_resume(runner: Any) -> None:
+    settings = ("algorithm.entropy_coef={target: 0.5, delta: 0.002, max: 0.005}", "learner.lr=1e-4", "steps=5")
+    saved = ("checkpoint.every=1", "checkpoint.keep=9", "engine=transformers")
+    runner.train(*settings, *saved)
+    lines, coef, low = runner.metrics()[1:], 0.0, False
+    for line in lines:  # one optimiser step each
+        assert line["actor/entropy_coef"] == pytest.approx(coef if low else 0.0, abs=1e-9)
+        low = line["actor/entropy"] <= 0.5
+        coef = min(max(coef + (0.002 if low else -0.002), 0.0), 0.005)
+    runner.train(*settings, *saved, "--resume=2")
+    assert runner.metrics()[1:] == lines
+
+
 def test_two_engines_and_seeds_of_requests_sample_the_same(runner: Any) -> None:
     runner.train("sampling.seeds=request", "name=one")
     runner.train("sampling.seeds=request", "name=two", "placement.engines=2")

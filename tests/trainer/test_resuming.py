@@ -121,6 +121,7 @@ def test_the_same_configuration_continues_and_leaves_the_file_alone(run: Run) ->
         ("batch_size=32", "batch_size: was 64, is 32"),
         ("algorithm=rloo", "algorithm.use: was grpo, is rloo"),
         ("algorithm.policy_loss.clip_high=0.3", "algorithm.policy_loss.clip_high: was 0.2, is 0.3"),
+        ("algorithm.entropy_coef={target: 0.2}", "algorithm.entropy_coef: was 0, is 0 to 1, from 0 in steps of 0.005"),
         ("reward.format_score=0.5", "reward.format_score: was 0.1, is 0.5"),
         ("tasks.train.size=200", "tasks.train.size: was 100, is 200"),
         ("sampling.max_tokens=100", "sampling.max_tokens: was 256, is 100"),
@@ -137,6 +138,12 @@ def test_what_makes_it_another_training_is_shown_and_refused(run: Run, change: s
     assert shown in str(refused.value)
     assert "--allow-changes (in Python: allow_changes=True)" in str(refused.value)
     assert run.kept() == ["config.yaml"] and run.text() == before
+
+
+def test_a_schedule_of_the_same_greatest_value_is_another_training(run: Run) -> None:
+    run.begin("algorithm.kl_coef={from: 0.1, to: 0.0, over: 5}")
+    with pytest.raises(ConfigError, match=r"algorithm\.kl_coef: was 0\.1 to 0 over 5 steps, is 0\.1 to 0 over 9 steps"):
+        run.resume("algorithm.kl_coef={from: 0.1, to: 0.0, over: 9}")
 
 
 def test_with_leave_it_goes_on_and_the_old_file_is_kept(run: Run) -> None:
