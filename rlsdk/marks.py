@@ -176,7 +176,13 @@ def policy_loss(
 
 @named
 def correction(
-    name: str, *, needs: Needs = (), masks: bool = False, replays_routing: bool = False, check: Check | None = None
+    name: str,
+    *,
+    needs: Needs = (),
+    masks: bool = False,
+    compares: SamplerRatio = "old",
+    replays_routing: bool = False,
+    check: Check | None = None,
 ) -> Callable[[T], T]:
     """Mark a correction: `(x: LossInputs, *, …) -> Tensor[t] | (Tensor[t], metrics)`, detached weights.
 
@@ -184,11 +190,13 @@ def correction(
         name: Name within the plugin.
         needs: Optional input fields that it reads.
         masks: True if its weights are 0 or 1; it may then be combined with a policy loss that reweights by itself.
+        compares: Policy that it compares with the sampler: `old` if it reads `old_logprobs`, so that it has no effect
+            where these are the sampler's own (`old_logprobs: rollout`), or `policy` if it reads `logprobs`.
         replays_routing: True if the learner's actor must use the experts that the engine chose.
         check: As for a shaping.
     """
     marks = {"masks": masks, "replays_routing": replays_routing, "check": check}
-    return mark("correction", name, needs=needs, corrects="old", **marks)
+    return mark("correction", name, needs=needs, corrects=compares, **marks)
 
 
 @named

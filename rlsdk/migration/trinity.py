@@ -12,6 +12,7 @@ from rlsdk.migration.parts import (
     LEARNER_NOTE,
     SCHEDULE,
     TEMPLATE_NOTE,
+    ZOO,
     checkpoints_kept,
     critic_warmup,
     dataset,
@@ -66,6 +67,7 @@ ALGORITHMS: Mapping[str, tuple[str, str, str]] = {
     "asymre": ("opmd", "asymre", "opmd"),
     "topr": ("topr", "reinforce", "topr"),
     "rec": ("grpo", "rec", "rec"),
+    "sppo": ("opmd", "opmd", "sppo"),
     "multi_step_grpo": ("grpo", "step_wise_grpo", "ppo"),
     "gigpo": ("gigpo", "gigpo", "ppo"),
     "sft": ("sft", "", "sft"),
@@ -75,7 +77,7 @@ ALGORITHMS: Mapping[str, tuple[str, str, str]] = {
     "on_policy_distill": ("opd", "on_policy_distill", "ppo"),
 }
 """Algorithm -> rlsdk's, and Trinity's own default advantage and loss for it."""
-WITHOUT_KL = ("asymre", "dapo", "on_policy_distill")
+WITHOUT_KL = ("asymre", "dapo", "on_policy_distill", "rec", "sppo")
 """Algorithms that have no KL unless it is given."""
 ADVANTAGES: Mapping[str, Mapping[str, Any]] = {
     "ppo": {"use": "gae"},
@@ -97,6 +99,7 @@ LOSSES: Mapping[str, Mapping[str, Any]] = {
     "mix": {"use": "mix"},
     "mix_chord": {"use": "mix"},
     "rec": {"use": "reinforce"},
+    "sppo": {"use": "zoo/sppo"},
 }
 KL = Choice(
     {**dict.fromkeys(("k1", "k2", "k3"), ""), "low_var_kl": "", "abs": "", "corrected_k3": "", "none": ""}, "KL"
@@ -306,6 +309,8 @@ def _loss(name: str, given: Given) -> dict[str, Any]:
         options = {"tau": number(arguments.get("tau", 1.0))}
     elif name == "importance_sampling":
         options = {"cap": 1e6}
+    elif name == "sppo":
+        options = {"clip": number(arguments.get("epsilon", 0.3))}
     return {"algorithm.policy_loss": {**LOSSES[name], **options}}
 
 
@@ -321,6 +326,13 @@ def _rec_option(value: Any, given: Given) -> KeyOutcome:
     return KeyOutcome(
         {}, "missing", "reinforce is taken, or ppo for one-side with importance_sampling: write a policy loss"
     )
+
+
+def _sequence_masking(value: bool, given: Given) -> KeyOutcome:
+    if not value:
+        return KeyOutcome({}, "ignored", "off")
+    threshold = given.read("algorithm.policy_loss_fn_args.delta_sequence_masking", number, 0.1)
+    return KeyOutcome({"algorithm.correction": {"use": "zoo/off_policy_mask", "threshold": threshold}}, "changed", ZOO)
 
 
 def _chord(arguments: Mapping[str, Any]) -> float | dict[str, Any]:
@@ -484,6 +496,8 @@ def _finish(given: Given) -> dict[str, Any]:
         found["workflow"] = workflow
     if penalty := _overlong(given, where):
         found["algorithm.shaping"] = [*penalty, *_kl(given)["algorithm.shaping"]]
+    if any(str(given.get(f"algorithm.{key}")) == "sppo" for key in ("algorithm_type", "policy_loss_fn")):
+        found[NOTES] = (f"algorithm.policy_loss: {ZOO}",)
     if chosen := REWARDS.get(function) or reward:
         return {**found, "reward": dict(chosen)}
     guessed = {} if _offline(given) else likely_reward(given.get(f"{where}.path"), given.get(f"{where}.name"))
@@ -615,7 +629,7 @@ ROWS = (
     *(_argument("loss", name, sample) for name, sample in (
         ("clip_range", 0.2), ("clip_range_low", 0.2), ("clip_range_high", 0.28), ("clip_ratio_c", 3.0), ("tau_pos", 1.0),
         ("tau_neg", 1.05), ("tau", 1.0), ("mu", 0.1), ("mu_peak", 0.9), ("mu_valley", 0.05), ("mu_decay_steps", 200),
-        ("beta", 0.1), ("label_smoothing", 0.0))),
+        ("beta", 0.1), ("label_smoothing", 0.0), ("epsilon", 0.3))),
     unless("algorithm.policy_loss_fn_args.mu_warmup_steps", (0,), "a schedule of mu has no warm-up: it falls from the first step", 200),
     unless("algorithm.policy_loss_fn_args.enable_phi_function", (False,), "the loss mix does not weigh an expert's tokens by "
            "their probability: write a policy loss", True),
@@ -627,12 +641,12 @@ ROWS = (
         "use_dynamic_bsz", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ngpus_trainer", "train_batch_size_usual",
         "train_batch_size_expert", "gradient_accumulation", "read_batch_size_usual", "read_batch_size_expert")),
     *(unless(f"algorithm.policy_loss_fn_args.{name}", (False,), "see rlsdk plugins policy_loss", True) for name in (
-        "enable_sequence_masking", "enable_mask_clip", "fallback_to_policy_gradient")),
-    only_with("algorithm.policy_loss_fn_args.enable_sequence_masking", "algorithm.policy_loss_fn_args.delta_sequence_masking",
-              "see rlsdk plugins policy_loss", 0.1),
+        "enable_mask_clip", "fallback_to_policy_gradient")),
     *(changed(f"algorithm.policy_loss_fn_args.{side}_loss_agg_mode", "algorithm.aggregate", text, "token-mean", "",
               lambda v, given: KeyOutcome({}, "ignored", "as the other part") if v == given.get("algorithm.loss_agg_mode")
               else KeyOutcome({}, "missing", "algorithm.aggregate is that of both parts")) for side in ("sft", "grpo")),
+    changed("algorithm.policy_loss_fn_args.enable_sequence_masking", "algorithm.correction", flag, True, ZOO, _sequence_masking),
+    part("algorithm.policy_loss_fn_args.delta_sequence_masking", "algorithm.correction.threshold", number, 0.1),
     missing("algorithm.policy_loss_fn_args.**", "see the options of the loss: rlsdk plugins policy_loss", 1),
     part("algorithm.kl_loss_fn", "algorithm.kl", KL, "k2"),
     part("algorithm.kl_loss_fn_args.kl_coef", "algorithm.kl_coef", number, 0.001),

@@ -343,6 +343,19 @@ def test_a_choice_of_tokens_by_entropy_asks_for_entropies(plan):
         assert "entropy" in plan(f"algorithm={{use: {algorithm}, top_entropy_quantile: 0.2}}").needs
 
 
+@pytest.mark.parametrize("compares", ["old", "policy"])
+def test_a_correction_by_the_policy_being_trained_has_an_effect_with_the_samplers_old_logprobs(plan, compares):
+    @rlsdk.correction("far", masks=True, compares=compares)
+    def far(x: rlsdk.LossInputs) -> torch.Tensor: ...
+
+    tree = {**plan().tree, "old_logprobs": "rollout", "algorithm": {"use": "grpo", "correction": far}}
+    if compares == "policy":
+        assert check(tree).loss.correction.name.endswith("far")
+        return
+    with pytest.raises(ConfigError, match="every weight is 1"):
+        check(tree)
+
+
 def test_a_check_sees_the_run_and_all_options(plan):
     seen = []
 

@@ -304,6 +304,28 @@ def test_trls_mask_of_bad_answers_is_a_correction_of_the_zoo(folder, zoo):
     assert alone.config["algorithm"]["correction"]["use"] == "zoo/off_policy_mask"
 
 
+def test_trinitys_sppo_is_a_loss_of_the_zoo(folder, zoo):
+    words = ["algorithm.algorithm_type=sppo", "algorithm.policy_loss_fn_args.epsilon=0.25"]
+    found = migrate("trinity", words, {})
+    assert not [entry.key for entry in found.entries if entry.status == "missing"]
+    assert "algorithm.policy_loss: from a plugin: pip install rlsdk-zoo" in found.notes
+    sppo = found.config["algorithm"]
+    assert (sppo["advantage"], sppo["policy_loss"], sppo["kl_coef"]) == (
+        {"use": "opmd"},
+        {"use": "zoo/sppo", "clip": 0.25},
+        0.0,
+    )
+
+
+def test_trinitys_sequence_masking_is_a_correction_that_its_old_logprobs_allow(folder, zoo):
+    words = ["algorithm.algorithm_type=grpo", "algorithm.policy_loss_fn_args.enable_sequence_masking=true"]
+    found = migrate("trinity", [*words, "algorithm.policy_loss_fn_args.delta_sequence_masking=0.2"], {}).config
+    assert found["algorithm"]["correction"] == {"use": "zoo/off_policy_mask", "threshold": 0.2}
+    assert found["old_logprobs"] == "rollout"
+    more = {"model": {"path": "model", "max_length": 2048}, "tasks": {"train": "countdown"}, "reward": "countdown"}
+    assert check({**found, **more, "group_size": 4}).loss.correction.name == "zoo/off_policy_mask"
+
+
 KEYS = 'algorithm.gdpo_reward_keys=["right", "form"]'
 
 

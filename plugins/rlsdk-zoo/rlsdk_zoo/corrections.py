@@ -10,7 +10,7 @@ from rlsdk.kit import Metrics, credit, log_ratio, masked_mean
 from rlsdk.limits import Positive
 
 
-@rlsdk.correction("off_policy_mask", masks=True)
+@rlsdk.correction("off_policy_mask", masks=True, compares="policy")
 def off_policy_mask(x: rlsdk.LossInputs, *, threshold: Positive = 0.5) -> tuple[Tensor, Metrics]:
     """Mask bad rollouts that have become much less likely than when they were sampled; the others weigh 1.
 
