@@ -181,8 +181,20 @@ def _follows(value: bool, given: Given) -> KeyOutcome:
                    f"TRL counts optimiser steps; a step of rlsdk has {_updates(given)} of them")  # fmt: skip
 
 
-def _entropy_coef(value: float, given: Given) -> dict[str, Any]:
-    return {} if given.read("use_adaptive_entropy", flag, False) else {"algorithm.entropy_coef": value}
+def _entropy_coef(value: float, given: Given) -> KeyOutcome:
+    if given.read("use_adaptive_entropy", flag, False):
+        return KeyOutcome({}, "mapped", "")
+    note = _entropy_note(given) if value else ""
+    return KeyOutcome({"algorithm.entropy_coef": value}, "changed" if note else "mapped", note)
+
+
+def _entropy_note(given: Given) -> str:
+    """How TRL's bonus differs: it is the mean over tokens whatever the loss, or over those of the quantile."""
+    aggregate = LOSSES.get(str(given.get("loss_type")), "token-mean")
+    some = given.read("top_entropy_quantile", number, 1.0) < 1
+    reduced = f"algorithm.aggregate reduces the bonus, too ({aggregate}); TRL's is the mean over tokens"
+    everywhere = "over all sampled tokens; TRL's are those of top_entropy_quantile"
+    return "; ".join([*([reduced] if aggregate != "token-mean" else []), *([everywhere] if some else [])])
 
 
 def _adaptive_entropy(value: bool, given: Given) -> KeyOutcome:
@@ -191,7 +203,8 @@ def _adaptive_entropy(value: bool, given: Given) -> KeyOutcome:
     target = {"target": given.read("entropy_target", number, 0.2), "initial": given.read("entropy_coef", number, 0.0)}
     defaults = {"delta": 0.005, "min": 0.0, "max": 1.0}
     rule = {name: given.read(f"entropy_coef_{name}", number, default) for name, default in defaults.items()}
-    return KeyOutcome({"algorithm.entropy_coef": {**target, **rule}}, "mapped", "")
+    note = _entropy_note(given)
+    return KeyOutcome({"algorithm.entropy_coef": {**target, **rule}}, "changed" if note else "mapped", note)
 
 
 def _batch(value: int, given: Given) -> KeyOutcome:

@@ -121,6 +121,25 @@ def test_trls_adaptive_entropy_is_a_target_of_the_entropy():
     assert migrate("trl", words, {}).config["algorithm"]["entropy_coef"] == 0.01
 
 
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--loss_type", "dapo"], []),
+        (["--loss_type", "dr_grpo"], ["reduces the bonus, too (seq-mean-token-sum-norm)"]),
+        (["--top_entropy_quantile", "0.2"], ["over all sampled tokens"]),
+    ],
+)
+def test_trls_entropy_bonus_says_where_it_is_another(more, says):
+    for words, key in (
+        (["--entropy_coef", "0.01"], "entropy_coef"),
+        (["--use_adaptive_entropy", "true"], "use_adaptive_entropy"),
+    ):
+        found = migrate("trl", [*words, *more], {})
+        (entry,) = [entry for entry in found.entries if entry.key == key]
+        assert entry.status == ("changed" if says else "mapped")
+        assert all(text in entry.note for text in says)
+
+
 def test_verls_reward_section_is_read():
     function = "reward.custom_reward_function"
     found = migrate("verl", [f"{function}.path=a.py", f"{function}.name=f", f"+{function}.reward_kwargs.least=0.1"], {})
