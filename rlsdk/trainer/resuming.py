@@ -265,7 +265,8 @@ def _same_code(plan: Plan, then: Mapping[str, Any], *, allow_changes: bool) -> l
         if then.get(name) == now.get(name):
             continue
         if name in then and name in now:
-            wrong.append(f"plugin {name} was {_mark(then[name])}, is {_mark(now[name])}")
+            what = name if " " in name else f"plugin {name}"  # objects, files of rewards and chat templates have words
+            wrong.append(f"{what} was {_mark(then[name])}, is {_mark(now[name])}")
         elif allow_changes:
             notices.append(f"plugin {name} is {'new' if name in now else 'left out'}")
         elif name in now:

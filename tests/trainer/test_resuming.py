@@ -281,7 +281,7 @@ def test_a_changed_chat_template_is_refused_and_an_equal_one_elsewhere_is_not(ru
     assert "\n# plugin chat template: " in f"\n{run.text()}"
     run.resume(f"model.renderer={{file: {copy}}}", allow_changes=True)
     file.write_text("{{ messages[0].content }}!")
-    with pytest.raises(PluginError, match=r"plugin chat template was source [0-9a-f]+, is source"):
+    with pytest.raises(PluginError, match=r"- chat template was source [0-9a-f]+, is source"):
         run.resume(named, allow_changes=True)
 
 
