@@ -180,7 +180,7 @@ class TransformersLearner(LearnerOptions):
         from rlsdk.learners.model import load_policy
 
         with self.loading(model):
-            actor = load_policy(model, self.attention, self.gradient_checkpointing)
+            actor = load_policy(model, self.attention, self.gradient_checkpointing, router_loss=self.router_loss_coef)
         self._prepare(actor, model)
         if self.lora is not None:
             wrap(actor.model, self.lora, self._place.seed)
@@ -202,7 +202,7 @@ class TransformersLearner(LearnerOptions):
         from rlsdk.learners.model import load_policy
 
         with self.loading(model):
-            reference = load_policy(model, self.attention, False)
+            reference = load_policy(model, self.attention, False, router_loss=0.0)
         self._prepare(reference, model)
         self._reference = self.freeze(reference.requires_grad_(False).eval(), model)
         if self._roles.reference_mix is not None:

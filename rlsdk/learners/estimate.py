@@ -79,7 +79,10 @@ def micro_batch_memory(
     apart = flash or (options.packs_without_mask and _attends_fully(model))
 
     def build() -> Any:
-        policy = blank_policy(model, "sdpa" if flash else options.attention, options.gradient_checkpointing)
+        attention = "sdpa" if flash else options.attention
+        policy = blank_policy(
+            model, attention, options.gradient_checkpointing, router_loss=options.router_loss_coef if trains else 0.0
+        )
         if options.lora is not None:
             wrap(policy.model, options.lora, 0)
         return policy

@@ -15,7 +15,7 @@ from rlsdk.conversion import policy_class
 from rlsdk.errors import LearnerError
 from rlsdk.head import LOGIT_DIVISORS, EntropyMode, Head, logit_scale
 from rlsdk.learners.packing import attends_fully, other_layers
-from rlsdk.learners.router import RouterLoss
+from rlsdk.learners.router import ExpertUse, RouterLoss
 from rlsdk.learners.rows import Prompts, RowStyle, TokenRows, tree_mask
 from rlsdk.routing import Routers
 from rlsdk.vision import Vision, layout_faults, sees
@@ -59,11 +59,13 @@ class PolicyModel(nn.Module):
 
     Attributes:
         model: A transformers causal language model whose head is a `Head`; names in its `state_dict` are unchanged.
-        router_loss: Load-balancing loss that the model's config asks for, if any.
+        router_loss: Load-balancing loss that the learner or the model's config asks for, if any.
         vision: Image processing of the model; None for a text model.
     """
 
-    def __init__(self, model: Any, *, exact: bool = False, vision: Vision | None = None) -> None:
+    def __init__(
+        self, model: Any, *, exact: bool = False, vision: Vision | None = None, router_loss: float | None = None
+    ) -> None:
         super().__init__()
         self.vision = vision
         linear = model.get_output_embeddings()
@@ -71,20 +73,21 @@ class PolicyModel(nn.Module):
             raise LearnerError(f"{type(model).__name__} has no output embeddings; a policy is a causal language model")
         model.set_output_embeddings(Head(linear, exact=exact, scale=logit_scale(model.config)))
         self.model = model
-        self.router_loss = RouterLoss.of(model.config)
+        self.router_loss = RouterLoss.of(model.config, router_loss)
         self._routers = Routers(model)
-        self._balance: Tensor | None = None
+        self._asked = {"output_router_logits": True} if self.router_loss else {}
+        self._use: ExpertUse | None = None
 
     def forward(
         self, rows: TokenRows, temperature: float = 1.0, entropy: EntropyMode = "none", squares: bool = False
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return logprobs, entropy and sum of squared probabilities, float32 `[t]`; None for those not requested."""
-        outputs = _outputs(self.model.base_model, rows, self._routers, self.vision)
+        outputs = _outputs(self.model.base_model, rows, self._routers, self.vision, **self._asked)
         states = _at_responses([output.last_hidden_state for output in outputs], rows)
-        self._balance = None
-        if self.router_loss is not None and torch.is_grad_enabled() and len(rows.states):
+        self._use = None
+        if self.router_loss is not None and len(rows.states):
             layers = zip(*(output.router_logits for output in outputs), strict=True)
-            self._balance = self.router_loss([_at_responses(layer, rows) for layer in layers])
+            self._use = self.router_loss.use([_of_tokens(layer, rows) for layer in layers])
         found: tuple[Tensor, Tensor | None, Tensor | None] = self.model.get_output_embeddings()(
             states, rows.targets, temperature, entropy, squares
         )
@@ -94,9 +97,9 @@ class PolicyModel(nn.Module):
         assert logprobs is not None
         return logprobs, entropies, squared
 
-    def take_balance(self) -> Tensor | None:
-        """Return the load-balancing loss of the latest pass, once; None if there is none."""
-        found, self._balance = self._balance, None
+    def take_use(self) -> ExpertUse | None:
+        """Return the use of experts in the latest pass, once; None if no loss needs it."""
+        found, self._use = self._use, None
         return found
 
 
@@ -122,7 +125,11 @@ class Critic(nn.Module):
 
 
 def _outputs(
-    backbone: nn.Module, rows: TokenRows, routers: Routers | None = None, vision: Vision | None = None
+    backbone: nn.Module,
+    rows: TokenRows,
+    routers: Routers | None = None,
+    vision: Vision | None = None,
+    **asked: bool,
 ) -> list[Any]:
     """Return the outputs of the backbone, those of shared prompts, if any, before those of the rows.
 
@@ -131,23 +138,24 @@ def _outputs(
         rows: Inputs.
         routers: Routers that replay the experts of `rows.routing`; None for no replay.
         vision: Image processing of the model; None for a text model.
+        **asked: Outputs to ask for, as arguments of the backbone.
 
     Raises:
         LearnerError: There are images, but the model reads none.
     """
     if vision is not None:
         seen = vision.inputs(backbone, rows.input_ids, rows.image_mask, rows.images)
-        return [backbone(**seen, use_cache=False)]
+        return [backbone(**seen, use_cache=False, **asked)]
     if rows.images:
         raise LearnerError("rollouts contain images, but the model reads only text; set model.path to a vision model")
     if rows.prompts is None:
         if routers is not None:
             routers.force(rows.routing)
         if rows.ends is not None:
-            return [_along_trees(backbone, rows, rows.ends)]
+            return [_along_trees(backbone, rows, rows.ends, **asked)]
         # Without `use_cache=False` the second rollout of a packed row attends to the first, without an error.
-        return [backbone(input_ids=rows.input_ids, position_ids=rows.position_ids, use_cache=False)]
-    return _behind_prompts(backbone, rows, rows.prompts, routers)
+        return [backbone(input_ids=rows.input_ids, position_ids=rows.position_ids, use_cache=False, **asked)]
+    return _behind_prompts(backbone, rows, rows.prompts, routers, **asked)
 
 
 def _at_responses(parts: Sequence[Tensor], rows: TokenRows) -> Tensor:
@@ -155,12 +163,20 @@ def _at_responses(parts: Sequence[Tensor], rows: TokenRows) -> Tensor:
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])[rows.states]
 
 
-def _behind_prompts(backbone: nn.Module, rows: TokenRows, prompts: Prompts, routers: Routers | None) -> list[Any]:
+def _of_tokens(parts: Sequence[Tensor], rows: TokenRows) -> Tensor:
+    """Return the outputs from which response tokens are predicted, once for each of them, `[t, d]`."""
+    found = _at_responses(parts, rows)
+    return found if rows.kept is None else found[rows.kept]
+
+
+def _behind_prompts(
+    backbone: nn.Module, rows: TokenRows, prompts: Prompts, routers: Routers | None, **asked: bool
+) -> list[Any]:
     """Return the outputs of prompts and rows; rows attend to the keys and values of their prompt."""
     before = prompts.input_ids.numel()
     if routers is not None:
         routers.force(None if rows.routing is None else rows.routing[:before])
-    read = backbone(input_ids=prompts.input_ids, use_cache=True)
+    read = backbone(input_ids=prompts.input_ids, use_cache=True, **asked)
     # Each row gets a copy, through which its gradient flows to the prompt.
     copies = [(layer.keys[prompts.of_row], layer.values[prompts.of_row]) for layer in read.past_key_values.layers]
     count, width = rows.input_ids.shape
@@ -178,17 +194,20 @@ def _behind_prompts(backbone: nn.Module, rows: TokenRows, prompts: Prompts, rout
         attention_mask=mask,
         past_key_values=Prefix(copies),
         use_cache=True,
+        **asked,
     )
     return [read, output]
 
 
-def _along_trees(backbone: Any, rows: TokenRows, ends: Tensor) -> Any:
+def _along_trees(backbone: Any, rows: TokenRows, ends: Tensor, **asked: bool) -> Any:
     """Return the outputs of tree rows, in which each token attends to its ancestors and itself."""
     mask = tree_mask(ends)[:, None]
     if backbone.config._attn_implementation == "eager":  # it adds a mask to the scores
         dtype = backbone.dtype
         mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
-    return backbone(input_ids=rows.input_ids, position_ids=rows.position_ids, attention_mask=mask, use_cache=False)
+    return backbone(
+        input_ids=rows.input_ids, position_ids=rows.position_ids, attention_mask=mask, use_cache=False, **asked
+    )
 
 
 def policy_faults(
@@ -249,8 +268,16 @@ def backbone_faults(net: Any, attention: Attention, rows: RowStyle, *, without_m
     return faults
 
 
-def load_policy(model: Model, attention: Attention, checkpointing: bool) -> PolicyModel:
+def load_policy(
+    model: Model, attention: Attention, checkpointing: bool, *, router_loss: float | None = None
+) -> PolicyModel:
     """Load a policy from a folder or a hub id.
+
+    Args:
+        model: The model.
+        attention: Its attention implementation.
+        checkpointing: Recompute activations in the backward pass.
+        router_loss: Weight of the load-balancing loss of a mixture of experts; None for that of the model's config.
 
     Raises:
         LearnerError: Weights are missing, or the model's logits are not a plain product with its head.
@@ -258,7 +285,8 @@ def load_policy(model: Model, attention: Attention, checkpointing: bool) -> Poli
     loaded = _load(policy_class, model, attention, checkpointing)
     if faults := policy_faults(loaded, attention):
         raise LearnerError(f"model {model.path}: {'; '.join(faults)}")
-    return PolicyModel(loaded, exact=model.head_dtype == "float32", vision=_vision(model, loaded))
+    exact = model.head_dtype == "float32"
+    return PolicyModel(loaded, exact=exact, vision=_vision(model, loaded), router_loss=router_loss)
 
 
 def load_critic(model: Model, attention: Attention, checkpointing: bool, init: ValueInit) -> Critic:
@@ -279,7 +307,9 @@ def _vision(model: Model, net: Any) -> Vision | None:
     return vision if sees(net) and vision.usable else None
 
 
-def blank_policy(model: Model, attention: Attention, checkpointing: bool) -> PolicyModel:
+def blank_policy(
+    model: Model, attention: Attention, checkpointing: bool, *, router_loss: float | None = None
+) -> PolicyModel:
     """Build a policy from its config; with fake tensors, it shows the memory of a pass without using any.
 
     Raises:
@@ -294,7 +324,7 @@ def blank_policy(model: Model, attention: Attention, checkpointing: bool) -> Pol
     )
     if faults := policy_faults(net, attention):
         raise LearnerError(f"model {model.path}: {'; '.join(faults)}")
-    return PolicyModel(_trainable(net, checkpointing), exact=model.head_dtype == "float32")
+    return PolicyModel(_trainable(net, checkpointing), exact=model.head_dtype == "float32", router_loss=router_loss)
 
 
 def _load(auto: Callable[[Any], Any], model: Model, attention: Attention, checkpointing: bool) -> Any:

@@ -21,6 +21,7 @@ from rlsdk.fields import UPDATE_FIELDS, names
 from rlsdk.head import EntropyMode
 from rlsdk.learners.entropy import AdaptiveEntropyCoef
 from rlsdk.learners.metrics import Gather, Memory, MetricAccumulator, add_component_metrics
+from rlsdk.learners.router import ExpertTotals
 from rlsdk.plugins import ComponentRef, Plugins
 from rlsdk.schedules import EntropyTarget, at
 
@@ -44,6 +45,8 @@ class UpdateContext:
         updates: Number of optimiser steps for this batch.
         train_step: Number of completed training steps.
         updates_done: Number of optimiser steps completed since training began.
+        experts: Use of experts by the rollouts of this step, for the load-balancing loss; None if there is none, or if
+            they are one micro-batch.
         totals: Denominators of the optimiser batch, over all ranks.
         seed: Seed of random choices, equal on all ranks and micro-batches of one optimiser step.
         whole: Detached inputs of the optimiser batch, for losses that need them.
@@ -58,6 +61,7 @@ class UpdateContext:
     offset: int = 0
     train_step: int = 0
     updates_done: int = 0
+    experts: ExpertTotals | None = None
 
 
 class Objective:

@@ -55,6 +55,9 @@ class LearnerOptions(ABC):
         gradient_checkpointing: Recompute activations in the backward pass: a third more time, far less memory.
         attention: Attention implementation in transformers; on a CPU, eager is faster for rows of a few dozen tokens.
         value_init: Initial value head of the critic: zero predicts 0 at first; small adds a little noise.
+        router_loss_coef: Weight of the load-balancing loss of a mixture of experts, computed over all rollouts of an
+            optimiser step; 0 for none. Default: `router_aux_loss_coef` of the model's config, if that has
+            `output_router_logits: true`.
         lora: Train low-rank adapters of the actor's linear layers instead of its weights (`rank`, `alpha`, `targets`,
             `sync`); needs about ten times the learning rate. Default: train all weights.
     """
@@ -74,6 +77,7 @@ class LearnerOptions(ABC):
     gradient_checkpointing: bool = False
     attention: Attention = "sdpa"
     value_init: ValueInit = "zero"
+    router_loss_coef: NonNegative | None = None
     lora: Lora | None = None
 
     def __attrs_post_init__(self) -> None:
@@ -89,6 +93,10 @@ class LearnerOptions(ABC):
         if self.readers > 1 and (self.rows == "shared" or self.attention != "sdpa"):
             needed = f"{option} needs rows: padded, packed or tree, and attention: sdpa (torch's flash kernel on a GPU)"
             raise ValueError(f"{needed}; got rows: {self.rows} and attention: {self.attention}")
+        if self.readers > 1 and self.router_loss_coef:
+            raise ValueError(
+                f"router_loss_coef: ranks that share rollouts do not compute it; set {option}=1, or leave it out"
+            )
 
     @property
     def requires(self) -> tuple[str, ...]:
@@ -129,13 +137,15 @@ class LearnerOptions(ABC):
         import torch
 
         from rlsdk.learners.model import policy_faults
+        from rlsdk.learners.router import router_faults
 
         narrow = [NO_FLOAT16] if model.dtype == torch.float16 else []
         if self.attention == "flash_attention_2" and model.dtype == torch.float32:
             narrow = ["flash attention cannot compute in float32; set model.dtype=bfloat16 or learner.attention=sdpa"]
         adapter = self.lora and adapter_fault(model, self.lora)
         policy = policy_faults(model, self.attention, self.rows, without_mask=self.packs_without_mask)
-        return [*narrow, *policy, *([adapter] if adapter else [])]
+        balance = router_faults(model) if self.router_loss_coef else []
+        return [*narrow, *policy, *balance, *([adapter] if adapter else [])]
 
     def exact_faults(self) -> Sequence[str]:
         """Return the options that conflict with `model.exact`."""

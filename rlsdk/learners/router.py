@@ -12,6 +12,36 @@ from torch import Tensor
 from rlsdk.exact import expert_count
 
 
+@attrs.frozen(eq=False)
+class ExpertUse:
+    """Use of experts by the tokens of a pass, summed over all layers.
+
+    Attributes:
+        counts: float32 `[E]`, how often each expert was chosen.
+        probabilities: float32 `[E]`, sum of its probabilities, with a graph.
+        tokens: Number of tokens times number of layers.
+    """
+
+    counts: Tensor
+    probabilities: Tensor
+    tokens: int
+
+
+@attrs.frozen(eq=False)
+class ExpertTotals:
+    """Use of experts by the rollouts of an optimiser step, over all ranks.
+
+    Attributes:
+        counts: float32 `[E]`, as in `ExpertUse`.
+        tokens: As in `ExpertUse`.
+        share: Share of the optimiser step's trained tokens; 1 unless it accumulates several batches.
+    """
+
+    counts: Tensor
+    tokens: int
+    share: float
+
+
 @attrs.frozen
 class RouterLoss:
     """Penalise uneven use of experts, in float32.
@@ -30,27 +60,51 @@ class RouterLoss:
     chosen: int
 
     @classmethod
-    def of(cls, config: Any) -> RouterLoss | None:
-        """Build the penalty that a model's config enables, as transformers does; None if there is none.
+    def of(cls, config: Any, coefficient: float | None = None) -> RouterLoss | None:
+        """Build the penalty of a model; None if there is none.
 
-        A config enables it by `output_router_logits: true` and a `router_aux_loss_coef` above 0.
+        Args:
+            config: The model's config. As in transformers, it enables the penalty by `output_router_logits: true` and a
+                `router_aux_loss_coef` above 0.
+            coefficient: Weight in place of the config's; 0 for no penalty, None for the config's choice.
         """
         text = config.get_text_config()
-        coefficient = getattr(text, "router_aux_loss_coef", None)
-        if not getattr(text, "output_router_logits", False) or not coefficient:
-            return None
-        return cls(float(coefficient), expert_count(text), int(text.num_experts_per_tok))
+        if coefficient is None and getattr(text, "output_router_logits", False):
+            coefficient = getattr(text, "router_aux_loss_coef", None)
+        experts = expert_count(text)
+        return cls(float(coefficient), experts, int(text.num_experts_per_tok)) if coefficient and experts else None
 
-    def __call__(self, logits: Sequence[Tensor]) -> Tensor:
-        """Compute the penalty over all layers, without the coefficient.
+    def use(self, logits: Sequence[Tensor]) -> ExpertUse:
+        """Return the use of experts by tokens.
 
         Args:
             logits: Router logits of each layer for the same tokens, `[t, E]`.
-
-        Returns:
-            Scalar, float32; equal to `chosen` if tokens are spread evenly over experts.
         """
         probabilities = torch.cat([layer.float().softmax(-1) for layer in logits])
         chosen = probabilities.topk(self.chosen, dim=-1).indices
-        shares = torch.bincount(chosen.reshape(-1), minlength=self.experts) / len(probabilities)
-        return self.experts * (shares * probabilities.mean(0)).sum()
+        counts = torch.bincount(chosen.reshape(-1), minlength=self.experts)
+        return ExpertUse(counts.float(), probabilities.sum(0), len(probabilities))
+
+    def __call__(self, part: ExpertUse, totals: ExpertTotals) -> Tensor:
+        """Compute a micro-batch's contribution to the penalty of a whole batch, without the coefficient.
+
+        Args:
+            part: Use of experts by the micro-batch.
+            totals: Use of experts by the whole batch.
+
+        Returns:
+            Scalar, float32. All contributions add up to `chosen` if tokens are spread evenly over experts.
+        """
+        shares = totals.counts / totals.tokens
+        return self.experts * (shares * (part.probabilities / totals.tokens)).sum()
+
+
+def router_faults(net: Any) -> list[str]:
+    """Return why a model has no load-balancing loss, whatever its config asks for; it may have no weights."""
+    text, kind = net.config.get_text_config(), type(net).__name__
+    if not expert_count(text):
+        return [f"router_loss_coef: a {kind} has no experts to balance; leave it out"]
+    recorded = getattr(net.base_model, "_can_record_outputs", None) or {}
+    if "router_logits" not in recorded or not hasattr(text, "num_experts_per_tok"):
+        return [f"router_loss_coef: transformers reports no router logits of a {kind}; leave it out"]
+    return []

@@ -16,6 +16,7 @@ from rlsdk.errors import LearnerError
 from rlsdk.learners.metrics import MetricAccumulator
 from rlsdk.learners.objective import Objective, UpdateContext, critic_loss
 from rlsdk.learners.passes import MicroBatch, MicroBatchRunner, with_less
+from rlsdk.learners.router import ExpertTotals, ExpertUse, RouterLoss
 from rlsdk.learners.trained import TrainedModule
 from rlsdk.schedules import at
 
@@ -100,8 +101,8 @@ class Updates:
     def _add(self, batch: TrainBatch, context: UpdateContext, role: TrainedRole, *, last: bool) -> None:
         trained, parts = self._trained(role), self.passes.plan(batch)
         count = self.passes.ranks.all_reduce_max([max(len(parts), 1)])[0]
-        if role == "actor" and self.objective.whole_batch:
-            context = self._with_whole(batch, parts, count, context)
+        if role == "actor":
+            context = self._look_ahead(batch, parts, count, context)
         losses = self._actor_losses if role == "actor" else self._critic_losses
         found = self._metrics.setdefault(role, MetricAccumulator())
         trained.backward(
@@ -163,21 +164,15 @@ class Updates:
         context: UpdateContext,
         accumulator: MetricAccumulator,
     ) -> Iterator[Tensor]:
-        objective = self.objective
+        objective, policy = self.objective, actor.module
         for part, rows in self.passes.micro_batches(batch, parts, count):
             logprobs, entropy, _ = self.passes.run(actor, rows, objective.spec.temperature, objective.entropy)
             if part is None:
                 yield _nothing(logprobs) + (_nothing(entropy) if objective.entropy == "gradient" else 0)
                 continue
             loss = objective(objective.inputs(part, logprobs, entropy, context), context.totals, accumulator)
-            policy = actor.module
-            balance, trained = policy.take_balance(), int(part.loss_mask.sum())
-            if balance is not None and trained:
-                share = trained / context.totals.tokens
-                weighted = policy.router_loss.coefficient * share * balance
-                accumulator.add("actor/router_loss", share * float(balance.detach()), share)
-                accumulator.add("actor/loss", float(weighted.detach()), 0.0)
-                loss = loss + weighted
+            if (use := policy.take_use()) is not None:
+                loss = loss + self._balance(policy.router_loss, use, part, context, accumulator)
             yield loss
             context = attrs.evolve(context, offset=context.offset + len(logprobs))
 
@@ -195,18 +190,71 @@ class Updates:
             clip = at(self.objective.spec.value_clip, context.train_step)
             yield _nothing(values) if part is None else critic_loss(part, values, clip, context.totals, accumulator)
 
-    def _with_whole(
+    def _balance(
+        self,
+        penalty: RouterLoss,
+        use: ExpertUse,
+        part: TrainBatch,
+        context: UpdateContext,
+        accumulator: MetricAccumulator,
+    ) -> Tensor:
+        """Return the load-balancing loss of a micro-batch, with its weight."""
+        totals = context.experts
+        if totals is None:  # the micro-batch is the whole batch
+            share = int(part.loss_mask.sum()) / max(1, context.totals.tokens)
+            totals = ExpertTotals(use.counts, use.tokens, share)
+        if not totals.share:  # nothing is trained
+            return torch.zeros(())
+        found = totals.share * penalty(use, totals)
+        accumulator.add("actor/router_loss", float(found.detach()), totals.share * use.tokens / totals.tokens)
+        weighted = penalty.coefficient * found
+        accumulator.add("actor/loss", float(weighted.detach()), 0.0)
+        return weighted
+
+    def _look_ahead(
         self, batch: TrainBatch, parts: Sequence[MicroBatch], count: int, context: UpdateContext
     ) -> UpdateContext:
-        """Add the inputs of the optimiser batch from a pass without gradients, gathered over all ranks."""
-        ranks, actor = self.passes.ranks, self.trained["actor"]
+        """Add what losses read of all rollouts of the call, over all ranks, from a pass without gradients."""
+        ranks, actor, whole = self.passes.ranks, self.trained["actor"], self.objective.whole_batch
+        balanced = actor.module.router_loss is not None and (count > 1 or ranks.world > 1)
+        if not (whole or balanced):
+            return context
         columns: list[tuple[Tensor, Tensor]] = []
+        uses: list[ExpertUse] = []
         with self.passes.clock("forward_seconds"), torch.no_grad():
             for part, rows in self.passes.micro_batches(batch, parts, count):
-                logprobs, entropy, _ = self.passes.run(actor, rows, self.objective.spec.temperature, "value")
+                logprobs, entropy, _ = self.passes.run(
+                    actor, rows, self.objective.spec.temperature, "value" if whole else "none"
+                )
+                use = actor.module.take_use()
                 if part is not None:
-                    columns.append((logprobs.cpu(), entropy.cpu()))
-        empty = torch.zeros(0)
+                    columns += [(logprobs.cpu(), entropy.cpu())] if whole else []
+                    uses += [] if use is None else [use]
+        if balanced:
+            context = attrs.evolve(context, experts=self._expert_totals(batch, uses, context))
+        return self._with_whole(batch, parts, columns, context) if whole else context
+
+    def _expert_totals(
+        self, batch: TrainBatch, uses: Sequence[ExpertUse], context: UpdateContext
+    ) -> ExpertTotals | None:
+        """Sum the use of experts over all ranks; None if nothing is trained."""
+        counts = sum(use.counts.cpu().double() for use in uses) if uses else 0.0
+        own = (counts, sum(use.tokens for use in uses), int(batch.loss_mask.sum()))
+        counts, tokens, trained = (sum(each) for each in zip(*self.passes.ranks.gather(own), strict=True))
+        if not tokens:
+            return None
+        share = trained / max(1, context.totals.tokens)
+        return ExpertTotals(torch.as_tensor(counts, dtype=torch.float32, device=self.device), int(tokens), share)
+
+    def _with_whole(
+        self,
+        batch: TrainBatch,
+        parts: Sequence[MicroBatch],
+        columns: Sequence[tuple[Tensor, Tensor]],
+        context: UpdateContext,
+    ) -> UpdateContext:
+        """Add the inputs of the optimiser batch, gathered over all ranks."""
+        ranks, empty = self.passes.ranks, torch.zeros(0)
         local = [torch.cat([empty, *(column[i] for column in columns)]) for i in (0, 1)]
         order = np.concatenate([np.zeros(0, np.int64), *(part.rollouts for part in parts)])
         shares = ranks.gather((batch.select(order), *local))

@@ -421,7 +421,7 @@ ROWS = (
     part("actor.dual_clip", "algorithm.policy_loss.dual_clip", number, 3.0),
     part("critic.value_clip", "algorithm.value_clip", number, 0.5),
     same("actor.entropy_coef", "algorithm.entropy_coef", number, 0.001),
-    missing("actor.aux_loss_coef", "the learner has no load-balancing loss", 0.01),
+    same("actor.aux_loss_coef", "learner.router_loss_coef", number, 0.01),
     missing("ptx_coef", "algorithm: mix trains on the tasks' demonstrations in addition to rollouts, and needs a column of them", 0.05),
     part("reward.normalize_enable", "algorithm.shaping", flag, True, "over the batch; OpenRLHF keeps a running mean"),
     part("reward.clip_range", "algorithm.shaping", two, [-10, 10]),

@@ -167,11 +167,21 @@ def _beta(value: float, given: Given) -> dict[str, Any]:
     return {"algorithm.kl_coef": value, **({"algorithm.kl": "k3"} if value else {})}
 
 
+def _balance(value: float, given: Given) -> dict[str, Any] | KeyOutcome:
+    if given.read("model_init_kwargs.output_router_logits", flag, False):
+        return {"learner.router_loss_coef": value}
+    return KeyOutcome(
+        {}, "missing", "learner.router_loss_coef, if the model is a mixture of experts; TRL ignores it for others"
+    )
+
+
 def _follows(value: bool, given: Given) -> KeyOutcome:
     if not value:
         return KeyOutcome({}, "ignored", "off, as by default")
     if not given.read("beta", number, 0.0):
         return KeyOutcome({}, "ignored", "beta is 0, so there is no reference model")
+    if given.read("use_peft", flag, False) or given.get("peft_config.class"):
+        return KeyOutcome({}, "missing", "reference.update_every, which learner.lora excludes, as TRL does")
     mix = given.read("ref_model_mixup_alpha", number, 0.6)
     if not 0 < mix <= 1:
         return KeyOutcome({}, "missing", f"reference.mix is above 0 and at most 1; got ref_model_mixup_alpha {mix:g}")
@@ -592,6 +602,8 @@ ROWS = (
     same("model_init_kwargs.dtype", "model.dtype", DTYPE, "bfloat16"),
     same("model_init_kwargs.torch_dtype", "model.dtype", DTYPE, "bfloat16"),
     same("model_init_kwargs.attn_implementation", "learner.attention", ATTENTION, "sdpa"),
+    same("model_init_kwargs.output_router_logits", "learner.router_loss_coef", flag, True,
+         lambda v, given: {"learner.router_loss_coef": given.read("router_aux_loss_coef", number, 0.001) if v else 0.0}),
     missing("model_init_kwargs.**", "model.dtype, learner.attention; for the rest, change config.json in the model's folder", "x"),
     part("dataset_name", "tasks.train", text, "trl-lib/DeepMath-103K", _COLUMNS),
     changed("train_dataset.*", "tasks.train", lambda value: value, "trl-lib/DeepMath-103K", _COLUMNS, _data_of("train")),
@@ -693,7 +705,8 @@ ROWS = (
     changed("off_policy_mask_threshold", "algorithm.correction", number, 0.5, ZOO, _off_policy),
     unless("use_bias_correction_kl", (False,), "write a KL estimator (howto/algorithm.md)", True),
     unless("disable_dropout", (True,), "models are trained without dropout", False),
-    missing("router_aux_loss_coef", _NONE, 0.001),
+    changed("router_aux_loss_coef", "learner.router_loss_coef", number, 0.001, "over all rollouts of an optimiser step",
+            _balance),
     part("max_tool_calling_iterations", "workflow.max_turns", count, 4, "rlsdk counts answers, one more than rounds of calls"),
     changed("tools", "workflow", lambda value: value, ["my_reward.py:add"], "the workflow tools", _tools),
     missing("environment_factory", "workflow: {use: environment, environment: ...} (howto/environment.md)", "x"),

@@ -1127,3 +1127,25 @@ def test_variables_and_files_of_chat_templates_are_those_of_the_renderer(tmp_pat
         assert "enable_thinking" not in str(found.notes)
     file.write_text(yaml.safe_dump({"model": {"model_path": "Qwen/Qwen3-8B"}}))
     assert "turns off the thoughts of Qwen3" in str(migrate("trinity", [str(file)], {}).notes)
+
+
+def test_trls_reference_model_follows_the_policy_in_training_steps_if_there_is_one():
+    batch = ["num_generations=8", "per_device_train_batch_size=8", "steps_per_generation=4", "num_iterations=2"]
+    follows = ["sync_ref_model=true", "ref_model_sync_steps=64"]
+    found = migrate("trl", [*batch, *follows, "beta=0.04"], {}).config
+    assert found["reference"] == {"update_every": 8, "mix": 0.6}  # 4 minibatches, twice
+    found = migrate("trl", [*batch, *follows, "beta=0.04", "ref_model_mixup_alpha=1"], {}).config
+    assert found["reference"]["mix"] == 1.0
+    assert "reference" not in migrate("trl", [*batch, *follows], {}).config
+    lora = migrate("trl", [*batch, *follows, "beta=0.04", "use_peft=true"], {})
+    assert "reference" not in lora.config
+
+
+def test_the_load_balancing_loss_is_converted_for_mixtures_of_experts():
+    found = migrate("trl", ["seed=1", "router_aux_loss_coef=0.01"], {})
+    (entry,) = [each for each in found.entries if each.key == "router_aux_loss_coef"]
+    assert entry.status == "missing" and "learner.router_loss_coef" in entry.note
+    found = migrate("trl", ["router_aux_loss_coef=0.01", "model_init_kwargs.output_router_logits=true"], {}).config
+    assert found["learner"]["router_loss_coef"] == 0.01
+    found = migrate("openrlhf", ["--aux_loss_coef", "0.02"], {}).config
+    assert found["learner"]["router_loss_coef"] == 0.02
