@@ -244,6 +244,15 @@ def test_gradients_of_a_negated_reward_are_opposite(run: Path, lab: Path) -> Non
     assert norms["before"] > 0
 
 
+def test_gradients_with_a_reference_model_that_followed_the_policy_are_refused(tmp_path: Path) -> None:
+    algorithm = {"use": "grpo", "kl": "k3", "kl_coef": 0.1}
+    run = make_run(tmp_path / "made", algorithm=algorithm, reference={"update_every": 5})
+    assert invoke(run, "--filter", "none").exit_code == 0
+    refused = invoke(run, "--checkpoint", str(MODEL))
+    assert refused.exit_code != 0
+    assert "--checkpoint: the run's own objective reads a reference model that followed the policy" in refused.output
+
+
 def test_a_real_run_is_reproduced_and_its_table_is_shown(tmp_path: Path) -> None:
     run = tmp_path / "recorded"
     shutil.copytree(Path(__file__).parent / "recorded", run)
