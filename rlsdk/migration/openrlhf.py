@@ -327,6 +327,9 @@ def _finish(given: Given) -> dict[str, Any]:
             *found.get(NOTES, ()),
             f"tasks.train: {len(sources)} sources share each batch equally; OpenRLHF mixes them by size: set their weights",
         )
+    if 0 < (rows := given.whole("data.max_samples", 0)) < 10**8 and given.read("actor.lr_warmup_ratio", number, 0.03):
+        note = f"learner.warmup_steps: a share of the steps with {rows} tasks (max_samples); set less if the data has fewer"
+        found[NOTES] = (*found.get(NOTES, ()), note)
     if notes := _after_the_group(given):
         found[NOTES] = (*found.get(NOTES, ()), *notes)
     if given.get("vllm.num_engines") is None:

@@ -274,7 +274,7 @@ def _reported(value: Any, given: Given) -> KeyOutcome:
     names = texts(value)
     if names == ["all"]:
         return KeyOutcome({"trackers": []}, "missing", "list the trackers: " + ", ".join(TRACKERS))
-    return trackers(value, given)
+    return trackers(value, given, given.get("wandb_project"))
 
 
 def _peft(value: bool, given: Given) -> dict[str, Any]:
@@ -355,7 +355,9 @@ def _finish(given: Given) -> dict[str, Any]:
         split = str(given.get("dataset_train_split", given.get("train_dataset.split", "train")))
         config = given.get("dataset_config") or given.get("train_dataset.argument_2")
         files = _files(given, "train_dataset", split)
-        found["tasks.train"] = files or dataset(name, split, {}, **({"config": config} if config else {}))
+        column, system = given.get("dataset_prompt_column"), given.get("system_prompt")  # of Open R1
+        extra = {**({"config": config} if config else {}), **({"system": system} if system else {})}
+        found["tasks.train"] = files or dataset(name, split, {"prompt": column} if column else {}, **extra)
         if str(given.get("eval_strategy", "no")) != "no":
             whole = given.get("eval_dataset.class") not in (None, "load_dataset")  # the only split, without a name
             held_out = str(
@@ -606,8 +608,11 @@ ROWS = (
          lambda v, given: {"learner.router_loss_coef": given.read("router_aux_loss_coef", number, 0.001) if v else 0.0}),
     missing("model_init_kwargs.**", "model.dtype, learner.attention; for the rest, change config.json in the model's folder", "x"),
     part("dataset_name", "tasks.train", text, "trl-lib/DeepMath-103K", _COLUMNS),
+    part("dataset_prompt_column", "tasks.train.columns", text, "problem", "a setting of Open R1"),
+    part("system_prompt", "tasks.train.system", text, "Think first.", "a setting of Open R1"),
     changed("train_dataset.*", "tasks.train", lambda value: value, "trl-lib/DeepMath-103K", _COLUMNS, _data_of("train")),
     missing("args", "give the command that runs this script, with its arguments: rlsdk migrate trl 'python …'", "x"),
+    ignored("callbacks", "hooks of a plugin, such as rlsdk_step_end (howto/plugin.md)", "x"),
     ignored("callbacks.**", "hooks of a plugin, such as rlsdk_step_end (howto/plugin.md)", "x"),
     unless("quantization_config.class", ("get_quantization_config",), "models are not quantised", "BitsAndBytesConfig"),
     ignored("quantization_config.argument_1", "load_in_4bit", "x"),
@@ -666,6 +671,7 @@ ROWS = (
     ignored("vllm_server_*", "engines are started by the run", "x"),
     ignored("vllm_group_port", "engines are started by the run", 51216),
     ignored("vllm_model_impl", "vLLM's own models", "vllm"),
+    ignored("vllm_device", "engines are placed by placement", "auto"),
     ignored("use_transformers_*", "the engine transformers batches continuously", False),
     ignored("transformers_continuous_batching_config.**", "options of the engine transformers", 1),
     ignored("cache_implementation", "options of the engine transformers", "x"),
@@ -673,7 +679,7 @@ ROWS = (
     # Objective
     same("trainer", "algorithm.use algorithm.advantage", Choice({"grpo": "grpo", "rloo": "rloo"}, "the trainer"), "grpo",
          _estimator),
-    part("scale_rewards", "algorithm.advantage.std_normalize", text, "group"),
+    part("scale_rewards", "algorithm.advantage.std_normalize", str, "group"),  # also a truth value
     same("loss_type", "algorithm.policy_loss algorithm.aggregate",
          choice(LOSSES, "the loss"), "dapo", _loss),
     part("epsilon", "algorithm.policy_loss.clip_low", number, 0.2),
@@ -792,6 +798,8 @@ ROWS = (
     # Trackers and logs
     same("report_to", "trackers", texts, ["wandb"], _reported),
     ignored("project", "there is no tracker trackio", "x"),
+    part("wandb_project", "trackers", text, "my-project", "project of the tracker wandb"),
+    ignored("wandb_entity", "wandb reads the environment variable WANDB_ENTITY", "x"),
     ignored("logging_*", _LOG, 10),
     ignored("log_*", "`rlsdk rollouts RUN` shows the samples", True),
     ignored("num_completions_to_print", "`rlsdk rollouts RUN` shows the samples", 4),

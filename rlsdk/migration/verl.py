@@ -499,6 +499,14 @@ def _distillation(given: Given) -> dict[str, Any]:
     }
 
 
+def _engine_dtype(value: str, given: Given) -> KeyOutcome:
+    """Engines compute in the learner's precision, which is bfloat16 in veRL whatever that of its engines is."""
+    keys = (f"{ACTOR}.fsdp_config.dtype", f"{ACTOR}.fsdp_config.mixed_precision.param_dtype")
+    trained = next((found for key in keys if (found := given.read(key, DTYPE))), "bfloat16")
+    note = f"engines compute in model.dtype, as the learner does, which is {trained} in this file"
+    return KeyOutcome({"model.dtype": trained}, *(("mapped", "") if value == trained else ("missing", note)))
+
+
 def _excluded(value: list[str], given: Given) -> KeyOutcome:
     if not given.whole(f"{MODEL}.lora_rank", 0):
         return KeyOutcome({}, "ignored", "lora_rank is 0")
@@ -737,6 +745,7 @@ ROWS = (
             "must divide placement.learners and the number of attention heads"),
     *(_offload(f"{ACTOR}.{backend}.{what}_offload") for backend in ("fsdp_config", "megatron") for what in ("param", "optimizer")),
     same(f"{ACTOR}.fsdp_config.dtype", "model.dtype", DTYPE, "bfloat16"),
+    same(f"{ACTOR}.fsdp_config.mixed_precision.param_dtype", "model.dtype", DTYPE, "bf16"),
     same(f"{ACTOR}.fsdp_config.model_dtype", "model.dtype", DTYPE, "fp32",
          lambda v, given: KeyOutcome({}, "ignored", "weights are kept in float32 in addition to model.dtype")),
     ignored(f"{ACTOR}.fsdp_config.**", LEARNER_NOTE, 1),
@@ -784,7 +793,7 @@ ROWS = (
     ignored(f"{ROLLOUT}.max_model_len", "model.max_length counts prompt and response together", 2048),
     ignored(f"{ROLLOUT}.prompt_length", "data.max_prompt_length", 512),
     ignored(f"{ROLLOUT}.response_length", "data.max_response_length", 512),
-    same(f"{ROLLOUT}.dtype", "model.dtype", DTYPE, "bfloat16"),
+    same(f"{ROLLOUT}.dtype", "model.dtype", DTYPE, "bfloat16", _engine_dtype),
     changed(f"{ROLLOUT}.calculate_log_probs", "old_logprobs", flag, True, "engines always return the logprobs they sampled with",
             lambda v, given: KeyOutcome({}, "ignored", "engines always return the logprobs they sampled with")),
     ignored(f"{ROLLOUT}.free_cache_engine", "engines that share GPUs sleep while the learner works"),

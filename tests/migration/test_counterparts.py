@@ -580,3 +580,52 @@ def test_trls_own_function_for_adapters_has_its_defaults(tmp_path, monkeypatch):
     Path("train.py").write_text(TRL_WITH_FLAGS.replace("get_peft_config(model_args)", "LoraConfig(r=4)"))
     found = migrate("trl", ["train.py", "--model_name_or_path", "o/m"], {})
     assert found.config["learner"]["lora"] == {"rank": 4, "alpha": 8.0}
+
+
+def test_open_r1s_columns_prompts_and_projects_are_kept(tmp_path):
+    file = tmp_path / "config.yaml"
+    content = {
+        "dataset_name": "o/d",
+        "dataset_prompt_column": "problem",
+        "system_prompt": "Think first.",
+        "report_to": ["wandb"],
+        "wandb_project": "p",
+        "wandb_entity": "e",
+        "vllm_device": "auto",
+        "callbacks": ["push"],
+        "loss_type": "grpo",
+        "scale_rewards": False,
+    }
+    file.write_text(yaml.safe_dump(content))
+    found = migrate("trl", [str(file)], {})
+    source = {"use": "hub", "name": "o/d", "split": "train", "columns": {"prompt": "problem"}, "system": "Think first."}
+    assert found.config["tasks"]["train"] == source
+    assert found.config["trackers"] == [{"use": "wandb", "project": "p"}]
+    assert found.config["algorithm"]["advantage"] == {"use": "grpo", "std_normalize": False}
+    assert not todo(found)
+
+
+def test_verls_engines_compute_as_its_learner_does():
+    key, actor = "actor_rollout_ref.rollout.dtype", "actor_rollout_ref.actor.fsdp_config"
+    found = verl(f"{key}=float16")
+    assert found.config["model"]["dtype"] == "bfloat16"
+    assert todo(found) == [key]
+    for learner in ("dtype=float16", "mixed_precision.param_dtype=fp16"):
+        found = verl(f"{key}=float16", f"{actor}.{learner}")
+        assert found.config["model"]["dtype"] == "float16"
+        assert not todo(found)
+
+
+@pytest.mark.parametrize(
+    ("flags", "steps", "noted"),
+    [
+        (["--max_samples", "12800"], 24, True),
+        (["--max_samples", "12800", "--lr_warmup_ratio", "0"], 0, False),
+        (["--max_samples", "100000000"], None, False),
+    ],
+)
+def test_openrlhfs_warmup_from_max_samples_says_so(flags, steps, noted):
+    batches = ["--rollout_batch_size", "128", "--train_batch_size", "128", "--n_samples_per_prompt", "8"]
+    found = migrate("openrlhf", [*batches, *flags], {})
+    assert found.config["learner"].get("warmup_steps") == steps
+    assert any("12800 tasks (max_samples)" in note for note in found.notes) == noted
