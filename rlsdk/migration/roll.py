@@ -440,6 +440,15 @@ def _environments(given: Given) -> dict[str, dict[str, Any]]:
     return found
 
 
+def _kind(value: str, given: Given) -> KeyOutcome:
+    if value in ENVIRONMENTS:
+        return KeyOutcome({}, "changed", "environments of rlsdk-gridworlds")
+    if value == "gymnasium":
+        return KeyOutcome({}, "changed", "an environment of rlsdk")
+    single = "; those with one question each are tasks, with a reward such as math" if "math" in value else ""
+    return KeyOutcome({}, "missing", f"write this environment (howto/environment.md){single}")
+
+
 def _played(given: Given, manager: str, split: str, environments: Mapping[str, Any]) -> dict[str, Any]:
     """Groups of environments as a source of tasks."""
     tags = [tag for tag in given.read(f"{manager}.tags", texts, [*environments]) if tag in environments]
@@ -846,10 +855,13 @@ ROWS = (
     part("val_env_manager.num_groups_partition", "tasks.eval.partition", texts, [256]),
     part("val_env_manager.max_env_num_per_worker", "eval.environments.workers", whole, 32, "workers are processes"),
     ignored("val_env_manager.**", "rlsdk's scheduler needs no such limit", 1),
-    part("custom_envs.*.env_type", "tasks.train.environments", text, "frozen_lake", "environments of rlsdk-gridworlds"),
+    changed("custom_envs.*.env_type", "tasks.train.environments", text, "frozen_lake", "environments of rlsdk-gridworlds", _kind),
     part("custom_envs.*.env_config.**", "tasks.train.environments", lambda v: v, 1, _GRID_NOTE),
     *(part(f"custom_envs.*.{name}", "tasks.train.environments", lambda v: v, 1, _GRID_NOTE) for name in BESIDE),
     missing("custom_envs.*.agent_*template", "the environment writes its prompt; see its options", "x"),
+    unless("custom_envs.*.agent_template", ("{observation}",), "the environment writes its prompt; see its options", "Go."),
+    missing("custom_envs.*.tool_wrapper.**", "an environment has no tools beside it: give it these as actions, or take the workflow "
+            "tools", "x"),
     ignored("custom_env.**", "custom_envs names the environments that are used", "x"),
     ignored("*_template", "custom_envs refers to it", "x"),
     ignored("*_format_penalty", "custom_envs refers to it", -0.15),

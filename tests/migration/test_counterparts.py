@@ -629,3 +629,16 @@ def test_openrlhfs_warmup_from_max_samples_says_so(flags, steps, noted):
     found = migrate("openrlhf", [*batches, *flags], {})
     assert found.config["learner"].get("warmup_steps") == steps
     assert any("12800 tasks (max_samples)" in note for note in found.notes) == noted
+
+
+def test_rolls_unknown_environments_their_prompts_and_tools_are_to_do(tmp_path):
+    tool = {"wrapper_args": {"max_tool_uses": 1}, "tool_configs": [{"tool_id": "python_code"}]}
+    own = {"env_type": "roll_math", "agent_template": "{observation} Be brief.", "tool_wrapper": tool}
+    lake = {"env_type": "frozen_lake", "agent_template": "{observation}"}
+    found = roll(tmp_path, {"custom_envs": {"own": own, "lake": lake}, "train_env_manager": {"tags": ["own", "lake"]}})
+    assert set(todo(found)) == {
+        "custom_envs.own.env_type",
+        "custom_envs.own.agent_template",
+        "custom_envs.own.tool_wrapper.wrapper_args.max_tool_uses",
+        "custom_envs.own.tool_wrapper.tool_configs.0.tool_id",
+    }
