@@ -641,6 +641,7 @@ ROWS = (
     same(f"{TRAIN}.model_args.lora_target", "learner.lora.targets", _separated, "o_proj,q_proj",
          lambda v, given: {"learner.lora.targets": v} if given.whole(f"{TRAIN}.model_args.lora_rank", 0) else {}),
     changed(f"{TRAIN}.model_args.ulysses_size", "learner.sequence_parallel", count, 1, "must divide placement.learners"),
+    missing(f"{TRAIN}.model_args.freeze_module_prefix", "all parts of the model are trained; adapters leave the vision tower as it is", "vision_model"),
     ignored(f"{TRAIN}.model_args.**", "the model's own config.json is read", 1),
     # Optimisation
     same(f"{TRAIN}.training_args.learning_rate", "learner.lr", number, 1e-6),
@@ -696,6 +697,8 @@ ROWS = (
     unless(f"{TRAIN}.data_args.domain_interleave_probs.**", (1, 1.0),
            "tasks.train: one source per domain, with its weight", 0.5),
     ignored(f"{TRAIN}.data_args.template", "the tokenizer's chat template is used", "qwen2_5"),
+    *(missing(f"{TRAIN}.data_args.image_{end}_pixels", "images get the size that preprocessor_config.json in the model's folder "
+              "sets: change it", 1048576) for end in ("min", "max")),
     ignored(f"{TRAIN}.data_args.**", "tasks are read on demand", 1),
     part("validation.data_args.file_name", "tasks.eval", texts, ["data/test.jsonl"]),
     *eval_sampling(VALIDATION, usual=0.95),

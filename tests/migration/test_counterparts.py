@@ -642,3 +642,14 @@ def test_rolls_unknown_environments_their_prompts_and_tools_are_to_do(tmp_path):
         "custom_envs.own.tool_wrapper.wrapper_args.max_tool_uses",
         "custom_envs.own.tool_wrapper.tool_configs.0.tool_id",
     }
+
+
+def test_rolls_frozen_modules_and_sizes_of_images_are_to_do(tmp_path):
+    train = {
+        "model_args": {"freeze_module_prefix": "vision_model", "model_type": "x"},
+        "data_args": {"image_max_pixels": 1048576, "preprocessing_num_workers": 4},
+    }
+    assert set(todo(roll(tmp_path, {"actor_train": train, "adv_estimator": "grpo"}))) == {
+        "actor_train.model_args.freeze_module_prefix",
+        "actor_train.data_args.image_max_pixels",
+    }
