@@ -32,6 +32,7 @@ from rlsdk.isolation.watching import main_loop
 from rlsdk.readiness.checks import machine
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.runlog.folder import remove_compiled
+from rlsdk.runlog.logs import log_console, log_to
 from rlsdk.serving.context import context_of
 from rlsdk.serving.server import PublicServer, ServerOptions
 from rlsdk.serving.stateless import EngineService, tool_parser_of
@@ -158,6 +159,7 @@ def serve_run(
     preflight.require(map(str, machine(plan, trains=False)))
     serving_plan = attrs.evolve(plan, config=attrs.evolve(plan.config, out=str(plan.folder), name=FOLDER))
     (serving_plan.folder / "logs").mkdir(parents=True, exist_ok=True)
+    log_to(serving_plan, log_console(), "server.log")
     remove_compiled(serving_plan.folder)
     taken = options.bind()
     with (

@@ -139,7 +139,7 @@ def compute(dump: Dump, plan: Plan, gradients: Gradients | None = None) -> Compu
         offsets=tuple(first_trained(dump.masks[i]) for i in positions),
         mask=np.array(batch.arrays.loss_mask),
         segments=np.repeat(np.arange(len(batch.arrays)), batch.arrays.responses),
-        advantages=credited.arrays.tokens["advantages"].astype(np.float64),
+        advantages=credited.arrays.tokens["advantages"].astype(np.float64) if dump.scored else recorded["advantages"],
         recorded=recorded,
     )
     return _with_losses(found, plan) if "logprobs" in batch.fields else found

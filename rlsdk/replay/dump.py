@@ -31,7 +31,9 @@ class Dump:
         responses: Tokens covered by the mask, int64; zeros if unknown.
         masks: True for response tokens sampled by the policy.
         tokens: Field -> values of each rollout's response, float64, including padding.
-        scores: float64 `[n]`, reward of each rollout before any penalty; NaN if it is not a number.
+        scores: float64 `[n]`, reward of each rollout before any penalty; NaN if it is not a number. Zeros if
+            `scored` is False.
+        scored: True if rewards are recorded; without them, there must be advantages.
         rewards: float64 `[n]`, reward from which the trainer computed advantages, if recorded.
         groups: Label of each rollout's group.
         numbers: `loss` and `gradient_norm`, if recorded.
@@ -47,6 +49,7 @@ class Dump:
     masks: Rows
     tokens: Mapping[str, Rows]
     scores: np.ndarray
+    scored: bool
     rewards: np.ndarray | None
     groups: tuple[str, ...]
     numbers: Mapping[str, float]
@@ -83,7 +86,8 @@ def dump_of(found: Recognised, *, rewards: Sequence[str] = (), group_size: int |
         responses=responses,
         masks=masks,
         tokens=values,
-        scores=scores,
+        scores=np.zeros(len(masks)) if scores is None else scores,
+        scored=scores is not None,
         rewards=shaped,
         groups=reader.groups(prompts, group_size),
         numbers=reader.numbers(),
@@ -220,8 +224,8 @@ class _Reader:
                 raise DataError(f"{label}: rollout {i} has {len(row)} values; expected {len(mask)}, one per token")
         return tuple(row.astype(np.float64) for row in rows)
 
-    def rewards(self, columns: Sequence[str], masks: Rows) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return each rollout's reward before penalties, and the one from which advantages were computed."""
+    def rewards(self, columns: Sequence[str], masks: Rows) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Return each rollout's reward before penalties, and that of the advantages; None if not recorded."""
         if columns:
             return self._named_columns(columns), None
         scores, shaped = (self._totals(name, masks) for name in ("scores", "rewards"))
@@ -229,6 +233,11 @@ class _Reader:
             scores = self._numeric_columns()
         if scores is None:
             scores, shaped = shaped, None
+        if scores is None and "advantages" in self.found.values:
+            self.notes.append(
+                "no rewards were recorded: losses start from the recorded advantages, which are not checked"
+            )
+            return None, None
         assert scores is not None
         return np.where([is_reward(v) for v in scores], scores, np.nan), shaped
 
@@ -255,8 +264,11 @@ class _Reader:
             )
         return _summed([every[name] for name in columns])
 
-    def _numeric_columns(self) -> np.ndarray:
-        """Return the sum of numeric columns without another meaning: TRL names columns after reward functions."""
+    def _numeric_columns(self) -> np.ndarray | None:
+        """Return the sum of numeric columns without another meaning: TRL names columns after reward functions.
+
+        None if there are none, and none are needed.
+        """
         parts = {
             name: value
             for name, value in self.found.others.items()
@@ -265,6 +277,8 @@ class _Reader:
             and len(value) == self.count
             and all(isinstance(v, int | float) or v is None for v in value)
         }
+        if not parts and "advantages" in self.found.values:
+            return None
         if not parts:
             raise DataError(
                 f"no rewards were found (fields: {', '.join(sorted({*self.found.names.values(), *self.found.others}))}"

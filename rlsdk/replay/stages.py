@@ -96,7 +96,8 @@ class Replay:
     def _stages(self) -> list[ComparedStage]:
         found, recorded = self.found, self.found.recorded
         stages = [self._model_logprobs(), self._rewards()]
-        stages.append(self._per_token("advantages", found.advantages, recorded.get("advantages")))
+        ours = found.advantages if self.dump.scored else None
+        stages.append(self._per_token("advantages", ours, recorded.get("advantages")))
         if found.ratios is None or found.losses is None:
             return stages
         stages.append(self._per_token("ratios", found.ratios, recorded.get("ratios")))
@@ -113,6 +114,8 @@ class Replay:
         return self._per_token("logprobs", ours, theirs, loose=1e-3)
 
     def _rewards(self) -> ComparedStage:
+        if not self.dump.scored:
+            return ComparedStage(name="rewards")
         ours, theirs = self.dump.scores, self.dump.rewards
         if theirs is None:
             return ComparedStage(name="rewards", ours=ours)

@@ -35,6 +35,7 @@ from rlsdk.readiness.checks import machine
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import RolloutGenerator, first_error
 from rlsdk.rollout.stream import opened
+from rlsdk.runlog.logs import log_console, log_to
 from rlsdk.scoring.actors import scoring
 from rlsdk.scoring.scorer import Scorer
 from rlsdk.serving.context import context_of
@@ -85,6 +86,7 @@ def serve_engines(plan: Plan, ready: Callable[[str], None]) -> None:
         raise ConfigError(["algorithm: it trains on demonstrations and generates nothing, so there is no engine"])
     preflight.require(map(str, machine(plan, trains=False)))
     (plan.folder / "logs").mkdir(parents=True, exist_ok=True)
+    log_to(plan, log_console())
     with watched(plan.config.watchdog, "serving"), reaped(), ray_cluster(plan) as gpus:
         asyncio.run(_serve(plan, engines_alone(plan, gpus), ready))
 

@@ -179,6 +179,26 @@ def test_tensors_of_trl_have_one_advantage_a_rollout(plan: Plan, tmp_path: Path)
     assert found["first_difference"]["reason"].startswith("theirs is the mean over all tokens of the batch")
 
 
+def test_inputs_of_trl_have_no_rewards_and_losses_start_from_their_advantages(plan: Plan) -> None:
+    fields = {
+        "prompt_ids": np.array([[0, 5], [0, 5], [7, 8], [7, 8]]),
+        "prompt_mask": np.array([[0, 1], [0, 1], [1, 1], [1, 1]]),
+        "completion_ids": np.where(MASK, 3, 0),
+        "completion_mask": MASK.astype(np.int64),
+        "num_items_in_batch": np.array(12),
+        "old_per_token_logps": OLD,
+        "per_token_logps": NEW,
+        "advantages": 2 * SIGNS * ADVANTAGE,  # not what rlsdk would assign
+        "loss": losses(per_token(2 * SIGNS * ADVANTAGE)).sum() / 12,
+    }
+    found = replayed(plan, fields)
+    assert (found["framework"], found["loss"]["ours"]) == ("trl", found["loss"]["from_their_advantages"])
+    assert stage(found, "advantages")["ours"] is None and "rewards" not in [s["stage"] for s in found["stages"]]
+    assert found["first_difference"]["stage"] == "loss"
+    assert found["first_difference"]["reason"].startswith("theirs is the mean over all tokens of the batch")
+    assert any("no rewards were recorded" in note for note in found["notes"])
+
+
 def slime_samples() -> list[list[dict[str, Any]]]:
     return [
         [

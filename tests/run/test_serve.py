@@ -126,6 +126,7 @@ def test_new_checkpoints_are_taken_up_and_a_damaged_one_is_not(serving):
     (serving.run / "checkpoints" / "step-3" / EXPORT / "model.safetensors").write_bytes(b"nothing")
     serving.save(4, 1.0)
     wait_for(lambda: serving.step() == 4, 120)
+    assert "now serving the checkpoint of step 4" in serving.log.read_text()
 
 
 def test_zz_sigterm_finishes_in_flight_requests(serving):
@@ -137,4 +138,5 @@ def test_zz_sigterm_finishes_in_flight_requests(serving):
     rest = list(stream)
     assert (rest or [first])[-1].choices[0].finish_reason == "length"
     assert serving.process.wait(120) == 0, serving.log.read_text()
+    assert "ending once the requests in progress are finished" in serving.log.read_text()
     wait_for(lambda: not alive(family), 60)
