@@ -79,13 +79,13 @@ def workflow(
         plan = check(config, settings, files)
         found = debug_workflow(plan, task, samples=samples, url=url, api_key=api_key, model=model)
     rows = rows_of(found)
-    if out is not None:
-        lines = (json.dumps(row, ensure_ascii=False) for row in rows)
-        out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     if as_json:
         click.echo(json.dumps(summary(found, rows), indent=2, ensure_ascii=False))
     else:
         show(found, console())
+    if out is not None:  # last, so that the rollouts are shown even if the file cannot be written
+        lines = (json.dumps(row, ensure_ascii=False) for row in rows)
+        out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def rows_of(found: Debugged) -> list[dict[str, Any]]:

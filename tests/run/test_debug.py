@@ -117,6 +117,12 @@ def test_a_workflow_of_a_file_that_is_edited_meanwhile(debugging):
             assert row["valid"] and row["seconds"] > 0
 
 
+def test_rollouts_are_shown_even_if_they_cannot_be_written(debugging):
+    ran = debugging.workflow("--out", str(debugging.folder), status=1)
+    assert "reward:" in ran.stdout
+    assert f"{debugging.folder}: Is a directory" in ran.stderr
+
+
 def test_zz_ctrl_c_ends_it_with_status_0_and_nothing_left(debugging):
     family = descendants(debugging.process.pid)
     assert len(family) > 3  # Ray and the engine
