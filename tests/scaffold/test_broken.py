@@ -60,7 +60,7 @@ VARIANTS = {
         kind="workflow",
         old="        await chat.sample()\n        for",
         new="        import asyncio\n\n        while True:\n            await asyncio.sleep(0.01)\n        for",
-        says=("breaks ends", "expected: an answer within 5 s", "asyncio.timeout"),
+        says=("breaks ends", "expected: an answer within 10 s", "asyncio.timeout"),
     ),
     "mutable state": Broken(
         kind="reward",
