@@ -135,7 +135,7 @@ class Watchdog:
         self._gcs = GcsAddress(address)
 
     def add_check(self, check: Callable[[], str]) -> None:
-        """Call a function at each look; if it returns a sentence, the run ends at once for that reason."""
+        """Call a function at each look; a sentence from it ends the run at once, and nothing more is reported."""
         self._checks.append(check)
 
     def release_ray(self) -> None:
@@ -214,12 +214,13 @@ class Watchdog:
         seen = list(zip(known, self._prober.look(identities, measured=measured), strict=True))
         for each, vitals in seen:
             self._judge(each, vitals, now, measured=measured)
-        if self._report is not None:
+        failed = list(filter(None, [check() for check in self._checks]))
+        if self._report is not None and not failed:
             begun = [each for each in watched if each.identity is None]
             self._report(self.stage, [*((each, Vitals("unknown")) for each in begun), *seen], now)
         for loop in loops:
             self._judge_loop(loop, now)
-        for said in filter(None, [check() for check in self._checks]):
+        for said in failed:
             self.condemn(said)
         if self._gcs is not None and (lost := self._gcs.lost(now)):
             self._lose_gcs(lost)

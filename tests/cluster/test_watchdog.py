@@ -242,6 +242,19 @@ def test_a_run_that_is_asked_to_end_is_cancelled(bench: Bench) -> None:
         asyncio.run(run())
 
 
+def test_a_run_that_must_end_reports_nothing_more_since_its_folder_may_be_anothers() -> None:
+    reports: list[Any] = []
+    lost = ""
+    dog = Watchdog(WatchdogSection(), prober=Processes(), now=lambda: 0.0, report=lambda *seen: reports.append(seen))
+    dog.add_check(lambda: lost)
+    dog.look()
+    lost = "process 7 has taken over the folder"
+    dog.look()
+    dog.look()
+    assert len(reports) == 1
+    assert dog.verdict == lost
+
+
 def test_a_blocked_loop_is_named_with_the_blocking_code() -> None:
     clock, spent, held = [0.0], [0.0], threading.Event()
     loop = asyncio.new_event_loop()
