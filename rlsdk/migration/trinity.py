@@ -540,10 +540,6 @@ def _eval_workflow(value: str, given: Given) -> KeyOutcome:
     return KeyOutcome({}, "missing", "eval.workflow; its reward is the training's")
 
 
-def _bypassed(value: bool, given: Given) -> dict[str, Any]:
-    return {"old_logprobs": "rollout"} if value and not _offline(given) else {}
-
-
 def _overlong(given: Given, where: str) -> list[dict[str, Any]]:
     """DAPO's penalty of long answers, which is part of Trinity's reward."""
     arguments = f"{where}.reward_fn_args"
@@ -667,7 +663,8 @@ ROWS = (
             "each task has one demonstration; mu weighs the two parts, whatever their sizes", 0.2),
     ignored("algorithm.sample_strategy_args.sft_dataset_name", "see buffer.trainer_input.auxiliary_buffers", "sft_dataset"),
     missing("algorithm.sample_strategy_args.*", "see the options of algorithm: mix", 1),
-    same("algorithm.bypass_old_logprobs", "old_logprobs", flag, True, _bypassed),
+    same("algorithm.bypass_old_logprobs", "old_logprobs", flag, True,
+         lambda v, given: {"old_logprobs": "rollout"} if v and not _offline(given) else {}),
     unless("algorithm.enable_router_replay", (False,), "algorithm.correction: routing_replay", True),
     missing("algorithm.rollout_correction.**", "algorithm.correction: tis, mis, token_mask or geometric", 1),
     same("algorithm.loss_agg_mode", "algorithm.aggregate", choice((

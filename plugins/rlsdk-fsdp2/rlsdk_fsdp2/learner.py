@@ -132,9 +132,9 @@ class FSDP2Learner(TransformersLearner):
 
     def moving_reference(self, module: FrozenModule, mix: float) -> MovingReference:
         """Make the reference model follow the policy; each rank moves its shards."""
-        from rlsdk_fsdp2.sharded import ShardedReference
+        from rlsdk_fsdp2.sharded import FSDPReference
 
-        return ShardedReference(dict(module.module.named_parameters()), mix, sharded=True)
+        return FSDPReference(dict(module.module.named_parameters()), mix, sharded=True)
 
     def reference_faults(self) -> Sequence[str]:
         """Report options with which the reference model cannot follow the policy."""

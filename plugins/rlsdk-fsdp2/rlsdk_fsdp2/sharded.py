@@ -119,7 +119,7 @@ class FrozenModule:
                     each.reshard()
 
 
-class ShardedReference(MovingReference):
+class FSDPReference(MovingReference):
     """A sharded reference model that follows the policy; checkpoints have whole tensors, as those of `Sharded`."""
 
     def local(self, tensor: Tensor) -> Tensor:
