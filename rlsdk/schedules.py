@@ -126,9 +126,10 @@ def schedules_in(options: Iterable[Option], given: Mapping[str, Any]) -> tuple[d
 
 def entropy_target(given: Any) -> tuple[EntropyTarget | None, list[Fault]]:
     """Return the target in an algorithm's `entropy_coef`, and its faults; neither for a number or a schedule."""
-    if not (isinstance(given, Mapping) and "target" in given):
+    options = options_of(EntropyTarget)
+    if not (isinstance(given, Mapping) and any(option.name in given for option in options)):
         return None, []
-    values, faults = check_options(options_of(EntropyTarget), given)
+    values, faults = check_options(options, given)
     if not faults:
         try:
             return EntropyTarget(**values), []

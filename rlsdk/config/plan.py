@@ -212,13 +212,12 @@ def reward_readers(chosen: Sequence[Chosen]) -> list[str]:
 
 
 def _no_effect(part: Chosen, config: Config, algorithm: AlgorithmDefaults) -> Iterator[str]:
-    """Yield faults of parts that weight by the ratio of old policy to sampler when both have the same logprobs."""
-    if part.component.corrects != "old" or algorithm.rollouts == "mixed":  # mixed: always recomputed
-        return
-    other = "leave it out (null)" if part.component.kind == "correction" else "choose another policy loss"
-    if algorithm.rollouts == "demonstrations":
+    """Yield faults of parts that weight by the ratio to a sampler that there is not, or that has the same logprobs."""
+    corrects, correction = part.component.corrects, part.component.kind == "correction"
+    other = "leave it out (null)" if correction else "choose another policy loss"
+    if algorithm.rollouts == "demonstrations" and (corrects == "old" or correction):
         yield f"{part.path}: {part} weights samples by their ratio to the sampler, but nothing is sampled; {other}"
-    elif config.old_logprobs == "rollout":
+    elif corrects == "old" and algorithm.rollouts == "sampled" and config.old_logprobs == "rollout":
         yield (
             f"{part.path}: {part} weights by old_logprobs over the sampler's logprobs, but with old_logprobs=rollout "
             f"both are the sampler's: every weight is 1; set old_logprobs=learner, or {other}"

@@ -29,7 +29,8 @@ def as_interrupt() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGTERM) is interrupt:  # unless the block has installed another
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def restore() -> None:

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from rlsdk.exact import expert_count
 
+_BIAS = "e_score_correction_bias"
+"""Ending of the name of a tensor that routers add to their scores before they choose experts."""
+
 
 @attrs.frozen(eq=False)
 class ExpertUse:
@@ -107,4 +110,10 @@ def router_faults(net: Any) -> list[str]:
     recorded = getattr(net.base_model, "_can_record_outputs", None) or {}
     if "router_logits" not in recorded or not hasattr(text, "num_experts_per_tok"):
         return [f"router_loss_coef: transformers reports no router logits of a {kind}; leave it out"]
+    tensors = (name for named in (net.named_parameters(), net.named_buffers()) for name, _ in named)
+    if not hasattr(text, "router_aux_loss_coef") or any(name.endswith(_BIAS) for name in tensors):
+        return [
+            f"router_loss_coef: a {kind} does not simply choose the experts of greatest probability (it has a bias or "
+            "groups that balance them), so transformers' loss would not count the chosen ones; leave it out"
+        ]
     return []

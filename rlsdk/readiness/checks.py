@@ -236,7 +236,8 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
         count = sum(map(len, trained)) if len(trained) == len(plan.tasks_train) else None
         disk = estimate(plan, tasks=count, built=built)
         found.warnings += space(plan, disk)
-        found.faults += _warmup_faults(plan, count)
+        found.faults += _warmup_faults(plan, steps := _length(plan, count))
+        found.notes += _move_notes(plan, steps)
         if count and count < plan.config.batch_size:
             text = f"{counted(count, 'task')}, fewer than batch_size={plan.config.batch_size}: some repeat in a step"
             found.notes.append(PlanFinding("tasks.train", text))
@@ -253,10 +254,26 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
     )
 
 
-def _warmup_faults(plan: Plan, tasks: int | None) -> list[PlanFinding]:
-    """Report a warm-up of the critic that lasts the whole run; nothing if the length of the run is not known."""
-    config, warmup = plan.config, plan.config.critic.warmup_steps
-    steps = config.steps if config.steps is not None else tasks and steps_of_epochs(config, tasks)
+def _length(plan: Plan, tasks: int | None) -> int | None:
+    """Return the number of steps of a run; None if it depends on tasks whose number is not known."""
+    config = plan.config
+    return config.steps if config.steps is not None else steps_of_epochs(config, tasks) if tasks else None
+
+
+def _move_notes(plan: Plan, steps: int | None) -> list[PlanFinding]:
+    """Note a reference model that follows the policy, but not before the run has ended."""
+    every = plan.config.reference.update_every
+    if not every or not steps or every < steps:
+        return []
+    text = (
+        f"{every}, but the run has {counted(steps, 'step')}: no step is trained with a reference model that has moved"
+    )
+    return [PlanFinding("reference.update_every", text)]
+
+
+def _warmup_faults(plan: Plan, steps: int | None) -> list[PlanFinding]:
+    """Report a warm-up of the critic that lasts the whole run."""
+    warmup = plan.config.critic.warmup_steps
     if not warmup or not steps or warmup < steps:
         return []
     text = f"{warmup} of {counted(steps, 'step')} would train the critic alone, so the actor would never be trained"

@@ -123,9 +123,11 @@ def _algorithm(plan: Plan) -> dict[str, Any]:
     algorithm, loss = plan.algorithm, plan.loss
     coefficients = {
         name: loss.entropy_coef if name == "entropy_coef" else plan.schedules.get(name, getattr(algorithm, name))
-        for name in ("kl_coef", "entropy_coef", "value_clip", "norm", "top_entropy_quantile")
+        for name in ("kl_coef", "entropy_coef", "value_clip", "norm")
         if getattr(algorithm, name) or name == "kl_coef"
     }
+    if (share := algorithm.top_entropy_quantile) is not None:  # 0: the highest entropy alone
+        coefficients["top_entropy_quantile"] = plan.schedules.get("top_entropy_quantile", share)
     sets = {"sets elsewhere": [f"{path}={brief(value)}" for path, value in plan.defaulted.items()]}
     return {
         "name": brief(plan.config.algorithm.name),

@@ -18,6 +18,7 @@ from rlsdk.config.tree import Tree, leaves, normalise, spelled_out
 from rlsdk.errors import ArgumentError, ConfigError
 from rlsdk.fields import FORWARD
 from rlsdk.runlog.folder import why_no_run
+from rlsdk.schedules import EntropyTarget
 from rlsdk.scoring.scorer import RewardTerm
 
 REPLAYED = ("reward", "algorithm", "scoring", "max_invalid", "plugins", "old_logprobs")
@@ -175,6 +176,11 @@ def missing_fields(before: Plan, after: Plan, *, model: bool) -> list[str]:
                 faults.append(
                     f"--checkpoint: {which} objective reads a reference model that followed the policy "
                     "(reference.update_every), which exports do not contain"
+                )
+            if isinstance(plan.loss.entropy_coef, EntropyTarget):
+                faults.append(
+                    f"--checkpoint: {which} objective has an entropy bonus whose weight depends on all optimiser steps "
+                    "so far (algorithm.entropy_coef.target); give a number as algorithm.entropy_coef"
                 )
     return faults
 

@@ -75,6 +75,12 @@ def test_a_target_of_the_entropy_is_shown(explain):
     assert found["entropy_coef"] == "0 to 0.5, from 0 in steps of 0.005, for an entropy of 0.2 nats"
 
 
+def test_the_share_of_tokens_that_are_trained_is_shown_down_to_none_but_the_highest(explain):
+    assert "top_entropy_quantile" not in explain()["algorithm"]
+    for share in (0.2, 0.0):
+        assert explain(f"algorithm.top_entropy_quantile={share}")["algorithm"]["top_entropy_quantile"] == share
+
+
 def test_what_an_algorithm_makes_necessary(explain):
     found = explain("algorithm=ppo")
     assert (found["learner"]["reference model"], found["learner"]["critic"]) == (True, True)

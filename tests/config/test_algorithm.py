@@ -162,6 +162,7 @@ def test_the_entropy_bonus_may_have_a_target(plan, faults):
         "{target: -1, dleta: 1}": ["target: expected float > 0, got -1", "dleta: unknown option 'dleta', did you mean"],
         "{target: .inf}": ["target: expected a finite number, got inf"],
         "{target: 1, initial: 2}": ["initial: expected a weight from min=0 to max=1, got 2"],
+        "{initial: 1}": ["target: is required (float > 0)"],
         "{from: 1, to: 2, target: 3}": ["from: unknown option 'from'", "to: unknown option 'to'"],
     }
     for given, texts in wrong.items():

@@ -356,6 +356,15 @@ def test_a_correction_by_the_policy_being_trained_has_an_effect_with_the_sampler
         check(tree)
 
 
+@pytest.mark.parametrize("compares", ["old", "policy"])
+def test_demonstrations_have_no_sampler_that_a_correction_could_compare_with(plan, compares):
+    @rlsdk.correction("far", masks=True, compares=compares)
+    def far(x: rlsdk.LossInputs) -> torch.Tensor: ...
+
+    with pytest.raises(ConfigError, match=r"far' weights samples by their ratio .* but nothing is sampled; leave it"):
+        check({**plan().tree, "algorithm": {"use": "sft", "correction": far}})
+
+
 def test_a_check_sees_the_run_and_all_options(plan):
     seen = []
 

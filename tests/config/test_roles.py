@@ -164,6 +164,21 @@ def test_a_reference_model_that_could_not_follow_is_refused(
     assert len(found) == 1 and found[0].startswith(fault)
 
 
+def test_a_reference_model_that_moves_only_after_the_run_is_noted(plan: Callable[..., Plan], tmp_path: Path) -> None:
+    create(tmp_path / "policy", largest=100)
+
+    def said(*settings: str) -> list[str]:
+        found = examine(plan(*KL, f"model.path={tmp_path / 'policy'}", *settings), starts=False)
+        return [note.message for note in found.notes if note.path == "reference.update_every"]
+
+    assert not said("steps=6", "reference.update_every=5") and not said("steps=5")
+    (note,) = said("steps=5", "reference.update_every=5")
+    assert note == "5, but the run has 5 steps: no step is trained with a reference model that has moved"
+    assert said(
+        "steps=null", "epochs=1", "batch_size=4", "tasks.train={use: countdown, size: 8}", "reference.update_every=2"
+    )
+
+
 def test_a_reference_model_of_another_shape_or_learner_is_found_before_a_start(
     plan: Callable[..., Plan], tmp_path: Path
 ) -> None:

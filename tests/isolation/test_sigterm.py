@@ -43,6 +43,17 @@ def test_a_handler_of_the_program_stays():
     assert heard == ["own"]
 
 
+def test_a_handler_that_is_installed_meanwhile_stays():
+    def own(*_): ...
+
+    try:
+        with as_interrupt():
+            signal.signal(signal.SIGTERM, own)
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def test_a_thread_other_than_the_main_one_is_left_alone():
     failed = []
 

@@ -95,6 +95,12 @@ def test_the_option_of_a_learner_overrides_the_config_and_needs_experts(tmp_path
     assert not learner.model_faults(moe) and not DeepSpeedLearner(router_loss_coef=0.0).model_faults(dense)
     (fault,) = learner.model_faults(dense)
     assert fault == "router_loss_coef: a LlamaForCausalLM has no experts to balance; leave it out"
+    for name in ("deepseek-v3", "glm4-moe"):  # which choose by sigmoids and a bias
+        (fault,) = learner.model_faults(architectures.make(tmp_path / name, name))
+        assert "does not simply choose the experts of greatest probability" in fault
+    moe.model.layers[0].mlp.gate.register_buffer("e_score_correction_bias", torch.zeros(4))  # as in MiniMax-M2
+    (fault,) = learner.model_faults(moe)
+    assert "does not simply choose" in fault
     with pytest.raises(OptionError, match=r"ranks that share rollouts do not compute it; set sequence_parallel=1"):
         load("learner", "deepspeed", router_loss_coef=0.1, sequence_parallel=2)
 

@@ -253,6 +253,15 @@ def test_gradients_with_a_reference_model_that_followed_the_policy_are_refused(t
     assert "--checkpoint: the run's own objective reads a reference model that followed the policy" in refused.output
 
 
+def test_gradients_of_an_entropy_bonus_with_a_target_are_refused(run: Path) -> None:
+    """Its weight would be that before the first step: none."""
+    target = "algorithm.entropy_coef={target: 0.2}"
+    assert invoke(run, target).exit_code == 0
+    refused = invoke(run, "--checkpoint", str(MODEL), target)
+    assert refused.exit_code != 0
+    assert "--checkpoint: the other objective has an entropy bonus whose weight depends on all" in refused.output
+
+
 def test_a_real_run_is_reproduced_and_its_table_is_shown(tmp_path: Path) -> None:
     run = tmp_path / "recorded"
     shutil.copytree(Path(__file__).parent / "recorded", run)
