@@ -206,6 +206,18 @@ def visible(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
+def other_format(what: str, written: int, read: int) -> str:
+    """Return the message about something that another version of rlsdk has written.
+
+    Args:
+        what: What has the format, such as a checkpoint with its path.
+        written: Its format.
+        read: The only format that this version reads.
+    """
+    which = "newer" if written > read else "older"
+    return f"{what} has format {written}; this rlsdk reads {read}: use the {which} rlsdk that wrote it"
+
+
 def first_line(error: BaseException | None) -> str:
     """Return the first line of an error's message, or the name of its type if it has none."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__

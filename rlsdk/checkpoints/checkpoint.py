@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from rlsdk.errors import CheckpointError, DamagedCheckpointError, LearnerError
+from rlsdk.errors import CheckpointError, DamagedCheckpointError, LearnerError, other_format
 from rlsdk.learners.shards import Seen, find_changed, find_damage, hash_files
 from rlsdk.preflight import existing_parent, size_text
 from rlsdk.runlog.logs import log_console
@@ -270,7 +270,7 @@ class Checkpoints:
         if not isinstance(written, int):  # no version of rlsdk wrote this
             raise DamagedCheckpointError(f"{path}: expected a number under format, got {json.dumps(written)[:_SHOWN]}")
         if written != FORMAT:
-            raise CheckpointError(f"checkpoint {self.path(step)} has format {written}; this rlsdk reads {FORMAT}")
+            raise CheckpointError(other_format(f"checkpoint {self.path(step)}", written, FORMAT))
         digest = state.pop("sha256", None)  # checkpoints of earlier versions have none
         if digest is not None and digest != _digest(state):
             raise DamagedCheckpointError(f"{path} was changed after it was written")

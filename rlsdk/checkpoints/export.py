@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import attrs
@@ -22,6 +21,7 @@ from rlsdk.config.paths import resolve_paths
 from rlsdk.config.tree import normalise
 from rlsdk.contracts import ActorSpec
 from rlsdk.errors import CheckpointError, ConfigError
+from rlsdk.isolation.scratch import scratch_folder
 from rlsdk.learners.apart import roles
 from rlsdk.learners.group import LearnerGroup
 from rlsdk.runlog.folder import why_no_run
@@ -162,7 +162,7 @@ def _export_by_learner(plan: Plan, run: Path, checkpoint: Path, folder: Path) ->
     """Start the run's learner without a reference model, load the checkpoint, and have it export the model."""
     config = plan.config
     logs, cores = run / "logs" / "export", os.cpu_count() or 1
-    with TemporaryDirectory(prefix="rlsdk-compiled-") as compiled, ray_cluster(plan) as gpus:
+    with scratch_folder("rlsdk-export-") as compiled, ray_cluster(plan) as gpus:
         found = layout(plan, cores, gpus, roles=["learner"])
         place = ActorSpec(
             role="learner",
@@ -180,7 +180,7 @@ def _export_by_learner(plan: Plan, run: Path, checkpoint: Path, folder: Path) ->
             total_updates=1,
             seats=found.learners,
             log_dir=logs,
-            cache=Path(compiled),
+            cache=compiled,
         )
         try:
             learner.load((checkpoint / LEARNER).resolve())

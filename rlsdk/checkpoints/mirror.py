@@ -8,13 +8,14 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from rlsdk.checkpoints.checkpoint import Checkpoints
 from rlsdk.config import Plan
 from rlsdk.errors import CheckpointError, ConfigError, DamagedCheckpointError, RlsdkError, RunError, first_line
+from rlsdk.isolation.scratch import scratch_folder
 from rlsdk.runlog.folder import MARKER, mark, replace_text
 from rlsdk.runlog.store import DATABASE
 from rlsdk.storage import copies
@@ -174,20 +175,22 @@ def pull(remote: RemoteFolder, folder: Path, step: int | None = None) -> list[st
     Returns:
         Lines for the run's log.
     """
-    for left in folder.parent.glob(f".{folder.name}.download-*"):
+    for left in folder.parent.glob(f".{escape(folder.name)}.download-*"):
         shutil.rmtree(left)
     uploaded = copies.copies(remote)
-    newest = uploaded[max(uploaded)] if uploaded else None
-    here = Checkpoints(folder, 1).steps()
-    if newest is None:
+    if not uploaded:
         return []
-    if newest.id in known(folder) and (step in here if step is not None else here and here[-1] >= newest.step):
+    newest = uploaded[max(uploaded)]
+    here, notices = _intact(folder, step) if newest.id in known(folder) else (None, [])
+    if here is not None and here >= (newest.step if step is None else step):
         return []
     if step is not None and step not in uploaded:
+        if notices:  # the error about the damaged one in the mirror says more
+            return []
         listed = ", ".join(map(str, uploaded))
         raise CheckpointError(f"{remote.url} has no complete checkpoint of step {step}; there are: {listed}")
-    notices: list[str] = []
-    wanted = [uploaded[step]] if step is not None else list(reversed(uploaded.values()))
+    newer = [copy for copy in reversed(uploaded.values()) if here is None or copy.step > here]
+    wanted = newer if step is None else [uploaded[step]]
     for copy in wanted:
         partial = folder.parent / f".{folder.name}.download-{uuid.uuid4().hex[:8]}"
         partial.mkdir(parents=True)
@@ -211,9 +214,26 @@ def pull(remote: RemoteFolder, folder: Path, step: int | None = None) -> list[st
             folder.rmdir()
         partial.rename(folder)
         return [*notices, f"downloaded the checkpoint of step {copy.step} from {remote.url}"]
+    if here is not None:
+        return notices
     raise CheckpointError(
         "\n".join([f"no checkpoint in {remote.url} is intact:", *(f"  - {text}" for text in notices)])
     )
+
+
+def _intact(folder: Path, step: int | None) -> tuple[int | None, list[str]]:
+    """Return a mirror's newest intact checkpoint, or the one of a step if it is intact; and faults of damaged ones."""
+    checkpoints = Checkpoints(folder, 1)
+    damaged = []
+    for each in reversed(checkpoints.steps()):
+        if step in (None, each):
+            try:
+                checkpoints.verify(each)
+            except DamagedCheckpointError as error:
+                damaged.append(str(error))
+            else:
+                return each, damaged
+    return None, damaged
 
 
 def known(folder: Path) -> list[str]:
@@ -260,7 +280,7 @@ def local_copy(run: str | Path, *, step: int | None = None, checkpoint: bool = T
     remote = RemoteFolder(str(run))
     base = mirror_of(str(run)).parent / "reading"
     base.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=base, prefix="run-") as scratch:
+    with scratch_folder("read-", base) as scratch:
         with reached(remote):
             uploaded = copies.copies(remote)
             if not uploaded or (step is not None and step not in uploaded):
@@ -269,7 +289,7 @@ def local_copy(run: str | Path, *, step: int | None = None, checkpoint: bool = T
                 raise CheckpointError(f"{remote.url} {which}{listed}")
             wanted = list(uploaded) if step is None else [step]
             while True:
-                found, folder = wanted.pop(), Path(scratch) / str(len(wanted))
+                found, folder = wanted.pop(), scratch / str(len(wanted))
                 try:
                     copies.fetch(remote, uploaded[found], folder, checkpoint=checkpoint)
                     if checkpoint and wanted:

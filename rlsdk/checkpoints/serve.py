@@ -10,7 +10,6 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import attrs
@@ -28,6 +27,7 @@ from rlsdk.engines.client import EngineClient
 from rlsdk.engines.starting import engines_alone, load_weights
 from rlsdk.errors import CheckpointError, ConfigError, EngineError, RlsdkError, RunError
 from rlsdk.isolation.reaper import reaped
+from rlsdk.isolation.scratch import scratch_folder
 from rlsdk.isolation.watching import main_loop
 from rlsdk.readiness.checks import machine
 from rlsdk.rollout.codec import ChatTokenizer
@@ -166,10 +166,10 @@ def serve_run(
         taken,
         watched(plan.config.watchdog, "serving"),
         reaped(),
-        TemporaryDirectory(prefix="rlsdk-model-") as scratch,
+        scratch_folder("rlsdk-serve-") as scratch,
         ray_cluster(plan) as gpus,
     ):
-        reader = CheckpointReader(plan, files, Path(scratch))
+        reader = CheckpointReader(plan, files, scratch)
         # Before the engines start: for a checkpoint without an export, a learner must write one, which needs memory.
         first = reader.read_newest()
         engines = engines_alone(serving_plan, gpus)

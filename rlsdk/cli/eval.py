@@ -19,8 +19,8 @@ from rlsdk.cli.parameters import RunPath, SettingsCommand, plugin_files
 from rlsdk.config import check, read
 from rlsdk.errors import ArgumentError
 
-_LEFT_BY_A_FAILURE = frozenset({"cache", "logs"})
-"""Contents of the folder of an evaluation that failed; one that was killed may have left fewer."""
+_LEFT_BY_A_FAILURE = frozenset({"cache", "logs", "pictures", "transcripts.jsonl"})
+"""Contents of the folder of an evaluation that failed or was killed, which has at least `logs`."""
 
 
 @click.command(cls=SettingsCommand, name="eval")

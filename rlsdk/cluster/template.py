@@ -19,7 +19,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -36,6 +35,7 @@ from rlsdk.contracts.generation import NO_PROGRESS_BARS
 from rlsdk.errors import RlsdkError
 from rlsdk.isolation.framing import exactly
 from rlsdk.isolation.process import end_with_parent, fork_alone, hidden, importing
+from rlsdk.isolation.scratch import scratch_folder
 from rlsdk.plugins import ComponentRef, Plugins
 from rlsdk.preflight import read_cache_only
 
@@ -88,7 +88,7 @@ class Template:
     """
 
     process: subprocess.Popen[bytes]
-    folder: str
+    folder: Path
     listeners: Mapping[RoleName, socket.socket]
     compiler: Mapping[str, str]
 
@@ -96,7 +96,7 @@ class Template:
     @contextmanager
     def begun(cls, compiler: Mapping[str, str]) -> Iterator[Self]:
         """Start a template, which ends with the block."""
-        with tempfile.TemporaryDirectory(prefix="rlsdk-", ignore_cleanup_errors=True) as folder, ExitStack() as stack:
+        with scratch_folder("rlsdk-start-") as folder, ExitStack() as stack:
             listeners: dict[RoleName, socket.socket] = {}
             for name in ROLES:
                 listeners[name] = stack.enter_context(socket.socket(socket.AF_UNIX))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -42,6 +41,7 @@ from rlsdk.engines.vllm_model import (
 )
 from rlsdk.engines.vllm_worker import share
 from rlsdk.errors import EngineError, OptionError, ValueFault
+from rlsdk.isolation.scratch import scratch_folder
 from rlsdk.limits import Count, above, at_most
 from rlsdk.marks import engine
 from rlsdk.vision import Vision
@@ -418,9 +418,9 @@ class Vllm:
         weights = with_tied_head(weights, tied)
         check_names(weights, self._expected)
         if self.tensor_parallel_size > 1:
-            with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="rlsdk-weights-") as folder:
-                share(weights, Path(folder))
-                self._llm.collective_rpc("rlsdk_load", args=(folder,))
+            with scratch_folder("rlsdk-load-", "/dev/shm") as folder:
+                share(weights, folder)
+                self._llm.collective_rpc("rlsdk_load", args=(str(folder),))
         else:
             self._llm.collective_rpc("rlsdk_load", args=(weights,))
 

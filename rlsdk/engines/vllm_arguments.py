@@ -6,7 +6,6 @@ One adapter with a fixed id is used by all requests and replaced in place.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rlsdk.contracts import ActorSpec, Adapter, Model, Request, Weights
 from rlsdk.engines.common import mix
 from rlsdk.errors import EngineError
+from rlsdk.isolation.scratch import scratch_folder
 from rlsdk.vision import Vision
 from rlsdk.weights import from_weights
 
@@ -213,8 +213,7 @@ def _written(weights: Weights) -> Iterator[Path]:
     assert weights.adapter is not None
     # The fields that vLLM reads; it finds the adapted layers by the tensors' names.
     config = {"r": weights.adapter.rank, "lora_alpha": weights.adapter.alpha, "target_modules": "all-linear"}
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="rlsdk-adapter-") as name:
-        folder = Path(name)
+    with scratch_folder("rlsdk-lora-", "/dev/shm") as folder:
         (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
         save_file(dict(from_weights(weights)), str(folder / "adapter_model.safetensors"))
         yield folder

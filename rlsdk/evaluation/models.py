@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ from rlsdk.environments.pool import env_worker_pools
 from rlsdk.errors import CheckpointError, ConfigError, DamagedCheckpointError, DataError
 from rlsdk.evaluation.evaluation import Answers, evaluate, evaluator_of, figures, held_out, produced_by
 from rlsdk.isolation.reaper import reaped
+from rlsdk.isolation.scratch import scratch_folder
 from rlsdk.isolation.threads import Threads, run_to_end
 from rlsdk.isolation.watching import main_loop
 from rlsdk.loops import UserLoop
@@ -85,8 +85,8 @@ def model_of(
         raise CheckpointError(
             f"{checkpoint} is neither a run's folder, nor one of its checkpoints (RUN/checkpoints/step-N), nor a model"
         )
-    with TemporaryDirectory(prefix="rlsdk-model-") as scratch:
-        folder = Path(scratch) / "model"
+    with scratch_folder("rlsdk-eval-") as scratch:
+        folder = scratch / "model"
         export(run, folder, step=int(step[1]) if step else None, plugins=plugins, named=named)
         yield folder
 

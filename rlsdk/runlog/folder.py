@@ -9,6 +9,7 @@ import socket
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 
 from filelock import SoftFileLease, Timeout
@@ -23,6 +24,8 @@ _BEFORE = frozenset({"cache", "debug.json", "eval", "logs", "serve"})
 """Names that `rlsdk eval`, `rlsdk debug` and servers create in a run's folder, perhaps before the run."""
 COMPILED = "cache"
 """Folder of programs that a run's actors compiled; no later start may use them."""
+_DELETED = ".deleted-"
+"""Part of the name of a folder that is being deleted, after the run's."""
 LEASE_SECONDS = 30.0
 """Seconds without an update after which the lock of a program on another machine counts as dead."""
 
@@ -196,9 +199,15 @@ def remove_run(folder: Path) -> None:
                 "delete it; delete it yourself, or choose another name=…"
             ]
         )
-    aside = folder.parent / f".{folder.name}.deleted-{uuid.uuid4().hex[:8]}"
+    aside = folder.parent / f".{folder.name}{_DELETED}{uuid.uuid4().hex[:8]}"
     folder.rename(aside)
     shutil.rmtree(aside)
+
+
+def finish_removal(folder: Path) -> None:
+    """Delete what `remove_run` had moved aside when it was interrupted."""
+    for aside in folder.parent.glob(f".{escape(folder.name)}{_DELETED}*"):
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def remove_compiled(folder: Path) -> None:

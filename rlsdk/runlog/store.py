@@ -22,6 +22,7 @@ import attrs
 import sqlalchemy as sa
 
 from rlsdk.errors import EnvironmentFault, RunError, ValueFault, first_line
+from rlsdk.runlog.folder import replace_text
 from rlsdk.runlog.payload import decode
 from rlsdk.runlog.tables import GROUPS, METADATA, ROLLOUTS, Entry, create_indices, group_row, rollout_rows
 from rlsdk.types import Group, Task
@@ -73,7 +74,7 @@ class Address:
             return cls(f"{_LOCAL}{folder / DATABASE}")
         known = cls.of(folder)
         address = cls(url, known.run if known and known.run else f"{folder.name}-{uuid.uuid4().hex[:12]}", password_env)
-        (folder / ADDRESS).write_text(json.dumps(attrs.asdict(address)) + "\n", encoding="utf-8")
+        replace_text(folder / ADDRESS, json.dumps(attrs.asdict(address)) + "\n")
         return address
 
     @property

@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from rlsdk.errors import DamagedCheckpointError, RunError
+from rlsdk.errors import CheckpointError, DamagedCheckpointError, RunError, other_format
 from rlsdk.storage.remote import RemoteFolder
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,11 @@ class Copy:
 
 
 def copies(remote: RemoteFolder) -> dict[int, Copy]:
-    """Return the complete checkpoints by step, ascending."""
+    """Return the complete checkpoints by step, ascending.
+
+    Raises:
+        CheckpointError: Another version of rlsdk wrote one.
+    """
     steps = sorted(int(m[1]) for name in remote.names("checkpoints") if (m := _MANIFEST.fullmatch(name)))
     found = {}
     for step in steps:
@@ -61,8 +65,8 @@ def _read(remote: RemoteFolder, step: int) -> Copy | None:
     name = _manifest(step)
     try:
         manifest: dict[str, Any] = json.loads(remote.read(name) or b"")
-        if manifest["format"] != FORMAT:
-            raise ValueError(f"format {manifest['format']}; this rlsdk reads {FORMAT}")
+        if int(manifest["format"]) != FORMAT:
+            raise CheckpointError(other_format(f"{remote.url}/{name}", manifest["format"], FORMAT))
         return Copy(int(manifest["step"]), {str(k): int(v) for k, v in manifest["files"].items()}, str(manifest["id"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning("%s/%s is not a manifest, and its checkpoint is ignored: %s", remote.url, name, error)
@@ -85,7 +89,7 @@ def withdraw(remote: RemoteFolder, *steps: int) -> None:
 def remove_unfinished(remote: RemoteFolder, *steps: int) -> None:
     """Delete the files of unfinished uploads, and the checkpoints of these steps, if there are any."""
     names = remote.names("checkpoints")
-    whole = {int(m[1]) for name in names if (m := _MANIFEST.fullmatch(name))} - {*steps}
+    whole = copies(remote).keys() - {*steps}
     left = {int(m[1]) for name in names if (m := _STEP.fullmatch(name))} - whole
     withdraw(remote, *sorted(left))
 

@@ -211,18 +211,18 @@ class Uploader:
             self._changed.notify_all()
 
     def finish(self) -> dict[str, Any]:
-        """Wait until the last checkpoint is uploaded or abandoned; return a summary of all uploads."""
-        with self._changed:
-            self._closing, self._moved = True, time.monotonic()
-            self._changed.notify_all()
-            if self._working or self._waiting:
-                log.info("waiting for the upload to %s", self._remote.url)
-            while (self._working or self._waiting) and not self._given_up:
-                self._changed.wait(0.2)
-                if time.monotonic() - self._moved > self._times.stall:
-                    self._last_error = f"nothing was transferred for {self._times.stall:g} s"
-                    self._given_up = True
-            self._changed.notify_all()
+        """Wait until the last checkpoint is uploaded or abandoned; return a summary of all uploads.
+
+        Raises:
+            KeyboardInterrupt: The user interrupted the wait; the next call does not wait any more.
+        """
+        try:
+            self._wait_for_last()
+        except KeyboardInterrupt:
+            with self._changed:
+                self._last_error, self._given_up = "interrupted", True
+                self._changed.notify_all()
+            raise
         return {
             "url": self._remote.url,
             "uploaded": list(self.uploaded),
@@ -230,6 +230,20 @@ class Uploader:
             "failures": self._failures,
             "last_error": self._last_error,
         }
+
+    def _wait_for_last(self) -> None:
+        with self._changed:
+            self._closing, self._moved = True, time.monotonic()
+            self._changed.notify_all()
+            if self._working or self._waiting:
+                url = self._remote.url
+                log.info("waiting for the upload to %s; interrupt to leave it to the next --resume", url)
+            while (self._working or self._waiting) and not self._given_up:
+                self._changed.wait(0.2)
+                if time.monotonic() - self._moved > self._times.stall:
+                    self._last_error = f"nothing was transferred for {self._times.stall:g} s"
+                    self._given_up = True
+            self._changed.notify_all()
 
     def _work(self) -> None:
         attempts, delay = 0, self._times.first_retry

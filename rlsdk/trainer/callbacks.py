@@ -212,8 +212,16 @@ class Evaluating(Callback):
 class Logging(Callback):
     """Log metrics to `metrics.jsonl`, the trackers, observing plugins and the console."""
 
-    def __init__(self, observers: Observers, console: Console) -> None:
+    def __init__(self, observers: Observers, console: Console, store: RolloutStore | None = None) -> None:
+        """Create a callback.
+
+        Args:
+            observers: Trackers and observing plugins.
+            console: Console for progress.
+            store: Rollout store, whose file must not be deleted; None if rollouts are not kept.
+        """
         self._observers, self._console = observers, console
+        self._database = [Path(store.address.file)] if store is not None and store.address.is_file else []
         self._metrics: Any = load("tracker", defaults.TRACKER.name)
         self._bar: ProgressLine | None = None
         self._fates: dict[str, str] = {}
@@ -237,13 +245,14 @@ class Logging(Callback):
         """Log a step.
 
         Raises:
-            RunError: The run's folder is gone; what was trained is saved where it was.
+            RunError: The run's folder, or a file in it, is gone; what was trained is saved where it was.
         """
         self._log(trainer.version, metrics)
-        if not (file := trainer.plan.folder / METRICS).exists():  # without this, all later steps would go nowhere
+        files = [trainer.plan.folder / METRICS, *self._database]
+        if gone := [file for file in files if not file.exists()]:  # otherwise, later steps would be written nowhere
             folder = await trainer.save_async(last=True)
             raise RunError(
-                f"{file} was deleted or moved during the run, perhaps with the whole folder; the training up to "
+                f"{gone[0]} was deleted or moved during the run, perhaps with the whole folder; the training up to "
                 f"step {trainer.version} is saved in {folder}"
             )
         if sources := trainer.sources():
@@ -370,7 +379,7 @@ def standard_callbacks(
     storage = None if store is None else RolloutStorage(store)
     stored = [] if storage is None else [storage]
     evaluating = Evaluating(console, storage)
-    logged = [Diagnosing(), Logging(observers, console)]
+    logged = [Diagnosing(), Logging(observers, console, store)]
     return [Scaling(), *stored, evaluating, *own, *logged, *before_saving, Saving()]
 
 

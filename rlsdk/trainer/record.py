@@ -99,12 +99,16 @@ class RunRecord:
         try:
             curves = draw_curves(plan.folder, plan.config.name)
             summary["curves"] = str(curves) if curves else None
+            write_summary(plan.folder, summary)
             if self.mirror is not None:
                 summary["upload"] = self.mirror.finish()
                 summary["warnings"] += filter(None, [summary["upload"]["warning"]])
-            write_summary(plan.folder, summary)
+                write_summary(plan.folder, summary)
         except OSError as error:
             self.end("failed", {"error": str(error)})
+            raise
+        except KeyboardInterrupt:  # the user did not wait for the upload
+            self.end(summary["status"], summary)
             raise
         try_report(plan.folder)
         times = ", ".join(f"{name} {value:.1f}" for name, value in summary["seconds"].items())

@@ -23,7 +23,7 @@ from rlsdk.errors import ConfigError, PluginError
 from rlsdk.learners.shards import ranks_of
 from rlsdk.plugins import CORE, short_name
 from rlsdk.plurals import counted
-from rlsdk.runlog.folder import is_foreign, mark, remove_compiled, remove_run, replace_text
+from rlsdk.runlog.folder import finish_removal, is_foreign, mark, remove_compiled, remove_run, replace_text
 from rlsdk.runlog.metrics import METRICS, garbled_lines, lines_up_to
 from rlsdk.runlog.report import SUMMARY
 from rlsdk.runlog.store import DATABASE, RolloutStore, damage_of, set_aside
@@ -106,6 +106,7 @@ def prepare_folder(
         CheckpointError: The requested checkpoint, or every checkpoint, is unusable.
     """
     folder, resumes = plan.folder, resume is not False
+    finish_removal(folder)
     if overwrite and not resumes:
         remove_run(folder)
     used = (folder / KEPT).exists()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shutil
 import time
-from contextlib import suppress
-from pathlib import Path
-from tempfile import mkdtemp
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from rlsdk.checkpoints.mirror import reached
 from rlsdk.errors import RlsdkError, RunError
+from rlsdk.isolation.scratch import scratch_folder
 from rlsdk.storage import copies
 from rlsdk.storage.location import mirror_of
 from rlsdk.storage.remote import RemoteFolder
@@ -33,20 +32,21 @@ class RemoteRun:
         self._remote = RemoteFolder(url)
         base = mirror_of(url).parent / "viewing"
         base.mkdir(parents=True, exist_ok=True)
-        self._scratch = Path(mkdtemp(dir=base, prefix="run-"))
+        self._open = ExitStack()
+        self._scratch = self._open.enter_context(scratch_folder("view-", base))
         self._folder, self._upload, self._fetched = self._scratch / "0", "", float("-inf")
         self._run: RunFolder | None = None
         try:
             self._fetch()
         except BaseException:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._open.close()
             raise
 
     def __enter__(self) -> RemoteRun:
         return self
 
     def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._open.close()
 
     def run(self) -> RunFolder:
         """Return the run as last fetched; fetch it again if the copy is too old."""

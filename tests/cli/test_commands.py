@@ -118,6 +118,7 @@ def test_a_mistyped_option_is_answered_with_the_option():
     [
         (("logs/engine-0.log", "cache/a"), True),
         (("logs/engine-0.log",), True),
+        (("logs/a", "pictures/digits.txt", "transcripts.jsonl"), True),
         (("evaluation.json", "x"), True),
         (("logs/a", "cache/a", "mine"), False),
     ],

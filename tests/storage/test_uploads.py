@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import shutil
+import signal
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -269,6 +270,28 @@ def test_a_lost_network_is_reported_and_the_next_resume_uploads(
     assert list(copies.copies(RemoteFolder(memory))) == [2]
 
 
+def test_who_interrupts_the_wait_for_the_last_upload_waits_no_more_and_the_next_resume_uploads(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, memory: str
+) -> None:
+    go_on = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteFolder, "upload", lambda *_: go_on.wait(120))
+        with pytest.raises(KeyboardInterrupt), mirrored(plan(memory), resume=False, overwrite=False) as mirror:
+            assert mirror is not None
+            training = Training(mirror._plan, mirror)
+            go_on.set()
+            mirror.begin(None)
+            go_on.clear()
+            training.save(1)
+            threading.Timer(0.5, signal.raise_signal, [signal.SIGINT]).start()
+            mirror.finish()
+        found = mirror.finish()
+        go_on.set()
+    assert "the checkpoint of step 1 is not in memory://" in found["warning"] and "(interrupted)" in found["warning"]
+    begun, found, _ = run(plan(memory), resume=True)
+    assert begun == 1 and found["uploaded"] == [1]
+
+
 def test_a_failed_upload_that_is_skipped_leaves_no_files(
     plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, memory: str
 ) -> None:
@@ -390,6 +413,37 @@ def test_a_damaged_newest_upload_is_left_out(plan: Callable[..., Plan], memory: 
     remote.remove("checkpoints/step-1/learner/rank/weights")
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* is intact"):
         run(plan(memory, machine="three"), resume=True)
+
+
+def test_a_checkpoint_that_is_damaged_in_the_mirror_is_downloaded_again(plan: Callable[..., Plan], memory: str) -> None:
+    run(plan(memory), 1, 2, wait=True)
+    local = plan(memory).folder / "checkpoints" / "step-2" / LEARNER / "rank" / "weights"
+    local.unlink()
+    begun, _, notices = run(plan(memory), resume=True)
+    assert begun == 2 and list(copies.copies(RemoteFolder(memory))) == [1, 2]
+    assert "step-2 is damaged" in notices[0] and "downloaded the checkpoint of step 2" in notices[-1]
+    # One that is damaged in both places costs no more than itself.
+    run(plan(memory), 3, resume=True, wait=True)
+    (local.parents[3] / "step-3" / LEARNER / "rank" / "weights").unlink()
+    RemoteFolder(memory).remove("checkpoints/step-3/learner/rank/weights")
+    begun, _, notices = run(plan(memory), resume=True)
+    assert begun == 2 and "step 3 in memory://" in notices[-1]
+
+
+def test_an_upload_of_another_version_is_named_and_a_damaged_manifest_is_removed(
+    plan: Callable[..., Plan], memory: str
+) -> None:
+    run(plan(memory), 1, 2, wait=True)
+    remote = RemoteFolder(memory)
+    whole = remote.read("checkpoints/step-2.json")
+    remote.write("checkpoints/step-2.json", b'{"format": 9, "files": []}')
+    with pytest.raises(CheckpointError, match=r"step-2.json has format 9; this rlsdk reads 1: use the newer rlsdk"):
+        run(plan(memory, machine="two"), resume=True)
+    assert list(remote.names("checkpoints/step-2")), "nothing of it is deleted"
+    assert whole is not None
+    remote.write("checkpoints/step-2.json", whole[:20])  # a disk was full, or the machine was lost
+    begun, _, _ = run(plan(memory, machine="three"), resume=True)
+    assert begun == 1 and not [name for name in remote.names("checkpoints") if "step-2" in name]
 
 
 def test_a_remote_run_is_not_overwritten_unasked(plan: Callable[..., Plan], memory: str) -> None:

@@ -99,6 +99,14 @@ def test_overwrite_deletes_the_run(run: Run) -> None:
     assert not Checkpoints(run.plan().folder, 2).latest()
 
 
+def test_what_an_interrupted_overwrite_left_is_deleted_by_the_next_start(run: Run) -> None:
+    run.begin()
+    runs = run.folder / "runs"
+    (runs / "trial").rename(runs / ".trial.deleted-0123abcd")  # and was killed
+    run.prepare(run.plan())
+    assert [path.name for path in runs.iterdir()] == ["trial"]
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.chdir(tmp_path)

@@ -23,6 +23,7 @@ from rlsdk.contracts.rollouts import Evaluation, NoRolloutsError, TakenBatch, Ta
 from rlsdk.errors import CheckpointError, RunError, ScoringError
 from rlsdk.isolation.vitals import Identity
 from rlsdk.rollout.step_batch import StepBatch
+from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.runlog.tables import Entry
 from rlsdk.trainer import Callback, Trainer
 from rlsdk.trainer.callbacks import LeavingNodes, standard_callbacks
@@ -330,21 +331,29 @@ def test_a_run_that_waits_for_rollouts_in_vain_saves_what_it_has_trained_and_fai
     assert trainer.checkpoints.steps() == [2]
 
 
-def test_a_run_whose_folder_is_deleted_saves_what_it_has_trained_and_fails(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["", "metrics.jsonl", "rollouts.db"])
+def test_a_run_whose_folder_or_file_is_deleted_saves_what_it_has_trained_and_fails(tmp_path: Path, file: str) -> None:
     from rich.console import Console
 
     class Deleting(Noting):
         async def before_step(self, trainer: Trainer) -> None:
-            if trainer.version == 1:
+            if trainer.version != 1:
+                return
+            if file:
+                (trainer.plan.folder / file).unlink()
+            else:
                 shutil.rmtree(trainer.plan.folder)
 
     trainer = make_trainer(tmp_path, checkpoint={"every": 1})
     trainer.plan.folder.mkdir(parents=True)
     own = Deleting(trainer.rollouts.said)
-    trainer.callbacks = standard_callbacks(Console(quiet=True), Told(), None, [own])  # type: ignore[arg-type]
-    with pytest.raises(RunError, match=r"metrics.jsonl was deleted or moved.* up to step 2 is saved in .*step-2"):
+    store = RolloutStore(Address.make(trainer.plan.folder, None, None))
+    trainer.callbacks = standard_callbacks(Console(quiet=True), Told(), store, [own])  # type: ignore[arg-type]
+    gone = file or "metrics.jsonl"
+    with pytest.raises(RunError, match=rf"{gone} was deleted or moved.* up to step 2 is saved in .*step-2"):
         trainer.train()
-    assert trainer.checkpoints.steps() == [2]
+    store.close()
+    assert trainer.checkpoints.latest() == 2
 
 
 def test_what_was_trained_is_saved_before_an_evaluation_that_cannot_be_scored_ends_the_run(tmp_path: Path) -> None:
