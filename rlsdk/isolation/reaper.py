@@ -86,6 +86,15 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
+def _is_tracker(process: psutil.Process) -> bool:
+    import psutil
+
+    try:
+        return any("multiprocessing.resource_tracker" in part for part in process.cmdline())
+    except psutil.Error:  # it has exited
+        return False
+
+
 def main() -> None:
     """Wait for the end of standard input, then end all processes with the mark."""
     import psutil
@@ -97,7 +106,8 @@ def main() -> None:
         time.sleep(0.2)
     for _ in range(SWEEPS):  # a killed process may have started another
         left = marked(mark)
-        for process in left:
+        # Python's resource trackers end after the processes whose shared memory they then delete.
+        for process in [each for each in left if not _is_tracker(each)] or left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         if not left:

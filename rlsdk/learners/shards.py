@@ -58,7 +58,10 @@ def check_manifest(folder: Path, rank: int, world: int, facts: Mapping[str, Any]
     written = {"ranks": first["world"], **first["facts"]}
     wanted = {**({"ranks": world} if same_ranks else {}), **facts}
     if off := [f"{k} {written.get(k)!r} there, {wanted[k]!r} here" for k in wanted if written.get(k) != wanted[k]]:
-        raise CheckpointError(f"checkpoint {folder} was written by a learner with other settings: {'; '.join(off)}")
+        ways = "set them as they were, or start another run with name=…"
+        raise CheckpointError(
+            f"checkpoint {folder} was written by a learner with other settings: {'; '.join(off)}; {ways}"
+        )
     shares = [_read(folder, r)["files"] for r in range(first["world"])]
     mine = {name: digest for share in shares[rank::world] for name, digest in share.items()}
     return _misplaced(folder, shares) or find_changed(folder, mine)

@@ -235,7 +235,7 @@ class Uploader:
         with self._changed:
             self._closing, self._moved = True, time.monotonic()
             self._changed.notify_all()
-            if self._working or self._waiting:
+            if (self._working or self._waiting) and not self._given_up:
                 url = self._remote.url
                 log.info("waiting for the upload to %s; interrupt to leave it to the next --resume", url)
             while (self._working or self._waiting) and not self._given_up:

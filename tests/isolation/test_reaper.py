@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -45,6 +46,37 @@ def test_what_a_driver_started_ends_with_it(killed: bool) -> None:
     while alive(orphans) and time.monotonic() < end:
         time.sleep(0.1)
     assert not alive(orphans)
+
+
+SHARING = '''
+import multiprocessing.shared_memory, subprocess, sys, time
+from rlsdk.isolation.reaper import reaped
+CHILD = """
+import time
+from multiprocessing.shared_memory import SharedMemory
+memory = SharedMemory(create=True, size=9)
+print(memory.name, flush=True)
+time.sleep(300)
+"""
+with reaped():
+    child = subprocess.Popen([sys.executable, "-c", CHILD], start_new_session=True, stdout=subprocess.PIPE, text=True)
+    print(child.stdout.readline(), flush=True)
+    time.sleep(300)
+'''
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows shared memory as files")
+def test_shared_memory_of_a_killed_run_is_deleted() -> None:
+    driver = subprocess.Popen([sys.executable, "-c", SHARING], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    memory = Path("/dev/shm", driver.stdout.readline().strip().lstrip("/"))
+    assert memory.is_file()
+    driver.kill()
+    driver.communicate()
+    end = time.monotonic() + 15
+    while memory.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not memory.exists()
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
