@@ -46,5 +46,10 @@ MODULES: dict[str, tuple[str, ...]] = {
     "renderer": ("rlsdk.renderers.template",),
     "tool_parser": ("rlsdk.tool_parsers.general", "rlsdk.tool_parsers.native"),
     "diagnosis": ("rlsdk.diagnoses.learning", "rlsdk.diagnoses.rollouts"),
-    "weight_transfer": ("rlsdk.transfers.object_store", "rlsdk.transfers.broadcast", "rlsdk.transfers.shared_memory"),
+    "weight_transfer": (
+        "rlsdk.transfers.object_store",
+        "rlsdk.transfers.broadcast",
+        "rlsdk.transfers.shared_memory",
+        "rlsdk.transfers.cuda_ipc",
+    ),
 }

@@ -102,10 +102,12 @@ from rlsdk.contracts.training import (
     TrainedRole,
 )
 from rlsdk.contracts.transferring import (
+    GivesRankTensors,
     GivesWeightParts,
     GivesWeightTensors,
     LoadsWeightParts,
     LoadsWeightTensors,
+    SendsFromEachRank,
     StreamsTensors,
     StreamsToEngines,
     StreamsWeights,
@@ -137,6 +139,7 @@ __all__ = [
     "FreesDevice",
     "GivesAdapter",
     "GivesPrimitives",
+    "GivesRankTensors",
     "GivesWeightParts",
     "GivesWeightTensors",
     "HasClock",
@@ -181,6 +184,7 @@ __all__ = [
     "Sampling",
     "ScoredAtEnd",
     "ScoringLimits",
+    "SendsFromEachRank",
     "Series",
     "Served",
     "SetsLearningRate",

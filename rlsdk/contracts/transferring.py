@@ -85,6 +85,20 @@ class StreamsTensors(StreamsWeights, Protocol):
 
 
 @runtime_checkable
+class SendsFromEachRank(StreamsTensors, Protocol):
+    """Optional interface of a weight transfer in which each learner rank sends to the engines on its own device.
+
+    `offer` returns an offer on every rank, and `receive` gets all of them, by rank. `send` takes the whole weights on
+    every rank, from a learner that is `GivesRankTensors`.
+    """
+
+    @property
+    def each_rank(self) -> bool:
+        """Always true."""
+        ...
+
+
+@runtime_checkable
 class GivesWeightParts(Protocol):
     """Optional interface of a learner that can yield its weights without copying all of them at once."""
 
@@ -102,6 +116,15 @@ class GivesWeightTensors(Protocol):
 
     def weight_tensors(self, version: int) -> Iterator[Weights | None]:
         """Yield what `GivesWeightParts.weight_parts` yields, as torch tensors on the learner's device."""
+        ...
+
+
+@runtime_checkable
+class GivesRankTensors(Protocol):
+    """Optional interface of a learner that can yield its weights on every rank."""
+
+    def rank_weight_tensors(self, version: int) -> Iterator[Weights | None]:
+        """Yield what `GivesWeightTensors.weight_tensors` yields on rank 0, on every rank."""
         ...
 
 
@@ -140,7 +163,7 @@ class WeightStream:
 
     Attributes:
         version: Version of the weights.
-        offer: The offer for engines; an `ObjectRef` on a Ray cluster.
+        offer: The offer for engines; of a transfer that is `SendsFromEachRank`, those of all ranks.
         finish: Waits until the weights are sent; returns the reason if that failed, else an empty text, and the
             learner's logprobs of the fixed tokens with these weights, float32 `[k - 1]`.
     """

@@ -40,7 +40,7 @@ def exactly(connection: socket.socket, count: int) -> bytes:
     while count:
         part = connection.recv(min(count, _MOST))
         if not part:
-            raise EOFError
+            raise EOFError("the other side has closed the connection")
         parts.append(part)
         count -= len(part)
     return b"".join(parts)
@@ -51,7 +51,7 @@ async def _exactly_async(connection: socket.socket, count: int) -> bytes:
     while count:
         part = await loop.sock_recv(connection, min(count, _MOST))
         if not part:
-            raise EOFError
+            raise EOFError("the other side has closed the connection")
         parts.append(part)
         count -= len(part)
     return b"".join(parts)

@@ -24,11 +24,13 @@ from rlsdk.cluster.actors import RunActor, cause_of, described, died
 from rlsdk.contracts import (
     ActorSpec,
     GivesPrimitives,
+    GivesRankTensors,
     GivesWeightParts,
     GivesWeightTensors,
     HasClock,
     LossSpec,
     Roles,
+    SendsFromEachRank,
     SetsLearningRate,
     StreamsTensors,
     StreamsWeights,
@@ -57,7 +59,7 @@ class LearnerActor(RunActor):
         super().__init__(log_path)
         self._learner: Learner
         self._transfer: Any = None
-        self._first = True
+        self._sends = True
 
     def where(self) -> tuple[str, int]:
         """Return the address of this process's node, and a free port there."""
@@ -84,7 +86,7 @@ class LearnerActor(RunActor):
         """Resolve and start the learner; `transfer` sends its weights to engines."""
         self._learner = Plugins().resolve(reference)
         self._transfer = None if transfer is None else Plugins().resolve(transfer)
-        self._first = place.rank == 0
+        self._sends = place.rank == 0 or isinstance(self._transfer, SendsFromEachRank)
         self._learner.start(roles, loss, place, total_updates)
         settle()
 
@@ -97,15 +99,20 @@ class LearnerActor(RunActor):
         return None, getattr(self._learner, method)(version)
 
     def offer(self, method: str, version: int, engines: int) -> tuple[None, Any]:
-        """Return what engines need to receive the weights (rank 0; None elsewhere), in a pair as `weights` does."""
+        """Return what engines need to receive the weights, in a pair as `weights` does.
+
+        None on ranks that do not send, which are all but rank 0 with most transfers.
+        """
         streams = isinstance(self._transfer, StreamsWeights)
         parts = () if streams else (getattr(self._learner, method)(version),)
-        return None, self._transfer.offer(iter(parts), engines, _host()) if self._first else None
+        return None, self._transfer.offer(iter(parts), engines, _host()) if self._sends else None
 
     def send(self, version: int) -> str:
         """Send the weights to the engines of the last offer; return why that failed, or an empty string."""
         learner = self._learner
-        if isinstance(self._transfer, StreamsTensors) and isinstance(learner, GivesWeightTensors):
+        if isinstance(self._transfer, SendsFromEachRank) and isinstance(learner, GivesRankTensors):
+            parts = learner.rank_weight_tensors(version)
+        elif isinstance(self._transfer, StreamsTensors) and isinstance(learner, GivesWeightTensors):
             parts = learner.weight_tensors(version)
         elif isinstance(learner, GivesWeightParts):
             parts = learner.weight_parts(version)
@@ -113,7 +120,7 @@ class LearnerActor(RunActor):
             parts = iter((learner.weights(version),))
         fault = ""
         try:
-            if self._first:
+            if self._sends:
                 self._transfer.send(parts)
         except TransferError as error:
             fault = str(error)
@@ -219,9 +226,13 @@ class WeightCalls:
     lock: threading.RLock = attrs.field(init=False, factory=threading.RLock)
 
     @cached_property
+    def _sender(self) -> Any:
+        return None if self.transfer is None else Plugins().resolve(self.transfer)
+
+    @property
     def streams(self) -> bool:
         """True if the transfer never holds all weights at once."""
-        return self.transfer is not None and isinstance(Plugins().resolve(self.transfer), StreamsWeights)
+        return isinstance(self._sender, StreamsWeights)
 
     def whole(self, method: str, version: int) -> Any:
         """Wait until a learner's method has exported all weights, and return their `ObjectRef`."""
@@ -237,6 +248,8 @@ class WeightCalls:
 
         The lock keeps other calls from running between the export of the weights and the canary's logprobs.
         """
+        import ray
+
         with self.lock:
             self.version = version = self.version if version is None else version
             offers = self._pairs("offer", method, version, engines)
@@ -244,12 +257,13 @@ class WeightCalls:
             seen = [actor.call.remote("canary", token_ids) for actor in self.actors]
         what = f"weights of version {version}"
         self.wait(what, [done for done, _ in offers])
+        offered = ray.get([offer for _, offer in offers])
 
         def finish() -> tuple[str, np.ndarray]:
             faults = [fault for fault in self.wait(what, sent) if fault]
             return "; ".join(faults), np.asarray(self.wait("canary", seen)[0])
 
-        return WeightStream(version, offers[0][1], finish)
+        return WeightStream(version, offered if isinstance(self._sender, SendsFromEachRank) else offered[0], finish)
 
     def _pairs(self, method: str, *arguments: Any) -> list[Any]:
         """Call each rank for two objects: a "done" marker and the value.

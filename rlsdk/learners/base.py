@@ -395,6 +395,10 @@ class TransformersLearner(LearnerOptions):
         """Yield what `weight_parts` yields, as torch tensors on the learner's device."""
         return self._exporter.parts(version, host=False)
 
+    def rank_weight_tensors(self, version: int) -> Iterator[Weights | None]:
+        """Yield what `weight_tensors` yields on rank 0, on every rank."""
+        return self._exporter.parts(version, host=False, each_rank=True)
+
     @property
     def adapter(self) -> Adapter | None:
         """Shape of the adapter sent to engines; None if whole models are sent."""

@@ -61,18 +61,23 @@ class WeightExporter:
         """Return all tensors as `save_pretrained` would write them, with an adapter merged; gathered layer by layer."""
         return joined(self.parts(version))
 
-    def parts(self, version: int, *, copy: bool = True, host: bool = True) -> Iterator[Weights | None]:
+    def parts(
+        self, version: int, *, copy: bool = True, host: bool = True, each_rank: bool = False
+    ) -> Iterator[Weights | None]:
         """Yield the tensors of `weights` layer by layer (rank 0; None elsewhere).
 
         Args:
             version: Version of the weights.
             copy: True if the arrays must own their memory; otherwise they may be the model's own.
             host: False for torch tensors on their device, which may be the model's own.
+            each_rank: True to yield the tensors on every rank.
         """
+        keep = each_rank or self.ranks.rank == 0
+        gather = self._gather()
         left_out = aliases(self.model)
         for names in by_layer(name for name in self.model.state_dict() if name not in left_out):
-            tensors = self._whole(self._tensors(names.__contains__))
-            if self.ranks.rank == 0:
+            tensors = self._whole(gather(keep=keep, wanted=names.__contains__, host=host))
+            if keep:
                 yield to_weights(version, to_checkpoint(self.model, tensors), copy=copy, host=host)
             else:
                 yield None
@@ -80,12 +85,13 @@ class WeightExporter:
     def adapter_weights(self, version: int) -> Weights | None:
         """Return the adapter's tensors under the names of peft's files."""
         assert self.lora is not None
-        weights = to_weights(version, peft_names(self._tensors(is_adapter)))
+        tensors = self._gather()(keep=self.ranks.rank == 0, wanted=is_adapter)
+        weights = to_weights(version, peft_names(tensors))
         return attrs.evolve(weights, adapter=self.lora.adapter) if self.ranks.rank == 0 else None
 
     def export(self, folder: Path) -> None:
         """Write weights (safetensors), config and tokenizer; adapters are merged, and also saved in `adapter`."""
-        tensors = self._tensors()
+        tensors = self._gather()(keep=self.ranks.rank == 0)
         if self.ranks.rank == 0:
             write_model(folder, self.model, self._whole(tensors), self.source)
             if self.lora is not None:
@@ -94,9 +100,8 @@ class WeightExporter:
                 shutil.copymode(folder / "config.json", file)
         self.ranks.gather(None)
 
-    def _tensors(self, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
-        gather = self.gather or partial(full_tensors, self.model)
-        return gather(keep=self.ranks.rank == 0, wanted=wanted)
+    def _gather(self) -> Callable[..., dict[str, Tensor]]:
+        return self.gather or partial(full_tensors, self.model)
 
     def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return tensors if self.lora is None else merged(tensors, self.lora)

@@ -143,12 +143,13 @@ class TrainedModule(ABC):
         """
 
     @abstractmethod
-    def full_tensors(self, *, keep: bool, wanted: Wanted | None = None) -> dict[str, Tensor]:
+    def full_tensors(self, *, keep: bool, wanted: Wanted | None = None, host: bool = True) -> dict[str, Tensor]:
         """Return unsharded tensors of `module.model` by `state_dict` name, in the model's dtype; a collective.
 
         Args:
             keep: True to return the tensors on this rank; otherwise it only takes part in the collective.
             wanted: Filter by name; by default, all tensors.
+            host: True to move tensors that are gathered to host memory.
         """
 
     def masters(self) -> Iterable[tuple[str, Tensor]]:

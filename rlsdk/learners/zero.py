@@ -266,9 +266,9 @@ class Trained(TrainedModule):
         """Return the rank whose file this rank reads: its own if the stage shards the content, otherwise rank 0."""
         return rank if self._config.stage >= split else 0
 
-    def full_tensors(self, *, keep: bool, wanted: Wanted | None = None) -> dict[str, Tensor]:
+    def full_tensors(self, *, keep: bool, wanted: Wanted | None = None, host: bool = True) -> dict[str, Tensor]:
         """Return full tensors of the model by their `state_dict` names; a collective under ZeRO-3."""
-        return full_tensors(self.engine.module.model, keep=keep, wanted=wanted)
+        return full_tensors(self.engine.module.model, keep=keep, wanted=wanted, host=host)
 
     def masters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield float32 weights by parameter name; under ZeRO-3, this rank's shards of them. A collective."""
@@ -360,13 +360,16 @@ def _freed_at_once() -> Iterator[None]:
         mallopt(_TRIM_THRESHOLD, 2 * _GREATEST_THRESHOLD)
 
 
-def full_tensors(module: nn.Module, *, keep: bool, wanted: Wanted | None = None) -> dict[str, Tensor]:
+def full_tensors(
+    module: nn.Module, *, keep: bool, wanted: Wanted | None = None, host: bool = True
+) -> dict[str, Tensor]:
     """Return full tensors of a module by their `state_dict` names; a collective under ZeRO-3.
 
     Args:
         module: Module, possibly sharded across ranks by DeepSpeed.
         keep: True to return the tensors on this rank; otherwise it only takes part in the collective.
         wanted: Filter by name; by default, all tensors.
+        host: True to move tensors that are gathered to host memory.
 
     Returns:
         Detached tensors. Those sharded by ZeRO-3 are copies; others share the module's memory.
@@ -383,7 +386,8 @@ def full_tensors(module: nn.Module, *, keep: bool, wanted: Wanted | None = None)
             found[name] = tensor.detach()
         elif id(tensor) not in copies:
             with deepspeed.zero.GatheredParameters([tensor]):
-                copies[id(tensor)] = tensor.detach().cpu().clone() if keep else tensor.detach()
+                whole = tensor.detach()
+                copies[id(tensor)] = whole.to("cpu" if host else whole.device, copy=True) if keep else whole
         if split:
             found[name] = copies[id(tensor)]
     return found if keep else {}

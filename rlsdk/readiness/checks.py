@@ -19,7 +19,15 @@ from rlsdk.cluster.placement import gpu_map
 from rlsdk.config import Plan
 from rlsdk.config.groups import ignores_updates
 from rlsdk.config.rules import steps_of_epochs
-from rlsdk.contracts import OnlySamples, Requires, RequiresPrograms, SpansGPUs, StreamsTensors
+from rlsdk.contracts import (
+    GivesRankTensors,
+    OnlySamples,
+    Requires,
+    RequiresPrograms,
+    SendsFromEachRank,
+    SpansGPUs,
+    StreamsTensors,
+)
 from rlsdk.conversion import WEIGHT_FILES
 from rlsdk.errors import ConfigError, EnvironmentFault
 from rlsdk.learners.base import TransformersLearner
@@ -131,16 +139,39 @@ def gpu_faults(plan: Plan, nodes: Sequence[GPUNode], *, trains: bool = True) -> 
         )
     if trains and plan.needs_engine and place.colocate and plan.config.rollout.runs_ahead:
         faults.append("rollouts cannot run ahead of a learner on their own GPUs; set placement.colocate=false")
-    if trains and plan.needs_engine and place.colocate and _device_of_transfer(plan) == "cuda":
-        faults.append(
-            f"rollout.weight_transfer={plan.weight_transfer.name} sends weights from GPU to GPU, but engines and "
-            "learner share theirs; set placement.colocate=false, or use shared_memory or object_store"
-        )
+    if trains and plan.needs_engine and _device_of_transfer(plan) == "cuda":
+        faults += _transfer_faults(plan)
     try:
         gpu_map(plan, nodes, ROLES if trains else ("engine",))
     except EnvironmentFault as fault:
         faults.append(str(fault))
     return faults
+
+
+def _transfer_faults(plan: Plan) -> Iterator[str]:
+    """Return why a weight transfer between GPUs does not fit a plan's placement."""
+    place, name = plan.config.placement, f"rollout.weight_transfer={plan.weight_transfer.name}"
+    if not isinstance(plan.plugins.resolve(plan.weight_transfer), SendsFromEachRank):
+        if place.colocate:
+            yield (
+                f"{name} sends weights from GPU to GPU, but engines and learner share theirs; set "
+                "placement.colocate=false, or use cuda_ipc, shared_memory or object_store"
+            )
+        return
+    if not place.colocate:
+        yield (
+            f"{name} shares memory of GPUs that engines and learner share, but theirs are separate; set "
+            "placement.colocate=true, or use nccl or object_store"
+        )
+    elif place.gpus_per_engine > 1 or place.engines > place.learners:
+        yield (
+            f"{name} needs a learner rank on the GPU of each engine, and one GPU for each engine; given "
+            f"{counted(place.engines, 'engine')} with {counted(place.gpus_per_engine, 'GPU')} each and "
+            f"{counted(place.learners, 'learner rank')}; set placement.gpus_per_engine=1 and at least as many "
+            "placement.learners as engines, or use shared_memory or object_store"
+        )
+    if not isinstance(plan.plugins.resolve(plan.learner), GivesRankTensors):
+        yield f"{name} needs a learner that yields its weights on every rank; {plan.learner.name} does not"
 
 
 def _loads(plan: Plan, *, trains: bool) -> bool:

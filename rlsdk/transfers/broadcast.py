@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,9 +14,9 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import Weights
-from rlsdk.errors import TransferError, first_line
+from rlsdk.errors import TransferError
 from rlsdk.marks import weight_transfer
-from rlsdk.transfers.buckets import MIB, Buffers, Header, announced, filled
+from rlsdk.transfers.buckets import MIB, Buffers, Header, announced, filled, naming
 from rlsdk.weights import unpack
 
 if TYPE_CHECKING:
@@ -224,17 +223,6 @@ class Nccl(Broadcast):
 
         # torch reuses its memory once the engine has loaded the tensors, which may outlive this bucket.
         return torch.empty(size, dtype=torch.uint8, device=self.device)
-
-
-@contextmanager
-def naming(what: str) -> Iterator[None]:
-    """Convert exceptions of torch.distributed to `TransferError`."""
-    try:
-        yield
-    except RuntimeError as error:
-        # Strip gloo's source line and its advice, and the stack that torch adds.
-        text = re.sub(r"^\[\S+\] ", "", first_line(error)).split(" This is typically")[0]
-        raise TransferError(f"{what}: {text}") from error
 
 
 def _store(host: str, port: int, patience: timedelta, *, serves: bool) -> Any:

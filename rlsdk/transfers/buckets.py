@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import numpy as np
 
 from rlsdk.contracts import Weights
+from rlsdk.errors import TransferError, first_line
 from rlsdk.weights import as_bytes, joined
 
 if TYPE_CHECKING:
@@ -145,6 +148,17 @@ def _together(parts: list[Weights]) -> Weights:
     found = joined(parts)
     assert found is not None
     return found
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Convert exceptions of torch.distributed, CUDA and sockets to `TransferError`."""
+    try:
+        yield
+    except (RuntimeError, OSError, EOFError) as error:
+        # Strip gloo's source line and its advice, and the stack that torch adds.
+        text = re.sub(r"^\[\S+\] ", "", first_line(error)).split(" This is typically")[0]
+        raise TransferError(f"{what}: {text}") from error
 
 
 class Buffers:

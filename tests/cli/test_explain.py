@@ -232,4 +232,11 @@ def test_who_gets_which_gpu_on_nodes_that_do_not_exist(explain):
     shared = " ".join(explain("rollout.weight_transfer=nccl", "--gpus", "2", as_json=False, status=2).split())
     assert "weight_transfer=core/nccl sends weights from GPU to GPU, but engines and learner share" in shared
     assert "gpus" in explain("rollout.weight_transfer=nccl", "placement.colocate=false", "--gpus", "2")
+    assert "gpus" in explain("rollout.weight_transfer=cuda_ipc", "--gpus", "2")
+    ipc = ("rollout.weight_transfer=cuda_ipc", "placement.engines=2", "--gpus", "4")
+    for more, expected in (
+        ((), "2 engines with 1 GPU each and 1 learner rank; set placement.gpus_per_engine=1 and at least as many"),
+        (("placement.colocate=false",), "but theirs are separate; set placement.colocate=true, or use nccl"),
+    ):
+        assert expected in " ".join(explain(*ipc, *more, as_json=False, status=2).split())
     assert "expected GPUS or GPUSxNODES" in explain("--gpus", "many", as_json=False, status=2)

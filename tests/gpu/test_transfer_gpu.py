@@ -1,8 +1,11 @@
-"""Weights over NCCL: groups form and end, and between two GPUs every bit arrives; run on a machine with GPUs only."""
+"""Weights between GPUs and within one: transfers begin and end, and every bit arrives; on a machine with GPUs only."""
 
 from __future__ import annotations
 
+import multiprocessing
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ import torch
 from rlsdk.contracts import Weights
 from rlsdk.errors import TransferError
 from rlsdk.transfers.broadcast import Nccl
+from rlsdk.transfers.cuda_ipc import CudaIpc, IpcOffer
 from rlsdk.weights import checksums, joined, to_weights
 
 pytestmark = pytest.mark.gpu
@@ -46,3 +50,22 @@ def test_every_bit_arrives_on_another_gpu() -> None:
         found = got.result()
     assert found is not None and {str(tensor.device) for tensor in found.tensors.values()} == {"cuda:1"}
     assert checksums(found) == checksums(weights("cpu"))
+
+
+def test_every_bit_arrives_in_another_process_on_the_same_gpu() -> None:
+    sender = CudaIpc(bucket_mib=3, timeout=60)
+    context = multiprocessing.get_context("spawn")
+    found = context.SimpleQueue()
+    for _ in range(2):
+        offers = [sender.offer(iter(()), 1, "127.0.0.1")]
+        engine = context.Process(target=report, args=(offers, found))
+        engine.start()
+        sender.send(iter((weights("cuda"),)))
+        engine.join()
+        assert found.get() == ({"cuda:0"}, checksums(weights("cpu")))
+
+
+def report(offers: Sequence[IpcOffer], found: Any) -> None:
+    got = joined(list(CudaIpc(bucket_mib=3, timeout=60).receive(offers, 1)))
+    assert got is not None
+    found.put(({str(tensor.device) for tensor in got.tensors.values()}, checksums(got)))

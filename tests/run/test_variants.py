@@ -20,22 +20,34 @@ def test_two_ranks_that_share_all_learn_the_same(runner: Any, finished: Any) -> 
         assert ours["actor/grad_norm"] == pytest.approx(theirs["actor/grad_norm"], rel=1e-3)
 
 
-NCCL_ON_CPU = """
+TRANSFERS_FOR_GPUS = """
 import rlsdk
+import torch
 from rlsdk.transfers.broadcast import Nccl
+from rlsdk.transfers.cuda_ipc import CudaIpc
 
 @rlsdk.weight_transfer("nccl_on_cpu")
 class NcclOnCPU(Nccl):
     'The transfer for GPUs with another backend and device, and all else as it is.'
     backend, device = "gloo", "cpu"
+
+@rlsdk.weight_transfer("ipc_on_cpu")
+class IpcOnCPU(CudaIpc):
+    'The transfer for shared GPUs with another device, and all else as it is.'
+    device = "cpu"
+
+    def _gpu(self):
+        torch.multiprocessing.set_sharing_strategy("file_system")  # handles that any process can open, like a GPU's
+        return "this machine"
 """
 
 
-@pytest.mark.parametrize("transfer", ["gloo", "transfer_lab/nccl_on_cpu"])
+@pytest.mark.parametrize("transfer", ["gloo", "transfer_lab/nccl_on_cpu", "transfer_lab/ipc_on_cpu"])
 def test_weights_that_engines_receive_in_a_stream_train_the_same(runner: Any, finished: Any, transfer: str) -> None:
     lab = runner.folder / "transfer_lab.py"
-    lab.write_text(NCCL_ON_CPU)
+    lab.write_text(TRANSFERS_FOR_GPUS)
     runner.train(f"plugins=[{lab}]", f"rollout.weight_transfer={{use: {transfer}, bucket_mib: 1}}")
+    assert "object store" not in runner.console()  # which sends them instead if a stream fails
     names = ("reward/mean", "actor/loss", "actor/grad_norm", "canary/gap")
     assert [[line[name] for name in names] for line in runner.metrics()[1:]] == [
         [line[name] for name in names] for line in finished.metrics()[1:]
@@ -76,8 +88,13 @@ def test_engines_and_learner_that_take_turns_as_on_a_shared_gpu_train_the_same(r
     ]
 
 
-def test_ranks_that_share_all_gather_a_stream_layer_by_layer(runner: Any, finished: Any) -> None:
-    runner.train("rollout.weight_transfer=gloo", "learner.zero_stage=3", "placement.learners=2")
+@pytest.mark.parametrize("transfer", ["gloo", "transfer_lab/ipc_on_cpu"])
+def test_ranks_that_share_all_gather_a_stream_layer_by_layer(runner: Any, finished: Any, transfer: str) -> None:
+    lab = runner.folder / "transfer_lab.py"
+    lab.write_text(TRANSFERS_FOR_GPUS)
+    settings = (f"plugins=[{lab}]", f"rollout.weight_transfer={transfer}")
+    runner.train(*settings, "learner.zero_stage=3", "placement.learners=2")
+    assert "object store" not in runner.console()
     for ours, theirs in zip(runner.metrics()[1:], finished.metrics()[1:], strict=True):
         assert ours["reward/mean"] == pytest.approx(theirs["reward/mean"], abs=1e-6)
         assert ours["canary/gap"] < 1e-4

@@ -20,7 +20,7 @@ NEED_OPTIONS = {
 }
 NEED_TASKS = {"code_tests", "demonstration", "chosen_rejected"}
 NEED_REWARDS = {"best_of", "dialogue"}
-NEED_GPUS = {"nccl"}
+NEED_GPUS = {"nccl", "cuda_ipc"}
 
 
 def label(check: Check) -> str:

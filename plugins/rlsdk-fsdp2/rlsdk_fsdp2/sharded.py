@@ -322,7 +322,9 @@ class Sharded(TrainedModule):
             found |= {f"{moment}.{name}": held[moment] for moment in _MOMENTS}
         return found
 
-    def full_tensors(self, *, keep: bool, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
+    def full_tensors(
+        self, *, keep: bool, wanted: Callable[[str], bool] | None = None, host: bool = True
+    ) -> dict[str, Tensor]:
         """Return the model's unsharded tensors by `state_dict` name, in its dtype; a collective."""
         found: dict[str, Tensor] = {}
         copies: dict[int, Tensor] = {}
@@ -333,8 +335,8 @@ class Sharded(TrainedModule):
                 whole = tensor.detach()
                 if isinstance(whole, DTensor):
                     whole = _whole(whole)
-                    # On the GPU, one unsharded tensor at a time.
-                    whole = whole.to("cpu", self._dtype) if keep else whole.new_empty(0)
+                    # With `host`, there is one unsharded tensor at a time on the GPU.
+                    whole = whole.to("cpu" if host else whole.device, self._dtype) if keep else whole.new_empty(0)
                 copies[id(tensor)] = whole
             found[name] = copies[id(tensor)]
         return found if keep else {}

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlsdk.contracts import StreamsTensors, StreamsWeights, Weights
+from rlsdk.contracts import SendsFromEachRank, StreamsTensors, StreamsWeights, Weights
 from rlsdk.errors import described
 from rlsdk.isolation.threads import run_to_end
 from rlsdk.nano import make_tokenizer
@@ -305,6 +305,8 @@ def _carried(subject: Subject, parts: Sequence[Weights]) -> list[Weights | None]
     found: list[Weights | None] = []
     for _ in range(2):  # an instance performs many transfers
         offer = subject.call(sender.offer, iter(parts), ENGINES, HOST)
+        if isinstance(sender, SendsFromEachRank):  # here, there is one rank
+            offer = [offer]
         if not isinstance(sender, StreamsWeights):
             found.append(offer)
             continue
