@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, wraps
-from typing import Any, ClassVar, Literal, ParamSpec, TypeVar, get_args
+from typing import Any, ClassVar, Literal, ParamSpec, TypeAlias, TypeVar, get_args
 
 import attrs
 
@@ -53,7 +53,8 @@ class Component:
         whole_batch: True for a policy loss that reads `x.whole`.
         aggregates: Aggregations that a policy loss is defined for; empty: all.
         corrects: Ratio to the sampler by which a policy loss itself weights tokens.
-        masks: True for a correction whose weights are 0 or 1: it drops tokens but never reweights them.
+        masks: True for a correction whose weights are 0 or 1: it drops tokens but never reweights them; or a function
+            that decides from its options.
         replays_routing: True for a correction that makes the learner's actor use the experts that the engine chose.
         reads_rewards: True if an advantage, filter or buffer reads rewards; a run without such a component needs none.
         lengths: Options that are response lengths; null means the run's `sampling.max_tokens`.
@@ -77,7 +78,7 @@ class Component:
     whole_batch: bool = False
     aggregates: tuple[str, ...] = ()
     corrects: SamplerRatio | None = None
-    masks: bool = False
+    masks: bool | Callable[[Mapping[str, Any]], bool] = False
     replays_routing: bool = False
     reads_rewards: bool = True
     lengths: tuple[str, ...] = ()
@@ -168,6 +169,30 @@ class Bound:
         return self.component.name
 
 
+@attrs.frozen(eq=False)
+class Product:
+    """Several corrections as one: its weights are the product of theirs.
+
+    Attributes:
+        component: The component that has the needs of all.
+        parts: Unique name -> the bound correction.
+    """
+
+    component: Component
+    parts: Mapping[str, Any]
+
+    def __call__(self, x: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the product of the weights, and each metric under `NAME/METRIC`."""
+        weights: Any = 1
+        metrics: dict[str, Any] = {}
+        for name, part in self.parts.items():
+            found = part(x)
+            given, reported = found if isinstance(found, tuple) else (found, {})
+            weights = weights * given
+            metrics |= {f"{name}/{metric}": value for metric, value in reported.items()}
+        return weights, metrics
+
+
 @attrs.frozen(init=False)
 class Use:
     """Selection of a component in a config: `grpo`, `{use: mylab/soft_clip, temperature: 0.3}`, or a marked object.
@@ -206,6 +231,18 @@ def _structure_use(value: Any, _: Any) -> Use:
 
 
 CONVERTER.register_structure_hook(Use, _structure_use)
+OneOrMore: TypeAlias = Use | tuple[Use, ...] | None
+"""A component, or a list of components that act as one; a list of one is that one."""
+
+
+def _structure_one_or_more(value: Any, _: Any) -> Any:
+    several = isinstance(value, list | tuple)
+    kind: Any = tuple[Use, ...] if several else Use | None
+    found = CONVERTER.structure(value, kind)
+    return next(iter(found), None) if several and len(found) < 2 else found
+
+
+CONVERTER.register_structure_hook_func(lambda kind: kind == OneOrMore, _structure_one_or_more)
 
 
 def component_of(obj: Any) -> Component | None:
@@ -215,7 +252,7 @@ def component_of(obj: Any) -> Component | None:
     """
     if isinstance(obj, Component):
         return obj
-    if isinstance(obj, Bound | Scheduled):
+    if isinstance(obj, Bound | Scheduled | Product):
         return obj.component
     return own_mark(obj) or own_mark(type(obj))
 

@@ -37,6 +37,8 @@ PARTS: Mapping[str, Kind] = {
     "kl": "kl",
 }
 """Single parts of an algorithm -> their kind."""
+COMBINED: tuple[str, ...] = ("correction",)
+"""Those of them that may also be a list, whose components act as one."""
 PART_LISTS: Mapping[str, Kind] = {"shaping": "shaping", "filters": "filter"}
 """Parts of an algorithm that are lists -> their kind."""
 SCHEDULED: tuple[Kind, ...] = (*PARTS.values(), "shaping", "algorithm")

@@ -9,7 +9,7 @@ The mark must be the outermost decorator. `rlsdk.plugins` collects marked object
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rlsdk import calls
@@ -179,7 +179,7 @@ def correction(
     name: str,
     *,
     needs: Needs = (),
-    masks: bool = False,
+    masks: bool | Callable[[Mapping[str, Any]], bool] = False,
     compares: SamplerRatio = "old",
     replays_routing: bool = False,
     check: Check | None = None,
@@ -189,7 +189,8 @@ def correction(
     Args:
         name: Name within the plugin.
         needs: Optional input fields that it reads.
-        masks: True if its weights are 0 or 1; it may then be combined with a policy loss that reweights by itself.
+        masks: True if its weights are 0 or 1; it may then be combined with a policy loss, or another correction, that
+            reweights. A function decides from the options.
         compares: Policy that it compares with the sampler: `old` if it reads `old_logprobs`, so that it has no effect
             where these are the sampler's own (`old_logprobs: rollout`), or `policy` if it reads `logprobs`.
         replays_routing: True if the learner's actor must use the experts that the engine chose.

@@ -2,8 +2,10 @@
 
 `ρ = π_old / μ` is the ratio of a sampled token's probability in the trainer, before the update, to that in the engine
 that sampled it; `ρ(y)` is the ratio of a whole rollout, the product over its tokens. All bounds apply to the ratio
-itself. A weight of 0 removes a token from the sum, never from the denominator. Metrics: `kl` and `k3` estimate KL(μ ‖
-π_old), `chi2` is `mean ρ² - 1`, `cut` is the share of trained tokens whose weight is zero or was truncated.
+itself. A weight of 0 removes a token from the sum, never from the denominator. A list of corrections multiplies their
+weights; each is computed from the same logprobs, and from all trained tokens of a rollout, also those that another one
+masks. Metrics: `kl` and `k3` estimate KL(μ ‖ π_old), `chi2` is `mean ρ² - 1`, `cut` is the share of trained tokens
+whose weight is zero or was truncated.
 """
 
 from __future__ import annotations
@@ -166,7 +168,7 @@ def divergence_mask(
     return kept.to(divergence.dtype), _metrics(x, ~kept)
 
 
-@correction("routing_replay", replays_routing=True)
+@correction("routing_replay", replays_routing=True, masks=lambda options: options["cap"] is None)
 def routing_replay(x: LossInputs, *, cap: Positive | None = 2.0) -> Weighted:
     """Routing replay, for mixtures of experts: the learner uses the engine's experts, then truncates ratios.
 

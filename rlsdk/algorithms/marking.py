@@ -9,9 +9,9 @@ from typing import Any, Literal, TypeVar, cast, get_origin
 
 import attrs
 
-from rlsdk.components import Use, component_of, mark, named
+from rlsdk.components import OneOrMore, Use, component_of, mark, named
 from rlsdk.errors import PluginError
-from rlsdk.kinds import PART_LISTS, PARTS
+from rlsdk.kinds import COMBINED, PART_LISTS, PARTS
 from rlsdk.limits import NonNegative, Positive, Share
 from rlsdk.options import CONVERTER, nearest, structure, unknown
 
@@ -32,7 +32,7 @@ class Algorithm:
             keep their advantage; it is 0 for the others. Null trains all (arXiv:2506.01939 recommends 0.2).
         policy_loss: Per-token loss.
         shaping: Shapings of the rewards before the advantage, in this order.
-        correction: Weights for the mismatch between sampler and trainer.
+        correction: Weights for the mismatch between sampler and trainer; those of a list are multiplied.
         kl: Estimator of the KL term of the loss; used if `kl_coef` is above 0.
         kl_coef: Weight of the KL term of the loss.
         entropy_coef: Weight of the entropy bonus; `{target: ENTROPY}` adapts it to hold an entropy in nats per token.
@@ -53,7 +53,7 @@ class Algorithm:
     top_entropy_quantile: Share | None = None
     policy_loss: Use = _use("ppo")
     shaping: tuple[Use, ...] = ()
-    correction: Use | None = None
+    correction: OneOrMore = None
     kl: Use | None = None
     kl_coef: NonNegative = 0.0
     entropy_coef: float = 0.0
@@ -73,7 +73,9 @@ class Algorithm:
             if value is None:
                 continue
             many = part in PART_LISTS
-            made = CONVERTER.structure(value, tuple[Use, ...] if many and isinstance(value, list | tuple) else Use)
+            kind: Any = tuple[Use, ...] if many and isinstance(value, list | tuple) else Use
+            kind = OneOrMore if part in COMBINED else kind
+            made = CONVERTER.structure(value, kind)
             object.__setattr__(self, part, (made,) if many and isinstance(made, Use) else made)
 
 

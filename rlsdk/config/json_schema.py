@@ -17,7 +17,7 @@ from rlsdk.config.reference import DEFAULTS, extra_keys, limited, section_of
 from rlsdk.config.rules import LEAST
 from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config
 from rlsdk.config.tree import RENAMED
-from rlsdk.kinds import PART_LISTS, PARTS, Kind
+from rlsdk.kinds import COMBINED, PART_LISTS, PARTS, Kind
 from rlsdk.limits import Limit
 from rlsdk.options import Option, options_of
 from rlsdk.schedules import EntropyTarget
@@ -132,7 +132,8 @@ class _Writer:
             return {**_about(option), **_list_of({"$ref": f"#/definitions/{kind}"})}
         default = option.default.name if isinstance(option.default, Use) else None
         null = [{"type": "null"}] if type(None) in get_args(option.type) else []
-        return {**_about(option), "anyOf": [*self.chosen_or(kind, default), *null]}
+        several = [{"type": "array", "items": {"$ref": f"#/definitions/{kind}"}}] if option.name in COMBINED else []
+        return {**_about(option), "anyOf": [*self.chosen_or(kind, default), *several, *null]}
 
     def option(self, option: Option, least: float | None = None) -> Schema:
         """Return the schema of an option or a key with a plain value."""

@@ -15,7 +15,7 @@ from rlsdk.config.reference import of_component, settings
 from rlsdk.config.schema import COMPONENT_KEYS, LISTS
 from rlsdk.config.tree import RENAMED, apply_override, leaves
 from rlsdk.contracts import ApartRole
-from rlsdk.kinds import PART_LISTS, PARTS
+from rlsdk.kinds import COMBINED, PART_LISTS, PARTS
 from rlsdk.options import options_of
 from rlsdk.plugins import ComponentRef, short_name
 
@@ -125,11 +125,10 @@ def _algorithm(plan: Plan, written: _Written) -> Iterator[Origin]:
         path, value = f"algorithm.{field.name}", getattr(plan.algorithm, field.name)
         if field.name in PARTS and isinstance(value, Use):
             yield from _part(plan, path, value, field.name, written)
-        elif field.name in PART_LISTS:
+        elif field.name in PART_LISTS or (field.name in COMBINED and value):
+            kind = {**PARTS, **PART_LISTS}[field.name]
             for i, each in enumerate(value):
-                yield from _part(
-                    plan, path if len(value) == 1 else f"{path}[{i}]", each, PART_LISTS[field.name], written
-                )
+                yield from _part(plan, path if len(value) == 1 else f"{path}[{i}]", each, kind, written)
             if not value:
                 yield Origin(path, [], written.origin(path) or f"algorithm {name}")
         elif field.name != "defaults":  # shown where they are
@@ -192,7 +191,7 @@ class _Written:
 
     def origin(self, path: str) -> str | None:
         """Return where a path is given; None if it is not. A single component counts as a list of one."""
-        for listed in (*LISTS, *(f"algorithm.{part}" for part in PART_LISTS)):
+        for listed in (*LISTS, *(f"algorithm.{part}" for part in (*PART_LISTS, *COMBINED))):
             if path == listed or path.startswith(f"{listed}."):
                 first = path.replace(listed, f"{listed}[0]", 1)
                 return self._found.get(path) or self._found.get(first)

@@ -9,12 +9,12 @@ from typing import Any
 
 import attrs
 
-from rlsdk.components import Component
+from rlsdk.components import Component, Use
 from rlsdk.config.schema import Config, RoleSection
 from rlsdk.config.tree import Tree, current_path
 from rlsdk.contracts import AlgorithmDefaults, ApartRole, DrivesOtherCode, LossSpec, Model, RewardSpec, RunFacts
 from rlsdk.fields import Field
-from rlsdk.kinds import PART_LISTS, PARTS
+from rlsdk.kinds import COMBINED, PART_LISTS, PARTS
 from rlsdk.options import CONVERTER, Fault, structure
 from rlsdk.plugins import ComponentRef, Fingerprint, Plugins
 from rlsdk.plugins.fingerprints import of_text
@@ -67,12 +67,22 @@ class Chosen:
     def __str__(self) -> str:
         return f"{self.component.kind} {self.component.name!r}"
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """All options, defaults included."""
+        return {option.name: option.default for option in self.component.options} | dict(self.options)
+
+    @property
+    def reweights(self) -> bool:
+        """True for a correction with weights other than 0 and 1."""
+        masks = self.component.masks
+        return self.component.kind == "correction" and not (masks(self.values) if callable(masks) else masks)
+
     def faults(self, run: RunFacts) -> Iterator[str]:
         """Yield faults of options that have no effect in the run."""
         if self.component.check is None:
             return
-        values = {option.name: option.default for option in self.component.options} | dict(self.options)
-        for option, text in self.component.check(run, values):
+        for option, text in self.component.check(run, self.values):
             yield f"{self.path}.{option}: {text}" if option else f"{self.path}: {text}"
 
 
@@ -85,7 +95,9 @@ def merge_parts(defaults: Any, options: dict[str, Any]) -> dict[str, Any]:
     """
     for part in PARTS:
         given, default = options.get(part), getattr(defaults, part, None)
-        if default is None or given is None:
+        if part in COMBINED and isinstance(given, list | tuple) and len(given) == 1:
+            options[part] = given = given[0]
+        if given is None or not isinstance(default, Use):
             continue
         if isinstance(given, str) and given == default.name:
             options[part] = default
@@ -193,10 +205,34 @@ def part_faults(config: Config, algorithm: AlgorithmDefaults, chosen: Sequence[C
         yield from part.faults(run)
     loss = next((part for part in chosen if part.component.kind == "policy_loss"), None)
     for part in chosen:
-        if part.component.kind == "correction" and not part.component.masks and loss and loss.component.corrects:
+        if part.reweights and loss and loss.component.corrects:
             yield (
                 f"{part.path}: {part} weights tokens by their ratio to the sampler, and so does {loss} itself; leave "
                 "the correction out (null), or use one that only masks, such as 'token_mask'"
+            )
+    yield from _contradictions([part for part in chosen if part.component.kind == "correction"])
+
+
+def _contradictions(corrections: Sequence[Chosen]) -> Iterator[str]:
+    """Yield faults of corrections that cannot be combined."""
+    weighing = [part for part in corrections if part.reweights]
+    for part in weighing[1:]:
+        yield (
+            f"{part.path}: {part} weights tokens by their ratio to the sampler, and so does {weighing[0]} "
+            f"({weighing[0].path}): the ratio would count twice; keep one of them, or replace one by a correction that "
+            "only masks, such as 'token_mask'"
+        )
+
+    def apart_from_limits(part: Chosen) -> tuple[Component, dict[str, Any]]:
+        limits = {option.name for option in part.component.options if option.schedule}
+        return part.component, {name: value for name, value in part.values.items() if name not in limits}
+
+    for i, part in enumerate(corrections):
+        same = [each for each in corrections[:i] if apart_from_limits(each) == apart_from_limits(part)]
+        if same and part not in weighing[1:]:
+            yield (
+                f"{part.path}: {part} is also {same[0].path}, and the two differ in their limits at most; "
+                "keep one of them, with the narrower limits"
             )
 
 

@@ -14,7 +14,7 @@ from rlsdk.config.rules import LEAST
 from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config
 from rlsdk.config.section import RULE_KEYS, RewardUse, SourceUse
 from rlsdk.contracts import RewardSpec
-from rlsdk.kinds import PART_LISTS, PARTS, Kind
+from rlsdk.kinds import COMBINED, PART_LISTS, PARTS, Kind
 from rlsdk.limits import Limit
 from rlsdk.options import MISSING, Option, options_of, type_name
 
@@ -145,7 +145,7 @@ class ConfigKey:
         return f"{name} or schedule" if self.schedule else name
 
 
-_PART_LISTS = tuple(f"algorithm.{part}" for part in PART_LISTS)
+_PART_LISTS = tuple(f"algorithm.{part}" for part in (*PART_LISTS, *COMBINED))
 _KINDS: Mapping[str, Kind] = {
     **COMPONENT_KEYS,
     **LISTS,

@@ -407,6 +407,7 @@ class _Resolver:
             defaults = self.plugins.resolve(self.plugins.reference("algorithm", use.name))
             for part, kind in PARTS.items():
                 own = getattr(defaults, part) if part not in use.options else None
+                own = own if isinstance(own, Use) else None
                 options = self.plugins.component(self.plugins.reference(kind, own.name)).options if own else ()
                 if any(each.name == option for each in options):
                     return part
@@ -421,7 +422,11 @@ class _Resolver:
             if part == "kl" and not algorithm.kl_coef:
                 found[part] = None  # not used, so that no reference model is loaded for it
                 continue
-            found[part] = self.reference(f"algorithm.{part}", kind, use) if use else None
+            if isinstance(use, tuple):
+                several = self.many(f"algorithm.{part}", kind, use)
+                found[part] = ComponentRef.combined(several) if several else None
+            else:
+                found[part] = self.reference(f"algorithm.{part}", kind, use) if use else None
         if algorithm.kl_coef:
             self.needs.add("ref_logprobs")
         if algorithm.top_entropy_quantile is not None:

@@ -23,13 +23,13 @@ from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config
 from rlsdk.config.section import RewardUse, Section, SourceUse, given
 from rlsdk.deprecation import Deprecation
 from rlsdk.errors import ConfigError, first_line
-from rlsdk.kinds import PART_LISTS, PARTS
+from rlsdk.kinds import COMBINED, PART_LISTS, PARTS
 from rlsdk.options import CONTINUATION, nearest
 
 Tree = dict[str, Any]
 Source: TypeAlias = str | Path | Mapping[str, Any] | Config
 """A configuration: a YAML file, a mapping with names or marked objects as components, or the typed `rlsdk.Config`."""
-_LISTS = (*(f"algorithm.{part}" for part in PART_LISTS), *LISTS)
+_LISTS = (*(f"algorithm.{part}" for part in (*PART_LISTS, *COMBINED)), *LISTS)
 _NAMES = [*COMPONENT_KEYS, *(f"algorithm.{part}" for part in PARTS), *_LISTS]
 _SHORTHAND = re.compile("|".join([*map(re.escape, _NAMES), *(rf"{re.escape(name)}\.\d+" for name in _LISTS)]))
 """Pattern of the paths where a name is short for `{use: NAME}`."""

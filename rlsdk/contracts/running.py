@@ -12,7 +12,7 @@ import attrs
 from rlsdk.components import component_of
 
 if TYPE_CHECKING:
-    from rlsdk.components import Use
+    from rlsdk.components import OneOrMore, Use
     from rlsdk.contracts.tasks import RewardSpec
     from rlsdk.tool_calls import Call, Dialect, Malformed, ToolParser
     from rlsdk.types import Message, Observation, Rollout, Score, Status, Step, Task
@@ -359,7 +359,7 @@ class AlgorithmDefaults(Protocol):
     top_entropy_quantile: float | None
     policy_loss: Use
     shaping: tuple[Use, ...]
-    correction: Use | None
+    correction: OneOrMore
     kl: Use | None
     kl_coef: float
     entropy_coef: float

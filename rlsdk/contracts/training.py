@@ -33,7 +33,8 @@ class LossSpec:
 
     Attributes:
         policy_loss: Per-token loss.
-        correction: Per-token weights for the sampler/trainer mismatch.
+        correction: Per-token weights for the sampler/trainer mismatch; several corrections are one reference, with
+            `parts`, which resolves to the product of their weights.
         kl: Estimator of the KL term of the loss.
         kl_coef: Weight of the KL term.
         entropy_coef: Weight of the entropy bonus, or the entropy that it holds.

@@ -140,7 +140,8 @@ class LearnerGroup:
 
     def start(self, reference: ComponentRef, roles: Roles, loss: LossSpec, total_updates: int) -> None:
         """Make every rank load its models; a second call restarts the learner in the same processes."""
-        for each in (reference, loss.policy_loss, loss.correction, loss.kl, self.transfer):
+        corrections = loss.correction.singles.values() if loss.correction else ()
+        for each in (reference, loss.policy_loss, *corrections, loss.kl, self.transfer):
             _by_value(each)
         self._steps = OpenSteps(reference.name, Plugins().resolve(reference), roles)
         starts = zip(self.actors, self.places, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -77,11 +78,15 @@ class Objective:
         plugins = Plugins()
         self.spec = spec
         self._loss = plugins.resolve(spec.policy_loss)
-        self._correction = plugins.resolve(spec.correction) if spec.correction else None
+        self._names = {"policy_loss": spec.policy_loss.name, "entropy_coef": "target"}
+        self._corrections: dict[str, Any] = {}
+        for name, reference in (spec.correction.singles if spec.correction else {}).items():
+            key = f"correction/{name}" if spec.correction and spec.correction.parts else "correction"
+            self._corrections[key], self._names[key] = plugins.resolve(reference), reference.name
         self._kl = plugins.resolve(spec.kl) if spec.kl else None
         if spec.kl_coef and self._kl is None:
             raise LearnerError(f"kl_coef is {spec.kl_coef}, but no kl estimator is named; name one, such as kl: k3")
-        parts = {"policy_loss": self._loss, "correction": self._correction}
+        parts = {"policy_loss": self._loss, **self._corrections}
         self._memories = {kind: memory for kind, part in parts.items() if (memory := Memory.of(part)) is not None}
         if isinstance(spec.entropy_coef, EntropyTarget):
             self._memories["entropy_coef"] = Memory(AdaptiveEntropyCoef(spec.entropy_coef))
@@ -156,20 +161,28 @@ class Objective:
         return loss
 
     def policy_losses(self, x: LossInputs, accumulator: MetricAccumulator) -> Tensor:
-        """Compute each token's policy loss weighted by the correction, float `[t]`, and accumulate metrics."""
+        """Compute each token's policy loss weighted by the corrections, float `[t]`, and accumulate metrics."""
         per_token, reported = self._run("policy_loss", self._loss, x, accumulator, _OWN_METRICS)
-        if self._correction is None:
-            return per_token
         taken = _OWN_METRICS | reported
-        given = self._run("correction", self._correction, x, accumulator, taken)[0].detach()
+        weights = [self._weights(key, x, accumulator, taken) for key in self._corrections]
+        if not weights:
+            return per_token
+        product = math.prod(weights[1:], start=weights[0])
+        accumulator.add_tokens("actor/correction", product, x.loss_mask)
+        return per_token * product
+
+    def _weights(self, key: str, x: LossInputs, accumulator: MetricAccumulator, taken: frozenset[str]) -> Tensor:
+        """Compute the weights of one correction, `[t]`, and accumulate its metrics."""
+        given = self._run(key, self._corrections[key], x, accumulator, taken)[0].detach()
         weights = torch.where(x.loss_mask, given, 0)
         if bool((weights < 0).any()):
             raise LearnerError(
-                f"correction {self._name('correction')!r} returned the weight {float(weights.min()):g}; expected 0 or "
+                f"correction {self._names[key]!r} returned the weight {float(weights.min()):g}; expected 0 or "
                 "more: a negative weight trains its token in the opposite direction"
             )
-        accumulator.add_tokens("actor/correction", weights, x.loss_mask)
-        return per_token * weights
+        if key != "correction":
+            accumulator.add_tokens(f"actor/{key}", weights, x.loss_mask)
+        return weights
 
     def reference_kl(self, x: LossInputs) -> Tensor | None:
         """Compute each token's KL to the reference model, float `[t]`; None without estimator or reference logprobs."""
@@ -194,12 +207,16 @@ class Objective:
         return aggregate(per_token, x.loss_mask, x.segments, mode, norm=norm, totals=totals)
 
     def _run(
-        self, kind: str, bound: Any, x: LossInputs, accumulator: MetricAccumulator, taken: frozenset[str]
+        self, key: str, bound: Any, x: LossInputs, accumulator: MetricAccumulator, taken: frozenset[str]
     ) -> tuple[Tensor, frozenset[str]]:
-        """Return a component's values `[t]` and metric names; a duplicate name gets the kind as a prefix."""
+        """Return a component's values `[t]` and metric names.
+
+        A duplicate name gets the key as a prefix, as does every name of one of several corrections.
+        """
         needs = needs_of(bound)
         hidden = {name: None for name in (*_OPTIONAL, *x.extra) if name not in needs and hasattr(x, name)}
-        call = self._memories[kind].call if kind in self._memories else bound
+        call = self._memories[key].call if key in self._memories else bound
+        kind, *several = key.split("/", 1)
         with _named(kind, bound) as name:
             edits = x.edits
             found = call(x.replace(**hidden) if hidden else x)
@@ -211,7 +228,7 @@ class Objective:
                 )
             given, metrics = found if isinstance(found, tuple) else (found, {})
             values = _per_token(name, given, x)
-            named = {f"{kind}/{key}" if key in taken else key: value for key, value in metrics.items()}
+            named = {f"{key}/{n}" if several or n in taken else n: value for n, value in metrics.items()}
             add_component_metrics(accumulator, "actor/", named, x.loss_mask)
         return values, frozenset(metrics)
 
@@ -227,18 +244,16 @@ class Objective:
 
     def state(self) -> dict[str, Any]:
         """Return the components' state as plain JSON: kind -> component name and state."""
-        return {kind: {"name": self._name(kind), "state": each.state()} for kind, each in self._memories.items()}
+        return {key: {"name": self._names[key], "state": each.state()} for key, each in self._memories.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore from `state()`; a component whose name has changed starts without state."""
-        for kind, memory in self._memories.items():
-            if kind in state and state[kind]["name"] == self._name(kind):
-                memory.restore(state[kind]["state"])
+        for key, memory in self._memories.items():
+            if key in state and state[key]["name"] == self._names[key]:
+                memory.restore(state[key]["state"])
             else:
-                log.warning("the checkpoint holds no state of %s %s: it starts without one", kind, self._name(kind))
-
-    def _name(self, kind: str) -> str:
-        return "target" if kind == "entropy_coef" else getattr(self.spec, kind).name
+                kind = key.partition("/")[0]
+                log.warning("the checkpoint holds no state of %s %s: it starts without one", kind, self._names[key])
 
 
 @contextmanager

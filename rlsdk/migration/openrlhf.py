@@ -156,8 +156,8 @@ def _correction(value: bool, given: Given) -> KeyOutcome:
         "tis": ({"use": "tis", "cap": high}, "weights have no minimum" if low else ""),
         "icepop": ({"use": "icepop", "low": low, "high": high}, ""),
         "seq-mask-tis": (
-            {"use": "geometric", "low": low, "high": high},
-            "the mask of answers, without weights of tokens",
+            [{"use": "tis", "cap": high}, {"use": "geometric", "low": low, "high": high}],
+            "the weights of tokens are truncated at the upper bound, unlike OpenRLHF's",
         ),
     }[given.read("algo.advantage.is_correction_type", choice(CORRECTIONS, "the correction"), "tis")]
     return KeyOutcome({"algorithm.correction": found}, "changed" if note else "mapped", note)

@@ -345,29 +345,30 @@ def _filters_of_ratios(given: Given) -> list[Mapping[str, Any]]:
 
 
 def _mismatch(_: Any, given: Given) -> KeyOutcome:
-    """Convert ROLL's weights and masks for the mismatch of engine and learner to the one correction that is both."""
+    """Convert ROLL's weights and masks for the mismatch of engine and learner."""
     weighted = given.read(f"{CORRECTION}.is_weight.enabled", flag, False)
     level = str(given.get(f"{CORRECTION}.is_weight.weight_type", "token"))
     cap = given.read(f"{CORRECTION}.is_weight.upper_bound", number, 1.2)
-    filters = _filters_of_ratios(given)
-    if not weighted and not filters:
+    masks = [_filter_of_ratios(each) for each in _filters_of_ratios(given)]
+    if not weighted and not masks:
         return KeyOutcome({}, "ignored", "off")
-    single = filters[0] if filters else {}
-    kind = str(single.get("agg_type", "token"))
-    low, high = number(single.get("ratio_low", 0.8)), number(single.get("ratio_high", 1.2))
-    by_ratio = flag(single.get("ratio_enabled", True)) and not flag(single.get("diff_enabled", False))
-    found: dict[str, Any] | None = None
-    if len(filters) > 1 or (filters and not by_ratio):
-        pass
-    elif weighted and not filters and level in ("token", "sequence"):
-        found = {"use": "tis", "cap": cap, "level": level}
-    elif weighted and level == kind and level in ("token", "sequence") and cap >= high:
-        found = {"use": "mis", "low": low, "high": high, "level": level}
-    elif not weighted and kind in MASKS:
-        found = {"use": MASKS[kind], "low": low, "high": high}
-    if found is None:
-        raise UnfitError("no correction is this weight with these filters; see rlsdk plugins correction")
-    return KeyOutcome({"algorithm.correction": found}, "mapped", "")
+    if weighted and level not in ("token", "sequence"):
+        raise UnfitError(f"no correction weighs by the ratio of a {level}; see rlsdk plugins correction")
+    single = len(masks) == 1 and masks[0]["use"] == MASKS.get(level) and cap >= masks[0]["high"]
+    if weighted and single:
+        return KeyOutcome({"algorithm.correction": {**masks[0], "use": "mis", "level": level}}, "mapped", "")
+    found = [*([{"use": "tis", "cap": cap, "level": level}] if weighted else []), *masks]
+    return KeyOutcome({"algorithm.correction": found if len(found) > 1 else found[0]}, "mapped", "")
+
+
+def _filter_of_ratios(given: Mapping[str, Any]) -> dict[str, Any]:
+    kind = str(given.get("agg_type", "token"))
+    if flag(given.get("diff_enabled", False)) or not flag(given.get("ratio_enabled", True)):
+        raise UnfitError("no correction masks by differences of probabilities; see rlsdk plugins correction")
+    if kind not in MASKS:
+        raise UnfitError(f"no correction masks by the ratio of a {kind}; see rlsdk plugins correction")
+    low, high = number(given.get("ratio_low", 0.8)), number(given.get("ratio_high", 1.2))
+    return {"use": MASKS[kind], "low": low, "high": high}
 
 
 def _separated(value: Any) -> list[str]:
@@ -808,7 +809,7 @@ ROWS = (
             lambda v, given: {"rollout.max_staleness": math.ceil(v)}),
     same("critic_warmup", "critic.warmup_steps", whole, 10, critic_warmup("adv_estimator", "gae")),
     same(f"{CORRECTION}.is_weight.enabled", "algorithm.correction", flag, True, _mismatch),
-    part(f"{CORRECTION}.is_weight.weight_type", "algorithm.correction.level", text, "token"),
+    part(f"{CORRECTION}.is_weight.weight_type", "algorithm.correction", text, "token"),
     part(f"{CORRECTION}.is_weight.upper_bound", "algorithm.correction", number, 1.2),
     ignored(f"{CORRECTION}.is_weight.detach", "weights are always detached", True),
     same(f"{CORRECTION}.filters.*.enabled", "algorithm.correction", flag, True, _mismatch),

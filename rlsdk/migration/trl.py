@@ -309,7 +309,8 @@ def _engine(value: bool, given: Given) -> dict[str, Any]:
     }
 
 
-def _correction(value: bool, given: Given) -> dict[str, Any]:
+def _weights(value: bool, given: Given) -> dict[str, Any]:
+    """Return the weights by the ratio to vLLM's logprobs; empty without any."""
     if not value or not given.read("use_vllm", flag, False) or str(given.get("loss_type")) == "vespo":
         return {}  # vespo weighs whole answers by the ratio to the sampler itself
     cap = given.read("vllm_importance_sampling_clip_max", number, 3.0)
@@ -319,17 +320,25 @@ def _correction(value: bool, given: Given) -> dict[str, Any]:
     if level not in ("token", "sequence") or action not in ("mask", "truncate"):
         return {}
     if action == "truncate":
-        return {"algorithm.correction": {"use": "tis", "cap": cap, "level": level}}
-    return {"algorithm.correction": {"use": "mis", "low": low, "high": cap, "level": level}}
+        return {"use": "tis", "cap": cap, "level": level}
+    return {"use": "mis", "low": low, "high": cap, "level": level}
+
+
+def _correction(value: bool, given: Given) -> dict[str, Any]:
+    weights, threshold = _weights(value, given), given.read("off_policy_mask_threshold", number)
+    both = [weights, _off_policy_mask(threshold)] if threshold is not None else weights
+    return {"algorithm.correction": both} if weights else {}
+
+
+def _off_policy_mask(threshold: float) -> dict[str, Any]:
+    return {"use": "zoo/off_policy_mask", "threshold": threshold}
 
 
 def _off_policy(value: float, given: Given) -> KeyOutcome:
-    """Convert the mask of bad answers that became unlikely, unless vLLM's weights take the place of the correction."""
-    if _correction(given.read("vllm_importance_sampling_correction", flag, True), given):
-        note = "a run has one correction, here vLLM's; with vllm_importance_sampling_correction=False it is this mask"
-        return KeyOutcome({}, "missing", note)
-    found = {"use": "zoo/off_policy_mask", "threshold": value}
-    return KeyOutcome({"algorithm.correction": found}, "changed", ZOO)
+    """Convert the mask of bad answers that became unlikely; vLLM's weights come with it."""
+    if _weights(given.read("vllm_importance_sampling_correction", flag, True), given):
+        return KeyOutcome({}, "changed", ZOO)
+    return KeyOutcome({"algorithm.correction": _off_policy_mask(value)}, "changed", ZOO)
 
 
 def _model(value: Any, given: Given) -> dict[str, Any]:
@@ -704,7 +713,7 @@ ROWS = (
     part("ref_model_sync_steps", "reference.update_every", count, 512, "TRL counts optimiser steps"),
     part("ref_model_mixup_alpha", "reference.mix", number, 0.6),
     same("vllm_importance_sampling_correction", "algorithm.correction", flag, True, _correction),
-    part("vllm_importance_sampling_mode", "algorithm.correction.use", text, "sequence_mask"),
+    part("vllm_importance_sampling_mode", "algorithm.correction", text, "sequence_mask"),
     part("vllm_importance_sampling_clip_max", "algorithm.correction", number, 3.0),
     part("vllm_importance_sampling_clip_min", "algorithm.correction", number, 0.5),
     part("vllm_importance_sampling_cap", "algorithm.correction", number, 2.0),

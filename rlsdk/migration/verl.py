@@ -267,7 +267,8 @@ def _correction(level: Any, given: Given) -> KeyOutcome:
     known = Choice({"token": "token", "sequence": "sequence"}, "rollout_is")(level)
     *low, high = given.read(f"{CORRECTION}.rollout_is_threshold", _bounds, [2.0])
     found = {"use": "mis", "low": low[0], "high": high} if low else {"use": "tis", "cap": high}
-    return KeyOutcome({"algorithm.correction": _masked(known, given) or {**found, "level": known}}, "mapped", "")
+    both = _masked(known, given) or _one_or_several([{**found, "level": known}, *_rejections(given)])
+    return KeyOutcome({"algorithm.correction": both}, "mapped", "")
 
 
 def _ratio_taken(given: Given) -> str | None:
@@ -278,13 +279,17 @@ def _ratio_taken(given: Given) -> str | None:
     return "use_rollout_log_probs" if rollout else None
 
 
-def _rejection(given: Given) -> dict[str, Any] | None:
-    """Return the correction that the first rejection of veRL is, whose bounds of k1 are on the inverse ratio."""
-    option = next(iter(given.read(f"{CORRECTION}.rollout_rs", _listed, [])), "").lower()
-    bounds = next(iter(given.read(f"{CORRECTION}.rollout_rs_threshold", _thresholds, [])), None)
-    if bounds is None or option not in REJECTIONS:
-        return None
-    level, estimator = REJECTIONS[option]
+def _rejections(given: Given) -> list[dict[str, Any]]:
+    """Return the corrections that veRL's rejections are, whose bounds of k1 are on the inverse ratio."""
+    options = list(dict.fromkeys(each.lower() for each in given.read(f"{CORRECTION}.rollout_rs", _listed, [])))
+    bounds = given.read(f"{CORRECTION}.rollout_rs_threshold", _thresholds, [])
+    bounds = bounds * len(options) if len(bounds) == 1 else bounds
+    if len(bounds) != len(options) or not REJECTIONS.keys() >= set(options):
+        return []
+    return [_rejection(*REJECTIONS[option], each) for option, each in zip(options, bounds, strict=True)]
+
+
+def _rejection(level: str, estimator: str, bounds: list[float]) -> dict[str, Any]:
     if estimator in ("k2", "k3"):
         return {"use": "divergence_mask", "estimator": estimator, "level": level, "threshold": bounds[-1]}
     low = bounds[0] if len(bounds) == 2 else 1 / bounds[0]
@@ -294,33 +299,27 @@ def _rejection(given: Given) -> dict[str, Any] | None:
 
 def _masked(level: str, given: Given) -> dict[str, Any] | None:
     """Return the correction that masks and weighs at this level, if veRL does both with bounds below the cap."""
-    found, cap = _rejection(given), given.read(f"{CORRECTION}.rollout_is_threshold", _bounds, [2.0])
-    fits = found is not None and found["use"] == f"{level}_mask" and len(cap) == 1 and found["high"] <= cap[0]
-    single = len(given.read(f"{CORRECTION}.rollout_rs", _listed, [])) == 1
-    return {**found, "use": "mis", "level": level} if found is not None and fits and single else None
+    found, cap = _rejections(given), given.read(f"{CORRECTION}.rollout_is_threshold", _bounds, [2.0])
+    if len(found) != 1 or len(cap) != 1 or found[0]["use"] != f"{level}_mask" or found[0]["high"] > cap[0]:
+        return None
+    return {**found[0], "use": "mis", "level": level}
 
 
 def _rejected(options: list[str], given: Given) -> KeyOutcome:
-    """Rejection sampling, alone or with the weights of the same level: a run of rlsdk has one correction."""
+    """Rejection sampling, alone or after the weights of `rollout_is`."""
     for option in options:
         Choice(REJECTIONS, "the rejection")(option)
-    found, note = _rejection(given), "rejected tokens still count in the denominators"
-    if found is None:
-        return KeyOutcome({}, "missing", "set rollout_rs_threshold")
+    found, note = _rejections(given), "rejected tokens still count in the denominators"
+    if not found:
+        return KeyOutcome({}, "missing", "set rollout_rs_threshold: one for all of rollout_rs, or one for each")
     if (taken := _ratio_taken(given)) is not None:
         return KeyOutcome({}, "missing", f"with {taken}, a correction would see a ratio of 1: set old_logprobs=learner")
-    weighed = (
-        ""
-        if str(given.get(f"{ACTOR}.policy_loss.loss_mode")) in DPPO
-        else str(given.get(f"{CORRECTION}.rollout_is", ""))
-    )
-    if weighed:
-        fits = _masked(weighed, given) is not None
-        other = f"a run has one correction, the weights of rollout_is; the other would be {found}"
-        return KeyOutcome({}, "changed" if fits else "missing", note if fits else other)
-    if len(options) > 1:
-        return KeyOutcome({"algorithm.correction": found}, "missing", f"a run has one correction, {options[0]}")
-    return KeyOutcome({"algorithm.correction": found}, "changed", note)
+    weighed = given.get(f"{CORRECTION}.rollout_is") and str(given.get(f"{ACTOR}.policy_loss.loss_mode")) not in DPPO
+    return KeyOutcome({} if weighed else {"algorithm.correction": _one_or_several(found)}, "changed", note)
+
+
+def _one_or_several(found: list[dict[str, Any]]) -> Any:
+    return found if len(found) > 1 else found[0]
 
 
 def _older_correction(wanted: bool, given: Given) -> KeyOutcome:
@@ -898,7 +897,7 @@ ROWS = (
     part("algorithm.kl_ctrl.target_kl", "algorithm.shaping", number, 0.1),
     part("algorithm.kl_penalty", "algorithm.shaping", KL, "kl"),
     same(f"{CORRECTION}.rollout_is", "algorithm.correction", text, "token", _correction),
-    part(f"{CORRECTION}.rollout_is_threshold", "algorithm.correction.cap algorithm.policy_loss.cap", _bounds, 2.0),
+    part(f"{CORRECTION}.rollout_is_threshold", "algorithm.correction algorithm.policy_loss.cap", _bounds, 2.0),
     changed(f"{CORRECTION}.rollout_rs", "algorithm.correction", _listed, "token_k1", "a correction", _rejected),
     part(f"{CORRECTION}.rollout_rs_threshold", "algorithm.correction", _thresholds, "0.5_2.0"),
     changed(f"{CORRECTION}.bypass_mode", "old_logprobs algorithm.policy_loss", flag, True,

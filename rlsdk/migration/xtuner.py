@@ -116,6 +116,9 @@ def _importance(value: Any, given: Given) -> KeyOutcome:
     if masks and level == "geometric":
         found = {"use": "geometric", "low": low, "high": high}
         return KeyOutcome({"algorithm.correction": found}, "changed", "the mask of answers; those kept weigh 1")
+    if mode == "both" and level in ("token", "sequence"):
+        both = [{"use": "tis", "cap": cap, "level": level}, {"use": f"{level}_mask", "low": low, "high": high}]
+        return KeyOutcome({"algorithm.correction": both}, "mapped", "")
     raise UnfitError("no correction is this weight with this mask; see rlsdk plugins correction")
 
 

@@ -24,6 +24,7 @@ import attrs
 
 from rlsdk.components import Use, component_of
 from rlsdk.kinds import Kind
+from rlsdk.plugins.discovery import short_name
 
 
 @attrs.frozen
@@ -49,6 +50,7 @@ class ComponentRef:
         fingerprint: Fingerprint of the plugin on the driver.
         file: (path, source) of a single-file plugin.
         obj: The marked object itself, if one was given instead of a name.
+        parts: References of the components that act as one; empty for a single component.
     """
 
     kind: Kind
@@ -57,6 +59,23 @@ class ComponentRef:
     fingerprint: Fingerprint
     file: tuple[str, str] | None = None
     obj: Any = None
+    parts: tuple[ComponentRef, ...] = ()
+
+    @classmethod
+    def combined(cls, parts: Sequence[ComponentRef]) -> ComponentRef:
+        """Return one reference to several components, which resolves to their product."""
+        name = " × ".join(short_name(part.name) for part in parts)
+        return cls(parts[0].kind, name, {}, parts[0].fingerprint, parts=tuple(parts))
+
+    @property
+    def singles(self) -> dict[str, ComponentRef]:
+        """Unique name -> reference, of each of several components, or of this one."""
+        found: dict[str, ComponentRef] = {}
+        for part in self.parts or (self,):
+            name = short_name(part.name)
+            taken = sum(part.name == other.name for other in found.values())
+            found[f"{name}_{taken + 1}" if taken else name] = part
+        return found
 
 
 def of_text(text: str) -> Fingerprint:

@@ -17,7 +17,7 @@ from typing import Any
 import pluggy
 
 from rlsdk import hookspecs
-from rlsdk.components import Component, component_of, own_mark
+from rlsdk.components import Component, Product, component_of, own_mark
 from rlsdk.errors import (
     FILE_PACKAGE,
     FingerprintError,
@@ -184,11 +184,21 @@ class Plugins(pluggy.PluginManager):
             FingerprintError: The code in this process differs from that of the driver that created the reference.
             OptionError: The options are invalid.
         """
+        if reference.parts:
+            return self._product(reference)
         made = self.bind(self.component(reference), reference.options)
         if reference.kind != "algorithm":
             return made
         plugin = "" if reference.obj is not None else reference.name.rpartition("/")[0]
         return with_own_parts(self, plugin, made, given=reference.options)
+
+    def _product(self, reference: ComponentRef) -> Product:
+        """Instantiate several components that act as one."""
+        parts = {name: self.resolve(part) for name, part in reference.singles.items()}
+        components = [self.component(part) for part in reference.parts]
+        needs = tuple(dict.fromkeys(name for each in components for name in each.needs))
+        fields = tuple(dict.fromkeys(field for each in components for field in each.fields))
+        return Product(Component(reference.kind, reference.name, Product, needs=needs, fields=fields), parts)
 
     def component(self, reference: ComponentRef) -> Component:
         """Return the component that a reference names, on a driver or a worker.

@@ -134,7 +134,9 @@ def _algorithm(plan: Plan) -> dict[str, Any]:
         "shaping": [_reference(part) for part in plan.shaping],
         "advantage": _reference(plan.advantage),
         "policy_loss": _reference(loss.policy_loss),
-        "correction": _reference(loss.correction),
+        "correction": _reference(loss.correction)
+        if loss.correction is None or not loss.correction.parts
+        else [_reference(part) for part in loss.correction.parts],
         "kl": _reference(loss.kl),
         **coefficients,
         "aggregate": algorithm.aggregate,

@@ -172,7 +172,9 @@ def _routing_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str
     """Yield reasons why the learner cannot replay the engine's choices of experts."""
     other = "or take another correction, such as icepop"
     assert plan.loss.correction is not None
-    what = f"correction {plan.loss.correction.name!r} replays the experts that the engine chose"
+    corrections = plan.loss.correction.singles.values()
+    replaying = next(each for each in corrections if plan.plugins.component(each).replays_routing)
+    what = f"correction {replaying.name!r} replays the experts that the engine chose"
     engine, learner = plan.plugins.resolve(plan.engine), plan.plugins.resolve(plan.learner)
     if not isinstance(engine, ReturnsRouting):
         yield "engine", f"{what}, and {plan.engine.name!r} does not return them; set engine=transformers, {other}"

@@ -210,8 +210,10 @@ def _check_fields(batch: StepBatch, plan: Plan) -> None:
     faults = credit_faults(plan, model=False)
     lacking = [fault for fault in faults if not any(f"reads {name}," in fault for name in batch.fields)]
     lacking = [fault.partition(", which")[0].partition(", the")[0] for fault in lacking]
-    for path, reference in (("policy_loss", plan.loss.policy_loss), ("correction", plan.loss.correction)):
-        if reference is not None and "logprobs" in batch.fields:
+    correction = plan.loss.correction
+    corrections = [("correction", each) for each in correction.singles.values()] if correction else []
+    for path, reference in (("policy_loss", plan.loss.policy_loss), *corrections):
+        if "logprobs" in batch.fields:
             component = plan.plugins.component(reference)
             missing = [name for name in component.needs if name in FORWARD and name not in batch.fields]
             lacking += [f"algorithm.{path}: {component.name!r} reads {name}" for name in missing]

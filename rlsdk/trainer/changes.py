@@ -137,9 +137,11 @@ def _shown(value: Any) -> str:
 def settings_of(plan: Plan) -> dict[str, Any]:
     """Return every setting of a plan by its path, defaults included."""
 
-    def of(reference: ComponentRef | None) -> dict[str, Any] | None:
+    def of(reference: ComponentRef | None) -> Any:
         if reference is None:
             return None
+        if reference.parts:
+            return [of(part) for part in reference.parts]
         options = {o.name: o.default for o in plan.plugins.component(reference).options if not o.required}
         return {"use": short_name(reference.name), **options, **reference.options}
 

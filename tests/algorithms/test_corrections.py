@@ -9,6 +9,10 @@ import torch
 
 import rlsdk
 from rlsdk.batch import LossInputs
+from rlsdk.components import needs_of
+from rlsdk.contracts import LossSpec
+from rlsdk.learners.objective import needs_reference
+from rlsdk.plugins import ComponentRef
 
 ALL = rlsdk.names("correction")
 
@@ -96,3 +100,36 @@ def test_finite_at_extremes_and_on_nothing(make_loss, name):
         assert all(math.isfinite(v) for v in metrics.values())
     weights, _ = rlsdk.load("correction", name)(x.replace(loss_mask=torch.zeros_like(x.loss_mask)))
     assert weights.isfinite().all()
+
+
+def combined(*uses):
+    """The reference to several corrections, each given as its name and options."""
+    plugins = rlsdk.Plugins()
+    return plugins, ComponentRef.combined([plugins.reference("correction", name, options) for name, options in uses])
+
+
+def test_several_resolve_to_the_product_of_their_weights():
+    """Geometric means 1 and 1.442, of all tokens of a rollout; k3 of the tokens 1.614, 0.636, 0, 0.307, 0.095."""
+    plugins, reference = combined(
+        ("tis", {}), ("geometric", {"low": 0.9, "high": 1.2}), ("divergence_mask", {"level": "token", "threshold": 0.7})
+    )
+    weights, metrics = plugins.resolve(reference)(inputs([[4.0, 0.25], [1.0, 2.0, 1.5]]))
+    assert weights.tolist() == [0.0, 0.25, 0.0, 0.0, 0.0]
+    cut = {name: float(value) for name, value in metrics.items() if name.endswith("cut")}
+    assert cut == {"tis/cut": 0.2, "geometric/cut": 0.6, "divergence_mask/cut": 0.2}
+
+
+def test_several_of_one_component_are_numbered():
+    _, reference = combined(("divergence_mask", {}), ("tis", {}), ("divergence_mask", {"level": "max"}))
+    assert list(reference.singles) == ["divergence_mask", "tis", "divergence_mask_2"]
+    assert list(reference.parts[0].singles) == ["divergence_mask"]
+
+
+def test_several_need_what_each_of_them_needs():
+    @rlsdk.correction("by_reference", needs=("ref_logprobs",))
+    def by_reference(x: LossInputs) -> torch.Tensor:
+        return torch.ones_like(x.ref_logprobs)
+
+    plugins, reference = combined(("tis", {}), (by_reference, {}))
+    assert needs_of(plugins.resolve(reference)) == ("ref_logprobs",)
+    assert needs_reference(LossSpec(policy_loss=plugins.reference("policy_loss", "ppo"), correction=reference))

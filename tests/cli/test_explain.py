@@ -81,6 +81,12 @@ def test_the_share_of_tokens_that_are_trained_is_shown_down_to_none_but_the_high
         assert explain(f"algorithm.top_entropy_quantile={share}")["algorithm"]["top_entropy_quantile"] == share
 
 
+def test_several_corrections_are_listed(explain):
+    assert explain("algorithm.correction=tis")["algorithm"]["correction"] == "tis"
+    found = explain("algorithm.correction=[tis, {use: geometric, low: 0.9}]")["algorithm"]
+    assert found["correction"] == ["tis", "geometric(low=0.9)"]
+
+
 def test_what_an_algorithm_makes_necessary(explain):
     found = explain("algorithm=ppo")
     assert (found["learner"]["reference model"], found["learner"]["critic"]) == (True, True)

@@ -225,6 +225,88 @@ def test_a_plugins_loss_says_that_it_weighs_by_the_sampler(plan):
     ]
 
 
+# --- several corrections
+
+
+def used(reference):
+    """Names and options of a correction, or of each of several."""
+    return [(each.name.removeprefix("core/"), dict(each.options)) for each in reference.singles.values()]
+
+
+def test_several_corrections_are_one_reference_with_parts(plan):
+    found = plan("algorithm.correction=[tis, {use: divergence_mask, level: max}]")
+    assert used(found.loss.correction) == [("tis", {}), ("divergence_mask", {"level": "max"})]
+    assert found.loss.correction.name == "tis × divergence_mask"
+    changed = plan(
+        "algorithm.correction=[tis, token_mask]", "algorithm.correction.0.cap=3", "algorithm.correction[1].low=0.8"
+    )
+    assert used(changed.loss.correction) == [("tis", {"cap": 3}), ("token_mask", {"low": 0.8})]
+
+
+@pytest.mark.parametrize("given", ["tis", "{use: tis, cap: 3}"])
+def test_a_list_of_one_correction_is_that_correction(plan, given):
+    alone, listed = plan(f"algorithm.correction={given}"), plan(f"algorithm.correction=[{given}]")
+    assert listed.loss == alone.loss
+    assert listed.algorithm == alone.algorithm
+    assert plan("algorithm.correction=[]").loss.correction is None
+
+
+def test_options_of_several_corrections_are_checked_and_may_change(plan, faults):
+    found = faults("algorithm.correction=[{use: tis, cap: 0}, token_maks, {use: mis, low: 3}]")
+    assert [fault.partition(":")[0].removeprefix("algorithm.correction") for fault in found] == [
+        "[0].cap",
+        "[1]",
+        "[2].low",
+    ]
+    (fault,) = faults("algorithm.correction=[tis, {low: 0.5}]")
+    assert fault.startswith("algorithm.correction[1]: does not name a component: write {use: NAME, …}")
+    (fault,) = faults("algorithm.correction={cap: 3}")
+    assert fault.startswith("algorithm.correction: does not name a component: write {use: NAME, …}")
+    found = plan("algorithm.correction=[tis, {use: token_mask, high: {from: 4, to: 2, over: 3}}]")
+    assert list(found.schedules) == ["correction.1.high"]
+
+
+def test_corrections_that_both_reweight_are_a_fault(plan, faults):
+    (fault,) = faults("algorithm.correction=[mis, token_mask, tis]")
+    assert fault == (
+        "algorithm.correction[2]: correction 'tis' weights tokens by their ratio to the sampler, and so does "
+        "correction 'mis' (algorithm.correction[0]): the ratio would count twice; keep one of them, or replace one by "
+        "a correction that only masks, such as 'token_mask'"
+    )
+    assert faults("algorithm.correction=[routing_replay, mis]")
+    assert used(plan("algorithm.correction=[{use: routing_replay, cap: null}, mis]").loss.correction)
+    assert plan("algorithm.policy_loss=topr", "algorithm.correction={use: routing_replay, cap: null}")
+
+
+@pytest.mark.parametrize("again", ["token_mask", "{use: token_mask, high: 4}"])
+def test_a_correction_that_is_given_twice_is_a_fault(plan, faults, again):
+    (fault,) = faults(f"algorithm.correction=[token_mask, {again}]")
+    assert fault == (
+        "algorithm.correction[1]: correction 'token_mask' is also algorithm.correction[0], and the two differ in their "
+        "limits at most; keep one of them, with the narrower limits"
+    )
+    levels = plan("algorithm.correction=[{use: divergence_mask, level: mean}, {use: divergence_mask, level: max}]")
+    assert list(levels.loss.correction.singles) == ["divergence_mask", "divergence_mask_2"]
+
+
+def test_one_of_several_corrections_without_effect_is_a_fault(faults):
+    (fault,) = faults("algorithm.policy_loss=topr", "algorithm.correction=[token_mask, tis]")
+    assert fault.startswith("algorithm.correction[1]: correction 'tis' weights tokens by their ratio to the sampler")
+    found = faults("algorithm.correction=[token_mask, tis]", "old_logprobs=rollout")
+    assert [fault.partition(": ")[0] for fault in found] == ["algorithm.correction[0]", "algorithm.correction[1]"]
+
+
+def test_an_algorithm_may_have_several_corrections(plan):
+    @rlsdk.algorithm("careful")
+    class Careful(rlsdk.Algorithm):
+        correction = ("tis", {"use": "geometric", "low": 0.9, "high": 1.1})
+
+    tree = {**plan().tree, "algorithm": {"use": Careful}}
+    assert used(check(tree).loss.correction) == [("tis", {}), ("geometric", {"low": 0.9, "high": 1.1})]
+    other = {**tree, "algorithm": {"use": Careful, "correction": "mis"}}
+    assert used(check(other).loss.correction) == [("mis", {})]
+
+
 # --- loss and aggregation
 
 

@@ -22,7 +22,7 @@ from rlsdk.errors import LearnerError, OptionError
 from rlsdk.learners.metrics import Memory, MetricAccumulator
 from rlsdk.learners.objective import Objective, UpdateContext
 from rlsdk.marks import correction, kl, policy_loss, reward
-from rlsdk.plugins import Plugins, load
+from rlsdk.plugins import ComponentRef, Plugins, load
 from rlsdk.schedules import EntropyTarget, Schedule
 from rlsdk.testing import check_component
 
@@ -94,6 +94,31 @@ class OfTheMicroBatch(Baseline):
         """Weights of one."""
         self.mean = float(x.advantages.sum())
         return torch.ones_like(x.advantages)
+
+
+@correction("longest")
+class Longest:
+    """Remembers the longest answer of the optimiser steps."""
+
+    def __init__(self) -> None:
+        self.length = 0.0
+
+    def __call__(self, x: LossInputs) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Weights of one, the longest answer here, and that of earlier steps."""
+        longest = float(torch.bincount(x.segments).max())
+        return torch.ones_like(x.advantages), {"length_max": longest, "seen_max": self.length}
+
+    def advance(self, metrics: Mapping[str, float]) -> None:
+        """Take up the maximum of an optimiser step."""
+        self.length = max(self.length, metrics["length_max"])
+
+    def state(self) -> dict[str, float]:
+        """The maximum."""
+        return {"length": self.length}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Take it up."""
+        self.length = state["length"]
 
 
 def alone(value: Any) -> list[Any]:
@@ -290,6 +315,34 @@ class TestSchedules:
                 objective.restore(state)
         # Above the target: 0.2 - 0.1. Then up, by 0.1 each, and applied one step later; at most 0.3, and off above.
         assert applied == pytest.approx([0.0, 0.0, 0.2, 0.3, 0.0, 0.3])
+
+    def test_each_of_several_corrections_keeps_its_own_memory(self, make_batch: Make) -> None:
+        batch, halves = make_batch(4), (np.arange(2), np.arange(2, 4))
+        parts = [HERE.reference("correction", each) for each in (Counter, "tis", Longest)]
+        loss = HERE.reference("policy_loss", scaled, {"factor": 1.0})
+        spec = LossSpec(policy_loss=loss, correction=ComponentRef.combined(parts))
+        counter, longest = "correction/test_metrics/counter", "correction/test_metrics/longest"
+
+        def step(objective: Objective) -> dict[str, float]:
+            accumulator = MetricAccumulator()
+            for half in halves:
+                run_part(objective, batch.select(half), 1.0, batch.totals, accumulator)
+            objective.advance(alone)
+            return accumulator.means()
+
+        objective = Objective(spec)
+        assert step(objective)[f"actor/{longest}/seen_max"] == 0
+        saved = objective.state()
+        assert {key: each["state"] for key, each in saved.items()} == {
+            counter: {"calls": 1},
+            longest: {"length": float(batch.responses.max())},
+        }
+        after, state = step(objective), objective.state()
+        assert after[f"actor/{counter}/calls"] == 2
+        assert after[f"actor/{longest}/seen_max"] == batch.responses.max()
+        resumed = Objective(spec)
+        resumed.restore(saved)
+        assert (step(resumed), resumed.state()) == (after, state)
 
     def test_a_class_takes_new_values_and_keeps_its_memory(self) -> None:
         memory = remembering(Baseline, decay={"from": 0.5, "to": 0.0, "over": 1})

@@ -27,7 +27,7 @@ from rlsdk.learners.rows import empty_rows, to_rows
 from rlsdk.learners.shards import check_manifest, find_damage, write_manifest
 from rlsdk.learners.trained import PhaseTimer, schedule
 from rlsdk.marks import correction, policy_loss
-from rlsdk.plugins import Plugins, load
+from rlsdk.plugins import ComponentRef, Plugins, load
 
 Make = Callable[..., TrainBatch]
 HERE = Plugins()
@@ -233,6 +233,42 @@ class TestObjective:
         assert (means["actor/cut"], means["actor/correction/cut"], means["actor/k3"]) == (0.5, 0.25, 0.125)
         assert (means["actor/loss"], means["actor/policy_loss/loss"]) == (pytest.approx(1.0), 9.0)
         assert (means["actor/ratio"], means["actor/policy_loss/ratio"]) == (pytest.approx(np.exp(0.1), rel=1e-5), 7.0)
+
+    def test_several_corrections_multiply_and_are_told_apart(self) -> None:
+        """One of five tokens with these ratios is kept, and weighs 1; all five stay in the denominator."""
+        ratios = torch.tensor([4.0, 0.25, 1.0, 2.0, 1.5])
+        zeros, segments = torch.zeros(5), torch.tensor([0, 0, 1, 1, 1])
+        mask = torch.ones(5, dtype=torch.bool)
+        x = LossInputs(ratios.log(), ratios.log(), zeros, mask, segments, behaviour_logprobs=zeros)
+        parts = [
+            HERE.reference("correction", "tis"),
+            HERE.reference("correction", "divergence_mask", {"threshold": 0.2}),  # means of k3: 1.125 and 0.134
+            HERE.reference("correction", "divergence_mask", {"level": "token", "threshold": 0.05}),
+        ]
+        objective, tally = bind(constant, correction=ComponentRef.combined(parts)), MetricAccumulator()
+        found = objective(x, Totals(5, 2), tally)
+        assert found.item() == pytest.approx(1.0 / 5)  # the third token: 1 · 1 · 1
+        tally.add("actor/loss", 0.0)
+        means = tally.means()
+        names = ("correction", "correction/tis", "correction/divergence_mask", "correction/divergence_mask_2")
+        assert [means[f"actor/{name}"] for name in names] == pytest.approx([0.2, 6.75 / 5, 0.6, 0.2])
+        assert [means[f"actor/{name}/cut"] for name in names[1:]] == pytest.approx([0.2, 0.4, 0.8])
+        assert "actor/cut" not in means
+        single, alone = bind(constant, correction=parts[0]), MetricAccumulator()
+        assert single(x, Totals(5, 2), alone).item() == pytest.approx(6.75 / 5)
+        assert {"actor/correction", "actor/cut", "actor/k3"} < set(alone.means())
+
+    def test_one_of_several_corrections_that_fails_is_named(self) -> None:
+        @correction("opposite")
+        def opposite(x: LossInputs) -> torch.Tensor:
+            return torch.full_like(x.advantages, -1.0)
+
+        zeros, mask = torch.zeros(2), torch.ones(2, dtype=torch.bool)
+        x = LossInputs(zeros, zeros, zeros, mask, torch.tensor([0, 1]), behaviour_logprobs=zeros)
+        twice = [HERE.reference("correction", opposite), HERE.reference("correction", opposite)]
+        objective = bind(constant, correction=ComponentRef.combined(twice))
+        with pytest.raises(LearnerError, match=r"correction .*opposite' returned the weight -1; expected 0 or more"):
+            objective(x, Totals(2, 2), MetricAccumulator())
 
     def test_a_metric_with_a_value_per_rollout_counts_each_rollout_once_whatever_its_length(
         self, make_batch: Make

@@ -40,11 +40,21 @@ def roll(tmp_path: Path, content: dict[str, Any]) -> Migration:
         ),
         ({"enabled": True, "weight_type": "geometric"}, [], None),
         ({}, [{"enabled": True, "diff_enabled": True}], None),
-        ({}, [{"enabled": True}, {"enabled": True, "agg_type": "sequence"}], None),
+        ({}, [{"enabled": True, "agg_type": "segment"}], None),
+        (
+            {},
+            [{"enabled": True}, {"enabled": True, "agg_type": "sequence"}, {"enabled": False, "agg_type": "segment"}],
+            [{"use": "token_mask", "low": 0.8, "high": 1.2}, {"use": "sequence_mask", "low": 0.8, "high": 1.2}],
+        ),
+        (
+            {"enabled": True, "upper_bound": 1.1},
+            [{"enabled": True}],
+            [{"use": "tis", "cap": 1.1, "level": "token"}, {"use": "token_mask", "low": 0.8, "high": 1.2}],
+        ),
         ({"enabled": False}, [{"enabled": False}], None),
     ],
 )
-def test_rolls_weights_and_filters_of_the_mismatch_are_one_correction(tmp_path, weight, filters, correction):
+def test_rolls_weights_and_filters_of_the_mismatch_are_corrections(tmp_path, weight, filters, correction):
     found = roll(tmp_path, {"train_infer_correction": {"is_weight": weight, "filters": filters}, "seed": 1})
     assert found.config["algorithm"].get("correction") == correction
     off = not any(each.get("enabled") for each in (weight, *filters))
@@ -165,7 +175,13 @@ RLColocateTrainerConfig(train_worker_cfg=WorkerConfig(loss_cfg=loss_cfg), seed=1
         ("sequence", "mask", "(2, 0.5)", {"use": "mis", "low": 0.5, "high": 2.0, "level": "sequence"}),
         ("geometric", "mask", "(1.1, 0.9)", {"use": "geometric", "low": 0.9, "high": 1.1}),
         ("geometric", "truncate", "", None),
-        ("token", "both", "(9, 0.5)", None),
+        (
+            "token",
+            "both",
+            "(9, 0.5)",
+            [{"use": "tis", "cap": 5.0, "level": "token"}, {"use": "token_mask", "low": 0.5, "high": 9.0}],
+        ),
+        ("geometric", "both", "(9, 0.5)", None),
     ],
 )
 def test_xtuners_bounds_of_weights_are_given_from_above(tmp_path, level, mode, mask, correction):

@@ -246,19 +246,9 @@ def test_the_converted_bounds_keep_what_verl_keeps():
             "with bypass_mode, a correction would see a ratio of 1",
         ),
         (
-            ["rollout_is=token", "rollout_rs=seq_mean_k3", "rollout_rs_threshold=0.01"],
-            "tis",
-            "a run has one correction, the weights of rollout_is",
-        ),
-        (
-            ["rollout_is=token", "rollout_is_threshold=1.2", "rollout_rs=token_k1", "rollout_rs_threshold=2.0"],
-            "tis",
-            "a run has one correction, the weights of rollout_is",
-        ),
-        (
-            ["rollout_rs=token_k1,seq_max_k2", "rollout_rs_threshold=0.6_1.6,2.5"],
-            "token_mask",
-            "a run has one correction, token_k1",
+            ["rollout_rs=token_k1,seq_max_k2,token_k3", "rollout_rs_threshold=0.6_1.6,2.5"],
+            None,
+            "set rollout_rs_threshold: one for all of rollout_rs, or one for each",
         ),
     ],
 )
@@ -267,6 +257,44 @@ def test_what_is_left_of_verls_rejection_is_to_do(options, correction, note):
     assert found.config["algorithm"].get("correction", {}).get("use") == correction
     entry = next(entry for entry in found.entries if entry.key == f"{RS}.rollout_rs")
     assert entry.status == "missing" and note in entry.note
+
+
+MEAN_K3 = {"use": "divergence_mask", "estimator": "k3", "level": "mean", "threshold": 0.01}
+MAX_K2 = {"use": "divergence_mask", "estimator": "k2", "level": "max", "threshold": 2.5}
+TOKEN_TIS = {"use": "tis", "cap": 2.0, "level": "token"}
+
+
+@pytest.mark.parametrize(
+    ("options", "corrections"),
+    [
+        (["rollout_is=token", "rollout_rs=seq_mean_k3", "rollout_rs_threshold=0.01"], [TOKEN_TIS, MEAN_K3]),
+        (
+            ["rollout_is=token", "rollout_is_threshold=1.2", "rollout_rs=token_k1", "rollout_rs_threshold=2.0"],
+            [{**TOKEN_TIS, "cap": 1.2}, {"use": "token_mask", "low": 0.5, "high": 2.0}],
+        ),
+        (
+            ["rollout_rs=token_k1,seq_max_k2", "rollout_rs_threshold=0.625_1.25,2.5"],
+            [{"use": "token_mask", "low": 0.8, "high": 1.6}, MAX_K2],
+        ),
+        (
+            ["rollout_is=sequence", "rollout_rs=seq_mean_k3,token_k3,seq_mean_k3", "rollout_rs_threshold=0.01"],
+            [{**TOKEN_TIS, "level": "sequence"}, MEAN_K3, {**MEAN_K3, "level": "token"}],
+        ),
+        (
+            ["rollout_is=token", "rollout_is_threshold=0.5_5.0", "rollout_rs=seq_max_k2", "rollout_rs_threshold=2.5"],
+            [{"use": "mis", "low": 0.5, "high": 5.0, "level": "token"}, MAX_K2],
+        ),
+    ],
+)
+def test_verls_weights_and_rejections_are_corrections_that_act_together(folder, options, corrections):
+    found = migrate("verl", ["algorithm.adv_estimator=grpo", *(f"{RS}.{each}" for each in options)], {})
+    assert found.config["algorithm"]["correction"] == corrections
+    status = {entry.key: entry.status for entry in found.entries}
+    assert status[f"{RS}.rollout_rs"] == "changed" and "missing" not in status.values()
+    assert not [key for key, value in status.items() if value == "ignored"]
+    more = {"model": {"path": "model", "max_length": 2048}, "tasks": {"train": "countdown"}, "reward": "countdown"}
+    parts = check({**found.config, **more, "group_size": 4}).loss.correction.parts
+    assert [part.name.removeprefix("core/") for part in parts] == [each["use"] for each in corrections]
 
 
 def test_verls_weights_with_two_bounds_are_masked():
@@ -314,11 +342,11 @@ def test_trls_mask_of_bad_answers_is_a_correction_of_the_zoo(folder, zoo):
     assert found.config["algorithm"]["correction"] == {"use": "zoo/off_policy_mask", "threshold": 0.5}
     assert next(entry.status for entry in found.entries) == "changed"
     both = migrate("trl", [*words, "use_vllm=True"], {})
-    assert both.config["algorithm"]["correction"]["use"] == "mis"
-    assert next((entry.status, entry.note) for entry in both.entries) == (
-        "missing",
-        "a run has one correction, here vLLM's; with vllm_importance_sampling_correction=False it is this mask",
-    )
+    weights = {"use": "mis", "low": 0.0, "high": 3.0, "level": "sequence"}
+    assert both.config["algorithm"]["correction"] == [weights, {"use": "zoo/off_policy_mask", "threshold": 0.5}]
+    assert next((entry.status, entry.to) for entry in both.entries) == ("changed", ("algorithm.correction",))
+    more = {"model": {"path": "model", "max_length": 1024}, "tasks": {"train": "countdown"}, "reward": "countdown"}
+    assert check({**both.config, **more}).loss.correction.name == "mis × zoo/off_policy_mask"
     alone = migrate("trl", [*words, "use_vllm=True", "vllm_importance_sampling_correction=False"], {})
     assert alone.config["algorithm"]["correction"]["use"] == "zoo/off_policy_mask"
 
@@ -501,7 +529,10 @@ def test_openrlhfs_no_std_norm_is_about_the_batch(estimator, advantage, status):
     ("flags", "correction"),
     [
         (["--vllm_is_truncated_threshold", "2"], {"use": "tis", "cap": 2.0}),
-        (["--algo.advantage.is_correction_type", "seq-mask-tis"], {"use": "geometric", "low": 0.5, "high": 5.0}),
+        (
+            ["--algo.advantage.is_correction_type", "seq-mask-tis"],
+            [{"use": "tis", "cap": 5.0}, {"use": "geometric", "low": 0.5, "high": 5.0}],
+        ),
         (["--policy_loss_type", "gspo"], None),
     ],
 )

@@ -116,6 +116,26 @@ def test_the_critic_is_trained_first_and_a_resume_within_its_warm_up_changes_not
     assert runner.metrics()[1:] == lines
 
 
+def test_several_corrections_weigh_together_and_a_resume_changes_nothing(runner: Any) -> None:
+    mask = "{use: divergence_mask, level: token, threshold: {from: 1.0e-6, to: 1.0e-4, over: 4}}"
+    # Engines whose weights are a step old differ from the learner.
+    settings = (
+        f"algorithm.correction=[{{use: tis, cap: 1.02}}, {mask}]",
+        "rollout.sync_interval=2",
+        "steps=4",
+        "engine=transformers",
+    )
+    runner.train(*settings, "checkpoint.every=1", "checkpoint.keep=9")
+    lines = runner.metrics()[1:]
+    assert [round(line["actor/correction/tis"], 3) for line in lines[::2]] == [1.0, 1.0]
+    for line in lines[1::2]:
+        weights, kept = line["actor/correction/tis"], line["actor/correction/divergence_mask"]
+        assert weights < 1.02 and 0 < kept < 1 and line["actor/correction"] == pytest.approx(kept, rel=0.03)
+        assert kept + line["actor/correction/divergence_mask/cut"] == pytest.approx(1)
+    runner.train(*settings, "checkpoint.every=1", "checkpoint.keep=9", "--resume=2")
+    assert runner.metrics()[1:] == lines
+
+
 def test_the_entropy_bonus_follows_its_target_across_a_resume(runner: Any) -> None:
     settings = ("algorithm.entropy_coef={target: 0.5, delta: 0.002, max: 0.005}", "learner.lr=1e-4", "steps=5")
     saved = ("checkpoint.every=1", "checkpoint.keep=9", "engine=transformers")

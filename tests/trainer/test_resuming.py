@@ -220,6 +220,21 @@ def test_an_explicit_default_is_not_a_change(run: Run) -> None:
     assert run.resume(*same) == Prepared(4)
 
 
+def test_several_corrections_are_compared_one_by_one(run: Run) -> None:
+    run.begin("algorithm.correction=[tis, {use: divergence_mask, threshold: 0.02}]")
+    same = "algorithm.correction=[{use: tis, cap: 2.0}, {use: divergence_mask, threshold: 0.02, level: mean}]"
+    assert run.resume(same) == Prepared(4)
+    with pytest.raises(ConfigError, match=r"algorithm\.correction\[1\]\.threshold: was 0\.02, is 0\.03"):
+        run.resume("algorithm.correction=[tis, {use: divergence_mask, threshold: 0.03}]")
+    with pytest.raises(ConfigError, match=r"algorithm\.correction\.use: was nothing, is tis"):
+        run.resume("algorithm.correction=tis")
+
+
+def test_a_list_of_one_correction_is_no_change(run: Run) -> None:
+    run.begin("algorithm.correction=tis")
+    assert run.resume("algorithm.correction=[tis]") == Prepared(4)
+
+
 def test_before_the_first_checkpoint_changes_are_refused_as_well(run: Run) -> None:
     run.prepare(run.plan())
     with pytest.raises(ConfigError, match="seed: was 0, is 1"):

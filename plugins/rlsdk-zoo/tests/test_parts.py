@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from rlsdk_zoo.advantages import maxrl
@@ -48,7 +50,13 @@ def test_bad_rollouts_that_became_unlikely_are_masked():
     weights, metrics = rlsdk.load("correction", off_policy_mask)(x)
     assert weights.tolist() == [0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
     assert float(metrics["cut"]) == pytest.approx(1 / 3)
-    assert rlsdk.load("correction", off_policy_mask, threshold=0.3)(x)[0].tolist() == [0.0] * 4 + [1.0] * 2
+    stale = x.replace(old_logprobs=x.behaviour_logprobs + 0.5)  # ratios of 1.649
+    plugins = rlsdk.Plugins()
+    parts = [plugins.reference("correction", each) for each in ("tis", off_policy_mask)]
+    both = parts[0].combined(parts)
+    found, metrics = plugins.resolve(both)(stale)
+    assert found.tolist() == pytest.approx([0.0, 0.0, *[math.exp(0.5)] * 4])
+    assert [float(metrics[f"{name}/cut"]) for name in both.singles] == pytest.approx([0, 1 / 3])
 
 
 def test_the_mask_is_detached_and_ignores_tokens_that_are_not_trained():

@@ -183,11 +183,13 @@ def contract(subject: Subject, _: Any) -> None:
 def parts_resolve(subject: Subject, _: Any) -> None:
     """Every component it names exists and accepts the given options."""
     algorithm = with_own_parts(subject.plugins, subject.plugin, subject.make())
-    parts: list[tuple[str, Any, Any]] = [(part, kind, getattr(algorithm, part)) for part, kind in PARTS.items()]
+    found = [(part, kind, getattr(algorithm, part)) for part, kind in {**PARTS, **PART_LISTS}.items()]
+    parts: list[tuple[str, Any, Any]] = [each for each in found if not isinstance(each[2], tuple)]
     lists = [
         (f"{part}[{i}]", kind, use)
-        for part, kind in PART_LISTS.items()
-        for i, use in enumerate(getattr(algorithm, part))
+        for part, kind, uses in found
+        if isinstance(uses, tuple)
+        for i, use in enumerate(uses)
     ]
     for part, kind, use in [*parts, *lists]:
         if use is None:
@@ -209,7 +211,7 @@ def parts_merge(subject: Subject, _: Any) -> None:
     defaults: Any = with_own_parts(subject.plugins, subject.plugin, subject.make())
     for part, kind in PARTS.items():
         use = getattr(defaults, part)
-        if use is None or not isinstance(use.name, str):
+        if not isinstance(use, Use) or not isinstance(use.name, str):
             continue
         _, component = subject.plugins.find(kind, use.name)
         plain = {o.name: o.default for o in component.options if isinstance(o.default, bool | int | float | str)}

@@ -45,6 +45,9 @@ function flow(value) {
   return typeof value === "string" && !/^[A-Za-z_][\w./-]*$/.test(value) ? JSON.stringify(value) : String(value)
 }
 
+// A single component may also be a list of them, which act as one.
+const several = (field, value) => field.widget === "components" || (field.widget === "component" && Array.isArray(value))
+
 const named = (value) => typeof value === "string" ? value : value?.use
 
 export class Form {
@@ -82,7 +85,7 @@ export class Form {
   // The chosen components and the lengths of lists, on which the controls depend.
   shape(field, value) {
     if (field.widget === "section") return [Boolean(value), field.fields.map((each) => this.shape(each, member(value, each.name)))]
-    if (field.widget === "components") return [value === undefined, items(value).map((each) => this.shape({ ...field, widget: "component" }, each))]
+    if (several(field, value)) return [value === undefined, items(value).map((each) => this.shape({ ...field, widget: "component" }, each))]
     if (field.widget !== "component") return 0
     const name = value === null ? null : named(value) ?? named(field.default)
     const found = this.form.components[field.kind]?.[name]
@@ -117,8 +120,8 @@ export class Form {
 
   field(field, path, own = field.default) {
     if (field.widget === "section") return this.section(field, path)
+    if (several(field, at(this.tree, path))) return this.fold(path, field.name, field.help, () => this.list({ ...field, widget: "components" }, path))
     if (field.widget === "component") return this.fold(path, field.name, field.help, () => this.component(field, path, own))
-    if (field.widget === "components") return this.fold(path, field.name, field.help, () => this.list(field, path))
     return this.row(field, path, this.control(field, path, own), own)
   }
 

@@ -16,13 +16,13 @@ from omegaconf.errors import OmegaConfBaseException
 from rlsdk.config.schema import LISTS
 from rlsdk.config.tree import current, normalise
 from rlsdk.errors import first_line
-from rlsdk.kinds import PART_LISTS
+from rlsdk.kinds import COMBINED, PART_LISTS
 from rlsdk.readiness.tasks import PlanFinding
 
 Tree = dict[str, Any]
 WIDTH = 110
 """Maximum line width of the YAML, where values can be wrapped."""
-_LISTS = (*LISTS, *(f"algorithm.{part}" for part in PART_LISTS))
+_LISTS = (*LISTS, *(f"algorithm.{part}" for part in (*PART_LISTS, *COMBINED)))
 _DROPPED = object()
 
 
