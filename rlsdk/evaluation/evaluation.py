@@ -132,7 +132,7 @@ def by_source(*batches: Sequence[Group]) -> dict[str, tuple[list[Group], ...]]:
 def _found(
     greedy: Sequence[Group], sampled: Sequence[Group], samples: int
 ) -> tuple[dict[str, float | None], dict[str, float | None]]:
-    """Return accuracies, and all metrics: also mean rewards, number of invalid trajectories, workflow metrics.
+    """Return accuracies, and all metrics: also rewards, lengths, number of invalid trajectories, workflow metrics.
 
     Those of greedy answers are left out if there are none (`eval.greedy`).
     """
@@ -141,9 +141,12 @@ def _found(
         **({"greedy": _mean([r for group in greedy for r in _right(group)])} if greedy else {}),
         "sampled": _mean([r for group in right for r in group]),
     }
+    every: dict[str, float | None] = {}
     k = 2
     while k <= samples:
-        accuracy[f"pass@{k}"] = _mean([pass_at(k, len(g), sum(g)) for g in right if len(g) >= k])
+        enough = [g for g in right if len(g) >= k]
+        accuracy[f"pass@{k}"] = _mean([pass_at(k, len(g), sum(g)) for g in enough])
+        every[f"all@{k}"] = _mean([all_at(k, len(g), sum(g)) for g in enough])
         k *= 2
     rewards = {
         f"{name}_reward": _mean([fmean([s.value for s in scores]) for scores in scored_trajectories(groups)])
@@ -151,7 +154,25 @@ def _found(
         if groups or name == "sampled"
     }
     invalid = sum(len(unscored(group)) for group in (*greedy, *sampled))
-    return accuracy, {**accuracy, **rewards, "invalid": float(invalid), **measured(sampled)}
+    return accuracy, {
+        **accuracy,
+        **every,
+        **rewards,
+        "invalid": float(invalid),
+        **lengths(sampled),
+        **measured(sampled),
+    }
+
+
+def lengths(groups: Sequence[Group]) -> dict[str, float]:
+    """Return the mean number of sampled tokens per rollout and the share of truncated rollouts; empty without any."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    if not rollouts:
+        return {}
+    return {
+        "length": fmean([int(rollout.loss_mask.sum()) for rollout in rollouts]),
+        "truncated": fmean([rollout.status == "truncated" for rollout in rollouts]),
+    }
 
 
 def _right(group: Group) -> list[bool]:
@@ -194,6 +215,11 @@ def _plain_mean(values: Sequence[float]) -> float:
 def pass_at(k: int, n: int, correct: int) -> float:
     """Unbiased estimate that one of `k` samples is right, from `n` samples (Chen et al., arXiv:2107.03374, eq. 1)."""
     return 1.0 - comb(n - correct, k) / comb(n, k)
+
+
+def all_at(k: int, n: int, correct: int) -> float:
+    """Unbiased estimate that all of `k` samples are right, from `n` samples (pass^k; Yao et al., arXiv:2406.12045)."""
+    return comb(correct, k) / comb(n, k)
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -135,18 +135,53 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     # Tokens that are too old to be trained on were sampled all the same.
     sampled = np.concatenate([r.loss_mask for r in rollouts])
     sampled |= np.concatenate([r.policy_versions for r in rollouts]) >= 0
-    owners = np.repeat(np.arange(len(rollouts)), [len(r.loss_mask) for r in rollouts])
+    sizes = [len(r.loss_mask) for r in rollouts]
+    owners = np.repeat(np.arange(len(rollouts)), sizes)
     lengths = np.bincount(owners[sampled], minlength=len(rollouts))
+    truncated = np.array([r.status == "truncated" for r in rollouts])
     spread = rollouts[:: -(-len(rollouts) // 64)]  # an evenly spread sample, since the metric is costly
     some = [r.token_ids[r.loss_mask | (r.policy_versions >= 0)] for r in spread]
     return {
         **measured(groups),
         "rollouts/tokens": float(lengths.sum()),
         "rollouts/length": float(lengths.mean()),
-        "rollouts/truncated": float(np.mean([r.status == "truncated" for r in rollouts])),
+        "rollouts/length_min": float(lengths.min()),
+        "rollouts/length_max": float(lengths.max()),
+        **({} if truncated.all() else {"rollouts/length_complete": float(lengths[~truncated].mean())}),
+        **prompt_lengths(sampled, np.cumsum(sizes) - sizes),
+        "rollouts/truncated": float(truncated.mean()),
         "rollouts/repetition": float(np.mean([repetition(each) for each in some])),
         **sampled_entropy(rollouts),
     }
+
+
+def prompt_lengths(sampled: np.ndarray, starts: np.ndarray) -> dict[str, float]:
+    """Return mean and maximum number of tokens before the first sampled one; empty if no token was sampled.
+
+    Args:
+        sampled: bool `[t]`, True for sampled tokens of the concatenated rollouts.
+        starts: int64 `[n]`, index of each rollout's first token.
+    """
+    at = np.flatnonzero(sampled)
+    owners = np.searchsorted(starts, at, side="right") - 1
+    first = np.flatnonzero(np.diff(owners, prepend=-1))
+    if not len(first):
+        return {}
+    lengths = at[first] - starts[owners[first]]
+    return {"rollouts/prompt_length": float(lengths.mean()), "rollouts/prompt_length_max": float(lengths.max())}
+
+
+def explained_variance(values: np.ndarray, returns: np.ndarray) -> dict[str, float]:
+    """Return the share of the returns' variance that the critic's values explain; empty if all returns are equal.
+
+    Args:
+        values: Values of the trained tokens before the update, float32 `[k]`.
+        returns: Their returns, float32 `[k]`.
+    """
+    spread = np.var(returns, dtype=np.float64)
+    if not spread > 0:
+        return {}
+    return {"critic/explained_variance": 1.0 - float(np.var(returns - values, dtype=np.float64) / spread)}
 
 
 def repetition(token_ids: np.ndarray, size: int = 8) -> float:

@@ -38,6 +38,7 @@ from rlsdk.trainer.metrics import (
     RunTimes,
     Timer,
     as_numbers,
+    explained_variance,
     gap_metrics,
     memory_metrics,
     reward_metrics,
@@ -305,6 +306,8 @@ class Trainer:
                 metrics |= gap_metrics(old, engine, current, segments)
             metrics |= staleness_metrics(versions, self.version, spread=self.runs_ahead)
             metrics |= routing_metrics(batch.arrays)
+            if "returns" in tokens and "values" in tokens:
+                metrics |= explained_variance(tokens["values"][:count][trained], tokens["returns"][:count][trained])
         return metrics
 
     async def optimise(self, batch: StepBatch, minibatches: Sequence[np.ndarray]) -> dict[str, float]:

@@ -53,6 +53,25 @@ def test_an_evaluation_leaves_out_what_could_not_be_scored() -> None:
     assert (one.metrics["eval/a/greedy"], one.metrics["eval/b/greedy"]) == (1.0, None)
 
 
+def test_an_evaluation_estimates_that_one_or_all_of_k_answers_are_right() -> None:
+    right, wrong = Score(1.0), Score(0.0)
+    answers = Answers((), (graded(right, right, right, wrong), graded(right, wrong, wrong, wrong)))
+    metrics = figures(answers, 4).metrics
+    # C(3, 2) / C(4, 2) and 0 for all of two; 1 - C(1, 2) / C(4, 2) and 1 - C(3, 2) / C(4, 2) for one of two.
+    assert (metrics["eval/all@2"], metrics["eval/pass@2"]) == (0.25, 0.75)
+    assert (metrics["eval/all@4"], metrics["eval/pass@4"]) == (0.0, 1.0)
+    assert figures(Answers((), (graded(right, Score.invalid("ill")),)), 2).metrics["eval/all@2"] is None
+
+
+def test_an_evaluation_tells_how_long_its_sampled_answers_are_and_how_many_were_cut_off() -> None:
+    task = Task("t", "?")
+    short = Rollout(task, (), range(4), [False, True, True, False], [0.0] * 4, [-1, 0, 0, -1])
+    cut = Rollout(task, (), range(6), [False, *[True] * 5], [0.0] * 6, [-1] + [0] * 5, status="truncated")
+    group = Group(task, [short, short, cut, cut], [Score(1.0)] * 4)
+    metrics = figures(Answers((graded(Score(1.0)),), (group,)), 4).metrics
+    assert (metrics["eval/length"], metrics["eval/truncated"]) == (3.5, 0.5)
+
+
 def test_more_failures_than_max_invalid_end_an_evaluation_with_the_cause() -> None:
     failed, right = Score.invalid("referee is ill"), Score(1.0)
     answers = Answers((graded(right),), (graded(right, failed, right),))
@@ -101,7 +120,8 @@ def test_an_evaluation_samples_as_its_section_says_whatever_training_samples_at(
     assert asked == ["reseed", ("eval sampled", 4, drawn)]
     assert list(figures(found, 4).accuracy) == ["sampled", "pass@2", "pass@4"]
     assert set(figures(found, 4).metrics) == {
-        *("eval/sampled", "eval/pass@2", "eval/pass@4", "eval/sampled_reward", "eval/invalid")
+        *("eval/sampled", "eval/pass@2", "eval/pass@4", "eval/all@2", "eval/all@4", "eval/sampled_reward"),
+        *("eval/invalid", "eval/length", "eval/truncated"),
     }
     answers(EvalSection(temperature=0.6))
     assert asked == [*greedy, "reseed", ("eval sampled", 1, attrs.evolve(plain, temperature=0.6))]

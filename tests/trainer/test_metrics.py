@@ -10,7 +10,14 @@ from rlsdk.contracts.rollouts import TaskStatus
 from rlsdk.engines.actor import STEP
 from rlsdk.rollout.lifecycle import TaskLedger
 from rlsdk.rollout.staleness import without_old
-from rlsdk.trainer.metrics import decode_rates, rollout_metrics, skipped_updates, staleness_metrics, time_metrics
+from rlsdk.trainer.metrics import (
+    decode_rates,
+    explained_variance,
+    rollout_metrics,
+    skipped_updates,
+    staleness_metrics,
+    time_metrics,
+)
 from rlsdk.types import Group, Rollout, Score, Task
 
 SPENT = {"engine": 3.0, "engines": 2.5, "learner": 4.0, "tokens": 100.0, "steps": 20.0}
@@ -38,6 +45,34 @@ def test_tokens_that_are_too_old_to_be_trained_on_count_as_sampled() -> None:
     for each in (group, trimmed):
         found = rollout_metrics([each])
         assert (found["rollouts/tokens"], found["rollouts/length"]) == (5.0, 5.0)
+
+
+def test_lengths_of_prompts_and_rollouts_are_told_with_their_extremes() -> None:
+    task = Task("t", "p")
+    short = Rollout(task, (), range(5), [False, False, True, True, False], [0.0] * 5, [-1, -1, 0, 0, -1])
+    long = Rollout(task, (), range(7), [False, *[True] * 6], [0.0] * 7, [-1] + [0] * 6, status="truncated")
+    none = Rollout(task, (), range(3), [False] * 3, [0.0] * 3, [-1] * 3)
+    found = rollout_metrics([Group(task, [short, long, none], [Score(1.0)] * 3)])
+    assert (found["rollouts/length_min"], found["rollouts/length"], found["rollouts/length_max"]) == (0.0, 8 / 3, 6.0)
+    assert (found["rollouts/length_complete"], found["rollouts/truncated"]) == (1.0, 1 / 3)
+    assert (found["rollouts/prompt_length"], found["rollouts/prompt_length_max"]) == (1.5, 2.0)  # of those with tokens
+    cut = rollout_metrics([Group(task, [long], [Score(1.0)])])
+    assert "rollouts/length_complete" not in cut
+    unsampled = rollout_metrics([Group(task, [none], [Score(1.0)])])
+    assert not {"rollouts/prompt_length", "rollouts/prompt_length_max"} & unsampled.keys()
+
+
+def test_the_critic_explains_a_share_of_the_returns() -> None:
+    returns = np.array([0.0, 0.0, 1.0, 1.0], np.float32)
+
+    def share(values: list[float]) -> float:
+        return explained_variance(np.array(values, np.float32), returns)["critic/explained_variance"]
+
+    assert share([0.0, 0.0, 1.0, 1.0]) == 1.0
+    assert share([0.5] * 4) == 0.0
+    assert share([0.25, 0.25, 0.75, 0.75]) == 0.75  # 1 - 0.0625 / 0.25
+    assert share([1.0, 1.0, 0.0, 0.0]) == -3.0
+    assert explained_variance(returns, np.ones(4, np.float32)) == {}
 
 
 def test_skipped_updates_are_counted_by_role() -> None:
