@@ -17,6 +17,7 @@ from rlsdk.migration.parts import (
     KL,
     LEARNER_NOTE,
     SCHEDULE,
+    ZOO,
     critic_warmup,
     dataset,
     eval_sampling,
@@ -242,8 +243,11 @@ def _variant(value: str, given: Given) -> KeyOutcome:
         "tis": {"use": "tis", "cap": given.read(f"{TRAIN}.tis_upper_bound", number, 1.0)},
         "topr": {"use": "topr", "cap": 1.0},
         "cispo": {"use": "cispo", "clip_low": low, "clip_high": high},
+        "kimi15": {"use": "zoo/kimi", "tau": given.read(f"{TRAIN}.kimi15_tau", number, 0.1), "level": "token"},
     }
-    note = "ROLL truncates the ratio of each token, rlsdk that of the whole answer" if value == "topr" else ""
+    note = {"topr": "ROLL truncates the ratio of each token, rlsdk that of the whole answer", "kimi15": ZOO}.get(
+        value, ""
+    )
     return KeyOutcome({"algorithm.policy_loss": options[value]}, "changed" if note else "mapped", note)
 
 
@@ -672,7 +676,8 @@ ROWS = (
     part(f"{TRAIN}.device_mapping", "placement.learners", devices, "list(range(0,8))", "only the number of GPUs matters"),
     ignored(f"{TRAIN}.infer_batch_size", "forward passes use learner.micro_batch_tokens, too", 2),
     same(f"{TRAIN}.pg_variant", "algorithm.policy_loss", choice((
-        "ppo", "vanilla", "tis", "topr", "cispo"), "the loss"), "ppo", _variant),
+        "ppo", "vanilla", "tis", "topr", "cispo", "kimi15"), "the loss"), "ppo", _variant),
+    part(f"{TRAIN}.kimi15_tau", "algorithm.policy_loss.tau", number, 0.1),
     part(f"{TRAIN}.tis_upper_bound", "algorithm.policy_loss.cap", number, 1.0),
     unless(f"{TRAIN}.tis_lower_bound", (0, 0.0), "weights have no minimum: see rlsdk plugins policy_loss", 0.1),
     part(f"{TRAIN}.cispo_epsilon_low", "algorithm.policy_loss.clip_low", number, 0.1),

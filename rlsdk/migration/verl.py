@@ -84,7 +84,7 @@ ESTIMATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """Estimator -> the algorithm whose other parts are replaced, and the advantage."""
 MANAGERS = ("naive", "batch", "prime", "dapo", "gdpo")
-LOSSES = ("vanilla", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "cispo", "dppo_tv", "dppo_kl")
+LOSSES = ("vanilla", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "cispo", "dro", "dppo_tv", "dppo_kl")
 DPPO = ("dppo_tv", "dppo_kl")
 
 
@@ -219,9 +219,11 @@ def _loss(name: str, given: Given) -> KeyOutcome:
             "ratio": given.read(f"{loss}.kl_cov_ratio", number, 0.0002),
             "kl_coef": given.read(f"{loss}.ppo_kl_coef", number, 0.1),
         },
+        "dro": {"use": "zoo/kimi", "tau": given.read(f"{loss}.dro_beta", number, 0.1), "level": "token"},
         **{each: {"use": "zoo/dppo", "divergence": each[5:], "threshold": bounds["clip_high"]} for each in DPPO},
     }
     note = "veRL always uses seq-mean-token-mean for it: set algorithm.aggregate" if name in ("gspo", "sapo") else ""
+    note = ZOO if name == "dro" else note
     if name in DPPO:
         note = f"{ZOO}; as in the paper, relative to the sampler, with one threshold (clip_ratio_high) and no cap"
     return KeyOutcome({"algorithm.policy_loss": options[name]}, "changed" if note else "mapped", note)
@@ -732,6 +734,7 @@ ROWS = (
     part(f"{ACTOR}.policy_loss.clip_cov_ub", "algorithm.policy_loss.cov_high", number, 5.0),
     part(f"{ACTOR}.policy_loss.kl_cov_ratio", "algorithm.policy_loss.ratio", number, 0.0002),
     part(f"{ACTOR}.policy_loss.ppo_kl_coef", "algorithm.policy_loss.kl_coef", number, 0.1),
+    part(f"{ACTOR}.policy_loss.dro_beta", "algorithm.policy_loss.tau", number, 0.1),
     same(f"{ACTOR}.loss_agg_mode", "algorithm.aggregate", choice((
         "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", SUM_NORM), "the aggregation"), "token-mean",
         _aggregation),

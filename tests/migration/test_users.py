@@ -319,6 +319,29 @@ def test_verls_dppo_is_a_loss_of_the_zoo(folder, zoo, divergence):
     assert notes[f"{correction}.rollout_is"][0] == "ignored"
 
 
+@pytest.mark.parametrize(
+    ("trainer", "key", "words"),
+    [
+        (
+            "verl",
+            "actor_rollout_ref.actor.policy_loss.loss_mode",
+            ["algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.policy_loss.dro_beta=0.5"],
+        ),
+        ("roll", "actor_train.pg_variant", ["adv_estimator=reinforce", "actor_train.kimi15_tau=0.5"]),
+    ],
+)
+def test_a_squared_log_ratio_of_each_token_is_a_loss_of_the_zoo_with_any_aggregation(folder, zoo, trainer, key, words):
+    found = migrate(trainer, [*words, f"{key}={'dro' if trainer == 'verl' else 'kimi15'}"], {})
+    assert found.config["algorithm"]["policy_loss"] == {"use": "zoo/kimi", "tau": 0.5, "level": "token"}
+    entry = next(entry for entry in found.entries if entry.key == key)
+    assert (entry.status, entry.note) == ("changed", "from a plugin: pip install rlsdk-zoo")
+    more = {"model": {"path": "model", "max_length": 2048}, "tasks": {"train": "countdown"}, "reward": "countdown"}
+    for aggregate in ("token-mean", "seq-mean-token-mean"):
+        tree = {**found.config, **more, "group_size": 4}
+        tree["algorithm"] = {**tree["algorithm"], "aggregate": aggregate}
+        assert check(tree).loss.aggregate == aggregate
+
+
 def test_trls_vespo_is_a_loss_of_the_zoo(folder, zoo):
     words = ["loss_type=vespo", "vespo_k_pos=1.5", "vespo_lambda_neg=2.5", "use_vllm=True"]
     found = migrate("trl", [*words, "vllm_importance_sampling_mode=token_truncate"], {})

@@ -15,12 +15,13 @@ from rlsdk.kit import Metrics, bounded, credit, log_ratio, masked_mean, trained
 from rlsdk.limits import Positive
 
 
-@rlsdk.policy_loss("kimi", aggregates=("seq-mean-token-sum", "seq-mean-token-sum-norm"))
+@rlsdk.policy_loss("kimi")
 def kimi(x: rlsdk.LossInputs, *, tau: Positive = 0.1, level: Literal["sequence", "token"] = "sequence") -> Tensor:
     """The policy gradient, kept close to the old policy by the squared log-ratio: online mirror descent.
 
-    ROLL (kimi15) and Trinity-RFT (OPMD, with coefficient τ/2) square the log-ratio of each token; the paper, and the
-    default here, square the log-ratio of the whole answer.
+    ROLL (kimi15), veRL (dro) and Trinity-RFT (OPMD, with coefficient τ/2) square the log-ratio of each token; the
+    paper, and the default here, square the log-ratio of the whole answer. The paper adds up the tokens of a rollout
+    (`seq-mean-token-sum`); other aggregations divide both terms by the same length.
     Paper: Kimi k1.5, arXiv:2501.12599, §2.3.2, eq. 3; τ is ROLL's, since the paper gives no value.
     Formula: `-A · log π + τ/2 · d · d(y)`, with `d = log π - log π_old` of the token and `d(y)` the sum over the
     rollout's tokens, which sums to `-A · log π(y) + τ/2 · d(y)²` over a rollout. With level `token`, `-A · log π +
