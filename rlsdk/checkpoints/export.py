@@ -20,7 +20,7 @@ from rlsdk.config.kept import described_code, other_plugins, untrusted_code
 from rlsdk.config.paths import resolve_paths
 from rlsdk.config.tree import normalise
 from rlsdk.contracts import ActorSpec
-from rlsdk.errors import CheckpointError, ConfigError
+from rlsdk.errors import CheckpointError, ConfigError, RlsdkError
 from rlsdk.isolation.scratch import scratch_folder
 from rlsdk.learners.apart import roles
 from rlsdk.learners.group import LearnerGroup
@@ -65,11 +65,18 @@ def export(
     step = _choose(checkpoints, run, step)
     checkpoint = checkpoints.path(step)
     with written_aside(folder) as partial:
-        if (checkpoint / EXPORT).is_dir():
-            _check_data(checkpoint / EXPORT)
-            shutil.copytree(checkpoint / EXPORT, partial, dirs_exist_ok=True)
-        else:
-            _export_by_learner(_plan_of(run, plugins, named or {}), run, checkpoint, partial)
+        try:
+            if (checkpoint / EXPORT).is_dir():
+                _check_data(checkpoint / EXPORT)
+                shutil.copytree(checkpoint / EXPORT, partial, dirs_exist_ok=True)
+            else:
+                _export_by_learner(_plan_of(run, plugins, named or {}), run, checkpoint, partial)
+        except (OSError, RlsdkError) as error:
+            if checkpoint.is_dir():
+                raise
+            raise CheckpointError(
+                f"{checkpoint} was deleted while it was read: the run keeps checkpoint.keep of them; export a newer one"
+            ) from error
     return step
 
 

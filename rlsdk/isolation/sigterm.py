@@ -29,7 +29,8 @@ def as_interrupt() -> Iterator[None]:
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGTERM) is interrupt:  # unless the block has installed another
+        main = threading.current_thread() is threading.main_thread()  # which another thread may leave the block for
+        if main and signal.getsignal(signal.SIGTERM) is interrupt:  # unless the block has installed another
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

@@ -29,11 +29,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to completion; in a thread if an event loop is already running, as in a notebook."""
+def in_event_loop() -> bool:
+    """Return True if an event loop is running in this thread, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
+        return False
+    return True
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to completion; in a thread if an event loop is already running, as in a notebook."""
+    if not in_event_loop():
         return asyncio.run(work)
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, work).result()

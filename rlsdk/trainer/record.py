@@ -237,6 +237,8 @@ def _end_failed(record: RunRecord, error: BaseException, cause: BaseException, *
     plan, whole = record.plan, time.perf_counter() - record.opened
     try:
         said = str(cause) or type(cause).__name__
+        if isinstance(cause, KeyboardInterrupt):
+            said = f"interrupted; {_kept(record.checkpoints)}. Continue with --resume"
         write_summary(plan.folder, {**_failure(plan, said), "seconds": {"whole": whole}})
         try_report(plan.folder)
     except BaseException as fault:  # noqa: BLE001 - a full disk, or Ctrl-C: the run's own error is about to be raised

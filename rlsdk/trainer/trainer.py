@@ -22,6 +22,7 @@ from rlsdk.contracts.rollouts import NoRolloutsError, RolloutCounters, Rollouts,
 from rlsdk.contracts.training import LearnerHandle, TrainedRole
 from rlsdk.fields import FORWARD
 from rlsdk.isolation.process import settle
+from rlsdk.isolation.sigterm import as_interrupt
 from rlsdk.isolation.vitals import peak_memory
 from rlsdk.loops.signals import handled
 from rlsdk.rollout.staleness import StalenessPolicy
@@ -31,7 +32,7 @@ from rlsdk.trainer.assembly import Parts, examined, started, steps_of
 from rlsdk.trainer.callbacks import Callback, LeavingNodes, Metrics, checked_callbacks, standard_callbacks
 from rlsdk.trainer.credit import CreditAssigner, apply_filters, labels, minibatches
 from rlsdk.trainer.critic import train_critic
-from rlsdk.trainer.interactive import run_async
+from rlsdk.trainer.interactive import in_event_loop, run_async
 from rlsdk.trainer.ledger import ReplayBuffer, ReplayedGroup, entries_of, final_states, used_entry, used_of
 from rlsdk.trainer.metrics import (
     TO_OLD,
@@ -152,7 +153,7 @@ class Trainer:
     ) -> Self:
         """Start Ray, engines and learner for a configuration, and return a trainer ready for its first step.
 
-        Close it with `close`, or use it as a context manager.
+        Close it with `close`, or use it as a context manager. Until then, SIGTERM interrupts a script as Ctrl-C does.
 
         Args:
             config: A YAML file, an `rlsdk.Config`, or a mapping; decorated objects may replace component names.
@@ -173,6 +174,8 @@ class Trainer:
         plan = (check if resume is False else check_resumed)(config, overrides, plugins)
         how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
         with ExitStack() as stack:
+            if not in_event_loop():  # in a notebook, SIGTERM ends the kernel
+                stack.enter_context(as_interrupt())
             python = stack.enter_context(template(plan))
             tasks, rehearsed = examined(plan)
             record = stack.enter_context(open_run(plan, console=console, rehearsed=rehearsed, **how))

@@ -70,6 +70,18 @@ def test_a_full_disk_is_named_once(finished, tmp_path, monkeypatch):
     assert not list((tmp_path / "model").iterdir())
 
 
+def test_a_checkpoint_that_the_run_deletes_meanwhile_is_named(finished, tmp_path, monkeypatch):
+    copytree = shutil.copytree
+
+    def copy(source, *where, **how):
+        shutil.rmtree(source.parent)
+        return copytree(source, *where, **how)
+
+    monkeypatch.setattr(shutil, "copytree", copy)
+    said = export(finished, tmp_path / "model", status=1)
+    assert "step-10 was deleted while it was read" in said and "export a newer one" in said
+
+
 @pytest.mark.parametrize("exists", [False, True])
 def test_what_a_killed_export_left_does_not_stay(finished, tmp_path, exists):
     folder = tmp_path / "model"

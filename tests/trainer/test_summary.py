@@ -114,6 +114,17 @@ def test_a_run_that_an_error_ends_leaves_a_report_that_names_it(
     assert "the learner is gone &lt;b&gt;" in page
 
 
+def test_an_interrupted_run_says_what_is_kept_and_how_to_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "ray_cluster", lambda _, **__: contextlib.nullcontext(0))
+    plan = make_plan(tmp_path)
+    with pytest.raises(KeyboardInterrupt), opened(plan):
+        raise KeyboardInterrupt
+    error = json.loads((plan.folder / "summary.json").read_text())["error"]
+    assert error == "interrupted; there is no checkpoint yet. Continue with --resume"
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), MemoryError()])
 def test_a_report_that_fails_does_not_hide_why_the_run_failed(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
