@@ -171,6 +171,8 @@ class Updates:
                 yield _nothing(logprobs) + (_nothing(entropy) if objective.entropy == "gradient" else 0)
                 continue
             loss = objective(objective.inputs(part, logprobs, entropy, context), context.totals, accumulator)
+            if objective.entropy == "gradient":  # even if the loss leaves it out: backward passes must be alike
+                loss = loss + _nothing(entropy)
             if (use := policy.take_use()) is not None:
                 loss = loss + self._balance(policy.router_loss, use, part, context, accumulator)
             yield loss

@@ -482,3 +482,25 @@ def test_all_ranks_follow_a_target_of_the_entropy_which_survives_a_checkpoint(
     alone = [group.update(batch, everything, step) for step in range(3)]
     for name in ("actor/entropy", "actor/entropy_coef", "actor/grad_norm"):
         assert [line[name] for line in alone] == pytest.approx([line[name] for line in lines[:3]], rel=1e-4)
+
+
+@policy_loss("reads_entropy", needs=("entropy",))
+def reads_entropy(x: LossInputs) -> torch.Tensor:
+    """The policy gradient of certain tokens; the entropy only selects them."""
+    return -x.advantages * x.logprobs * (x.entropy.detach() < 3.0)
+
+
+@pytest.mark.stack
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("loss", "coef"),
+    [(scaled, EntropyTarget(target=0.1)), (scaled, Schedule(0.5, 0.0, 1)), (reads_entropy, 0.0)],
+)
+def test_ranks_with_more_micro_batches_than_others_do_not_wait_for_ever_if_the_loss_leaves_out_the_entropy(
+    loss: Any, coef: Any, tied: Model, launch: Launch, make_grouped_batch: Make
+) -> None:
+    """With ZeRO-3, every rank must run the same backward passes, also for an empty micro-batch."""
+    spec = LossSpec(policy_loss=HERE.reference("policy_loss", loss), entropy_coef=coef)
+    group = launch(2, Roles(actor=tied), spec, zero_stage=3, micro_batch_tokens=40)
+    batch = make_grouped_batch(11)
+    assert group.update(batch, np.array_split(np.arange(11), 2), 1)["actor/grad_norm"] > 0
