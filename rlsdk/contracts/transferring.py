@@ -85,6 +85,15 @@ class StreamsTensors(StreamsWeights, Protocol):
 
 
 @runtime_checkable
+class SizesBuckets(StreamsWeights, Protocol):
+    """Optional interface of a weight transfer that streams, for the estimate of a run's memory."""
+
+    def arriving_bytes(self, largest: int) -> int:
+        """Return the bytes that an engine needs for arriving weights, whose largest part has `largest` bytes."""
+        ...
+
+
+@runtime_checkable
 class SendsFromEachRank(StreamsTensors, Protocol):
     """Optional interface of a weight transfer in which each learner rank sends to the engines on its own device.
 

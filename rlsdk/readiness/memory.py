@@ -15,7 +15,17 @@ from rlsdk import preflight
 from rlsdk.cluster.gpus import GPUMap, GPUNode, GPUPlace
 from rlsdk.cluster.placement import gpu_map, sections_apart
 from rlsdk.config import Plan
-from rlsdk.contracts import ActorSpec, ApartRole, EstimatesGeneration, EstimatesUpdates, MemoryUse, UpdateShape
+from rlsdk.contracts import (
+    ActorSpec,
+    ApartRole,
+    EstimatesGeneration,
+    EstimatesUpdates,
+    MemoryUse,
+    SizesBuckets,
+    StreamsTensors,
+    StreamsWeights,
+    UpdateShape,
+)
 from rlsdk.contracts.generation import DTYPE_BYTES
 from rlsdk.contracts.optional import Turn
 from rlsdk.errors import EnvironmentFault, LearnerError, first_line
@@ -120,9 +130,7 @@ def estimate_memory(
         return MemoryEstimate(unknown=(f"memory is not estimated: {first_line(error)}",))
     if plan.needs_engine:
         found.engines(net)
-    weights = sum(p.numel() for p in net.parameters()) * DTYPE_BYTES[plan.config.model.dtype]
-    if plan.needs_engine:
-        found.add([MemoryUse("object store", weights * COPIES, on_host=True)], "host", 1)
+        found.sync(net)
     found.add([MemoryUse("driver and Ray", DRIVER_BYTES, on_host=True)], "host", 1)
     return MemoryEstimate(rows=tuple(found.rows), unknown=tuple(found.unknown), remedies=found.remedies)
 
@@ -220,6 +228,18 @@ class _Estimate:
         )
         uses = engine.generation_memory(plan.model, net, spec, self.gpu_bytes)
         self.add(uses, "GPU" if place.colocate else "engine GPU", place.engines, self.placed.engines)
+
+    def sync(self, net: Any) -> None:
+        """Add the rows of the weights on their way from the learner to the engines."""
+        plan, place = self.plan, self.plan.config.placement
+        transfer = plan.plugins.resolve(plan.weight_transfer)
+        sizes = [p.numel() * DTYPE_BYTES[plan.config.model.dtype] for p in net.parameters()]
+        if isinstance(transfer, SizesBuckets):
+            on_host = not isinstance(transfer, StreamsTensors) or transfer.device == "cpu"
+            use = MemoryUse("arriving weights", transfer.arriving_bytes(max(sizes)), on_host, "generate")
+            self.add([use], "GPU" if place.colocate else "engine GPU", place.engines, self.placed.engines)
+        elif not isinstance(transfer, StreamsWeights):
+            self.add([MemoryUse("object store", sum(sizes) * COPIES, on_host=True)], "host", 1)
 
     def add(self, uses: Sequence[MemoryUse], device: str, count: int, places: Sequence[GPUPlace] = ()) -> None:
         """Add the memory of each of `count` processes; host memory is counted for the fullest machine."""

@@ -66,6 +66,10 @@ class Broadcast(ABC):
     def _patience(self) -> timedelta:
         return timedelta(seconds=self.timeout)
 
+    def arriving_bytes(self, largest: int) -> int:
+        """Return the bytes of buckets; see `SizesBuckets`."""
+        return self._size + max(self._size, largest)
+
     def offer(self, parts: Iterator[Weights | None], engines: int, host: str) -> Meeting:
         """Open a store through which engines find this rank, and return its address."""
         store = _store(host, 0, self._patience, serves=True)

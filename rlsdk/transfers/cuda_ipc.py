@@ -70,6 +70,14 @@ class CudaIpc:
     each_rank: ClassVar[bool] = True
     _server: tuple[socket.socket, IpcOffer, int] | None = attrs.field(init=False, default=None)
 
+    @property
+    def _size(self) -> int:
+        return self.bucket_mib * MIB // 3
+
+    def arriving_bytes(self, largest: int) -> int:
+        """Return the bytes of buckets on a GPU, those of its rank included; see `SizesBuckets`."""
+        return self._size + 2 * max(self._size, largest)
+
     def offer(self, parts: Iterator[Weights | None], engines: int, host: str) -> IpcOffer:
         """Listen for the engines, and return where; called on every rank."""
         if self._server is not None:  # of an offer without a transfer
@@ -119,7 +127,7 @@ class CudaIpc:
         import torch
 
         region, version = torch.empty(0, dtype=torch.uint8, device=self.device), -1
-        for weights in filled(parts, self.bucket_mib * MIB // 3):
+        for weights in filled(parts, self._size):
             header, contents = announced(weights)
             version = header.version
             with naming(f"weights of version {version} were not sent to the engines on this GPU"):

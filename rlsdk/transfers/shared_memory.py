@@ -79,6 +79,10 @@ class SharedMemory:
     def _size(self) -> int:
         return self.bucket_mib * MIB // 3
 
+    def arriving_bytes(self, largest: int) -> int:
+        """Return the bytes of buckets; see `SizesBuckets`."""
+        return 2 * self._size + max(self._size, largest)
+
     def offer(self, parts: Iterator[Weights | None], engines: int, host: str) -> SharedOffer:
         """Open a socket for the engines, and return its name and the path of the memory."""
         if self._file < 0:

@@ -301,6 +301,14 @@ def test_explain_tells_what_does_not_fit_and_what_to_lower(seven_b: Model, tmp_p
         "turn": "",
     }
     assert rows["object store"]["where"] == "host"
+    assert rows["object store"]["bytes"] == 2 * 2 * PARAMETERS
+    streamed = CliRunner().invoke(
+        root, ["explain", str(file), "--gpus", "1", "--json", "rollout.weight_transfer=cuda_ipc"]
+    )
+    rows = {row["role"]: row for row in json.loads(streamed.stdout)["memory"]}
+    assert "object store" not in rows
+    embeddings = 152_064 * 3584 * 2  # more than a bucket of 256 MiB
+    assert (rows["arriving weights"]["bytes"], rows["arriving weights"]["where"]) == (2 * embeddings + 2**28, "GPU")
     (said,) = [each["message"] for each in found["warnings"] if each["path"] == "memory"]
     assert "each GPU has 80 GiB; most is for learner activations" in said
     assert "learner.gradient_checkpointing=true, learner.micro_batch_tokens=auto" in said
