@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property, wraps
 from typing import Any, ClassVar, Literal, ParamSpec, TypeAlias, TypeVar, get_args
 
 import attrs
 
 from rlsdk import calls
-from rlsdk.errors import OptionError, PluginError, RlsdkError, defined_at, described
+from rlsdk.errors import OptionError, PluginError, RlsdkError, RunError, defined_at, described
 from rlsdk.fields import Field, declared_by
 from rlsdk.kinds import SCHEDULED, SUPPLIED, Kind
 from rlsdk.options import CONVERTER, Option, check_options, options_of
@@ -273,6 +274,17 @@ def see_definition(part: Any) -> str:
     """Return where a component is defined, to end a message about its result: `; see col (lab.py, line 7)`."""
     component = component_of(part)
     return f"; see {defined_at(component.obj)}" if component else ""
+
+
+@contextmanager
+def naming(part: Any) -> Iterator[None]:
+    """Name a component in an error that it raises in this block, as a `RunError`; an `RlsdkError` stays as it is."""
+    try:
+        yield
+    except RlsdkError:
+        raise
+    except (Exception, SystemExit) as error:  # `sys.exit` in it would end the run without a word
+        raise RunError(f"{title_of(part)} failed: {described(error)}") from error
 
 
 def own_mark(obj: Any) -> Component | None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rlsdk.environments.gymnasium import PATTERN, ActionPattern
     from rlsdk.learners.base import TransformersLearner
     from rlsdk.learners.estimate import RankMemory, count_parameters
-    from rlsdk.learners.passes import SharedRows
+    from rlsdk.learners.micro_batches import SharedRows
     from rlsdk.learners.reference import MovingReference
     from rlsdk.learners.statefile import read_state, write_state
     from rlsdk.learners.trained import LearningRate, PhaseTimer, TrainedModule
@@ -58,7 +58,7 @@ _NAMES = {
     "rlsdk.environments.gymnasium": ("PATTERN", "ActionPattern"),
     "rlsdk.learners.base": ("TransformersLearner",),
     "rlsdk.learners.estimate": ("RankMemory", "count_parameters"),
-    "rlsdk.learners.passes": ("SharedRows",),
+    "rlsdk.learners.micro_batches": ("SharedRows",),
     "rlsdk.learners.reference": ("MovingReference",),
     "rlsdk.learners.statefile": ("read_state", "write_state"),
     "rlsdk.learners.trained": ("LearningRate", "PhaseTimer", "TrainedModule"),

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from rlsdk.errors import CheckpointError, DamagedCheckpointError, LearnerError, other_format
-from rlsdk.learners.shards import Seen, find_changed, find_damage, hash_files
+from rlsdk.learners.checkpoint import Seen, find_changed, find_damage, hash_files
 from rlsdk.preflight import existing_parent, size_text
 from rlsdk.runlog.logs import log_console
 

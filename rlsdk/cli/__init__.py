@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from rlsdk.cli.lazy import LazyGroup
-from rlsdk.isolation.sigterm import interrupt
+from rlsdk.isolation.process import interrupt_on_sigterm
 
 COMMANDS = {
     "check": "Check a plugin's components, or a model's tokenizer and chat template.",
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> Any:
         sys.stdout.reconfigure(errors="replace")
     output = sys.stdout
     if arguments is None and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, interrupt)
+        signal.signal(signal.SIGTERM, interrupt_on_sigterm)
     try:
         return root.main(args=None if arguments is None else list(arguments), prog_name="rlsdk")
     except SystemExit as leaving:

@@ -19,7 +19,7 @@ from rlsdk.cli.train import serve
 from rlsdk.config import check
 from rlsdk.errors import visible
 from rlsdk.plurals import counted
-from rlsdk.runlog.payload import transcript
+from rlsdk.runlog.serialization import transcript
 from rlsdk.types import Rollout
 
 if TYPE_CHECKING:

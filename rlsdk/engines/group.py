@@ -19,8 +19,8 @@ from rlsdk.cluster.nodes import HAND_BACK_SECONDS, DrainingNode, on_draining
 from rlsdk.engines.actor import STEP
 from rlsdk.engines.canary import Canary, describe_checksums
 from rlsdk.engines.client import EngineRoutes
-from rlsdk.engines.delivery import Delivered, WeightSource, deliver, deliver_late, received_checksums
 from rlsdk.engines.starting import until_ready
+from rlsdk.engines.weight_sync import Delivered, WeightSource, deliver, deliver_late, received_checksums
 from rlsdk.errors import CanaryError, EngineError, LearnerError, TransferError
 from rlsdk.plurals import counted
 

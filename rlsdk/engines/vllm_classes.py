@@ -13,6 +13,8 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.request import RequestStatus
 
+log = logging.getLogger(__name__)
+
 
 class DecodeScheduler(Scheduler):
     """vLLM scheduler that skips needless block allocations and can schedule one prompt before all others.
@@ -71,9 +73,6 @@ def sparing(allocate: Callable[..., Any], nothing: Any, size: int) -> Callable[.
         return allocate(request, num_new_tokens, *args, **kwargs)
 
     return allocate_slots
-
-
-log = logging.getLogger(__name__)
 
 
 class TensorParallelExecutor(MultiprocExecutor):

@@ -24,12 +24,15 @@ from rlsdk.isolation.process import settle
 from rlsdk.isolation.watching import Busy
 from rlsdk.plugins import ComponentRef
 
+log = logging.getLogger(__name__)
 INTERVAL = 0.005
 """Minimum seconds between messages with answers, so that a thousand environments need few messages."""
 FAILURES: dict[str, type[Exception]] = {
     each.__name__: each for each in (TimeoutError, RuntimeError, TypeError, WorldLostError)
 }
 """Exceptions that may end a call, by name; exceptions of foreign code may not be picklable."""
+START = 120.0
+"""Time limit in seconds for a worker to start; importing rlsdk and environments is slow on a busy machine."""
 
 
 @attrs.frozen
@@ -161,11 +164,6 @@ class EnvWorkerActor(RunActor):
             answer = Failed("WorldLostError", f"{type(error).__name__}: {error}", self._host.stuck)
         self._ready.append((number, answer))
         self._some.set()
-
-
-log = logging.getLogger(__name__)
-START = 120.0
-"""Time limit in seconds for a worker to start; importing rlsdk and environments is slow on a busy machine."""
 
 
 class EnvWorker:

@@ -16,7 +16,7 @@ from rlsdk.contracts.rollouts import Evaluation
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.generator import Observer, RolloutGenerator
 from rlsdk.rollout.stream import opened
-from rlsdk.runlog.payload import exchange
+from rlsdk.runlog.serialization import exchange
 from rlsdk.scoring.scorer import Scorer, check_budget, unscored
 from rlsdk.types import Group, Score, Task
 

@@ -41,7 +41,7 @@ from rlsdk.plugins import Plugins
 from rlsdk.readiness.checks import machine
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import first_error
-from rlsdk.runlog.payload import transcript
+from rlsdk.runlog.serialization import transcript
 from rlsdk.scoring.actors import scoring
 from rlsdk.scoring.scorer import unscored
 from rlsdk.serving.context import context_of

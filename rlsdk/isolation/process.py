@@ -1,4 +1,4 @@
-"""Process-level settings of a run's processes."""
+"""Settings of a run's processes: imports, memory, output, signals, and their end with their parent."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
@@ -89,3 +91,38 @@ def limit_memory(extra: int) -> None:
         size = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + extra, size + extra))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def interrupt_on_sigterm(_: int, frame: FrameType | None) -> None:
+    """Handle SIGTERM as SIGINT is handled at this moment; interrupt if SIGINT is ignored, as in `rlsdk … &`."""
+    handler = signal.getsignal(signal.SIGINT)
+    (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Handle SIGTERM like Ctrl-C while a block runs, unless the program has a handler of its own.
+
+    This covers the start and the end of a run, when its own handler is not installed. No effect outside the main
+    thread, since only that one can handle signals.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, interrupt_on_sigterm)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is interrupt_on_sigterm:  # unless the block has installed another
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def restore_sigterm() -> None:
+    """Install the program's own handler of SIGTERM again, if it has one.
+
+    Ray's core puts a native one in front of it, which prints a stack, and aborts the process three seconds later.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is threading.main_thread() and callable(handler):
+        signal.signal(signal.SIGTERM, handler)

@@ -16,13 +16,13 @@ import numpy as np
 
 from rlsdk.contracts import ActorSpec, Adapter, LossSpec, Model, Roles, TrainBatch, TrainedRole, Weights
 from rlsdk.errors import CheckpointError, LearnerError
+from rlsdk.learners.checkpoint import load_models, save_models
 from rlsdk.learners.export import WeightExporter
 from rlsdk.learners.lora import switched_off, wrap
+from rlsdk.learners.micro_batches import MicroBatchRunner, SharedRows, with_less
 from rlsdk.learners.options import NO_FLOAT16, LearnerOptions
-from rlsdk.learners.passes import MicroBatchRunner, SharedRows, with_less
 from rlsdk.learners.ranks import Ranks, environment
 from rlsdk.learners.reference import FOLDER, MovingReference
-from rlsdk.learners.shards import load_models, save_models
 from rlsdk.learners.trained import LearningRate, OffloadedTensors, PhaseTimer, TrainedModule, schedule
 from rlsdk.preflight import size_text
 

@@ -24,7 +24,7 @@ from rlsdk.marks import learner
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlsdk.learners.passes import SharedRows
+    from rlsdk.learners.micro_batches import SharedRows
     from rlsdk.learners.ranks import Ranks
     from rlsdk.learners.trained import LearningRate
 

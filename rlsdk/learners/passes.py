@@ -24,6 +24,13 @@ from rlsdk.preflight import size_text
 if TYPE_CHECKING:
     from torch import Tensor
 
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+REMEDIES = (
+    "lower learner.micro_batch_tokens, set learner.gradient_checkpointing=true, or divide the model among more ranks "
+    "(learner.zero_stage, placement.learners)"
+)
+
 
 @attrs.frozen(eq=False)
 class MicroBatch:
@@ -206,14 +213,6 @@ class MicroBatchRunner:
             rows = to_rows(batch, "padded") if self.exact_width is None else to_exact_row(batch, self.exact_width)
             logprobs = self.run(model, rows.to(self.ranks.device), 1.0, "none")[0]
         return np.asarray(logprobs.float().cpu().numpy())
-
-
-log = logging.getLogger(__name__)
-T = TypeVar("T")
-REMEDIES = (
-    "lower learner.micro_batch_tokens, set learner.gradient_checkpointing=true, or divide the model among more ranks "
-    "(learner.zero_stage, placement.learners)"
-)
 
 
 def is_shortage(error: BaseException) -> bool:

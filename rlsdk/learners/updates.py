@@ -14,8 +14,8 @@ from rlsdk.batch import Totals
 from rlsdk.contracts import TrainBatch, TrainedRole
 from rlsdk.errors import LearnerError
 from rlsdk.learners.metrics import MetricAccumulator
+from rlsdk.learners.micro_batches import MicroBatch, MicroBatchRunner, with_less
 from rlsdk.learners.objective import Objective, UpdateContext, critic_loss
-from rlsdk.learners.passes import MicroBatch, MicroBatchRunner, with_less
 from rlsdk.learners.router import ExpertTotals, ExpertUse, RouterLoss
 from rlsdk.learners.trained import TrainedModule
 from rlsdk.schedules import at

@@ -21,8 +21,8 @@ from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.errors import RunError, ValueFault
 from rlsdk.messages import number as plain_number
 from rlsdk.plurals import counted
-from rlsdk.rollout.lifecycle import TaskLedger
 from rlsdk.rollout.staleness import StalenessPolicy
+from rlsdk.rollout.task_ledger import TaskLedger
 from rlsdk.types import Group, Task
 
 AGAIN = 2.0

@@ -1,15 +1,16 @@
-"""The rollouts of a training step, packed into arrays, with fields that plugins compute for them."""
+"""The rollouts of a training step: filtered, packed into arrays, with fields that plugins compute for them."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 
+from rlsdk.components import naming, see_definition, title_of
 from rlsdk.contracts import TrainBatch
 from rlsdk.errors import RlsdkError, RunError, described
 from rlsdk.fields import FORWARD, UPDATE_FIELDS, Field
@@ -86,6 +87,37 @@ class StepBatch:
             baselines=None if self.baselines is None else self.baselines[:count],
             fields={name: values[:tokens] for name, values in self.fields.items()},
         )
+
+
+def apply_filters(groups: Sequence[Group], filters: Sequence[Callable[[Group], bool | Group]]) -> list[Group]:
+    """Return the groups, or parts of groups, that all filters let through.
+
+    Filters see what `pack` would train on: trajectories whose rollouts are all valid and have a token to train on, if
+    the group has any. Otherwise a group of equal rewards would pass `nonzero_variance` for the reward of a rollout that
+    is left out afterwards. The returned groups keep the `uid` of the input groups, even if a filter builds a new group.
+
+    Raises:
+        RunError: A filter raised, or returned neither a bool nor a group, such as None.
+    """
+    kept = []
+    for group in groups:
+        every = group.scored_trajectories
+        taught = [each for each in every if any(is_trained(group.rollouts[i]) for i in each)] or every
+        index = sorted(i for each in taught for i in each)
+        left: Group | None = attrs.evolve(
+            group, rollouts=[group.rollouts[i] for i in index], scores=[group.scores[i] for i in index]
+        )
+        for each in filters:
+            with naming(each):
+                answer = each(left) if left is not None and len(left) else False
+            if not isinstance(answer, bool | np.bool_ | Group):
+                raise RunError(
+                    f"{title_of(each)} returned {answer!r:.80}; expected True, False or a Group{see_definition(each)}"
+                )
+            left = attrs.evolve(answer, uid=group.uid) if isinstance(answer, Group) else (left if answer else None)
+        if left is not None and len(left):
+            kept.append(left)
+    return kept
 
 
 def pack(

@@ -59,8 +59,6 @@ class ActorState:
         """True if the process ran on this machine and is gone."""
         if not self.pid or self.host != platform.node():
             return False
-        import psutil
-
         return not psutil.pid_exists(self.pid)
 
 
@@ -122,8 +120,6 @@ class ActorsFile:
 
 
 def _driver() -> ActorState:
-    import psutil
-
     memory = int(psutil.Process().memory_info().rss)
     return ActorState(
         name="driver", pid=os.getpid(), host=platform.node(), state="running", memory=memory, log="driver.log"

@@ -23,7 +23,7 @@ import sqlalchemy as sa
 
 from rlsdk.errors import EnvironmentFault, RunError, ValueFault, first_line
 from rlsdk.runlog.folder import replace_text
-from rlsdk.runlog.payload import decode
+from rlsdk.runlog.serialization import decode
 from rlsdk.runlog.tables import GROUPS, METADATA, ROLLOUTS, Entry, create_indices, group_row, rollout_rows
 from rlsdk.types import Group, Task
 

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import sqlalchemy as sa
 
-from rlsdk.runlog.payload import Learned, encode, prompt_text
+from rlsdk.runlog.serialization import Learned, encode, prompt_text
 from rlsdk.types import Group, Rollout, Score
 
 METADATA = sa.MetaData()

@@ -136,8 +136,6 @@ def open_policy(model: Model) -> Any:
 
 
 def _learned(policy: Any, tokens: np.ndarray) -> np.ndarray:
-    import torch
-
     from rlsdk.learners.rows import to_rows
 
     with torch.no_grad():

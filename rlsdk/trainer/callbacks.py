@@ -34,8 +34,8 @@ from rlsdk.runlog.actors import EngineScaling, requested_engines, write_status
 from rlsdk.runlog.logs import ProgressLine
 from rlsdk.runlog.metrics import METRICS, note_ledger
 from rlsdk.runlog.observers import CLOSE_SECONDS, Observers
-from rlsdk.runlog.payload import exchange
 from rlsdk.runlog.report import SUMMARY, figure_text
+from rlsdk.runlog.serialization import exchange
 from rlsdk.runlog.store import RolloutStore, RolloutWriter
 from rlsdk.runlog.tables import EVALUATED, Entry, evaluated_entries
 

@@ -1,13 +1,12 @@
-"""From packed rollouts to an update: shaping and advantage, labels for the loss, and the split into minibatches."""
+"""From packed rollouts to an update: shaping and advantage, labels for the loss, minibatches, the critic's warm-up."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -16,17 +15,20 @@ from torch import Tensor
 
 from rlsdk.batch import Credit, CreditInputs
 from rlsdk.batch.arithmetic import adjusted, of_top_entropy
-from rlsdk.components import needs_of, see_definition, title_of
+from rlsdk.components import naming, needs_of, see_definition, title_of
 from rlsdk.config import Plan
 from rlsdk.contracts import memory_of
 from rlsdk.contracts.tasks import label_of
-from rlsdk.errors import RlsdkError, RunError, described
+from rlsdk.errors import RunError
 from rlsdk.fields import FORWARD
 from rlsdk.isolation.threads import awaited, run_to_end
+from rlsdk.learners.metrics import MetricAccumulator
 from rlsdk.plurals import counted
-from rlsdk.rollout.step_batch import StepBatch, is_trained
+from rlsdk.rollout.step_batch import StepBatch
 from rlsdk.schedules import Schedule, at
-from rlsdk.types import Group
+
+if TYPE_CHECKING:
+    from rlsdk.contracts.training import LearnerHandle, TrainBatch
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +112,7 @@ class CreditAssigner:
         def run(part: Any, x: CreditInputs) -> Any:
             given = x.only(needs_of(part))
             edits = given.edits
-            with _named(part):
+            with naming(part):
                 result = part(given)
                 result = settle(result) if inspect.isawaitable(result) else result
             if changed := [field for field, count in given.edits.items() if count != edits[field]]:
@@ -173,17 +175,6 @@ class CreditAssigner:
         return [*self._shaping, self._advantage]
 
 
-@contextmanager
-def _named(part: Any) -> Iterator[None]:
-    """Add the component's name to an error that it raises."""
-    try:
-        yield
-    except RlsdkError:
-        raise
-    except (Exception, SystemExit) as error:  # `sys.exit` in it would end the run without a word
-        raise RunError(f"{title_of(part)} failed: {described(error)}") from error
-
-
 def _checked(result: Any, x: CreditInputs, part: Any) -> Tensor:
     """Validate and return a component's result: a finite tensor with one value per rollout or per token."""
     name = title_of(part)
@@ -204,37 +195,6 @@ def _checked(result: Any, x: CreditInputs, part: Any) -> Tensor:
 
 def _numpy(values: Tensor) -> np.ndarray:
     return values.detach().float().numpy()
-
-
-def apply_filters(groups: Sequence[Group], filters: Sequence[Callable[[Group], bool | Group]]) -> list[Group]:
-    """Return the groups, or parts of groups, that all filters let through.
-
-    Filters see what `pack` would train on: trajectories whose rollouts are all valid and have a token to train on, if
-    the group has any. Otherwise a group of equal rewards would pass `nonzero_variance` for the reward of a rollout that
-    is left out afterwards. The returned groups keep the `uid` of the input groups, even if a filter builds a new group.
-
-    Raises:
-        RunError: A filter raised, or returned neither a bool nor a group, such as None.
-    """
-    kept = []
-    for group in groups:
-        every = group.scored_trajectories
-        taught = [each for each in every if any(is_trained(group.rollouts[i]) for i in each)] or every
-        index = sorted(i for each in taught for i in each)
-        left: Group | None = attrs.evolve(
-            group, rollouts=[group.rollouts[i] for i in index], scores=[group.scores[i] for i in index]
-        )
-        for each in filters:
-            with _named(each):
-                answer = each(left) if left is not None and len(left) else False
-            if not isinstance(answer, bool | np.bool_ | Group):
-                raise RunError(
-                    f"{title_of(each)} returned {answer!r:.80}; expected True, False or a Group{see_definition(each)}"
-                )
-            left = attrs.evolve(answer, uid=group.uid) if isinstance(answer, Group) else (left if answer else None)
-        if left is not None and len(left):
-            kept.append(left)
-    return kept
 
 
 def credit_inputs(
@@ -404,3 +364,31 @@ def minibatches(
         else:
             found += [part for part in np.array_split(rollouts, count) if len(part)]
     return found
+
+
+_OF_STEPS = ("critic/loss", "critic/grad_norm", "critic/lr")
+"""Metrics of the critic that are averaged over optimiser steps; the others over trained tokens."""
+_SKIPPED = "critic/skipped_updates"
+
+
+def train_critic(
+    learner: LearnerHandle, batch: TrainBatch, minibatches: Sequence[np.ndarray], step: int
+) -> dict[str, float]:
+    """Take an optimiser step of the critic alone per minibatch; return its metrics as `LearnerHandle.update` does.
+
+    This is the update of a step before the actor is trained.
+
+    Args:
+        learner: All ranks of the learner.
+        batch: Rollouts of a training step, with `returns` and the critic's `values`.
+        minibatches: Indices of the rollouts (int64) of each optimiser step.
+        step: Training steps completed.
+    """
+    found, trained, updates = MetricAccumulator(), batch.trained_tokens, len(minibatches)
+    found.add(_SKIPPED, 0.0)  # a count: steps add to the sum, not to the weight
+    for i, index in enumerate(minibatches):
+        learner.forward_backward(batch.select(index), role="critic", step=step, update=i, updates=updates)
+        for name, value in learner.optimizer_step("critic").items():
+            weight = 1.0 if name in _OF_STEPS else float(trained[index].sum())
+            found.add(name, value if name == _SKIPPED else value * weight, 0.0 if name == _SKIPPED else weight)
+    return found.means()

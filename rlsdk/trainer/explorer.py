@@ -35,12 +35,12 @@ from rlsdk.engines.group import EngineGroup
 from rlsdk.errors import RunError
 from rlsdk.evaluation.evaluation import evaluate, figures, held_out
 from rlsdk.plurals import counted
-from rlsdk.rollout.lifecycle import TaskLedger
-from rlsdk.rollout.production import RolloutScheduler
+from rlsdk.rollout.scheduler import RolloutScheduler
 from rlsdk.rollout.staleness import StalenessPolicy
+from rlsdk.rollout.step_batch import apply_filters
 from rlsdk.rollout.stream import TaskStreams
+from rlsdk.rollout.task_ledger import TaskLedger
 from rlsdk.scoring.scorer import check_budget
-from rlsdk.trainer.credit import apply_filters
 from rlsdk.trainer.metrics import raw_metrics
 from rlsdk.types import Group, Task
 from rlsdk.workers.orders import MOST_REASONS, GroupMaker, GroupOrder, made_in_order

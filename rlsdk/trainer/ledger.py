@@ -9,8 +9,8 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
-from rlsdk.rollout.production import BufferPolicy, priority_of
-from rlsdk.runlog.payload import Learned
+from rlsdk.rollout.scheduler import BufferPolicy, priority_of
+from rlsdk.runlog.serialization import Learned
 from rlsdk.runlog.tables import Entry
 from rlsdk.types import Group
 

@@ -17,7 +17,8 @@ from rlsdk.engines.actor import STEP
 from rlsdk.errors import RunError
 from rlsdk.evaluation.evaluation import by_source, is_correct, measured, scored_trajectories, trajectory_means
 from rlsdk.isolation.watching import stage
-from rlsdk.trainer.summary import EQUAL
+from rlsdk.rollout.step_batch import StepBatch, routing_metrics
+from rlsdk.trainer.summary import EQUAL, NONZERO
 from rlsdk.types import Group, Rollout
 
 TO_OLD = ("actor/ratio", "actor/ratio_max", "actor/kl_to_old", "actor/kl_to_behaviour")
@@ -257,6 +258,26 @@ def source_shares(groups: Sequence[Group]) -> dict[str, float]:
     """
     counts = Counter(group.task.source for group in groups)
     return {f"source/{source}/share": count / counts.total() for source, count in counts.items() if source}
+
+
+def update_metrics(batch: StepBatch, step: int, *, recomputed: bool, ahead: bool) -> dict[str, float]:
+    """Return the metrics of the sampled tokens that a step trained on: advantages, logprob gap, staleness, routing.
+
+    Args:
+        batch: Rollouts of the step, as the update read them.
+        step: Number of steps done before it.
+        recomputed: True if the old logprobs are the learner's own.
+        ahead: True if rollouts run ahead of training.
+    """
+    tokens, count = batch.arrays.tokens, batch.sampled_tokens
+    trained, versions = batch.arrays.loss_mask[:count], tokens["policy_versions"][:count]
+    metrics = {NONZERO: float(np.mean(tokens["advantages"][:count][trained] != 0))}
+    if recomputed:
+        segments = np.repeat(np.arange(batch.sampled), batch.arrays.responses[: batch.sampled])
+        old, engine = tokens["old_logprobs"][:count], tokens["behaviour_logprobs"][:count]
+        metrics |= gap_metrics(old, engine, trained & (versions == step), segments)
+    metrics |= staleness_metrics(versions[trained], step, spread=ahead)
+    return metrics | routing_metrics(batch.arrays)
 
 
 def staleness_metrics(versions: np.ndarray, step: int, *, spread: bool) -> dict[str, float]:

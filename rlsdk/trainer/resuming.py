@@ -20,7 +20,7 @@ from rlsdk.config import Plan, Source, check, read
 from rlsdk.config.kept import CODE, KeptConfig, kept_config, plugin_files
 from rlsdk.config.tree import normalise
 from rlsdk.errors import ConfigError, PluginError
-from rlsdk.learners.shards import ranks_of
+from rlsdk.learners.checkpoint import ranks_of
 from rlsdk.plugins import CORE, short_name
 from rlsdk.plurals import counted
 from rlsdk.runlog.folder import finish_removal, is_foreign, mark, remove_compiled, remove_run, replace_text

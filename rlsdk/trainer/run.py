@@ -20,7 +20,7 @@ from rlsdk.cluster.watched import watching
 from rlsdk.config import Plan, Source, check
 from rlsdk.engines.starting import exchanged_adapter
 from rlsdk.errors import RunError
-from rlsdk.isolation.sigterm import as_interrupt
+from rlsdk.isolation.process import sigterm_as_interrupt
 from rlsdk.isolation.watching import stage
 from rlsdk.learners.apart import start_learner
 from rlsdk.loops.signals import handled
@@ -91,7 +91,7 @@ def run(
 ) -> dict[str, Any]:
     """Train from a checked plan; see `train`. `begun` is a template that was started before the plan was known."""
     how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
-    with as_interrupt(), template(plan, begun) as python:
+    with sigterm_as_interrupt(), template(plan, begun) as python:
         tasks, rehearsed = examined(plan)
         with (
             open_run(plan, console=console, rehearsed=rehearsed, **how) as record,

@@ -26,12 +26,11 @@ from rlsdk.isolation.sigterm import as_interrupt
 from rlsdk.isolation.vitals import peak_memory
 from rlsdk.loops.signals import handled
 from rlsdk.rollout.staleness import StalenessPolicy
-from rlsdk.rollout.step_batch import StepBatch, pack, produce, routing_metrics
+from rlsdk.rollout.step_batch import StepBatch, apply_filters, pack, produce
 from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.assembly import Parts, examined, started, steps_of
 from rlsdk.trainer.callbacks import Callback, LeavingNodes, Metrics, checked_callbacks, standard_callbacks
-from rlsdk.trainer.credit import CreditAssigner, apply_filters, labels, minibatches
-from rlsdk.trainer.critic import train_critic
+from rlsdk.trainer.credit import CreditAssigner, apply_filters, labels, minibatches, train_critic
 from rlsdk.trainer.interactive import in_event_loop, run_async
 from rlsdk.trainer.ledger import ReplayBuffer, ReplayedGroup, entries_of, final_states, used_entry, used_of
 from rlsdk.trainer.metrics import (
@@ -47,11 +46,11 @@ from rlsdk.trainer.metrics import (
     skipped_updates,
     source_metrics,
     source_shares,
-    staleness_metrics,
+    update_metrics,
 )
 from rlsdk.trainer.record import RunRecord, open_run
 from rlsdk.trainer.resuming import check_resumed, restore, rewind, snapshot, write_checkpoint
-from rlsdk.trainer.summary import NONZERO, LearningMonitor, RunCounters, log_background_failure, summarise, teaches
+from rlsdk.trainer.summary import LearningMonitor, RunCounters, log_background_failure, summarise, teaches
 from rlsdk.types import Group
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import attrs
 
 from rlsdk.annotations import ASKED, Annotation, AnnotationFile, annotated, task_json
 from rlsdk.errors import RunError, ValueFault
-from rlsdk.runlog.payload import decode
+from rlsdk.runlog.serialization import decode
 from rlsdk.storage.location import is_url
 from rlsdk.types import Group
 from rlsdk.viewer.rollouts import EXCERPT, Browser

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlsdk.runlog.payload import decode, decode_learned, prompt_text, transcript
+from rlsdk.runlog.serialization import decode, decode_learned, prompt_text, transcript
 from rlsdk.types import Group, Rollout
 from rlsdk.viewer.files import read_yaml
 

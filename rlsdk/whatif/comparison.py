@@ -14,7 +14,7 @@ import numpy as np
 
 from rlsdk.config import Plan
 from rlsdk.contracts import ScoredAtEnd
-from rlsdk.runlog.payload import prompt_text
+from rlsdk.runlog.serialization import prompt_text
 from rlsdk.scoring.actors import reward_terms
 from rlsdk.scoring.scorer import Scorer
 from rlsdk.types import Group, Rollout, Score

@@ -20,9 +20,9 @@ from rlsdk.contracts import Model, TrainBatch
 from rlsdk.errors import CheckpointError, LearnerError, first_line
 from rlsdk.evaluation.models import model_of
 from rlsdk.learners.metrics import MetricAccumulator
+from rlsdk.learners.micro_batches import MicroBatch, MicroBatchRunner
 from rlsdk.learners.model import PolicyModel, load_policy
 from rlsdk.learners.objective import Objective, UpdateContext
-from rlsdk.learners.passes import MicroBatch, MicroBatchRunner
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.trained import PhaseTimer
 from rlsdk.rollout.step_batch import StepBatch

@@ -16,12 +16,12 @@ from rlsdk.config import Plan
 from rlsdk.errors import RunError, ValueFault
 from rlsdk.fields import FORWARD
 from rlsdk.plurals import counted
-from rlsdk.rollout.step_batch import StepBatch, pack, produce
-from rlsdk.runlog.payload import decode, decode_learned
+from rlsdk.rollout.step_batch import StepBatch, apply_filters, pack, produce
 from rlsdk.runlog.query import reader
+from rlsdk.runlog.serialization import decode, decode_learned
 from rlsdk.runlog.store import Address
 from rlsdk.runlog.tables import GROUPS
-from rlsdk.trainer.credit import CreditAssigner, apply_filters
+from rlsdk.trainer.credit import CreditAssigner
 from rlsdk.types import Group
 
 ENDED = ("trained", "filtered", "failed")

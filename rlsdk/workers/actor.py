@@ -24,7 +24,7 @@ from rlsdk.isolation.vitals import Identity
 from rlsdk.isolation.watching import RECORDER
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import first_error
-from rlsdk.rollout.production import UnfinishedError
+from rlsdk.rollout.scheduler import UnfinishedError
 from rlsdk.scoring.batching import task_fault
 from rlsdk.types import Rollout, Score
 from rlsdk.workers.local import LocalMaker, RolloutShare, local_maker
@@ -225,7 +225,7 @@ class RolloutWorkerActor(RunActor):
 
 
 class _Relay(logging.Handler):
-    """Send warnings and spans to the driver from any thread; implements `isolation.spans.SpanRecorder`."""
+    """Send warnings and spans to the driver from any thread; implements `isolation.watching.SpanRecorder`."""
 
     def __init__(self, send: Callable[[Notice], None]) -> None:
         super().__init__(logging.WARNING)

@@ -20,7 +20,7 @@ from rlsdk.plugins import load
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import Observer, RolloutGenerator
-from rlsdk.rollout.production import UnfinishedError
+from rlsdk.rollout.scheduler import UnfinishedError
 from rlsdk.scoring.actors import scoring
 from rlsdk.scoring.scorer import Scorer
 from rlsdk.serving.context import context_of

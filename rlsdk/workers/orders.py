@@ -14,7 +14,7 @@ import attrs
 
 from rlsdk.cluster.nodes import DrainingNode
 from rlsdk.contracts import Sampling
-from rlsdk.rollout.production import Pausable
+from rlsdk.rollout.scheduler import Pausable
 from rlsdk.types import Group, Rollout, Score, Task
 
 MOST_REASONS = 20
@@ -233,7 +233,7 @@ class Logged:
 
 @attrs.frozen
 class Spent:
-    """A span of the run's trace; see `isolation.spans.SpanRecorder.add`."""
+    """A span of the run's trace; see `isolation.watching.SpanRecorder.add`."""
 
     actor: str
     name: str

@@ -17,7 +17,7 @@ from rlsdk.cluster.nodes import DrainingNode, on_draining
 from rlsdk.errors import DataError, EngineError, RunError, described
 from rlsdk.isolation.watching import note
 from rlsdk.rollout.generator import Observer
-from rlsdk.rollout.production import Pausable, UnfinishedError
+from rlsdk.rollout.scheduler import Pausable, UnfinishedError
 from rlsdk.workers.actor import RolloutWorker, WorkerEvents
 from rlsdk.workers.orders import (
     Admit,

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import gc
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
 
 import pytest
 
-from rlsdk.isolation.process import importing
+from rlsdk.isolation.process import importing, sigterm_as_interrupt
 
 
 def test_no_garbage_is_looked_for_while_importing() -> None:
@@ -24,3 +29,80 @@ def test_no_garbage_is_looked_for_while_importing() -> None:
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+def test_a_script_is_interrupted_and_its_blocks_are_left():
+    code = """
+        import signal, time
+        from rlsdk.isolation.process import sigterm_as_interrupt
+        try:
+            with sigterm_as_interrupt():
+                print("ready", flush=True)
+                time.sleep(1000)
+        finally:
+            print("left", signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, flush=True)
+    """
+    arguments = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        shown, errors = process.communicate(timeout=30)
+    assert shown == "left True\n" and errors.endswith("KeyboardInterrupt\n")
+
+
+def test_a_handler_of_the_program_stays():
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append("own"))
+    try:
+        with sigterm_as_interrupt():
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == ["own"]
+
+
+def test_a_handler_that_is_installed_meanwhile_stays():
+    def own(*_): ...
+
+    try:
+        with sigterm_as_interrupt():
+            signal.signal(signal.SIGTERM, own)
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_a_thread_other_than_the_main_one_is_left_alone():
+    failed = []
+
+    def work():
+        try:
+            with sigterm_as_interrupt():
+                pass
+        except ValueError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not failed
+
+
+def test_the_interrupt_is_that_of_ctrl_c():
+    with sigterm_as_interrupt(), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_native_handler_in_front_of_the_programs_own_is_removed():
+    code = """
+        import ctypes, signal
+        from rlsdk.isolation.process import restore_sigterm, sigterm_as_interrupt
+        with sigterm_as_interrupt():
+            ctypes.CDLL(None).signal(signal.SIGTERM, None)  # as a library does; Python still believes in its handler
+            restore_sigterm()
+            signal.raise_signal(signal.SIGTERM)
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert ran.stderr.endswith("KeyboardInterrupt\n")

@@ -18,7 +18,7 @@ from rlsdk.learners.apart import DividedLearnerGroup
 from rlsdk.learners.group import LearnerGroup
 from rlsdk.marks import policy_loss
 from rlsdk.plugins import Plugins
-from rlsdk.trainer.critic import train_critic
+from rlsdk.trainer.credit import train_critic
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 Make = Callable[..., TrainBatch]

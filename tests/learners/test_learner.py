@@ -280,8 +280,7 @@ def test_pickles_of_an_earlier_version_are_read_and_never_executed(
 ) -> None:
     """Pickles give the same results as safetensors; one that would run code is refused, although its hash matches."""
     import ray
-
-    from rlsdk.learners.shards import write_manifest
+    from rlsdk.learners.checkpoint import write_manifest
 
     batch, model = make_batch(10), tied if dtype == "float" else bfloat
     roles, options = Roles(actor=model, critic=model if stage == 2 else None), {"zero_stage": stage, **LR}

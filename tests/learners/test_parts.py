@@ -13,6 +13,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from rlsdk.learners.checkpoint import check_manifest, find_damage, write_manifest
 from transformers import AutoModelForCausalLM
 
 import rlsdk
@@ -24,7 +25,6 @@ from rlsdk.learners.model import Critic, check_layers, load_critic, load_policy
 from rlsdk.learners.objective import Objective, UpdateContext, critic_loss, needs_reference, value_loss
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.rows import empty_rows, to_rows
-from rlsdk.learners.shards import check_manifest, find_damage, write_manifest
 from rlsdk.learners.trained import PhaseTimer, schedule
 from rlsdk.marks import correction, policy_loss
 from rlsdk.plugins import ComponentRef, Plugins, load

@@ -17,7 +17,7 @@ from rlsdk.errors import LearnerError
 from rlsdk.learners.deepspeed import DeepSpeedLearner
 from rlsdk.marks import learner, policy_loss
 from rlsdk.plugins import Plugins
-from rlsdk.trainer.critic import train_critic
+from rlsdk.trainer.credit import train_critic
 from tests.learners.full_gradients import gradients, keep_gradients
 
 pytestmark = pytest.mark.stack

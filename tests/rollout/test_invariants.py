@@ -35,13 +35,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rlsdk.rollout.scheduler import UnfinishedError
+from rlsdk.rollout.task_ledger import ENDS
 
 from rlsdk.algorithms.buffers import enough
 from rlsdk.config.rollout import RolloutSection
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.errors import RunError
-from rlsdk.rollout.lifecycle import ENDS
-from rlsdk.rollout.production import UnfinishedError
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.stream import Allocator
 from rlsdk.simulation.clock import run_virtually

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from rlsdk.contracts import TrainBatch
 from rlsdk.learners.rows import to_rows
-from rlsdk.rollout.step_batch import pack, routing_metrics, spans
-from rlsdk.trainer.credit import apply_filters
+from rlsdk.rollout.step_batch import apply_filters, pack, routing_metrics, spans
 from rlsdk.types import Group, Score
 from tests.rollout.masked import TASK, rollout
 

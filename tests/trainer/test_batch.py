@@ -20,9 +20,9 @@ from rlsdk.contracts import TrainBatch
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.errors import RunError
 from rlsdk.rollout.staleness import without_old
-from rlsdk.rollout.step_batch import pack
+from rlsdk.rollout.step_batch import apply_filters, pack
 from rlsdk.schedules import Schedule
-from rlsdk.trainer.credit import CreditAssigner, apply_filters, credit_inputs, labels, minibatches
+from rlsdk.trainer.credit import CreditAssigner, credit_inputs, labels, minibatches
 from rlsdk.trainer.ledger import ReplayBuffer, final_states, used_of
 from rlsdk.types import Group, Score, Task
 from tests.rollout.masked import TASK, rollout

@@ -25,7 +25,7 @@ from rlsdk.contracts.rollouts import (
     WeightSender,
 )
 from rlsdk.errors import RlsdkError, RunError
-from rlsdk.rollout.production import RolloutScheduler
+from rlsdk.rollout.scheduler import RolloutScheduler
 from rlsdk.trainer.two_process.actor import ExplorerAnswer, WeightUpdate
 from rlsdk.trainer.two_process.agreement import PeerInfo, TrainerPresence, named, spawn_named
 from rlsdk.types import Group, Task

@@ -107,7 +107,6 @@ class Checker:
 
 def prepare(_: Any) -> Work:
     """Import the modules that all checks need, before the first fork."""
-    from rlsdk.plugins import CORE, Plugins
     from rlsdk.readiness import explained  # noqa: F401
     from rlsdk.viewer.studio import edits  # noqa: F401
 
