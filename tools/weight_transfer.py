@@ -27,7 +27,6 @@ from typing import Any
 import attrs
 import numpy as np
 from curves import ROOT, git
-from rlsdk.engines.weight_sync import deliver
 
 import rlsdk
 from rlsdk.cluster.actors import kill
@@ -35,6 +34,7 @@ from rlsdk.contracts import ActorSpec, LossSpec, Model, Roles, Weights
 from rlsdk.engines.actor import launch
 from rlsdk.engines.canary import Canary
 from rlsdk.engines.group import EngineGroup
+from rlsdk.engines.weight_sync import deliver
 from rlsdk.learners.export import WeightExporter
 from rlsdk.learners.group import LearnerGroup
 from rlsdk.plugins import Plugins

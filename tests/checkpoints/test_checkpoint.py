@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlsdk.learners.checkpoint import hash_files, write_manifest
 
 from rlsdk.checkpoints.checkpoint import EXPORT, LEARNER, SECTIONS, Checkpoints
 from rlsdk.errors import CheckpointError, LearnerError
+from rlsdk.learners.checkpoint import hash_files, write_manifest
 from rlsdk.trainer.record import _explained
 
 STATE: dict[str, Any] = {name: {} for name in SECTIONS}

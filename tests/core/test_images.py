@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rlsdk.runlog.serialization import decode, encode
 
 import rlsdk
 from rlsdk.errors import ValueFault
+from rlsdk.runlog.serialization import decode, encode
 from rlsdk.types import Group, Image, Message, Observation, Rollout, Score, Task
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import tiny
-from rlsdk.rollout.scheduler import RolloutScheduler
-from rlsdk.rollout.task_ledger import TaskLedger
 
 import rlsdk
 from rlsdk.contracts import Model, RewardSpec, Sampling
@@ -20,7 +18,9 @@ from rlsdk.engines.pausable import PausableClient
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import RolloutGenerator
+from rlsdk.rollout.scheduler import RolloutScheduler
 from rlsdk.rollout.staleness import StalenessPolicy
+from rlsdk.rollout.task_ledger import TaskLedger
 from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.types import Group, Rollout, Task
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from rlsdk.engines.weight_sync import deliver
 
 IDS = np.arange(3)

@@ -248,7 +248,7 @@ def test_a_resumed_run_is_the_one_left_alone(
 
 def save_pickled(self: Any, folder: Path) -> None:
     """Save a learner's state as rlsdk 0.1 did: by DeepSpeed, in pickles."""
-    from rlsdk.learners import shards
+    from rlsdk.learners import checkpoint
 
     learner = self._learner
     for role, trained in learner._trained.items():
@@ -257,7 +257,7 @@ def save_pickled(self: Any, folder: Path) -> None:
             state["memory"] = learner._updates.objective.state()
         trained.engine.save_checkpoint(str(folder), tag=role, client_state=state, save_latest=False)
     learner._ranks.gather(None)
-    shards.write_manifest(folder, learner._ranks.rank, learner._ranks.world, learner._facts)
+    checkpoint.write_manifest(folder, learner._ranks.rank, learner._ranks.world, learner._facts)
     learner._ranks.gather(None)
 
 
@@ -280,6 +280,7 @@ def test_pickles_of_an_earlier_version_are_read_and_never_executed(
 ) -> None:
     """Pickles give the same results as safetensors; one that would run code is refused, although its hash matches."""
     import ray
+
     from rlsdk.learners.checkpoint import write_manifest
 
     batch, model = make_batch(10), tied if dtype == "float" else bfloat

@@ -13,13 +13,13 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from rlsdk.learners.checkpoint import check_manifest, find_damage, write_manifest
 from transformers import AutoModelForCausalLM
 
 import rlsdk
 from rlsdk.batch import LossInputs, Totals
 from rlsdk.contracts import ActorSpec, LossSpec, Model, Roles, TrainBatch
 from rlsdk.errors import CheckpointError, LearnerError, MissingFieldError, OptionError
+from rlsdk.learners.checkpoint import check_manifest, find_damage, write_manifest
 from rlsdk.learners.metrics import MetricAccumulator
 from rlsdk.learners.model import Critic, check_layers, load_critic, load_policy
 from rlsdk.learners.objective import Objective, UpdateContext, critic_loss, needs_reference, value_loss

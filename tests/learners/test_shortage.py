@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rlsdk.learners.micro_batches import is_shortage
 
 from rlsdk.batch import LossInputs
 from rlsdk.contracts import Model, Roles, TrainBatch
 from rlsdk.errors import LearnerError
+from rlsdk.learners.micro_batches import is_shortage
 from rlsdk.marks import policy_loss
 from tests.learners.test_gradients import distance, learn, make_spec
 

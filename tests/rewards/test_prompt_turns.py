@@ -6,11 +6,11 @@ import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rlsdk.runlog.serialization import transcript
 
 import rlsdk
 from rlsdk.contracts import RewardSpec
 from rlsdk.rewards.conventions import CONVENTIONS
+from rlsdk.runlog.serialization import transcript
 from rlsdk.runlog.tables import Entry, rollout_rows
 from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.testing import run_workflow

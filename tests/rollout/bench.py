@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlsdk.rollout.scheduler import RolloutScheduler
-from rlsdk.rollout.task_ledger import TaskLedger
-
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
+from rlsdk.rollout.scheduler import RolloutScheduler
 from rlsdk.rollout.staleness import StalenessPolicy
+from rlsdk.rollout.task_ledger import TaskLedger
 from rlsdk.types import Group, Rollout, Score, Status, Task
 
 

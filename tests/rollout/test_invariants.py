@@ -2,10 +2,10 @@
 
 | | claim | test |
 |---|---|---|
-| 1 | gap = target - (taken + there); taking never opens it, expiry does | here; `test_lifecycle` (state machine) |
+| 1 | gap = target - (taken + there); taking never opens it, expiry does | here; `test_task_ledger` (state machine) |
 | 2 | targets only grow, asking again changes nothing, what is left over counts for the next batch | here |
 | 3 | a source that is not there is an error, never a zero | here |
-| 4 | what runs stays within what is wanted and a reserve that the batch fixes | here; `test_lifecycle` |
+| 4 | what runs stays within what is wanted and a reserve that the batch fixes | here; `test_task_ledger` |
 | 5 | a tail batch has no reserve, and its mode lasts for the batch | here |
 | 6 | every group is taken once, whatever pauses | here; `test_paused_production` |
 | 7 | once paused, nothing starts | here |
@@ -21,7 +21,7 @@
 | 17 | divisions add up, are reproducible, and no two sources share a name | here; `test_stream`, `config/test_check` |
 | 18 | there are no empty batches: a batch waits for one group at least | here |
 | 19 | a failure in the background is raised by the next `take`, with its traceback | here |
-| 20 | a resumed run makes again what was on its way, then goes on where its sources stood | here; `test_production` |
+| 20 | a resumed run makes again what was on its way, then goes on where its sources stood | here; `test_scheduler` |
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rlsdk.rollout.scheduler import UnfinishedError
-from rlsdk.rollout.task_ledger import ENDS
 
 from rlsdk.algorithms.buffers import enough
 from rlsdk.config.rollout import RolloutSection
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.errors import RunError
+from rlsdk.rollout.scheduler import UnfinishedError
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.stream import Allocator
+from rlsdk.rollout.task_ledger import ENDS
 from rlsdk.simulation.clock import run_virtually
 from rlsdk.types import Group, Task
 from tests.rollout.bench import Bench, group

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from rlsdk.runlog.serialization import decode
 
+from rlsdk.runlog.serialization import decode
 from rlsdk.types import Group
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]

@@ -102,10 +102,9 @@ def changed(model: Path, export: Path, *, seeing: bool) -> list[bool]:
     indirect=["engine"],
 )
 def test_a_model_that_sees_trains_on_pictures(kind: str, engine: str, runner: Any, tmp_path: Path) -> None:
-    from rlsdk.runlog.serialization import decode
-
     from rlsdk.contracts import Model
     from rlsdk.conversion import read_header
+    from rlsdk.runlog.serialization import decode
     from rlsdk.vision import Vision
 
     model, export = train(runner, tmp_path, kind, engine)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import attrs
 import numpy as np
-from rlsdk.runlog.serialization import decode, decode_learned, encode
 
 from rlsdk.runlog.metrics import note_ledger, read_ledger
 from rlsdk.runlog.query import query
+from rlsdk.runlog.serialization import decode, decode_learned, encode
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.runlog.tables import Entry, evaluated_entries
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import attrs
 import numpy as np
-from rlsdk.rollout.task_ledger import TaskLedger
 
 from rlsdk.batch import Totals
 from rlsdk.config import Plan, check
@@ -28,6 +27,7 @@ from rlsdk.engines.actor import STEP
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import RolloutGenerator
+from rlsdk.rollout.task_ledger import TaskLedger
 from rlsdk.testing import ScriptedPolicy
 from rlsdk.types import Group, Score, Task
 

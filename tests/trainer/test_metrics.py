@@ -5,11 +5,11 @@ from __future__ import annotations
 import attrs
 import numpy as np
 import pytest
-from rlsdk.rollout.task_ledger import TaskLedger
 
 from rlsdk.contracts.rollouts import TaskStatus
 from rlsdk.engines.actor import STEP
 from rlsdk.rollout.staleness import without_old
+from rlsdk.rollout.task_ledger import TaskLedger
 from rlsdk.trainer.metrics import (
     decode_rates,
     explained_variance,

@@ -11,11 +11,11 @@ from typing import Any
 import attrs
 import pytest
 import yaml
-from rlsdk.learners.checkpoint import write_manifest
 
 from rlsdk.checkpoints.checkpoint import SECTIONS, Checkpoints
 from rlsdk.config import Plan, check
 from rlsdk.errors import CheckpointError, ConfigError, PluginError, RlsdkError
+from rlsdk.learners.checkpoint import write_manifest
 from rlsdk.runlog.store import DATABASE, Address, RolloutStore
 from rlsdk.trainer.changes import HARMLESS, settings_of
 from rlsdk.trainer.resuming import Prepared, check_resumed, prepare_folder

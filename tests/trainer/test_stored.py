@@ -10,12 +10,12 @@ import attrs
 import numpy as np
 import sqlalchemy as sa
 from rich.console import Console
-from rlsdk.runlog.serialization import decode, decode_learned
 
 from rlsdk.contracts import TrainBatch
 from rlsdk.contracts.rollouts import Evaluation
 from rlsdk.runlog.metrics import read_ledger
 from rlsdk.runlog.query import query, reader
+from rlsdk.runlog.serialization import decode, decode_learned
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.runlog.tables import GROUPS
 from rlsdk.trainer.callbacks import standard_callbacks

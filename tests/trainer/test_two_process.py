@@ -19,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray import cloudpickle
 from ray.exceptions import TaskCancelledError
-from rlsdk.rollout.scheduler import RolloutScheduler
 
 from rlsdk.cluster.actors import cause_of, died, kill
 from rlsdk.cluster.portable import Surroundings
@@ -33,6 +32,7 @@ from rlsdk.contracts.rollouts import (
     TaskStatus,
 )
 from rlsdk.errors import ConfigError, EngineError, RunError
+from rlsdk.rollout.scheduler import RolloutScheduler
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.trainer.two_process.actor import ExplorerActor, ExplorerSetup
 from rlsdk.trainer.two_process.agreement import (

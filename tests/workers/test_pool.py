@@ -13,11 +13,11 @@ from typing import Any
 import cloudpickle
 import pytest
 from ray.exceptions import ActorDiedError
-from rlsdk.rollout.scheduler import UnfinishedError
 
 from rlsdk.cluster.nodes import HAND_BACK_SECONDS, DrainingNode
 from rlsdk.errors import ConfigError, DataError, RunError
 from rlsdk.isolation.vitals import Identity
+from rlsdk.rollout.scheduler import UnfinishedError
 from rlsdk.types import Group, Rollout, Score, Task
 from rlsdk.workers.orders import (
     Admit,

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from rlsdk.rollout.task_ledger import ENDS, LEGAL, TaskLedger
 
 from rlsdk.contracts.rollouts import TaskStatus
 from rlsdk.errors import RunError
 from rlsdk.rollout.staleness import expires_at, is_trainable, masked, staleness, without_old
+from rlsdk.rollout.task_ledger import ENDS, LEGAL, TaskLedger
 from rlsdk.types import Group, Rollout, Score, Task
 
 SOURCES = ("a", "b")

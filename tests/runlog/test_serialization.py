@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rlsdk.runlog.serialization import ARRAYS, OpaqueFault, decode, encode
 
 from rlsdk.errors import ValueFault
+from rlsdk.runlog.serialization import ARRAYS, OpaqueFault, decode, encode
 from rlsdk.types import Group, Message, Rollout, Score, Task, ToolCall
 from tests.examples import many
 
