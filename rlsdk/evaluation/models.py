@@ -157,10 +157,10 @@ async def _answers(
         main_loop(),
         UserLoop() as user_loop,
         scoring(plan, log_to=logs / "scoring.log", user_loop=user_loop) as scorer,
-        env_worker_pools(plan) as worlds,
+        env_worker_pools(plan) as environments,
     ):
         client = EngineClient(engines, codec.decode)
-        context = context_of(plan, codec, client, worlds.eval or worlds.train, user_loop)
+        context = context_of(plan, codec, client, environments.eval or environments.train, user_loop)
         produce = produced_by(evaluator_of(plan, scorer, observe), context)
         return await evaluate(produce, tasks, context.sampling, section, reseed=reseed)
 

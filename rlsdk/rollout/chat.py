@@ -21,7 +21,7 @@ from rlsdk.errors import ConfigError, EngineError, OutOfRoomError, ValueFault
 from rlsdk.loops import LoopBridge
 from rlsdk.messages import content_of, number
 from rlsdk.rollout.codec import NOTHING
-from rlsdk.rollout.context import CrossedWorld, Prompt, RolloutContext, ServedConversations, entered_on
+from rlsdk.rollout.context import BridgedEnv, Prompt, RolloutContext, ServedConversations, entered_on
 from rlsdk.rollout.transcript import Segment, Sending, Transcript
 from rlsdk.seeds import derive
 from rlsdk.tool_calls import Dialect
@@ -86,7 +86,7 @@ class TokenChat:
         self._ended = NOTHING
         self._engine: int | None = None
         self._pending: Sending | None = Sending(NOTHING)
-        self._worlds: list[EnvHandle] = []  # including those of branches
+        self._environments: list[EnvHandle] = []  # including those of branches
         self._owner = object()  # of these environments
         self._branches = 0
         self._recorders: list[ServedConversations] = []  # including those of branches
@@ -343,17 +343,19 @@ class TokenChat:
                 f"chat.world expects an rlsdk.Use, got {environment!r}: annotate the workflow's option `environment: "
                 "rlsdk.Use`, or write rlsdk.Use(NAME, OPTIONS)"
             )
-        worlds, owner = self._context.worlds, self._owner
+        environments, owner = self._context.environments, self._owner
         if self._home is None:
-            self._worlds.append(worlds.open(environment, seed, step_timeout, owner))
+            self._environments.append(environments.open(environment, seed, step_timeout, owner))
         else:
-            self._worlds.append(CrossedWorld(self._home, lambda: worlds.open(environment, seed, step_timeout, owner)))
-        return self._worlds[-1]
+            self._environments.append(
+                BridgedEnv(self._home, lambda: environments.open(environment, seed, step_timeout, owner))
+            )
+        return self._environments[-1]
 
     def close(self) -> None:
         """Close the environments that the workflow left open, in branches too."""
-        while self._worlds:
-            self._worlds.pop().close()
+        while self._environments:
+            self._environments.pop().close()
 
     def serve(self, **how: Any) -> AbstractAsyncContextManager[Any]:
         """Serve the policy to an agent through an OpenAI-compatible endpoint of this rollout; see `Chat.serve`."""

@@ -64,7 +64,7 @@ class RolloutContext:
         client: Engine client; None if nothing is sampled.
         sampling: Sampling parameters, stop strings already split.
         max_length: Maximum number of tokens of prompt and response together.
-        worlds: Pool in which environments run.
+        environments: Pool in which environments run.
         user_loop: Event loop of workflows that are not part of rlsdk; None to run them on the run's loop.
         recorder: Serves the policy to an agent (`rlsdk.serving.recording.Recorder`); None without a server.
     """
@@ -73,23 +73,23 @@ class RolloutContext:
     client: Sampler | None
     sampling: Sampling
     max_length: int
-    worlds: EnvBackend = attrs.field(factory=LocalEnvBackend)
+    environments: EnvBackend = attrs.field(factory=LocalEnvBackend)
     user_loop: UserLoop | None = None
     recorder: Callable[..., ServedConversations] | None = None
 
 
-class CrossedWorld:
+class BridgedEnv:
     """Proxy for an environment on another event loop; the first `reset` opens it there."""
 
-    def __init__(self, bridge: LoopBridge, open_world: Callable[[], EnvHandle]) -> None:
+    def __init__(self, bridge: LoopBridge, open_env: Callable[[], EnvHandle]) -> None:
         """Prepare an environment.
 
         Args:
             bridge: Bridge to the loop of the run.
-            open_world: Opens the environment; called on that loop, once.
+            open_env: Opens the environment; called on that loop, once.
         """
-        self._bridge, self._open = bridge, open_world
-        self._world: EnvHandle | None = None
+        self._bridge, self._open = bridge, open_env
+        self._env: EnvHandle | None = None
 
     async def reset(self) -> Observation:
         """See `EnvHandle.reset`."""
@@ -97,23 +97,23 @@ class CrossedWorld:
 
     async def step(self, text: str) -> Step:
         """See `EnvHandle.step`."""
-        world = self._world
-        if world is None:
+        env = self._env
+        if env is None:
             raise RuntimeError("an environment must be reset before its first step")
-        return await self._bridge.run(lambda: world.step(text))
+        return await self._bridge.run(lambda: env.step(text))
 
     def close(self) -> None:
         """See `EnvHandle.close`; may be called from either loop's thread."""
         self._bridge.post_from_anywhere(self._leave)
 
     async def _reset(self) -> Observation:
-        if self._world is None:
-            self._world = self._open()
-        return await self._world.reset()
+        if self._env is None:
+            self._env = self._open()
+        return await self._env.reset()
 
     def _leave(self) -> None:
-        if self._world is not None:
-            self._world.close()
+        if self._env is not None:
+            self._env.close()
 
 
 @asynccontextmanager

@@ -14,7 +14,11 @@ from rlsdk.serving.recording import Recorder
 
 
 def context_of(
-    plan: Plan, codec: ChatTokenizer, client: Any, worlds: EnvBackend | None = None, user_loop: UserLoop | None = None
+    plan: Plan,
+    codec: ChatTokenizer,
+    client: Any,
+    environments: EnvBackend | None = None,
+    user_loop: UserLoop | None = None,
 ) -> RolloutContext:
     """Return the tokenizer, client, sampling, length and environments of a plan's rollouts.
 
@@ -22,7 +26,7 @@ def context_of(
         plan: The plan.
         codec: Tokenizer of the plan's model.
         client: Client of the engines, or a substitute; None if nothing is sampled.
-        worlds: Environment backend; by default, threads of this process.
+        environments: Environment backend; by default, threads of this process.
         user_loop: Event loop for users' workflows; by default, the running one.
     """
     s = plan.config.sampling
@@ -35,7 +39,7 @@ def context_of(
         client=client,
         sampling=sampling,
         max_length=plan.config.model.max_length,
-        worlds=worlds or LocalEnvBackend(plan.plugins),
+        environments=environments or LocalEnvBackend(plan.plugins),
         user_loop=user_loop,
         recorder=Recorder,
     )

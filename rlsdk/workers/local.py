@@ -61,7 +61,7 @@ class LocalMaker:
         client: EngineClient | None,
         pausable: PausableClient | None,
         context: RolloutContext,
-        eval_worlds: EnvWorkerPool | None,
+        eval_environments: EnvWorkerPool | None,
         generator: RolloutGenerator,
         demonstrator: RolloutGenerator,
         evaluator: RolloutGenerator,
@@ -75,7 +75,7 @@ class LocalMaker:
             client: Engine client; None if nothing is sampled.
             pausable: Pauses sampling; None if nothing is sampled.
             context: Tokenizer, sampling and environments of rollouts.
-            eval_worlds: Environments of evaluations; None to use those of training.
+            eval_environments: Environments of evaluations; None to use those of training.
             generator: Makes the groups to train on.
             demonstrator: Makes demonstrations.
             evaluator: Makes the groups of evaluations.
@@ -84,7 +84,7 @@ class LocalMaker:
             sampled: False if the algorithm trains only on demonstrations.
         """
         self.client, self.pausable, self.user_loop, self._sampled = client, pausable, user_loop, sampled
-        self._context, self._eval_worlds, self._scorer = context, eval_worlds, scorer
+        self._context, self._eval_environments, self._scorer = context, eval_environments, scorer
         self._generators = {"train": generator, "expert": demonstrator, "evaluation": evaluator}
         self.failures: list[str] = []
 
@@ -103,8 +103,8 @@ class LocalMaker:
 
     async def _group(self, order: GroupOrder) -> Group:
         context = self._context
-        if order.role == "evaluation" and self._eval_worlds is not None:
-            context = attrs.evolve(context, worlds=self._eval_worlds)
+        if order.role == "evaluation" and self._eval_environments is not None:
+            context = attrs.evolve(context, environments=self._eval_environments)
         if order.role == "train" and not self._sampled:  # the engines only serve evaluations
             context = attrs.evolve(context, client=None)
         if order.sampling is not None:
@@ -124,7 +124,7 @@ class LocalMaker:
 
     def counters(self) -> MakerCounters:
         """See `GroupMaker.counters`."""
-        pools = [self._context.worlds, self._eval_worlds]
+        pools = [self._context.environments, self._eval_environments]
         lost = [event for pool in pools if isinstance(pool, EnvWorkerPool) for event in pool.lost]
         client, pausable = self.client, self.pausable
         return MakerCounters(
@@ -177,7 +177,7 @@ def local_maker(
             actors=share.reward_actors,
             sharing=share.of,
         ) as scorer,
-        env_worker_pools(plan, sharing=share.of, of=f"-{share.name}" if share.name else "") as worlds,
+        env_worker_pools(plan, sharing=share.of, of=f"-{share.name}" if share.name else "") as environments,
     ):
         client = pausable = None
         if plan.needs_engine:
@@ -190,8 +190,8 @@ def local_maker(
         yield LocalMaker(
             client=client,
             pausable=pausable,
-            context=context_of(plan, codec, pausable, worlds.train, user_loop),
-            eval_worlds=worlds.eval,
+            context=context_of(plan, codec, pausable, environments.train, user_loop),
+            eval_environments=environments.eval,
             generator=RolloutGenerator(plan.plugins.resolve(plan.workflow), scorer, seed, observer),
             demonstrator=demonstrator,
             evaluator=evaluator_of(plan, scorer),

@@ -52,18 +52,18 @@ class EnvironmentWorkflow:
 
     async def run(self, task: Task, chat: Chat) -> Rollout:
         """Play one episode."""
-        world = chat.world(*self.episode(task), step_timeout=self.step_timeout)
+        env = chat.world(*self.episode(task), step_timeout=self.step_timeout)
         metrics: dict[str, float] = {}
         status: Status = "truncated"
         try:
-            first = (await world.reset()).content  # waiting for a free worker does not count as episode time
+            first = (await env.reset()).content  # waiting for a free worker does not count as episode time
             last = task.prompt if isinstance(task.prompt, str) else task.prompt[-1].content if task.prompt else ""
             if first != last:
                 chat.say(first)
             async with limited(self.timeout):
-                status = await self._play(world, chat, metrics)
+                status = await self._play(env, chat, metrics)
         finally:
-            world.close()
+            env.close()
         return chat.finish(status=status, metrics=metrics)
 
     def episode(self, task: Task) -> tuple[Use, int]:
@@ -74,12 +74,12 @@ class EnvironmentWorkflow:
         """
         return self.environment or environment_of(task), seed_of(task)
 
-    async def _play(self, world: EnvHandle, chat: Chat, metrics: dict[str, float]) -> Status:
+    async def _play(self, env: EnvHandle, chat: Chat, metrics: dict[str, float]) -> Status:
         for _ in range(self.max_turns):
             answer = await chat.sample(max_tokens=self.max_tokens)
             if chat.status == "aborted":
                 return "aborted"
-            step = await world.step(answer.text)
+            step = await env.step(answer.text)
             chat.reward(step.reward)
             metrics.update(step.metrics)
             if step.observation.content:

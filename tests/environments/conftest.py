@@ -44,7 +44,7 @@ class Stage:
         """Their groups."""
         policy: Any = ScriptedPolicy(plain(), script)
         setting = RolloutContext(
-            codec=plain(), client=policy, sampling=Sampling(max_tokens=8), max_length=256, worlds=self.worlds
+            codec=plain(), client=policy, sampling=Sampling(max_tokens=8), max_length=256, environments=self.worlds
         )
         return await self.generator.produce(tasks, setting, group_size, "test")
 

@@ -172,7 +172,7 @@ async def in_lock_step(load: Load, generator: RolloutGenerator, setting: Rollout
     engine, ids = setting.client, np.zeros(4, np.int64)
     assert engine is not None
     use = rlsdk.Use(f"worlds_lab/{load.environment}", {"median": load.median, "turns": load.turns})
-    worlds = [setting.worlds.open(use, seed, 120.0) for seed in range(load.count)]
+    worlds = [setting.environments.open(use, seed, 120.0) for seed in range(load.count)]
     await asyncio.gather(*(world.reset() for world in worlds))
     for _ in range(load.turns):
         await asyncio.gather(*(engine.sample(GenerateRequest("lock step", ids, setting.sampling)) for _ in worlds))
@@ -187,7 +187,7 @@ async def measure(load: Load, play: Play) -> Took:
     pool = EnvWorkerPool(plugins, workers=load.workers, per_worker=load.count // load.workers, threads=load.threads)
     engine: Any = SimulatedEngine(plain(), load.rate, load.tokens)
     setting = RolloutContext(
-        codec=plain(), client=engine, sampling=Sampling(max_tokens=32), max_length=1024, worlds=pool
+        codec=plain(), client=engine, sampling=Sampling(max_tokens=32), max_length=1024, environments=pool
     )
     generator = RolloutGenerator(
         plugins.resolve(plugins.reference("workflow", "environment", {"step_timeout": 120.0})), None, 0

@@ -19,7 +19,7 @@ from rlsdk.kinds import KINDS
 from rlsdk.testing import check_component, check_plugin, subject
 from rlsdk.testing.conformance import checks, properties
 from rlsdk.testing.findings import Violated, time_limit
-from rlsdk.testing.properties import worlds
+from rlsdk.testing.properties import environments
 from rlsdk.types import Observation, Step
 
 LAB = Path(__file__).parent / "broken_lab.py"
@@ -88,7 +88,7 @@ def test_an_algorithm_that_is_an_object_finds_the_parts_of_its_module(tmp_path, 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """An endless call is waited for a second, not five."""
-    monkeypatch.setattr(worlds, "WORKFLOW_SECONDS", 1.0)
+    monkeypatch.setattr(environments, "WORKFLOW_SECONDS", 1.0)
 
 
 def failed(obj, options=None) -> dict[str, ConformanceFault]:
@@ -201,7 +201,7 @@ def test_mistakes_of_a_workflow_are_reported(monkeypatch):
     assert "the metric 'tone' is 'warm'" in failed(worded)["gives-rollouts"].got
     assert "a reward must be finite" in failed(divided)["gives-rollouts"].got
     assert "it returned the same Rollout twice" in failed(doubled)["gives-rollouts"].got
-    monkeypatch.setattr(worlds, "WORKFLOW_SECONDS", 0.3)
+    monkeypatch.setattr(environments, "WORKFLOW_SECONDS", 0.3)
     fault = failed(blocking)["ends"]
     assert fault.expected == "an answer within 0.3 s"
     assert "asyncio.to_thread" in fault.remedy
@@ -245,7 +245,7 @@ class Stuck:
 
 
 def test_an_environment_whose_step_never_answers_is_reported(monkeypatch):
-    monkeypatch.setattr(worlds, "EPISODE_SECONDS", 0.2)
+    monkeypatch.setattr(environments, "EPISODE_SECONDS", 0.2)
     found = failed(Stuck)
     assert list(found) == ["steps"]
     assert found["steps"].expected == "an answer within 0.2 s"

@@ -45,13 +45,13 @@ ENGINES = 2
 HOST = "127.0.0.1"
 
 
-def _play(subject: Subject, world: Any, seed: int, actions: tuple[str, ...]) -> list[Observation | Step]:
+def _play(subject: Subject, env: Any, seed: int, actions: tuple[str, ...]) -> list[Observation | Step]:
     """Play an episode, and return its observations and steps."""
-    shown: list[Observation | Step] = [_done(subject, world.reset, seed)]
+    shown: list[Observation | Step] = [_done(subject, env.reset, seed)]
     if not isinstance(shown[0], Observation):
         raise Violated("form", "an rlsdk.Observation from reset", shape(shown[0]))
     for action in actions:
-        step = _done(subject, world.step, action)
+        step = _done(subject, env.step, action)
         if not isinstance(step, Step) or not isinstance(step.observation, Observation):
             raise Violated("form", "an rlsdk.Step with an rlsdk.Observation from step", shape(step))
         if not math.isfinite(step.reward):
@@ -95,9 +95,9 @@ def steps(subject: Subject, seed: int) -> None:
 def same_world(subject: Subject, seed: int) -> None:
     """The same seed and actions give the same observations and rewards, in a new instance and after a reset."""
     with time_limit(EPISODE_SECONDS):
-        world = subject.make()
-        first = _play(subject, world, seed, ACTIONS)
-        for what, again in (("after a second reset", world), ("in another instance", subject.make())):
+        env = subject.make()
+        first = _play(subject, env, seed, ACTIONS)
+        for what, again in (("after a second reset", env), ("in another instance", subject.make())):
             second = _play(subject, again, seed, ACTIONS)
             if first != second:
                 here, got = next(pair for pair in itertools.zip_longest(first, second) if pair[0] != pair[1])
