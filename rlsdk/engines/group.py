@@ -54,7 +54,7 @@ class RestartPolicy:
 
 
 @attrs.define
-class _Clock:
+class _EngineCounters:
     """Counters of one engine, summed over all incarnations of its actor."""
 
     past: np.ndarray = attrs.field(factory=lambda: np.zeros(len(COUNTED)))
@@ -86,7 +86,7 @@ class EngineGroup:
             restarts.client.lost = self._lose
             self._failures = ActorFailures("engine", restarts.most, restarts.logs)
         self.lost = self._failures.sentences
-        self._clocks = {rank: _Clock() for rank in self._actors}
+        self._counters = {rank: _EngineCounters() for rank in self._actors}
         self._host_bytes = 0.0
         self._starts = dict.fromkeys(self._actors, 1)
         self._started: list[Any] = []
@@ -134,7 +134,7 @@ class EngineGroup:
         elif lacking := restarts.missing(self._wanted, count):
             return f"{count} engines: there is no room for {count - self._wanted} more: {lacking}"
         for rank in range(self._wanted, count):
-            self._clocks.setdefault(rank, _Clock())
+            self._counters.setdefault(rank, _EngineCounters())
             self._failures.forget(rank)
             self._starts.setdefault(rank, 0)
             self._background(self._restart(restarts, rank))
@@ -190,7 +190,7 @@ class EngineGroup:
         """
         self._check()
         self._seeding = seed, step
-        seeds = _seeds([seed, step], len(self._clocks))
+        seeds = _seeds([seed, step], len(self._counters))
         await asyncio.gather(*(self.call(rank, "reseed", seeds[rank]) for rank in list(self._actors)))
 
     async def publish(self, learner: WeightSource, version: int, canary: Canary, *, updated: bool) -> float:
@@ -233,7 +233,7 @@ class EngineGroup:
         """
         for rank, counts in (await self.all("clock")).items():
             self._count(rank, counts)
-        sums = np.array([clock.past + clock.now for clock in self._clocks.values()]).reshape(-1, len(COUNTED))
+        sums = np.array([each.past + each.now for each in self._counters.values()]).reshape(-1, len(COUNTED))
         by_rank = dict(zip(COUNTED, sums.T, strict=True))
         return {
             "engine": float(by_rank["step_seconds"].max(initial=0.0)),
@@ -301,13 +301,13 @@ class EngineGroup:
 
     def _count(self, rank: int, counts: Mapping[str, float]) -> None:
         if rank in self._actors:  # a dead engine's counters are already in `past`
-            self._clocks[rank].now = np.array([counts[name] for name in COUNTED])
+            self._counters[rank].now = np.array([counts[name] for name in COUNTED])
         self._host_bytes = max(self._host_bytes, counts.get("host_bytes", 0.0))
 
     def _forget(self, rank: int) -> None:
         """Stop calling an engine, and keep its counters."""
         del self._actors[rank]
-        clock = self._clocks[rank]
+        clock = self._counters[rank]
         clock.past, clock.now = clock.past + clock.now, np.zeros(len(COUNTED))
 
     def _handle_death(self, restarts: RestartPolicy, rank: int, actor: Any, error: Exception) -> None:
