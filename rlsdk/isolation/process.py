@@ -114,7 +114,8 @@ def sigterm_as_interrupt() -> Iterator[None]:
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGTERM) is interrupt_on_sigterm:  # unless the block has installed another
+        main = threading.current_thread() is threading.main_thread()  # which another thread may leave the block for
+        if main and signal.getsignal(signal.SIGTERM) is interrupt_on_sigterm:  # unless the block has installed another
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

@@ -261,7 +261,7 @@ def source_shares(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def update_metrics(batch: StepBatch, step: int, *, recomputed: bool, ahead: bool) -> dict[str, float]:
-    """Return the metrics of the sampled tokens that a step trained on: advantages, logprob gap, staleness, routing.
+    """Return metrics of the sampled tokens that a step trained on: advantages, logprob gap, staleness, routing, critic.
 
     Args:
         batch: Rollouts of the step, as the update read them.
@@ -277,7 +277,10 @@ def update_metrics(batch: StepBatch, step: int, *, recomputed: bool, ahead: bool
         old, engine = tokens["old_logprobs"][:count], tokens["behaviour_logprobs"][:count]
         metrics |= gap_metrics(old, engine, trained & (versions == step), segments)
     metrics |= staleness_metrics(versions[trained], step, spread=ahead)
-    return metrics | routing_metrics(batch.arrays)
+    metrics |= routing_metrics(batch.arrays)
+    if "returns" in tokens and "values" in tokens:
+        metrics |= explained_variance(tokens["values"][:count][trained], tokens["returns"][:count][trained])
+    return metrics
 
 
 def staleness_metrics(versions: np.ndarray, step: int, *, spread: bool) -> dict[str, float]:

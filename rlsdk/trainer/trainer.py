@@ -21,8 +21,7 @@ from rlsdk.config.rules import fresh_groups
 from rlsdk.contracts.rollouts import NoRolloutsError, RolloutCounters, Rollouts, TakenBatch
 from rlsdk.contracts.training import LearnerHandle, TrainedRole
 from rlsdk.fields import FORWARD
-from rlsdk.isolation.process import settle
-from rlsdk.isolation.sigterm import as_interrupt
+from rlsdk.isolation.process import settle, sigterm_as_interrupt
 from rlsdk.isolation.vitals import peak_memory
 from rlsdk.loops.signals import handled
 from rlsdk.rollout.staleness import StalenessPolicy
@@ -30,7 +29,7 @@ from rlsdk.rollout.step_batch import StepBatch, apply_filters, pack, produce
 from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.assembly import Parts, examined, started, steps_of
 from rlsdk.trainer.callbacks import Callback, LeavingNodes, Metrics, checked_callbacks, standard_callbacks
-from rlsdk.trainer.credit import CreditAssigner, apply_filters, labels, minibatches, train_critic
+from rlsdk.trainer.credit import CreditAssigner, labels, minibatches, train_critic
 from rlsdk.trainer.interactive import in_event_loop, run_async
 from rlsdk.trainer.ledger import ReplayBuffer, ReplayedGroup, entries_of, final_states, used_entry, used_of
 from rlsdk.trainer.metrics import (
@@ -38,8 +37,6 @@ from rlsdk.trainer.metrics import (
     RunTimes,
     Timer,
     as_numbers,
-    explained_variance,
-    gap_metrics,
     memory_metrics,
     reward_metrics,
     rollout_metrics,
@@ -174,7 +171,7 @@ class Trainer:
         how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
         with ExitStack() as stack:
             if not in_event_loop():  # in a notebook, SIGTERM ends the kernel
-                stack.enter_context(as_interrupt())
+                stack.enter_context(sigterm_as_interrupt())
             python = stack.enter_context(template(plan))
             tasks, rehearsed = examined(plan)
             record = stack.enter_context(open_run(plan, console=console, rehearsed=rehearsed, **how))
@@ -297,19 +294,8 @@ class Trainer:
             metrics = {name: value for name, value in metrics.items() if name not in TO_OLD}
         metrics |= {f"schedule/{name}": each.at(self.version) for name, each in self.plan.schedules.items()}
         if self.plan.sampled:
-            tokens, count = batch.arrays.tokens, batch.sampled_tokens
-            trained = batch.arrays.loss_mask[:count]
-            metrics[NONZERO] = float(np.mean(tokens["advantages"][:count][trained] != 0))
-            versions = tokens["policy_versions"][:count][trained]
-            if self.plan.config.old_logprobs == "learner":
-                current = trained & (tokens["policy_versions"][:count] == self.version)
-                segments = np.repeat(np.arange(batch.sampled), batch.arrays.responses[: batch.sampled])
-                old, engine = tokens["old_logprobs"][:count], tokens["behaviour_logprobs"][:count]
-                metrics |= gap_metrics(old, engine, current, segments)
-            metrics |= staleness_metrics(versions, self.version, spread=self.runs_ahead)
-            metrics |= routing_metrics(batch.arrays)
-            if "returns" in tokens and "values" in tokens:
-                metrics |= explained_variance(tokens["values"][:count][trained], tokens["returns"][:count][trained])
+            recomputed = self.plan.config.old_logprobs == "learner"
+            metrics |= update_metrics(batch, self.version, recomputed=recomputed, ahead=self.runs_ahead)
         return metrics
 
     async def optimise(self, batch: StepBatch, minibatches: Sequence[np.ndarray]) -> dict[str, float]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import ExitStack
 
 import pytest
 
@@ -70,6 +71,21 @@ def test_a_handler_that_is_installed_meanwhile_stays():
         assert signal.getsignal(signal.SIGTERM) is own
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_a_block_that_another_thread_leaves_costs_no_error():
+    with ExitStack() as stack:
+        stack.enter_context(sigterm_as_interrupt())
+        thread = threading.Thread(target=stack.pop_all().close)
+        failed = []
+        before, threading.excepthook = threading.excepthook, failed.append
+        try:
+            thread.start()
+            thread.join()
+        finally:
+            threading.excepthook = before
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert not failed
 
 
 def test_a_thread_other_than_the_main_one_is_left_alone():
