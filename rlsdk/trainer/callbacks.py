@@ -1,4 +1,4 @@
-"""Callbacks around the training step: storage, evaluation, diagnoses, logging and checkpoints.
+"""Callbacks around the training step: storage, evaluation, checkpoints and, in `observing`, logs and diagnoses.
 
 `standard_callbacks` defines their order. Engines are scaled, the step runs, its rollouts are stored, the policy is
 evaluated, your own callbacks run, diagnoses read the metrics, everything is logged, and a checkpoint is saved. A metric
@@ -13,29 +13,21 @@ import inspect
 import logging
 import os
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import numpy as np
 from rich.console import Console
-from rich.text import Text
 
 from rlsdk.cluster.nodes import DrainingNode, watch_nodes
-from rlsdk.config import defaults
-from rlsdk.contracts import Run
 from rlsdk.contracts.rollouts import Evaluation, NoRolloutsError
-from rlsdk.errors import RunError, ScoringError, visible
+from rlsdk.errors import ScoringError
 from rlsdk.options import unknown
-from rlsdk.plugins import ComponentRef, load, short_name
 from rlsdk.runlog.actors import EngineScaling, requested_engines, write_status
-from rlsdk.runlog.logs import ProgressLine
-from rlsdk.runlog.metrics import METRICS, note_ledger
-from rlsdk.runlog.observers import CLOSE_SECONDS, Observers
-from rlsdk.runlog.report import SUMMARY, figure_text
-from rlsdk.runlog.serialization import exchange
+from rlsdk.runlog.observers import Observers
+from rlsdk.runlog.report import figure_text
 from rlsdk.runlog.store import RolloutStore, RolloutWriter
 from rlsdk.runlog.tables import EVALUATED, Entry, evaluated_entries
 
@@ -45,10 +37,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Metrics = dict[str, float | None]
-FAILED_CLOSE_SECONDS = 5.0
-"""Timeout in seconds for the trackers of a failed run to close."""
-
-
 _WHEN = ("on_", "before_", "after_")
 """Prefixes of callback method names."""
 
@@ -209,82 +197,6 @@ class Evaluating(Callback):
         return dict(found.metrics)
 
 
-class Logging(Callback):
-    """Log metrics to `metrics.jsonl`, the trackers, observing plugins and the console."""
-
-    def __init__(self, observers: Observers, console: Console, store: RolloutStore | None = None) -> None:
-        """Create a callback.
-
-        Args:
-            observers: Trackers and observing plugins.
-            console: Console for progress.
-            store: Rollout store, whose file must not be deleted; None if rollouts are not kept.
-        """
-        self._observers, self._console = observers, console
-        self._database = [Path(store.address.file)] if store is not None and store.address.is_file else []
-        self._metrics: Any = load("tracker", defaults.TRACKER.name)
-        self._bar: ProgressLine | None = None
-        self._fates: dict[str, str] = {}
-
-    async def on_start(self, trainer: Trainer) -> None:
-        """Open the trackers."""
-        plan = trainer.plan
-        run = Run(plan.config.name, plan.folder, plan.tree, trainer.version)
-        (plan.folder / SUMMARY).unlink(missing_ok=True)  # from an earlier start that was killed
-        self._observers.tell("rlsdk_run_start", config=plan.tree, folder=plan.folder)
-        self._observers.open(named_trackers(plan.plugins.resolve, plan.trackers), run)
-        self._metrics.open(run)
-
-    async def before_training(self, trainer: Trainer, metrics: Metrics) -> None:
-        """Log metrics from before the first step, and start the progress line."""
-        self._bar = ProgressLine(self._console, trainer.steps, trainer.version, trainer.sources)
-        if metrics:
-            self._log(trainer.version, metrics)
-
-    async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
-        """Log a step.
-
-        Raises:
-            RunError: The run's folder, or a file in it, is gone; what was trained is saved where it was.
-        """
-        self._log(trainer.version, metrics)
-        files = [trainer.plan.folder / METRICS, *self._database]
-        if gone := [file for file in files if not file.exists()]:  # otherwise, later steps would be written nowhere
-            folder = await trainer.save_async(last=True)
-            raise RunError(
-                f"{gone[0]} was deleted or moved during the run, perhaps with the whole folder; the training up to "
-                f"step {trainer.version} is saved in {folder}"
-            )
-        if sources := trainer.sources():
-            counts = {name: attrs.asdict(each) for name, each in sources.items()}
-            note_ledger(trainer.plan.folder, trainer.version, counts)
-        available = _available(metrics)
-        if self._bar is not None:
-            self._bar.update(trainer.version, available)
-        self._observers.tell("rlsdk_step_end", step=trainer.version, metrics=available)
-
-    async def after_save(self, trainer: Trainer, folder: Path) -> None:
-        """Notify plugins of a checkpoint."""
-        self._observers.tell("rlsdk_checkpoint_saved", step=trainer.version, folder=folder)
-
-    async def on_end(self, trainer: Trainer, *, failed: bool) -> None:
-        """Close the trackers."""
-        if self._bar is not None:
-            self._bar.close()
-        self._metrics.close()
-        seconds = FAILED_CLOSE_SECONDS if failed else CLOSE_SECONDS
-        self._fates = await asyncio.to_thread(self._observers.close_trackers, seconds)
-
-    async def on_summary(self, trainer: Trainer, summary: dict[str, Any]) -> None:
-        """Add the final status of each tracker."""
-        summary["trackers"] = self._fates
-
-    def _log(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Log metrics; unavailable ones are null in `metrics.jsonl` and are not sent to trackers."""
-        self._metrics.log(step, metrics)
-        self._observers.log(step, _available(metrics))
-
-
 class Saving(Callback):
     """Save a checkpoint every `checkpoint.every` steps, after the last step, and on request.
 
@@ -374,7 +286,7 @@ def standard_callbacks(
         own: The user's callbacks, which run after evaluation and before logging and saving.
         before_saving: Callbacks that run after logging and before a checkpoint is saved.
     """
-    from rlsdk.trainer.diagnosing import Diagnosing
+    from rlsdk.trainer.observing import Diagnosing, Logging
 
     storage = None if store is None else RolloutStorage(store)
     stored = [] if storage is None else [storage]
@@ -398,51 +310,3 @@ def checked_callbacks(given: Iterable[Callback]) -> list[Callback]:
         if not isinstance(each, Callback):
             raise TypeError(f"callbacks: expected subclasses of rlsdk.Callback, got {each!r:.80}")
     return found
-
-
-def named_trackers(resolve: Callable[[ComponentRef], Any], trackers: Sequence[ComponentRef]) -> dict[str, Any]:
-    """Return the trackers by name for the summary; a repeated name gets a number."""
-    found: dict[str, Any] = {}
-    for reference in trackers:
-        name = short_name(reference.name)
-        taken = sum(other.rpartition(" ")[0] == name or other == name for other in found)
-        found[f"{name} {taken + 1}" if taken else name] = resolve(reference)
-    return found
-
-
-def _available(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if value is not None}
-
-
-class ShowSamples(Callback):
-    """Print a few rollouts after each step, one line each: prompt, response, reward."""
-
-    def __init__(self, console: Console, count: int) -> None:
-        """Create a callback that prints to a console.
-
-        Args:
-            console: Console to print to.
-            count: Number of rollouts per step, each from a different group, spread evenly over the batch.
-        """
-        self._console, self._count = console, count
-
-    async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
-        """Print rollouts of the groups that this step settled."""
-        entries = [entry for entry in trainer.closed if entry.step == trainer.version and entry.group.rollouts]
-        for line in sample_lines(entries, self._count):
-            self._console.print(line, no_wrap=True, overflow="ellipsis", crop=True)
-
-
-def sample_lines(entries: Sequence[Entry], count: int) -> list[Text]:
-    """Return a line for the first rollout of each of `count` groups, or of all if there are fewer."""
-    lines = []
-    for i in np.linspace(0, len(entries), min(count, len(entries)), endpoint=False, dtype=int):
-        rollout, score = entries[i].group.rollouts[0], entries[i].group.scores[0]
-        line = Text("  ")
-        line.append(f"reward {score.value:.3f}  " if score.valid else "not scored  ", style="bold")
-        prompt, response = exchange(rollout)
-        line.append(visible(prompt))
-        line.append(" -> ", style="dim")
-        line.append(visible(response))
-        lines.append(line)
-    return lines

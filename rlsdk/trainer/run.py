@@ -29,8 +29,8 @@ from rlsdk.readiness.disk import estimate
 from rlsdk.rollout.generator import first_error
 from rlsdk.runlog.logs import log_console, log_to
 from rlsdk.trainer.assembly import Parts, examined, started, steps_of
-from rlsdk.trainer.callbacks import ShowSamples
 from rlsdk.trainer.interactive import run_async
+from rlsdk.trainer.observing import ShowSamples
 from rlsdk.trainer.record import RunRecord, open_run
 from rlsdk.trainer.resuming import check_resumed
 from rlsdk.trainer.trainer import Trainer

@@ -11,7 +11,7 @@ from rich.console import Console
 from rlsdk.cli import root
 from rlsdk.evaluation.evaluation import Answers, figures
 from rlsdk.runlog.tables import Entry
-from rlsdk.trainer.callbacks import sample_lines
+from rlsdk.trainer.observing import sample_lines
 from rlsdk.types import Group, Message, Rollout, Score, Task
 
 
