@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from rlsdk.runlog.observers import Observers
-from rlsdk.trainer import Trainer, diagnosing
+from rlsdk.trainer import Trainer, observing
 from rlsdk.trainer.callbacks import standard_callbacks
 from rlsdk.trainer.metrics import dead_share, gap_metrics, repetition, sampled_entropy, source_shares
 from rlsdk.types import Group, Rollout, Score, Task
@@ -81,7 +81,7 @@ def test_what_is_found_is_in_the_log_the_file_and_the_summary(lab: Path, caplog:
     }
     assert alerts == [line]
     assert summary["warnings"] == [told]
-    assert [(r.levelname, r.getMessage()) for r in caplog.records if r.name == diagnosing.log.name] == [
+    assert [(r.levelname, r.getMessage()) for r in caplog.records if r.name == observing.log.name] == [
         ("WARNING", told)
     ]
 
@@ -100,7 +100,7 @@ def test_a_rule_that_raises_does_not_end_the_run(lab: Path, caplog: pytest.LogCa
 def test_a_rule_that_hangs_does_not_end_the_run(
     lab: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(diagnosing, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(observing, "CLOSE_SECONDS", 0.2)
     before = threading.active_count()
     summary, alerts = trained(lab, "rules_lab/hangs")
     assert (summary["status"], alerts) == ("finished", [])
@@ -114,7 +114,7 @@ def test_a_full_disk_does_not_end_the_run(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(diagnosing, "append_alerts", full)
+    monkeypatch.setattr(observing, "append_alerts", full)
     summary, alerts = trained(lab, "rules_lab/low")
     assert (summary["status"], alerts) == ("finished", [])
     assert summary["warnings"] == ["rules_lab/low (step 1): the reward is 0.5; raise it"]
