@@ -19,6 +19,7 @@ from rlsdk.cluster.placement import gpu_map
 from rlsdk.config import Plan
 from rlsdk.config.groups import ignores_updates
 from rlsdk.config.rules import steps_of_epochs
+from rlsdk.config.schema import EvalSection
 from rlsdk.contracts import (
     GivesRankTensors,
     OnlySamples,
@@ -272,9 +273,8 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
         if count and count < plan.config.batch_size:
             text = f"{counted(count, 'task')}, fewer than batch_size={plan.config.batch_size}: some repeat in a step"
             found.notes.append(PlanFinding("tasks.train", text))
-    if plan.config.eval.every and not plan.tasks_eval:
-        text = f"{plan.config.eval.every}, but nothing is evaluated, since there are no tasks.eval"
-        found.notes.append(PlanFinding("eval.every", text))
+    if not plan.tasks_eval:
+        found.notes += _idle_evaluation(plan.config.eval)
     return Readiness(
         faults=tuple(found.faults),
         warnings=tuple(found.warnings),
@@ -283,6 +283,15 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
         disk=disk,
         built=built,
     )
+
+
+def _idle_evaluation(section: EvalSection) -> Iterator[PlanFinding]:
+    """Note settings of evaluations without held-out tasks, except those that turn evaluations off."""
+    usual = EvalSection()
+    for name in (field.name for field in attrs.fields(EvalSection) if field.name not in ("before", "after")):
+        if (value := getattr(section, name)) != getattr(usual, name):
+            given = "given" if attrs.has(type(value)) else "false" if value is False else value
+            yield PlanFinding(f"eval.{name}", f"{given}, but nothing is evaluated, since there are no tasks.eval")
 
 
 def _length(plan: Plan, tasks: int | None) -> int | None:

@@ -147,28 +147,30 @@ class Foreign:
             raise result
         if isinstance(result, Exception):
             return [Score.invalid(described(result))] * count
+        if self.key is None and self.none == "invalid":
+            return prepared.read(result, count)
+        listed = isinstance(result, list | tuple)
+        values = list(result) if listed else [result]
         if self.key is not None:
-            try:
-                result = _picked(result, self.key)
-            except ValueFault as error:
-                return [Score.invalid(str(error))] * count
-        if self.none == "zero":
-            listed = isinstance(result, list | tuple)
-            values = [0.0 if value is None else value for value in (result if listed else [result])]
-            result = values if listed else values[0]
-        return prepared.read(result, count)
+            values = [_picked(each, self.key) for each in values]
+        faults = {i: str(value) for i, value in enumerate(values) if isinstance(value, ValueFault)}
+        if faults and not listed:
+            return [Score.invalid(faults[0])] * count
+        values = [
+            0.0 if i in faults or (value is None and self.none == "zero") else value for i, value in enumerate(values)
+        ]
+        scores = prepared.read(values if listed else values[0], count)
+        return [Score.invalid(faults[i]) if i in faults else score for i, score in enumerate(scores)]
 
 
 def _picked(result: Any, key: str) -> Any:
-    """Return the value under a key of a mapping, or of each mapping in a list."""
-    if isinstance(result, list | tuple):
-        return [_picked(each, key) for each in result]
+    """Return the value under a key of a mapping, or a fault if there is none."""
     if isinstance(result, Mapping) and key in result:
         return result[key]
     given = (
         f"a mapping with {', '.join(map(str, result)) or 'nothing'}" if isinstance(result, Mapping) else repr(result)
     )
-    raise ValueFault(f"it returned {given:.200}; expected a mapping with {key!r}")
+    return ValueFault(f"it returned {given:.200}; expected a mapping with {key!r}")
 
 
 async def _settled(result: Any) -> Any:

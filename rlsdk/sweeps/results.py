@@ -19,7 +19,7 @@ from rlsdk.runlog.folder import replace_text
 from rlsdk.sweeps.running import RunOutcome
 
 EVALUATED = "eval/sampled"
-"""Metric for runs with held-out tasks: accuracy at temperature 1."""
+"""Metric for runs with held-out tasks: accuracy of the sampled answers."""
 TRAINED = "reward/mean"
 """Metric for runs without held-out tasks."""
 FILE = "sweep.json"

@@ -126,6 +126,13 @@ def test_evaluations_without_tasks_are_noted(model: Path, tmp_path: Path) -> Non
         "eval.every: 5, but nothing is evaluated, since there are no tasks.eval"
     ]
     assert notes[1:] == [(), ()]
+    more = (
+        "tasks.eval=null",
+        "eval={before: false, samples: 4, temperature: 0.6, greedy: false, workflow: single_turn}",
+    )
+    found = examine(plan(model, tmp_path, [SHORT], [SHORT], *more), starts=False).notes
+    said = ["eval.samples: 4", "eval.greedy: false", "eval.temperature: 0.6", "eval.workflow: given"]
+    assert [str(note).partition(",")[0] for note in found] == said
     _, rehearsed = examined(plan(model, tmp_path, [SHORT], [SHORT], *given))
     assert rehearsed.notes == tuple(map(str, notes[0]))  # the log of a run begins with it
 

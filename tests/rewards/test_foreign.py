@@ -235,6 +235,26 @@ def test_one_number_of_a_mapping_may_be_the_score(load, style):
     )
 
 
+@pytest.mark.parametrize("none", ["invalid", "zero"])
+def test_a_mapping_without_the_number_costs_only_its_own_rollout_the_score(load, none):
+    code = """
+        def reward(data_sources, solution_strs, ground_truths, extra_infos):
+            return [{"right": 1.0}, {"form": 1.0}, {"right": None}, 0.5][:len(solution_strs)]
+    """
+    right, lacking, nothing, number = load(code, style="verl_batch", key="right", none=none)(
+        answers("4", "5", "6", "7")
+    )
+    assert (right.valid, right.value, lacking.valid, nothing.valid, number.valid) == (
+        True,
+        1.0,
+        False,
+        none == "zero",
+        False,
+    )
+    assert lacking.reason == "it returned a mapping with form; expected a mapping with 'right'"
+    assert number.reason == "it returned 0.5; expected a mapping with 'right'"
+
+
 def test_trl_conversations_are_messages(load):
     reward = load("""
         def reward(prompts, completions, **kwargs):
