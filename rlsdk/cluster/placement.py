@@ -318,7 +318,7 @@ def ray_cluster(plan: Plan, *, trains: bool = False) -> Iterator[int]:
         try:
             check_nodes(plan, trains=trains)
         except BaseException:
-            ray.shutdown()
+            _leave_ray()
             raise
     else:
         # Ray logs at every start whether it requires a token, which is noise for a cluster on loopback.
@@ -334,7 +334,15 @@ def ray_cluster(plan: Plan, *, trains: bool = False) -> Iterator[int]:
             usable = address is not None or (gpus and preflight.gpu_count())
             yield gpus if usable else 0
     finally:
-        ray.shutdown()
+        _leave_ray()
+
+
+def _leave_ray() -> None:
+    """Disconnect from Ray, or stop it; Ray's core then makes SIGTERM end the process at once, which is undone."""
+    import ray
+
+    ray.shutdown()
+    restore_sigterm()
 
 
 def _runtime_env(placement: PlacementSection) -> dict[str, Any]:

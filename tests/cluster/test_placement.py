@@ -142,11 +142,12 @@ def test_a_connection_of_the_program_is_used_and_kept() -> None:
 
 CONFIG = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 STARTED = """
-import json, os, sys
+import json, os, signal, sys
 from pathlib import Path
 import psutil
 from rlsdk.config import check
 from rlsdk.cluster.placement import ray_cluster
+from rlsdk.isolation.process import sigterm_as_interrupt
 from ray._private.state import GlobalState
 
 os.environ["BASE"] = "before"
@@ -157,6 +158,8 @@ def recorded(self, node_id):
     return get_node(self, node_id)
 
 GlobalState.get_node = recorded
+handling = sigterm_as_interrupt()
+handling.__enter__()
 with ray_cluster(check(Path(sys.argv[1]), (), ())):
     import ray
 
@@ -170,6 +173,10 @@ with ray_cluster(check(Path(sys.argv[1]), (), ())):
     commands = [" ".join(child.cmdline()) for child in children]
 _, left = psutil.wait_procs(children, timeout=20)
 print(json.dumps([found, commands, [str(process) for process in left], asked]))
+try:
+    signal.raise_signal(signal.SIGTERM)
+except KeyboardInterrupt:
+    print("interrupted")
 """
 SERVICES = {"dashboard.py", "agent.py", "monitor.py", "log_monitor.py"}
 
@@ -179,7 +186,9 @@ def test_ray_starts_without_services_that_no_run_uses() -> None:
     command = [sys.executable, "-c", STARTED, str(CONFIG)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr
-    found, commands, left, asked = json.loads(ran.stdout.splitlines()[-1])
+    *_, told, after = ran.stdout.splitlines()
+    assert after == "interrupted"  # by SIGTERM, which Ray's end leaves to the program
+    found, commands, left, asked = json.loads(told)
     assert found == ["a b'c", "before:after", "."]
     programs = {command.split(" ")[0].rpartition("/")[2] for command in commands}
     assert {"gcs_server", "raylet"} <= programs
