@@ -6,7 +6,8 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, TextIO
 
 import rlsdk
@@ -36,17 +37,23 @@ class JsonlTracker:
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Append one line and flush it, so that it survives a kill of this process; JSON has no NaN: null instead."""
         finite = {name: None if value is None or not math.isfinite(value) else value for name, value in metrics.items()}
-        try:
+        with self._naming():
             self._file.write(json.dumps({"step": step, **finite}) + "\n")
             self._file.flush()
-        except OSError as error:
-            error.filename = self._file.name
-            raise
 
     def close(self) -> None:
         """Sync the file to the disk and close it."""
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with self._naming(), self._file:
+            os.fsync(self._file.fileno())
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Add the file's name to errors of the operating system."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = self._file.name
+            raise
 
 
 def service_run(run: Run, service: str) -> str | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import math
+import os
 import resource
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,19 @@ def test_values_that_json_cannot_hold_are_null(tmp_path: Path) -> None:
     tracker.close()
     line = '{"step": 1, "score/mine": null, "loss": null, "eval/sampled": null, "reward/mean": 0.5}\n'
     assert (tmp_path / METRICS).read_text() == line
+
+
+def test_a_disk_that_fails_when_the_file_is_synced_is_reported_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    tracker = JsonlTracker()
+    tracker.open(Run("trial", tmp_path, {}, 0))
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match=r"Input/output error: '.*metrics\.jsonl'"):
+        tracker.close()
 
 
 def test_a_run_without_metrics_has_none(tmp_path: Path) -> None:
