@@ -108,7 +108,7 @@ class Sampler(Protocol):
 
 
 @attrs.define(eq=False)
-class _Wanted:
+class _MergedRequest:
     """One engine request, which merges a group's equal prompts into one request for several continuations."""
 
     first: GenerateRequest
@@ -127,13 +127,13 @@ class _Wanted:
         """Futures without an answer."""
         return [future for future in self.futures if not future.done()]
 
-    def again(self) -> _Wanted:
+    def again(self) -> _MergedRequest:
         """Return the part to request again; for a seeded request, all of it, since seeds depend on the index."""
         return self if self.first.seed is not None else attrs.evolve(self, futures=self.missing)
 
 
 @attrs.define(eq=False)
-class _Seat:
+class _RoutedEngine:
     """An engine that receives requests, with its number of outstanding continuations."""
 
     rank: int
@@ -178,11 +178,11 @@ class EngineClient:
         """
         self.lost: Callable[[int, Any, Exception], None] | None = None
         self.sampled_again = 0
-        self._seats = {rank: _Seat(rank, actor) for rank, actor in enumerate(actors)}
-        self._leaving: list[_Seat] = []
+        self._engines = {rank: _RoutedEngine(rank, actor) for rank, actor in enumerate(actors)}
+        self._leaving: list[_RoutedEngine] = []
         self._decode = decode
-        self._wanted: dict[Hashable, _Wanted] = {}
-        self._waiting: list[_Wanted] = []
+        self._merged: dict[Hashable, _MergedRequest] = {}
+        self._waiting: list[_MergedRequest] = []
         self._failure: Exception | None = None
         self._serial = (f"{name}{number}" for number in itertools.count())
         self._first = first
@@ -192,26 +192,26 @@ class EngineClient:
     @property
     def actors(self) -> list[Any]:
         """Handles of the engines that get requests."""
-        return [seat.actor for seat in self._seats.values()]
+        return [engine.actor for engine in self._engines.values()]
 
     def sample(self, request: GenerateRequest) -> asyncio.Future[Answer]:
         """Sample one continuation of a prompt; the engine aborts it once all requests for it are cancelled."""
         loop = asyncio.get_running_loop()
-        if not self._wanted:
+        if not self._merged:
             loop.call_soon(self._flush)
-        wanted = self._wanted.setdefault(request.key, _Wanted(request))
+        merged = self._merged.setdefault(request.key, _MergedRequest(request))
         future: asyncio.Future[Answer] = loop.create_future()
-        wanted.futures.append(future)
+        merged.futures.append(future)
         if request.watch is not None:
-            wanted.watches[future] = request.watch
+            merged.watches[future] = request.watch
         return future
 
     def abort(self) -> None:
         """Abort all running and waiting requests; they are answered with their partial tokens and reason `abort`."""
-        for seat in (*self._seats.values(), *self._leaving):
-            seat.actor.abort.remote(None)
+        for engine in (*self._engines.values(), *self._leaving):
+            engine.actor.abort.remote(None)
         waiting, self._waiting = self._waiting, []
-        for future in itertools.chain.from_iterable(want.missing for want in waiting):
+        for future in itertools.chain.from_iterable(merged.missing for merged in waiting):
             # Each gets a unique name, from which seeds of resumed requests derive.
             future.set_result(Answer(nothing(next(self._serial)), ""))
 
@@ -222,23 +222,23 @@ class EngineClient:
             rank: Rank of the engine, currently unused.
             actor: Actor handle of an engine with the current weights.
         """
-        self._seats[rank] = _Seat(rank, actor)
+        self._engines[rank] = _RoutedEngine(rank, actor)
         waiting, self._waiting = self._waiting, []
         self._send(waiting)
 
     def dismiss(self, rank: int) -> None:
         """Stop routing to an engine; if alive, it still answers its requests."""
-        seat = self._seats.pop(rank, None)
-        if seat is not None:
-            seat.gone = True
+        engine = self._engines.pop(rank, None)
+        if engine is not None:
+            engine.gone = True
 
     async def drain(self, rank: int) -> None:
         """Stop routing to an engine, and wait until it has answered the requests that it has."""
-        seat = self._seats.pop(rank, None)
-        if seat is not None and seat.load:
-            self._leaving.append(seat)
-            await seat.idle.wait()
-            self._leaving.remove(seat)
+        engine = self._engines.pop(rank, None)
+        if engine is not None and engine.load:
+            self._leaving.append(engine)
+            await engine.idle.wait()
+            self._leaving.remove(engine)
 
     def fail(self, error: Exception) -> None:
         """Fail requests that wait for an engine, and all later ones, with an error."""
@@ -247,60 +247,62 @@ class EngineClient:
         self._send(waiting)
 
     def _flush(self) -> None:
-        wanted, self._wanted = self._wanted, {}
+        requests, self._merged = self._merged, {}
         # Partial answers go first after a sync; behind waiting requests, they would become too stale.
-        self._send(sorted(wanted.values(), key=lambda want: not want.first.begun))
+        self._send(sorted(requests.values(), key=lambda merged: not merged.first.begun))
 
-    def _send(self, wanted: Iterable[_Wanted]) -> None:
+    def _send(self, requests: Iterable[_MergedRequest]) -> None:
         """Send requests that still have callers to engines; keep them if there is no engine."""
-        batches: dict[int, list[tuple[Request, _Wanted]]] = {}
-        for want in wanted:
-            if not want.missing:
+        batches: dict[int, list[tuple[Request, _MergedRequest]]] = {}
+        for merged in requests:
+            if not merged.missing:
                 continue
             if self._failure is not None:
-                _fail(want.missing, self._failure)
+                _fail(merged.missing, self._failure)
                 continue
-            if not self._seats:
-                self._waiting.append(want)
+            if not self._engines:
+                self._waiting.append(merged)
                 continue
-            seat = self._route(want)
-            seat.count(len(want.futures))
+            engine = self._route(merged)
+            engine.count(len(merged.futures))
             request = Request(
                 id=next(self._serial),
-                prompt_ids=want.first.prompt,
-                sampling=want.first.sampling,
-                n=len(want.futures),
-                seed=want.first.seed,
-                begun=want.first.begun,
-                stream=bool(want.watches),
-                images=want.first.images,
-                image_positions=want.first.image_positions,
+                prompt_ids=merged.first.prompt,
+                sampling=merged.first.sampling,
+                n=len(merged.futures),
+                seed=merged.first.seed,
+                begun=merged.first.begun,
+                stream=bool(merged.watches),
+                images=merged.first.images,
+                image_positions=merged.first.image_positions,
             )
-            batches.setdefault(seat.rank, []).append((request, want))
-            for future in want.missing:
-                future.add_done_callback(functools.partial(self._cancel, seat, request.id, want))
+            batches.setdefault(engine.rank, []).append((request, merged))
+            for future in merged.missing:
+                future.add_done_callback(functools.partial(self._cancel, engine, request.id, merged))
         for rank, batch in batches.items():
-            self._begin(self._seats[rank], batch)
+            self._begin(self._engines[rank], batch)
 
-    def _begin(self, seat: _Seat, batch: list[tuple[Request, _Wanted]]) -> None:
-        task = asyncio.get_running_loop().create_task(self._consume(seat, batch))
+    def _begin(self, engine: _RoutedEngine, batch: list[tuple[Request, _MergedRequest]]) -> None:
+        task = asyncio.get_running_loop().create_task(self._consume(engine, batch))
         self._consumers.add(task)
         task.add_done_callback(self._consumers.discard)
 
-    def _cancel(self, seat: _Seat, request: str, want: _Wanted, future: asyncio.Future[Answer]) -> None:
-        if future.cancelled() and not want.missing and not seat.gone:
-            seat.actor.abort.remote([request])
+    def _cancel(
+        self, engine: _RoutedEngine, request: str, merged: _MergedRequest, future: asyncio.Future[Answer]
+    ) -> None:
+        if future.cancelled() and not merged.missing and not engine.gone:
+            engine.actor.abort.remote([request])
 
-    def _route(self, want: _Wanted) -> _Seat:
-        if want.first.affinity in self._seats:
-            return self._seats[want.first.affinity]
-        return min(self._seats.values(), key=lambda seat: (seat.load, seat.rank < self._first, seat.rank))
+    def _route(self, merged: _MergedRequest) -> _RoutedEngine:
+        if merged.first.affinity in self._engines:
+            return self._engines[merged.first.affinity]
+        return min(self._engines.values(), key=lambda engine: (engine.load, engine.rank < self._first, engine.rank))
 
-    async def _consume(self, seat: _Seat, batch: list[tuple[Request, _Wanted]]) -> None:
-        waiting = {request.id: want for request, want in batch}
+    async def _consume(self, engine: _RoutedEngine, batch: list[tuple[Request, _MergedRequest]]) -> None:
+        waiting = {request.id: merged for request, merged in batch}
         unanswered = whole = sum(request.n for request, _ in batch)
         try:
-            stream = seat.actor.generate.options(num_returns="streaming").remote([request for request, _ in batch])
+            stream = engine.actor.generate.options(num_returns="streaming").remote([request for request, _ in batch])
             async for reference in stream:
                 message: list[Completion] | Progress = await reference
                 if isinstance(message, Progress):
@@ -309,24 +311,30 @@ class EngineClient:
                     continue
                 completions = message
                 texts = self._decode([c.token_ids for c in completions])
-                seat.count(-len(completions), sum(len(c.token_ids) for c in completions))
+                engine.count(-len(completions), sum(len(c.token_ids) for c in completions))
                 unanswered -= len(completions)
                 for completion, text in zip(completions, texts, strict=True):
                     future = waiting[completion.request].futures[completion.index]
                     if future.done():
                         self.unheard += len(completion.token_ids)
                     else:
-                        future.set_result(Answer(completion, text, seat.rank))
+                        future.set_result(Answer(completion, text, engine.rank))
         except Exception as error:  # noqa: BLE001 - every waiting rollout gets the engine's failure
-            self._failed(seat, batch, error, unanswered, begun=unanswered < whole)
+            self._failed(engine, batch, error, unanswered, begun=unanswered < whole)
 
     def _failed(
-        self, seat: _Seat, batch: list[tuple[Request, _Wanted]], error: Exception, unanswered: int, *, begun: bool
+        self,
+        engine: _RoutedEngine,
+        batch: list[tuple[Request, _MergedRequest]],
+        error: Exception,
+        unanswered: int,
+        *,
+        begun: bool,
     ) -> None:
         """Handle a call that ended early.
 
         Args:
-            seat: Engine that was called.
+            engine: Engine that was called.
             batch: Requests of the call.
             error: Reason.
             unanswered: Number of unanswered continuations.
@@ -335,24 +343,24 @@ class EngineClient:
         if isinstance(cause_of(error), ValueFault):  # the engine rejected a request and still runs
             if len(batch) > 1 and not begun:  # none was admitted; only the request at fault should fail
                 for each in batch:
-                    self._begin(seat, [each])
+                    self._begin(engine, [each])
                 return
-            seat.count(-unanswered)
+            engine.count(-unanswered)
         else:
-            seat.idle.set()
-            seat.busy.drop()
+            engine.idle.set()
+            engine.busy.drop()
         if self.lost is None or not died(error):
             cause = cause_of(error)
             if isinstance(cause, EngineError):  # the text of Ray's error is the traceback, which is in the engine's log
-                cause = EngineError(f"engine {seat.rank}: {cause}")
+                cause = EngineError(f"engine {engine.rank}: {cause}")
                 cause.__cause__ = error
-            _fail(itertools.chain.from_iterable(want.futures for _, want in batch), cause)
+            _fail(itertools.chain.from_iterable(merged.futures for _, merged in batch), cause)
             return
-        if self._seats.get(seat.rank) is seat:
-            self.dismiss(seat.rank)
-        self.lost(seat.rank, seat.actor, error)
-        again = [want.again() for _, want in batch if want.missing]
-        self.sampled_again += sum(len(want.missing) for want in again)
+        if self._engines.get(engine.rank) is engine:
+            self.dismiss(engine.rank)
+        self.lost(engine.rank, engine.actor, error)
+        again = [merged.again() for _, merged in batch if merged.missing]
+        self.sampled_again += sum(len(merged.missing) for merged in again)
         self._send(again)
 
 
