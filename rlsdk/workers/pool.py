@@ -65,7 +65,14 @@ class RolloutWorkerPool:
     """
 
     def __init__(
-        self, start: Start, started: Sequence[Any], engines: Sequence[Any], *, most: int, logs: Path, observer: Observer
+        self,
+        start: Start,
+        started: Sequence[Any],
+        engines: Sequence[Any],
+        *,
+        most: int,
+        logs: Path,
+        observer: Observer | None,
     ) -> None:
         """Create a pool of started workers.
 
@@ -75,7 +82,7 @@ class RolloutWorkerPool:
             engines: Handles of the engines, by rank; empty if nothing is sampled.
             most: Maximum number of deaths per worker.
             logs: Folder of the worker logs.
-            observer: Called with each new training rollout, its score and step.
+            observer: Called with each new training rollout, its score and step; None without an observer.
         """
         self._start, self._observer = start, observer
         self._events = WorkerEvents(answered=self._answer, noticed=self._notice, lost=self._lose)
@@ -115,8 +122,9 @@ class RolloutWorkerPool:
             del self._jobs[number]
             if job.worker is not None:
                 job.worker.load -= order.size
-        for rollout, score, step in made.seen:
-            self._observer(rollout, score, step)
+        if self._observer is not None:
+            for rollout, score, step in made.seen:
+                self._observer(rollout, score, step)
         if made.unfinished:
             raise UnfinishedError(made.made.group)
         return made.made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -42,42 +42,36 @@ def group_maker(
         with local_maker(plan, codec, engines, observer) as maker:
             yield maker
         return
-    with reward_actors(plan, reward_terms(plan)) as actors, ExitStack() as stack:
-        pool = _started(plan, engines, observer, actors, stack)
+    with reward_actors(plan, reward_terms(plan)) as actors, _worker_pool(plan, engines, observer, actors) as pool:
         yield pool
 
 
-def _started(
-    plan: Plan, engines: Sequence[Any], observer: Observer | None, actors: Mapping[str, Any], stack: ExitStack
-) -> RolloutWorkerPool:
-    """Start all workers; closing the stack ends them."""
+@contextmanager
+def _worker_pool(
+    plan: Plan, engines: Sequence[Any], observer: Observer | None, actors: Mapping[str, Any]
+) -> Iterator[RolloutWorkerPool]:
+    """Context manager: start all workers, which end with the block."""
     import ray
 
     portable = PortablePlan.of(plan)
     nodes = [each.node for each in ray.get([engine.identity.remote() for engine in engines])]
     start = partial(_start, plan, portable, nodes, actors, observer is not None)
-    count = plan.config.rollout.workers
+    count, logs = plan.config.rollout.workers, plan.folder.resolve() / "logs"
     starting = [start(rank, 0) for rank in range(count)]
-    pool = RolloutWorkerPool(
-        start,
-        [actor for actor, _ in starting],
-        engines,
-        most=plan.config.placement.engine_restarts,
-        logs=plan.folder.resolve() / "logs",
-        observer=observer or _nobody,
-    )
-    stack.callback(pool.close)
-    for rank, (_, ready) in enumerate(starting):
-        try:
-            ray.get(ready)
-        except ray.exceptions.RayError as error:
-            cause = cause_of(error)
-            if isinstance(cause, RlsdkError) and not died(error):
-                raise cause from error
-            path = plan.folder.resolve() / "logs" / f"rollout-worker-{rank}.log"
-            raise RunError(f"rollout worker {rank} did not start: {described(error)}; its log is {path}") from error
-    log.info("%d rollout workers make the rollouts", count)
-    return pool
+    most = plan.config.placement.engine_restarts
+    pool = RolloutWorkerPool(start, [actor for actor, _ in starting], engines, most=most, logs=logs, observer=observer)
+    with closing(pool):
+        for rank, (_, ready) in enumerate(starting):
+            try:
+                ray.get(ready)
+            except ray.exceptions.RayError as error:
+                cause = cause_of(error)
+                if isinstance(cause, RlsdkError) and not died(error):
+                    raise cause from error
+                path = logs / f"rollout-worker-{rank}.log"
+                raise RunError(f"rollout worker {rank} did not start: {described(error)}; its log is {path}") from error
+        log.info("%d rollout workers make the rollouts", count)
+        yield pool
 
 
 def _start(
@@ -104,7 +98,3 @@ def _start(
     name = f"w{rank}" + (f"-life-{incarnation + 1}" if incarnation else "")
     share = RolloutShare(rank, plan.config.rollout.workers, name, actors)
     return actor, actor.start.remote(WorkerSpec(portable, Surroundings(), share, observed))
-
-
-def _nobody(*_: object) -> None:
-    """Observe nothing."""
