@@ -271,6 +271,18 @@ def dataset(paths: Any, split: str, columns: Mapping[str, str], **more: Any) -> 
     return {"use": "jsonl", "path": path, "split": split, **extra}
 
 
+def unshuffled(sources: Any, *, sort_by: str | None = None) -> Any:
+    """Return a source of files, or a list of them, whose order training keeps.
+
+    Args:
+        sources: Source or sources that `dataset` returned; None if there is none.
+        sort_by: Column to sort by, if not the order of the data.
+    """
+    if isinstance(sources, list):
+        return [unshuffled(each, sort_by=sort_by) for each in sources]
+    return sources and {**sources, **({"sort_by": sort_by} if sort_by else {"shuffle": False})}
+
+
 def template_variables(given: Given, section: str) -> dict[str, Any]:
     """Return the variables of the chat template, which the other trainer has in a section."""
     variables = given.section(section)

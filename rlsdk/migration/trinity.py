@@ -27,6 +27,7 @@ from rlsdk.migration.parts import (
     switched,
     template_file,
     trackers_with,
+    unshuffled,
 )
 from rlsdk.migration.rows import (
     NOTES,
@@ -470,6 +471,46 @@ def _source(given: Given, where: str) -> dict[str, Any] | None:
     return found
 
 
+_NO_SELECTOR = (
+    "the data can be kept in order, shuffled or sorted once; for another order, write a task source (howto/tasks.md)"
+)
+
+
+def _order(given: Given, where: str) -> tuple[str, str | None]:
+    """Return the selector of a taskset, and the option `sort_by` for one that begins with easy tasks."""
+    kind, keys = "sequential", []
+    for selector in (f"{where}.task_selector", f"{where}.data_selector"):
+        kind = str(given.get(f"{selector}.selector_type", kind))
+        keys = given.read(f"{selector}.feature_keys", texts, keys)
+    return kind, f"-{keys[0]}" if len(keys) == 1 else None
+
+
+def _ordered(source: dict[str, Any], given: Given, where: str) -> dict[str, Any]:
+    """Return a source in the order of Trinity's selector, by default that of the data."""
+    kind, sort_by = _order(given, where)
+    if kind == "offline_easy2hard" and sort_by:
+        return dict(unshuffled(source, sort_by=sort_by))
+    return dict(unshuffled(source)) if kind == "sequential" else source
+
+
+def _selector(key: str) -> KeyRule:
+    """Return the rule of the selector, which orders the tasks."""
+
+    def give(value: Any, given: Given) -> KeyOutcome:
+        kind, sort_by = _order(given, given.key.rsplit(".", 2)[0])
+        if kind in ("sequential", "shuffle", "random"):
+            return KeyOutcome({}, "mapped", "")
+        if kind == "offline_easy2hard":
+            if sort_by:
+                return KeyOutcome({}, "changed", "tasks with equal values keep the order of the data")
+            return KeyOutcome(
+                {}, "missing", "tasks.train.sort_by takes one column: write a column that orders the tasks"
+            )
+        return KeyOutcome({}, "missing", _NO_SELECTOR)
+
+    return KeyRule(f"{key}.selector_type", "mapped", ("tasks.train.shuffle",), "", "sequential", text, give)
+
+
 def _finish(given: Given) -> dict[str, Any]:
     where = f"{INPUT}.taskset" if f"{INPUT}.taskset.path" in given.flat else f"{INPUT}.tasksets.0"
     found: dict[str, Any] = {
@@ -482,7 +523,7 @@ def _finish(given: Given) -> dict[str, Any]:
         found[NOTES] = (_THINKING,)
     train = _source(given, where)
     if train:
-        found["tasks.train"] = train
+        found["tasks.train"] = _ordered(train, given, where)
     found |= _demonstrations(given)
     held_out = [source for i in range(64) if (source := _source(given, f"{INPUT}.eval_tasksets.{i}"))]
     names = [given.get(f"{INPUT}.eval_tasksets.{i}.name") for i in range(len(held_out))]
@@ -753,10 +794,10 @@ ROWS = (
         part(f"{where}.reward_fn_args.cache_length", "algorithm.shaping", count, 256),
         missing(f"{where}.reward_fn_args.**", "set options of the reward", 1),
         *(row for selector in ("data_selector", "task_selector") for row in (
-            unless(f"{where}.{selector}.selector_type", ("shuffle", "random"),
-                   "tasks are shuffled by seed; write a task source with its own order", "sequential"),
+            _selector(f"{where}.{selector}"),
+            part(f"{where}.{selector}.feature_keys", "tasks.train.sort_by", texts, ["pass_rate"]),
             ignored(f"{where}.{selector}.seed", "there is one seed for everything", 42),
-            missing(f"{where}.{selector}.**", "tasks are shuffled by seed; write a task source with its own order", "x"))),
+            missing(f"{where}.{selector}.**", _NO_SELECTOR, "x"))),
         ignored(f"{where}.storage_type", "files and hub data sets are recognised by name", "file"),
         ignored(f"{where}.**", "the run's settings apply", 1),
     )),

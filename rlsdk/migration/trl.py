@@ -22,6 +22,7 @@ from rlsdk.migration.parts import (
     template_file,
     template_variables,
     trackers,
+    unshuffled,
 )
 from rlsdk.migration.python_files import KIND, LOADERS
 from rlsdk.migration.rows import (
@@ -396,6 +397,8 @@ def _finish(given: Given) -> dict[str, Any]:
             notes += (
                 f"tasks.train: {len(mixture)} sources share each batch equally; TRL mixes them by size: set weights",
             )
+    if "tasks.train" in found and not given.read("shuffle_dataset", flag, True):
+        found["tasks.train"] = unshuffled(found["tasks.train"])
     rewards = _rewards(given, name)
     return {**found, **rewards, NOTES: (*notes, *rewards.get(NOTES, ()))}
 
@@ -661,7 +664,7 @@ ROWS = (
     same("num_iterations", "passes", count, 1),
     ignored("per_device_eval_batch_size", "an evaluation runs all tasks, as many at once as the engines take", 8),
     ignored("auto_find_batch_size", "micro-batches are counted in tokens", False),
-    ignored("shuffle_dataset", "tasks are always shuffled by seed", True),
+    part("shuffle_dataset", "tasks.train.shuffle", flag, False),
     # Sampling
     same("temperature", "sampling.temperature eval.temperature", number, 1.0, _temperature),
     no_cut("top_p", 1.0),

@@ -34,6 +34,7 @@ from rlsdk.migration.parts import (
     switched,
     template_variables,
     trackers_with,
+    unshuffled,
 )
 from rlsdk.migration.rows import (
     Choice,
@@ -565,6 +566,8 @@ def _finish(given: Given) -> dict[str, Any]:
     for key, to in (("data.train_files", "tasks.train"), ("data.val_files", "tasks.eval")):
         if given.get(key) is not None:
             found[to] = given.read(key, lambda value: _files(value, columns))
+    if not given.read("data.shuffle", flag, True):
+        found["tasks.train"] = unshuffled(found.get("tasks.train"))
     path = given.read("custom_reward_function.path", text)
     if path is not None:
         arguments = {
@@ -629,7 +632,7 @@ ROWS = (
     same("data.filter_overlong_prompts", "long_prompts", flag, True,
              lambda v, _: {"long_prompts": "drop"} if v else {}),
     ignored("data.filter_overlong_prompts_workers", "prompts are measured on demand"),
-    unless("data.shuffle", (True,), "tasks are always shuffled by seed; sources that declare an order keep it", False),
+    part("data.shuffle", "tasks.train.shuffle", flag, False),
     changed("data.seed", "seed", whole, 1, "rlsdk has one seed for everything"),
     same("data.trust_remote_code", "model.trust_remote_code", flag, False),
     same("data.tokenizer", "model.tokenizer", text, "org/tokenizer"),
@@ -650,7 +653,7 @@ ROWS = (
     ignored("data.return_multi_modal_inputs", "defined by the model's image processor"),
     missing("data.tool_config_path", "list functions in workflow: {use: tools, tools: [...]}", "tools.yaml"),
     missing("data.custom_cls.**", "write a task source: @rlsdk.tasks (howto/tasks.md)", "x"),
-    missing("data.sampler.**", "write a buffer, which orders groups: @rlsdk.buffer", "x"),
+    missing("data.sampler.**", "tasks.train: {sort_by: COLUMN} orders the data once; for another order, write a task source (howto/tasks.md)", "x"),
     missing("data.datagen.**", "write a task source: @rlsdk.tasks (howto/tasks.md)", "x"),
     part("data.apply_chat_template_kwargs.**", "model.renderer.variables", lambda v: v, False),
     # Model

@@ -22,6 +22,7 @@ from rlsdk.migration.parts import (
     share_of_steps,
     switched,
     trackers,
+    unshuffled,
 )
 from rlsdk.migration.python_files import KIND
 from rlsdk.migration.rows import (
@@ -171,6 +172,8 @@ def _sources(given: Given, manager: str) -> list[dict[str, Any]]:
             source = dataset(files, "train", {})
             path = files[0] if len(files) == 1 else files
             source = {"use": "jsonl", "path": path} if source["use"] == "hub" else source
+            if given.read(f"{task}.{DATA}.dataset.enable_sequential_sampler", flag, False):
+                source = unshuffled(source)
             named = {"source": _named(task, given), "weight": given.read(f"{task}.weight", number, 1.0)}
             found.append({**source, **(named if len(tasks) > 1 else {})})
     return found
@@ -365,7 +368,7 @@ ROWS = (
     unless(f"{TASK}.{DATA}.dataset.sample_ratio", (1, 1.0), "use part of the data, or give the source a weight", 0.5),
     unless(f"{TASK}.{DATA}.dataset.class_name", ("JsonlDataset",),
            "images are parts of a prompt's messages: docs/howto/vision.md", "VLMJsonlDataset"),
-    unless(f"{TASK}.{DATA}.dataset.enable_sequential_sampler", (False,), "tasks are always shuffled by seed", True),
+    part(f"{TASK}.{DATA}.dataset.enable_sequential_sampler", "tasks.train.shuffle", flag, True),
     ignored(f"{TASK}.{DATA}.dataset.cache_*", "tasks are read on demand", "x"),
     ignored(f"{TASK}.{DATA}.dataset.enable_mmap_shared", "tasks are read on demand", True),
     missing(f"{TASK}.{DATA}.tokenize_fn.tools_schema.**", "list functions: workflow: {use: tools, tools: [...]}", "x"),

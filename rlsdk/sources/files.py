@@ -17,7 +17,7 @@ import rlsdk
 from rlsdk import preflight
 from rlsdk.contracts import TaskList
 from rlsdk.errors import DataError, OptionError
-from rlsdk.sources.rows import BadRowError, Columns, NoColumnError, RowReader, Wording
+from rlsdk.sources.rows import BadRowError, Columns, NoColumnError, RowReader, TaskOrder, Wording
 from rlsdk.sources.tables import Table, find, read_hub, read_jsonl, read_parquet
 from rlsdk.types import Task
 
@@ -44,6 +44,8 @@ def parquet(
     chat: bool = False,
     system: str | None = None,
     prefill: str | None = None,
+    shuffle: bool = True,
+    sort_by: str | None = None,
     skip_bad: float = 0.0,
 ) -> TaskList:
     """Tasks from parquet files; the columns of veRL's files are recognised.
@@ -56,6 +58,9 @@ def parquet(
         chat: Convert text prompts to user messages.
         system: System message prepended to every prompt; prompts must not have one already.
         prefill: Beginning of every answer; not trained on.
+        shuffle: Train on the tasks in a new random order in every epoch; if false, in the order of the rows.
+        sort_by: Column of numbers that orders the tasks, smallest first, or largest first with a minus before its name,
+            such as `-pass_rate` for a curriculum from easy to hard; training then keeps this order.
         skip_bad: Maximum share of rows to skip because they cannot be converted to tasks.
 
     Returns:
@@ -65,9 +70,8 @@ def parquet(
         DataError: A file cannot be read, or more rows are bad than allowed; the message names file and row.
     """
     files = find(_listed(path), split, "parquet")
-    return _tasks(
-        [read_parquet(file) for file in files], columns, Wording(chat=chat, system=system, prefill=prefill), skip_bad
-    )
+    wording, order = Wording(chat=chat, system=system, prefill=prefill), TaskOrder(shuffle=shuffle, sort_by=sort_by)
+    return _tasks([read_parquet(file) for file in files], columns, wording, order, skip_bad)
 
 
 @rlsdk.tasks("jsonl", costly=partial(_is_large, "jsonl"))
@@ -79,6 +83,8 @@ def jsonl(
     chat: bool = False,
     system: str | None = None,
     prefill: str | None = None,
+    shuffle: bool = True,
+    sort_by: str | None = None,
     skip_bad: float = 0.0,
 ) -> TaskList:
     """Tasks from JSON lines files, compressed or not; the columns of veRL's files are recognised.
@@ -91,6 +97,9 @@ def jsonl(
         chat: Convert text prompts to user messages.
         system: System message prepended to every prompt; prompts must not have one already.
         prefill: Beginning of every answer; not trained on.
+        shuffle: Train on the tasks in a new random order in every epoch; if false, in the order of the rows.
+        sort_by: Column of numbers that orders the tasks, smallest first, or largest first with a minus before its name,
+            such as `-pass_rate` for a curriculum from easy to hard; training then keeps this order.
         skip_bad: Maximum share of rows to skip because they cannot be converted to tasks.
 
     Returns:
@@ -100,9 +109,8 @@ def jsonl(
         DataError: A file cannot be read, or more rows are bad than allowed; the message names file and line.
     """
     files = find(_listed(path), split, "jsonl")
-    return _tasks(
-        [read_jsonl(file) for file in files], columns, Wording(chat=chat, system=system, prefill=prefill), skip_bad
-    )
+    wording, order = Wording(chat=chat, system=system, prefill=prefill), TaskOrder(shuffle=shuffle, sort_by=sort_by)
+    return _tasks([read_jsonl(file) for file in files], columns, wording, order, skip_bad)
 
 
 @rlsdk.tasks("hub", costly=lambda o: not (preflight.hub_is_offline() or Path(str(o["name"])).is_dir()))
@@ -116,6 +124,8 @@ def hub(
     chat: bool = False,
     system: str | None = None,
     prefill: str | None = None,
+    shuffle: bool = True,
+    sort_by: str | None = None,
     skip_bad: float = 0.0,
 ) -> TaskList:
     """Tasks from a dataset of the Hugging Face hub.
@@ -129,6 +139,9 @@ def hub(
         chat: Convert text prompts to user messages.
         system: System message prepended to every prompt; prompts must not have one already.
         prefill: Beginning of every answer; not trained on.
+        shuffle: Train on the tasks in a new random order in every epoch; if false, in the order of the rows.
+        sort_by: Column of numbers that orders the tasks, smallest first, or largest first with a minus before its name,
+            such as `-pass_rate` for a curriculum from easy to hard; training then keeps this order.
         skip_bad: Maximum share of rows to skip because they cannot be converted to tasks.
 
     Returns:
@@ -137,9 +150,8 @@ def hub(
     Raises:
         DataError: The dataset cannot be read, or more rows are bad than allowed; the message names the row.
     """
-    return _tasks(
-        [read_hub(name, config, split, revision)], columns, Wording(chat=chat, system=system, prefill=prefill), skip_bad
-    )
+    wording, order = Wording(chat=chat, system=system, prefill=prefill), TaskOrder(shuffle=shuffle, sort_by=sort_by)
+    return _tasks([read_hub(name, config, split, revision)], columns, wording, order, skip_bad)
 
 
 def _listed(path: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -162,13 +174,13 @@ class _Rows:
         return self.reader.task(self.tables[table].row(row), f"{self.names[table]}:{row}", self.sources[table])
 
 
-def _tasks(tables: Sequence[Table], columns: Columns, wording: Wording, skip_bad: float) -> TaskList:
+def _tasks(tables: Sequence[Table], columns: Columns, wording: Wording, order: TaskOrder, skip_bad: float) -> TaskList:
     """Read every row once, so that bad rows are found now and not in the middle of a run."""
     if not 0 <= skip_bad <= 1:
         raise OptionError("tasks", [("skip_bad", f"expected a share from 0 to 1, got {skip_bad}")])
-    reader = RowReader(columns=columns, wording=wording)
+    reader = RowReader(columns=columns, wording=wording, order=order)
     names, sources = _names([table.name for table in tables]), _sources([table.name for table in tables])
-    good: list[tuple[int, int]] = []
+    good: dict[tuple[int, int], float] = {}
     bad: list[str] = []
     seen: dict[str, str] = {}
     answered: set[str] = set()
@@ -179,7 +191,7 @@ def _tasks(tables: Sequence[Table], columns: Columns, wording: Wording, skip_bad
             try:
                 if isinstance(row, BadRowError):
                     raise row
-                task = reader.task(row, f"{names[number]}:{index}", sources[number])
+                task, key = reader.task(row, f"{names[number]}:{index}", sources[number]), order.key(row)
                 if columns.id:  # ids derived from file and row cannot collide
                     if task.id in seen:
                         raise BadRowError(f"its id {task.id!r} is taken by {seen[task.id]}")
@@ -188,7 +200,7 @@ def _tasks(tables: Sequence[Table], columns: Columns, wording: Wording, skip_bad
                 bad.append(f"{table.label(index)}: {error}")
                 unmapped = unmapped or isinstance(error, NoColumnError)
             else:
-                good.append((number, index))
+                good[number, index] = key
                 if task.answer is None:
                     unanswered[number, index] = task.source
                 else:
@@ -199,9 +211,11 @@ def _tasks(tables: Sequence[Table], columns: Columns, wording: Wording, skip_bad
         f"{tables[number].label(index)}: it has no answer, unlike other rows of {source!r}"
         for (number, index), source in lacking.items()
     ]
-    good = [place for place in good if place not in lacking]
-    _judge(len(good), bad, skip_bad, [table.name for table in tables], _COLUMNS if unmapped else "")
-    return TaskList(_Rows(tuple(tables), names, sources, np.array(good, dtype=np.int64), reader), len(good), tuple(bad))
+    places = [place for place in good if place not in lacking]
+    places.sort(key=good.__getitem__)  # a stable sort: without a column to sort by, all keys are equal
+    _judge(len(places), bad, skip_bad, [table.name for table in tables], _COLUMNS if unmapped else "")
+    rows = _Rows(tuple(tables), names, sources, np.array(places, dtype=np.int64), reader)
+    return TaskList(rows, len(places), tuple(bad), ordered=order.kept)
 
 
 def _names(files: Sequence[str]) -> tuple[str, ...]:

@@ -77,15 +77,52 @@ class Wording:
 
 
 @attrs.frozen(kw_only=True)
+class TaskOrder:
+    """Order of the tasks in training.
+
+    Attributes:
+        shuffle: True if they are shuffled in every epoch.
+        sort_by: Column of numbers to sort by, smallest first; largest first with a minus before its name.
+    """
+
+    shuffle: bool = True
+    sort_by: str | None = None
+
+    @property
+    def kept(self) -> bool:
+        """True if training keeps the order of the source."""
+        return self.sort_by is not None or not self.shuffle
+
+    @property
+    def column(self) -> str | None:
+        """Name of the column to sort by."""
+        return None if self.sort_by is None else self.sort_by.removeprefix("-")
+
+    def key(self, row: Mapping[str, Any]) -> float:
+        """Return a row's key, smallest first; 0 if there is no column to sort by.
+
+        Raises:
+            BadRowError: The row has no number there.
+        """
+        if self.sort_by is None or self.column is None:
+            return 0.0
+        value = _value(row, self.column)
+        if not isinstance(value, int | float):
+            raise BadRowError(f"expected a number in {self.column}, to sort by, got {reprlib.repr(value)}")
+        return -value if self.sort_by.startswith("-") else value
+
+
+@attrs.frozen(kw_only=True)
 class RowReader:
     """Converts rows to tasks; veRL's columns are recognised in each row."""
 
     columns: Columns
     wording: Wording
+    order: TaskOrder = TaskOrder()
 
     def needed(self, present: Sequence[str]) -> list[str]:
-        """Return the present columns that fields of a task are read from; the others are metadata."""
-        mapped = [name for name in attrs.astuple(self.columns) if name]
+        """Return the present columns that a task's fields and its place are read from; the others are metadata."""
+        mapped = [name for name in (*attrs.astuple(self.columns), self.order.column) if name]
         known = {"prompt", "answer", "reward_model", "data_source", "demonstration", "extra_info"}
         return [name for name in present if name in known or any(name in {m, m.split(".")[0]} for m in mapped)]
 

@@ -457,6 +457,45 @@ def test_trinitys_prompts_folders_and_settings_of_engine_and_trainer_are_kept(tm
     assert todo(found) == ["explorer.rollout_model.top_p"]
 
 
+EASY_FIRST = "data_selector.selector_type=offline_easy2hard"
+
+
+@pytest.mark.parametrize(
+    ("words", "order", "missing"),
+    [
+        ([], {"shuffle": False}, []),  # Trinity's default is sequential
+        (["data_selector.selector_type=random"], {}, []),
+        (["task_selector.selector_type=shuffle"], {}, []),
+        ([EASY_FIRST, "data_selector.feature_keys=[rate]"], {"sort_by": "-rate"}, []),
+        ([EASY_FIRST, "data_selector.feature_keys=[a,b]"], {}, ["data_selector.selector_type"]),
+        (["data_selector.selector_type=difficulty_based"], {}, ["data_selector.selector_type"]),
+    ],
+)
+def test_trinitys_selectors_order_the_tasks(words, order, missing):
+    found = trinity(f"{TASKSET}.path=o/d", *(f"{TASKSET}.{word}" for word in words))
+    train = found.config["tasks"]["train"]
+    assert {key: train[key] for key in ("shuffle", "sort_by") if key in train} == order
+    assert todo(found) == [f"{TASKSET}.{key}" for key in missing]
+
+
+def test_trainings_without_shuffling_keep_the_order_of_their_data(tmp_path):
+    for files in ("[a.parquet]", "[a.parquet,b.parquet]"):
+        found = verl(f"data.train_files={files}", "data.val_files=[t.parquet]", "data.shuffle=False")
+        assert found.config["tasks"]["train"]["shuffle"] is False and "shuffle" not in found.config["tasks"]["eval"]
+        assert "shuffle" not in verl(f"data.train_files={files}", "data.shuffle=True").config["tasks"]["train"]
+    file = tmp_path / "trl.yaml"
+    content = {"model_name_or_path": "m", "reward_funcs": ["think_format_reward"], "shuffle_dataset": False}
+    for data, expected in (
+        ({"dataset_name": "o/d"}, {"use": "hub", "name": "o/d", "split": "train", "shuffle": False}),
+        (
+            {"datasets": [{"path": "o/d"}, {"path": "o/e"}]},
+            [{"use": "hub", "name": f"o/{n}", "split": "train", "shuffle": False} for n in "de"],
+        ),
+    ):
+        file.write_text(yaml.safe_dump({**content, **data}))
+        assert migrate("trl", [str(file)], {}).config["tasks"]["train"] == expected
+
+
 VERL_TEACHER = [
     "distillation.enabled=True",
     "distillation.teacher_models.math.model_path=o/teacher",

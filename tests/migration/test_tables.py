@@ -104,9 +104,11 @@ def test_a_key_gives_a_config_that_the_check_accepts(folder, zoo, name, row):
         flat.setdefault("train_env_manager.num_env_groups", 128)
         flat.setdefault("train_env_manager.group_size", 4)
         flat = {key: value for key, value in flat.items() if not key.startswith("custom_envs.1")}
-    if "tokenize_fn" in row.key:
+    if row.key.startswith(f"{SAMPLES}.dataloader_cfg.dataset_config_list.0") and "anno_path" not in row.key:
+        part, _, option = row.key.partition("list.0.")[2].partition(".")
+        content = {"dataset": {"anno_path": "train.jsonl"}, "tokenize_fn": {"max_length": 2048}}
         flat[f"{SAMPLES}.dataloader_cfg.dataset_config_list"] = [
-            {"dataset": {"anno_path": "train.jsonl"}, "tokenize_fn": {"max_length": flat.pop(row.key)}}
+            {**content, part: {**content[part], option: flat.pop(row.key)}}
         ]
     for value in row.read.known if isinstance(row.read, Choice) else [None]:
         together = TOGETHER.get((name, value), {})

@@ -13,6 +13,7 @@ import pytest
 
 import rlsdk
 from rlsdk.errors import DataError, OptionError
+from rlsdk.rollout.stream import TaskStream
 from rlsdk.sources.countdown import countdown
 from rlsdk.sources.tables import row, write
 
@@ -311,6 +312,36 @@ def test_tasks_of_files_can_be_pickled(tmp_path):
     jsonl = load("jsonl", path=save(tmp_path / "a.jsonl", [{"prompt": "1"}, {"prompt": "2"}]))
     for tasks in (parquet, jsonl):
         assert [t.prompt for t in pickle.loads(pickle.dumps(tasks))] == ["1", "2"]
+
+
+ROWS = [{"prompt": f"{i}", "answer": "1", "level": {"rate": rate}} for i, rate in enumerate([0.5, 1.0, 0, 0.5])]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_tasks_are_shuffled_unless_their_order_is_to_be_kept(tmp_path, kind):
+    path = (save if kind == "jsonl" else save_parquet)(tmp_path / f"a.{kind}", ROWS)
+
+    def trained(**options):
+        """Two epochs of training, and the order of an evaluation."""
+        tasks = load(kind, path=path, **options)
+        stream = TaskStream(tasks, 3, lambda _: 1, 9, "drop")
+        return "".join(stream.draw()[0].prompt for _ in range(8)), "".join(task.prompt for task in tasks)
+
+    shuffled, given = trained()
+    assert given == "0123" and shuffled != "01230123"
+    assert trained(shuffle=False) == ("01230123", "0123")
+    assert trained(sort_by="level.rate") == ("20312031", "2031")  # equal ones in the order of the rows
+    assert trained(sort_by="-level.rate") == ("10321032", "1032")
+    assert load(kind, path=path, sort_by="level.rate")[0].metadata["level"] == {"rate": 0}
+
+
+def test_a_column_to_sort_by_must_hold_numbers(tmp_path):
+    path = save(tmp_path / "a.jsonl", [*ROWS, {"prompt": "4", "answer": "1", "level": {"rate": "high"}}])
+    with pytest.raises(DataError, match=r"a.jsonl, line 5: expected a number in level.rate, to sort by, got 'high'"):
+        load("jsonl", path=path, sort_by="-level.rate")
+    with pytest.raises(DataError, match=r"there is no column 'lvl'; there are: prompt, answer, level"):
+        load("jsonl", path=path, sort_by="lvl")
+    assert len(load("jsonl", path=path, sort_by="level.rate", skip_bad=0.2)) == 4
 
 
 def test_a_file_whose_name_looks_like_a_pattern(tmp_path):
