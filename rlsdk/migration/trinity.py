@@ -478,7 +478,8 @@ _NO_SELECTOR = (
 
 def _order(given: Given, where: str) -> tuple[str, str | None]:
     """Return the selector of a taskset, and the option `sort_by` for one that begins with easy tasks."""
-    kind, keys = "sequential", []
+    kind = "sequential"
+    keys: list[str] = []
     for selector in (f"{where}.task_selector", f"{where}.data_selector"):
         kind = str(given.get(f"{selector}.selector_type", kind))
         keys = given.read(f"{selector}.feature_keys", texts, keys)
