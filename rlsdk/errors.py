@@ -257,10 +257,12 @@ EXTRAS: Mapping[str, str] = {
     "s3fs": "s3",
     "safetensors": "train",
     "sqlalchemy": "train",
+    "swanlab": "swanlab",
     "sympy": "math",
     "tensorboard": "tensorboard",
     "tokenizers": "train",
     "torch": "algorithms",
+    "trackio": "trackio",
     "transformers": "train",
     "wandb": "wandb",
 }

@@ -57,7 +57,8 @@ ATTENTION = Choice(
     },
     "the attention",
 )
-TRACKERS = {"wandb": "wandb", "tensorboard": "tensorboard", "mlflow": "mlflow"}
+TRACKERS = ("wandb", "tensorboard", "mlflow", "swanlab", "trackio")
+HAVE_PROJECTS = ("wandb", "swanlab", "trackio")
 BUILT_IN = {"console", "stdout", "file", "jsonl", "rich", "none"}
 """Trackers for which rlsdk needs none: it shows steps in the terminal and writes metrics.jsonl."""
 KNOWN_TASKS = (
@@ -76,11 +77,18 @@ CRITIC_WARMUP_NOTE = "critic_warmup is the first step that trains the actor, cou
 ZOO = "from a plugin: pip install rlsdk-zoo"
 
 
-def trackers(value: Any, _: Given, project: Any = None) -> KeyOutcome:
-    """Convert the names of trackers; those that rlsdk lacks are noted."""
+def trackers(value: Any, options: Mapping[str, Mapping[str, Any]]) -> KeyOutcome:
+    """Convert the names of trackers; those that rlsdk lacks are noted.
+
+    Args:
+        value: The names.
+        options: Name of a tracker -> its options; those without a value are left out.
+    """
     names = [name.lower() for name in texts(value)]
-    made = {"wandb": {"use": "wandb", "project": str(project)}} if project else {}
-    found = {"trackers": [made.get(name, TRACKERS[name]) for name in names if name in TRACKERS]}
+    made = {name: {key: str(each) for key, each in more.items() if each} for name, more in options.items()}
+    found = {
+        "trackers": [{"use": name, **made[name]} if made.get(name) else name for name in names if name in TRACKERS]
+    }
     lacking = [name for name in names if name not in TRACKERS and name not in BUILT_IN]
     if lacking:
         return KeyOutcome(found, "missing", f"there is no tracker {' or '.join(lacking)}: write one (howto/plugin.md)")
@@ -88,8 +96,8 @@ def trackers(value: Any, _: Given, project: Any = None) -> KeyOutcome:
 
 
 def trackers_with(project: str, usual: str = "") -> Give:
-    """Return the converter of the names of trackers; a key names the project of wandb."""
-    return lambda value, given: trackers(value, given, given.get(project, usual))
+    """Return the converter of the names of trackers; a key names the project."""
+    return lambda value, given: trackers(value, {key: {"project": given.get(project, usual)} for key in HAVE_PROJECTS})
 
 
 def of_critic(estimator: str, name: str, to: str, of_actor: str = "") -> Give:

@@ -275,7 +275,8 @@ def _reported(value: Any, given: Given) -> KeyOutcome:
     names = texts(value)
     if names == ["all"]:
         return KeyOutcome({"trackers": []}, "missing", "list the trackers: " + ", ".join(TRACKERS))
-    return trackers(value, given, given.get("wandb_project"))
+    trackio = {"project": given.get("project", "huggingface"), "space": given.get("trackio_space_id")}
+    return trackers(value, {"wandb": {"project": given.get("wandb_project")}, "trackio": trackio})
 
 
 def _peft(value: bool, given: Given) -> dict[str, Any]:
@@ -809,7 +810,8 @@ ROWS = (
     ignored("full_determinism", "with one engine, runs with the same seed sample the same; see sampling.seeds", False),
     # Trackers and logs
     same("report_to", "trackers", texts, ["wandb"], _reported),
-    ignored("project", "there is no tracker trackio", "x"),
+    part("project", "trackers", text, "x", "project of the tracker trackio"),
+    part("trackio_space_id", "trackers", text, "me/space", "Space of the tracker trackio"),
     part("wandb_project", "trackers", text, "my-project", "project of the tracker wandb"),
     ignored("wandb_entity", "wandb reads the environment variable WANDB_ENTITY", "x"),
     ignored("logging_*", _LOG, 10),
@@ -817,7 +819,7 @@ ROWS = (
     ignored("num_completions_to_print", "`rlsdk rollouts RUN` shows the samples", 4),
     ignored("disable_tqdm", _LOG, True),
     ignored("include_*", _LOG, True),
-    ignored("trackio_*", "there is no tracker trackio", "x"),
+    missing("trackio_*", "see the options of the tracker: rlsdk plugins tracker", "x"),
     # The rest of transformers' trainer
     changed("deepspeed", "learner.zero_stage", text, "zero2.json", _SHARD,
             lambda v, given: KeyOutcome({}, "ignored", f"its settings are converted, as {_DEEPSPEED}")

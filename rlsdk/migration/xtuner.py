@@ -275,7 +275,7 @@ ROWS = (
     ignored("checkpoint_no_save_*", "checkpoints contain everything", False),
     ignored("skip_checkpoint_validation", "checkpoints are always validated", False),
     ignored("log_dir", "logs are written to the run's folder", "x"),
-    same("exp_tracker", "trackers", texts, "tensorboard", trackers),
+    same("exp_tracker", "trackers", texts, "tensorboard", lambda v, _: trackers(v, {})),
     ignored("debug_rollout_dir", "rollouts are saved: see `rlsdk rollouts RUN`", "x"),
     unless("debug_*", (False,), "`rlsdk debug` serves the engine and runs the workflow", True),
     ignored("trace_config.**", "rollouts are saved: see `rlsdk rollouts RUN`", "x"),

@@ -196,3 +196,94 @@ class MlflowTracker:
     def close(self) -> None:
         """End the run on the service."""
         self._mlflow.end_run()
+
+
+@rlsdk.tracker("swanlab")
+class SwanlabTracker:
+    """SwanLab (extra `swanlab`)."""
+
+    requires: ClassVar = ("swanlab",)
+
+    def __init__(
+        self,
+        *,
+        project: str = "rlsdk",
+        workspace: str | None = None,
+        mode: Literal["online", "local", "offline", "disabled"] | None = None,
+    ) -> None:
+        """Create the tracker; nothing is opened yet.
+
+        Args:
+            project: Project that the run belongs to.
+            workspace: User or organisation; null for the one that is logged in.
+            mode: online, local, offline or disabled; null for SWANLAB_MODE or, if it is not set, online when logged in.
+        """
+        self._project, self._workspace, self._mode = project, workspace, mode
+
+    def open(self, run: Run) -> None:
+        """Start or continue the run; without login or network, offline (`swanlab sync` sends it later)."""
+        import swanlab
+        from swanlab.exceptions import AuthenticationError
+
+        known = service_run(run, "swanlab")
+        settings: dict[str, Any] = {
+            "name": run.name,
+            "log_dir": str(run.folder / "swanlab"),
+            "config": dict(run.config),
+            "project": self._project,
+            "settings": swanlab.Settings(interactive=False),
+            **({"workspace": self._workspace} if self._workspace else {}),
+            **({"id": known, "resume": "allow"} if known else {}),
+        }
+        chosen = self._mode or os.environ.get("SWANLAB_MODE")
+        try:
+            self._run = swanlab.init(mode=self._mode, **settings)
+        except (AuthenticationError, RuntimeError) as error:
+            if chosen:
+                raise
+            log.warning("tracker swanlab works offline: %s", error)
+            self._run = swanlab.init(mode="offline", **settings)
+        keep_service_run(run, "swanlab", self._run.id)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Send the metrics of a step."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """End the run on the service."""
+        self._run.finish()
+
+
+@rlsdk.tracker("trackio")
+class TrackioTracker:
+    """Trackio, on this machine or in a Hugging Face Space (extra `trackio`)."""
+
+    requires: ClassVar = ("trackio",)
+
+    def __init__(self, *, project: str = "rlsdk", space: str | None = None) -> None:
+        """Create the tracker; nothing is opened yet.
+
+        Args:
+            project: Project that the run belongs to.
+            space: Hugging Face Space, such as `me/trackio`; null for TRACKIO_SPACE_ID or, if it is not set, a database
+                on this machine, in TRACKIO_DIR.
+        """
+        self._project, self._space = project, space
+
+    def open(self, run: Run) -> None:
+        """Start the run, or continue the one of its name."""
+        import trackio
+
+        resume = "allow" if service_run(run, "trackio") else "never"
+        self._run = trackio.init(
+            self._project, run.name, space_id=self._space, config=dict(run.config), resume=resume, embed=False
+        )
+        keep_service_run(run, "trackio", self._run.name)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Send the metrics of a step."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """End the run, and wait until it is written."""
+        self._run.finish()

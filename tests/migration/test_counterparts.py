@@ -496,6 +496,19 @@ def test_trainings_without_shuffling_keep_the_order_of_their_data(tmp_path):
         assert migrate("trl", [str(file)], {}).config["tasks"]["train"] == expected
 
 
+def test_swanlab_and_trackio_get_their_projects(tmp_path):
+    names = "trainer.logger=[console,swanlab,trackio,tensorboard]"
+    projects = [{"use": name, "project": "p"} for name in ("swanlab", "trackio")]
+    assert verl(names, "trainer.project_name=p").config["trackers"] == [*projects, "tensorboard"]
+    file = tmp_path / "trl.yaml"
+    content = {"model_name_or_path": "m", "dataset_name": "o/d", "report_to": ["wandb", "swanlab", "trackio"]}
+    file.write_text(yaml.safe_dump({**content, "trackio_space_id": "me/s", "wandb_project": "w"}))
+    found = migrate("trl", [str(file)], {})
+    space = {"use": "trackio", "project": "huggingface", "space": "me/s"}  # transformers' name of the project
+    assert found.config["trackers"] == [{"use": "wandb", "project": "w"}, "swanlab", space]
+    assert "trackio_space_id" not in todo(found)
+
+
 VERL_TEACHER = [
     "distillation.enabled=True",
     "distillation.teacher_models.math.model_path=o/teacher",

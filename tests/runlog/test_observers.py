@@ -14,7 +14,7 @@ from rlsdk.contracts import Run
 from rlsdk.isolation.reaper import MARK, marked
 from rlsdk.plugins import Plugins
 from rlsdk.runlog.observers import Observers, ObserverThread
-from rlsdk.runlog.trackers import MlflowTracker, TensorboardTracker, WandbTracker
+from rlsdk.runlog.trackers import MlflowTracker, SwanlabTracker, TensorboardTracker, TrackioTracker, WandbTracker
 
 
 class Noting:
@@ -208,6 +208,36 @@ def test_mlflow_resumes_its_own_run(tmp_path, monkeypatch):
     history = client.get_metric_history(found.info.run_id, "eval/pass_at_1")
     assert [(m.step, m.value) for m in history] == [(1, 0.5), (2, 1.5)]
     assert found.info.status == "FINISHED"
+
+
+def test_swanlab_works_offline_by_itself_and_resumes_its_own_run(tmp_path, no_login, monkeypatch, caplog):
+    pytest.importorskip("swanlab")
+    for name in ("SWANLAB_API_KEY", "SWANLAB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    for resumed_from in (0, 1):
+        tracker = SwanlabTracker()
+        tracker.open(run_of(tmp_path, resumed_from))
+        tracker.log(resumed_from + 1, {"loss": 0.5, "eval/pass@2": float("nan")})
+        tracker.close()
+    assert "tracker swanlab works offline: " in caplog.text
+    files = list((tmp_path / "swanlab").glob("run-*/run-*.swanlab"))
+    assert len({file.stem for file in files}) == 1  # one id, under which `swanlab sync` joins both parts
+    assert (tmp_path / "trackers" / "swanlab").read_text() == files[0].stem.removeprefix("run-")
+
+
+def test_trackio_resumes_its_own_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when it is imported
+    trackio = pytest.importorskip("trackio")
+    for resumed_from in (0, 1):
+        tracker = TrackioTracker(project="p")
+        tracker.open(run_of(tmp_path, resumed_from))
+        tracker.log(resumed_from + 1, {"eval/pass@1": 0.5 + resumed_from})
+        tracker.close()
+    from trackio.sqlite_storage import SQLiteStorage
+
+    (found,) = trackio.Api().runs("p")
+    history = [(row["step"], row["eval/pass@1"]) for row in SQLiteStorage.get_logs("p", found.name)]
+    assert (found.name, history) == ("a", [(1, 0.5), (2, 1.5)])
 
 
 def test_tensorboard_hides_what_a_resumed_run_does_again(tmp_path):
