@@ -77,7 +77,7 @@ class Logging(Callback):
         """
         self._log(trainer.version, metrics)
         files = [trainer.plan.folder / METRICS, *self._database]
-        if gone := [file for file in files if not file.exists()]:  # otherwise, later steps would be written nowhere
+        if gone := [file for file in files if not file.is_file()]:  # otherwise, later steps would be written nowhere
             folder = await trainer.save_async(last=True)
             raise RunError(
                 f"{gone[0]} was deleted or moved during the run, perhaps with the whole folder; the training up to "

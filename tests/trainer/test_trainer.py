@@ -341,6 +341,7 @@ def test_a_run_whose_folder_or_file_is_deleted_saves_what_it_has_trained_and_fai
                 return
             if file:
                 (trainer.plan.folder / file).unlink()
+                (trainer.plan.folder / file).mkdir()  # as little can be written there
             else:
                 shutil.rmtree(trainer.plan.folder)
 
