@@ -148,9 +148,10 @@ class Site:
         version: str = "1.0",
         plugins: Mapping[str, str] | None = None,
         commands: Mapping[str, str] | None = None,
+        group: str = "rlsdk.v1",
     ) -> None:
-        """Write a distribution: its files, and its entry points for plugins and commands."""
-        groups = {"rlsdk.v1": plugins or {}, "rlsdk.v1.commands": commands or {}}
+        """Write a distribution: its files, and its entry points for plugins (in a group) and commands."""
+        groups = {group: plugins or {}, "rlsdk.v1.commands": commands or {}}
         declared = "".join(
             f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
             for group, points in groups.items()

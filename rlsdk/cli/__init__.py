@@ -50,6 +50,10 @@ NOT_READ = 141
 """Exit status that shells report for a process ended by SIGPIPE."""
 EXIT_SECONDS = 60.0
 """Seconds that threads and exit hooks of plugins and libraries get after a command has ended."""
+INSPECTION_EXIT_SECONDS = 2.0
+"""The same after a command that only inspects plugins and configurations: nothing is left to save or to send."""
+INSPECTS = frozenset({"check", "config", "explain", "plugins"})
+"""These commands."""
 READS_MODELS = frozenset(
     {
         "data",
@@ -105,6 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower().replace("-", "") != "utf8":
         # A bar or arrow that the terminal cannot encode must not fail a command.
         sys.stdout.reconfigure(errors="replace")
+    if arguments is None and "--json" in sys.argv:
+        _reserve_stdout()
     output = sys.stdout
     if arguments is None and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, interrupt_on_sigterm)
@@ -114,17 +120,28 @@ def main(arguments: Sequence[str] | None = None) -> Any:
         if sys.stdout not in (output, None):  # click replaces an output whose reader is gone, as in `| head`
             leaving.code = NOT_READ
         if arguments is None:  # only if this is the process's own command line, so that nothing else needs the process
-            exits = threading.Timer(EXIT_SECONDS, _exit, (leaving.code,))
+            command = next((each for each in sys.argv[1:] if not each.startswith("-")), "")
+            seconds = INSPECTION_EXIT_SECONDS if command in INSPECTS else EXIT_SECONDS
+            exits = threading.Timer(seconds, _exit, (leaving.code, seconds))
             exits.daemon = True
             exits.start()
         raise
 
 
-def _exit(status: str | int | None) -> None:
+def _reserve_stdout() -> None:
+    """Keep standard output for this command's JSON: what libraries and their processes write to it goes to stderr."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stderr is not None:
+        sys.stdout.flush()
+        own = os.dup(1)
+        os.dup2(2, 1)
+        sys.stdout = open(own, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)  # noqa: SIM115 - to the end
+
+
+def _exit(status: str | int | None, seconds: float) -> None:
     """Exit even if threads of plugins or libraries, which Python would wait for, are still running."""
     own = (threading.main_thread(), threading.current_thread())
     names = [thread.name for thread in threading.enumerate() if not thread.daemon and thread not in own]
     what = f"these threads still run: {', '.join(names)}" if names else "its exit hooks still run"
-    sys.stderr.write(f"rlsdk: everything is done, but {what}; the process exits after {EXIT_SECONDS:g} s\n")
+    sys.stderr.write(f"rlsdk: everything is done, but {what}; the process exits after {seconds:g} s\n")
     sys.stderr.flush()
     os._exit(status if isinstance(status, int) else int(status is not None))

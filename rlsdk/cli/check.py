@@ -21,7 +21,7 @@ from rlsdk.components import Use
 from rlsdk.errors import ConfigError, OptionError, PluginError, UnknownComponentError, ValueFault
 from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import nearest
-from rlsdk.plugins import Plugins
+from rlsdk.plugins import Plugins, misspelt_group
 from rlsdk.plurals import counted
 from rlsdk.testing.findings import PropertyResult, Report
 
@@ -200,7 +200,8 @@ def _report(
         ]
         raise click.BadParameter(
             f"no plugin {plugin!r}{hint} There are: {', '.join(plugins.entries)}.{''.join(broken)} "
-            "Install its package (pip install …), or give a file: rlsdk check FILE.py.",
+            "Install its package (pip install …), or give a file: rlsdk check FILE.py."
+            f"{misspelt_group(plugin)}",
             param_hint="PLUGIN",
         )
     try:

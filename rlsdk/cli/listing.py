@@ -71,7 +71,10 @@ def collect(plugins: Plugins, names: Iterable[str], kind: Kind | None) -> Offers
             found = plugins.components(name, kind)
         except PluginError as error:
             cause = str(error).partition(" fails to import: ")[2] or str(error)
-            broken += [(entry, fault(entry, plugins) or cause) for entry in plugins.entries[name]]
+            for entry in plugins.entries[name]:
+                named = (f"plugin {name!r} ({entry.origin}): ", f"plugin {name!r}: ")  # the listing names it already
+                shown = next((cause.removeprefix(each) for each in named if cause.startswith(each)), cause)
+                broken.append((entry, fault(entry, plugins) or shown))
             continue
         components += [(name, found[key]) for key in sorted(found)]
     return Offers(tuple(components), tuple(broken))

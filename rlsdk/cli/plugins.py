@@ -15,7 +15,9 @@ from rlsdk.cli.parameters import plugin_files
 from rlsdk.errors import PluginError, UnknownComponentError
 from rlsdk.kinds import KINDS
 from rlsdk.options import nearest
-from rlsdk.plugins import CORE, Plugins
+from rlsdk.plugins import CORE, Plugins, misspelt_group
+
+BROKEN = 1
 
 
 @click.command()
@@ -23,11 +25,13 @@ from rlsdk.plugins import CORE, Plugins
 @plugin_files
 @click.option("--all", "whole", is_flag=True, help="For algorithms, also show defaults shared with grpo.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def plugins(what: str | None, files: tuple[str, ...], whole: bool, as_json: bool) -> None:
+@click.pass_context
+def plugins(context: click.Context, what: str | None, files: tuple[str, ...], whole: bool, as_json: bool) -> None:
     """List plugins with their components and options.
 
     Without an argument, all plugins are listed from package metadata. KIND (such as reward) lists the components of a
-    kind, NAME those of a plugin; only this imports plugins.
+    kind, NAME those of a plugin; only this imports plugins. Exit status: 0, or 1 if there is no such kind or plugin, or
+    if the plugin NAME is broken.
     """
     found = Plugins(files)
     if what is None:
@@ -46,6 +50,8 @@ def plugins(what: str | None, files: tuple[str, ...], whole: bool, as_json: bool
         listing.print_offers(offers, attrs.evolve(usual, options={}) if whole else usual)
         if hooks := found.hooks(what):
             click.echo(f"hooks: {', '.join(hooks)}")
+    if offers.broken and what not in KINDS:  # the list of a kind also shows broken plugins, which it is not about
+        context.exit(BROKEN)
 
 
 def _offers(found: Plugins, what: str) -> listing.Offers:
@@ -70,4 +76,5 @@ def _offers(found: Plugins, what: str) -> listing.Offers:
         f"{what!r} is neither a kind nor a plugin{f'; did you mean {near!r}?' if near else ''}\n"
         f"kinds: {', '.join(KINDS)}\n"
         f"plugins: {', '.join(found.entries)} (a package is listed once it is installed: pip install …)"
+        f"{misspelt_group(what)}"
     )

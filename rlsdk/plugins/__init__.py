@@ -6,7 +6,7 @@ A distribution declares an entry point in the group `rlsdk.v1`; its name is the 
 
 from __future__ import annotations
 
-from rlsdk.plugins.discovery import CORE, GROUP, PluginEntry, discover, short_name, version
+from rlsdk.plugins.discovery import CORE, GROUP, PluginEntry, discover, misspelt_group, short_name, version
 from rlsdk.plugins.fingerprints import ComponentRef, Fingerprint
 from rlsdk.plugins.loading import faults_of, load, names
 from rlsdk.plugins.manager import Plugins
@@ -22,6 +22,7 @@ __all__ = [
     "discover",
     "faults_of",
     "load",
+    "misspelt_group",
     "names",
     "short_name",
     "version",

@@ -108,6 +108,17 @@ def misspelt_module(entry: PluginEntry) -> str:
     )
 
 
+def misspelt_group(name: str) -> str:
+    """Return advice if an installed package declares a plugin in a group of rlsdk's that is not read; else nothing."""
+    for point in importlib.metadata.entry_points(name=name):
+        if point.group.lower().startswith("rlsdk") and not point.group.startswith(GROUP) and point.dist:
+            return (
+                f"\n{point.dist.name} {point.dist.version} declares {name!r} in the group {point.group!r}, which rlsdk "
+                f'does not read; write [project.entry-points."{GROUP}"] in its pyproject.toml, and install it again'
+            )
+    return ""
+
+
 def version() -> str:
     """Return the installed version of rlsdk."""
     try:

@@ -30,7 +30,7 @@ from rlsdk.errors import (
 from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import nearest, unknown
 from rlsdk.plugins import fingerprints, guard
-from rlsdk.plugins.discovery import CORE, PluginEntry, discover, misspelt_module, unreadable
+from rlsdk.plugins.discovery import CORE, PluginEntry, discover, misspelt_group, misspelt_module, unreadable
 from rlsdk.plugins.fingerprints import ComponentRef, Fingerprint, overwritten, plugin_name, source_of
 from rlsdk.plugins.own_parts import with_own_parts
 
@@ -351,7 +351,10 @@ class Plugins(pluggy.PluginManager):
         if not claims:
             usable = [known for known, found in self.entries.items() if not found[0].broken]
             unknown = _unknown("plugin", name, usable, "this environment")
-            raise PluginError(f"{unknown}; install its package (pip install …), or give its file (--plugin {name}.py)")
+            raise PluginError(
+                f"{unknown}; install its package (pip install …), or give its file (--plugin {name}.py)"
+                f"{misspelt_group(name)}"
+            )
         if len(claims) > 1:
             listing = " and ".join(c.origin for c in claims)
             raise PluginError(f"plugin {name!r} is claimed by {listing}; uninstall one of them")

@@ -292,6 +292,21 @@ def test_a_thread_that_a_plugin_leaves_behind_does_not_keep_the_program() -> Non
     assert "these threads still run: sync; the process exits" in done.stderr
 
 
+def test_a_thread_delays_a_command_that_only_inspects_for_seconds(tmp_path):
+    poll = "import threading; threading.Thread(target=threading.Event().wait, name='poll').start()\n"
+    (tmp_path / "lab.py").write_text(f"{poll}import rlsdk\n@rlsdk.kl('zero')\ndef zero(p, q):\n    return p - q\n")
+    done = start("plugins", "lab", "--plugin", "lab.py", cwd=tmp_path, timeout=50)
+    assert done.returncode == 0 and "these threads still run: poll; the process exits after 2 s" in done.stderr
+
+
+def test_json_is_alone_on_standard_output_whatever_a_plugin_writes_to_its_descriptor(tmp_path):
+    writes = "import os, subprocess\nos.write(1, b'banner')\nsubprocess.run(['echo', 'child'])\n"
+    (tmp_path / "lab.py").write_text(f"{writes}import rlsdk\n@rlsdk.kl('zero')\ndef zero(p, q):\n    return p - q\n")
+    done = start("plugins", "lab", "--plugin", "lab.py", "--json", cwd=tmp_path)
+    assert [each["name"] for each in json.loads(done.stdout)["components"]] == ["lab/zero"]
+    assert "banner" in done.stderr and "child" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

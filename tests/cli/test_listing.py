@@ -101,6 +101,25 @@ def test_a_kind_shows_every_plugin_and_what_is_broken(lab):
     assert "both (one 1.0) broken: claimed by" in " ".join(text.split())
 
 
+def test_the_cause_does_not_name_the_plugin_twice(site):
+    hook = "import rlsdk\n@rlsdk.hookimpl\ndef rlsdk_run_start(run): ..."
+    site.install("rlsdk-hooked", {"hooked.py": hook}, plugins={"hooked": "hooked"})
+    text = " ".join(CliRunner().invoke(root, ["plugins", "hooked"]).stdout.split())
+    assert text.startswith("hooked (rlsdk-hooked 1.0) broken: the hook rlsdk_run_start has no argument 'run'")
+
+
+@pytest.mark.parametrize("group", ["rlsdk.plugins", "rlsdk", "RLSDK.v2"])
+@pytest.mark.parametrize("command", ["plugins", "check", "explain"])
+def test_an_entry_point_in_another_group_is_reported(site, command, group, tmp_path):
+    site.install("rlsdk-lost", {"lost.py": ""}, plugins={"lost": "lost"}, group=group)
+    config = tmp_path / "lost.yaml"
+    config.write_text("reward: lost/x")
+    ran = CliRunner().invoke(root, [command, str(config) if command == "explain" else "lost"])
+    said = " ".join(ran.stderr.split())
+    assert f"rlsdk-lost 1.0 declares 'lost' in the group {group!r}, which rlsdk does not read; write" in said
+    assert ran.exit_code != 0
+
+
 def test_components_as_json(lab):
     found = json.loads(run("reward", "--json"))
     (exact,) = (c for c in found["components"] if c["name"] == "lab/exact")
@@ -156,9 +175,13 @@ def test_core_lists_all_that_rlsdk_brings_along():
     assert {"reward", "advantage", "policy_loss", "algorithm", "workflow", "tasks", "engine", "learner"} <= kinds
 
 
-def test_a_broken_plugin_is_listed_by_its_name(lab):
-    text = " ".join(run("sad").split())
+def test_a_broken_plugin_is_listed_by_its_name_and_fails_the_command(lab):
+    ran = CliRunner().invoke(root, ["plugins", "sad"])
+    text = " ".join(ran.stdout.split())
     assert text.startswith("sad (rlsdk-sad 1.0) broken: ModuleNotFoundError: No module named 'not_there' (")
+    assert [ran.exit_code, run("both", status=1), run("core of impostor", status=1)] == [1, "", ""]
+    ran = CliRunner().invoke(root, ["plugins", "sad", "--json"])
+    assert (ran.exit_code, len(json.loads(ran.stdout)["broken"])) == (1, 1)
 
 
 def test_a_wrong_name_is_answered_with_the_nearest(lab):
