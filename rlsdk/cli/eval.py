@@ -56,7 +56,7 @@ def eval(  # noqa: A001 - the command's name
     Each task gets one greedy answer (unless eval.greedy=false) and some sampled ones, which are saved as transcripts;
     episodes in environments are also saved as pictures.
     """
-    from rlsdk.evaluation.models import at_folder, evaluate_model, model_of
+    from rlsdk.evaluation.models import at_folder, evaluate_model, model_of, refuse_checkpoints, samples_elsewhere
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # libraries print banners to standard output
@@ -64,7 +64,10 @@ def eval(  # noqa: A001 - the command's name
             model = stack.enter_context(model_of(checkpoint, files, read(config, settings)[0]))
             settings = (*settings, f"model.path={json.dumps(str(model))}")
         plan = check(config, settings, files)
-        folder = out or plan.folder / "eval" / Path(checkpoint or plan.config.model.path).resolve().name
+        if checkpoint is not None:
+            refuse_checkpoints(plan, "--checkpoint")
+        evaluated = checkpoint or (plan.engine.name if samples_elsewhere(plan) else plan.config.model.path)
+        folder = out or plan.folder / "eval" / Path(evaluated).resolve().name
         _prepare(folder, overwrite=overwrite)
         plan = check(config, (*settings, *at_folder(folder)), files)
         progress = stack.enter_context(Progress(console=Console(stderr=True), transient=True))

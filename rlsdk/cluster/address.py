@@ -96,7 +96,7 @@ class RayAddress:
             try:
                 found = canonicalize_bootstrap_address("auto")
             except ConnectionError as error:
-                raise self._error(f"was not found: {' '.join(str(error).split())}") from error
+                raise self._error("was not found: no Ray runs on this machine") from error
             return str(found)
         host, _, port = self.address.removeprefix("ray://").rpartition(":")
         if not host or not port.isdecimal():

@@ -30,7 +30,7 @@ from rlsdk.engines.client import EngineClient
 from rlsdk.engines.group import EngineGroup
 from rlsdk.engines.starting import engines_alone
 from rlsdk.environments.pool import env_worker_pools
-from rlsdk.errors import CheckpointError, ConfigError, DamagedCheckpointError, DataError
+from rlsdk.errors import ArgumentError, CheckpointError, ConfigError, DamagedCheckpointError, DataError
 from rlsdk.evaluation.evaluation import Answers, evaluate, evaluator_of, figures, held_out, produced_by
 from rlsdk.isolation.reaper import reaped
 from rlsdk.isolation.scratch import scratch_folder
@@ -38,7 +38,8 @@ from rlsdk.isolation.threads import Threads, run_to_end
 from rlsdk.isolation.watching import main_loop
 from rlsdk.loops import UserLoop
 from rlsdk.plugins import Plugins
-from rlsdk.readiness.checks import machine
+from rlsdk.readiness.checks import machine, training_faults
+from rlsdk.readiness.explained import component_text
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import first_error
 from rlsdk.runlog.serialization import transcript
@@ -96,6 +97,30 @@ def at_folder(folder: Path) -> tuple[str, str]:
     return f"out={json.dumps(str(folder.parent))}", f"name={json.dumps(folder.name)}"
 
 
+def samples_elsewhere(plan: Plan) -> bool:
+    """Return True if the engine samples from a model of its own, whatever weights the plan names."""
+    return bool(training_faults(plan))
+
+
+def refuse_checkpoints(plan: Plan, given: str) -> None:
+    """Refuse to evaluate a run's checkpoints with an engine that cannot load them.
+
+    Args:
+        plan: Checked plan.
+        given: Command-line option that asks for checkpoints.
+
+    Raises:
+        ArgumentError: The engine samples from a model of its own.
+    """
+    if samples_elsewhere(plan):
+        raise ArgumentError(
+            [
+                f"{given}: the engine {component_text(plan.engine)} samples from a model of its own and loads "
+                f"no checkpoint; leave out {given}, or use engine=vllm or engine=transformers"
+            ]
+        )
+
+
 def evaluate_model(
     plan: Plan,
     *,
@@ -107,7 +132,8 @@ def evaluate_model(
 
     Args:
         plan: Checked plan; its learner is not started.
-        model: Name of the model in the results, if the plan's is a temporary copy of it.
+        model: Name of the model in the results, if the plan's is a temporary copy of it; an engine that samples from
+            a model of its own is named instead.
         pictures: Maximum number of episodes to draw, per source; greedy ones, if there are any.
         seen: Called after each rollout with the numbers of finished and of all rollouts.
 
@@ -134,6 +160,8 @@ def evaluate_model(
             raise first_error(errors) from errors
     seconds = {"start": ready - start, "evaluation": time.perf_counter() - ready}
     drawn = asyncio.run(_pictures(plan, answers.greedy or answers.sampled, pictures))
+    if samples_elsewhere(plan):
+        model = component_text(plan.engine)
     return _saved(plan, model or plan.config.model.path, answers, seconds, drawn)
 
 
@@ -234,10 +262,12 @@ def bench(
 
     Raises:
         CheckpointError: The run has no checkpoint, or all are damaged.
+        ArgumentError: The engine cannot load checkpoints.
         ConfigError: The configuration is invalid, or has no held-out tasks.
         RlsdkError: An engine, a task or a reward failed.
     """
     plan = check(config, overrides, plugins)
+    refuse_checkpoints(plan, "--mode bench")
     checkpoints = Checkpoints(plan.folder, plan.config.checkpoint.keep)
     if not checkpoints.steps():
         raise CheckpointError(

@@ -51,19 +51,19 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
         "rollouts": {
             "tasks": _sources(plan.tasks_train),
             "held-out tasks": _sources(plan.tasks_eval),
-            "workflow": _reference(plan.workflow),
+            "workflow": component_text(plan.workflow),
             "rewards": [_part(part.rule, part.reference) for part in plan.rewards],
-            "renderer": _reference(plan.renderer),
-            **({"tool calls": _reference(plan.tool_parser)} if plan.tool_parser is not None else {}),
-            "buffer": _reference(plan.buffer),
-            "engine": _reference(plan.engine) if plan.needs_engine else "none: nothing is generated",
+            "renderer": component_text(plan.renderer),
+            **({"tool calls": component_text(plan.tool_parser)} if plan.tool_parser is not None else {}),
+            "buffer": component_text(plan.buffer),
+            "engine": component_text(plan.engine) if plan.needs_engine else "none: nothing is generated",
             "rollouts run in": counted(config.rollout.workers, "rollout worker")
             if config.rollout.workers
             else "the driver's process",
         },
         **_around(plan),
         "learner": {
-            "learner": _reference(plan.learner),
+            "learner": component_text(plan.learner),
             "reference model": plan.needs_reference,
             "critic": plan.algorithm.critic,
             **({"critic warm-up": f"{counted(warmup, 'step')}, in which the actor is not trained"} if warmup else {}),
@@ -98,7 +98,7 @@ def _around(plan: Plan) -> dict[str, dict[str, Any]]:
         "evaluation": {
             "when": f"{', '.join(times)}{limit}" if plan.tasks_eval and times else "never",
             **({"answers": _answers(evaluation)} if plan.tasks_eval else {}),
-            **({"workflow": _reference(plan.eval_workflow)} if plan.eval_workflow != plan.workflow else {}),
+            **({"workflow": component_text(plan.eval_workflow)} if plan.eval_workflow != plan.workflow else {}),
         },
         "checkpoint": {
             "saved": f"{every(saved.every, 'step')} and after the last step" if saved.every else "after the last step",
@@ -106,7 +106,7 @@ def _around(plan: Plan) -> dict[str, dict[str, Any]]:
             "exported": {"last": "the last one", "every": "every one", "never": "none"}[saved.export],
             "rollouts": every(config.save_rollouts, "step") if config.save_rollouts else "not saved",
         },
-        "trackers": {"metrics": ["metrics.jsonl", *(_reference(tracker) for tracker in plan.trackers)]},
+        "trackers": {"metrics": ["metrics.jsonl", *(component_text(tracker) for tracker in plan.trackers)]},
     }
 
 
@@ -131,26 +131,27 @@ def _algorithm(plan: Plan) -> dict[str, Any]:
     sets = {"sets elsewhere": [f"{path}={brief(value)}" for path, value in plan.defaulted.items()]}
     return {
         "name": brief(plan.config.algorithm.name),
-        "shaping": [_reference(part) for part in plan.shaping],
-        "advantage": _reference(plan.advantage),
-        "policy_loss": _reference(loss.policy_loss),
-        "correction": _reference(loss.correction)
+        "shaping": [component_text(part) for part in plan.shaping],
+        "advantage": component_text(plan.advantage),
+        "policy_loss": component_text(loss.policy_loss),
+        "correction": component_text(loss.correction)
         if loss.correction is None or not loss.correction.parts
-        else [_reference(part) for part in loss.correction.parts],
-        "kl": _reference(loss.kl),
+        else [component_text(part) for part in loss.correction.parts],
+        "kl": component_text(loss.kl),
         **coefficients,
         "aggregate": algorithm.aggregate,
-        "filters": [_reference(part) for part in plan.filters],
+        "filters": [component_text(part) for part in plan.filters],
         **(sets if plan.defaulted else {}),
     }
 
 
 def _sources(sources: Sequence[TaskSource]) -> str | list[str]:
-    texts = [_reference(s.reference) + (f", weight {s.weight:g}" if len(sources) > 1 else "") for s in sources]
+    texts = [component_text(s.reference) + (f", weight {s.weight:g}" if len(sources) > 1 else "") for s in sources]
     return "none" if not texts else texts[0] if len(texts) == 1 else texts
 
 
-def _reference(reference: ComponentRef | None) -> str:
+def component_text(reference: ComponentRef | None) -> str:
+    """Return a component as `NAME(option=value, …)`."""
     if reference is None:
         return "none"
     return brief(Use(short_name(reference.name), reference.options))
@@ -185,7 +186,7 @@ def _part(rule: RewardSpec, reference: ComponentRef) -> str:
         f"for {', '.join(rule.sources)}" if rule.sources else "",
     ]
     head = "factor" if rule.multiply else f"{rule.weight:g} ×"
-    return ", ".join([f"{head} {_reference(reference)}", *filter(None, details)])
+    return ", ".join([f"{head} {component_text(reference)}", *filter(None, details)])
 
 
 def batch(plan: Plan) -> dict[str, str]:

@@ -169,7 +169,7 @@ def read_parquet(path: str) -> Columnar:
         with fsspec.open(path, "rb") as file:
             return Columnar(path, Dataset(pq.read_table(file)))
     except Exception as error:  # a hostile file may make pyarrow raise anything
-        hint = "; read JSON lines with the source `jsonl`" if ".jsonl" in path else ""
+        hint = "; read JSON lines with the source `jsonl`" if ".jsonl" in path else _csv_hint(path)
         raise DataError(f"{path}: it cannot be read as parquet: {error}{hint}") from error
 
 
@@ -189,12 +189,23 @@ def read_jsonl(path: str) -> JsonLines:
         raise DataError(f"{path}: it cannot be read: {error}") from error
     if parquet:
         raise DataError(f"{path} is a parquet file; read it with the source `parquet`")
+    if (hint := _csv_hint(path)) and lines and not _is_json(lines[0][1]):
+        raise DataError(f"{path}: line 1 is not JSON{hint}")
     if len(lines) > 1 and not _is_json(lines[0][1]) and _is_json(b"".join(line for _, line in lines)):
         remedy = f"jq -c '.[]' {PurePosixPath(path).name} > train.jsonl"
         raise DataError(
             f"{path} holds one JSON value on {len(lines)} lines; write one object per line, such as: {remedy}"
         )
     return JsonLines(path, lines)
+
+
+def _csv_hint(path: str) -> str:
+    """Return how to convert a CSV file, if the name is that of one."""
+    name = PurePosixPath(path)
+    if name.suffix != ".csv":
+        return ""
+    code = f"import pandas; pandas.read_csv({name.name!r}).to_parquet({name.stem + '.parquet'!r})"
+    return f'; convert CSV to parquet, and read it with the source `parquet`: python -c "{code}"'
 
 
 def _is_json(text: bytes) -> bool:

@@ -40,7 +40,7 @@ from rlsdk.trainer.two_process.remote import ExplorerRegistry, RemoteExplorer
 
 log = logging.getLogger(__name__)
 NOTICE = (
-    "interrupted: the trainer finishes and saves its step, then both programs end; "
+    "interrupted: the trainer, if one has connected, finishes and saves its step, then both programs end; "
     "interrupt again to end this one at once"
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import hmac
 import json
@@ -266,7 +267,7 @@ async def serve(
         ended: Event that stops the server.
 
     Raises:
-        EnvironmentFault: The port is in use or not permitted.
+        EnvironmentFault: The port is in use or not permitted, or the address is not this machine's.
     """
     from aiohttp import web
 
@@ -277,9 +278,9 @@ async def serve(
         try:
             await site.start()
         except OSError as error:
-            raise EnvironmentFault(
-                f"port {port} of {host} cannot be used: {error.strerror}; choose another --port"
-            ) from error
+            remedy = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+            place = f"{host}, port {port}" if port else host
+            raise EnvironmentFault(f"cannot listen on {place}: {error.strerror}; choose another {remedy}") from error
         bound = runner.addresses[0]
         name = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
         ready(f"http://{name}:{bound[1]}/" + (f"?token={service.token}" if service.token else ""))

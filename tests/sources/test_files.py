@@ -262,6 +262,14 @@ def test_a_missing_file_is_named_with_the_nearest(tmp_path, kind):
         load(kind, path=str(tmp_path / f"tran.{kind}"))
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_csv_file_is_named_with_the_command_that_converts_it(tmp_path, kind):
+    file = tmp_path / "a.csv"
+    file.write_text("prompt,answer\n1+1,2\n")
+    with pytest.raises(DataError, match=r"read_csv\('a.csv'\).to_parquet\('a.parquet'\)"):
+        load(kind, path=str(file))
+
+
 def test_a_file_that_is_not_parquet_is_named(tmp_path):
     for content in (b"", b"PAR1", b"PAR1" + b"\xff" * 100 + b"PAR1", b"{}\n"):
         (tmp_path / "a.parquet").write_bytes(content)

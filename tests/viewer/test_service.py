@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -221,6 +222,25 @@ def test_the_command_prints_its_address_and_ends_on_an_interrupt(run: Path) -> N
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        (["--host", "203.0.113.1"], "cannot listen on 203.0.113.1: .*; choose another --host"),
+        (["--host", "127.0.0.1", "--port", "PORT"], "cannot listen on 127.0.0.1, port .*in use; choose another --port"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused_with_the_option_to_change(
+    run: Path, where: list[str], says: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        options = [port if word == "PORT" else word for word in where]
+        command = [sys.executable, "-m", "rlsdk.cli", "view", str(run), "--no-open", *options]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert re.search(says, ended.stderr)
 
 
 def test_the_server_imports_none_of_the_stack(run: Path) -> None:
