@@ -40,6 +40,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "rlsdk.sources.environments",
         "rlsdk.sources.files",
     ),
+    "sampler": ("rlsdk.sources.sampling",),
     "engine": ("rlsdk.engines.vllm", "rlsdk.engines.transformers", "rlsdk.engines.openai"),
     "learner": ("rlsdk.learners.deepspeed",),
     "tracker": ("rlsdk.runlog.trackers",),

@@ -19,6 +19,7 @@ Kind = Literal[
     "workflow",
     "environment",
     "tasks",
+    "sampler",
     "engine",
     "learner",
     "tracker",

@@ -233,6 +233,17 @@ def buffer(name: str, *, reads_rewards: bool = True, check: Check | None = None)
 
 
 @named
+def sampler(name: str, *, reads_rewards: bool = True) -> Callable[[T], T]:
+    """Mark a task sampler: a class with `draw(available, random) -> index` and `note(index, group)`.
+
+    Args:
+        name: Name within the plugin.
+        reads_rewards: False if it does not read rewards.
+    """
+    return mark("sampler", name, reads_rewards=reads_rewards)
+
+
+@named
 def stop(name: str) -> Callable[[T], T]:
     """Mark a stop rule: `(*, available, target, …) -> bool`, True to end sampling for this step."""
     return mark("stop", name)

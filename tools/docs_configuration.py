@@ -25,6 +25,7 @@ from rlsdk.plugins import CORE, Plugins
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 KINDS: dict[Kind, str] = {
     "tasks": "Tasks",
+    "sampler": "Task samplers",
     "workflow": "Workflows",
     "environment": "Environments",
     "reward": "Rewards",

@@ -242,7 +242,7 @@ def reward_readers(chosen: Sequence[Chosen]) -> list[str]:
     def reads(component: Component) -> bool:
         if component.kind == "policy_loss":
             return "preferred" in component.needs
-        return component.kind in ("advantage", "filter", "buffer") and component.reads_rewards
+        return component.kind in ("advantage", "filter", "buffer", "sampler") and component.reads_rewards
 
     return [str(part) for part in chosen if reads(part.component)]
 
@@ -278,6 +278,7 @@ class Plan:
         filters: Group filters, in order of application.
         loss: Objective of an update.
         buffer: Order in which groups are trained.
+        sampler: Chooses the tasks; None: each epoch in a new random order, or in that of the data.
         engine: Generates tokens.
         learner: Updates the model.
         apart: Learners of the roles with dedicated processes: critic and reference model.
@@ -310,6 +311,7 @@ class Plan:
     filters: tuple[ComponentRef, ...]
     loss: LossSpec
     buffer: ComponentRef
+    sampler: ComponentRef | None
     engine: ComponentRef
     learner: ComponentRef
     apart: Mapping[ApartRole, ComponentRef]

@@ -6,7 +6,7 @@ import attrs
 
 from rlsdk.components import Use
 from rlsdk.config import defaults
-from rlsdk.config.section import Section, used
+from rlsdk.config.section import Section, used, used_or_none
 from rlsdk.plugins import short_name
 
 
@@ -51,6 +51,8 @@ class RolloutSection(Section):
         sync_interval: Steps between weight syncs.
         oversample: Extra tasks to run concurrently, as a share of a batch; their groups go into later batches.
         dynamic_sampling: Replace each group that a filter drops by a new task, so that every batch is full.
+        sampler: Chooses the next task of each source of `tasks.train`, by what it has seen of earlier ones; null: all
+            tasks in each epoch, in random order unless the source keeps its own.
         buffer: Selects which available groups are trained first, and which are dropped.
         replay: Groups that are trained more than once.
         storage: Database of rollouts (`save_rollouts` selects which are saved).
@@ -71,6 +73,7 @@ class RolloutSection(Section):
     sync_interval: int = 1
     oversample: float = 0.0
     dynamic_sampling: bool = False
+    sampler: Use | None = attrs.field(default=None, converter=used_or_none)
     buffer: Use = attrs.field(default=defaults.BUFFER, converter=used)
     replay: ReplaySection = ReplaySection()
     storage: StorageSection = StorageSection()

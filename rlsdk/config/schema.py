@@ -435,6 +435,7 @@ COMPONENT_KEYS: Mapping[str, Kind] = {
     "reference.learner": "learner",
     "model.renderer": "renderer",
     "model.tool_parser": "tool_parser",
+    "rollout.sampler": "sampler",
     "rollout.buffer": "buffer",
     "rollout.stop": "stop",
     "rollout.weight_transfer": "weight_transfer",

@@ -23,7 +23,7 @@ class HasClock(Protocol):
 class HasMemory(Protocol):
     """Optional interface of a component that keeps state between calls; checkpoints save it.
 
-    Shapings, advantages, policy losses, corrections and rewards may have state.
+    Shapings, advantages, policy losses, corrections, rewards and samplers may have state.
     """
 
     def state(self) -> Any:

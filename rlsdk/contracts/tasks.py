@@ -10,9 +10,11 @@ import attrs
 from rlsdk.components import Batch, component_of
 from rlsdk.errors import DataError, ValueFault
 from rlsdk.plurals import counted
-from rlsdk.types import Score, Task
+from rlsdk.types import Group, Score, Task
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from rlsdk.plugins.fingerprints import Fingerprint
 
 
@@ -62,6 +64,35 @@ class KeepsOrder(Protocol):
     @property
     def ordered(self) -> bool:
         """True if training keeps the order of the tasks in every epoch; False if it shuffles them."""
+        ...
+
+
+class TaskSampler(Protocol):
+    """Contract of the kind `sampler`: chooses the next tasks of a source. Each source has its own instance.
+
+    A sampler with `state()` and `restore(state)`, in plain JSON, keeps its memory in checkpoints (`HasMemory`).
+    """
+
+    def draw(self, available: np.ndarray, random: np.random.Generator) -> int:
+        """Return the index of the next task.
+
+        Args:
+            available: Indices of the tasks to choose from, ascending int64 `[k]`, k at least 1: those whose prompts
+                are not known to be too long and that have no rollouts in progress, if there are any.
+            random: Generator whose seed depends on the run's seed, the source and the number of tasks drawn, so that a
+                resumed run draws the same.
+        """
+        ...
+
+    def note(self, index: int, group: Group) -> None:
+        """Learn from a group of rollouts of a task that was drawn.
+
+        Groups are noted before the next batch is taken, in the order of their draws, those that filters drop included.
+
+        Args:
+            index: Index of the task.
+            group: Its rollouts and scores.
+        """
         ...
 
 

@@ -55,6 +55,7 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
             "rewards": [_part(part.rule, part.reference) for part in plan.rewards],
             "renderer": component_text(plan.renderer),
             **({"tool calls": component_text(plan.tool_parser)} if plan.tool_parser is not None else {}),
+            **({"sampler": component_text(plan.sampler)} if plan.sampler is not None else {}),
             "buffer": component_text(plan.buffer),
             "engine": component_text(plan.engine) if plan.needs_engine else "none: nothing is generated",
             "rollouts run in": counted(config.rollout.workers, "rollout worker")

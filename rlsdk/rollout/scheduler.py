@@ -86,6 +86,14 @@ class Streams(Protocol):
         """Return a previously drawn task."""
         ...
 
+    def note(self, source: str, position: int, group: Group) -> None:
+        """Note the group of a task that was drawn."""
+        ...
+
+    def learn(self) -> None:
+        """Choose later tasks by the groups noted so far; called before each batch."""
+        ...
+
 
 class Pausable(Protocol):
     """Client whose sampling can be interrupted, such as `PausableClient`."""
@@ -175,6 +183,7 @@ class RolloutScheduler:
         if step in self._taken:
             self._fill()
             return self._taken[step]
+        self._streams.learn()
         batch = self._ask(step)
         self._sift(step)
         expired = {s: len(self._ledger.records(s, TaskStatus.EXPIRED)) for s in self._streams.names}
@@ -410,6 +419,8 @@ class RolloutScheduler:
         if isinstance(error, UnfinishedError):
             group, error = error.group, None
         self._ledger.move(record, to, group)
+        if group is not None and to in (TaskStatus.COMPLETED, TaskStatus.FILTERED):
+            self._streams.note(record.source, record.position, group)
         self.failure = self.failure or error
         if to is TaskStatus.FILTERED:  # another task replaces it immediately, even during a training step
             try:

@@ -9,12 +9,13 @@ from typing import Any
 import attrs
 import numpy as np
 
+from rlsdk.components import see_definition
 from rlsdk.config import TaskSource
-from rlsdk.contracts import KeepsOrder, TaskList
-from rlsdk.errors import DataError
+from rlsdk.contracts import KeepsOrder, TaskList, TaskSampler, memory_of
+from rlsdk.errors import DataError, RunError
 from rlsdk.plugins import Plugins
 from rlsdk.plurals import counted
-from rlsdk.types import Task
+from rlsdk.types import Group, Task
 
 log = logging.getLogger(__name__)
 
@@ -71,16 +72,40 @@ class TaskStream:
             position = self.position
             task = self.at(position)
             self.position += 1
-            length = self._count(task)
-            if length <= self._limit:
+            if self._fits(task):
                 return task, position
-            if self._on_long == "error":
-                raise DataError(
-                    f"task {task.id!r}: its prompt has {counted(length, 'token')}; {self._setting} allows {self._limit}"
-                )
-            self.dropped += 1
+        raise self._none_fits()
+
+    def _fits(self, task: Task) -> bool:
+        """Return True if the prompt of a task that was drawn is short enough; count it as dropped if not.
+
+        Raises:
+            DataError: It is too long, and `on_long` is "error".
+        """
+        length = self._count(task)
+        if length > self._limit and self._on_long == "error":
+            raise DataError(
+                f"task {task.id!r}: its prompt has {counted(length, 'token')}; {self._setting} allows {self._limit}"
+            )
+        self.dropped += length > self._limit
+        return length <= self._limit
+
+    def _none_fits(self) -> DataError:
         count, limit = len(self._tasks), self._limit
-        raise DataError(f"no task fits: {self._setting} allows {limit} tokens, but all {count} prompts are longer")
+        return DataError(f"no task fits: {self._setting} allows {limit} tokens, but all {count} prompts are longer")
+
+    def note(self, position: int, group: Group) -> None:
+        """Note a group that was sampled; only a sampler reads it."""
+
+    def learn(self) -> None:
+        """Let a sampler learn from the groups noted so far."""
+
+    def memory(self) -> dict[str, Any]:
+        """Return the state besides the position, as plain JSON."""
+        return {}
+
+    def remember(self, memory: Mapping[str, Any]) -> None:
+        """Restore from `memory()`."""
 
     def at(self, position: int) -> Task:
         """Return the task at a position, counted over all epochs."""
@@ -90,6 +115,87 @@ class TaskStream:
         if self._order[0] != epoch:
             self._order = (epoch, np.random.default_rng([self._seed, epoch]).permutation(len(self._tasks)))
         return self._tasks[int(self._order[1][index])]
+
+
+class SampledStream(TaskStream):
+    """Endless stream of tasks that a sampler chooses.
+
+    The position of a draw is its number times the number of tasks, plus the index of its task.
+    """
+
+    def __init__(self, sampler: TaskSampler, *args: Any, **options: Any) -> None:
+        """Create a stream.
+
+        Args:
+            sampler: Chooses the tasks.
+            *args: Arguments of `TaskStream`.
+            **options: Options of `TaskStream`.
+        """
+        super().__init__(*args, **options)
+        self._sampler = sampler
+        self._open = np.ones(len(self), np.bool_)  # of prompts that are not known to be too long
+        self._busy: set[int] = set()
+        self._waiting: dict[int, Group] = {}
+
+    def draw(self) -> tuple[Task, int]:
+        """Return the next task whose prompt fits, and its position for `at`.
+
+        Raises:
+            DataError: As for `TaskStream.draw`.
+            RunError: The sampler chose no available task.
+        """
+        while self._open.any():
+            idle = self._open.copy()
+            idle[list(self._busy)] = False
+            available = np.flatnonzero(idle if idle.any() else self._open)
+            position = self.position * len(self)
+            given: object = self._sampler.draw(available, np.random.default_rng([self._seed, self.position]))
+            if isinstance(given, bool) or not isinstance(given, int | np.integer) or given not in available:
+                raise RunError(
+                    f"rollout.sampler drew {given!r}; expected one of the {len(available)} indices that it was given, "
+                    f"such as {available[0]}{see_definition(self._sampler)}"
+                )
+            index = int(given)
+            self.position += 1
+            task = self._tasks[index]
+            if self._fits(task):
+                self._busy.add(index)
+                return task, position + index
+            self._open[index] = False
+        raise self._none_fits()
+
+    def at(self, position: int) -> Task:
+        """Return the task at a position."""
+        return self._tasks[position % len(self)]
+
+    def note(self, position: int, group: Group) -> None:
+        """Keep a group that was sampled, until `learn`."""
+        self._waiting[position] = group
+
+    def learn(self) -> None:
+        """Give the sampler the groups since the last call, in the order of their draws."""
+        waiting, self._waiting = self._waiting, {}
+        for position, group in sorted(waiting.items()):
+            self._busy.discard(position % len(self))
+            self._sampler.note(position % len(self), group)
+
+    def memory(self) -> dict[str, Any]:
+        """Return what a resumed run needs besides the position, as plain JSON."""
+        self.learn()
+        own = memory_of(self._sampler)
+        long = np.flatnonzero(~self._open).tolist()
+        state = None if own is None else own.state()
+        return {"sampler": {"long": long, "busy": sorted(self._busy), "state": state}}
+
+    def remember(self, memory: Mapping[str, Any]) -> None:
+        """Restore from `memory()`; without it, the sampler starts afresh."""
+        if (then := memory.get("sampler")) is not None:
+            size = len(self)
+            self._open[[index for index in then["long"] if index < size]] = False
+            self._busy = {index for index in then["busy"] if index < size}
+            own = memory_of(self._sampler)
+            if own is not None and then["state"] is not None:
+                own.restore(then["state"])
 
 
 def opened(source: TaskSource, plugins: Plugins) -> Sequence[Task]:
@@ -198,6 +304,15 @@ class TaskStreams:
         """Return a task that was drawn before."""
         return self._sources[source].stream.at(position)
 
+    def note(self, source: str, position: int, group: Group) -> None:
+        """Note the group of a task that was drawn."""
+        self._sources[source].stream.note(position, group)
+
+    def learn(self) -> None:
+        """Let samplers learn from the groups noted so far."""
+        for source in self._sources.values():
+            source.stream.learn()
+
     def state(self) -> dict[str, Any]:
         """Return the position of every source, as plain JSON."""
         return {
@@ -206,6 +321,7 @@ class TaskStreams:
                 "dropped": source.stream.dropped,
                 "carry": carry,
                 "size": len(source.stream),
+                **source.stream.memory(),
             }
             for (name, source), carry in zip(self._sources.items(), self._allocator.carry, strict=True)
         }
@@ -220,6 +336,7 @@ class TaskStreams:
             then = state.get(name)
             if then is not None:
                 source.stream.position, source.stream.dropped = then["position"], then["dropped"]
+                source.stream.remember(then)
                 self._allocator.carry[i] = then["carry"]
                 now = len(source.stream)
                 if (size := then.get("size", now)) != now:

@@ -125,6 +125,13 @@ TEMPLATES: Mapping[Kind, NewKind] = {
         tests="from rlsdk.testing import check_component",
         usage={"tasks": "tasks:\n  train: {use: $name/$name, split: train, size: 2000}"},
     ),
+    "sampler": NewKind(
+        words="task sampler",
+        is_class=True,
+        usage={"more": "rollout: {sampler: $name/$name}"},
+        imports=("attrs",),
+        tests="import numpy as np\n\nimport rlsdk\nfrom rlsdk.testing import check_component",
+    ),
     "engine": NewKind(
         words="engine", is_class=True, usage={"engine": "$name/$name"}, imports=("attrs",), tests=ACTOR_TESTS
     ),

@@ -33,6 +33,7 @@ GIVEN: Mapping[str, Mapping[str, Any]] = {"tasks": {"split": "train"}}
 Fault = tuple[str, str]
 """(expected, found)."""
 PROTOCOLS: Mapping[Kind, type] = {
+    "sampler": contracts.TaskSampler,
     "engine": contracts.Engine,
     "learner": contracts.Learner,
     "environment": contracts.Environment,

@@ -26,7 +26,7 @@ from rlsdk.isolation.watching import stage
 from rlsdk.learners.apart import DividedLearnerGroup, start_learner
 from rlsdk.readiness.checks import examine
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.rollout.stream import Source, TaskStream, TaskStreams, opened
+from rlsdk.rollout.stream import SampledStream, Source, TaskStream, TaskStreams, opened
 from rlsdk.runlog.observers import Observers
 from rlsdk.seeds import derive
 from rlsdk.serving.context import context_of
@@ -194,7 +194,9 @@ def _streams(plan: Plan, tasks: Sequence[Sequence[Task]], codec: ChatTokenizer) 
     limit, setting = longest_prompt(config)
     for i, (source, some) in enumerate(zip(plan.tasks_train, tasks, strict=True)):
         seed = derive(config.seed, source.name) if i else config.seed  # sources of equal size get different orders
-        stream = TaskStream(some, seed, lambda t: len(codec.prompt(t)[1]), limit, config.long_prompts, setting=setting)
+        given: tuple[Any, ...] = (some, seed, lambda t: len(codec.prompt(t)[1]), limit, config.long_prompts)
+        sampler = plan.sampler and plan.plugins.resolve(plan.sampler)
+        stream = SampledStream(sampler, *given, setting=setting) if sampler else TaskStream(*given, setting=setting)
         streams.append(Source(source.name, source.weight, stream))
     return TaskStreams(streams)
 

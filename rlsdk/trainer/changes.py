@@ -147,7 +147,7 @@ def settings_of(plan: Plan) -> dict[str, Any]:
 
     tree = attrs.asdict(plan.config)
     tree |= {"workflow": of(plan.workflow), "engine": of(plan.engine), "learner": of(plan.learner)}
-    tree["rollout"] |= {"buffer": of(plan.buffer), "stop": of(plan.stop)}
+    tree["rollout"] |= {"sampler": of(plan.sampler), "buffer": of(plan.buffer), "stop": of(plan.stop)}
     tree["trackers"] = [of(tracker) for tracker in plan.trackers]
     tree["tasks"] = {
         key: [{**(of(s.reference) or {}), "source": s.name, "weight": s.weight} for s in sources]

@@ -58,6 +58,12 @@ class Sums:
     def at(self, source: str, position: int) -> Task:
         return Task(id=str(position), prompt=f"{position}+1=")
 
+    def note(self, source: str, position: int, group: Group) -> None:
+        """Nothing."""
+
+    def learn(self) -> None:
+        """Nothing."""
+
 
 @pytest.mark.parametrize("partial", [True, False])
 def test_whatever_pauses_every_group_is_made_once_of_whole_answers(

@@ -22,6 +22,7 @@ class Bench:
         names: Of its sources.
         drawn: Fresh tasks.
         started: Numbers of records, as they were started.
+        noted: Source and position of each group that was noted, and `learn` before each batch.
         interrupts: How often it was told to end what runs.
         deaf: It does not listen.
     """
@@ -40,6 +41,7 @@ class Bench:
         self.ledger = TaskLedger(self.names)
         self.version = self.drawn = self.interrupts = 0
         self.started: list[int] = []
+        self.noted: list[Any] = []
         self.seconds, self.deaf = seconds, False
         self._ended = asyncio.Event()
         how |= {"pausable": self} if valve else {}
@@ -54,6 +56,12 @@ class Bench:
 
     def at(self, source: str, position: int) -> Task:
         return Task(id=f"{source}{position}", prompt="x")
+
+    def note(self, source: str, position: int, group: Group) -> None:
+        self.noted.append((source, position))
+
+    def learn(self) -> None:
+        self.noted.append("learn")
 
     def interrupt(self) -> None:
         self.interrupts += 1

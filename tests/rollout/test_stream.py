@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsdk.rollout.stream import Allocator, Source, TaskStream, TaskStreams
-from rlsdk.types import Task
+from rlsdk.errors import DataError, RunError
+from rlsdk.rollout.stream import Allocator, SampledStream, Source, TaskStream, TaskStreams
+from rlsdk.types import Group, Rollout, Score, Task
 
 
 def streams(**weights: float) -> TaskStreams:
@@ -81,3 +85,107 @@ def test_a_new_source_begins_at_its_start() -> None:
     after.restore(before.state())
     assert after.state()["a"]["position"] == 3
     assert after.state()["b"] == {"position": 0, "dropped": 0, "carry": 0.0, "size": 7}
+
+
+class Least:
+    """A sampler that draws the index with the smallest sum of rewards, at random among equals."""
+
+    def __init__(self) -> None:
+        self.offered: list[list[int]] = []
+        self.sums: dict[int, float] = {}
+        self.noted: list[int] = []
+
+    def draw(self, available: np.ndarray, random: np.random.Generator) -> int:
+        self.offered.append(available.tolist())
+        least = min(self.sums.get(index, 0.0) for index in available)
+        return int(random.choice([index for index in available if self.sums.get(index, 0.0) == least]))
+
+    def note(self, index: int, group: Group) -> None:
+        self.noted.append(index)
+        self.sums[index] = self.sums.get(index, 0.0) + group.scores[0].value
+
+    def state(self) -> dict[str, float]:
+        return {str(index): value for index, value in self.sums.items()}
+
+    def restore(self, state: dict[str, float]) -> None:
+        self.sums = {int(index): value for index, value in state.items()}
+
+
+def sampled(sampler: Any, lengths: tuple[int, ...] = (1,) * 7, on_long: str = "drop") -> TaskStreams:
+    """A source of tasks with prompts of these lengths, of which 9 fits."""
+    tasks = [Task(id=str(i), prompt="x" * length) for i, length in enumerate(lengths)]
+    return TaskStreams([Source("a", 1.0, SampledStream(sampler, tasks, 0, lambda t: len(t.prompt), 9, on_long))])
+
+
+def done(task: Task) -> Group:
+    return Group(task, [Rollout.from_text(task, "2")], [Score(1.0)])
+
+
+def batch(tasks: TaskStreams, count: int) -> list[str]:
+    """A batch that is drawn at once and whose groups end in another order."""
+    tasks.learn()
+    drawn = [tasks.draw("a") for _ in range(count)]
+    for task, position in reversed(drawn):
+        tasks.note("a", position, done(task))
+    return [task.id for task, _ in drawn]
+
+
+def test_a_sampler_chooses_among_tasks_that_are_not_in_progress_and_learns_in_the_order_of_draws() -> None:
+    sampler = Least()
+    tasks = sampled(sampler)
+    first, second = batch(tasks, 4), batch(tasks, 3)
+    assert sorted(first + second) == list("0123456")
+    assert sampler.noted == [int(index) for index in first]  # those of the second batch, before the third
+    assert [len(offered) for offered in sampler.offered] == [7, 6, 5, 4, 7, 6, 5]
+    everything = [tasks.draw("a")[0].id for _ in range(8)]  # more than there are: some run twice
+    assert set(everything) == set("0123456")
+
+
+def test_a_task_is_found_again_by_its_position() -> None:
+    tasks = sampled(Least())
+    for _ in range(20):
+        task, position = tasks.draw("a")
+        assert tasks.at("a", position) is task
+
+
+def test_long_prompts_are_not_offered_again_and_none_that_fits_is_an_error() -> None:
+    sampler = Least()
+    tasks = sampled(sampler, (1, 99, 1))
+    batch(tasks, 3)
+    assert tasks.dropped == 1
+    assert all(1 not in offered for offered in sampler.offered[-1:])
+    with pytest.raises(
+        DataError, match="no task fits: max_prompt_tokens allows 9 tokens, but all 2 prompts are longer"
+    ):
+        sampled(Least(), (99, 99)).draw("a")
+    with pytest.raises(DataError, match="its prompt has 99 tokens"):
+        sampled(Least(), (99,), "error").draw("a")
+
+
+@given(takes=st.lists(st.integers(1, 5), min_size=2, max_size=8), at=st.integers(1, 7))
+def test_a_resumed_run_with_a_sampler_draws_what_one_left_alone_draws(takes: list[int], at: int) -> None:
+    lengths = (1, 1, 99, 1, 1, 1, 99)
+    whole, first, resumed = (sampled(Least(), lengths) for _ in range(3))
+    batches = [batch(whole, n) for n in takes]
+    for n in takes[:at]:
+        batch(first, n)
+    resumed.restore(first.state())
+    assert [batch(resumed, n) for n in takes[at:]] == batches[at:]
+    assert resumed.dropped == whole.dropped
+
+
+def test_tasks_in_progress_at_a_checkpoint_are_not_offered_after_it() -> None:
+    before, sampler = sampled(Least()), Least()
+    busy = [before.draw("a")[0].id for _ in range(3)]
+    after = sampled(sampler)
+    after.restore(before.state())
+    assert after.draw("a")[0].id not in busy
+    assert sampler.offered == [[index for index in range(7) if str(index) not in busy]]
+
+
+@pytest.mark.parametrize("given", [7, -1, 0.0, True, None])
+def test_a_sampler_that_draws_no_available_task_is_named(given: Any) -> None:
+    sampler = Least()
+    sampler.draw = lambda available, random: given  # type: ignore[method-assign]
+    with pytest.raises(RunError, match=r"rollout.sampler drew .*; expected one of the 7 indices that it was given"):
+        sampled(sampler).draw("a")

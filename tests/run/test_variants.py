@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -234,3 +235,15 @@ def test_a_reference_model_follows_the_policy_and_is_resumed(runner: Any) -> Non
     runner.train(*settings, "steps=3")
     runner.train(*settings, "steps=5", "--resume")
     assert runner.metrics() == lines
+
+
+def test_a_sampler_goes_on_with_its_memory_after_a_resume(runner: Any) -> None:
+    sampler = "rollout.sampler={use: by_pass_rate, solved: 0.1, least: 0.0}"
+    settings = (sampler, "engine=transformers", "eval={before: false, after: false}")
+    runner.train(*settings, "steps=4", "checkpoint={every: 2, keep: 2}", "name=alone")
+    state = json.loads((runner.path("alone") / "checkpoints" / "step-2" / "state.json").read_text())
+    (source,) = state["tasks"].values()
+    assert len(source["sampler"]["state"]) > 1
+    runner.train(*settings, "steps=2")
+    runner.train(*settings, "steps=4", "--resume")
+    assert runner.metrics() == runner.metrics("alone")

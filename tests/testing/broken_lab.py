@@ -425,6 +425,18 @@ def other_tasks(*, split: str):
     return [rlsdk.Task(f"{i}", f"{random.random()}?") for i in range(3)]
 
 
+@rlsdk.sampler("draws-what-is-available")
+class DrawsWhatIsAvailable:
+    """The first task, always."""
+
+    def draw(self, available, random):
+        """Words."""
+        return 0
+
+    def note(self, index, group):
+        """Words."""
+
+
 @rlsdk.buffer("gives-a-priority")
 def gives_a_priority(group, *, step, uses):
     """Words."""

@@ -32,6 +32,7 @@ LIGHT: tuple[Kind, ...] = (
     "workflow",
     "environment",
     "tasks",
+    "sampler",
     "tracker",
     "renderer",
     "tool_parser",
