@@ -134,7 +134,7 @@ class SampledStream(TaskStream):
         super().__init__(*args, **options)
         self._sampler = sampler
         self._open = np.ones(len(self), np.bool_)  # of prompts that are not known to be too long
-        self._busy: set[int] = set()
+        self._busy = np.zeros(len(self), np.bool_)  # with rollouts in progress
         self._waiting: dict[int, Group] = {}
 
     def draw(self) -> tuple[Task, int]:
@@ -145,8 +145,7 @@ class SampledStream(TaskStream):
             RunError: The sampler chose no available task.
         """
         while self._open.any():
-            idle = self._open.copy()
-            idle[list(self._busy)] = False
+            idle = self._open & ~self._busy
             available = np.flatnonzero(idle if idle.any() else self._open)
             position = self.position * len(self)
             given: object = self._sampler.draw(available, np.random.default_rng([self._seed, self.position]))
@@ -159,7 +158,7 @@ class SampledStream(TaskStream):
             self.position += 1
             task = self._tasks[index]
             if self._fits(task):
-                self._busy.add(index)
+                self._busy[index] = True
                 return task, position + index
             self._open[index] = False
         raise self._none_fits()
@@ -176,23 +175,23 @@ class SampledStream(TaskStream):
         """Give the sampler the groups since the last call, in the order of their draws."""
         waiting, self._waiting = self._waiting, {}
         for position, group in sorted(waiting.items()):
-            self._busy.discard(position % len(self))
-            self._sampler.note(position % len(self), group)
+            index = position % len(self)
+            self._busy[index] = False
+            self._sampler.note(index, group)
 
     def memory(self) -> dict[str, Any]:
         """Return what a resumed run needs besides the position, as plain JSON."""
         self.learn()
         own = memory_of(self._sampler)
-        long = np.flatnonzero(~self._open).tolist()
-        state = None if own is None else own.state()
-        return {"sampler": {"long": long, "busy": sorted(self._busy), "state": state}}
+        long, busy = (np.flatnonzero(mask).tolist() for mask in (~self._open, self._busy))
+        return {"sampler": {"long": long, "busy": busy, "state": None if own is None else own.state()}}
 
     def remember(self, memory: Mapping[str, Any]) -> None:
         """Restore from `memory()`; without it, the sampler starts afresh."""
         if (then := memory.get("sampler")) is not None:
             size = len(self)
             self._open[[index for index in then["long"] if index < size]] = False
-            self._busy = {index for index in then["busy"] if index < size}
+            self._busy[[index for index in then["busy"] if index < size]] = True
             own = memory_of(self._sampler)
             if own is not None and then["state"] is not None:
                 own.restore(then["state"])

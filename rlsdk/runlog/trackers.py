@@ -6,8 +6,9 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, Literal, TextIO
 
 import rlsdk
@@ -103,6 +104,27 @@ class TensorboardTracker:
         self._writer.close()
 
 
+def online_or_offline(
+    name: str, start: Callable[[Any], Any], mode: str | None, variable: str, refusals: tuple[type[Exception], ...]
+) -> Any:
+    """Start the run of a service; offline if the service refuses, unless the user has chosen a mode.
+
+    Args:
+        name: Name of the tracker.
+        start: Starts the run in a mode, and returns it.
+        mode: The mode that the configuration gives, if any.
+        variable: Environment variable that may hold one.
+        refusals: Exceptions of `start` if there is no login or no network.
+    """
+    try:
+        return start(mode)
+    except refusals as error:
+        if mode or os.environ.get(variable):
+            raise
+        log.warning("tracker %s works offline: %s", name, error)
+        return start("offline")
+
+
 @rlsdk.tracker("wandb")
 class WandbTracker:
     """Weights & Biases (extra `wandb`)."""
@@ -139,18 +161,16 @@ class WandbTracker:
             "settings": wandb.Settings(init_timeout=CONNECT_SECONDS),
             **({"id": known, "resume": "allow"} if known else {}),
         }
-        chosen = self._mode or os.environ.get("WANDB_MODE")
         with unmarked():  # wandb keeps its service process for later runs of this process, and ends it at exit
             wandb.setup()
-        try:
-            if not chosen and not wandb.login(prompt=False):
+
+        def start(mode: Any) -> Any:
+            if not (mode or os.environ.get("WANDB_MODE")) and not wandb.login(prompt=False):
                 raise wandb.errors.AuthenticationError("not logged in (run `wandb login`, or set WANDB_API_KEY)")
-            self._run = wandb.init(mode=self._mode, **settings)
-        except (wandb.errors.AuthenticationError, wandb.errors.CommError) as error:
-            if chosen:
-                raise
-            log.warning("tracker wandb works offline: %s", error)
-            self._run = wandb.init(mode="offline", **settings)
+            return wandb.init(mode=mode, **settings)
+
+        refusals = (wandb.errors.AuthenticationError, wandb.errors.CommError)
+        self._run = online_or_offline("wandb", start, self._mode, "WANDB_MODE", refusals)
         keep_service_run(run, "wandb", self._run.id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -235,14 +255,9 @@ class SwanlabTracker:
             **({"workspace": self._workspace} if self._workspace else {}),
             **({"id": known, "resume": "allow"} if known else {}),
         }
-        chosen = self._mode or os.environ.get("SWANLAB_MODE")
-        try:
-            self._run = swanlab.init(mode=self._mode, **settings)
-        except (AuthenticationError, RuntimeError) as error:
-            if chosen:
-                raise
-            log.warning("tracker swanlab works offline: %s", error)
-            self._run = swanlab.init(mode="offline", **settings)
+        refusals = (AuthenticationError, RuntimeError)
+        start = partial(swanlab.init, **settings)
+        self._run = online_or_offline("swanlab", lambda mode: start(mode=mode), self._mode, "SWANLAB_MODE", refusals)
         keep_service_run(run, "swanlab", self._run.id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -104,12 +104,12 @@ class TaskOrder:
         Raises:
             BadRowError: The row has no number there.
         """
-        if self.sort_by is None or self.column is None:
+        if (column := self.column) is None:
             return 0.0
-        value = _value(row, self.column)
+        value = _value(row, column)
         if not isinstance(value, int | float):
-            raise BadRowError(f"expected a number in {self.column}, to sort by, got {reprlib.repr(value)}")
-        return -value if self.sort_by.startswith("-") else value
+            raise BadRowError(f"expected a number in {column}, to sort by, got {reprlib.repr(value)}")
+        return value if column == self.sort_by else -value
 
 
 @attrs.frozen(kw_only=True)

@@ -40,17 +40,14 @@ class ByPassRate:
     solved: float = 1.0
     newest: Share = 0.5
     least: Share = 0.05
-    _rates: dict[int, float] = attrs.field(init=False, factory=dict)
+    _rates: np.ndarray = attrs.field(init=False, factory=lambda: np.empty(0))  # by index; NaN without a group
 
     def draw(self, available: np.ndarray, random: np.random.Generator) -> int:
         """Return the index of the next task; see `TaskSampler.draw`."""
-        weights = np.ones(len(available))
-        seen = np.fromiter(self._rates, np.int64, len(self._rates))
-        rates = np.fromiter(self._rates.values(), np.float64, len(self._rates))
-        places = np.searchsorted(available, seen)
-        here = (places < len(available)) & (available[np.minimum(places, len(available) - 1)] == seen)
+        self._cover(int(available[-1]))
+        rates = self._rates[available]
         gain = 4 * rates * (1 - rates) if self.prefer == "uncertain" else 1 - rates
-        weights[places[here]] = self.least + (1 - self.least) * gain[here]
+        weights = np.where(np.isnan(rates), 1.0, self.least + (1 - self.least) * gain)
         if not weights.any():  # all are solved, or none is, and `least` is 0
             weights[:] = 1
         return int(random.choice(available, p=weights / weights.sum()))
@@ -59,14 +56,21 @@ class ByPassRate:
         """Update the pass rate of a task; rollouts without a valid score do not count."""
         passed = [score.value >= self.solved for score in group.scores if score.valid]
         if passed:
-            rate = float(np.mean(passed))
-            before = self._rates.get(index, rate)
-            self._rates[index] = before + self.newest * (rate - before)
+            self._cover(index)
+            rate, before = float(np.mean(passed)), self._rates[index]
+            self._rates[index] = rate if np.isnan(before) else before + self.newest * (rate - before)
+
+    def _cover(self, index: int) -> None:
+        missing = index + 1 - len(self._rates)
+        if missing > 0:
+            self._rates = np.pad(self._rates, (0, missing), constant_values=np.nan)
 
     def state(self) -> dict[str, float]:
         """Return the pass rate of each task seen, by index."""
-        return {str(index): rate for index, rate in self._rates.items()}
+        return {str(index): float(self._rates[index]) for index in np.flatnonzero(~np.isnan(self._rates))}
 
     def restore(self, state: Mapping[str, float]) -> None:
         """Restore from `state()`."""
-        self._rates = {int(index): rate for index, rate in state.items()}
+        self._rates = np.empty(0)
+        self._cover(max(map(int, state), default=-1))
+        self._rates[list(map(int, state))] = list(state.values())

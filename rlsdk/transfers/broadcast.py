@@ -16,7 +16,7 @@ import numpy as np
 from rlsdk.contracts import Weights
 from rlsdk.errors import TransferError
 from rlsdk.marks import weight_transfer
-from rlsdk.transfers.buckets import MIB, Buffers, Header, announced, filled, naming
+from rlsdk.transfers.buckets import MIB, Buffers, Header, announced, filled, transfer_errors
 from rlsdk.weights import unpack
 
 if TYPE_CHECKING:
@@ -91,9 +91,9 @@ class Broadcast(ABC):
             for weights in filled(parts, self._size):
                 header, contents = announced(weights)
                 version = header.version
-                with naming(f"weights of version {version} were not sent to all engines"):
+                with transfer_errors(f"weights of version {version} were not sent to all engines"):
                     self._put(group, header, contents)
-            with naming(f"weights of version {version} were not loaded by all engines"):
+            with transfer_errors(f"weights of version {version} were not loaded by all engines"):
                 self._put(group, Header(version), [])
                 self._await_all(group)
 
@@ -109,16 +109,16 @@ class Broadcast(ABC):
         Raises:
             TransferError: The sender or another engine left, or exceeded the timeout.
         """
-        with naming(f"the learner at {offer.host}:{offer.port} cannot be reached"):
+        with transfer_errors(f"the learner at {offer.host}:{offer.port} cannot be reached"):
             store = _store(offer.host, offer.port, self._patience, serves=False)
         with self._group(store, seat, offer) as group:
             while True:
-                with naming("the learner announces no more weights"):
+                with transfer_errors("the learner announces no more weights"):
                     header = self._header(group)
                 if not header.slots:
                     break
                 yield self._received(group, header)
-            with naming(f"weights of version {header.version} were not loaded by all engines"):
+            with transfer_errors(f"weights of version {header.version} were not loaded by all engines"):
                 self._await_all(group)
 
     def _header(self, group: Any) -> Header:
@@ -129,7 +129,7 @@ class Broadcast(ABC):
     def _received(self, group: Any, header: Header) -> Weights:
         """Receive a bucket; keep no reference to it here, since its buffer is reused."""
         buffer = self._buffer(header.size)
-        with naming(f"weights of version {header.version} did not come to their end"):
+        with transfer_errors(f"weights of version {header.version} did not come to their end"):
             self._share(group, header.contents(buffer))
         return header.weights(buffer)
 
@@ -162,7 +162,9 @@ class Broadcast(ABC):
         Raises:
             TransferError: Not all members joined in time.
         """
-        with naming(f"{meeting.members - 1} engines and the learner did not meet at {meeting.host}:{meeting.port}"):
+        with transfer_errors(
+            f"{meeting.members - 1} engines and the learner did not meet at {meeting.host}:{meeting.port}"
+        ):
             # NCCL would wait for a missing member without a limit.
             store.set(f"rlsdk/{rank}", b"here")
             store.wait([f"rlsdk/{member}" for member in range(meeting.members)], self._patience)

@@ -151,7 +151,7 @@ def _together(parts: list[Weights]) -> Weights:
 
 
 @contextmanager
-def naming(what: str) -> Iterator[None]:
+def transfer_errors(what: str) -> Iterator[None]:
     """Convert exceptions of torch.distributed, CUDA and sockets to `TransferError`."""
     try:
         yield

@@ -17,7 +17,7 @@ from rlsdk.errors import TransferError
 from rlsdk.isolation.framing import exactly, receive, send
 from rlsdk.marks import weight_transfer
 from rlsdk.plurals import counted
-from rlsdk.transfers.buckets import MIB, Header, announced, filled, naming
+from rlsdk.transfers.buckets import MIB, Header, announced, filled, transfer_errors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,7 +99,9 @@ class CudaIpc:
         (server, offer, count), self._server = self._server, None
         with ExitStack() as stack:  # closing a connection notifies its engine
             stack.enter_context(server)
-            with naming(f"{counted(count, 'engine')} and the learner did not meet at {offer.host}:{offer.port}"):
+            with transfer_errors(
+                f"{counted(count, 'engine')} and the learner did not meet at {offer.host}:{offer.port}"
+            ):
                 engines = self._accepted(server, offer, count, stack)
             if engines:
                 self._send(parts, engines)
@@ -130,7 +132,7 @@ class CudaIpc:
         for weights in filled(parts, self._size):
             header, contents = announced(weights)
             version = header.version
-            with naming(f"weights of version {version} were not sent to the engines on this GPU"):
+            with transfer_errors(f"weights of version {version} were not sent to the engines on this GPU"):
                 _await(engines)  # they have copied the previous bucket
                 grows = len(region) < header.size
                 if grows:
@@ -139,7 +141,7 @@ class CudaIpc:
                     target.copy_(content)
                 self._synchronise()
                 self._announce(engines, header, region if grows else None)
-        with naming(f"weights of version {version} were not loaded by the engines on this GPU"):
+        with transfer_errors(f"weights of version {version} were not loaded by the engines on this GPU"):
             _await(engines)
             self._announce(engines, Header(version), None)
             _await(engines)
@@ -160,7 +162,7 @@ class CudaIpc:
             learner: socket.socket | None = None
             for rank, each in enumerate(offer):
                 near = gpu in gpus and rank == gpus.index(gpu)
-                with naming(f"rank {rank} of the learner at {each.host}:{each.port} cannot be reached"):
+                with transfer_errors(f"rank {rank} of the learner at {each.host}:{each.port} cannot be reached"):
                     connection = socket.create_connection((each.host, each.port), self.timeout)
                     stack.enter_context(connection)
                     connection.sendall(each.secret + bytes([near]))
@@ -172,10 +174,10 @@ class CudaIpc:
 
     def _received(self, learner: socket.socket) -> Iterator[Weights]:
         region: Any = None
-        with naming("the learner announces no more weights"):
+        with transfer_errors("the learner announces no more weights"):
             learner.sendall(_DONE)
         while True:
-            with naming("the learner announces no more weights"):
+            with transfer_errors("the learner announces no more weights"):
                 header, opened = pickle.loads(receive(learner))  # noqa: S301 - from the learner, which is trusted
                 if not header.slots:
                     break
@@ -188,7 +190,7 @@ class CudaIpc:
             yield weights
             del weights
         region = opened = None  # closes the handle
-        with naming("the learner left"):
+        with transfer_errors("the learner left"):
             learner.sendall(_DONE)
 
     def _gpu(self) -> str:

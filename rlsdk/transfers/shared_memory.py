@@ -20,7 +20,7 @@ from rlsdk.contracts import Weights
 from rlsdk.errors import TransferError
 from rlsdk.marks import weight_transfer
 from rlsdk.plurals import counted
-from rlsdk.transfers.buckets import MIB, Header, announced, filled, naming
+from rlsdk.transfers.buckets import MIB, Header, announced, filled, transfer_errors
 
 REGIONS = 32
 """Maximum number of memory regions; three are used in turn, and more while a loader holds tensors."""
@@ -109,15 +109,15 @@ class SharedMemory:
         (server, count), self._server = self._server, None
         with ExitStack() as stack:  # closing a connection notifies its engine
             stack.enter_context(server)
-            with naming(f"{counted(count, 'engine')} and the learner did not meet"):
+            with transfer_errors(f"{counted(count, 'engine')} and the learner did not meet"):
                 engines = [stack.enter_context(self._accepted(server)) for _ in range(count)]
             version = -1
             for weights in filled(parts, self._size):
                 header, contents = announced(weights)
                 version = header.version
-                with naming(f"weights of version {version} were not sent to all engines"):
+                with transfer_errors(f"weights of version {version} were not sent to all engines"):
                     self._put(engines, header, contents)
-            with naming(f"weights of version {version} were not loaded by all engines"):
+            with transfer_errors(f"weights of version {version} were not loaded by all engines"):
                 self._put(engines, Header(version), [])
                 _answers(engines)  # engines answer the end once they have loaded everything
 
@@ -136,11 +136,11 @@ class SharedMemory:
             except OSError as error:
                 raise TransferError(f"the learner's memory {offer.path} cannot be opened: {error}") from error
         with self._socket() as learner:
-            with naming("the learner cannot be reached"):
+            with transfer_errors("the learner cannot be reached"):
                 learner.connect(f"\0{offer.address}")
                 learner.send(_BUSY.pack(0))
             while True:
-                with naming("the learner announces no more weights"):
+                with transfer_errors("the learner announces no more weights"):
                     index, begin, size, head, length = _PLACE.unpack(_message(learner))
                     region = self._region(index, begin, size)
                     header = Header.load(region[head : head + length].tobytes())

@@ -17,7 +17,8 @@ from rlsdk.contracts import Weights
 from rlsdk.errors import TransferError
 from rlsdk.transfers.broadcast import Gloo, Nccl
 from rlsdk.transfers.shared_memory import SharedMemory
-from rlsdk.weights import checksums, joined, to_weights
+from rlsdk.weights import checksums, joined
+from tests.transfers.parts import mixed
 
 LAYERS = 12
 
@@ -57,12 +58,8 @@ def test_buckets_are_loaded_while_others_come_and_two_buffers_do() -> None:
 
 
 def test_tensors_of_a_device_keep_their_bits_and_are_not_overwritten_while_they_are_held() -> None:
-    tied, scale = torch.randn(7, 300).bfloat16(), torch.tensor(0.5, dtype=torch.float64)
-    parts = [
-        to_weights(5, {"embeddings": tied, "head": tied, "scale": scale, "none": torch.empty(0, 3)}, host=False),
-        to_weights(5, {"turned": torch.randn(600, 500).T, "count": torch.arange(9)}, host=False),
-        to_weights(5, {"last": torch.randn(600, 500)}, host=False),
-    ]
+    tied = torch.randn(7, 300).bfloat16()
+    parts = mixed(tied)
     assert parts[0].tensors["embeddings"].data_ptr() == tied.data_ptr()  # the learner's own, and no copy
     sender = NcclOnCPU(bucket_mib=1)
     offer = sender.offer(iter(()), 1, "127.0.0.1")

@@ -19,6 +19,7 @@ from rlsdk.contracts import SendsFromEachRank, Weights
 from rlsdk.errors import TransferError
 from rlsdk.transfers.cuda_ipc import CudaIpc, IpcOffer
 from rlsdk.weights import checksums, joined, to_weights
+from tests.transfers.parts import mixed
 
 LAYERS = 12
 
@@ -78,12 +79,7 @@ def test_each_engine_gets_the_weights_of_the_rank_on_its_gpu_and_other_ranks_do_
 
 
 def test_every_bit_arrives_in_another_process_and_buckets_that_are_held_are_not_overwritten() -> None:
-    tied, scale = torch.randn(7, 300).bfloat16(), torch.tensor(0.5, dtype=torch.float64)
-    parts = [
-        to_weights(5, {"embeddings": tied, "head": tied, "scale": scale, "none": torch.empty(0, 3)}, host=False),
-        to_weights(5, {"turned": torch.randn(600, 500).T, "count": torch.arange(9)}, host=False),
-        to_weights(5, {"last": torch.randn(600, 500)}, host=False),
-    ]
+    parts = mixed(torch.randn(7, 300).bfloat16())
     sender = IpcOnCPU(bucket_mib=1)
     offers = [sender.offer(iter(()), 2, "127.0.0.1")]
     context = multiprocessing.get_context("spawn")
