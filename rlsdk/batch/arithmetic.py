@@ -69,7 +69,7 @@ def bounded(log_ratio: Tensor) -> Tensor:
 
 
 def whiten(values: Tensor) -> Tensor:
-    """Normalize to mean 0 and unbiased variance 1: `(v - mean) / sqrt(var + 1e-8)` in float64; a single value gives 0.
+    """Normalise to mean 0 and unbiased variance 1: `(v - mean) / sqrt(var + 1e-8)` in float64; a single value gives 0.
 
     Args:
         values: float `[s]`, sampled tokens only.
@@ -88,7 +88,7 @@ def adjusted(advantages: Tensor, loss_mask: Tensor, *, whitened: bool = False, c
     Args:
         advantages: float `[t]`.
         loss_mask: bool `[t]`, True where the policy sampled the token.
-        whitened: Normalize to mean 0 and variance 1 over the sampled tokens.
+        whitened: Normalise to mean 0 and variance 1 over the sampled tokens.
         clip: Maximum absolute value; None for no clipping.
 
     Returns:

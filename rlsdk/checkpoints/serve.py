@@ -41,7 +41,7 @@ from rlsdk.weights import to_weights
 
 log = logging.getLogger(__name__)
 FOLDER = "serve"
-"""Folder within the run's folder for logs and caches of the serving engines; a training may run at the same time."""
+"""Folder within the run's folder for logs and caches of the serving engines; the run may still be training."""
 POLL_SECONDS = 2.0
 REMOTE_EVERY = 15
 """A run at a URL is checked only every this many polls."""

@@ -31,7 +31,7 @@ COMMANDS = {
     "model": "Create models.",
     "new": "Create a plugin from a template: a package, or one file.",
     "plugins": "List plugins with their components and options.",
-    "recipe": "List, show and run recipes: complete trainings with measured results.",
+    "recipe": "List, show and run recipes: complete training runs with measured results.",
     "replay": "Recompute a batch dumped by veRL, TRL, slime or OpenRLHF, and show differences.",
     "report": "Write a run's report: one self-contained HTML page without scripts.",
     "rollouts": "Query the rollouts of a run.",
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> Any:
         arguments: Command-line arguments; defaults to those of `sys.argv`.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower().replace("-", "") != "utf8":
-        # A bar or arrow that the terminal cannot encode must not fail a command.
+        # A bar or arrow that the terminal cannot encode must not make a command fail.
         sys.stdout.reconfigure(errors="replace")
     if arguments is None and "--json" in sys.argv:
         _reserve_stdout()

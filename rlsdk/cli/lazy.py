@@ -170,7 +170,7 @@ class LazyGroup(click.Group):
             if not remedy or ctx.params.get("debug"):
                 raise
             stack = ctx.invoked_subcommand in self._check_machine
-            more = "; a training needs the whole stack, 'rlsdk[cpu]' or 'rlsdk[gpu]'" if stack else ""
+            more = "; training needs the whole stack, 'rlsdk[cpu]' or 'rlsdk[gpu]'" if stack else ""
             click.echo(f"rlsdk: this needs {error.name}, which is not installed: {remedy}{more}", err=True)
             ctx.exit(FAILED)
         except OSError as error:

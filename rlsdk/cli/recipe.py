@@ -29,7 +29,7 @@ LEFT_OUT = ("_reward", "/invalid")
 
 @click.group()
 def recipe() -> None:
-    """List, show and run recipes: complete trainings with measured results."""
+    """List, show and run recipes: complete training runs with measured results."""
 
 
 @recipe.command("list")

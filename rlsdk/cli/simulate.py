@@ -51,7 +51,7 @@ COLUMNS = ("", "step", "95 % below", "staleness", "engines idle", "learner idle"
 )
 @click.option("--against", type=click.Path(path_type=Path), help="Compare the prediction with the run in this folder.")
 @click.option("--steps", type=click.IntRange(4), default=16, show_default=True, help="Steps to simulate.")
-@click.option("--whole", is_flag=True, help="Simulate all engines of a large training instead of a slice.")
+@click.option("--whole", is_flag=True, help="Simulate all engines of a large run instead of a slice.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def simulate(
     config: Path,
@@ -189,7 +189,7 @@ def _sizes(
 
 
 def _warn_of_other_sizes(run: Path | None, comparison: MeasuredRun, predictions: Sequence[Prediction]) -> None:
-    """Warn if the measured run had another number of rollouts per step than the predictions."""
+    """Warn if the measured run had a different number of rollouts per step than the predictions."""
     batch, group = comparison.batch_size, comparison.group_size
     others = {(p.setup.batch, p.setup.group) for p in predictions} - {(batch, group)}
     if others:

@@ -94,9 +94,8 @@ def train(
 
     Ctrl-C finishes the step, saves a checkpoint and exits with status 130; a second Ctrl-C exits at once.
 
-    A resumed run may have more steps, other trackers, another placement, and another schedule of evaluations and
-    checkpoints. Other changes are shown, and refused without --allow-changes. The previous configuration is kept as
-    config.step-N.yaml.
+    A resumed run may have more steps, and different trackers, placement, evaluations and checkpoints. Other changes are
+    shown, and refused without --allow-changes. The previous configuration is kept as config.step-N.yaml.
     """
     resumes = resume is not False
     if resumes and overwrite:

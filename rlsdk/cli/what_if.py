@@ -135,7 +135,7 @@ def _show(found: Mapping[str, Any]) -> None:
     change = found["advantages"]["mean_change"]
     out.print(f"{zero}; mean change of an advantage: {_number(change)}", markup=False)
     changed = [tuple(str(each[k]) for k in ("step", "task", "before", "after")) for each in found["changed_groups"]]
-    _print_table(out, "groups with another outcome", ("step", "task", "before", "after"), changed)
+    _print_table(out, "groups with a different outcome", ("step", "task", "before", "after"), changed)
     for reason, count in found["invalid"].items():
         out.print(f"could not be scored: {count} × {reason}", markup=False)
     _show_examples(out, found["examples"])

@@ -150,7 +150,7 @@ class LoadsWeightParts(Protocol):
                 unless something still references them.
 
         Raises:
-            EngineError: A tensor of the model is missing or has another shape.
+            EngineError: A tensor of the model is missing or has a different shape.
             TransferError: The parts ended early. A later load of all weights must still succeed.
         """
         ...

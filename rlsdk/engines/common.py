@@ -401,5 +401,5 @@ def _refuse(version: int, expected: Collection[str], came: Collection[str], wron
     missing = [name for name in expected if name not in came]
     if missing or wrong:
         parts = [f"{len(missing)} of {len(expected)} tensors are missing: {', '.join(missing[:5])}"] if missing else []
-        parts += [f"{len(wrong)} have another shape: {', '.join(wrong[:5])}"] if wrong else []
+        parts += [f"{len(wrong)} have a different shape: {', '.join(wrong[:5])}"] if wrong else []
         raise EngineError(f"weights of version {version} do not fit the model: {'; '.join(parts)}")

@@ -43,7 +43,7 @@ class RestartPolicy:
         start: Starts a replacement for a dead engine.
         most: Maximum number of deaths per rank.
         logs: Folder of the engine logs, `engine-RANK.log`; None if there are none.
-        missing: Returns the resources that are missing to scale to another number of engines; empty if there are none.
+        missing: Returns the resources that a different number of engines would lack; empty if there are none.
     """
 
     client: EngineRoutes

@@ -17,7 +17,7 @@ DELTA_SIZES = (64, 128)
 
 UNSUPPORTED = {
     "bamba": "does not start for",
-    "lfm2_moe": "computes other logprobs than transformers for",
+    "lfm2_moe": "computes different logprobs from transformers for",
     "phimoe": "cannot load new weights for",
 }
 """Model type -> what vLLM's CPU build does with models of that type."""

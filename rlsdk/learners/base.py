@@ -44,7 +44,7 @@ class TransformersLearner(LearnerOptions):
     """
 
     reshards: ClassVar[bool] = False
-    """True if another number of ranks may load a checkpoint, because `TrainedModule.read` reshards it."""
+    """True if a different number of ranks may load a checkpoint, because `TrainedModule.read` reshards it."""
 
     _place: ActorSpec = attrs.field(init=False)
     _ranks: Ranks = attrs.field(init=False)
@@ -237,7 +237,7 @@ class TransformersLearner(LearnerOptions):
     def logprobs(
         self, batch: TrainBatch, role: Literal["actor", "reference"] = "actor", fields: Sequence[str] = ("logprobs",)
     ) -> dict[str, np.ndarray]:
-        """Return the requested of `logprobs`, `entropy`, `probs_squared_sum`, float32 `[t]` each, without a graph.
+        """Return the requested `logprobs`, `entropy` and `probs_squared_sum`, float32 `[t]` each, without a graph.
 
         Raises:
             LearnerError: The learner does not hold that role.

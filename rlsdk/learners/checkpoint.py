@@ -46,21 +46,21 @@ def check_manifest(folder: Path, rank: int, world: int, facts: Mapping[str, Any]
         rank: Rank of this process.
         world: Number of ranks that share the work.
         facts: Settings that must equal those of the manifest.
-        same_ranks: False if another number of ranks may have written the files.
+        same_ranks: False if a different number of ranks may have written the files.
 
     Returns:
         Description of the damage; empty if there is none. Load nothing until all ranks have reported none.
 
     Raises:
-        CheckpointError: The manifest is missing, or belongs to a run with other settings.
+        CheckpointError: The manifest is missing, or belongs to a run with different settings.
     """
     first = _read(folder, 0)
     written = {"ranks": first["world"], **first["facts"]}
     wanted = {**({"ranks": world} if same_ranks else {}), **facts}
     if off := [f"{k} {written.get(k)!r} there, {wanted[k]!r} here" for k in wanted if written.get(k) != wanted[k]]:
-        ways = "set them as they were, or start another run with name=…"
+        ways = "restore them, or start another run with name=…"
         raise CheckpointError(
-            f"checkpoint {folder} was written by a learner with other settings: {'; '.join(off)}; {ways}"
+            f"checkpoint {folder} was written by a learner with different settings: {'; '.join(off)}; {ways}"
         )
     shares = [_read(folder, r)["files"] for r in range(first["world"])]
     mine = {name: digest for share in shares[rank::world] for name, digest in share.items()}
@@ -201,7 +201,7 @@ def load_models(
         ranks: Ranks of the learner.
         facts: Settings that must equal those of the checkpoint.
         frozen: True if the checkpoint also holds untrained parameters of the actor.
-        same_ranks: False if another number of ranks may have written it.
+        same_ranks: False if a different number of ranks may have written it.
 
     Returns:
         State of the loss components.

@@ -79,7 +79,7 @@ class LearnerGroup:
             reference: Reference to the learner component.
             roles: Models of the learner.
             loss: Loss to minimise.
-            place: Placement of rank 0; other ranks have other `rank`, `cache` and `master`.
+            place: Placement of rank 0; other ranks differ in `rank`, `cache` and `master`.
             total_updates: Length of the learning-rate schedule, in optimiser steps.
             cpus: Cores that Ray reserves for each rank.
             seats: GPUs reserved for each rank; empty on a CPU.

@@ -120,7 +120,7 @@ class Objective:
         return LossInputs(
             logprobs,
             logprobs.detach() if old is None else _float(old, device),
-            # Missing advantages must raise an error and not look like a loss of zero.
+            # Missing advantages must raise an error rather than look like a loss of zero.
             torch.full_like(logprobs.detach(), torch.nan) if advantages is None else _float(advantages, device),
             torch.from_numpy(np.array(batch.loss_mask)).to(device),
             torch.from_numpy(segments).to(device),

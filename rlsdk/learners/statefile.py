@@ -134,7 +134,7 @@ def read_pickled(folder: Path, rank: int, *, stage: int, dtype: str) -> tuple[di
         dtype: Compute dtype of the weights.
 
     Returns:
-        State of the model and of the optimiser, in the form that `Trained.save` writes.
+        State of the model and of the optimiser, in the form that `TrainedModule.save` writes.
 
     Raises:
         CheckpointError: A file is missing or has unexpected contents.

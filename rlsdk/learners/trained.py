@@ -122,7 +122,7 @@ class TrainedModule(ABC):
             Model state and optimiser state, for `restore`.
 
         Raises:
-            CheckpointError: A file is missing or has other content.
+            CheckpointError: A file is missing or has different content.
         """
 
     @abstractmethod
@@ -246,8 +246,8 @@ class PhaseTimer:
 
     Attributes:
         seconds: Seconds so far, by name.
-        synchronize: Wait for the work that a phase has queued on a GPU, which else would count as the next phase's;
-            None if nothing is queued.
+        synchronize: Wait for the work that a phase has queued on a GPU, which would otherwise be added to the next
+            phase; None if nothing is queued.
     """
 
     def __init__(self) -> None:

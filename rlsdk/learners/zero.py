@@ -74,7 +74,7 @@ class DeepSpeedConfig:
                 },
             },
             "zero_optimization": self._zero,
-            # Without ZeRO, DeepSpeed clips but does not return the norm; `Trained.follow` does both.
+            # Without ZeRO, DeepSpeed clips but does not return the norm; `TrainedModule.follow` does both.
             "gradient_clipping": self.grad_clip if self.stage else 0.0,
             "zero_force_ds_cpu_optimizer": False,
         }

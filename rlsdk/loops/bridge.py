@@ -246,12 +246,9 @@ class UserLoop:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:  # leaving it cancels running tasks
             while not self._stop.is_set():
                 try:
-                    runner.run(self._wait())
+                    runner.run(self._stop.wait())
                 except BaseException:  # a SystemExit in a task that nobody awaits; others continue
                     log.exception("a task of user code stopped the event loop of user code; it is running again")
-
-    async def _wait(self) -> Any:
-        await self._stop.wait()
 
 
 async def _nothing() -> None:

@@ -46,7 +46,7 @@ def read(
     environ: Mapping[str, str],
     flags: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Collect the arguments of the calls that configure a training.
+    """Collect the arguments of the calls that configure a training run.
 
     Args:
         source: Python code.
@@ -98,7 +98,7 @@ def read(
 def _functions(module: ast.Module, file: Path, constructors: Iterable[str]) -> tuple[dict[str, str], list[str]]:
     """Return the path, as in `train.py:exact`, of each function that a file defines or imports; and those to move.
 
-    A file that configures a training as it is imported would start that training when rlsdk imports the function; its
+    A file that starts training as it is imported would do so when rlsdk imports the function; its
     functions are said to be in `rewards.py`, to which the user has to move them. A module beside the file is named by
     its own file: Python finds it for a script in its folder, but not for the command `rlsdk`.
     """

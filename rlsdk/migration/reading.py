@@ -26,6 +26,8 @@ _DEEPEST = 5
 _LAUNCHERS = ("python", "python3", "accelerate", "torchrun", "deepspeed")
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _OVERRIDE = re.compile(r"(~|\+{0,2})([A-Za-z_][\w.@/-]*)(?:=(.*))?", re.DOTALL)
+_KEY = re.compile(r"--?[A-Za-z]|[~+]*[A-Za-z_][\w.]*=")
+"""Beginning of a flag or an override, as opposed to a value of the flag before it."""
 
 
 @attrs.frozen
@@ -258,20 +260,20 @@ def _size(value: Any, seen: int = 0, depth: int = 0) -> int:
 def _from_script(
     framework: Framework, script: str, folder: Path, environ: Mapping[str, str], place: str = ""
 ) -> tuple[dict[str, Any], tuple[str, ...], str]:
-    """Read the command that starts a training, and its words; if none is recognised, the one with the most keys."""
+    """Read the command that starts the training, and its words; if none is recognised, the one with the most keys."""
     found = shell.commands(script, environ, place)
     quoted = [word for command in found for word in command.words if " " in word.strip()]
     found += [
         inner for word in quoted if _starts(framework, word) for inner in shell.commands(word, environ, place)
     ]  # bash -c
     if not found:
-        raise ConfigError(["expected a script with a command that starts a training; found no command"])
+        raise ConfigError(["expected a script with a command that starts training; found no command"])
     starts = [command for command in found if _starts(framework, " ".join(command.words))]
     read = [(*_from_words(framework, command.words, folder, environ), command) for command in starts or found]
     tree, notes, command = max(read, key=lambda each: len([*flattened(each[0])]))
     with_keys = sum(bool(each[0]) for each in read) if starts else 0
     if with_keys > 1:
-        notes += (f"the script starts {with_keys} trainings; the one with the most keys is converted",)
+        notes += (f"the script starts {with_keys} training runs; the one with the most keys is converted",)
     return tree, (*notes, *command.notes), " ".join(command.words)
 
 
@@ -293,7 +295,7 @@ def _from_words(
         flag, override = _FLAG.fullmatch(word), _OVERRIDE.fullmatch(word)
         if flag:
             values = [] if flag[2] is None else [flag[2]]
-            while flag[2] is None and position < len(words) and not _is_key(words[position]):
+            while flag[2] is None and position < len(words) and not _KEY.match(words[position]):
                 values.append(words[position])
                 position += 1
             key = flag[1] if "." in flag[1] else flag[1].replace("-", "_")
@@ -362,10 +364,6 @@ def _after_entry(framework: Framework, words: Sequence[str]) -> list[str]:
     started = next((i for i, word in enumerate(words) if word.rpartition("/")[2] in _LAUNCHERS), len(words))
     script = next((i + 1 for i, word in enumerate(words) if i > started and word.endswith(".py")), 0)
     return list(words[max(module, script) :])
-
-
-def _is_key(word: str) -> bool:
-    return bool(re.match(r"--?[A-Za-z]", word)) or bool(re.match(r"[~+]*[A-Za-z_][\w.]*=", word))
 
 
 def _value(written: str) -> Any:

@@ -133,7 +133,7 @@ class Framework:
         defaults: Its defaults, if rlsdk's differ or other values are computed from them.
         finish: Makes settings from many keys together, such as tasks and rewards; applied last.
         variants: Part of a command, or class of a Python file -> defaults of the variant of the trainer that it starts.
-        others: Part of a command that starts a training which is not converted -> the setting that replaces it.
+        others: Part of a command that starts training in a way that is not converted -> the setting that replaces it.
         renamed: Older names of keys -> the name in `rows`; those that end with a dot are sections.
         files: Key that names a further file -> section that holds the contents of this file.
         entries: Parts of command lines that start its training.

@@ -565,13 +565,10 @@ def _distills(given: Given) -> bool:
     return str(given.get("algorithm.algorithm_type")) == "on_policy_distill"
 
 
-def _kinds(given: Given, *keys: str) -> list[str]:
-    return [str(kind) for where in TASKSET_KEYS for key in keys if (kind := given.get(f"{where}.{key}"))]
-
-
 def _single_turn(given: Given) -> bool:
-    kinds = _kinds(given, "default_workflow_type")
-    return bool(kinds) and all(kind in WORKFLOWS for kind in kinds)
+    kinds = filter(None, (given.get(f"{where}.default_workflow_type") for where in TASKSET_KEYS))
+    found = [str(kind) in WORKFLOWS for kind in kinds]
+    return bool(found) and all(found)
 
 
 def _eval_workflow(value: str, given: Given) -> KeyOutcome:

@@ -348,10 +348,6 @@ def _older_correction(wanted: bool, given: Given) -> KeyOutcome:
     return KeyOutcome({"algorithm.correction": found}, "mapped", "")
 
 
-def _capped(value: float, given: Given) -> dict[str, Any]:
-    return {"algorithm.correction": {"use": "tis", "cap": value}} if value > 0 else {}
-
-
 def _bypass(wanted: bool, given: Given) -> KeyOutcome:
     """The engine's logprobs in place of old ones; veRL then replaces the loss by PPO's or REINFORCE's."""
     if not wanted:
@@ -915,7 +911,8 @@ ROWS = (
         ("threshold", number, 2.0), ("threshold_lower", number, 0.5), ("level", text, "token"), ("mode", text, "mask"))),
     only_with("algorithm.rollout_is", "algorithm.rollout_is_veto_threshold",
               "a single outlier does not mask an answer; see correction: geometric", 1e-4),
-    same(f"{ACTOR}.tis_imp_ratio_cap", "algorithm.correction", number, 2.0, _capped),
+    same(f"{ACTOR}.tis_imp_ratio_cap", "algorithm.correction", number, 2.0,
+         lambda v, given: {"algorithm.correction": {"use": "tis", "cap": v}} if v > 0 else {}),
     missing("algorithm.rollout_correction.**", "see rlsdk plugins correction", 1),
     changed("algorithm.filter_groups.enable", "algorithm.filters rollout.dynamic_sampling", flag, True,
             "groups of equal rewards are replaced",

@@ -251,7 +251,7 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
         found.faults += [PlanFinding(*fault) for fault in model_faults(plan, net, trains=trains)]
         found.notes += [PlanFinding(*note) for note in length_notes(plan, net)]
     elif _loads(plan, trains=trains) and os.path.isdir(plan.model.path) and not found.of_model:
-        found.faults.append(PlanFinding("model.path", f"{built[1]}; correct config.json, or take another model"))
+        found.faults.append(PlanFinding("model.path", f"{built[1]}; correct config.json, or use another model"))
     found.faults += [PlanFinding(*fault) for fault in exact_faults(plan, net)]
     tasks = [
         found.source(f"tasks.{section}" + (f"[{i}]" if len(sources) > 1 else ""), source, codec)

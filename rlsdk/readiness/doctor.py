@@ -107,7 +107,7 @@ def diagnose() -> list[Diagnosis]:
 def _python() -> list[Diagnosis]:
     found = f"{platform.python_version()} ({sys.executable}), {platform.platform()}, {os.cpu_count()} CPU cores"
     if sys.platform != "linux":
-        return [Diagnosis(name="python", status="warn", found=found, remedy="trainings run only on Linux")]
+        return [Diagnosis(name="python", status="warn", found=found, remedy="training runs only on Linux")]
     return [Diagnosis(name="python", status="ok", found=found)]
 
 
@@ -177,7 +177,7 @@ def _gpu() -> list[Diagnosis]:
             return [
                 Diagnosis(name="gpu", status="warn", found=f"{driver}; torch is for CUDA {torch_cuda}", remedy=remedy)
             ]
-        return [Diagnosis(name="gpu", status="ok", found=f"{driver}; torch is for CPUs, too")]
+        return [Diagnosis(name="gpu", status="ok", found=f"{driver}; torch is built for CPUs as well")]
     gpus = "; ".join(line.strip() for line in ran.stdout.splitlines() if line.strip())
     if not torch_cuda:
         remedy = "install a build of torch for CUDA: pip install 'rlsdk[gpu]'"
@@ -358,7 +358,7 @@ def logins() -> list[Diagnosis]:
 
 
 def _login(service: str, there: bool, remedy: str) -> Diagnosis:
-    found = "logged in" if there else "not logged in; most trainings need none"
+    found = "logged in" if there else "not logged in; most runs need none"
     return Diagnosis(name=f"login: {service}", status="ok", found=found, remedy="" if there else remedy)
 
 

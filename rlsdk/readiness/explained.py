@@ -161,7 +161,7 @@ def component_text(reference: ComponentRef | None) -> str:
 def _placement(plan: Plan) -> dict[str, Any]:
     place = plan.config.placement
     engines = place.engines if plan.needs_engine else 0
-    apart = "on the same devices" if place.colocate else "on devices of their own"
+    apart = "on the same devices" if place.colocate else "on their own devices"
     cuda = place.device == "cuda" or (place.device == "auto" and preflight.gpu_count() > 0)
     learner = plan.plugins.resolve(plan.learner)
     together = learner.sequence_parallel if isinstance(learner, SharesSequences) else 1
@@ -203,7 +203,7 @@ def batch(plan: Plan) -> dict[str, str]:
     share = ceil(minibatch / place.learners)
     words = {
         "rollouts": f"{counted(config.batch_size, 'task')} × {each:,} = {counted(rollouts, 'rollout')} in each step"
-        + (f", some {ceil(rollouts / place.engines):,} for each engine ({place.engines})" if plan.sampled else "")
+        + (f", about {ceil(rollouts / place.engines):,} for each engine ({place.engines})" if plan.sampled else "")
         + f", of at most {longest:,} tokens with their prompts",
         "optimiser steps": f"{counted(rollouts, 'rollout')} / "
         f"{counted(config.minibatches, 'minibatch', 'minibatches')} = {counted(minibatch, 'rollout')} in each "
@@ -216,12 +216,12 @@ def batch(plan: Plan) -> dict[str, str]:
         limit = learner.micro_batch_tokens
         exact = "gradients add up over them, so their number changes only speed and memory"
         if limit == "auto":
-            words["micro-batches"] = f"as many tokens in a forward pass as the learner finds memory for; {exact}"
+            words["micro-batches"] = f"as many tokens in a forward pass as fit in the learner's memory; {exact}"
         else:
             most = max(1, min(share, ceil(share * longest / limit)))
             words["micro-batches"] = (
                 f"{counted(share, 'rollout')} × {longest:,} tokens in forward passes of at most {limit:,} tokens: at "
-                f"full length some {most:,} for each optimiser step; {exact}"
+                f"full length about {most:,} for each optimiser step; {exact}"
             )
     if plan.plugins.component(plan.loss.policy_loss).whole_batch:
         words["whole batch"] = (

@@ -102,7 +102,7 @@ class MemoryEstimate:
             engine = {"host": ["engine.kv_cache_gib", "placement.engines"], "GPU": ["engine.gpu_memory_utilization"]}
             remedies = [*self.remedies, *engine.get(where, [])]
             yield (
-                f"some {size(needs)} are needed at once, and {what} has {size(has)}; most is for {parts}. To reduce "
+                f"about {size(needs)} is needed at once, and {what} has {size(has)}; most is for {parts}. To reduce "
                 f"it: {', '.join(remedies)}"
             )
 

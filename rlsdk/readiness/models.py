@@ -170,7 +170,7 @@ def idle_notes(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _routing_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str, str]]:
     """Yield reasons why the learner cannot replay the engine's choices of experts."""
-    other = "or take another correction, such as icepop"
+    other = "or use another correction, such as icepop"
     assert plan.loss.correction is not None
     corrections = plan.loss.correction.singles.values()
     replaying = next(each for each in corrections if plan.plugins.component(each).replays_routing)
@@ -194,7 +194,7 @@ def _in_words(plan: Plan, net: Any, found: Differences) -> str:
         for names, text in (
             (found.missing, "tensors of the model that the files lack:"),
             (found.extra, "tensors of the files that the model lacks:"),
-            (found.misshapen, "tensors of another shape:"),
+            (found.misshapen, "tensors of a different shape:"),
         )
         if names
     ]
@@ -246,7 +246,7 @@ def rank_faults(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _config_faults(plan: Plan, role: str, model: Model) -> Iterator[tuple[str, str]]:
-    """Yield why the config of a critic or reference in a folder cannot be read; models of the hub are checked apart."""
+    """Yield why the config of a critic or reference in a folder cannot be read; hub models are checked separately."""
     from rlsdk.learners.model import read_config
 
     folder = Path(os.path.expanduser(model.path))
@@ -326,9 +326,9 @@ def _moving_faults(plan: Plan) -> Iterator[tuple[str, str]]:
         theirs, ours = (str(list(shapes[name])) if name in shapes else "missing" for shapes in (reference, policy))
         yield (
             "model.reference",
-            f"{plan.reference.path}: its weights cannot be mixed with those of the model that is trained: {count} of "
-            f"another name or shape, such as {name}, {theirs} there and {ours} in the policy; use a model of the same "
-            "architecture and size, or leave reference.update_every out",
+            f"{plan.reference.path}: its weights cannot be mixed with those of the model that is trained: {count} "
+            f"of different name or shape, such as {name}, {theirs} there and {ours} in the policy; use a model of the "
+            "same architecture and size, or leave reference.update_every out",
         )
 
 
@@ -426,7 +426,7 @@ def _settings(plan: Plan) -> Iterator[tuple[str, str]]:
     if config.rollout.runs_ahead or config.rollout.replay.share:
         yield (
             "rollout",
-            f"{why}: tokens of older weights have other logprobs; train synchronously and each group once "
+            f"{why}: tokens of older weights have different logprobs; train synchronously and each group once "
             "(max_staleness: 0, sync_interval: 1, no oversample, stop or replay)",
         )
     if config.old_logprobs != "learner":

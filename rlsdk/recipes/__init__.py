@@ -1,4 +1,4 @@
-"""Recipes: complete trainings, with their measured results.
+"""Recipes: complete training runs, with their measured results.
 
 Each recipe is a folder next to this file:
 

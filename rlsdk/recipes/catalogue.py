@@ -266,7 +266,7 @@ def run(
         quick: Count a stage that ran all its steps as finished, even if it learned nothing.
 
     Raises:
-        ValueFault: The folder contains stages with other settings, or of another version of the recipe.
+        ValueFault: The folder contains stages with different settings, or of another version of the recipe.
         StageError: A command failed.
     """
     changed = overwrite
@@ -313,7 +313,7 @@ def _check_record(out: Path, record: dict[str, Any]) -> None:
     before = json.loads(file.read_text(encoding="utf-8"))
     if before == record:
         return
-    what = "another version of the recipe" if before["recipe"] != record["recipe"] else "other settings"
+    what = "another version of the recipe" if before["recipe"] != record["recipe"] else "different settings"
     raise ValueFault(f"{out} holds a run with {what}; begin from scratch with --overwrite, or give another --out")
 
 

@@ -140,7 +140,7 @@ class ChatTokenizer:
                 [
                     f"{self._unread}, so every call would be taken for a final answer. Set model.tool_parser to one "
                     "that reads them (docs/howto/tool_parser.md shows how to write one), or to one whose syntax the "
-                    "policy shall learn"
+                    "policy should learn"
                 ]
             )
         if not self._told:

@@ -232,7 +232,7 @@ class RolloutGenerator:
             expected = "a Rollout, such as chat.finish() returns, or a non-empty list of them"
             raise _FailedError(f"it returned {reprlib.repr(produced)}; expected {expected}")
         if len({id(each) for each in rollouts}) < len(rollouts):
-            raise _FailedError("it returned the same Rollout twice; expected a Rollout once, since each is trained on")
+            raise _FailedError("it returned the same Rollout twice; expected each only once, since all are trained on")
         return rollouts
 
     async def _call(self, task: Task, chat: TokenChat) -> Rollout | Sequence[Rollout]:

@@ -284,7 +284,7 @@ class RolloutScheduler:
         return len(again)
 
     def _among_present(self, parts: Mapping[str, int]) -> Mapping[str, int]:
-        """Return the parts of a requested batch, with removed sources replaced by other ones."""
+        """Return the parts of a requested batch, with removed sources replaced by others."""
         found = {source: count for source, count in parts.items() if source in self._streams.names}
         missing = sum(parts.values()) - sum(found.values())
         for source, count in (self._streams.divide(missing) if missing else {}).items():

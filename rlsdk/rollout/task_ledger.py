@@ -170,12 +170,6 @@ class TaskLedger:
         live = self._live[source]
         return [live[state][number] for state in states if state in live for number in sorted(live[state])]
 
-    @property
-    def issued(self) -> int:
-        """Total number of issued records."""
-        live = sum(len(records) for states in self._live.values() for records in states.values())
-        return live + sum(count.total() for count in self._ended.values())
-
     def state(self) -> dict[str, Any]:
         """Return targets, counts and the next number as plain JSON; unfinished tasks are issued again on restore."""
         sources = {

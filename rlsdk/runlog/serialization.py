@@ -82,7 +82,7 @@ def decode(payload: bytes, task: Task | None = None) -> Group:
         task: The group's task, if available: the group and its rollouts then refer to this object.
 
     Raises:
-        ValueFault: The bytes have another format, or belong to another task.
+        ValueFault: The bytes have a different format, or belong to another task.
         OpaqueFault: The task holds a value that cannot be stored, and was not given.
     """
     header, arrays, routing, _ = _read(payload)

@@ -17,7 +17,7 @@ from rlsdk.simulation.rates import HARDWARE, Lengths, ModelSize, Rates, Work, de
 from rlsdk.simulation.training import Setup, SimulationResult, engines_alone, learner_alone, simulate, synchronous
 
 MOST_ROLLOUTS = 8_000
-"""Maximum rollouts of one simulation; for larger trainings, a slice of this size is simulated."""
+"""Maximum rollouts of one simulation; for larger runs, a slice of this size is simulated."""
 MEDIAN = 8
 """Default median of lengths: `sampling.max_tokens` divided by this."""
 DRIVER_SECONDS, LEDGER_SECONDS = 1.5e-4, 3e-5
@@ -160,7 +160,7 @@ def setup_of(plan: Plan, rates: Rates, lengths: Lengths, *, engines: int, learne
 
 
 def resized(setup: Setup, batch: int) -> Setup:
-    """Return the setup with another number of tasks per step.
+    """Return the setup with a different number of tasks per step.
 
     Raises:
         ConfigError: Replay would leave no new task in a step.

@@ -52,7 +52,7 @@ class Setup:
         stop: Creates the stop rule; None if batches must be complete.
         sources: Weight of each task source, by name.
         seed: Seed of the lengths.
-        all_engines: Number of engines of the whole training, if this is a slice of it; 0 if it is not.
+        all_engines: Number of engines of the whole run, if this is a slice of it; 0 if it is not.
 
     Raises:
         ValueFault: Replay would leave no new group in a batch, or filters would drop all groups that dynamic sampling
@@ -92,7 +92,7 @@ class Setup:
 
     @property
     def whole(self) -> int:
-        """Engines of the whole training."""
+        """Engines of the whole run."""
         return self.all_engines or self.engines
 
     @property

@@ -227,7 +227,7 @@ def extreme_losses() -> list[Case[LossInputs]]:
 
 
 def soiled(x: Any) -> Any:
-    """Return the batch with other numbers at tokens excluded by `loss_mask`, where the learner computes values, too."""
+    """Return the batch with different numbers at tokens outside `loss_mask`, where the learner computes values, too."""
     changed: dict[str, Tensor] = {}
     for name, number in (
         ("logprobs", -7.0),

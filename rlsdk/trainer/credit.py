@@ -51,7 +51,7 @@ class CreditAssigner:
         Args:
             shaping: Resolved shapings, in order of application.
             advantage: Resolved advantage.
-            whiten: Normalize to mean 0 and variance 1 over the sampled tokens, after the advantage.
+            whiten: Normalise to mean 0 and variance 1 over the sampled tokens, after the advantage.
             clip: Maximum absolute advantage, after whitening.
             top_entropy: Share of the sampled tokens, those of highest entropy, that keep their advantage.
             reward_weights: Name of a part of the reward -> its weight.

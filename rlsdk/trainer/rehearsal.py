@@ -189,9 +189,9 @@ async def _compares(part: RewardTerm, scorer: Scorer, rollouts: Sequence[Rollout
     if lists[0] != lists[1] or singles[0] != singles[1] or np.allclose(lists[0], singles[0], rtol=1e-3):
         return []
     return [
-        f"{part.rule.name!r} has batch=True and gives rollouts other scores in a list ({_shown(lists[0])}) than one by "
-        f"one ({_shown(singles[0])}): with batch=True, lists may be split anywhere. A reward that compares the answers "
-        'to a task must be marked batch="group"; it is called once with all of them'
+        f"{part.rule.name!r} has batch=True and gives rollouts different scores in a list ({_shown(lists[0])}) than "
+        f"one by one ({_shown(singles[0])}): with batch=True, lists may be split anywhere. A reward that compares the "
+        'answers to a task must be marked batch="group"; it is called once with all of them'
     ]
 
 

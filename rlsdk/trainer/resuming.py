@@ -101,7 +101,7 @@ def prepare_folder(
         allow_changes: Resume even if settings have changed that affect the training.
 
     Raises:
-        ConfigError: The folder already holds a run, or the run to resume had other settings.
+        ConfigError: The folder already holds a run, or the run to resume had different settings.
         PluginError: The code of a plugin differs from the checkpoint's.
         CheckpointError: The requested checkpoint, or every checkpoint, is unusable.
     """
@@ -152,7 +152,7 @@ def prepare_folder(
 
 
 def _require_ranks(plan: Plan, step: int, folder: Path) -> None:
-    """Raise before anything is changed if a learner cannot load what another number of ranks wrote."""
+    """Raise before anything is changed if a learner cannot load what a different number of ranks wrote."""
     config, faults = plan.config, []
     learners = [("placement.learners", config.placement.learners, plan.learner, folder)]
     if "critic" in plan.apart:
@@ -236,7 +236,7 @@ def _unreadable(plan: Plan, step: int | None) -> list[str]:
 
 
 def _refusal(folder: Path, grave: Sequence[Difference], harmless: Sequence[Difference]) -> str:
-    lines = [f"name: the run in {folder} was started with other settings; resuming it would mix two trainings:"]
+    lines = [f"name: the run in {folder} was started with different settings; resuming it would mix two training runs:"]
     lines += [f"      {each}" for each in grave]
     if harmless:
         lines += ["    also changed, but harmless:", *(f"      {each}" for each in harmless)]

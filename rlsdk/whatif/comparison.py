@@ -169,7 +169,7 @@ class Comparison:
         if self._gradients is not None:
             whole = attrs.evolve(whole, cosine=self._gradients.whole())
         if len(self._changed) > MOST_GROUPS:
-            self._notes[f"{MOST_GROUPS} of {len(self._changed)} groups with another outcome are listed"] = None
+            self._notes[f"{MOST_GROUPS} of {len(self._changed)} groups with a different outcome are listed"] = None
         examples = sorted(self._examples, key=lambda each: -each[0])
         return {
             **whole.as_json(),

