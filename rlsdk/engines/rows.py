@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import Completion, Finish, Request, Sampled, Sampling
-from rlsdk.engines.common import StopStrings, stack_top
+from rlsdk.engines.continuation import StopStrings, stack_top
 
 _COLUMNS = 64
 """Number of columns by which token arrays grow."""

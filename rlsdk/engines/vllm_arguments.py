@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.contracts import ActorSpec, Adapter, Model, Request, Weights
-from rlsdk.engines.common import mix
 from rlsdk.errors import EngineError
 from rlsdk.isolation.scratch import scratch_folder
+from rlsdk.seeds import mix
 from rlsdk.vision import Vision
 from rlsdk.weights import from_weights
 

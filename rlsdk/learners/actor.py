@@ -1,29 +1,16 @@
-"""Ray actor of one rank of the learner, and the driver's calls of all ranks.
-
-The calls have an order, answers, and weights that ranks send to engines.
-"""
+"""Ray actor of one rank of the learner, and the weights that it sends to engines."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import random
 import socket
-import threading
-import time
-from collections.abc import Callable, Sequence
-from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import attrs
-import numpy as np
-
-from rlsdk.cluster.actors import RunActor, cause_of, described, died
+from rlsdk.cluster.actors import RunActor
 from rlsdk.contracts import (
     ActorSpec,
-    GivesPrimitives,
     GivesRankTensors,
     GivesWeightParts,
     GivesWeightTensors,
@@ -31,15 +18,12 @@ from rlsdk.contracts import (
     LossSpec,
     Roles,
     SendsFromEachRank,
-    SetsLearningRate,
     StreamsTensors,
     StreamsWeights,
-    WeightStream,
 )
-from rlsdk.errors import LearnerError, RlsdkError, TransferError
+from rlsdk.errors import LearnerError, TransferError
 from rlsdk.isolation.process import settle
 from rlsdk.isolation.vitals import peak_memory
-from rlsdk.isolation.watching import note
 from rlsdk.plugins import ComponentRef, Plugins
 
 if TYPE_CHECKING:
@@ -48,8 +32,6 @@ if TYPE_CHECKING:
 _PORTS = range(20_000, 32_000)
 """Above the ports of Ray's workers and below the system's ephemeral ports. Until rank 0 listens, an ephemeral port
 could go to another program, or a rank that tries to reach rank 0 could connect to itself."""
-GRACE_SECONDS = 5.0
-"""Seconds to wait after a failure for other ranks to report that they failed first."""
 
 
 class LearnerActor(RunActor):
@@ -156,207 +138,3 @@ def _host() -> str:
     import ray
 
     return str(ray.util.get_node_ip_address())
-
-
-def answers(name: str, what: str, refs: Sequence[Any], logs: Sequence[Path]) -> list[Any]:
-    """Wait for the answers of all ranks.
-
-    Args:
-        name: Name of the ranks, in messages and in the record of process activity.
-        what: Name of the call.
-        refs: Ray references of the answers, by rank.
-        logs: Log files of the ranks.
-
-    Raises:
-        RlsdkError: A rank failed; its own error if that is an `RlsdkError`, otherwise a `LearnerError`.
-    """
-    import ray
-
-    pending, began = list(refs), time.time()
-    while pending:
-        done, pending = ray.wait(pending, num_returns=1)
-        try:
-            ray.get(done)
-        except ray.exceptions.RayError as error:
-            rank, first = _first_failure(refs, done[0], error)
-            raise _in_words(f"{name} rank {rank} failed in {what}", first, logs[rank]) from error
-        if what != "clock":
-            note(f"{name} rank {refs.index(done[0])}", what, began)
-    return list(ray.get(list(refs)))
-
-
-def _first_failure(refs: Sequence[Any], failed: Any, error: Exception) -> tuple[int, Exception]:
-    """Return rank and error, preferring a rank that died over one that lost its peer because of it."""
-    import ray
-
-    done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=GRACE_SECONDS)
-    for ref in done:
-        try:
-            ray.get(ref)
-        except ray.exceptions.RayError as other:
-            if died(other):
-                return list(refs).index(ref), other
-    return list(refs).index(failed), error
-
-
-def _in_words(failed: str, error: Exception, log: Path) -> RlsdkError:
-    cause = cause_of(error)
-    said = str(cause) if isinstance(cause, RlsdkError) else described(error)
-    # An error whose constructor takes only the message keeps its type.
-    kind = type(cause) if isinstance(cause, RlsdkError) and "__init__" not in vars(type(cause)) else LearnerError
-    return kind(f"{failed}: {said}; its log is {log}")
-
-
-@attrs.define(eq=False)
-class WeightCalls:
-    """Call all learner ranks to export weights.
-
-    Attributes:
-        actors: Actor handles, by rank.
-        wait: Waits for all ranks to answer a call; takes the call's name for error messages, and the references.
-        transfer: Weight transfer to the engines; None for Ray's object store.
-        version: Weight version: number of completed training steps.
-        lock: Held while all ranks are called. Some calls are collective, so every rank must get them in the same order.
-    """
-
-    actors: Sequence[Any]
-    wait: Callable[[str, Sequence[Any]], list[Any]]
-    transfer: ComponentRef | None = None
-    version: int = 0
-    lock: threading.RLock = attrs.field(init=False, factory=threading.RLock)
-
-    @cached_property
-    def _sender(self) -> Any:
-        return None if self.transfer is None else Plugins().resolve(self.transfer)
-
-    @property
-    def streams(self) -> bool:
-        """True if the transfer never holds all weights at once."""
-        return isinstance(self._sender, StreamsWeights)
-
-    def whole(self, method: str, version: int) -> Any:
-        """Wait until a learner's method has exported all weights, and return their `ObjectRef`."""
-        stored = self.transfer is not None and not self.streams
-        with self.lock:
-            self.version = version
-            refs = self._pairs("offer", method, version, 0) if stored else self._pairs("weights", method, version)
-        self.wait(f"weights of version {version}", [done for done, _ in refs])
-        return refs[0][1]
-
-    def stream(self, method: str, engines: int, token_ids: np.ndarray, version: int | None) -> WeightStream:
-        """Start sending the weights; see `StreamsToEngines.stream`. Returns once every rank is ready to send.
-
-        The lock keeps other calls from running between the export of the weights and the canary's logprobs.
-        """
-        import ray
-
-        with self.lock:
-            self.version = version = self.version if version is None else version
-            offers = self._pairs("offer", method, version, engines)
-            sent = [actor.send.remote(version) for actor in self.actors]
-            seen = [actor.call.remote("canary", token_ids) for actor in self.actors]
-        what = f"weights of version {version}"
-        self.wait(what, [done for done, _ in offers])
-        offered = ray.get([offer for _, offer in offers])
-
-        def finish() -> tuple[str, np.ndarray]:
-            faults = [fault for fault in self.wait(what, sent) if fault]
-            return "; ".join(faults), np.asarray(self.wait("canary", seen)[0])
-
-        return WeightStream(version, offered if isinstance(self._sender, SendsFromEachRank) else offered[0], finish)
-
-    def _pairs(self, method: str, *arguments: Any) -> list[Any]:
-        """Call each rank for two objects: a "done" marker and the value.
-
-        An error of a rank is raised while waiting for its marker. Otherwise, an engine that is passed the value
-        would raise it and be taken for the process that failed.
-        """
-        return [getattr(actor, method).options(num_returns=2).remote(*arguments) for actor in self.actors]
-
-
-@attrs.define
-class OpenSteps:
-    """Optimiser steps that `forward_backward` has started and `optimizer_step` has not taken yet.
-
-    A failing rank ends the learner. A call in the wrong order must not: in a notebook it can be corrected and repeated.
-    So it is refused here, before any rank is called.
-
-    Attributes:
-        name: Name of the learner.
-        learner: The learner, as resolved in the driver.
-        roles: Models that it holds.
-        complete: Role -> True once the last batch of its optimiser step has been added.
-    """
-
-    name: str
-    learner: Any
-    roles: Roles
-    complete: dict[str, bool] = attrs.field(factory=dict)
-
-    def add(self, role: str, *, last: bool) -> None:
-        """Record a call of `forward_backward`.
-
-        Raises:
-            LearnerError: The learner does not support it, or `optimizer_step` is due.
-        """
-        if not isinstance(self.learner, GivesPrimitives):
-            raise LearnerError(
-                f"forward_backward: the learner {self.name!r} has only update; a custom loop needs a learner with "
-                "the methods of rlsdk.contracts.GivesPrimitives, such as deepspeed"
-            )
-        self._check_role("forward_backward", role)
-        if self.complete.get(role):
-            raise LearnerError(
-                f"forward_backward: the last batch of the {role}'s optimiser step was added; call "
-                f"optimizer_step({role!r}) first, or give last=False with all batches but the last"
-            )
-        self.complete[role] = last
-
-    def take(self, role: str) -> None:
-        """Record a call of `optimizer_step`.
-
-        Raises:
-            LearnerError: No gradient was computed, or only part of it.
-        """
-        self._check_role("optimizer_step", role)
-        if role not in self.complete:
-            raise LearnerError(f"optimizer_step: the {role} has no gradient; call forward_backward first")
-        if not self.complete[role]:
-            raise LearnerError(
-                f"optimizer_step: the {role}'s last batch is missing; call forward_backward with last=True for it"
-            )
-        del self.complete[role]
-
-    def check_none(self, what: str) -> None:
-        """Refuse an action that would lose an accumulated gradient.
-
-        Args:
-            what: Method that is called.
-
-        Raises:
-            LearnerError: An optimiser step was started and not taken.
-        """
-        if self.complete:
-            raise LearnerError(
-                f"{what}: the gradient of {' and '.join(self.complete)} would be lost; call optimizer_step first"
-            )
-
-    def check_rate(self, lr: float, role: str) -> None:
-        """Check a call of `set_learning_rate`.
-
-        Raises:
-            LearnerError: The learner does not support it, or the learning rate is negative or not finite.
-        """
-        if not isinstance(self.learner, SetsLearningRate):
-            raise LearnerError(
-                f"set_learning_rate: the learner {self.name!r} has no such method (rlsdk.contracts.SetsLearningRate); "
-                "deepspeed has one"
-            )
-        self._check_role("set_learning_rate", role)
-        if not (math.isfinite(lr) and lr >= 0):
-            raise LearnerError(f"set_learning_rate: got {lr!r} for the {role}; expected a finite number of at least 0")
-
-    def _check_role(self, what: str, role: str) -> None:
-        trained = [name for name in ("actor", "critic") if getattr(self.roles, name) is not None]
-        if role not in trained:
-            raise LearnerError(f"{what}: got role {role!r}; this learner trains {' and '.join(trained) or 'nothing'}")

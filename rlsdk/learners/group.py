@@ -16,7 +16,9 @@ from rlsdk.cluster.gpus import GPUSeat
 from rlsdk.contracts import ActorSpec, FreesDevice, LossSpec, Roles, TrainBatch, TrainedRole, Weights, WeightStream
 from rlsdk.errors import LearnerError, RlsdkError
 from rlsdk.fields import FORWARD
-from rlsdk.learners.actor import LearnerActor, OpenSteps, WeightCalls, answers
+from rlsdk.learners.actor import LearnerActor
+from rlsdk.learners.open_steps import OpenSteps
+from rlsdk.learners.rank_calls import WeightCalls, answers
 from rlsdk.learners.rows import read_lengths, split
 from rlsdk.plugins import ComponentRef, Plugins
 

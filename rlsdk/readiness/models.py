@@ -30,7 +30,7 @@ from rlsdk.contracts import (
     TakesAdapter,
 )
 from rlsdk.conversion import Differences, compare, read_header, without_weights
-from rlsdk.engines.common import constant_positions, open_tokenizer, positions
+from rlsdk.engines.pretrained import constant_positions, open_tokenizer, positions
 from rlsdk.errors import ConfigError, EngineError, RlsdkError, ValueFault, first_line
 from rlsdk.exact import architecture_fault
 from rlsdk.kinds import Kind

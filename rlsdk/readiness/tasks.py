@@ -16,7 +16,7 @@ from rlsdk.config import Plan, TaskSource, defaults
 from rlsdk.config.rules import longest_prompt
 from rlsdk.contracts import PlaysEpisodes, Sampling, runs_user_code
 from rlsdk.contracts.tasks import label_of
-from rlsdk.engines.common import end_ids, open_tokenizer
+from rlsdk.engines.pretrained import end_ids, open_tokenizer
 from rlsdk.errors import (
     ConfigError,
     DataError,

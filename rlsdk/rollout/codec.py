@@ -16,7 +16,7 @@ import regex
 
 from rlsdk.config import Plan, defaults
 from rlsdk.contracts import Call, Renderer, ToolParser
-from rlsdk.engines.common import open_tokenizer
+from rlsdk.engines.pretrained import open_tokenizer
 from rlsdk.errors import ConfigError
 from rlsdk.plugins import load, names
 from rlsdk.types import Content, Image, Message, Task, ToolCall

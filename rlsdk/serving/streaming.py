@@ -10,7 +10,7 @@ import numpy as np
 
 from rlsdk.contracts import Completion, ParsedAnswer, Sampled
 from rlsdk.engines.client import Watch
-from rlsdk.engines.common import stack_top
+from rlsdk.engines.continuation import stack_top
 from rlsdk.errors import EngineError
 from rlsdk.rollout.codec import NOTHING, ChatTokenizer
 from rlsdk.serving.messages import ChatMessage, TokenLogprobs

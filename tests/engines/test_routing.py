@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import architectures
 
 from rlsdk.contracts import ActorSpec, Completion, Model, Request, Sampling
-from rlsdk.engines.common import Continuation
+from rlsdk.engines.continuation import Continuation
 from rlsdk.engines.messages import Bundle
 from rlsdk.engines.pausable import beginning, joined
 from rlsdk.engines.transformers import Transformers

