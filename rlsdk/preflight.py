@@ -244,6 +244,31 @@ def hub_model(name: str) -> list[str]:
     ]
 
 
+def hub_has_dataset(name: str, revision: str | None = None) -> bool:
+    """Return whether the Hugging Face hub has a dataset that this machine may download.
+
+    If the hub does not answer, it is not asked again, see `read_cache_only`.
+
+    Args:
+        name: Hub id, such as ORG/NAME.
+        revision: Commit or tag; None for the newest.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    if hub_is_offline():
+        return False
+    try:
+        HfApi().dataset_info(name, revision=revision, timeout=_HUB_SECONDS)
+    except (HfHubHTTPError, HFValidationError):
+        return False
+    except Exception:  # noqa: BLE001 - network, proxies: each library below has its own errors
+        log.warning("the Hugging Face hub does not answer, so datasets are read only from this machine's cache")
+        read_cache_only()
+        return False
+    return True
+
+
 def cached_folder(name: str) -> str:
     """Return the folder of this machine's Hugging Face cache that holds the files of a model with a cached config."""
     from huggingface_hub import try_to_load_from_cache

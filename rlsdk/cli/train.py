@@ -63,7 +63,9 @@ class _Step(click.ParamType[int]):
     help="Continue from the newest complete checkpoint, or from that of the given step; newer ones are set aside.",
 )
 @click.option("--overwrite", is_flag=True, help="First delete an earlier run in the same folder.")
-@click.option("--allow-changes", is_flag=True, help="Resume even if changed settings make it a different training.")
+@click.option(
+    "--allow-changes", is_flag=True, help="Resume even if changed settings or code make it a different training."
+)
 @click.option(
     "--show",
     type=click.IntRange(min=0),
@@ -95,7 +97,8 @@ def train(
     Ctrl-C finishes the step, saves a checkpoint and exits with status 130; a second Ctrl-C exits at once.
 
     A resumed run may have more steps, and different trackers, placement, evaluations and checkpoints. Other changes are
-    shown, and refused without --allow-changes. The previous configuration is kept as config.step-N.yaml.
+    shown, and refused without --allow-changes. The previous configuration is kept as config.step-N.yaml. A run that has
+    trained all its steps is not started again; the exit status is then 0.
     """
     resumes = resume is not False
     if resumes and overwrite:

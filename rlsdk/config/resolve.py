@@ -99,7 +99,8 @@ class _Resolver:
     def __init__(self, faults: list[str]) -> None:
         self.plugins = Plugins()
         self.faults = faults
-        self.reported: list[PluginError] = []
+        self.reported: dict[str, list[str]] = {}
+        """Text of a plugin's fault -> the paths that name it."""
         self.needs: set[str] = set()
         self.fields: dict[str, Field] = {}
         self.schedules: dict[str, Schedule] = {}
@@ -115,10 +116,16 @@ class _Resolver:
                 self.report("plugins", error)
 
     def report(self, path: str, error: PluginError) -> None:
-        """Add a fault; a broken plugin raises the same error wherever it is named, and is reported once."""
-        if all(error is not each for each in self.reported):
-            self.reported.append(error)
-            self.faults.append(f"{path}: {error}")
+        """Add a fault; a plugin that is missing or broken is one fault, which lists the components that name it."""
+
+        def fault() -> str:
+            others = places[1:] if places[0] != "plugins" else ()
+            return f"{places[0]}: {error}" + (f" (also named in {', '.join(others)})" if others else "")
+
+        places = self.reported.setdefault(str(error), [])
+        at = self.faults.index(fault()) if places else len(self.faults)
+        places.append(path)
+        self.faults[at : at + 1] = [fault()]
 
     def reference(self, path: str, kind: Kind, use: Use, *, extra: Iterable[str] = ()) -> ComponentRef | None:
         """Find a component and check its options; keys in `extra` are suggested like options."""

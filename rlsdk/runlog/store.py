@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,15 +124,19 @@ class RolloutStore:
         self._run = address.run
         with self._explained():
             self._connection = self._engine.connect()
-            if address.is_file:  # readers never wait for the writer
-                self._connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+            if address.is_file:
+                self._wait_for("PRAGMA journal_mode=WAL")  # readers never wait for the writer
                 self._connection.exec_driver_sql("PRAGMA synchronous=NORMAL")
             METADATA.create_all(self._connection)
             create_indices(self._connection)
             self._connection.commit()
 
     def close(self) -> None:
-        """Disconnect."""
+        """Disconnect; a file of SQLite then stands alone, and reading it creates no others next to it."""
+        if self.address.is_file:
+            with suppress(sa.exc.DBAPIError):  # another process reads it, or the disk is full
+                self._connection.rollback()
+                self._connection.exec_driver_sql("PRAGMA journal_mode=DELETE")
         self._connection.close()
         self._engine.dispose()
 
@@ -146,15 +150,15 @@ class RolloutStore:
         """
         with self._explained(), self._connection.begin():
             if self.address.is_file:
-                self._lock()
+                self._wait_for("BEGIN IMMEDIATE")
             yield
 
-    def _lock(self) -> None:
-        """Begin a write transaction; while another process writes, wait and log its name."""
+    def _wait_for(self, statement: str) -> None:
+        """Execute a statement that needs a lock; while another process has it, wait and log its name."""
         began, logged = time.monotonic(), False
         while True:
             try:
-                self._connection.exec_driver_sql("BEGIN IMMEDIATE")
+                self._connection.exec_driver_sql(statement)
             except sa.exc.OperationalError as error:
                 busy = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
                 seconds = time.monotonic() - began

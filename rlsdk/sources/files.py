@@ -113,7 +113,12 @@ def jsonl(
     return _tasks([read_jsonl(file) for file in files], columns, wording, order, skip_bad)
 
 
-@rlsdk.tasks("hub", costly=lambda o: not (preflight.hub_is_offline() or Path(str(o["name"])).is_dir()))
+def _is_downloaded(options: Mapping[str, Any]) -> bool:
+    """Return whether reading a dataset downloads it; what the hub does not have is read, which says what is wrong."""
+    return not Path(name := str(options["name"])).is_dir() and preflight.hub_has_dataset(name, options.get("revision"))
+
+
+@rlsdk.tasks("hub", costly=_is_downloaded)
 def hub(
     *,
     name: str,

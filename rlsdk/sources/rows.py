@@ -106,7 +106,10 @@ class TaskOrder:
         """
         if (column := self.column) is None:
             return 0.0
-        value = _value(row, column)
+        try:
+            value = _value(row, column)
+        except NoColumnError as error:  # `columns`, the remedy for other missing columns, does not name this one
+            raise BadRowError(f"sort_by: {error}") from error
         if not isinstance(value, int | float):
             raise BadRowError(f"expected a number in {column}, to sort by, got {reprlib.repr(value)}")
         return value if column == self.sort_by else -value

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import attrs
 
+from rlsdk import preflight
 from rlsdk.errors import DataError, UnreachableDataError
 from rlsdk.options import nearest
 from rlsdk.sources.rows import BadRowError
@@ -228,6 +229,8 @@ def read_hub(name: str, config: str | None, split: str, revision: str | None) ->
     saved = (Path(name) / "state.json").is_file()
     if saved and split != "train":
         raise DataError(f"dataset {name!r} was saved by save_to_disk and holds one split without a name, not {split!r}")
+    if not Path(name).exists():
+        preflight.hub_has_dataset(name, revision)  # if the hub does not answer, `datasets` must not ask it for minutes
     try:
         if saved:
             return Columnar(f"{name}/{split}", datasets.load_from_disk(name))

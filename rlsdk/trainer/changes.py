@@ -1,10 +1,10 @@
-"""Compare the settings of a resumed run with those it was started with."""
+"""Compare the settings and the code of a resumed run with those it was started with."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,10 @@ import attrs
 import yaml
 
 from rlsdk.config import Plan, check
-from rlsdk.config.kept import CODE, kept_config, names_only
+from rlsdk.config.kept import CODE, kept_config, names_only, plugin_files
 from rlsdk.config.tree import current, leaves, plain, spelled_out
-from rlsdk.errors import ConfigError, RlsdkError
-from rlsdk.plugins import ComponentRef, short_name
+from rlsdk.errors import ConfigError, PluginError, RlsdkError
+from rlsdk.plugins import CORE, ComponentRef, short_name
 from rlsdk.schedules import EntropyTarget
 
 KEPT = "config.yaml"
@@ -114,6 +114,65 @@ def differences(plan: Plan) -> list[Difference]:
         for path in paths
         if old.get(path, none) != new.get(path, none)
     ]
+
+
+def kept_files(folder: Path) -> dict[str, str]:
+    """Name -> path of each plugin file that the run in a folder was last started with."""
+    try:
+        text = (folder / KEPT).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    return plugin_files(text)
+
+
+def left_out(file: str) -> str:
+    """Return the fault that a command lacks a plugin file of the run."""
+    return f"the run was started with the plugin file {file}, which this command lacks; add --plugin {file}"
+
+
+def replaced_code(plan: Plan, then: Mapping[str, Any]) -> list[str]:
+    """Describe the code that has another version or source than at the checkpoint, except rlsdk's own."""
+    now = plan.code
+    names = [name for name in sorted(({*then} & {*now}) - {CORE}) if then[name] != now[name]]
+    # Objects, files of rewards and chat templates have several words.
+    whats = {name: name if " " in name else f"plugin {name}" for name in names}
+    return [f"{what} was {_mark(then[name])}, is {_mark(now[name])}" for name, what in whats.items()]
+
+
+def check_code(plan: Plan, then: Mapping[str, Any], replaced: Sequence[str], *, allow_changes: bool) -> list[str]:
+    """Reject code that differs from the checkpoint's; return log lines on allowed differences."""
+    now, files = plan.code, kept_files(plan.folder)
+    notices = list(replaced) if allow_changes else []
+    wrong = [] if allow_changes else list(replaced)
+    for name in sorted(({*then} ^ {*now}) - {CORE}):
+        if allow_changes:
+            notices.append(f"plugin {name} is {'new' if name in now else 'left out'}")
+        elif name in now:
+            wrong.append(f"plugin {name} ({_mark(now[name])}) is new; leave it out, or pass --allow-changes")
+        elif name in files:
+            wrong.append(left_out(files[name]))
+        else:
+            wrong.append(f"plugin {name} ({_mark(then[name])}) is left out; name it under `plugins:`")
+    if wrong:
+        raise PluginError(
+            "\n".join(
+                [
+                    f"the run in {plan.folder} cannot be resumed, because its code has changed since the checkpoint:",
+                    *(f"  - {each}" for each in wrong),
+                    "restore that code, accept the changes with --allow-changes (in Python: allow_changes=True), or "
+                    "start another run with name=…",
+                ]
+            )
+        )
+    if then.get(CORE) != now.get(CORE):
+        notices.append(f"the checkpoint was made by {_mark(then.get(CORE) or {})}; this is {_mark(now[CORE])}")
+    return notices
+
+
+def _mark(mark: Mapping[str, str]) -> str:
+    """Describe a code fingerprint in words."""
+    origin = f"{mark.get('distribution', '')} {mark.get('version', '')}".strip()
+    return f"{origin}, source {mark.get('source', '')[:12]}".lstrip(", ")
 
 
 def _own_code(plan: Plan) -> list[Path]:

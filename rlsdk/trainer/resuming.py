@@ -17,18 +17,26 @@ import yaml
 
 from rlsdk.checkpoints.checkpoint import LEARNER, Checkpoints
 from rlsdk.config import Plan, Source, check, read
-from rlsdk.config.kept import CODE, KeptConfig, kept_config, plugin_files
+from rlsdk.config.kept import CODE, KeptConfig, kept_config
 from rlsdk.config.tree import normalise
-from rlsdk.errors import ConfigError, PluginError
+from rlsdk.errors import ConfigError
 from rlsdk.learners.checkpoint import ranks_of
-from rlsdk.plugins import CORE, short_name
+from rlsdk.plugins import short_name
 from rlsdk.plurals import counted
 from rlsdk.runlog.folder import finish_removal, is_foreign, mark, remove_compiled, remove_run, replace_text
 from rlsdk.runlog.metrics import METRICS, garbled_lines, lines_up_to
 from rlsdk.runlog.report import SUMMARY
 from rlsdk.runlog.store import DATABASE, RolloutStore, damage_of, set_aside
 from rlsdk.runlog.tables import Entry
-from rlsdk.trainer.changes import KEPT, Difference, differences
+from rlsdk.trainer.changes import (
+    KEPT,
+    Difference,
+    check_code,
+    differences,
+    kept_files,
+    left_out,
+    replaced_code,
+)
 from rlsdk.trainer.ledger import used_entry, waiting_entry
 from rlsdk.types import Group
 
@@ -72,20 +80,43 @@ def check_resumed(config: Source, overrides: Sequence[str], files: Sequence[str 
         given = [str(file) for file in [*files, *(normalise(tree).get("plugins") or [])]]
         folder = Path(str(tree.get("out", "runs"))) / str(tree.get("name"))
         missing = [each for name, each in kept_files(folder).items() if name not in {Path(f).stem for f in given}]
-        raise ConfigError([*(f"plugins: {_left_out(file)}" for file in missing), *error.faults]) from error
+        raise ConfigError([*(f"plugins: {left_out(file)}" for file in missing), *error.faults]) from error
 
 
-def kept_files(folder: Path) -> dict[str, str]:
-    """Name -> path of each plugin file that the run in a folder was last started with."""
+def finished_before(plan: Plan, resume: bool | int, steps: int) -> dict[str, Any] | None:
+    """Return the summary of a run that had trained all its steps before it is resumed; None if anything is left to do.
+
+    Args:
+        plan: Checked configuration.
+        resume: Continue from the newest intact checkpoint, or from the one of a step; False for a new run.
+        steps: Number of steps of the run.
+
+    Raises:
+        ConfigError: The checkpoint to continue from is of a later step than the last one.
+        CheckpointError: Every checkpoint is damaged.
+    """
+    checkpoints = Checkpoints(plan.folder, plan.config.checkpoint.keep)
+    done = None if resume is False else checkpoints.latest() if resume is True else resume
+    if done is not None and done >= steps and resume is True:
+        done, _ = checkpoints.newest_whole()
+    if done is None or done < steps:
+        return None
+    if done > steps:
+        setting = "steps" if plan.config.steps is not None else "epochs"
+        earlier = [step for step in checkpoints.steps() if step < steps]
+        others = f" (there are checkpoints of: {', '.join(map(str, earlier))})" if earlier else ""
+        fault = (
+            f"{setting}: {counted(steps, 'step')} given, but {plan.folder} has a checkpoint of step {done}: nothing is "
+            f"left to train; give more than {done} steps, continue from an earlier checkpoint with "
+            f"--resume=STEP{others}, or choose another name=…"
+        )
+        raise ConfigError([fault])
     try:
-        text = (folder / KEPT).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return {}
-    return plugin_files(text)
-
-
-def _left_out(file: str) -> str:
-    return f"the run was started with the plugin file {file}, which this command lacks; add --plugin {file}"
+        summary: dict[str, Any] = json.loads((plan.folder / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # it was killed before it wrote one
+        return None
+    ended = isinstance(resume, bool) and (summary.get("status"), summary.get("steps")) == ("finished", done)
+    return summary if ended else None
 
 
 def prepare_folder(
@@ -98,7 +129,7 @@ def prepare_folder(
         checkpoints: Checkpoints in the folder.
         resume: Continue from the newest intact checkpoint, or from the one of this step; newer ones are set aside.
         overwrite: Delete an earlier run in the same folder.
-        allow_changes: Resume even if settings have changed that affect the training.
+        allow_changes: Resume even if settings or code have changed that affect the training.
 
     Raises:
         ConfigError: The folder already holds a run, or the run to resume had different settings.
@@ -129,9 +160,12 @@ def prepare_folder(
             for step in checkpoints.recover()
         ]
     step, newer = _chosen(checkpoints, resume) if resumes else (None, {})
+    replaced: list[str] = []
     if step is not None:
         _require_ranks(plan, step, checkpoints.path(step) / LEARNER)
-        notices += _same_code(plan, checkpoints.read(step)["plugins"], allow_changes=allow_changes)
+        then = checkpoints.read(step)["plugins"]
+        replaced = replaced_code(plan, then)
+        notices += check_code(plan, then, replaced, allow_changes=allow_changes)
         if not used:
             notices.append(f"the run's folder has no {KEPT}: the settings are not compared with the previous ones")
     mark(folder)
@@ -145,8 +179,9 @@ def prepare_folder(
     if resumes:
         notices += [*_unreadable(plan, step), *_run_code(plan)]
     (folder / "logs").mkdir(exist_ok=True)
-    keep = partial(_keep_config, plan, changed=bool(found), new=not used, step=step or 0)
-    if found and step is not None:
+    changed = used and bool(found or replaced)
+    keep = partial(_keep_config, plan, changed=changed, new=not used, step=step or 0)
+    if changed and step is not None:
         return Prepared(step, tuple(notices), keep)
     return Prepared(step, (*notices, *keep()))
 
@@ -256,45 +291,6 @@ def _kept_text(plan: Plan, kept: KeptConfig) -> str:
     }
     head = "".join(f"# plugin {name}: {mark}\n" for name, mark in marks.items())
     return head + yaml.safe_dump(kept.tree, sort_keys=False, allow_unicode=True)
-
-
-def _same_code(plan: Plan, then: Mapping[str, Any], *, allow_changes: bool) -> list[str]:
-    """Reject code that differs from the checkpoint's; return log lines on allowed differences."""
-    now, files = plan.code, kept_files(plan.folder)
-    wrong, notices = [], []
-    for name in sorted({*then, *now} - {CORE}):
-        if then.get(name) == now.get(name):
-            continue
-        if name in then and name in now:
-            what = name if " " in name else f"plugin {name}"  # objects, files of rewards and chat templates have words
-            wrong.append(f"{what} was {_mark(then[name])}, is {_mark(now[name])}")
-        elif allow_changes:
-            notices.append(f"plugin {name} is {'new' if name in now else 'left out'}")
-        elif name in now:
-            wrong.append(f"plugin {name} ({_mark(now[name])}) is new; leave it out, or pass --allow-changes")
-        elif name in files:
-            wrong.append(_left_out(files[name]))
-        else:
-            wrong.append(f"plugin {name} ({_mark(then[name])}) is left out; name it under `plugins:`")
-    if wrong:
-        raise PluginError(
-            "\n".join(
-                [
-                    f"the run in {plan.folder} cannot be resumed, because its code has changed since the checkpoint:",
-                    *(f"  - {each}" for each in wrong),
-                    "restore that code, or start another run with name=…",
-                ]
-            )
-        )
-    if then.get(CORE) != now.get(CORE):
-        notices.append(f"the checkpoint was made by {_mark(then.get(CORE) or {})}; this is {_mark(now[CORE])}")
-    return notices
-
-
-def _mark(mark: Mapping[str, str]) -> str:
-    """Describe a code fingerprint in words."""
-    origin = f"{mark.get('distribution', '')} {mark.get('version', '')}".strip()
-    return f"{origin}, source {mark.get('source', '')[:12]}".lstrip(", ")
 
 
 async def snapshot(trainer: Trainer) -> tuple[dict[str, Any], list[Entry]]:

@@ -24,6 +24,7 @@ from rlsdk.isolation.process import sigterm_as_interrupt
 from rlsdk.isolation.watching import stage
 from rlsdk.learners.apart import start_learner
 from rlsdk.loops.signals import handled
+from rlsdk.plurals import counted
 from rlsdk.readiness.checks import machine, space
 from rlsdk.readiness.disk import estimate
 from rlsdk.rollout.generator import first_error
@@ -32,7 +33,7 @@ from rlsdk.trainer.assembly import Parts, examined, started, steps_of
 from rlsdk.trainer.interactive import run_async
 from rlsdk.trainer.observing import ShowSamples
 from rlsdk.trainer.record import RunRecord, open_run
-from rlsdk.trainer.resuming import check_resumed
+from rlsdk.trainer.resuming import check_resumed, finished_before
 from rlsdk.trainer.trainer import Trainer
 from rlsdk.trainer.two_process.actor import ExplorerActor, ExplorerSetup
 from rlsdk.trainer.two_process.agreement import PeerInfo, require_cluster, spawn_named
@@ -69,7 +70,8 @@ def train(
         console: Console for progress; default: standard error.
 
     Returns:
-        The summary, as in `summary.json`; `status` is "finished" or "interrupted".
+        The summary, as in `summary.json`; `status` is "finished" or "interrupted". A resumed run that has trained all
+        its steps is not started: its earlier summary is returned.
 
     Raises:
         ConfigError: The configuration is wrong; nothing was started.
@@ -92,6 +94,13 @@ def run(
     """Train from a checked plan; see `train`. `begun` is a template that was started before the plan was known."""
     how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
     with sigterm_as_interrupt(), template(plan, begun) as python:
+        if resume is not False and (ended := finished_before(plan, resume, steps := steps_of(plan))) is not None:
+            (console or log_console()).print(
+                f"nothing is left to train: {plan.folder} has trained all of its {counted(steps, 'step')}; to train "
+                f"further, give more steps, such as steps={2 * steps}",
+                highlight=False,
+            )
+            return ended
         tasks, rehearsed = examined(plan)
         with (
             open_run(plan, console=console, rehearsed=rehearsed, **how) as record,
@@ -117,6 +126,8 @@ def train_apart(
     """
     require_cluster(plan)
     exchanged_adapter(plan)
+    if resume is not False:
+        finished_before(plan, resume, steps_of(plan))  # a finished run starts all the same: its explorer waits for it
     preflight.require(map(str, [*machine(plan), *space(plan, estimate(plan, download=True))]))
     with open_run(plan, resume=resume, overwrite=overwrite, allow_changes=allow_changes, console=console) as record:
         found = layout(plan, os.cpu_count() or 1, record.gpus, roles=["learner", "critic", "reference"], apart=True)

@@ -473,6 +473,8 @@ class Trainer:
         settle(rollouts=True)
         await self.prepare()
         log.debug("step %d of %d: engines and learner agree; training begins", self.version, self.steps)
+        if self.ended:
+            log.warning("step %d of %d is done: nothing is left to train", self.version, self.steps)
         found: Metrics = {}
         for callback in self.callbacks:
             await callback.before_training(self, found)

@@ -290,6 +290,22 @@ def test_a_broken_plugin_is_reported_once_with_its_line(faults, tmp_path):
     )
 
 
+def test_a_plugin_that_is_not_installed_is_one_fault_with_all_its_places(faults):
+    named = ("workflow=mylab/y", "reward=[countdown, mylab/x]", "algorithm={use: grpo, policy_loss: mylab/z}")
+    for broken in ((), ("steps=x",)):  # the second check reads only the components
+        found = [fault for fault in faults(*named, *broken) if "mylab" in fault]
+        assert len(found) == 1
+        assert "unknown plugin 'mylab'" in found[0] and found[0].count("mylab'") == 1
+        for place in ("workflow", "reward[1]", "algorithm.policy_loss"):
+            assert place in found[0]
+    (found,) = faults("workflow=mylab/y", "reward=countdown")
+    assert found.startswith("workflow: unknown plugin 'mylab'") and "also named" not in found
+
+
+def test_components_that_are_not_offered_are_faults_of_their_own(faults):
+    assert len(faults("reward=[countdwn, formt]")) == 2
+
+
 def test_a_plugin_file_that_is_missing_is_reported_once_with_the_nearest(faults, tmp_path, monkeypatch):
     (tmp_path / "my_rewards.py").write_text("")
     monkeypatch.chdir(tmp_path)

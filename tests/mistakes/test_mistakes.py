@@ -20,6 +20,7 @@ from rlsdk.cli import root
 from rlsdk.config import check
 from rlsdk.evaluation import models
 from rlsdk.runlog import actors
+from rlsdk.runlog.folder import held
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.serving import debug
 from rlsdk.trainer import record, run
@@ -114,6 +115,30 @@ def test_a_mistake_is_answered_in_words(lab: None, row: dict[str, Any], monkeypa
     for words in ["Traceback", *row.get("plain", [])]:
         assert words not in said
     assert ran.exit_code == row["status"], said
+
+
+@pytest.mark.parametrize("more", ["", "learner.lr=0.5"])
+def test_a_finished_run_is_not_started_again(lab: None, more: str) -> None:
+    summary = {"name": "ended", "status": "finished", "steps": 2}
+    Path("runs/ended/summary.json").write_text(json.dumps(summary))
+    ran = rlsdk(f"train base.yaml name=ended {more} --resume --plugin observer.py --json")
+    assert ran.exit_code == 0, ran.output
+    assert json.loads(ran.stdout) == summary
+    said = " ".join(ran.stderr.split())
+    assert "nothing is left to train: runs/ended has trained all of its 2 steps" in said
+    assert "give more steps, such as steps=4" in said
+
+
+@pytest.mark.parametrize("how", ["", "--overwrite", "--resume"])
+def test_a_run_that_trains_is_neither_deleted_nor_resumed(lab: None, how: str) -> None:
+    before = sorted(Path("runs/ended").rglob("*"))
+    with held(Path("runs/ended")):
+        ran = rlsdk(f"train base.yaml name=ended {how} --plugin observer.py")
+    said = " ".join(ran.output.split())
+    assert f"name: runs/ended is in use by process {os.getpid()} on " in said
+    assert "wait until it ends, end it, or choose another name" in said and "Traceback" not in said
+    assert ran.exit_code == 2
+    assert sorted(Path("runs/ended").rglob("*")) == before
 
 
 def test_every_mistake_has_its_grade_and_nothing_misleads_or_is_silently_wrong() -> None:

@@ -6,10 +6,12 @@ import asyncio
 import errno
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +299,32 @@ def test_a_killed_writer_leaves_whole_groups_alone(tmp_path: Path) -> None:
     assert {n: len(group) for n, group in back.items()} == dict.fromkeys(numbers, 8)
     assert store._connection.exec_driver_sql("PRAGMA integrity_check").scalar_one() == "ok"
     store.close()
+
+
+def test_a_closed_database_is_one_file_and_reading_it_creates_no_other(entry: Make, tmp_path: Path) -> None:
+    store = kept(Address.make(tmp_path, None, None), entry(1))
+    assert len(list(tmp_path.iterdir())) == 3  # readers do not wait for the writer
+    store.close()
+    assert len(query(tmp_path)) == 2
+    assert [file.name for file in tmp_path.iterdir()] == [DATABASE]
+
+
+def test_a_database_that_is_read_is_closed_and_opened_again(
+    entry: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = Address.make(tmp_path, None, None)
+    kept(address, entry(1)).close()
+    monkeypatch.setattr("rlsdk.runlog.store.BUSY_SECONDS", 0.01)
+    with closing(sqlite3.connect(tmp_path / DATABASE, check_same_thread=False)) as other:
+        other.execute("begin")
+        other.execute("select count(*) from rlsdk_rollouts").fetchone()
+        threading.Timer(0.3, other.rollback).start()
+        store = kept(address, entry(2))
+        assert "has been locked by" in caplog.text
+        other.execute("begin")
+        assert other.execute("select count(*) from rlsdk_rollouts").fetchone() == (4,)
+        store.close()
+        assert len(query(tmp_path)) == 4
 
 
 def test_damage_in_the_middle_of_a_database_is_found_and_the_damaged_files_are_kept(

@@ -18,7 +18,7 @@ from rlsdk.errors import CheckpointError, ConfigError, PluginError, RlsdkError
 from rlsdk.learners.checkpoint import write_manifest
 from rlsdk.runlog.store import DATABASE, Address, RolloutStore
 from rlsdk.trainer.changes import HARMLESS, settings_of
-from rlsdk.trainer.resuming import Prepared, check_resumed, prepare_folder
+from rlsdk.trainer.resuming import Prepared, check_resumed, finished_before, prepare_folder
 
 OBSERVER = "import rlsdk\n\n@rlsdk.hookimpl\ndef rlsdk_step_end(step):\n    pass\n"
 
@@ -285,14 +285,22 @@ def test_a_plugin_that_the_configuration_needs_is_named_before_what_it_lacks(run
     assert check_resumed(run.common, (), ("lab.py",)).folder == run.plan(plugins=("lab.py",)).folder
 
 
-def test_changed_code_of_a_plugin_is_refused_in_words(run: Run) -> None:
+def test_changed_code_of_a_plugin_is_refused_in_words_and_accepted_with_leave(run: Run) -> None:
     (run.folder / "lab.py").write_text(OBSERVER)
     run.begin(plugins=("lab.py",))
+    before, then = run.text(), run.plan(plugins=("lab.py",)).code["lab"]["source"]
     (run.folder / "lab.py").write_text(OBSERVER + "\nMORE = 1\n")
-    for allow in (False, True):
-        with pytest.raises(PluginError) as refused:
-            run.resume(plugins=("lab.py",), allow_changes=allow)
-        assert "plugin lab was source " in str(refused.value) and "{" not in str(refused.value)
+    with pytest.raises(PluginError) as refused:
+        run.resume(plugins=("lab.py",))
+    said, now = str(refused.value), run.plan(plugins=("lab.py",)).code["lab"]["source"]
+    was = f"plugin lab was source {then[:12]}, is source {now[:12]}"
+    assert was in said and "accept the changes with --allow-changes" in said and "{" not in said
+    assert run.text() == before
+    found = run.resume(plugins=("lab.py",), allow_changes=True)
+    assert found.step == 4 and found.notices[0] == was
+    assert run.text("config.step-4.yaml") == before and f"source {now}" in run.text()
+    run.save(plugins=("lab.py",), step=5)
+    assert run.resume(plugins=("lab.py",)).step == 5
 
 
 def test_a_changed_chat_template_is_refused_and_an_equal_one_elsewhere_is_not(run: Run) -> None:
@@ -303,9 +311,10 @@ def test_a_changed_chat_template_is_refused_and_an_equal_one_elsewhere_is_not(ru
     run.begin(named)
     assert "\n# plugin chat template: " in f"\n{run.text()}"
     run.resume(f"model.renderer={{file: {copy}}}", allow_changes=True)
-    file.write_text("{{ messages[0].content }}!")
+    copy.write_text("{{ messages[0].content }}!")
     with pytest.raises(PluginError, match=r"- chat template was source [0-9a-f]+, is source"):
-        run.resume(named, allow_changes=True)
+        run.resume(f"model.renderer={{file: {copy}}}")
+    assert run.resume(f"model.renderer={{file: {copy}}}", allow_changes=True).step == 4
 
 
 def test_a_new_plugin_needs_leave(run: Run) -> None:
@@ -407,6 +416,35 @@ def test_a_step_that_is_damaged_is_refused_and_nothing_changes(run: Run) -> None
     with pytest.raises(CheckpointError, match=r"step-4 cannot be read.*other steps there: 8"):
         run.resume(step=4)
     assert checkpoints.steps() == [4, 8]
+
+
+def test_a_run_without_steps_left_is_finished_only_if_its_summary_says_so(run: Run) -> None:
+    run.begin(step=4)
+    plan, summary = run.plan(), run.plan().folder / "summary.json"
+    assert finished_before(plan, True, 5) is None
+    assert finished_before(plan, True, 4) is None  # killed before it wrote the summary
+    for text in ("", '{"status": "interrupted", "steps": 4}', '{"status": "finished", "steps": 3}'):
+        summary.write_text(text)
+        assert finished_before(plan, True, 4) is None
+    summary.write_text('{"status": "finished", "steps": 4}')
+    assert finished_before(plan, True, 4) == {"status": "finished", "steps": 4}
+    assert finished_before(plan, 4, 4) is None  # which also sets newer checkpoints aside
+    assert finished_before(plan, False, 4) is None  # refused by other words, or overwritten
+    (Checkpoints(plan.folder, 2).path(4) / "state.json").write_text("")
+    with pytest.raises(CheckpointError, match="step-4 cannot be read"):
+        finished_before(plan, True, 4)
+
+
+@pytest.mark.parametrize(("resume", "steps"), [(True, 7), (True, 2), (4, 3), (8, 1)])
+def test_fewer_steps_than_the_checkpoint_has_are_refused(run: Run, resume: bool | int, steps: int) -> None:
+    run.begin(step=4)
+    run.save(step=8)
+    done = 8 if resume is True else resume
+    with pytest.raises(ConfigError) as refused:
+        finished_before(run.plan(), resume, steps)
+    (fault,) = refused.value.faults
+    assert fault.startswith(f"steps: {steps} step") and f"has a checkpoint of step {done}: nothing is left" in fault
+    assert ("(there are checkpoints of: 4)" in fault) is (steps > 4)
 
 
 TRAP = """
