@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import socket
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import metadata
@@ -45,6 +46,23 @@ def torch_companions() -> list[str]:
         for name in COMPANIONS
         if (found := version(name)) and not found.endswith("+cpu")
     ]
+
+
+def url_host(host: str) -> str:
+    """Return the host for URLs of a server that listens on an address.
+
+    For "all addresses" (`0.0.0.0`, `::`), which no browser opens, this is the one that leads to other machines.
+    """
+    families = {"0.0.0.0": (socket.AF_INET, "192.0.2.1", "127.0.0.1"), "::": (socket.AF_INET6, "2001:db8::1", "::1")}
+    if host in families:
+        family, documentation, loopback = families[host]
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((documentation, 9))  # sends nothing: the system only chooses the route
+                host = probe.getsockname()[0]
+        except OSError:  # no network
+            host = loopback
+    return f"[{host}]" if ":" in host else host
 
 
 def version(distribution: str) -> str | None:

@@ -36,6 +36,13 @@ def view(runs: tuple[str, ...], port: int | None, host: str, no_open: bool, stud
     RUN is the folder of a run, a folder of such folders, or a URL that runs are uploaded to; by default, `runs`. The
     address of the page is printed on its own line. Ctrl-C stops the server; runs started from the studio continue.
     """
+    from rlsdk.errors import RunError
+
+    if not runs and not studio and not Path("runs").exists():
+        raise RunError(
+            "there is no folder `runs` here; start `rlsdk view` in the folder in which you trained, or name the folder "
+            "or URL of a run"
+        )
     asyncio.run(_view(runs or ("runs",), port, host, opens=not no_open, studio=studio))
 
 

@@ -59,12 +59,7 @@ class RayAddress:
             RunError: The cluster does not exist or does not answer in time; the message names the origin.
         """
         log.info("Ray is at %s, from %s", self.address, self.origin)
-        target = self._gcs()
-        if target:
-            if why := unreachable(target, CONNECT_SECONDS):
-                raise self._error(f"cannot be reached: {why}")
-            if why := token_fault(target):
-                raise RunError(f"the Ray cluster {self.address!r}, set by {self.origin}, {why}")
+        self.check()
         failures: list[Exception] = []
 
         def init() -> None:
@@ -87,6 +82,16 @@ class RayAddress:
         if failures:
             mode = os.environ.get(MODE, "disabled")
             raise self._error(f"cannot be joined: {first_line(failures[0])} ({MODE} is {mode})") from failures[0]
+
+    def check(self) -> None:
+        """Raise if nothing answers at this address, or it requires a token that this process lacks; see `join`."""
+        target = self._gcs()
+        if not target:
+            return
+        if why := unreachable(target, CONNECT_SECONDS):
+            raise self._error(f"cannot be reached: {why}")
+        if why := token_fault(target):
+            raise RunError(f"the Ray cluster {self.address!r}, set by {self.origin}, {why}")
 
     def _gcs(self) -> str:
         """Return `HOST:PORT` of the cluster's GCS; empty for an address of Ray Client."""

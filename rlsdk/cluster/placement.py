@@ -276,6 +276,28 @@ def gpu_map(plan: Plan, nodes: Sequence[GPUNode], roles: Sequence[RoleName | Apa
     return assign_gpus(plan.config.placement, nodes, neighbours=neighbours, roles=wanted, apart=apart)
 
 
+def joins_ray(placement: PlacementSection) -> bool:
+    """Return whether a run joins a Ray cluster, which must be reachable; False if it starts its own.
+
+    Raises:
+        RunError: The cluster cannot be reached, or requires a token that this process lacks.
+    """
+    ray = sys.modules.get("ray")  # a program that has connected has imported it
+    if ray is not None and ray.is_initialized():
+        return True
+    if (address := RayAddress.find(placement)) is None:
+        return False
+    _set_variables()
+    address.check()
+    return True
+
+
+def _set_variables() -> None:
+    """Set the variables that Ray reads when it is imported."""
+    for name, value in VARIABLES.items():
+        os.environ.setdefault(name, value)
+
+
 @contextmanager
 def ray_cluster(plan: Plan, *, trains: bool = False) -> Iterator[int]:
     """Connect to Ray, or start it for this run; yield the number of GPUs, and disconnect at the end.
@@ -291,8 +313,7 @@ def ray_cluster(plan: Plan, *, trains: bool = False) -> Iterator[int]:
         EnvironmentFault: The nodes of an existing cluster have other packages than this machine.
         RunError: Ray cannot be joined or started.
     """
-    for name, value in VARIABLES.items():
-        os.environ.setdefault(name, value)
+    _set_variables()
     import ray
 
     placement = plan.config.placement

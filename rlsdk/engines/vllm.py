@@ -209,6 +209,8 @@ class Vllm:
         )
         with LazyZeros() if place.device == "cpu" and arguments["enforce_eager"] else nullcontext():
             self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        if place.device == "cpu":  # on GPUs, NCCL's watchdog reads the file as long as the workers live
+            self._llm.collective_rpc("rlsdk_remove_rendezvous")
         self._llm.set_weight_version("0")
         if self._adapter is not None:
             vllm_arguments.load_blank_adapter(self._llm)

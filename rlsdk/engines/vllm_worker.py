@@ -21,6 +21,7 @@ class WorkerExtension:
 
     reload_weights: Callable[..., None]
     model_runner: Any
+    distributed_init_method: str
 
     def rlsdk_load(self, source: Weights | str) -> None:
         """Replace the weights in place.
@@ -91,6 +92,11 @@ class WorkerExtension:
         from vllm.lora.request import LoRARequest
 
         self.model_runner.lora_manager.add_dummy_lora(LoRARequest(name, number, name), rank=1)
+
+    def rlsdk_remove_rendezvous(self) -> None:
+        """Delete the file in the folder of temporary files in which vLLM's workers met, which it leaves there."""
+        if self.distributed_init_method.startswith("file://"):
+            Path(self.distributed_init_method.removeprefix("file://")).unlink(missing_ok=True)
 
     def rlsdk_seed(self, seed: int) -> None:
         """Seed the generators that sample for requests without a seed.

@@ -171,8 +171,17 @@ def _transfer_faults(plan: Plan) -> Iterator[str]:
             f"{counted(place.learners, 'learner rank')}; set placement.gpus_per_engine=1 and at least as many "
             "placement.learners as engines, or use shared_memory or object_store"
         )
-    if not isinstance(plan.plugins.resolve(plan.learner), GivesRankTensors):
-        yield f"{name} needs a learner that yields its weights on every rank; {plan.learner.name} does not"
+
+
+def _rank_transfer_faults(plan: Plan) -> Iterator[PlanFinding]:
+    """Report a weight transfer in which every rank sends, and a learner that has the whole weights on rank 0 alone."""
+    transfer, learner = plan.plugins.resolve(plan.weight_transfer), plan.plugins.resolve(plan.learner)
+    if isinstance(transfer, SendsFromEachRank) and not isinstance(learner, GivesRankTensors):
+        yield PlanFinding(
+            "rollout.weight_transfer",
+            f"{plan.weight_transfer.name!r} sends from every rank, but the learner {plan.learner.name!r} yields its "
+            "weights on rank 0 alone (it has no rank_weight_tensors); use object_store, gloo or shared_memory",
+        )
 
 
 def _loads(plan: Plan, *, trains: bool) -> bool:
@@ -237,6 +246,7 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
     found.warnings += machine(plan, trains=trains, devices=devices)
     if trains and plan.needs_engine:
         found.faults += [PlanFinding("engine", text) for text in training_faults(plan)]
+        found.faults += _rank_transfer_faults(plan)
     if trains:
         found.faults += [PlanFinding(*fault) for fault in rank_faults(plan)]
         found.notes += [PlanFinding(*note) for note in chain(idle_notes(plan), _part_notes(plan))]

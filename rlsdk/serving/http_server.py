@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from rlsdk.errors import RlsdkError
+from rlsdk.preflight import url_host
 from rlsdk.serving.messages import APIError, HttpReply
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class HttpServer:
         else:
             self._listener = await loop.create_server(connect, sock=taken, backlog=1024)
         host, port = self._listener.sockets[0].getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return f"http://{url_host(host)}:{port}"
 
     async def stop(self) -> None:
         """Stop listening, let requests in progress finish within the grace period, and end."""

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from rlsdk.checkpoints.checkpoint import REMEDIES, Checkpoints, free_text
 from rlsdk.checkpoints.mirror import Mirror, mirrored
-from rlsdk.cluster.placement import ray_cluster
+from rlsdk.cluster.placement import joins_ray, ray_cluster
 from rlsdk.cluster.watched import watching
 from rlsdk.config import Plan
 from rlsdk.errors import RunError, described
@@ -161,6 +161,8 @@ def open_run(
     console = console or log_console()
     opened = time.perf_counter()
     observers = Observers(plan.plugins)
+    # Before the folder exists, so that the same command works once the address is corrected.
+    ray_start = "joining Ray" if joins_ray(plan.config.placement) else "starting Ray"
 
     with (
         ExitStack() as stack,
@@ -179,7 +181,7 @@ def open_run(
             mirror.begin(prepared.step)
         (rehearsed or Rehearsal()).log()
         stack.enter_context(recorded(plan.folder))
-        log.info("starting Ray; the full log is %s", plan.folder / "logs" / "driver.log")
+        log.info("%s; the full log is %s", ray_start, plan.folder / "logs" / "driver.log")
         resumed = prepared.step, opened, prepared.keep_changes
         record = RunRecord(plan, console, checkpoints, observers, mirror, None, 0, *resumed)
         try:

@@ -178,10 +178,19 @@ async def _row(service: ViewerService, request: web.Request) -> Any:
 
 
 async def held_out(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Return the held-out tasks of the last evaluation or, given a task, its answers in each evaluation."""
+    """Return the held-out tasks of the last evaluation or, given a task, its answers in each evaluation.
+
+    `sampled` is 1 or 0; a run that lacks the requested kind (`eval.greedy: false`) shows the other one.
+    """
     browser, task = service.run(request).browser, request.query.get("task", "")
-    state = "eval sampled" if request.query.get("sampled") == "1" else "eval greedy"
-    return service.reply({"rows": await asyncio.to_thread(browser.held_out, task, state)})
+    asked = {"0": "eval greedy", "1": "eval sampled"}.get(request.query.get("sampled", ""))
+
+    def found() -> dict[str, Any]:
+        kinds = browser.evaluated()
+        state = asked if asked in kinds else next(iter(kinds), "eval greedy")
+        return {"rows": browser.held_out(task, state), "sampled": state == "eval sampled", "kinds": kinds}
+
+    return service.reply(await asyncio.to_thread(found))
 
 
 async def queue(service: ViewerService, request: web.Request) -> web.StreamResponse:

@@ -114,6 +114,14 @@ class Browser:
             row = connection.execute(sa.select(GROUPS).where(same)).mappings().first()
         return None if row is None else dict(row)
 
+    def evaluated(self) -> list[str]:
+        """Return the kinds of stored evaluation groups, `eval greedy` before `eval sampled`."""
+        with self._connected() as (connection, run):
+            stored = sa.select(sa.literal(1)).where((GROUPS.c.run == run) & (GROUPS.c.number < 0))
+            return [
+                each for each in EVALUATED if connection.execute(stored.where(GROUPS.c.state == each).limit(1)).first()
+            ]
+
     def held_out(self, task: str = "", state: str = EVALUATED[0], *, most: int = 400) -> list[dict[str, Any]]:
         """Return the answers to a held-out task, one row per evaluation; without a task, the tasks to choose from.
 

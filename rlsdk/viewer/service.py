@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from rlsdk.errors import EnvironmentFault, RlsdkError
+from rlsdk.preflight import url_host
 from rlsdk.storage.location import is_url
 from rlsdk.viewer.pages import Page, pages
 from rlsdk.viewer.runs import RunFolder, find_runs, finite
@@ -282,8 +283,7 @@ async def serve(
             place = f"{host}, port {port}" if port else host
             raise EnvironmentFault(f"cannot listen on {place}: {error.strerror}; choose another {remedy}") from error
         bound = runner.addresses[0]
-        name = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
-        ready(f"http://{name}:{bound[1]}/" + (f"?token={service.token}" if service.token else ""))
+        ready(f"http://{url_host(bound[0])}:{bound[1]}/" + (f"?token={service.token}" if service.token else ""))
         await ended.wait()
     finally:
         await runner.cleanup()

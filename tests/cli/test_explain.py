@@ -246,3 +246,21 @@ def test_who_gets_which_gpu_on_nodes_that_do_not_exist(explain):
     ):
         assert expected in " ".join(explain(*ipc, *more, as_json=False, status=2).split())
     assert "expected GPUS or GPUSxNODES" in explain("--gpus", "many", as_json=False, status=2)
+
+
+def test_a_transfer_in_which_every_rank_sends_needs_a_learner_with_weights_on_every_rank(explain, tmp_path):
+    lab = tmp_path / "lab.py"
+    lab.write_text("""
+import rlsdk
+from rlsdk.transfers.cuda_ipc import CudaIpc
+@rlsdk.weight_transfer("each")
+class Each(CudaIpc):
+    device = "cpu"
+@rlsdk.learner("single")
+class Single: pass
+""")
+    given = (f"plugins=[{lab}]", "rollout.weight_transfer=lab/each")
+    assert "learner" in explain(*given)
+    said = " ".join(explain(*given, "learner=lab/single", as_json=False, status=2).split())
+    assert "rollout.weight_transfer: 'lab/each' sends from every rank, but the learner 'lab/single' yields" in said
+    assert "use object_store, gloo or shared_memory" in said

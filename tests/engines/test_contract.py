@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -407,3 +408,14 @@ def test_what_cannot_be_generated_is_refused_and_nothing_admitted(
 def test_logprobs_need_a_sequence_that_fits(subject: Any, count: int) -> None:
     kind, said = subject.run(_attempt, "logprobs", np.full(count, 5))
     assert kind == "ValueFault" and str(count) in said
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize("name", ["vllm", pytest.param("parallel_vllm", marks=pytest.mark.slow)])
+def test_vllm_leaves_no_file_among_the_temporary_ones(name: str, request: pytest.FixtureRequest) -> None:
+    def met_in(engine: Any) -> list[str]:
+        return list(engine._llm.collective_rpc(lambda worker: worker.distributed_init_method))
+
+    where = request.getfixturevalue(f"{name}_engine").run(met_in)
+    assert where and all(each.startswith("file://") for each in where)
+    assert not any(Path(each.removeprefix("file://")).exists() for each in where)

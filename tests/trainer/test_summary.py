@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import logging
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -191,3 +192,26 @@ def test_the_picture_of_the_curves_shows_every_reward(tmp_path, monkeypatch, rew
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     draw_curves(tmp_path, "trial")
     assert limits == [pytest.approx((low, high))]
+
+
+def test_a_wrong_address_of_a_cluster_leaves_no_run_behind(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    plan = make_plan(tmp_path, placement={"ray": f"127.0.0.1:{port}"})
+    for _ in range(2):
+        with pytest.raises(RunError, match=f"cluster '127.0.0.1:{port}', set by placement.ray, cannot be reached"):
+            opened(plan).__enter__()
+    assert not plan.folder.exists()
+
+
+def test_a_run_on_a_cluster_joins_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {}
+    for joins, name in ((True, "joining"), (False, "starting")):
+        monkeypatch.setattr(record, "ray_cluster", lambda _, **__: contextlib.nullcontext(0))
+        monkeypatch.setattr(record, "joins_ray", lambda _, joins=joins: joins)
+        plan = make_plan(tmp_path, name=name)
+        with pytest.raises(RunError), opened(plan):
+            raise RunError("enough")
+        said[name] = (plan.folder / "logs" / "driver.log").read_text()
+    assert "joining Ray; the full log is" in said["joining"] and "starting Ray" not in said["joining"]
+    assert "starting Ray; the full log is" in said["starting"]

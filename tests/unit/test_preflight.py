@@ -218,3 +218,17 @@ def test_a_hub_that_does_not_answer_is_asked_only_once(tmp_path: Path, answers: 
     assert asked == (paths if answers else paths[:1])
     assert json.loads(ran.stdout.splitlines()[1]) == ([False, None] if answers else [True, "1"])
     assert ("does not answer" in ran.stderr) is not answers
+
+
+def test_the_url_of_a_server_on_all_addresses_names_one_that_can_be_opened() -> None:
+    assert preflight.url_host("0.0.0.0").count(".") == 3 and preflight.url_host("0.0.0.0") != "0.0.0.0"
+    assert preflight.url_host("::").strip("[]") not in ("", "::")
+    assert [preflight.url_host(host) for host in ("127.0.0.1", "::1", "10.0.0.7")] == ["127.0.0.1", "[::1]", "10.0.0.7"]
+
+
+def test_without_a_network_the_url_is_that_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: object) -> None:
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr("socket.socket.connect", unreachable)
+    assert (preflight.url_host("0.0.0.0"), preflight.url_host("::")) == ("127.0.0.1", "[::1]")

@@ -50,7 +50,7 @@ def fill(folder: Path, entries: list[Entry]) -> None:
     store.close()
 
 
-def make_run(folder: Path, *, steps: int = 6) -> Path:
+def make_run(folder: Path, *, steps: int = 6, greedy: bool = True) -> Path:
     """Write the files of a run of some steps, with two sources, an invalid score, evaluations and a hostile answer."""
     folder.mkdir(parents=True)
     (folder / MARKER).touch()
@@ -84,6 +84,6 @@ def make_run(folder: Path, *, steps: int = 6) -> Path:
         )
     for step in (0, 3, 6):
         answers = [group(100 + n, answers=(f"answer {step}",), version=step) for n in range(3)]
-        entries += evaluated_entries(step, {"eval greedy": answers, "eval sampled": answers})
+        entries += evaluated_entries(step, {**({"eval greedy": answers} if greedy else {}), "eval sampled": answers})
     fill(folder, entries)
     return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -16,9 +17,10 @@ from typing import Any
 import pytest
 
 import rlsdk
+from rlsdk.cli.view import view
 from rlsdk.errors import RunError
 from rlsdk.runlog.actors import STATUS
-from rlsdk.viewer.service import COOKIE, STATIC, ViewerService
+from rlsdk.viewer.service import COOKIE, STATIC, ViewerService, new_token, serve
 from tests.viewer.recorded import HOSTILE, make_run
 
 Ask = Callable[..., Any]
@@ -131,8 +133,19 @@ def test_a_held_out_task_is_followed_through_the_evaluations(service: ViewerServ
     (key,) = service._runs
     tasks = ask(service, f"/api/held-out/{key}")[2]["rows"]
     assert [row["task"] for row in tasks] == ["sums/100", "sums/101", "sums/102"]
+    assert ask(service, f"/api/held-out/{key}?sampled=1")[2]["sampled"] is True
     history = ask(service, f"/api/held-out/{key}?task=sums/101&sampled=1")[2]["rows"]
     assert [(row["step"], row["response"]) for row in history] == [(0, "answer 0"), (3, "answer 3"), (6, "answer 6")]
+
+
+def test_a_run_without_greedy_answers_shows_the_sampled_ones(tmp_path: Path, ask: Ask) -> None:
+    folder = make_run(tmp_path / "sampled", greedy=False)
+    service = ViewerService([str(folder)])
+    (key,) = service._runs
+    for query in ("", "?sampled=0", "?sampled=1"):
+        found = ask(service, f"/api/held-out/{key}{query}")[2]
+        assert [row["task"] for row in found["rows"]] == ["sums/100", "sums/101", "sums/102"]
+        assert (found["sampled"], found["kinds"]) == (True, ["eval sampled"])
 
 
 def test_hostile_text_arrives_as_data_and_as_json_alone(service: ViewerService, ask: Ask) -> None:
@@ -210,6 +223,14 @@ def test_a_folder_without_runs_is_refused_with_what_was_expected(tmp_path: Path)
         ViewerService([str(tmp_path / "file")])
 
 
+def test_in_a_folder_without_runs_the_command_says_where_to_start_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError, match="no folder `runs` here; start `rlsdk view` in the folder in which you trained"):
+        view.main(["--no-open"], standalone_mode=False)
+
+
 def test_the_command_prints_its_address_and_ends_on_an_interrupt(run: Path) -> None:
     command = [sys.executable, "-m", "rlsdk.cli", "view", str(run), "--port", "0", "--no-open"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -222,6 +243,27 @@ def test_the_command_prints_its_address_and_ends_on_an_interrupt(run: Path) -> N
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_the_printed_address_opens_the_page(host: str, run: Path) -> None:
+    service = ViewerService([str(run)], token=new_token(host))
+
+    async def serve_once() -> tuple[str, int]:
+        import aiohttp
+
+        ready, ended = asyncio.get_running_loop().create_future(), asyncio.Event()
+        serving = asyncio.create_task(serve(service, host, 0, ready.set_result, ended))
+        address: str = await ready
+        async with aiohttp.ClientSession() as client, client.get(address, allow_redirects=False) as response:
+            status = response.status
+        ended.set()
+        await serving
+        return address, status
+
+    address, status = asyncio.run(serve_once())
+    assert "//0.0.0.0" not in address
+    assert status == (303 if service.token else 200)
 
 
 @pytest.mark.parametrize(

@@ -12,21 +12,27 @@ export function mount(element, first) {
   let history = []
   let at = 0
   let task = context.parameters.task ?? ""
-  let sampled = context.parameters.sampled === "1"
+  let sampled = context.parameters.sampled ?? "" // "": greedy answers or, if there are none, sampled ones
   let order = 0
 
   const list = h("ol", { class: "list", "aria-label": "Held-out tasks" })
   const search = h("input", { type: "search", id: "task-search", placeholder: "Find a task", "aria-label": "Find a task", oninput: () => drawTasks() })
   const detail = h("section", { class: "detail" })
   const box = h("div", { class: "browser" }, h("div", { class: "list-pane" }, search, list), detail)
-  append(element, [h("div", { class: "bar" }, choice("Answers", [["", "Greedy"], ["1", "Sampled"]], sampled ? "1" : "", (value) => { sampled = value === "1"; context.go({ sampled: value }, { quietly: true }); load() })), box])
+  const bar = h("div", { class: "bar" })
+  append(element, [bar, box])
+
+  function drawKinds(found) {
+    const options = [["0", "Greedy", "eval greedy"], ["1", "Sampled", "eval sampled"]].filter(([, , kind]) => !found.kinds.length || found.kinds.includes(kind))
+    replace(bar, choice("Answers", options, found.sampled ? "1" : "0", (value) => { sampled = value; context.go({ sampled: value }, { quietly: true }); load() }))
+  }
 
   async function load() {
     const mine = ++order
-    const flag = sampled ? "1" : ""
     try {
-      const found = await get(`held-out/${context.run.id}`, { sampled: flag })
+      const found = await get(`held-out/${context.run.id}`, { sampled })
       if (mine !== order) return
+      drawKinds(found)
       tasks = found.rows
       box.classList.toggle("nothing", !tasks.length)
       if (!tasks.length) {
@@ -56,7 +62,7 @@ export function mount(element, first) {
     task = chosen
     context.go({ task }, { quietly: true })
     drawTasks()
-    const found = await get(`held-out/${context.run.id}`, { task, sampled: sampled ? "1" : "" })
+    const found = await get(`held-out/${context.run.id}`, { task, sampled })
     if (mine !== order) return
     history = found.rows
     if (end) at = history.length - 1
