@@ -63,7 +63,7 @@ class SampledTokens:
         """Scatter to all tokens, `[s]` -> `[t]`, zero where nothing was sampled."""
         if self.index is None:
             return values_s
-        return values_s.new_zeros(self.total).index_copy_(0, self.index, values_s)
+        return values_s.new_zeros(self.total).scatter_(0, self.index, values_s)
 
     def per_token(self, values_n: Tensor) -> Tensor:
         """Repeat each rollout's value on its sampled tokens, `[n]` -> `[s]`."""
@@ -121,30 +121,40 @@ class Segments:
 
     def to_go(self, values: Tensor, factor: float = 1.0) -> Tensor:
         """Compute `y_t = v_t + factor · y_{t+1}` within each segment, `[s]`; the factor is between 0 and 1."""
-        return self._sums(values, factor, forwards=False)
+        return self.joined(self.sums(self.in_blocks(values), factor, forwards=False))
 
-    def so_far(self, values: Tensor, factor: float = 1.0) -> Tensor:
-        """Compute `y_t = v_t + factor · y_{t-1}` within each segment, `[s]`; the factor is between 0 and 1."""
-        return self._sums(values, factor, forwards=True)
+    def in_blocks(self, values: Tensor) -> Tensor:
+        """Split each segment into blocks, `[s]` -> `[b, width]`, with zeros behind its end."""
+        size = int(self.blocks.sum()) * self.width
+        padded = values if self.slots is None else values.new_zeros(size).scatter_(0, self.slots, values)
+        return padded.view(-1, self.width)
 
-    def _sums(self, values: Tensor, factor: float, *, forwards: bool) -> Tensor:
+    def joined(self, blocks: Tensor) -> Tensor:
+        """Join the blocks of all segments, `[b, width]` -> `[s]`."""
+        return blocks.view(-1) if self.slots is None else blocks.view(-1).index_select(0, self.slots)
+
+    def sums(self, blocks: Tensor, factor: float = 1.0, *, forwards: bool) -> Tensor:
+        """Sum along each segment, `[b, width]`: `y_t = v_t + factor · y_{t-1}` forwards, else `+ factor · y_{t+1}`.
+
+        Forwards, they continue in the padding behind a segment's end.
+        """
         if self.above is None:
-            return values
-        rows, width = int(self.blocks.sum()), self.width
-        plane = values if self.slots is None else values.new_zeros(rows * width).index_copy_(0, self.slots, values)
+            return blocks
+        width = self.width
         # Column `t` of the triangle weights the tokens from `t` on, or up to `t`, by `factor^(distance)`.
-        steps = torch.arange(width, device=values.device)
+        steps = torch.arange(width, device=blocks.device)
         distance = steps - steps[:, None] if forwards else steps[:, None] - steps
-        triangle = torch.where(distance >= 0, torch.pow(factor, distance.clamp(min=0).double()), 0).to(values.dtype)
-        plane = plane.view(rows, width) @ triangle
+        triangle = torch.where(distance >= 0, torch.pow(factor, distance.clamp(min=0).double()), 0).to(blocks.dtype)
+        blocks = blocks @ triangle
         # Then add the sums of the neighbouring block; a segment's outermost block has no neighbour.
-        neighbour = self.above._sums(plane[:, -1 if forwards else 0].contiguous(), factor**width, forwards=forwards)
+        above = self.above
+        edges = above.in_blocks(blocks[:, -1 if forwards else 0].contiguous())
+        neighbour = above.joined(above.sums(edges, factor**width, forwards=forwards))
         neighbour = torch.roll(neighbour, 1 if forwards else -1)
         some = self.blocks[self.blocks > 0]
         neighbour[some.cumsum(0) - (some if forwards else 1)] = 0
         powers = torch.arange(1, width + 1) if forwards else torch.arange(width, 0, -1)
-        plane.addmm_(neighbour[:, None], factor ** powers.to(values)[None])
-        return plane.view(-1) if self.slots is None else plane.view(-1).index_select(0, self.slots)
+        return blocks.addmm_(neighbour[:, None], factor ** powers.to(blocks)[None])
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

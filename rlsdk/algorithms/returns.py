@@ -175,25 +175,26 @@ def optimal_token_baseline(x: CreditInputs) -> Credit:
 def _against_token_baseline(x: CreditInputs) -> tuple[Tensor, Tensor]:
     """Return advantages and returns of whole groups."""
     sampled = SampledTokens.of(x)
-    segments, row = Segments.of(sampled.counts), torch.repeat_interleave(sampled.counts)
-    returns = segments.to_go(sampled.rewards(x))
+    segments = Segments.of(sampled.counts)
+    returns = segments.sums(segments.in_blocks(sampled.rewards(x)), forwards=False)
     energy = sampled.take(x.logprobs).exp().mul_(-2).add_(1).add_(sampled.take(x.probs_squared_sum)).clamp_(min=0)
-    weights = segments.so_far(energy).to(returns.dtype)
+    weights = segments.sums(segments.in_blocks(energy), forwards=True).to(returns.dtype)
+    # These sums continue in the padding of a rollout's last block, where they must not count.
+    blocks, width, some = segments.blocks, segments.width, segments.blocks > 0
+    used = (sampled.counts - (blocks - 1) * width)[some]
+    weights[blocks[some].cumsum(0) - 1] *= torch.arange(width, device=used.device) < used[:, None]
     groups, outcomes = Groups(x.groups - x.groups.min() if len(x.groups) else x.groups), wide(x.outcomes)
-    # Tokens at the same position of the same group's rollouts share a cell.
-    longest = int(sampled.counts.max()) if len(sampled.counts) else 0
-    before = groups.index * longest - (sampled.ends - sampled.counts)
-    cell = torch.arange(len(row), device=row.device).add_(before.index_select(0, row))
-    size = groups.count * longest
+    # Blocks at the same position of the same group's rollouts share a cell.
+    row = torch.repeat_interleave(blocks)
+    most = int(blocks.max()) if len(blocks) else 0
+    cell = torch.arange(len(row), device=row.device) + (groups.index * most - (blocks.cumsum(0) - blocks))[row]
     # Subtracting the group's minimum reward keeps precision, and gives exactly zero if rewards are equal.
-    above = returns - groups.min(outcomes).to(returns.dtype).index_select(0, row)
-    weight = returns.new_zeros(size).index_add_(0, cell, weights)
-    mean = returns.new_zeros(size).index_add_(0, cell, weights.mul_(above)).div_(torch.where(weight > 0, weight, 1))
+    above = returns - groups.min(outcomes).to(returns.dtype)[row][:, None]
+    weight = returns.new_zeros(groups.count * most, width).index_add_(0, cell, weights)
+    mean = torch.zeros_like(weight).index_add_(0, cell, weights.mul_(above)).div_(torch.where(weight > 0, weight, 1))
     above.sub_(mean.index_select(0, cell))
-    alone = groups.members() < 2
-    if alone.any():
-        above.masked_fill_(sampled.per_token(alone), 0)
-    return sampled.put(above), sampled.put(returns)
+    above.masked_fill_((groups.members() < 2)[row][:, None], 0)
+    return sampled.put(segments.joined(above)), sampled.put(segments.joined(returns))
 
 
 def _turn_starts(sampled: SampledTokens) -> Tensor:

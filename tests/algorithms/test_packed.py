@@ -38,7 +38,8 @@ def test_sums_equal_the_recursion_from_either_end(factor, dtype):
     lengths = torch.tensor([0, 3, 64, 65, 1, 0, 130, 700, 4200, 0])
     values = torch.randn(int(lengths.sum()), dtype=dtype)
     segments, start = Segments.of(lengths), 0
-    to_go, so_far = segments.to_go(values, factor), segments.so_far(values, factor)
+    to_go = segments.to_go(values, factor)
+    so_far = segments.joined(segments.sums(segments.in_blocks(values), factor, forwards=True))
     for length in lengths.tolist():
         places = range(start, start + length)
         for found, order in ((to_go, reversed(places)), (so_far, places)):
