@@ -272,9 +272,11 @@ def geo_mean(
 ) -> tuple[Tensor, Metrics]:
     """Geometric mean of token ratios, clipped in log space: single tokens cannot dominate.
 
-    Paper: GMPO, arXiv:2507.20673; bounds `(e^-0.4, e^0.4)` are the paper's.
+    Tokens whose advantage is 0, such as those that `top_entropy_quantile` leaves out, get no gradient, and that of the
+    others stays as it is without them (arXiv:2506.01939): their ratios still count in the mean.
+    Paper: GMPO, arXiv:2507.20673, eq. 4; bounds `(e^-0.4, e^0.4)` are the paper's.
     Formula: `-Ā · exp(mean_t c_t)`, one value per rollout on all its tokens; `c_t` is the log-ratio clipped to
-    `-clip_low…clip_high` where that makes the objective smaller, `Ā` the mean advantage.
+    `-clip_low…clip_high` where that makes the objective smaller, `Ā` the mean of the advantages other than 0.
     When to use: several updates per batch, where a few tokens with extreme ratios would dominate.
 
     Args:
@@ -284,12 +286,13 @@ def geo_mean(
         dual_clip: Maximum geometric mean in the loss of a rollout with negative advantage; null for none.
     """
     difference, advantages = bounded(log_ratio(x)), credit(x)
-    clipped = difference.clamp(-clip_low, clip_high)
-    sign = advantages.sign()
+    clipped, taught = difference.clamp(-clip_low, clip_high), advantages != 0
+    average = x.sequence_sum(advantages) / x.sequence_sum(taught.to(advantages.dtype)).clamp(min=1)
+    sign = torch.where(taught, advantages, average).sign()
     worse = sign * torch.minimum(sign * difference, sign * clipped)
-    average = x.sequence_mean(advantages)
+    worse = torch.where(taught, worse, worse.detach())
     loss = dual_clipped(-average * x.sequence_mean(worse).exp(), average, dual_clip)
-    clipped_away = (worse != difference) & (advantages != 0)
+    clipped_away = (worse != difference) & taught
     return loss, {"clip_share": masked_mean(clipped_away.float(), x.loss_mask)}
 
 

@@ -384,6 +384,12 @@ class Plan:
         return self.sampled and bool(self.rewards)
 
     @property
+    def separate_rewards(self) -> frozenset[str]:
+        """Parts of the reward that the algorithm reads one by one; empty if it reads their sum."""
+        parts = self.rewards if "reward_parts" in self.needs else ()
+        return frozenset(part.rule.name for part in parts if part.rule.weight)
+
+    @property
     def needs_reference(self) -> bool:
         """True if a reference model is loaded."""
         return "ref_logprobs" in self.needs

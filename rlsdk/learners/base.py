@@ -178,9 +178,12 @@ class TransformersLearner(LearnerOptions):
 
     def _load_actor(self, model: Model, factor: Callable[[int], float]) -> None:
         from rlsdk.learners.model import load_policy
+        from rlsdk.learners.router import shared_rows_fault
 
         with self.loading(model):
             actor = load_policy(model, self.attention, self.gradient_checkpointing, router_loss=self.router_loss_coef)
+        if self.readers > 1 and (fault := shared_rows_fault(actor.model, self.router_loss_coef)):
+            raise LearnerError(f"model {model.path}: {fault}")
         self._prepare(actor, model)
         if self.lora is not None:
             wrap(actor.model, self.lora, self._place.seed)

@@ -95,7 +95,7 @@ class LearnerOptions(ABC):
             raise ValueError(f"{needed}; got rows: {self.rows} and attention: {self.attention}")
         if self.readers > 1 and self.router_loss_coef:
             raise ValueError(
-                f"router_loss_coef: ranks that share rollouts do not compute it; set {option}=1, or leave it out"
+                f"router_loss_coef: ranks that share rollouts do not compute it; set {option}=1, or 0 for this option"
             )
 
     @property
@@ -137,7 +137,7 @@ class LearnerOptions(ABC):
         import torch
 
         from rlsdk.learners.model import policy_faults
-        from rlsdk.learners.router import router_faults
+        from rlsdk.learners.router import router_faults, shared_rows_fault
 
         narrow = [NO_FLOAT16] if model.dtype == torch.float16 else []
         if self.attention == "flash_attention_2" and model.dtype == torch.float32:
@@ -145,6 +145,8 @@ class LearnerOptions(ABC):
         adapter = self.lora and adapter_fault(model, self.lora)
         policy = policy_faults(model, self.attention, self.rows, without_mask=self.packs_without_mask)
         balance = router_faults(model) if self.router_loss_coef else []
+        if self.readers > 1 and (unshared := shared_rows_fault(model, self.router_loss_coef)):
+            balance.append(unshared)
         return [*narrow, *policy, *balance, *([adapter] if adapter else [])]
 
     def exact_faults(self) -> Sequence[str]:

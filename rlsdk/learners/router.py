@@ -102,6 +102,21 @@ class RouterLoss:
         return self.experts * (shares * (part.probabilities / totals.tokens)).sum()
 
 
+def shared_rows_fault(net: Any, coefficient: float | None) -> str:
+    """Return why ranks that share rollouts cannot train a model; empty if it is trained without a load-balancing loss.
+
+    Args:
+        net: A transformers causal language model; it may have no weights.
+        coefficient: Weight given by the learner's option; None for that of the model's config.
+    """
+    if RouterLoss.of(net.config, coefficient) is None:
+        return ""
+    return (
+        f"a {type(net).__name__} is trained with a load-balancing loss (output_router_logits: true in its config), "
+        "which ranks that share rollouts do not compute; set learner.router_loss_coef=0"
+    )
+
+
 def router_faults(net: Any) -> list[str]:
     """Return why a model has no load-balancing loss, whatever its config asks for; it may have no weights."""
     text, kind = net.config.get_text_config(), type(net).__name__

@@ -17,7 +17,6 @@ from torch import Tensor
 from rlsdk.errors import LearnerError
 from rlsdk.learners.packing import PackedSpans, attend, check_plain, other_layers, replace_attention, replaceable
 from rlsdk.learners.ranks import Ranks
-from rlsdk.learners.router import RouterLoss
 from rlsdk.learners.rows import TokenRows, tree_mask
 
 
@@ -196,11 +195,6 @@ def sequence_faults(model: Any, size: int, option: str = "sequence_parallel", *,
         faults.append(f"layers of type {types} in a {kind}; {option} needs full attention in every layer; {leave}")
     if not replaceable(model):
         faults.append(f"attention of a {kind} cannot be replaced in transformers; {leave}")
-    if RouterLoss.of(model.config) is not None:
-        faults.append(
-            f"a {kind} is trained with a load-balancing loss (output_router_logits: true in its config), which ranks "
-            f"that share rollouts do not compute; {leave}, or output_router_logits: false"
-        )
     heads = text.num_attention_heads
     key_heads = getattr(text, "num_key_value_heads", None) or heads
     among = f", already divided by {divided}" if divided > 1 else ""

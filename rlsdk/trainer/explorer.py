@@ -213,7 +213,7 @@ class Explorer:
         metrics = {
             "tasks/dropped": float(self._streams.dropped),
             **self.engines.metrics(),
-            **raw_metrics(made if self._plan.scored else ()),
+            **raw_metrics(made if self._plan.scored else (), self._plan.separate_rewards),
         }
         experts: list[Group] = []
         if self._plan.algorithm.rollouts == "mixed":  # the experts' demonstrations of the same tasks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import fmean
 from typing import Any
@@ -19,7 +19,7 @@ from rlsdk.evaluation.evaluation import by_source, is_correct, measured, scored_
 from rlsdk.isolation.watching import stage
 from rlsdk.rollout.step_batch import StepBatch, routing_metrics
 from rlsdk.trainer.summary import EQUAL, NONZERO
-from rlsdk.types import Group, Rollout
+from rlsdk.types import Group, Rollout, Score
 
 TO_OLD = ("actor/ratio", "actor/ratio_max", "actor/kl_to_old", "actor/kl_to_behaviour")
 """Metrics that compare the policy with what it was before the update, and with what the engine sampled from."""
@@ -209,10 +209,13 @@ def sampled_entropy(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return {"rollouts/entropy": -float(found.mean(dtype=np.float64))} if len(found) else {}
 
 
-def reward_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]:
+def reward_metrics(groups: Sequence[Group], *, scored: bool, separate: Collection[str] = ()) -> dict[str, float]:
     """Return means over a step's scored trajectories: reward, its terms, their own metrics, accuracy.
 
-    Empty for demonstrations.
+    Args:
+        groups: Groups of the step.
+        scored: False for demonstrations, which have no rewards: the result is empty.
+        separate: Parts of the reward that the algorithm reads one by one; empty if it reads their sum.
     """
     valid = scored_trajectories(groups) if scored else []
     if not valid:
@@ -224,30 +227,52 @@ def reward_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]
         "reward/mean": float(values.mean()),
         "reward/std": float(values.std()),
         "accuracy/mean": float(np.mean([is_correct(scores[-1]) for scores in valid])),
-        **dead_share(groups),
+        **dead_share(groups, separate),
     }
 
 
-def dead_share(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the share of groups whose scored trajectories all got equal rewards; empty for groups of one."""
-    values = [[fmean([s.value for s in scores]) for scores in scored_trajectories([group])] for group in groups]
+def dead_share(groups: Sequence[Group], separate: Collection[str] = ()) -> dict[str, float]:
+    """Return the share of groups whose scored trajectories all got equal rewards; empty for groups of one.
+
+    Args:
+        groups: Groups of a step.
+        separate: Parts of the reward that must all be equal; empty to compare the sums.
+    """
+
+    def rewards(scores: Sequence[Score]) -> list[float]:
+        if separate:
+            return [fmean([s.metrics.get(f"reward/{name}", 0.0) for s in scores]) for name in sorted(separate)]
+        return [fmean([s.value for s in scores])]
+
+    values = [np.array([rewards(scores) for scores in scored_trajectories([group])]) for group in groups]
     several = [each for each in values if len(each) > 1]
-    return {"groups/dead": float(np.mean([max(v) - min(v) < EQUAL for v in several]))} if several else {}
+    return {"groups/dead": float(np.mean([np.ptp(each, axis=0).max() < EQUAL for each in several]))} if several else {}
 
 
-def raw_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return reward and accuracy before filters: means over the scored trajectories of all sampled groups."""
-    found = reward_metrics(groups, scored=True)
+def raw_metrics(groups: Sequence[Group], separate: Collection[str] = ()) -> dict[str, float]:
+    """Return reward and accuracy before filters: means over the scored trajectories of all sampled groups.
+
+    Args:
+        groups: All sampled groups.
+        separate: As in `reward_metrics`.
+    """
+    found = reward_metrics(groups, scored=True, separate=separate)
     names = {"reward/mean": "raw/reward", "accuracy/mean": "raw/accuracy", "groups/dead": "raw/groups_dead"}
     return {raw: found[name] for name, raw in names.items() if name in found}
 
 
-def source_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]:
-    """Return workflow metrics, rewards and accuracy per source, if there are several: `source/NAME/…`."""
+def source_metrics(groups: Sequence[Group], *, scored: bool, separate: Collection[str] = ()) -> dict[str, float]:
+    """Return workflow metrics, rewards and accuracy per source, if there are several: `source/NAME/…`.
+
+    Args:
+        groups: Groups of a step.
+        scored: As in `reward_metrics`.
+        separate: As in `reward_metrics`.
+    """
     return {
         f"source/{source}/{name}": value
         for source, (own,) in by_source(groups).items()
-        for name, value in {**rollout_metrics(own), **reward_metrics(own, scored=scored)}.items()
+        for name, value in {**rollout_metrics(own), **reward_metrics(own, scored=scored, separate=separate)}.items()
     }
 
 

@@ -390,8 +390,8 @@ class Trainer:
         invalid = check_budget(groups, self.plan.config.max_invalid, self.version + 1)
         return {
             **rollout_metrics(groups),
-            **reward_metrics(groups, scored=scored),
-            **source_metrics(groups, scored=scored),
+            **reward_metrics(groups, scored=scored, separate=self.plan.separate_rewards),
+            **source_metrics(groups, scored=scored, separate=self.plan.separate_rewards),
             "rollouts/invalid": float(invalid),
             **taken.metrics,
         }

@@ -334,6 +334,38 @@ def test_hand_computed(name, options, ratio, advantage, expected):
     assert run(name, one_token(ratio, advantage), **options).item() == pytest.approx(expected)
 
 
+def one_rollout(log_ratios: list[float], advantages: list[float]) -> LossInputs:
+    logp, credit = torch.tensor(log_ratios).double(), torch.tensor(advantages).double()
+    count = len(logp)
+    return LossInputs(logp, torch.zeros(count).double(), credit, torch.ones(count).bool(), torch.zeros(count).long())
+
+
+@pytest.mark.parametrize(
+    "advantages, slopes",
+    [
+        ([2.0, 2.0, 2.0, 2.0], [1.0, 1.0, 1.0, 0.0]),  # the last log-ratio, 0.6, is clipped to 0.4
+        ([2.0, 0.0, 0.0, 2.0], [1.0, 0.0, 0.0, 0.0]),
+        ([0.0, 0.0, 2.0, 0.0], [0.0, 0.0, 1.0, 0.0]),
+    ],
+)
+def test_the_geometric_mean_leaves_tokens_out_and_does_not_change_the_gradient_of_the_others(advantages, slopes):
+    """As 1/|o| · A · Π r^(1/|o|) of GMPO with the indicator of arXiv:2506.01939: log-ratios of mean (.1+.3-.2+.4)/4."""
+    x = one_rollout([0.1, 0.3, -0.2, 0.6], advantages)
+    logp = x.logprobs.clone().requires_grad_()
+    loss = run("geo_mean", x.replace(logprobs=logp))
+    assert loss.tolist() == pytest.approx([-2 * math.exp(0.15)] * 4)
+    loss.mean().backward()
+    assert logp.grad.tolist() == pytest.approx([-2 * math.exp(0.15) / 4 * slope for slope in slopes])
+
+
+@pytest.mark.parametrize("name", ["geo_mean", "gspo", "ppo"])
+def test_losses_agree_on_policy_about_tokens_that_are_left_out(name):
+    x = one_rollout([0.0, 0.0, 0.0, 0.0, 0.0], [0.0, -3.0, 0.0, 0.0, -3.0])
+    logp = x.logprobs.clone().requires_grad_()
+    run(name, x.replace(logprobs=logp)).mean().backward()
+    assert logp.grad.tolist() == pytest.approx([0.0, 0.6, 0.0, 0.0, 0.6])
+
+
 def test_weights_of_decoupled_ppo_may_be_capped():
     x = one_token(1.0, 1.0).replace(behaviour_logprobs=torch.tensor([-math.log(2.0)]).double())
     assert run("decoupled_ppo", x).item() == pytest.approx(-2)

@@ -22,7 +22,6 @@ from rlsdk.learners.deepspeed import DeepSpeedLearner
 from rlsdk.learners.model import load_policy
 from rlsdk.learners.router import ExpertTotals, ExpertUse, RouterLoss
 from rlsdk.learners.rows import to_rows
-from rlsdk.learners.ulysses import sequence_faults
 from rlsdk.marks import policy_loss
 from rlsdk.plugins import Plugins, load
 
@@ -101,7 +100,7 @@ def test_the_option_of_a_learner_overrides_the_config_and_needs_experts(tmp_path
     moe.model.layers[0].mlp.gate.register_buffer("e_score_correction_bias", torch.zeros(4))  # as in MiniMax-M2
     (fault,) = learner.model_faults(moe)
     assert "does not simply choose" in fault
-    with pytest.raises(OptionError, match=r"ranks that share rollouts do not compute it; set sequence_parallel=1"):
+    with pytest.raises(OptionError, match=r"ranks that share rollouts do not compute it; set sequence_para.*=1, or 0"):
         load("learner", "deepspeed", router_loss_coef=0.1, sequence_parallel=2)
 
 
@@ -159,10 +158,13 @@ def _batch(*rollouts: np.ndarray) -> TrainBatch:
     )
 
 
-def test_ranks_that_share_rollouts_refuse_it(tmp_path: Path) -> None:
-    architectures.make(tmp_path, "qwen3-moe", **ASKED)
-    (fault,) = sequence_faults(AutoModelForCausalLM.from_pretrained(tmp_path), 2)
+def test_ranks_that_share_rollouts_refuse_it_unless_it_is_switched_off(tmp_path: Path) -> None:
+    model = architectures.make(tmp_path, "qwen3-moe", **ASKED)
+    (fault,) = DeepSpeedLearner(sequence_parallel=2).model_faults(model)
     assert "load-balancing loss (output_router_logits: true" in fault
+    assert fault.endswith("set learner.router_loss_coef=0")
+    assert not DeepSpeedLearner(sequence_parallel=2, router_loss_coef=0.0).model_faults(model)
+    assert not DeepSpeedLearner().model_faults(model)
 
 
 @pytest.mark.stack

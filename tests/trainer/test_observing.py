@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from rich.console import Console
@@ -16,7 +17,15 @@ from rich.console import Console
 from rlsdk.runlog.observers import Observers
 from rlsdk.trainer import Trainer, observing
 from rlsdk.trainer.callbacks import standard_callbacks
-from rlsdk.trainer.metrics import dead_share, gap_metrics, repetition, sampled_entropy, source_shares
+from rlsdk.trainer.metrics import (
+    dead_share,
+    gap_metrics,
+    raw_metrics,
+    repetition,
+    sampled_entropy,
+    source_metrics,
+    source_shares,
+)
 from rlsdk.types import Group, Rollout, Score, Task
 from tests.trainer.fakes import FakeLearner, ScriptedRollouts, make_plan
 
@@ -161,6 +170,33 @@ def test_groups_of_equal_rewards_are_dead_and_groups_of_one_do_not_count() -> No
         "groups/dead": pytest.approx(2 / 3)
     }
     assert dead_share([group(1.0)]) == {}
+
+
+def test_a_group_is_dead_if_all_parts_are_equal_where_the_algorithm_reads_them_one_by_one() -> None:
+    def group(*parts: tuple[float, float]) -> Group:
+        scores = [Score(a + b, metrics={"reward/right": a, "reward/short": b}) for a, b in parts]
+        return Group(Task(id="t", prompt="?"), [rollout([1], [-1.0], [True])] * len(parts), scores)
+
+    groups = [group((1, 0), (0, 1)), group((1, 0), (1, 0)), group((1, 0), (1, 1))]
+    assert dead_share(groups) == {"groups/dead": pytest.approx(2 / 3)}
+    assert dead_share(groups, {"right", "short"}) == {"groups/dead": pytest.approx(1 / 3)}
+    assert dead_share(groups, {"right"}) == {"groups/dead": pytest.approx(2 / 3)}
+    assert raw_metrics(groups, {"right", "short"})["raw/groups_dead"] == pytest.approx(1 / 3)
+    tasks = [Task(id="t", prompt="?", source=source) for source in "aab"]
+    several = [attrs.evolve(each, task=task) for each, task in zip(groups, tasks, strict=True)]
+    found = source_metrics(several, scored=True, separate={"right", "short"})
+    assert (found["source/a/groups/dead"], found["source/b/groups/dead"]) == (0.5, 0.0)
+
+
+@pytest.mark.parametrize(("algorithm", "separate"), [("gdpo", {"countdown", "format"}), ("grpo", set())])
+def test_parts_of_weight_0_teach_nothing(tmp_path: Path, algorithm: str, separate: set[str]) -> None:
+    parts = [
+        "countdown",
+        {"use": "format", "pattern": ".", "weight": 0.5},
+        {"use": "length_penalty", "limit": 9, "weight": 0.0},
+    ]
+    plan = make_plan(tmp_path, algorithm=algorithm, reward=parts)
+    assert plan.separate_rewards == separate
 
 
 def test_gaps_add_up_over_a_generation_and_stale_tokens_do_not_count() -> None:
