@@ -57,7 +57,8 @@ class Component:
         masks: True for a correction whose weights are 0 or 1: it drops tokens but never reweights them; or a function
             that decides from its options.
         replays_routing: True for a correction that makes the learner's actor use the experts that the engine chose.
-        reads_rewards: True if an advantage, filter or buffer reads rewards; a run without such a component needs none.
+        reads_rewards: True if an advantage, filter, buffer or sampler reads rewards; a run without such a component
+            needs none.
         lengths: Options that are response lengths; null means the run's `sampling.max_tokens`.
         check: Function that reports options that cannot take effect in a run.
         rewards: True for a workflow that assigns rewards itself.

@@ -233,14 +233,15 @@ def buffer(name: str, *, reads_rewards: bool = True, check: Check | None = None)
 
 
 @named
-def sampler(name: str, *, reads_rewards: bool = True) -> Callable[[T], T]:
+def sampler(name: str, *, reads_rewards: bool = True, check: Check | None = None) -> Callable[[T], T]:
     """Mark a task sampler: a class with `draw(available, random) -> index` and `note(index, group)`.
 
     Args:
         name: Name within the plugin.
         reads_rewards: False if it does not read rewards.
+        check: As for a shaping.
     """
-    return mark("sampler", name, reads_rewards=reads_rewards)
+    return mark("sampler", name, reads_rewards=reads_rewards, check=check)
 
 
 @named

@@ -246,6 +246,58 @@ def length_penalty(x: CreditInputs, *, coef: NonNegative = 1.0, passing: float =
     return rewards + coef * torch.where(rewards >= passing, bonus, bonus.clamp(max=0))
 
 
+def _reaches_the_limit(run: RunFacts, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Refuse a reward for responses of a length that none has."""
+    limit = options["max_length"]
+    if options["exceeded"] is not None and limit is not None and limit > run.longest_response:
+        yield (
+            "exceeded",
+            f"{options['exceeded']:g} is the reward from {limit} tokens (max_length), and no response here has more "
+            f"than {run.longest_response}; lower max_length, or leave exceeded out",
+        )
+
+
+@shaping("cosine_length", lengths=("max_length",), check=_reaches_the_limit)
+def cosine_length(
+    x: CreditInputs,
+    *,
+    max_length: Count | None = None,
+    right_short: float = 1.0,
+    right_long: float = 0.5,
+    wrong_short: float = -1.0,
+    wrong_long: float = -0.5,
+    exceeded: float | None = None,
+    passing: float = 1.0,
+) -> Tensor:
+    """Right answers earn more if they are short, and wrong ones lose less if they are long: thinking pays if it helps.
+
+    Paper: cosine reward, arXiv:2502.03373, appendix C.1; the defaults are those of open-r1 and TRL.
+    Formula: `r - passing + v` for a right answer (`r ≥ passing`), `r + v` for a wrong one, so that a reward of 1 or 0
+    becomes `v`, and other parts of the reward are kept. `v = long + (short - long) · (1 + cos(π · length /
+    max_length)) / 2` with the values for right or wrong answers; `exceeded`, if given, from `max_length` on.
+    When to use: reasoning whose length should neither explode nor collapse.
+
+    Args:
+        x: The batch.
+        max_length: Tokens of the longest response; null uses the run's `sampling.max_tokens`, or 20,480 outside of a
+            run. With several turns, give the length of all of them together.
+        right_short: Value of a right answer of length 0.
+        right_long: Value of a right answer of `max_length` tokens.
+        wrong_short: Value of a wrong answer of length 0.
+        wrong_long: Value of a wrong answer of `max_length` tokens.
+        exceeded: Value of an answer of `max_length` tokens or more, right or wrong; null for none.
+        passing: Reward that a right answer earns, apart from other parts of the reward.
+    """
+    limit, rewards = PAPER_LENGTH if max_length is None else max_length, wide(x.outcomes)
+    right = rewards >= passing
+    short, long = torch.where(right, right_short, wrong_short), torch.where(right, right_long, wrong_long)
+    progress = (x.lengths.to(rewards.dtype) / limit).clamp(max=1)
+    values = long + (short - long) * (1 + torch.cos(torch.pi * progress)) / 2
+    if exceeded is not None:
+        values = torch.where(x.lengths >= limit, exceeded, values)
+    return torch.where(right, rewards - passing, rewards) + values
+
+
 @shaping("rank_penalty", needs=("logprobs",))
 def rank_penalty(x: CreditInputs, *, coef: NonNegative = 0.25) -> Tensor:
     """Likely answers earn less, so that rare right answers are also reinforced: counteracts GRPO's sharpening.

@@ -16,7 +16,7 @@ from rlsdk.contracts import AlgorithmDefaults, ApartRole, DrivesOtherCode, LossS
 from rlsdk.fields import Field
 from rlsdk.kinds import COMBINED, PART_LISTS, PARTS
 from rlsdk.options import CONVERTER, Fault, structure
-from rlsdk.plugins import ComponentRef, Fingerprint, Plugins
+from rlsdk.plugins import ComponentRef, Fingerprint, Plugins, short_name
 from rlsdk.plugins.fingerprints import of_text
 from rlsdk.schedules import Schedule
 from rlsdk.storage.location import is_url, mirror_of
@@ -192,6 +192,7 @@ def facts_of(
         shaping=tuple(part.component.name for part in chosen if part.component.kind == "shaping"),
         rollouts=algorithm.rollouts,
         reward_parts=tuple(part.rule for part in rewards),
+        sources=tuple(part.source or short_name(part.use.name) for part in config.tasks.train),
     )
 
 
@@ -248,11 +249,13 @@ def reward_readers(chosen: Sequence[Chosen]) -> list[str]:
 
 
 def _no_effect(part: Chosen, config: Config, algorithm: AlgorithmDefaults) -> Iterator[str]:
-    """Yield faults of parts that weight by the ratio to a sampler that there is not, or that has the same logprobs."""
+    """Yield faults of parts that read what there is not: logprobs of samples, different ones, or rewards."""
     corrects, correction = part.component.corrects, part.component.kind == "correction"
     other = "leave it out (null)" if correction else "choose another policy loss"
     if algorithm.rollouts == "demonstrations" and (corrects == "old" or correction):
         yield f"{part.path}: {part} weights samples by their ratio to the sampler, but nothing is sampled; {other}"
+    elif algorithm.rollouts == "demonstrations" and part.component.kind == "sampler" and part.component.reads_rewards:
+        yield f"{part.path}: {part} reads rewards, but demonstrations get none; leave it out (null)"
     elif corrects == "old" and algorithm.rollouts == "sampled" and config.old_logprobs == "rollout":
         yield (
             f"{part.path}: {part} weights by old_logprobs over the sampler's logprobs, but with old_logprobs=rollout "

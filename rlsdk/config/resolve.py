@@ -191,7 +191,9 @@ class _Resolver:
         held_out = self.sources("tasks.eval", config.tasks.eval)
         single = self.single_components(config)
         chat_template = self.chat_template(single["renderer"])
-        sampler = config.rollout.sampler
+        sampler = None
+        if config.rollout.sampler is not None:
+            sampler = self.reference("rollout.sampler", "sampler", config.rollout.sampler)
         parser = config.model.tool_parser
         tool_parser = None if parser is None else self.reference("model.tool_parser", "tool_parser", parser)
         # A second tracker that wrote metrics.jsonl would repeat its lines.
@@ -235,7 +237,7 @@ class _Resolver:
             chat_template=chat_template,
             apart=apart,
             tool_parser=tool_parser,
-            sampler=None if sampler is None else self.reference("rollout.sampler", "sampler", sampler),
+            sampler=sampler,
             trackers=trackers,
             diagnoses=diagnoses,
             needs=frozenset(self.needs),

@@ -336,6 +336,7 @@ class RunFacts:
         shaping: Names of the shapings, in order.
         rollouts: Whether the policy samples the rollouts, they are demonstrations, or both are mixed.
         reward_parts: How each part of the reward is combined with the others.
+        sources: Names of the sources of training tasks.
     """
 
     teacher: bool
@@ -348,6 +349,7 @@ class RunFacts:
     shaping: tuple[str, ...] = ()
     rollouts: Literal["sampled", "demonstrations", "mixed"] = "sampled"
     reward_parts: tuple[RewardSpec, ...] = ()
+    sources: tuple[str, ...] = ()
 
 
 class AlgorithmDefaults(Protocol):

@@ -96,6 +96,31 @@ class TaskSampler(Protocol):
         ...
 
 
+@runtime_checkable
+class WeighsSource(Protocol):
+    """Optional interface of a sampler that changes the share of its source in the batches."""
+
+    def source_weight(self) -> float:
+        """Return the factor by which the source's `weight` in the config is multiplied, finite and at least 0.
+
+        It is read before each batch, after `note`. If the product is 0 for every source, the weights of the config
+        apply.
+        """
+        ...
+
+
+@runtime_checkable
+class ReportsMetrics(Protocol):
+    """Optional interface of a sampler that reports what it has drawn."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return metrics since the last call, which a run logs at every step as `sampler/NAME`.
+
+        With several sources, they are logged as `sampler/SOURCE/NAME`.
+        """
+        ...
+
+
 def label_of(task: Task) -> bool:
     """Return whether a task's demonstration is right, according to the `label` in its metadata.
 

@@ -184,8 +184,8 @@ def starving_source(history: History, *, window: Count = 10, share: float = 0.05
                 f"source {name!r} provided {now:.1%} of the trained groups in the last {window} steps, down from at "
                 f"most {best:.1%}",
                 "look at what happens to its groups (`rlsdk rollouts RUN --where \"source = '" + name + "'\"`): all "
-                "right or all wrong ones are filtered, slow ones expire; change its tasks, its weight or "
-                "rollout.max_staleness",
+                "right or all wrong ones are filtered, slow ones expire; change its tasks, its weight, "
+                "rollout.sampler or rollout.max_staleness",
                 metric=series.name,
             )
     return None

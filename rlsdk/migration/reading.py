@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ def given(source: ForeignConfig, framework: Framework) -> Given:
     """Return the values of a configuration by dotted path; older names of keys are replaced by current ones."""
     flat: dict[str, Any] = {}
     written: dict[str, str] = {}
-    for key, value in flattened(source.tree):
+    for key, value in flattened(source.tree, whole=framework.whole):
         current = framework.current(key)
         flat[current] = value
         written |= {current: key} if current != key else {}
@@ -120,14 +120,22 @@ def given(source: ForeignConfig, framework: Framework) -> Given:
     return Given(flat, source.tree, {**framework.defaults, **variant}, written)
 
 
-def flattened(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Iterate over path and value of everything but mappings with named keys and lists of them."""
-    if isinstance(value, Mapping) and value and all(isinstance(key, str) for key in value):
+def flattened(value: Any, path: str = "", *, whole: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Iterate over path and value of everything but mappings with named keys and lists of them.
+
+    Args:
+        value: Nested values.
+        path: Path of these values.
+        whole: Paths whose values are not divided.
+    """
+    if path in whole:
+        yield path, value
+    elif isinstance(value, Mapping) and value and all(isinstance(key, str) for key in value):
         for key, below in value.items():
-            yield from flattened(below, f"{path}.{key}" if path else key)
+            yield from flattened(below, f"{path}.{key}" if path else key, whole=whole)
     elif isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
         for index, below in enumerate(value):
-            yield from flattened(below, f"{path}.{index}")
+            yield from flattened(below, f"{path}.{index}", whole=whole)
     else:
         yield path, value
 

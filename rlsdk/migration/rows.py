@@ -139,6 +139,7 @@ class Framework:
         entries: Parts of command lines that start its training.
         constructors: Names of classes and functions in Python files whose arguments are its keys -> names of their
             positional arguments.
+        whole: Keys whose values stay whole, such as lists of functions, some of which are made by calls.
     """
 
     name: str
@@ -152,6 +153,7 @@ class Framework:
     files: Mapping[str, str] = {}
     entries: tuple[str, ...] = ()
     constructors: Mapping[str, tuple[str, ...]] = {}
+    whole: tuple[str, ...] = ()
 
     def row(self, key: str) -> KeyRule | None:
         """Return the rule of a key, by name or by pattern; None if there is none."""

@@ -472,7 +472,11 @@ def _source(given: Given, where: str) -> dict[str, Any] | None:
 
 
 _NO_SELECTOR = (
-    "the data can be kept in order, shuffled or sorted once; for another order, write a task source (howto/tasks.md)"
+    "the data can be kept in order, shuffled or sorted once; for another order, write a sampler (howto/tasks.md)"
+)
+_BY_DIFFICULTY = (
+    "difficulty_based becomes by_pass_rate, which averages the pass rates of a task's own groups and predicts none "
+    "from features"
 )
 
 
@@ -507,9 +511,43 @@ def _selector(key: str) -> KeyRule:
             return KeyOutcome(
                 {}, "missing", "tasks.train.sort_by takes one column: write a column that orders the tasks"
             )
+        if kind == "difficulty_based":
+            target = given.read(f"{given.key.rpartition('.')[0]}.kwargs.target_reward", number, 1.0)
+            return KeyOutcome({"rollout.sampler": {"use": "by_pass_rate", "target": target}}, "changed", _BY_DIFFICULTY)
         return KeyOutcome({}, "missing", _NO_SELECTOR)
 
-    return KeyRule(f"{key}.selector_type", "mapped", ("tasks.train.shuffle",), "", "sequential", text, give)
+    to = ("tasks.train.shuffle", "rollout.sampler")
+    return KeyRule(f"{key}.selector_type", "mapped", to, "", "sequential", text, give)
+
+
+def _features(key: str) -> KeyRule:
+    """Return the rule of the columns that the selector reads."""
+
+    def give(value: Any, given: Given) -> KeyOutcome:
+        kind, _ = _order(given, given.key.rsplit(".", 2)[0])
+        return KeyOutcome({}, "ignored", _BY_DIFFICULTY) if kind == "difficulty_based" else KeyOutcome({}, "mapped", "")
+
+    return KeyRule(f"{key}.feature_keys", "mapped", ("tasks.train.sort_by",), "", ["pass_rate"], texts, give)
+
+
+def _train(given: Given) -> dict[str, Any]:
+    """Return the sources of training tasks, and a note on the shares of several."""
+    places = [place for place in TASKSET_KEYS[1:] if f"{place}.path" in given.flat]
+    if f"{INPUT}.taskset" in places:
+        places = [f"{INPUT}.taskset"]
+    sources = [(place, source) for place in places if (source := _source(given, place))]
+    ordered = [(place, _ordered(source, given, place)) for place, source in sources]
+    if len(ordered) < 2:
+        return {"tasks.train": ordered[0][1]} if ordered else {}
+    named = [
+        {**source, "source": str(given.get(f"{place}.name") or f"taskset_{i}")}
+        for i, (place, source) in enumerate(ordered)
+    ]
+    notes = ["tasks.train: Trinity draws from tasksets in proportion to their sizes; here, give each a `weight`"]
+    keys = ("default_workflow_type", "default_reward_fn_type")
+    if any(len({given.get(f"{place}.{key}") for place in places}) > 1 for key in keys):
+        notes.append(f"workflow: tasksets differ in theirs or in their reward; those of {places[0]} are converted")
+    return {"tasks.train": named, NOTES: tuple(notes)}
 
 
 def _finish(given: Given) -> dict[str, Any]:
@@ -522,9 +560,8 @@ def _finish(given: Given) -> dict[str, Any]:
     }
     if "qwen3" in str(given.get("model.model_path", "")).lower() and "model.enable_thinking" not in given.flat:
         found[NOTES] = (_THINKING,)
-    train = _source(given, where)
-    if train:
-        found["tasks.train"] = _ordered(train, given, where)
+    train = _train(given)
+    found |= {**train, NOTES: (*found.get(NOTES, ()), *train.get(NOTES, ()))}
     found |= _demonstrations(given)
     held_out = [source for i in range(64) if (source := _source(given, f"{INPUT}.eval_tasksets.{i}"))]
     names = [given.get(f"{INPUT}.eval_tasksets.{i}.name") for i in range(len(held_out))]
@@ -539,7 +576,7 @@ def _finish(given: Given) -> dict[str, Any]:
     if penalty := _overlong(given, where):
         found["algorithm.shaping"] = [*penalty, *_kl(given)["algorithm.shaping"]]
     if any(str(given.get(f"algorithm.{key}")) == "sppo" for key in ("algorithm_type", "policy_loss_fn")):
-        found[NOTES] = (f"algorithm.policy_loss: {ZOO}",)
+        found[NOTES] = (*found[NOTES], f"algorithm.policy_loss: {ZOO}")
     if chosen := REWARDS.get(function) or reward:
         return {**found, "reward": dict(chosen)}
     guessed = {} if _offline(given) else likely_reward(given.get(f"{where}.path"), given.get(f"{where}.name"))
@@ -793,7 +830,9 @@ ROWS = (
         missing(f"{where}.reward_fn_args.**", "set options of the reward", 1),
         *(row for selector in ("data_selector", "task_selector") for row in (
             _selector(f"{where}.{selector}"),
-            part(f"{where}.{selector}.feature_keys", "tasks.train.sort_by", texts, ["pass_rate"]),
+            _features(f"{where}.{selector}"),
+            part(f"{where}.{selector}.kwargs.target_reward", "rollout.sampler.target", number, 0.8),
+            missing(f"{where}.{selector}.kwargs.**", "rollout.sampler: by_pass_rate has the options target, newest and least", 16),
             ignored(f"{where}.{selector}.seed", "there is one seed for everything", 42),
             missing(f"{where}.{selector}.**", _NO_SELECTOR, "x"))),
         ignored(f"{where}.storage_type", "files and hub data sets are recognised by name", "file"),

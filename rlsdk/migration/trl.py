@@ -76,6 +76,10 @@ REWARDS: Mapping[str, Mapping[str, Any]] = {
 """Reward functions that TRL ships -> what is nearest here."""
 PUNISHMENT = "get_soft_overlong_punishment"
 """Function of TRL that makes a reward from limits, which is a shaping here."""
+COSINE = "get_cosine_scaled_reward"
+"""Function of TRL that makes a reward of math answers that depends on their length: `math` with a shaping here."""
+REPETITION = "get_repetition_penalty_reward"
+"""Function of TRL that makes a penalty on repetitions, which is a reward here, too."""
 
 
 def _ranks(given: Given) -> int:
@@ -159,12 +163,18 @@ def _loss(kind: str, given: Given) -> Mapping[str, Any] | KeyOutcome:
     return values
 
 
+def _rloo_shaping(given: Given) -> list[dict[str, Any]]:
+    """Return RLOO's bounds on the reward and its KL penalty, which are a part of the reward; none for GRPO."""
+    if str(given.get("trainer")) != "rloo":
+        return []
+    clip, beta = given.read("reward_clip_range", two), given.read("beta", number, 0.05)
+    bounds: list[dict[str, Any]] = [{"use": "reward_clip", "low": clip[0], "high": clip[1]}] if clip else []
+    return [*bounds, *([{"use": "kl_penalty", "coef": beta, "estimator": "k1"}] if beta else [])]
+
+
 def _beta(value: float, given: Given) -> dict[str, Any]:
     if str(given.get("trainer")) == "rloo":
-        clip = given.read("reward_clip_range", two)
-        shaping: list[dict[str, Any]] = [{"use": "reward_clip", "low": clip[0], "high": clip[1]}] if clip else []
-        part = {"use": "kl_penalty", "coef": value, "estimator": "k1"}
-        return {"algorithm.kl_coef": 0.0, "algorithm.shaping": [*shaping, *([part] if value else [])]}
+        return {"algorithm.kl_coef": 0.0, "algorithm.shaping": _rloo_shaping(given)}
     return {"algorithm.kl_coef": value, **({"algorithm.kl": "k3"} if value else {})}
 
 
@@ -432,10 +442,16 @@ def _rewards(given: Given, name: Any) -> dict[str, Any]:
             penalty = _penalty(punished) if _normalises_parts(given) else None
             rewards += [{**penalty, **weighted}] if penalty else []
             found |= {} if penalty else punished
-        elif (reward := _reward(_shipped(function))) is not None:
+        elif _shipped(function) == COSINE:
+            if len(functions) == 1:
+                rewards.append(dict(REWARDS["accuracy_reward"]))
+                found["algorithm.shaping"] = [_cosine(function)]
+        elif (reward := _reward_of(function)) is not None:
             rewards.append({**reward, **weighted})
     if given.get("reward_model_name_or_path"):
         rewards.insert(0, {"use": "reward_model", "path": str(given.get("reward_model_name_or_path"))})
+    if "algorithm.shaping" in found:
+        found["algorithm.shaping"] += _rloo_shaping(given)
     if len(rewards) > 1:  # the others count where one returns None
         rewards = [{**reward, "none": "zero"} if reward["use"] == "foreign" else reward for reward in rewards]
     if not functions and not rewards and "reward_funcs" not in given.flat:
@@ -515,6 +531,8 @@ def _reward(function: str) -> dict[str, Any] | None:
 
 def _called(value: Any) -> list[Any]:
     """Read the names of functions; one that is made by a call is a mapping with the arguments of the call."""
+    if isinstance(value, Mapping) and KIND in value:
+        return [value]
     if not isinstance(value, list | tuple):
         return texts(value)
     return [each if isinstance(each, Mapping) and KIND in each else texts([each])[0] for each in value if each != ""]
@@ -524,6 +542,38 @@ def _shipped(function: Any) -> str:
     """Return the bare name of a function that TRL ships, any other as it is."""
     name = str(function[KIND]) if isinstance(function, Mapping) else str(function)
     return name.rpartition(":")[2] if re.match(r"trl[.:]", name) else name
+
+
+def _reward_of(function: Any) -> dict[str, Any] | None:
+    """Return the reward that a function, or a call that makes one, is here; None if nothing tells which."""
+    if _shipped(function) != REPETITION:
+        return _reward(_shipped(function))
+    given = _arguments(function, "ngram_size", "max_penalty")
+    options = {"ngram": given.get("ngram_size"), "penalty": given.get("max_penalty")}
+    penalty = options["penalty"]
+    if isinstance(penalty, int | float):
+        options["penalty"] = -penalty
+    known = {name: value for name, value in options.items() if value is not None}
+    return {"use": "repetition_penalty", "unit": "tokens", **known}
+
+
+def _arguments(function: Any, *names: str) -> dict[str, Any]:
+    """Return the arguments of a call by their names, in the order in which the function takes them."""
+    given = function if isinstance(function, Mapping) else {}
+    found = {name: given.get(name, given.get(f"argument_{i}")) for i, name in enumerate(names, 1)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _cosine(function: Any) -> dict[str, Any]:
+    """Return the shaping that TRL's cosine reward is here, on rewards of 0 and 1."""
+    here = {
+        "max_len": "max_length",
+        "min_value_wrong": "wrong_short",
+        "max_value_wrong": "wrong_long",
+        "min_value_correct": "right_long",
+        "max_value_correct": "right_short",
+    }
+    return {"use": "cosine_length", **{here[name]: value for name, value in _arguments(function, *here).items()}}
 
 
 def _overlong(function: Any, weight: float | None) -> dict[str, Any]:
@@ -556,11 +606,17 @@ def _penalty(punished: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _functions(value: Any, given: Given) -> KeyOutcome:
     functions = [_shipped(each) for each in _called(value)]
-    if lost := [name for name in functions if name != PUNISHMENT and _reward(name) is None]:
+    made = (PUNISHMENT, COSINE, REPETITION)
+    if lost := [name for name in functions if name not in made and _reward(name) is None]:
         return KeyOutcome({}, "missing", f"reward: {{use: foreign, path: 'FILE.py:{lost[0]}', style: trl}}")
+    if COSINE in functions and len(functions) > 1:
+        note = f"FILE.py with reward = {COSINE}(…), and reward: {{use: foreign, path: 'FILE.py:reward', style: trl}}"
+        return KeyOutcome({}, "missing", note)
     note = "built-in rewards, or the function unchanged (howto/reward.md)"
     if PUNISHMENT in functions:
         note += f"; {PUNISHMENT} becomes " + ("length_penalty" if _normalises_parts(given) else "a shaping")
+    if COSINE in functions:
+        note += f"; {COSINE} becomes math with the shaping cosine_length"
     return KeyOutcome({}, "changed", note)
 
 
@@ -906,4 +962,5 @@ FRAMEWORK = Framework(
             ("GRPOTrainer", "RLOOTrainer"), ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
         ),
     },
+    whole=("reward_funcs",),
 )

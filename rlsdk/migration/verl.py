@@ -649,7 +649,7 @@ ROWS = (
     ignored("data.return_multi_modal_inputs", "defined by the model's image processor"),
     missing("data.tool_config_path", "list functions in workflow: {use: tools, tools: [...]}", "tools.yaml"),
     missing("data.custom_cls.**", "write a task source: @rlsdk.tasks (howto/tasks.md)", "x"),
-    missing("data.sampler.**", "tasks.train: {sort_by: COLUMN} orders the data once; for another order, write a task source (howto/tasks.md)", "x"),
+    missing("data.sampler.**", "a class @rlsdk.sampler for rollout.sampler, or by_pass_rate; tasks.train: {sort_by: COLUMN} orders the data once (howto/tasks.md)", "x"),
     missing("data.datagen.**", "write a task source: @rlsdk.tasks (howto/tasks.md)", "x"),
     part("data.apply_chat_template_kwargs.**", "model.renderer.variables", lambda v: v, False),
     # Model

@@ -36,7 +36,7 @@ from rlsdk.plurals import counted
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import RolloutGenerator, first_error
-from rlsdk.rollout.stream import opened
+from rlsdk.rollout.stream import is_ordered, opened
 from rlsdk.types import Message, Task
 
 PROMPTS = 64
@@ -153,6 +153,9 @@ class PlanChecks:
                 self.sources |= {task.source for task in some}
                 if path.startswith("tasks.train"):
                     check_demonstrations(self.plan, some, codec)
+            if path.startswith("tasks.train") and self.plan.sampler is not None and is_ordered(tasks):
+                text = "training does not keep the order of these tasks, since rollout.sampler chooses the next one"
+                self.notes.append(PlanFinding(path, text))
         except OptionError as error:
             self.faults += [PlanFinding(f"{path}.{below}", text) for below, text in error.faults]
         except ConfigError as error:

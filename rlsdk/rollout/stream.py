@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, TypeGuard
 
 import attrs
 import numpy as np
 
 from rlsdk.components import see_definition
 from rlsdk.config import TaskSource
-from rlsdk.contracts import KeepsOrder, TaskList, TaskSampler, memory_of
+from rlsdk.contracts import KeepsOrder, ReportsMetrics, TaskList, TaskSampler, WeighsSource, memory_of
 from rlsdk.errors import DataError, RunError
 from rlsdk.plugins import Plugins
 from rlsdk.plurals import counted
@@ -28,7 +28,10 @@ class TaskStream:
     Attributes:
         position: Number of tasks drawn so far, dropped ones included.
         dropped: Number of drawn tasks whose prompt exceeded the limit.
+        resized: What follows for a resumed run if the number of tasks has changed.
     """
+
+    resized: ClassVar[str] = "their order differs, so this epoch repeats some tasks and skips others"
 
     def __init__(
         self,
@@ -100,6 +103,14 @@ class TaskStream:
     def learn(self) -> None:
         """Let a sampler learn from the groups noted so far."""
 
+    def factor(self) -> float:
+        """Return the factor on the weight of the source in the next batch."""
+        return 1.0
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return metrics of a sampler since the last call."""
+        return {}
+
     def memory(self) -> dict[str, Any]:
         """Return the state besides the position, as plain JSON."""
         return {}
@@ -122,6 +133,8 @@ class SampledStream(TaskStream):
 
     The position of a draw is its number times the number of tasks, plus the index of its task.
     """
+
+    resized: ClassVar[str] = "the sampler knows tasks by their index, so it may take some for others"
 
     def __init__(self, sampler: TaskSampler, *args: Any, **options: Any) -> None:
         """Create a stream.
@@ -149,7 +162,7 @@ class SampledStream(TaskStream):
             available = np.flatnonzero(idle if idle.any() else self._open)
             position = self.position * len(self)
             given: object = self._sampler.draw(available, np.random.default_rng([self._seed, self.position]))
-            if isinstance(given, bool) or not isinstance(given, int | np.integer) or given not in available:
+            if not _is_among(given, available):
                 raise RunError(
                     f"rollout.sampler drew {given!r}; expected one of the {len(available)} indices that it was given, "
                     f"such as {available[0]}{see_definition(self._sampler)}"
@@ -179,6 +192,27 @@ class SampledStream(TaskStream):
             self._busy[index] = False
             self._sampler.note(index, group)
 
+    def factor(self) -> float:
+        """Return the factor on the weight of the source in the next batch.
+
+        Raises:
+            RunError: The sampler returned none.
+        """
+        if not isinstance(self._sampler, WeighsSource):
+            return 1.0
+        given: object = self._sampler.source_weight()
+        number = isinstance(given, int | float | np.number) and not isinstance(given, bool)
+        if not number or not 0 <= (factor := float(given)) < np.inf:  # type: ignore[arg-type]
+            raise RunError(
+                f"rollout.sampler: source_weight() returned {given!r}; expected a finite number of at least 0"
+                f"{see_definition(self._sampler)}"
+            )
+        return factor
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return metrics of the sampler since the last call."""
+        return self._sampler.metrics() if isinstance(self._sampler, ReportsMetrics) else {}
+
     def memory(self) -> dict[str, Any]:
         """Return what a resumed run needs besides the position, as plain JSON."""
         self.learn()
@@ -195,6 +229,14 @@ class SampledStream(TaskStream):
             own = memory_of(self._sampler)
             if own is not None and then["state"] is not None:
                 own.restore(then["state"])
+
+
+def _is_among(given: object, available: np.ndarray) -> TypeGuard[int]:
+    """Return True for one of the available indices, which are ascending."""
+    if isinstance(given, bool) or not isinstance(given, int | np.integer):
+        return False
+    place = int(np.searchsorted(available, given))
+    return place < len(available) and bool(available[place] == given)
 
 
 def opened(source: TaskSource, plugins: Plugins) -> Sequence[Task]:
@@ -229,17 +271,22 @@ class Allocator:
         Args:
             weights: Weights of the sources, none negative, one positive.
         """
-        total = sum(weights)
-        self._shares = [weight / total for weight in weights]
+        self._weights = list(weights)
         self.carry = [0.0] * len(weights)
 
-    def divide(self, count: int) -> list[int]:
+    def divide(self, count: int, factors: Sequence[float] | None = None) -> list[int]:
         """Divide the next `count` tasks among the sources.
 
         Args:
             count: Number of tasks in the batch.
+            factors: Factors on the weights in this batch, at least 0; if every product is 0, they do not apply.
         """
-        due = [share * count + carried for share, carried in zip(self._shares, self.carry, strict=True)]
+        weights = self._weights
+        if factors is not None:
+            products = [weight * factor for weight, factor in zip(weights, factors, strict=True)]
+            weights = products if any(products) else weights
+        total = sum(weights)
+        due = [weight / total * count + carried for weight, carried in zip(weights, self.carry, strict=True)]
         parts = [max(0, int(each)) for each in due]
         by_remainder = sorted(range(len(due)), key=lambda i: (parts[i] - due[i], i))
         while sum(parts) > count:  # carried-over tasks alone can be more than a small batch
@@ -288,8 +335,9 @@ class TaskStreams:
         return sum(source.stream.dropped for source in self._sources.values())
 
     def divide(self, count: int) -> dict[str, int]:
-        """Divide the next `count` tasks among the sources."""
-        return dict(zip(self._sources, self._allocator.divide(count), strict=True))
+        """Divide the next `count` tasks among the sources, by their weights and the factors of their samplers."""
+        factors = [source.stream.factor() for source in self._sources.values()]
+        return dict(zip(self._sources, self._allocator.divide(count, factors), strict=True))
 
     def draw(self, source: str) -> tuple[Task, int]:
         """Return the next task of a source, and its position.
@@ -311,6 +359,15 @@ class TaskStreams:
         """Let samplers learn from the groups noted so far."""
         for source in self._sources.values():
             source.stream.learn()
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of samplers since the last call: `sampler/NAME`, or `sampler/SOURCE/NAME` of several."""
+        alone = len(self._sources) == 1
+        return {
+            f"sampler/{name}" if alone else f"sampler/{source.name}/{name}": float(value)
+            for source in self._sources.values()
+            for name, value in source.stream.metrics().items()
+        }
 
     def state(self) -> dict[str, Any]:
         """Return the position of every source, as plain JSON."""
@@ -340,9 +397,9 @@ class TaskStreams:
                 now = len(source.stream)
                 if (size := then.get("size", now)) != now:
                     log.warning(
-                        "source %s had %d tasks at the checkpoint and has %d now: their order differs, so this epoch "
-                        "repeats some tasks and skips others",
+                        "source %s had %d tasks at the checkpoint and has %d now: %s",
                         name,
                         size,
                         now,
+                        source.stream.resized,
                     )

@@ -212,6 +212,7 @@ class Explorer:
         check_budget([*taken, *dropped], self._plan.config.max_invalid, version + 1)
         metrics = {
             "tasks/dropped": float(self._streams.dropped),
+            **self._streams.metrics(),
             **self.engines.metrics(),
             **raw_metrics(made if self._plan.scored else (), self._plan.separate_rewards),
         }

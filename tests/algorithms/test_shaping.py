@@ -115,6 +115,30 @@ def test_length_penalty_rewards_short_right_answers():
     assert found.tolist() == pytest.approx([1.2, 0.8, 0.0, -0.2, 1.0, 1.0])
 
 
+def test_cosine_length_shortens_right_answers_and_lengthens_wrong_ones():
+    x = batch([1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.5, 0.25], lengths=[4, 8, 12, 4, 8, 12, 4, 4])
+    found = rlsdk.load("shaping", "cosine_length", max_length=8)(x).tolist()
+    # Half way, a value is the mean of both; beyond the limit, it stays. Other parts, of 0.5 and 0.25, are added.
+    assert found == pytest.approx([0.75, 0.5, 0.5, -0.75, -0.5, -0.5, 1.25, -0.5])
+    paper = {"right_short": 2.0, "right_long": 1.0, "wrong_short": -10.0, "wrong_long": 0.0, "exceeded": -10.0}
+    found = rlsdk.load("shaping", "cosine_length", max_length=12, **paper)(x).tolist()
+    cosine = (1 + math.cos(math.pi / 3)) / 2  # a third of the way
+    assert found[:3] == pytest.approx([1 + cosine, 1 + (1 - cosine), -10.0])
+    assert found[3:6] == pytest.approx([-10 * cosine, -10 * (1 - cosine), -10.0])
+    scaled = rlsdk.load("shaping", "cosine_length", max_length=8, passing=2.0)(batch([2.0, 1.0], lengths=[4, 4]))
+    assert scaled.tolist() == pytest.approx([0.75, 1 - 0.75])
+
+
+def test_cosine_length_agrees_with_trl():
+    rewards = pytest.importorskip("trl.rewards")
+    texts, lengths = [r"\boxed{2}", r"\boxed{3}"] * 3, [1, 2, 7, 7, 9, 30]
+    theirs = rewards.get_cosine_scaled_reward(max_len=10)(
+        [[{"role": "assistant", "content": text}] for text in texts], [r"$2$"] * 6, [[0] * n for n in lengths]
+    )
+    ours = rlsdk.load("shaping", "cosine_length", max_length=10)(batch([1.0, 0.0] * 3, lengths=lengths))
+    assert ours.tolist() == pytest.approx(theirs)
+
+
 def test_rank_penalty_spares_the_unlikely():
     logp = torch.tensor([[-1.0, -1.0], [-3.0, -1.0], [-1.0, -1.0], [-0.5, -0.1], [-9.0, -9.0]])
     x = batch([1.0] * 5, [0, 0, 0, 0, 1], logprobs=logp)

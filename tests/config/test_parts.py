@@ -367,6 +367,7 @@ def test_a_model_that_would_teach_itself_is_a_fault(file, plan, faults, teacher)
         (("algorithm=kto",), "policy_loss 'kto'"),
         (("algorithm=opd", "algorithm.filters=[nonzero_variance]"), "filter 'nonzero_variance'"),
         (("algorithm=opd", "rollout.buffer=priority"), "buffer 'priority'"),
+        (("algorithm=opd", "rollout.sampler=by_pass_rate"), "sampler 'by_pass_rate'"),
     ],
 )
 def test_a_reward_is_asked_for_by_what_reads_it(plan, faults, teacher, overrides, reader):
@@ -471,7 +472,23 @@ def test_a_check_sees_the_run_and_all_options(plan):
         aggregate="seq-mean-token-mean",
         rewards=("countdown",),
         reward_parts=(RewardSpec("countdown"),),
+        sources=("countdown",),
     )
+
+
+SAMPLER = "rollout.sampler={use: by_pass_rate, source_window: 64}"
+
+
+def test_a_sampler_without_an_effect_is_a_fault(plan, faults):
+    (fault,) = faults("algorithm=sft", "rollout.sampler=by_pass_rate")
+    assert fault == (
+        "rollout.sampler: sampler 'by_pass_rate' reads rewards, but demonstrations get none; leave it out (null)"
+    )
+    (fault,) = faults(SAMPLER)
+    assert fault.startswith("rollout.sampler.source_window: 64 given, but 'countdown' is the only source")
+    several = "tasks.train=[countdown, {use: countdown, numbers: 4, source: hard}]"
+    assert plan(SAMPLER, several).sampler.options == {"source_window": 64}
+    assert len(faults(SAMPLER, "critic.warmup_steps=1")) == 2  # both at once
 
 
 def test_a_buffer_that_ranks_by_an_unknown_part_of_the_reward_is_a_fault(plan, faults):

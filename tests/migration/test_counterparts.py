@@ -298,6 +298,13 @@ def test_trls_punishment_by_name_has_the_limits_of_its_command(longest, shaping)
     assert any("left out" in note for note in found.notes) != shaping
 
 
+def test_trls_punishment_comes_before_the_bounds_and_the_penalty_of_rloo():
+    words = ["trl", "rloo", "--reward_funcs", "accuracy_reward", "get_soft_overlong_punishment", "--beta", "0.1"]
+    found = migrate("trl", [*words, "--max_completion_length", "2048", "--reward_clip_range", "-5", "5"], {})
+    used = [part["use"] for part in found.config["algorithm"]["shaping"]]
+    assert used == ["overlong", "reward_clip", "kl_penalty"]
+
+
 def test_the_deepspeed_file_that_trl_names_is_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     offload = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
@@ -468,7 +475,7 @@ EASY_FIRST = "data_selector.selector_type=offline_easy2hard"
         (["task_selector.selector_type=shuffle"], {}, []),
         ([EASY_FIRST, "data_selector.feature_keys=[rate]"], {"sort_by": "-rate"}, []),
         ([EASY_FIRST, "data_selector.feature_keys=[a,b]"], {}, ["data_selector.selector_type"]),
-        (["data_selector.selector_type=difficulty_based"], {}, ["data_selector.selector_type"]),
+        (["data_selector.selector_type=mine"], {}, ["data_selector.selector_type"]),
     ],
 )
 def test_trinitys_selectors_order_the_tasks(words, order, missing):
@@ -476,6 +483,27 @@ def test_trinitys_selectors_order_the_tasks(words, order, missing):
     train = found.config["tasks"]["train"]
     assert {key: train[key] for key in ("shuffle", "sort_by") if key in train} == order
     assert todo(found) == [f"{TASKSET}.{key}" for key in missing]
+
+
+def test_several_tasksets_of_trinity_become_as_many_sources():
+    words = [f"tasksets.0.path=o/d tasksets.0.name=easy tasksets.1.path=o/e tasksets.1.{EASY_FIRST}".split()]
+    words += [["tasksets.1.data_selector.feature_keys=[rate]", "tasksets.1.default_reward_fn_type=math_reward"]]
+    found = trinity(*(f"{TASKSET.removesuffix('.taskset')}.{word}" for some in words for word in some))
+    first, second = found.config["tasks"]["train"]
+    assert (first["name"], first["source"], first["shuffle"]) == ("o/d", "easy", False)
+    assert (second["name"], second["source"], second["sort_by"]) == ("o/e", "taskset_1", "-rate")
+    shares, reward = (note for note in found.notes if "taskset" in note)
+    assert "in proportion to their sizes" in shares and "tasksets differ in theirs or in their reward" in reward
+
+
+def test_trinitys_selector_by_difficulty_becomes_a_sampler_with_its_target():
+    selector = f"{TASKSET}.task_selector"
+    words = [f"{selector}.selector_type=difficulty_based", f"{selector}.feature_keys=[weak,strong]"]
+    found = trinity(f"{TASKSET}.path=o/d", *words, f"{selector}.kwargs.target_reward=0.8", f"{selector}.kwargs.m=16")
+    assert found.config["rollout"]["sampler"] == {"use": "by_pass_rate", "target": 0.8}
+    assert "shuffle" not in found.config["tasks"]["train"] and todo(found) == [f"{selector}.kwargs.m"]
+    default = trinity(f"{TASKSET}.path=o/d", *words).config["rollout"]["sampler"]
+    assert default == {"use": "by_pass_rate", "target": 1.0}
 
 
 def test_trainings_without_shuffling_keep_the_order_of_their_data(tmp_path):

@@ -162,6 +162,9 @@ functions = [exact, brief, think_format_reward, judged, "org/reward-1.5B"]
 TRL_START = 'GRPOTrainer(model="org/model", args=args, train_dataset=data, reward_funcs=functions).train()\n'
 
 
+COSINE = ("max_length", "wrong_short", "wrong_long", "right_long", "right_short")
+
+
 @pytest.mark.parametrize(
     ("call", "options"),
     [
@@ -180,6 +183,42 @@ def test_trls_punishment_of_long_answers_is_a_shaping_with_its_limits_and_weight
     assert found.config["reward"] == {"use": "math", "weight": 1.0}
     assert found.config["algorithm"]["shaping"] == [{"use": "overlong", **options, "penalty": 0.2}]
     assert [entry.status for entry in found.entries if entry.key == "reward_funcs"] == ["changed"]
+
+
+def trl_with(folder, functions):
+    imported = "from trl.rewards import accuracy_reward, get_cosine_scaled_reward, get_repetition_penalty_reward\n"
+    (folder / "train.py").write_text(
+        f"{imported}args = GRPOConfig(max_completion_length=256)\n"
+        f'GRPOTrainer(model="org/model", args=args, reward_funcs=[{functions}]).train()\n'
+    )
+    found = migrate("trl", [str(folder / "train.py")], {})
+    return found, [entry for entry in found.entries if entry.key == "reward_funcs"]
+
+
+@pytest.mark.parametrize(
+    ("call", "options"),
+    [
+        ("max_len=args.max_completion_length", {"max_length": 256}),
+        ("200, -2.0, -1.5, 1.5, 2.0", dict(zip(COSINE, (200, -2.0, -1.5, 1.5, 2.0), strict=True))),
+        ("max_len=200, max_value_correct=3.0", {"max_length": 200, "right_short": 3.0}),
+    ],
+)
+def test_trls_cosine_reward_is_a_shaping_on_math_and_with_other_functions_a_foreign_reward(tmp_path, call, options):
+    found, (entry,) = trl_with(tmp_path, f"get_cosine_scaled_reward({call})")
+    assert (found.config["reward"], entry.status) == ({"use": "math"}, "changed")
+    assert found.config["algorithm"]["shaping"] == [{"use": "cosine_length", **options}]
+    code = (tmp_path / "train.py").read_text()
+    (tmp_path / "train.py").write_text(code.replace("[", "").replace("]", ""))
+    assert migrate("trl", [str(tmp_path / "train.py")], {}).config == found.config
+    found, (entry,) = trl_with(tmp_path, f"accuracy_reward, get_cosine_scaled_reward({call})")
+    assert entry.status == "missing" and "reward = get_cosine_scaled_reward" in entry.note
+    assert "shaping" not in found.config["algorithm"]
+
+
+def test_trls_penalty_on_repetitions_is_a_reward_on_tokens(tmp_path):
+    found, (entry,) = trl_with(tmp_path, "accuracy_reward, get_repetition_penalty_reward(4, max_penalty=-0.5)")
+    penalty = {"use": "repetition_penalty", "unit": "tokens", "ngram": 4, "penalty": 0.5}
+    assert (found.config["reward"], entry.status) == ([{"use": "math"}, penalty], "changed")
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,15 @@ def test_fewer_tasks_than_a_batch_holds_are_noted(model: Path, tmp_path: Path) -
     assert not examine(plan(model, tmp_path, [SHORT] * 2, [SHORT], "batch_size=2"), starts=False).notes
 
 
+def test_an_order_that_a_sampler_replaces_is_noted(model: Path, tmp_path: Path) -> None:
+    sampler, ordered = "rollout.sampler=by_pass_rate", "tasks.train.shuffle=false"
+    (note,) = examine(plan(model, tmp_path, [SHORT], [SHORT], sampler, ordered), starts=False).notes
+    text = "training does not keep the order of these tasks, since rollout.sampler chooses the next one"
+    assert str(note) == f"tasks.train: {text}"
+    for given in (sampler, ordered):
+        assert not examine(plan(model, tmp_path, [SHORT], [SHORT], given), starts=False).notes
+
+
 def test_a_template_that_drops_thoughts_is_noted_and_keeps_no_run_from_starting(model: Path, tmp_path: Path) -> None:
     row: Any = {"prompt": [{"role": "user", "content": "1+1?"}], "answer": "2"}
     notes = {}

@@ -75,7 +75,9 @@ def test_a_source_with_a_changed_number_of_tasks_is_reported(caplog: pytest.LogC
     assert not caplog.records
     state["b"]["size"] = 5
     streams(a=1, b=1).restore(state)
-    assert "source b had 5 tasks at the checkpoint and has 7 now" in caplog.text
+    assert "source b had 5 tasks at the checkpoint and has 7 now: their order differs" in caplog.text
+    sampled(Least()).restore({"a": {**state["b"], **sampled(Least(), (1,) * 5).state()["a"]}})
+    assert "source a had 5 tasks at the checkpoint and has 7 now: the sampler knows tasks by" in caplog.text
 
 
 def test_a_new_source_begins_at_its_start() -> None:
@@ -181,6 +183,58 @@ def test_tasks_in_progress_at_a_checkpoint_are_not_offered_after_it() -> None:
     after.restore(before.state())
     assert after.draw("a")[0].id not in busy
     assert sampler.offered == [[index for index in range(7) if str(index) not in busy]]
+
+
+class Weighing(Least):
+    """A sampler whose source weighs as much as the rewards of its groups, and which reports it."""
+
+    weight: Any = 1.0
+
+    def note(self, index: int, group: Group) -> None:
+        super().note(index, group)
+        self.weight = group.scores[0].value
+
+    def source_weight(self) -> Any:
+        return self.weight
+
+    def metrics(self) -> dict[str, float]:
+        return {"noted": len(self.noted)}
+
+
+def weighed(**weights: float) -> TaskStreams:
+    tasks = {name: [Task(id=f"{name}{i}", prompt="x") for i in range(7)] for name in weights}
+    made = {name: SampledStream(Weighing(), tasks[name], 0, lambda _: 1, 9, "drop") for name in weights}
+    return TaskStreams([Source(name, weight, made[name]) for name, weight in weights.items()])
+
+
+def noted(tasks: TaskStreams, **rewards: float) -> TaskStreams:
+    """Let each source draw a task, whose group has this reward."""
+    for name, reward in rewards.items():
+        task, position = tasks.draw(name)
+        tasks.note(name, position, Group(task, [Rollout.from_text(task, "2")], [Score(reward)]))
+    tasks.learn()
+    return tasks
+
+
+def test_samplers_change_the_shares_of_their_sources() -> None:
+    tasks = weighed(a=1, b=3)
+    assert tasks.divide(8) == {"a": 2, "b": 6}
+    noted(tasks, a=0.9, b=0.1)
+    assert tasks.divide(8) == {"a": 6, "b": 2}  # 0.9 and 0.3
+    assert tasks.metrics() == {"sampler/a/noted": 1.0, "sampler/b/noted": 1.0}
+    noted(tasks, a=0.0, b=0.1)
+    assert tasks.divide(8) == {"a": 0, "b": 8}
+    noted(tasks, b=0.0)
+    assert tasks.divide(8) == {"a": 2, "b": 6}  # by the weights of the config, since nothing else is left
+    assert noted(weighed(a=1), a=1.0).metrics() == {"sampler/noted": 1.0}
+
+
+@pytest.mark.parametrize("given", [-1.0, float("nan"), float("inf"), True, None, "1"])
+def test_a_sampler_that_gives_its_source_no_weight_is_named(given: Any) -> None:
+    sampler = Weighing()
+    sampler.weight = given
+    with pytest.raises(RunError, match=r"rollout.sampler: source_weight\(\) returned .*; expected a finite number"):
+        sampled(sampler).divide(4)
 
 
 @pytest.mark.parametrize("given", [7, -1, 0.0, True, None])

@@ -238,12 +238,12 @@ def test_a_reference_model_follows_the_policy_and_is_resumed(runner: Any) -> Non
 
 
 def test_a_sampler_goes_on_with_its_memory_after_a_resume(runner: Any) -> None:
-    sampler = "rollout.sampler={use: by_pass_rate, solved: 0.1, least: 0.0}"
+    sampler = "rollout.sampler={use: by_pass_rate, passing: 0.1, least: 0.0}"
     settings = (sampler, "engine=transformers", "eval={before: false, after: false}")
     runner.train(*settings, "steps=4", "checkpoint={every: 2, keep: 2}", "name=alone")
     state = json.loads((runner.path("alone") / "checkpoints" / "step-2" / "state.json").read_text())
     (source,) = state["tasks"].values()
-    assert len(source["sampler"]["state"]) > 1
+    assert len(source["sampler"]["state"]["rates"]) > 1
     runner.train(*settings, "steps=2")
     runner.train(*settings, "steps=4", "--resume")
     assert runner.metrics() == runner.metrics("alone")

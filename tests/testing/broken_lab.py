@@ -437,6 +437,23 @@ class DrawsWhatIsAvailable:
         """Words."""
 
 
+@rlsdk.sampler("resumes-its-draws")
+class ResumesItsDraws:
+    """Never the task noted last, which a checkpoint does not keep."""
+
+    def __init__(self):
+        self.last = -1
+
+    def draw(self, available, random):
+        """Words."""
+        others = [index for index in available if index != self.last]
+        return int(random.choice(others or available))
+
+    def note(self, index, group):
+        """Words."""
+        self.last = index
+
+
 @rlsdk.buffer("gives-a-priority")
 def gives_a_priority(group, *, step, uses):
     """Words."""

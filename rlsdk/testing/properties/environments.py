@@ -193,26 +193,6 @@ def gives_a_priority(subject: Subject, held: Any) -> None:
         raise Violated("form", "a finite number or None", shape(answer))
 
 
-@holds(
-    "draws-what-is-available",
-    "sampler",
-    inputs=lambda _: [*samples.ordinary_groups(), *samples.degenerate_groups()],
-    remedy="return one of the indices in `available`, chosen with the given generator; a group may have no valid score",
-)
-def draws_what_is_available(subject: Subject, held: Any) -> None:
-    """It draws an available index, before and after it has noted any group, and the same one from the same seed."""
-    made: Any = subject.make()
-    twin: Any = subject.make()
-    for step, available in enumerate((np.array([3]), np.arange(5), np.array([0, 2, 7, 40]))):
-        drawn = [subject.call(each.draw, available, np.random.default_rng(step)) for each in (made, twin)]
-        if isinstance(drawn[0], bool) or not isinstance(drawn[0], int | np.integer) or drawn[0] not in available:
-            raise Violated("form", f"one of {available.tolist()}", shape(drawn[0]))
-        if drawn[0] != drawn[1]:
-            raise Violated("value", f"index {drawn[0]}, as the same seed gave before", f"index {drawn[1]}")
-        for each in (made, twin):
-            subject.call(each.note, int(drawn[0]), held)
-
-
 @holds("answers-yes-or-no", "stop", remedy="return True or False")
 def answers_yes_or_no(subject: Subject, _: Any) -> None:
     """It returns whether production may end."""
