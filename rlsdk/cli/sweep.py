@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.table import Column, Table
@@ -16,6 +17,10 @@ from rlsdk.cli.parameters import SettingsCommand
 from rlsdk.plurals import counted
 from rlsdk.sweeps.results import Estimate, Failure, ResultRow
 from rlsdk.sweeps.running import RunOutcome
+
+if TYPE_CHECKING:
+    from rlsdk.config import Plan
+    from rlsdk.sweeps.runs import SweepRun
 
 
 @click.command(cls=SettingsCommand)
@@ -48,22 +53,15 @@ def sweep(
     folder NAME-sweep of `out`. Repeating the command keeps finished runs and resumes the others. The exit status is 1
     if a run failed.
     """
-    from rlsdk.runlog.folder import held
     from rlsdk.sweeps.results import as_json as plain
     from rlsdk.sweeps.results import check_metric, default_metric, failures_of, require_metric, rows_of, write
-    from rlsdk.sweeps.running import Interrupted, train_all
     from rlsdk.sweeps.runs import sweep_of
 
     folder, runs, plans = sweep_of(config, settings, files, seeds=seeds)
     metric = metric or default_metric(plans.values())
     check_metric(plans, metric)
     click.echo(f"{counted(len(runs), 'run')} in {folder}", err=True)
-    try:
-        with held(folder):
-            outcomes = train_all(runs, plans, SweepLines(len(runs)), parallel=parallel)
-    except Interrupted:
-        click.echo("rlsdk: interrupted; repeat the command to continue", err=True)
-        sys.exit(INTERRUPTED)
+    outcomes = train_runs(folder, runs, plans, parallel)
     rows, failed = rows_of(outcomes, metric, minimize=minimize), failures_of(outcomes)
     require_metric(outcomes, metric)
     found = plain(folder, metric, rows, failed)
@@ -77,6 +75,26 @@ def sweep(
     tell_failures(failed, len(runs))
     if failed:
         sys.exit(1)
+
+
+def train_runs(folder: Path, runs: Sequence[SweepRun], plans: Mapping[str, Plan], parallel: int) -> list[RunOutcome]:
+    """Train all runs of a folder, and print a line when each starts and ends; exit if interrupted.
+
+    Args:
+        folder: Folder of the runs, which no other command may use meanwhile.
+        runs: The runs.
+        plans: Run name -> plan.
+        parallel: Maximum number of concurrent runs.
+    """
+    from rlsdk.runlog.folder import held
+    from rlsdk.sweeps.running import Interrupted, train_all
+
+    try:
+        with held(folder):
+            return train_all(runs, plans, SweepLines(len(runs)), parallel=parallel)
+    except Interrupted:
+        click.echo("rlsdk: interrupted; repeat the command to continue", err=True)
+        sys.exit(INTERRUPTED)
 
 
 class SweepLines:

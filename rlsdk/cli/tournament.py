@@ -12,9 +12,8 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from rlsdk.cli import listing
-from rlsdk.cli.lazy import INTERRUPTED
 from rlsdk.cli.parameters import SettingsCommand
-from rlsdk.cli.sweep import SweepLines, estimate_text, tell_failures
+from rlsdk.cli.sweep import estimate_text, tell_failures, train_runs
 from rlsdk.plurals import counted
 from rlsdk.sweeps.results import EVALUATED
 from rlsdk.sweeps.tournament import Standing
@@ -57,10 +56,8 @@ def tournament(
     bootstrap (arXiv:2108.13264). Repeating the command keeps finished runs and resumes the others. The exit status is 1
     if a run failed.
     """
-    from rlsdk.runlog.folder import held
     from rlsdk.sweeps import tournament as room
     from rlsdk.sweeps.results import check_metric, failures_of, require_metric, write
-    from rlsdk.sweeps.running import Interrupted, train_all
     from rlsdk.sweeps.tournament import suite_tasks
 
     algorithms, settings = room.parted(entries)
@@ -75,12 +72,7 @@ def tournament(
     )
     if len(algorithms) == 1:
         click.echo(f"nothing to compare: {algorithms[0]} is the only algorithm; name others after it", err=True)
-    try:
-        with held(folder):
-            outcomes = train_all(runs, plans, SweepLines(len(runs)), parallel=parallel)
-    except Interrupted:
-        click.echo("rlsdk: interrupted; repeat the command to continue", err=True)
-        sys.exit(INTERRUPTED)
+    outcomes = train_runs(folder, runs, plans, parallel)
     require_metric(outcomes, metric)
     ranking, failed = room.standings(outcomes, metric), failures_of(outcomes)
     found = room.as_json(suite, metric, seeds, ranking, failed)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tests.warm import WarmPython
 
@@ -41,6 +44,32 @@ def install(tmp_path_factory: pytest.TempPathFactory) -> Install:
 def environment(install: Install) -> dict[str, str]:
     """An environment with the packages of two labs."""
     return install(HERE / "rlsdk-mylab", HERE / "rlsdk-otherlab")
+
+
+def components_of(plugin: str, library: str, environment: dict[str, str], folder: Path) -> set[tuple[str, str]]:
+    """Kinds and names of what `rlsdk plugins` lists of a plugin, in a process that must not import its library."""
+    code = (
+        "import sys; from rlsdk.cli import root\n"
+        f"root(['plugins', {plugin!r}, '--json'], standalone_mode=False)\n"
+        f"print('IMPORTED', {library!r} in sys.modules)"
+    )
+    command = [sys.executable, "-c", code]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=folder)
+    shown, _, imported = ran.stdout.partition("IMPORTED")
+    found = json.loads(shown)
+    assert found["broken"] == []
+    assert imported.strip() == "False"
+    return {(each["kind"], each["name"]) for each in found["components"]}
+
+
+def write_config(folder: Path, config: dict[str, Any], **model: Any) -> Path:
+    """Write a configuration whose model is a folder with nothing but an empty config.json; return its file."""
+    path = folder / "model"
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump({**config, "model": {"path": str(path), **model}}))
+    return file
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+
+from tests.packages.conftest import write_config
 
 CONFIG = {
     "name": "labs",
@@ -49,12 +50,7 @@ CONFIG = {
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """A configuration with parts of both packages, and the smallest model."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    file = tmp_path / "labs.yaml"
-    file.write_text(yaml.safe_dump({**CONFIG, "model": {"path": str(model), "max_length": 32}}))
-    return file
+    return write_config(tmp_path, CONFIG, max_length=32)
 
 
 def test_both_are_listed_from_metadata(rlsdk):

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
+
+from tests.packages.conftest import write_config
 
 pytestmark = pytest.mark.slow  # pip builds and installs the package
 ZOO = Path(__file__).resolve().parents[2] / "plugins" / "rlsdk-zoo"
@@ -33,11 +34,7 @@ def environment(install):
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """A configuration whose algorithm is left to the test."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    file = tmp_path / "zoo.yaml"
-    file.write_text(yaml.safe_dump({**CONFIG, "model": {"path": str(tmp_path / "model")}}))
-    return file
+    return write_config(tmp_path, CONFIG)
 
 
 def test_it_is_listed_from_metadata(rlsdk):

@@ -43,6 +43,20 @@ CONFIG: dict[str, Any] = {
 }
 """Three steps of GRPO: enough to see every stage work."""
 
+NAP = """
+import time
+from pathlib import Path
+
+import rlsdk
+
+@rlsdk.workflow("nap")
+async def nap(task, chat):
+    while Path(__file__).with_name("blocked").exists():
+        time.sleep(10_000)
+    await chat.sample()
+    return chat.finish()
+"""
+"""A workflow that blocks its thread as long as there is a file `blocked` beside it."""
 RUDE = """
 import rlsdk
 

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.run.conftest import alive, descendants, title_of, wait_for
+from tests.run.conftest import NAP, alive, descendants, title_of, wait_for
 from tests.run.test_kills import step_of
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
@@ -35,19 +35,6 @@ from rlsdk.engines.transformers import Transformers
 class Hung(Transformers):
     def step(self):
         threading.Event().wait()
-"""
-NAP = """
-import time
-from pathlib import Path
-
-import rlsdk
-
-@rlsdk.workflow("nap")
-async def nap(task, chat):
-    while Path(__file__).with_name("blocked").exists():
-        time.sleep(10_000)
-    await chat.sample()
-    return chat.finish()
 """
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.run.conftest import alive, descendants, wait_for
+from tests.run.conftest import NAP, alive, descendants, wait_for
 from tests.run.test_environments import self_check
 from tests.run.test_kills import kill_one, step_of
 
@@ -22,19 +22,6 @@ LAB, SLOW = HERE / "workers_lab.py", HERE / "slow_lab.py"
 TWO, LIGHT = "rollout.workers=2", "engine=transformers"
 NO_EVAL = ("eval.before=false", "eval.after=false")
 
-NAP = """
-import time
-from pathlib import Path
-
-import rlsdk
-
-@rlsdk.workflow("nap")
-async def nap(task, chat):
-    while Path(__file__).with_name("blocked").exists():
-        time.sleep(10_000)
-    await chat.sample()
-    return chat.finish()
-"""
 BY_HAND = """
 import asyncio
 
