@@ -78,7 +78,6 @@ class Explorer:
 
     Attributes:
         engines: All engines.
-        production: Scheduler that starts tasks and keeps their groups.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class Explorer:
         self._ledger = TaskLedger(streams.names)
         self._limits = StalenessPolicy.of(config.rollout)
         most_empty = None if config.max_empty_steps is None else config.max_empty_steps * fresh_groups(config)
-        self.production = RolloutScheduler(
+        self._scheduler = RolloutScheduler(
             self._ledger,
             self._limits,
             streams=streams,
@@ -142,7 +141,7 @@ class Explorer:
     @property
     def failure(self) -> BaseException | None:
         """First exception that a task raised."""
-        return self.production.failure
+        return self._scheduler.failure
 
     def _wanted(self, group: Group) -> bool:
         """Return True if the trainer gets this group; with dynamic sampling, filtered groups are replaced instead."""
@@ -182,8 +181,8 @@ class Explorer:
         self._done = version
         self._streams.restore(state["tasks"])
         self._maker.restore(state.get("rewards", {}))
-        again = self.production.restore(state["production"], groups)
-        available, baselines = self.production.unsettled(), state.get("baselines", {})
+        again = self._scheduler.restore(state["production"], groups)
+        available, baselines = self._scheduler.unsettled(), state.get("baselines", {})
         for record in available:
             record.baseline = baselines.get(str(record.number))
         return len(available), again
@@ -203,7 +202,7 @@ class Explorer:
         if starts_now or self._reseeds:
             await self.engines.reseed(self._plan.config.seed, version + 1)
             self._reseeds = False
-        records = await self.production.take(version)
+        records = await self._scheduler.take(version)
         greedy = {t.number: t.baseline for t in records if t.baseline is not None}
         made, self._made = self._made, []
         dropped, self._dropped = self._dropped, []
@@ -225,7 +224,7 @@ class Explorer:
 
     def settle(self, taken: TakenBatch, states: Sequence[TaskStatus]) -> None:
         """Set the final status of the records in a batch whose step is done."""
-        self.production.settle(taken.records, states)
+        self._scheduler.settle(taken.records, states)
         self._done += 1
 
     async def publish(self, learner: WeightSender, version: int, *, updated: bool) -> float:
@@ -268,14 +267,14 @@ class Explorer:
 
     async def snapshot(self) -> RolloutSnapshot:
         """Return the state for a checkpoint, as a consistent snapshot."""
-        return RolloutSnapshot(self.state(), tuple(self.production.unsettled()))
+        return RolloutSnapshot(self.state(), tuple(self._scheduler.unsettled()))
 
     def state(self) -> dict[str, Any]:
         """Return the state as plain JSON."""
         return {
             "tasks": self._streams.state(),
-            "production": self.production.state(),
-            "baselines": {str(t.number): t.baseline for t in self.production.unsettled() if t.baseline is not None},
+            "production": self._scheduler.state(),
+            "baselines": {str(t.number): t.baseline for t in self._scheduler.unsettled() if t.baseline is not None},
             "rewards": self._maker.state(),
         }
 
@@ -296,7 +295,7 @@ class Explorer:
     async def pause(self) -> RolloutSummary:
         """Stop running tasks; the next `take` starts them again."""
         self._stop_watch()
-        await self.production.pause(self._plan.config.rollout.pause_timeout)
+        await self._scheduler.pause(self._plan.config.rollout.pause_timeout)
         return self.summary()
 
     def summary(self) -> RolloutSummary:
@@ -314,7 +313,7 @@ class Explorer:
         """Stop running tasks, and end replacement engines."""
         self._stop_watch()
         try:
-            await self.production.pause(self._plan.config.rollout.pause_timeout)
+            await self._scheduler.pause(self._plan.config.rollout.pause_timeout)
         finally:
             self.engines.close()
 

@@ -1,4 +1,4 @@
-"""A production whose groups come from a script, without engines, processes or Ray."""
+"""A scheduler whose groups come from a script, without engines, processes or Ray."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rlsdk.types import Group, Rollout, Score, Status, Task
 
 
 class Bench:
-    """A production whose groups take a given time, sampled by the weights that are there when they begin.
+    """A scheduler whose groups take a given time, sampled by the weights that are there when they begin.
 
-    It is its production's pausable client, too: what is interrupted hands out what it has, and goes on from there.
+    It is its scheduler's pausable client, too: what is interrupted hands out what it has, and goes on from there.
 
     Attributes:
         names: Of its sources.
@@ -45,7 +45,7 @@ class Bench:
         self.seconds, self.deaf = seconds, False
         self._ended = asyncio.Event()
         how |= {"pausable": self} if valve else {}
-        self.production = RolloutScheduler(self.ledger, limits, streams=self, batch=batch, make=self.make, **how)
+        self.scheduler = RolloutScheduler(self.ledger, limits, streams=self, batch=batch, make=self.make, **how)
 
     def divide(self, count: int) -> dict[str, int]:
         return {"a": count - 1, "b": 1}
@@ -83,8 +83,8 @@ class Bench:
         return group(record.task, [*there, version], "aborted")
 
     async def step(self, step: int) -> list[TaskRecord]:
-        taken = await self.production.take(step)
-        self.production.settle(taken, [TaskStatus.TRAINED] * len(taken))
+        taken = await self.scheduler.take(step)
+        self.scheduler.settle(taken, [TaskStatus.TRAINED] * len(taken))
         self.version = step + 1
         return taken
 

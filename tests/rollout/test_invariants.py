@@ -56,24 +56,24 @@ def versions(record: TaskRecord) -> list[int]:
 
 async def test_01_taking_never_opens_the_gap_and_expiry_does() -> None:
     bench = Bench(StalenessPolicy(ahead=2, limit=2))
-    taken = await bench.production.take(0)
+    taken = await bench.scheduler.take(0)
     await asyncio.sleep(0.05)
     counts = bench.ledger.counts("a")
     assert (counts.target, counts.consumed, counts.available, counts.gap) == (9, 3, 6, 0)
-    bench.production.settle(taken, [TaskStatus.TRAINED] * 4)
+    bench.scheduler.settle(taken, [TaskStatus.TRAINED] * 4)
     assert bench.ledger.counts("a").gap == 0
-    bench.production._sift(2)  # version 0 is two steps old
+    bench.scheduler._sift(2)  # version 0 is two steps old
     assert bench.ledger.counts("a").gap == 6
 
 
 async def test_02_targets_only_grow_and_what_is_left_over_counts_for_the_next_batch() -> None:
     bench = Bench(StalenessPolicy(limit=9, oversample=1.0))
-    taken = await bench.production.take(0)
+    taken = await bench.scheduler.take(0)
     assert bench.ledger.counts("a").target == 3
     await asyncio.sleep(0.05)  # the reserve comes, too
     assert bench.ledger.counts("a").available == 3
     assert bench.drawn == 8
-    bench.production.settle(taken, [TaskStatus.TRAINED] * 4)
+    bench.scheduler.settle(taken, [TaskStatus.TRAINED] * 4)
     await bench.step(1)
     assert bench.drawn == 8  # the batch was there
     assert bench.ledger.counts("a").target == 6
@@ -85,23 +85,23 @@ async def test_02_asking_again_for_a_step_changes_nothing() -> None:
     bench = Bench(StalenessPolicy(ahead=1, limit=9), lambda number: 9.0)
     for _ in range(3):  # a take that was cancelled is begun again
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(bench.production.take(0), 0.01)
+            await asyncio.wait_for(bench.scheduler.take(0), 0.01)
     assert bench.ledger.counts("a").target == 6
     assert len(bench.started) == 8
-    await bench.production.pause()
+    await bench.scheduler.pause()
 
 
 async def test_02_a_step_that_is_tried_again_gets_its_batch_until_it_is_settled() -> None:
     bench = Bench(StalenessPolicy(ahead=1, limit=9))
-    first = await bench.production.take(0)
-    await bench.production.pause()
-    assert await bench.production.take(0) == first
+    first = await bench.scheduler.take(0)
+    await bench.scheduler.pause()
+    assert await bench.scheduler.take(0) == first
     assert bench.ledger.counts("a").consumed == 3
-    bench.production.settle(first, [TaskStatus.TRAINED] * 4)
-    assert not {t.number for t in first} & {t.number for t in await bench.production.take(1)}
+    bench.scheduler.settle(first, [TaskStatus.TRAINED] * 4)
+    assert not {t.number for t in first} & {t.number for t in await bench.scheduler.take(1)}
     with pytest.raises(RunError, match="the batch of step 0 has already been taken and settled"):
-        await bench.production.take(0)
-    await bench.production.pause()
+        await bench.scheduler.take(0)
+    await bench.scheduler.pause()
 
 
 def test_03_a_source_that_is_not_there_is_an_error() -> None:
@@ -131,10 +131,10 @@ def test_04_what_runs_stays_within_what_is_wanted_and_the_reserve(oversample: fl
             assert counts.scheduled <= counts.target - counts.consumed - counts.available + reserve
             return await make(record)
 
-        bench.production._make = watched
+        bench.scheduler._make = watched
         for step in range(6):
             await bench.step(step)
-        await bench.production.pause()
+        await bench.scheduler.pause()
 
     run_virtually(body())
     assert max(most) == (2 if oversample else 0)
@@ -149,7 +149,7 @@ async def test_05_a_tail_batch_is_made_of_what_expired_then_of_what_was_aborted_
     bench.started.clear()
     bench.seconds = lambda number: 0.01 + 0.01 * (number % 10)  # they come one after the other
     taken = await bench.step(1)  # all of it is too old
-    assert bench.production.expired == 6 + 2
+    assert bench.scheduler.expired == 6 + 2
     fresh = [n for n in bench.started if n >= before]
     again = [t for t in taken if t.source == "a"]
     assert [t.attempts for t in again] == [2, 2, 2]
@@ -159,7 +159,7 @@ async def test_05_a_tail_batch_is_made_of_what_expired_then_of_what_was_aborted_
     assert len(fresh) == 2 + 1
     counts = bench.ledger.counts("a")
     assert counts.scheduled + counts.available == 3  # the batch ahead; no reserve, though none waits any more
-    await bench.production.pause()
+    await bench.scheduler.pause()
 
 
 async def test_04_another_takes_the_place_of_what_is_left_out_while_the_trainer_works() -> None:
@@ -179,11 +179,11 @@ async def test_05_expired_tasks_may_be_given_up_and_count_as_filtered() -> None:
     await bench.step(0)
     await asyncio.sleep(0.05)
     taken = await bench.step(1)
-    assert bench.production.expired == 4
+    assert bench.scheduler.expired == 4
     assert {t.attempts for t in taken} == {1}
     assert (bench.ledger.counts("a").filtered, bench.ledger.counts("a").expired) == (3, 3)
     assert bench.drawn == 16  # four of each batch, four that were given up, four ahead
-    await bench.production.pause()
+    await bench.scheduler.pause()
     assert_adds_up(bench)
 
 
@@ -206,7 +206,7 @@ def test_06_every_group_is_taken_once_whatever_pauses(seed: int, tail: int, valv
         took: Counter[int] = Counter()
         for step in range(5):
             while True:
-                waiting = asyncio.ensure_future(bench.production.take(step))
+                waiting = asyncio.ensure_future(bench.scheduler.take(step))
                 done, _ = await asyncio.wait([waiting], timeout=rng.random() / 100)
                 if done:
                     break
@@ -214,14 +214,14 @@ def test_06_every_group_is_taken_once_whatever_pauses(seed: int, tail: int, valv
                 await asyncio.wait([waiting])
                 if not waiting.cancelled():  # it came at the same moment
                     break
-                await bench.production.pause(rng.choice([0.0, 0.01]))
+                await bench.scheduler.pause(rng.choice([0.0, 0.01]))
                 assert bench.ledger.counts("a").scheduled == bench.ledger.counts("b").scheduled == 0
                 assert_adds_up(bench)
             taken = waiting.result()
             took.update(t.number for t in taken)
-            bench.production.settle(taken, [TaskStatus.TRAINED] * len(taken))
+            bench.scheduler.settle(taken, [TaskStatus.TRAINED] * len(taken))
             bench.version = step + 1
-        await bench.production.pause()
+        await bench.scheduler.pause()
         assert max(took.values()) == 1
         assert sum(bench.ledger.counts(n).trained for n in bench.names) == took.total() == 20
         assert_adds_up(bench)
@@ -232,13 +232,13 @@ def test_06_every_group_is_taken_once_whatever_pauses(seed: int, tail: int, valv
 @pytest.mark.parametrize("valve", [True, False])
 async def test_07_once_paused_nothing_starts(valve: bool) -> None:
     bench = Bench(StalenessPolicy(ahead=1, limit=9), lambda n: 0.01 * (n + 1), valve=valve, wanted=lambda group: False)
-    waiting = asyncio.ensure_future(bench.production.take(0))
+    waiting = asyncio.ensure_future(bench.scheduler.take(0))
     while len(bench.started) <= 8:  # noqa: ASYNC110 - groups that are left out are replaced as they come
         await asyncio.sleep(0.001)
     waiting.cancel()
     started = len(bench.started)
     bench.deaf = True
-    await bench.production.pause(0.05, again=0.005)  # some end meanwhile
+    await bench.scheduler.pause(0.05, again=0.005)  # some end meanwhile
     assert (bench.interrupts > 1) is valve  # it was said again
     assert bench.ledger.counts("a").filtered > 0
     await asyncio.sleep(0.05)
@@ -247,10 +247,10 @@ async def test_07_once_paused_nothing_starts(valve: bool) -> None:
 
 async def test_07_after_a_pause_others_may_sample_with_the_same_client() -> None:
     bench = Bench(StalenessPolicy(ahead=1, limit=9), lambda number: 9.0, valve=True)
-    waiting = asyncio.ensure_future(bench.production.take(0))
+    waiting = asyncio.ensure_future(bench.scheduler.take(0))
     await asyncio.sleep(0.01)
     waiting.cancel()
-    assert await bench.production.pause(1.0) == 8
+    assert await bench.scheduler.pause(1.0) == 8
     assert bench.interrupts
     answer = await bench.make(TaskRecord(99, "a", Task(id="evaluation", prompt="x"), 0))
     assert answer.rollouts[0].status == "finished"
@@ -270,7 +270,7 @@ async def test_08_one_task_that_fails_loses_none_of_the_others() -> None:
     bench = Failing(StalenessPolicy(ahead=1, limit=9), lambda n: 0.02 if n == 6 else 0.01 if n != 5 else 0.04)
     await bench.step(0)
     with pytest.raises(ZeroDivisionError):
-        await bench.production.take(1)
+        await bench.scheduler.take(1)
     assert not [t for n in bench.names for t in bench.ledger.records(n, TaskStatus.COMPLETED) if t.taken]
     await asyncio.sleep(0.05)  # the one that runs is not torn down with it
     assert bench.ledger.counts("a").available + bench.ledger.counts("b").available == 12 - 4 - 1
@@ -281,20 +281,20 @@ async def test_08_one_task_that_fails_loses_none_of_the_others() -> None:
 
 async def test_09_stopped_requests_continue_from_their_tokens_and_cancelled_ones_from_earlier_tokens() -> None:
     bench = Bench(StalenessPolicy(limit=9), lambda n: 60.0, valve=True)
-    waiting = asyncio.ensure_future(bench.production.take(0))
+    waiting = asyncio.ensure_future(bench.scheduler.take(0))
     await asyncio.sleep(0.01)
     waiting.cancel()
-    assert await bench.production.pause(3.0) == 4
+    assert await bench.scheduler.pause(3.0) == 4
     aborted = bench.ledger.records("a", TaskStatus.ABORTED)
     assert [versions(t) for t in aborted] == [[0]] * 3  # the token that each had
     bench.version, bench.deaf = 1, True
-    waiting = asyncio.ensure_future(bench.production.take(0))
+    waiting = asyncio.ensure_future(bench.scheduler.take(0))
     await asyncio.sleep(0.01)
     waiting.cancel()
-    await bench.production.pause(0.01)  # nobody listens: they are cancelled
+    await bench.scheduler.pause(0.01)  # nobody listens: they are cancelled
     assert [versions(t) for t in bench.ledger.records("a", TaskStatus.ABORTED)] == [[0]] * 3
     bench.version, bench.deaf, bench.seconds = 2, False, lambda n: 0.01
-    taken = await bench.production.take(0)
+    taken = await bench.scheduler.take(0)
     assert [versions(t) for t in taken] == [[0, 2]] * 4
     assert [t.attempts for t in taken] == [3] * 4
     assert bench.drawn == 4
@@ -302,10 +302,10 @@ async def test_09_stopped_requests_continue_from_their_tokens_and_cancelled_ones
 
 async def test_09_a_task_that_is_cancelled_before_its_first_turn_is_there_again() -> None:
     bench = Bench(StalenessPolicy())
-    bench.production._ask(0)
-    bench.production._fill()
+    bench.scheduler._ask(0)
+    bench.scheduler._fill()
     assert bench.started == []
-    assert await bench.production.pause() == 4
+    assert await bench.scheduler.pause() == 4
     assert bench.ledger.counts("a").waiting == 3
     assert len(await bench.step(0)) == 4
 
@@ -319,8 +319,8 @@ async def test_09_a_task_may_say_itself_that_it_is_unfinished() -> None:
             raise UnfinishedError(group(record.task, [0]))
         return await make(record)
 
-    bench.production._make = stopped
-    assert [versions(t) for t in await bench.production.take(0)] == [[0, 0]] * 4
+    bench.scheduler._make = stopped
+    assert [versions(t) for t in await bench.scheduler.take(0)] == [[0, 0]] * 4
 
 
 @pytest.mark.parametrize("age", [1, 2])
@@ -331,36 +331,36 @@ async def test_13_the_boundary_of_expiry_is_inclusive_and_looked_at_with_every_b
     bench.version = age
     for step in range(1, age):
         await bench.step(step)
-    taken = await bench.production.take(age)
+    taken = await bench.scheduler.take(age)
     assert {v for t in taken for v in versions(t)} == ({0} if age == 1 else {2})
-    assert bench.production.expired == (0 if age == 1 else 4)
-    await bench.production.pause()
+    assert bench.scheduler.expired == (0 if age == 1 else 4)
+    await bench.scheduler.pause()
 
 
 def test_13_old_tokens_are_masked_and_a_group_of_nothing_else_expires() -> None:
     async def body() -> None:
         bench = Bench(StalenessPolicy(ahead=0, limit=4, token_limit=2), lambda n: 60.0, valve=True)
-        waiting = asyncio.ensure_future(bench.production.take(0))
+        waiting = asyncio.ensure_future(bench.scheduler.take(0))
         await asyncio.sleep(0.005)
         waiting.cancel()
-        await bench.production.pause(3.0)
+        await bench.scheduler.pause(3.0)
         bench.version, bench.seconds = 3, lambda n: 0.01
-        bench.production._asked = 3
-        bench.production._batches[3] = {"a": 3, "b": 1}
-        taken = await bench.production.take(3)
+        bench.scheduler._asked = 3
+        bench.scheduler._batches[3] = {"a": 3, "b": 1}
+        taken = await bench.scheduler.take(3)
         held = [t.group.rollouts[0] for t in taken if t.group]
         assert [r.policy_versions.tolist() for r in held] == [[-1, 0, 3]] * 4
         assert [r.loss_mask.tolist() for r in held] == [[False, False, True]] * 4  # version 0 is three steps old
-        assert bench.production.expired == 0
+        assert bench.scheduler.expired == 0
 
     async def nothing_left() -> None:
         bench = Bench(StalenessPolicy(ahead=1, limit=4, token_limit=1))
         await bench.step(0)
         await asyncio.sleep(0.05)
-        taken = await bench.production.take(1)  # all tokens of version 0 are a step old
-        assert bench.production.expired == 4
+        taken = await bench.scheduler.take(1)  # all tokens of version 0 are a step old
+        assert bench.scheduler.expired == 4
         assert [versions(t) for t in taken] == [[1]] * 4
-        await bench.production.pause()
+        await bench.scheduler.pause()
 
     run_virtually(body())
     run_virtually(nothing_left())
@@ -371,9 +371,9 @@ async def test_13_answers_are_not_sampled_further_ahead_than_their_tokens_may_be
     for step in range(6):
         await bench.step(step)
         await asyncio.sleep(0.05)  # everything that is requested ends before the sync
-    assert bench.production.expired == 0
+    assert bench.scheduler.expired == 0
     assert bench.drawn == 7 * 4  # six batches, and the one after them
-    await bench.production.pause()
+    await bench.scheduler.pause()
 
 
 async def test_14_what_is_not_trained_is_counted_once_and_let_go_of() -> None:
@@ -389,9 +389,9 @@ async def test_14_what_is_not_trained_is_counted_once_and_let_go_of() -> None:
     taken = [*await bench.step(0)]
     await asyncio.sleep(0.05)
     taken += await bench.step(1)
-    await bench.production.pause()
+    await bench.scheduler.pause()
     assert bench.ledger.counts("a").filtered == 2
-    assert bench.production.expired == sum(t.attempts == 2 for t in issued) > 0
+    assert bench.scheduler.expired == sum(t.attempts == 2 for t in issued) > 0
     assert not {t.task.id for t in taken} & {"a1", "a2"}
     assert all(t.group is None for t in issued if t.state is not TaskStatus.COMPLETED)
     assert sum(t.state is TaskStatus.FILTERED for t in issued) == 2
@@ -406,10 +406,10 @@ async def test_15_filters_see_whole_groups_only() -> None:
         return True
 
     bench = Bench(StalenessPolicy(limit=9), lambda n: 60.0, valve=True, wanted=wanted)
-    waiting = asyncio.ensure_future(bench.production.take(0))
+    waiting = asyncio.ensure_future(bench.scheduler.take(0))
     await asyncio.sleep(0.005)
     waiting.cancel()
-    await bench.production.pause(3.0)
+    await bench.scheduler.pause(3.0)
     assert seen == []
     bench.seconds = lambda n: 0.01
     await bench.step(0)
@@ -429,12 +429,12 @@ async def test_16_a_batch_is_no_larger_than_asked_for_and_in_the_order_of_issue_
     assert all(t.group is None for t in taken)  # let go of, once trained
     other = Bench(limits, lambda n: 0.001)
     other.drawn = bench.drawn
-    other.production.restore(json.loads(json.dumps(bench.production.state())), {})
+    other.scheduler.restore(json.loads(json.dumps(bench.scheduler.state())), {})
     left = sorted(t.position for t in bench.ledger.records("a", *TaskStatus))
-    await bench.production.pause()
+    await bench.scheduler.pause()
     again = await other.step(2)
     assert [t.position for t in again if t.source == "a"] == left[:3]
-    await other.production.pause()
+    await other.scheduler.pause()
 
 
 @given(weights=st.lists(st.floats(0.01, 1.0), min_size=1, max_size=5), counts=st.lists(st.integers(1, 32), max_size=20))
@@ -451,13 +451,13 @@ async def test_18_there_are_no_empty_batches() -> None:
     assert len(await bench.step(0)) >= 1
     await asyncio.sleep(0.05)
     for step in (1, 2):  # all that is there has expired: the batch waits for what is made again
-        taken = await bench.production.take(step)
+        taken = await bench.scheduler.take(step)
         assert taken
         assert {v for t in taken for v in versions(t)} == {step}
-        bench.production.settle(taken, [TaskStatus.TRAINED] * len(taken))
+        bench.scheduler.settle(taken, [TaskStatus.TRAINED] * len(taken))
         bench.version = step + 1
         await asyncio.sleep(0.03)
-    await bench.production.pause()
+    await bench.scheduler.pause()
 
 
 async def test_18_a_part_of_a_batch_may_be_enough_and_the_rest_is_for_the_next() -> None:
@@ -472,7 +472,7 @@ async def test_18_a_part_of_a_batch_may_be_enough_and_the_rest_is_for_the_next()
     second = await bench.step(1)
     assert {2, 3} <= {t.number for t in second}
     assert bench.drawn == 4 + 2  # the two that came late are part of the second four
-    await bench.production.pause()
+    await bench.scheduler.pause()
     assert_adds_up(bench)
 
 
@@ -480,33 +480,33 @@ async def test_18_an_answer_other_than_yes_or_no_is_no_answer() -> None:
     bench = Bench(StalenessPolicy(limit=9), lambda n: 0.01 * n, stop=lambda *, available, target: "yes")
     with pytest.raises(RunError, match=r"rollout\.stop returned 'yes'; expected True or False"):
         await bench.step(0)
-    await bench.production.pause()
+    await bench.scheduler.pause()
 
 
 async def test_19_a_failure_while_nobody_takes_is_kept_and_raised_with_its_traceback() -> None:
     bench = Failing(StalenessPolicy(ahead=1, limit=9), lambda n: 0.02 if n == 6 else 0.01)
     await bench.step(0)
     await asyncio.sleep(0.05)
-    failure = bench.production.failure
+    failure = bench.scheduler.failure
     assert isinstance(failure, ZeroDivisionError)
     started = len(bench.started)
     with pytest.raises(ZeroDivisionError, match="the sixth") as caught:
-        await bench.production.take(1)
+        await bench.scheduler.take(1)
     assert caught.value is failure
     assert any(frame.name == "make" for frame in caught.traceback)
     assert len(bench.started) == started  # nothing starts any more
-    await bench.production.pause()
+    await bench.scheduler.pause()
 
 
 async def test_20_a_resumed_run_makes_again_what_was_on_its_way_and_goes_on_where_its_sources_stood() -> None:
     bench = Bench(StalenessPolicy(ahead=1, limit=9, oversample=0.5))
     await bench.step(0)
     await asyncio.sleep(0.03)
-    state = json.loads(json.dumps(bench.production.state()))  # as it stands, while tasks run
+    state = json.loads(json.dumps(bench.scheduler.state()))  # as it stands, while tasks run
     on_the_way = {p for positions in state["on_the_way"].values() for p in positions}
     other = Bench(StalenessPolicy(ahead=1, limit=9, oversample=0.5))
     other.drawn = bench.drawn
-    assert other.production.restore(state, {}) == len(on_the_way)
+    assert other.scheduler.restore(state, {}) == len(on_the_way)
     seen: list[int] = []
     for step in range(1, 4):
         seen += [t.position for t in await other.step(step)]
@@ -514,5 +514,5 @@ async def test_20_a_resumed_run_makes_again_what_was_on_its_way_and_goes_on_wher
     assert len(set(seen)) == len(seen)
     ended = bench.ledger.counts("a").trained + bench.ledger.counts("b").trained
     assert ended + len(on_the_way) == bench.drawn  # nothing is missing
-    await bench.production.pause()
-    await other.production.pause()
+    await bench.scheduler.pause()
+    await other.scheduler.pause()

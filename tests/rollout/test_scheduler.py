@@ -29,7 +29,7 @@ async def test_without_batches_ahead_it_is_synchronous() -> None:
         assert bench.drawn == 4 * (step + 1)  # nothing was started for the next step
         await asyncio.sleep(0.02)
         assert bench.drawn == 4 * (step + 1)
-    assert bench.production.expired == 0
+    assert bench.scheduler.expired == 0
 
 
 async def test_with_a_batch_ahead_the_next_one_is_made_meanwhile() -> None:
@@ -37,7 +37,7 @@ async def test_with_a_batch_ahead_the_next_one_is_made_meanwhile() -> None:
     await bench.step(0)
     assert bench.drawn >= 8
     await asyncio.sleep(0.05)  # the trainer works
-    taken = await asyncio.wait_for(bench.production.take(1), 0.005)  # it was there already
+    taken = await asyncio.wait_for(bench.scheduler.take(1), 0.005)  # it was there already
     assert {t.group.rollouts[0].policy_versions[1] for t in taken if t.group} <= {0, 1}
 
 
@@ -47,7 +47,7 @@ async def test_groups_that_are_too_old_are_sampled_again_and_never_taken() -> No
     await asyncio.sleep(0.05)  # all of the next two batches are there, of version 0
     bench.version = 1
     taken = await bench.step(1)
-    assert bench.production.expired == 8
+    assert bench.scheduler.expired == 8
     assert {int(t.group.rollouts[0].policy_versions[1]) for t in taken if t.group} == set()  # let go of
     assert bench.drawn == 16  # those that expired are tasks again, before any fresh one
     assert all(t.attempts == 2 for t in taken)
@@ -62,10 +62,10 @@ async def test_a_slow_group_delays_no_other() -> None:
 
 async def test_a_pause_ends_what_runs_and_loses_no_task() -> None:
     bench = Bench(StalenessPolicy(ahead=1, limit=9), lambda number: 0.05)
-    first = asyncio.ensure_future(bench.production.take(0))
+    first = asyncio.ensure_future(bench.scheduler.take(0))
     await asyncio.sleep(0.01)
     first.cancel()
-    assert await bench.production.pause() == 8
+    assert await bench.scheduler.pause() == 8
     assert bench.ledger.counts("a").waiting == 6
     await asyncio.sleep(0.1)
     assert len(bench.started) == 8
@@ -77,9 +77,9 @@ async def test_a_pause_ends_what_runs_and_loses_no_task() -> None:
 async def test_a_task_that_fails_ends_the_run_at_once_with_its_own_traceback() -> None:
     bench = Bench(StalenessPolicy(), lambda number: 5.0 if number else 1 / number)
     with pytest.raises(ZeroDivisionError) as caught:
-        await asyncio.wait_for(bench.production.take(0), 1)
+        await asyncio.wait_for(bench.scheduler.take(0), 1)
     assert any(frame.name == "make" for frame in caught.traceback)
-    await bench.production.pause()
+    await bench.scheduler.pause()
 
 
 async def test_groups_that_are_not_wanted_are_replaced() -> None:
@@ -94,10 +94,10 @@ async def test_groups_that_are_not_wanted_are_replaced() -> None:
 async def test_the_policy_decides_what_is_trained_first() -> None:
     later_first = lambda group, *, step, uses: float(group.task.id[1:]) if group.task.id[0] == "a" else 0.0  # noqa: E731
     bench = Bench(StalenessPolicy(ahead=2, limit=9), policy=later_first)
-    await bench.production.take(0)  # of what there was, whatever that is
+    await bench.scheduler.take(0)  # of what there was, whatever that is
     await asyncio.sleep(0.05)
     there = [t.number for t in bench.ledger.records("a", TaskStatus.COMPLETED) if not t.taken]
-    taken = await bench.production.take(1)
+    taken = await bench.scheduler.take(1)
     assert [t.number for t in taken if t.source == "a"] == sorted(there, reverse=True)[:3]
 
 
@@ -113,7 +113,7 @@ async def test_what_the_policy_drops_is_never_trained_and_another_task_takes_its
     assert all(int(t.task.id[1:]) % 2 == 0 for t in taken)
     counts = [bench.ledger.counts(source) for source in bench.names]
     assert sum(c.trained for c in counts) == 4
-    assert bench.production.dropped == sum(c.filtered for c in counts) == bench.drawn - 4 > 0
+    assert bench.scheduler.dropped == sum(c.filtered for c in counts) == bench.drawn - 4 > 0
     assert set(asked) == {(0, 0)}
 
 
@@ -124,8 +124,8 @@ async def test_a_run_continues_from_its_state_and_repeats_groups_in_progress() -
     await asyncio.sleep(0.03)  # the next batch is there, and lost with the program
     other = Bench(limits)
     other.drawn = bench.drawn
-    assert other.production.restore(json.loads(json.dumps(bench.production.state())), {}) == 4
-    await bench.production.pause()
+    assert other.scheduler.restore(json.loads(json.dumps(bench.scheduler.state())), {}) == 4
+    await bench.scheduler.pause()
     assert other.ledger.counts("a").waiting == 3
     taken = await other.step(1)
     assert {t.task.id for t in taken} == {f"{t.source}{t.position}" for t in taken}
@@ -138,8 +138,8 @@ async def test_a_batch_that_was_requested_of_a_source_that_is_gone_is_made_of_th
     limits = StalenessPolicy(ahead=1, limit=9)
     bench = Bench(limits)
     await bench.step(0)
-    state = json.loads(json.dumps(bench.production.state()))
-    await bench.production.pause()
+    state = json.loads(json.dumps(bench.scheduler.state()))
+    await bench.scheduler.pause()
 
     class Alone(Bench):
         names = ("a",)
@@ -149,10 +149,10 @@ async def test_a_batch_that_was_requested_of_a_source_that_is_gone_is_made_of_th
 
     other = Alone(limits)
     other.drawn = bench.drawn
-    other.production.restore(state, {})
+    other.scheduler.restore(state, {})
     for step in (1, 2):
         assert [t.source for t in await asyncio.wait_for(other.step(step), 5)] == ["a"] * 4
-    await other.production.pause()
+    await other.scheduler.pause()
 
 
 async def test_groups_that_waited_come_back_from_what_was_kept_and_only_the_others_are_made_again() -> None:
@@ -160,38 +160,38 @@ async def test_groups_that_waited_come_back_from_what_was_kept_and_only_the_othe
     bench = Bench(limits)
     await bench.step(0)
     await asyncio.sleep(0.03)
-    there = {record.number: record.group for record in bench.production.unsettled()}
+    there = {record.number: record.group for record in bench.scheduler.unsettled()}
     assert len(there) == 4
     lost = min(there)
     del there[lost]
     other = Bench(limits)
     other.drawn = bench.drawn
-    state = json.loads(json.dumps(bench.production.state()))
-    assert other.production.restore(state, {n: g for n, g in there.items() if g}) == 1
-    assert [t.number for t in other.production.unsettled()] == sorted(there)
+    state = json.loads(json.dumps(bench.scheduler.state()))
+    assert other.scheduler.restore(state, {n: g for n, g in there.items() if g}) == 1
+    assert [t.number for t in other.scheduler.unsettled()] == sorted(there)
     taken = await other.step(1)
     assert len(taken) == 4
     assert set(there) & set(other.started) == set()
     assert {t.attempts for t in taken} == {1}
-    await other.production.pause()
-    await bench.production.pause()
+    await other.scheduler.pause()
+    await bench.scheduler.pause()
 
 
 async def test_a_checkpoint_between_a_step_that_failed_and_its_next_attempt_has_the_same_batch() -> None:
     bench = Bench(StalenessPolicy(ahead=1, limit=9))
     await bench.step(0)
-    failed = await bench.production.take(1)  # and the step raises
-    state = json.loads(json.dumps(bench.production.state()))
-    groups = {t.number: t.group for t in bench.production.unsettled() if t.group}
+    failed = await bench.scheduler.take(1)  # and the step raises
+    state = json.loads(json.dumps(bench.scheduler.state()))
+    groups = {t.number: t.group for t in bench.scheduler.unsettled() if t.group}
     other = Bench(StalenessPolicy(ahead=1, limit=9))
     other.drawn = bench.drawn
-    other.production.restore(state, groups)
-    await bench.production.pause()
+    other.scheduler.restore(state, groups)
+    await bench.scheduler.pause()
     taken = await asyncio.wait_for(other.step(1), 5)
     assert [(t.number, t.task.id) for t in taken] == [(t.number, t.task.id) for t in failed]
     assert other.ledger.counts("a").consumed == other.ledger.counts("a").trained == 6
     assert len(await asyncio.wait_for(other.step(2), 5)) == 4
-    await other.production.pause()
+    await other.scheduler.pause()
 
 
 @settings(max_examples=30)
@@ -213,19 +213,19 @@ def test_every_task_ends_once_in_the_course_that_survives(
                 step += 1
             for _ in range(random.randrange(3)):
                 await asyncio.sleep(0)
-            state = json.loads(json.dumps({"production": bench.production.state(), "drawn": bench.drawn}))
+            state = json.loads(json.dumps({"production": bench.scheduler.state(), "drawn": bench.drawn}))
             # What the store lost is made again; what is there is not.
-            kept = {t.number: t.group for t in bench.production.unsettled() if t.group and random.random() < 0.7}
+            kept = {t.number: t.group for t in bench.scheduler.unsettled() if t.group and random.random() < 0.7}
             for later in range(until_killed):
                 await bench.step(step + later)
-            await bench.production.pause()
+            await bench.scheduler.pause()
             bench = Bench(limits, lambda number: 0.0)
             bench.drawn, bench.version = state["drawn"], step
-            bench.production.restore(state["production"], kept)
+            bench.scheduler.restore(state["production"], kept)
         for _ in range(2):
             trained += [t.task.id for t in await bench.step(step)]
             step += 1
-        await bench.production.pause()
+        await bench.scheduler.pause()
         live = [t.task.id for name in bench.names for t in bench.ledger.records(name, *TaskStatus)]
         assert len(trained) == 4 * step
         assert len({*trained, *live}) == len(trained) + len(live) == bench.drawn
@@ -234,9 +234,9 @@ def test_every_task_ends_once_in_the_course_that_survives(
 
 
 async def test_who_waits_uses_no_processor() -> None:
-    """A production of many tasks on a slow engine sleeps: in fifty seconds its loop hardly turns."""
+    """A scheduler of many tasks on a slow engine sleeps: in fifty seconds its loop hardly turns."""
     bench = Bench(StalenessPolicy(ahead=4, limit=9, oversample=0.5), lambda number: 60.0, batch=500)
-    waiting = asyncio.ensure_future(bench.production.take(0))
+    waiting = asyncio.ensure_future(bench.scheduler.take(0))
     await asyncio.sleep(0.5)
     assert len(bench.started) == 5 * 500 + 250 + 1  # the reserves of two sources, rounded up
     loop = asyncio.get_running_loop()
@@ -245,15 +245,15 @@ async def test_who_waits_uses_no_processor() -> None:
     await asyncio.sleep(50.0)
     assert loop.turns - before < 10
     waiting.cancel()
-    await bench.production.pause()
+    await bench.scheduler.pause()
 
 
 async def test_a_policy_that_drops_every_group_ends_the_run() -> None:
     bench = Bench(StalenessPolicy(), policy=lambda group, *, step, uses: None, most_dropped=12)
     with pytest.raises(RunError, match="its policy dropped 12 groups in a row"):
-        await bench.production.take(0)
-    await bench.production.pause()
-    assert bench.production.dropped == 12
+        await bench.scheduler.take(0)
+    await bench.scheduler.pause()
+    assert bench.scheduler.dropped == 12
 
 
 @pytest.mark.parametrize(("value", "shown"), [(math.nan, "NaN"), ("high", "'high'")])
@@ -262,8 +262,8 @@ async def test_a_priority_that_has_no_place_in_an_order_is_an_error(value: Any, 
     with pytest.raises(
         RunError, match=rf"rollout\.buffer: the priority of task '.*' is {shown}; expected a number, or"
     ):
-        await bench.production.take(0)
-    await bench.production.pause()
+        await bench.scheduler.take(0)
+    await bench.scheduler.pause()
 
 
 async def test_a_policy_that_keeps_some_groups_fills_its_batches() -> None:
@@ -273,5 +273,5 @@ async def test_a_policy_that_keeps_some_groups_fills_its_batches() -> None:
     bench = Bench(StalenessPolicy(), policy=policy, most_dropped=12)
     for step in range(3):
         assert len(await bench.step(step)) == 4
-    await bench.production.pause()
-    assert bench.production.dropped > 12
+    await bench.scheduler.pause()
+    assert bench.scheduler.dropped > 12

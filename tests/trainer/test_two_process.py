@@ -86,14 +86,14 @@ def test_what_is_remembered_of_a_batch_that_was_settled_is_what_the_explorer_its
     async def go() -> None:
         bench = Bench(StalenessPolicy(ahead=ahead, limit=9, oversample=0.5), lambda number: 0.0)
         for step in range(steps):
-            records = await bench.production.take(step)
-            remembered = json.loads(json.dumps(bench.production.state()))
-            bench.production.settle(records, ends)
+            records = await bench.scheduler.take(step)
+            remembered = json.loads(json.dumps(bench.scheduler.state()))
+            bench.scheduler.settle(records, ends)
             found = RolloutScheduler.settled(remembered, records, ends)
-            assert found == json.loads(json.dumps(bench.production.state()))
-        await bench.production.pause()
+            assert found == json.loads(json.dumps(bench.scheduler.state()))
+        await bench.scheduler.pause()
         other = Bench(StalenessPolicy(ahead=ahead, limit=9, oversample=0.5))
-        other.production.restore(found, {})
+        other.scheduler.restore(found, {})
         counts = [other.ledger.counts(name) for name in other.names]
         assert sum(c.trained + c.filtered + c.failed for c in counts) == 4 * steps == sum(c.consumed for c in counts)
 
