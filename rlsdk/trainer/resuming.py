@@ -1,16 +1,14 @@
-"""Create the folder of a new run; resume a run: compare its folder with the configuration, restore its trainer."""
+"""Prepare a run's folder: create it for a new run, or find what a resumed run continues from."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
-import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import yaml
@@ -26,8 +24,7 @@ from rlsdk.plurals import counted
 from rlsdk.runlog.folder import finish_removal, is_foreign, mark, remove_compiled, remove_run, replace_text
 from rlsdk.runlog.metrics import METRICS, garbled_lines, lines_up_to
 from rlsdk.runlog.report import SUMMARY
-from rlsdk.runlog.store import DATABASE, RolloutStore, damage_of, set_aside
-from rlsdk.runlog.tables import Entry
+from rlsdk.runlog.store import DATABASE, damage_of, set_aside
 from rlsdk.trainer.changes import (
     KEPT,
     Difference,
@@ -37,13 +34,6 @@ from rlsdk.trainer.changes import (
     left_out,
     replaced_code,
 )
-from rlsdk.trainer.ledger import used_entry, waiting_entry
-from rlsdk.types import Group
-
-if TYPE_CHECKING:
-    from rlsdk.trainer.trainer import Trainer
-
-log = logging.getLogger(__name__)
 
 
 @attrs.frozen
@@ -291,90 +281,3 @@ def _kept_text(plan: Plan, kept: KeptConfig) -> str:
     }
     head = "".join(f"# plugin {name}: {mark}\n" for name, mark in marks.items())
     return head + yaml.safe_dump(kept.tree, sort_keys=False, allow_unicode=True)
-
-
-async def snapshot(trainer: Trainer) -> tuple[dict[str, Any], list[Entry]]:
-    """Return the state of a run as plain JSON, and the groups that its checkpoint refers to.
-
-    These are the groups that wait for the trainer, and those that may be trained on again.
-    """
-    found = await trainer.rollouts.snapshot()
-    state = {
-        **found.state,
-        "replay": trainer.replay.state(),
-        "components": trainer.credit.state(),
-        "learning": trainer.monitor.state(),
-        "counters": trainer.counters.state(),
-        "plugins": trainer.plan.code,
-    }
-    waiting = [waiting_entry(record, trainer.version) for record in found.waiting]
-    return state, [*waiting, *(used_entry(used, trainer.version) for used in trainer.replay.held)]
-
-
-def write_checkpoint(trainer: Trainer, state: dict[str, Any], *, last: bool) -> Path:
-    """Write a checkpoint with the learner's files and, if configured, an export.
-
-    Args:
-        trainer: Trainer of the run.
-        state: State from `snapshot`.
-        last: True for the last checkpoint of the run.
-    """
-    wanted = trainer.plan.config.checkpoint.export
-
-    def write(folder: Path) -> None:
-        trainer.learner.save(folder / LEARNER)
-        if wanted == "every" or (wanted == "last" and last):
-            trainer.learner.export(folder / "export")
-
-    return trainer.checkpoints.save(trainer.version, state, write)
-
-
-async def restore(trainer: Trainer, step: int, store: RolloutStore | None) -> None:
-    """Restore a trainer, its rollouts, learner and rollout store from a checkpoint.
-
-    Args:
-        trainer: Trainer that has not trained yet.
-        step: Step of the checkpoint.
-        store: Rollout store with the groups that the checkpoint refers to; None if rollouts are not kept.
-    """
-    state = trainer.checkpoints.read(step)
-    replay, kept = state.get("replay", ()), state["production"].get("kept", ())
-    await asyncio.to_thread(trainer.learner.load, trainer.checkpoints.path(step) / LEARNER)
-    trainer.credit.restore(state["components"])
-    trainer.monitor.restore(state.get("learning", {"taught": step, "empty": 0}))
-    trainer.counters.restore(state.get("counters", {}))
-    groups: Mapping[int, Group] = {}
-    if store is not None:
-        waiting = {n: ("completed", None, 0) for *_, n in kept}
-        used = {u["number"]: ("trained", u["step"], u["uses"]) for u in replay}
-        places = {n: (source, position) for source, position, n in kept} | trainer.replay.places(replay)
-        tasks = await trainer.rollouts.tasks(places)
-        # Delete the rows of later steps first, since their record numbers are reused.
-        await asyncio.to_thread(rewind, store, step, {**waiting, **used})
-        groups = await asyncio.to_thread(store.recall, tasks, step)
-    back, again = await trainer.rollouts.restore(step, state, {n: groups[n] for *_, n in kept if n in groups})
-    trainer.replay.restore(replay, groups)
-    trainer.version = step
-    log.info(
-        "restored %d groups that were waiting at the checkpoint; %d unfinished tasks will be sampled again", back, again
-    )
-    log.info("continuing from step %d", step)
-    if not trainer.sync_due:
-        log.warning(
-            "step %d is between two weight syncs (rollout.sync_interval=%d): the next rollouts are sampled with its "
-            "weights, and not with the older ones that the run would have used without the interruption",
-            step,
-            trainer.plan.config.rollout.sync_interval,
-        )
-
-
-def rewind(store: RolloutStore, step: int, kept: Mapping[int, tuple[str, int | None, int]]) -> None:
-    """Rewind a store to the checkpoint of a step, in one transaction; step 0 empties it.
-
-    Args:
-        store: Rollout store.
-        step: Step of the checkpoint.
-        kept: Record number -> status, step and uses of its group at the checkpoint.
-    """
-    with store.transaction():
-        store.rewind(step, kept)

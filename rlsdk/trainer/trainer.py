@@ -46,7 +46,8 @@ from rlsdk.trainer.metrics import (
     update_metrics,
 )
 from rlsdk.trainer.record import RunRecord, open_run
-from rlsdk.trainer.resuming import check_resumed, restore, rewind, snapshot, write_checkpoint
+from rlsdk.trainer.resuming import check_resumed
+from rlsdk.trainer.state import restore, rewind, snapshot, write_checkpoint
 from rlsdk.trainer.summary import LearningMonitor, RunCounters, log_background_failure, summarise, teaches
 from rlsdk.types import Group
 
