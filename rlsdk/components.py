@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, wraps
@@ -13,6 +14,7 @@ import attrs
 from rlsdk import calls
 from rlsdk.errors import OptionError, PluginError, RlsdkError, RunError, defined_at, described
 from rlsdk.fields import Field, declared_by
+from rlsdk.isolation.process_settings import settings_kept, told
 from rlsdk.kinds import SCHEDULED, SUPPLIED, Kind
 from rlsdk.options import CONVERTER, Option, check_options, options_of
 from rlsdk.schedules import Schedule, Scheduled, number_of, schedules_in
@@ -33,6 +35,9 @@ T = TypeVar("T", bound=Callable[..., Any])
 P = ParamSpec("P")
 R = TypeVar("R")
 _MARK = "__rlsdk_component__"
+_warned: set[str] = set()
+"""Titles of components that were reported by `warn_of_changes`."""
+log = logging.getLogger(__name__)
 
 
 @attrs.frozen(eq=False)
@@ -286,6 +291,24 @@ def naming(part: Any) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:  # `sys.exit` in it would end the run without a word
         raise RunError(f"{title_of(part)} failed: {described(error)}") from error
+
+
+@contextmanager
+def calling(part: Any) -> Iterator[None]:
+    """Do what `naming` does, and undo changes of a component to settings of the process, with a warning."""
+    with naming(part), settings_kept() as changes:
+        yield
+    warn_of_changes(part, changes)
+
+
+def warn_of_changes(part: Any, changes: Mapping[str, tuple[Any, Any]]) -> None:
+    """Log a warning about settings of the process that a component changed, once for each component."""
+    if changes and (title := title_of(part)) not in _warned:
+        _warned.add(title)
+        log.warning(
+            "%s changes settings of the whole process: %s; they are changed back after each call%s",
+            title, told(changes), see_definition(part),
+        )  # fmt: skip
 
 
 def own_mark(obj: Any) -> Component | None:

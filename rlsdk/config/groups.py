@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.components import component_of
+from rlsdk.isolation.process_settings import settings_kept
 from rlsdk.types import Group, Rollout, Score, Task
 
 if TYPE_CHECKING:
@@ -186,7 +187,8 @@ def _gradient(loss: Any, *, sign: float = 1.0, moved: float = 0.0) -> Any | None
         expert=~labels,
     )
     try:
-        values = loss(x)
+        with settings_kept():
+            values = loss(x)
         values = values[0] if isinstance(values, tuple) else values
         (slope,) = torch.autograd.grad(values.sum(), logprobs)
     except (Exception, SystemExit):  # noqa: BLE001 - as above
@@ -216,7 +218,8 @@ def _tried(advantage: Any, size: int) -> Any:
     if component is None or component.is_async:
         return None
     try:
-        return advantage(_batch(size).only(component.needs))
+        with settings_kept():
+            return advantage(_batch(size).only(component.needs))
     except (Exception, SystemExit):  # noqa: BLE001 - as above
         return None
 
@@ -226,7 +229,8 @@ def _keeps(part: Any, size: int) -> bool:
     rewards = _rewards(size)
     trial = [_group(rewards[first * size :][:size]) for first in range(len(REWARDS))]
     try:
-        answers = [part(group) for group in trial]
+        with settings_kept():
+            answers = [part(group) for group in trial]
         return any(len(answer) if isinstance(answer, Group) else answer for answer in answers)
     except (Exception, SystemExit):  # noqa: BLE001 - as above
         return True
@@ -236,7 +240,8 @@ def _filtered(group: Group, filters: Sequence[Any]) -> Group | None:
     """Return the part of a trial group that filters keep; None if they drop it, or if they cannot be tried."""
     try:
         for each in filters:
-            answer = each(group)
+            with settings_kept():
+                answer = each(group)
             if not answer:
                 return None
             group = answer if isinstance(answer, Group) else group

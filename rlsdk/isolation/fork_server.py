@@ -280,6 +280,7 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 def main(descriptor: int) -> None:
     """Run the server: prepare, fork a process for each socket received, and report how forks ended."""
     control = socket.socket(fileno=descriptor)
+    control.setblocking(True)  # whatever `socket.setdefaulttimeout` was called with
     given = receive(control)
     try:
         prepare, argument, memory = pickle.loads(given)  # noqa: S301 - from the process that started this one
@@ -314,7 +315,9 @@ def main(descriptor: int) -> None:
                 if os.fork() == 0:
                     signal.set_wakeup_fd(-1)
                     control.close()
-                    _live(socket.socket(fileno=descriptors[0]), work, memory)
+                    connection = socket.socket(fileno=descriptors[0])
+                    connection.setblocking(True)
+                    _live(connection, work, memory)
                 os.close(descriptors[0])
 
 

@@ -462,8 +462,12 @@ class TransformersLearner(LearnerOptions):
 
     @property
     def _facts(self) -> dict[str, Any]:
-        common = {"dtype": self._roles.main.dtype, "roles": sorted(self._trained)}
-        return {**self.facts, **common, "lora": self.lora and self.lora.facts}
+        return {**self.option_facts, "dtype": self._roles.main.dtype, "roles": sorted(self._trained)}
+
+    @property
+    def option_facts(self) -> dict[str, Any]:
+        """Facts that the options alone determine, so that a resume can compare them before the learner starts."""
+        return {**self.facts, "lora": self.lora and self.lora.facts}
 
     def export(self, folder: Path) -> None:
         """Write a folder for `transformers.from_pretrained`: safetensors weights, config, tokenizer; rank 0 writes.

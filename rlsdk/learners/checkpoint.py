@@ -54,17 +54,36 @@ def check_manifest(folder: Path, rank: int, world: int, facts: Mapping[str, Any]
     Raises:
         CheckpointError: The manifest is missing, or belongs to a run with different settings.
     """
+    if fault := find_other_settings(folder, {**({"ranks": world} if same_ranks else {}), **facts}):
+        raise CheckpointError(fault)
     first = _read(folder, 0)
-    written = {"ranks": first["world"], **first["facts"]}
-    wanted = {**({"ranks": world} if same_ranks else {}), **facts}
-    if off := [f"{k} {written.get(k)!r} there, {wanted[k]!r} here" for k in wanted if written.get(k) != wanted[k]]:
-        ways = "restore them, or start another run with name=…"
-        raise CheckpointError(
-            f"checkpoint {folder} was written by a learner with different settings: {'; '.join(off)}; {ways}"
-        )
     shares = [_read(folder, r)["files"] for r in range(first["world"])]
     mine = {name: digest for share in shares[rank::world] for name, digest in share.items()}
     return _misplaced(folder, shares) or find_changed(folder, mine)
+
+
+def find_other_settings(folder: Path, wanted: Mapping[str, Any]) -> str:
+    """Compare settings with those of the learner that wrote a checkpoint.
+
+    Args:
+        folder: Folder that the ranks wrote to.
+        wanted: Name -> value of settings that must be equal; `ranks` is their number.
+
+    Returns:
+        Sentence that names the settings that differ; empty if there are none, or no manifest.
+
+    Raises:
+        DamagedCheckpointError: The manifest cannot be read.
+    """
+    if not (folder / f"{_PREFIX}0.json").exists():
+        return ""
+    first = _read(folder, 0)
+    written = {"ranks": first["world"], **first["facts"]}
+    off = [f"{k} {written.get(k)!r} there, {wanted[k]!r} here" for k in wanted if written.get(k) != wanted[k]]
+    if not off:
+        return ""
+    ways = "restore them, or start another run with name=…"
+    return f"checkpoint {folder} was written by a learner with different settings: {'; '.join(off)}; {ways}"
 
 
 def ranks_of(folder: Path) -> int | None:

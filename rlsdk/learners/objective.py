@@ -15,11 +15,12 @@ from torch import Tensor
 
 from rlsdk.batch import LossInputs, Totals, aggregate
 from rlsdk.batch.arithmetic import bounded
-from rlsdk.components import component_of, needs_of
+from rlsdk.components import component_of, needs_of, warn_of_changes
 from rlsdk.contracts import LossSpec, TrainBatch
 from rlsdk.errors import LearnerError, RlsdkError, described
 from rlsdk.fields import UPDATE_FIELDS, names
 from rlsdk.head import EntropyMode
+from rlsdk.isolation.process_settings import settings_kept
 from rlsdk.learners.metrics import Gather, Memory, MetricAccumulator, add_component_metrics
 from rlsdk.learners.router import ExpertTotals
 from rlsdk.plugins import ComponentRef, Plugins
@@ -293,11 +294,13 @@ def _named(kind: str, part: Any) -> Iterator[str]:
     component = component_of(part)
     name = f"{kind} {component.name!r}" if component else f"{kind} {part!r}"
     try:
-        yield name
+        with settings_kept() as changes:
+            yield name
     except (RlsdkError, torch.OutOfMemoryError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # `sys.exit` in it would end the rank without a word
         raise LearnerError(f"{name} failed: {described(error)}") from error
+    warn_of_changes(part, changes)
 
 
 def _per_token(name: str, values: Any, x: LossInputs) -> Tensor:

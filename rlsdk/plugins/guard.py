@@ -13,6 +13,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import NoReturn
 
 from rlsdk.errors import place_in, place_of
+from rlsdk.isolation.process_settings import WORKING_FOLDER, settings_kept, told
 
 log = logging.getLogger(__name__)
 SLOW_SECONDS = 20.0
@@ -26,7 +27,8 @@ def imported(what: str) -> Iterator[None]:
     """Import a plugin in this block.
 
     What it prints goes to standard error, since standard output is the command's. An import that takes long is
-    reported, and an interrupted one is named.
+    reported, and an interrupted one is named. Settings of the process that it changes, such as torch's default dtype,
+    are changed back, with a warning.
 
     Args:
         what: The plugin, for messages.
@@ -35,12 +37,12 @@ def imported(what: str) -> Iterator[None]:
         ImportError: The import changed the working folder, which is changed back.
         SystemExit: The import called `os._exit`.
     """
-    folder, process, main = _working_folder(), os.getpid(), threading.get_ident()
+    process, main = os.getpid(), threading.get_ident()
     slow = threading.Timer(SLOW_SECONDS, _report, (what, main))
     slow.daemon = True
     slow.start()
     try:
-        with exits_raised(), redirect_stdout(sys.stderr):
+        with settings_kept() as changes, exits_raised(), redirect_stdout(sys.stderr):
             yield
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(f"while importing {what}{_at(place_of(error))}") from error
@@ -50,13 +52,14 @@ def imported(what: str) -> Iterator[None]:
             os.write(2, f"rlsdk: {what} forks when it is imported; its child ends here\n".encode())
             os._exit(1)  # two processes would write to the same output and run folder
         slow.join()
-    if folder is not None and _working_folder() != folder:
-        moved = _working_folder()
-        os.chdir(folder)
+    if WORKING_FOLDER in changes:
+        folder, moved = changes[WORKING_FOLDER]
         raise ImportError(
             f"it changes the working folder from {folder} to {moved}, where relative paths of the configuration would "
             "be looked up; remove os.chdir, and build paths of its own files from Path(__file__).parent"
         )
+    if changes:
+        log.warning("%s changes settings of the whole process: %s; they are changed back", what, told(changes))
 
 
 @contextmanager
@@ -74,13 +77,6 @@ def exits_raised() -> Iterator[None]:
         yield
     finally:
         os._exit = leave
-
-
-def _working_folder() -> str | None:
-    try:
-        return os.getcwd()
-    except OSError:  # it was removed
-        return None
 
 
 def _report(what: str, thread: int) -> None:

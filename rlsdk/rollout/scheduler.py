@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlsdk.components import see_definition
+from rlsdk.components import calling, naming, see_definition
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.errors import RunError, ValueFault
 from rlsdk.messages import number as plain_number
@@ -56,7 +56,9 @@ def priority_of(policy: BufferPolicy, group: Group, *, step: int, uses: int) -> 
     Raises:
         RunError: The policy returned NaN, which cannot be ordered, or something other than a number.
     """
-    given, what = policy(group, step=step, uses=uses), f"the priority of task {group.task.id!r}"
+    with naming(policy):
+        given = policy(group, step=step, uses=uses)
+    what = f"the priority of task {group.task.id!r}"
     try:
         priority = None if given is None else plain_number(given, what)
         if priority is not None and math.isnan(priority):
@@ -342,7 +344,8 @@ class RolloutScheduler:
             return available == target
         if not available:
             return False
-        enough: object = self._stop(available=available, target=target)
+        with calling(self._stop):
+            enough: object = self._stop(available=available, target=target)
         if not isinstance(enough, bool | np.bool_):
             raise RunError(f"rollout.stop returned {enough!r}; expected True or False{see_definition(self._stop)}")
         return bool(enough)

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlsdk.components import naming, see_definition, title_of
+from rlsdk.components import calling, see_definition, title_of
 from rlsdk.contracts import TrainBatch
 from rlsdk.errors import RlsdkError, RunError, described
 from rlsdk.fields import FORWARD, UPDATE_FIELDS, Field
@@ -108,7 +108,7 @@ def apply_filters(groups: Sequence[Group], filters: Sequence[Callable[[Group], b
             group, rollouts=[group.rollouts[i] for i in index], scores=[group.scores[i] for i in index]
         )
         for each in filters:
-            with naming(each):
+            with calling(each):
                 answer = each(left) if left is not None and len(left) else False
             if not isinstance(answer, bool | np.bool_ | Group):
                 raise RunError(

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeGuard
 import attrs
 import numpy as np
 
-from rlsdk.components import see_definition
+from rlsdk.components import calling, see_definition
 from rlsdk.config import TaskSource
 from rlsdk.contracts import KeepsOrder, ReportsMetrics, TaskList, TaskSampler, WeighsSource, memory_of
 from rlsdk.errors import DataError, RunError
@@ -161,7 +161,8 @@ class SampledStream(TaskStream):
             idle = self._open & ~self._busy
             available = np.flatnonzero(idle if idle.any() else self._open)
             position = self.position * len(self)
-            given: object = self._sampler.draw(available, np.random.default_rng([self._seed, self.position]))
+            with calling(self._sampler):
+                given: object = self._sampler.draw(available, np.random.default_rng([self._seed, self.position]))
             if not _is_among(given, available):
                 raise RunError(
                     f"rollout.sampler drew {given!r}; expected one of the {len(available)} indices that it was given, "
@@ -190,7 +191,8 @@ class SampledStream(TaskStream):
         for position, group in sorted(waiting.items()):
             index = position % len(self)
             self._busy[index] = False
-            self._sampler.note(index, group)
+            with calling(self._sampler):
+                self._sampler.note(index, group)
 
     def factor(self) -> float:
         """Return the factor on the weight of the source in the next batch.
@@ -200,7 +202,8 @@ class SampledStream(TaskStream):
         """
         if not isinstance(self._sampler, WeighsSource):
             return 1.0
-        given: object = self._sampler.source_weight()
+        with calling(self._sampler):
+            given: object = self._sampler.source_weight()
         number = isinstance(given, int | float | np.number) and not isinstance(given, bool)
         if not number or not 0 <= (factor := float(given)) < np.inf:  # type: ignore[arg-type]
             raise RunError(
@@ -211,7 +214,8 @@ class SampledStream(TaskStream):
 
     def metrics(self) -> Mapping[str, float]:
         """Return metrics of the sampler since the last call."""
-        return self._sampler.metrics() if isinstance(self._sampler, ReportsMetrics) else {}
+        with calling(self._sampler):
+            return self._sampler.metrics() if isinstance(self._sampler, ReportsMetrics) else {}
 
     def memory(self) -> dict[str, Any]:
         """Return what a resumed run needs besides the position, as plain JSON."""

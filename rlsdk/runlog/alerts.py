@@ -73,7 +73,7 @@ class Diagnoses:
                 finding = rule(history)
                 new = finding is not None and self._quiet.get(name, QUIET) >= QUIET
                 alert = Alert.of(history.step, name, finding) if finding else None
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 del self._rules[name]
                 log.warning("diagnosis %s failed and is not called again: %s", name, described(error), exc_info=error)
                 continue

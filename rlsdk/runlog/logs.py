@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from rich.console import Console, RenderableType
 from rich.logging import RichHandler
@@ -28,6 +28,7 @@ from rich.progress import (
 from rich.text import Text
 
 from rlsdk.config import Plan
+from rlsdk.isolation.process_settings import reopen_streams
 from rlsdk.plugins import version
 
 log = logging.getLogger(__name__)
@@ -53,11 +54,28 @@ class _LogFile(logging.FileHandler):
             super().close()
 
 
+class _ConsoleHandler(logging.StreamHandler[Any]):
+    """Writes to the current file of a console, which changes if standard error is closed and opened again."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        super().__init__(console.file)
+
+    @property
+    def stream(self) -> Any:
+        """File of the console."""
+        return self._console.file
+
+    @stream.setter
+    def stream(self, given: Any) -> None:
+        """Ignore the file that the base class sets."""
+
+
 def _handler(console: Console) -> logging.Handler:
     """Return a handler that wraps records in a terminal, and otherwise writes one line per record, for grep."""
     if console.is_terminal:
         return RichHandler(console=console, show_path=False)
-    handler = logging.StreamHandler(console.file)
+    handler = _ConsoleHandler(console)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     return handler
 
@@ -242,6 +260,17 @@ class ProgressLine:
 
 class _LogConsole(Console):
     """Console whose output may be gone, such as a closed terminal or a `tee` that Ctrl-C ended; the run continues."""
+
+    @property
+    def file(self) -> IO[str]:
+        """File that is written to; standard error is opened again if code of a plugin has closed it."""
+        reopen_streams()
+        return super().file
+
+    @file.setter
+    def file(self, given: IO[str]) -> None:
+        """Write to another file."""
+        self._file = given
 
     def on_broken_pipe(self) -> None:
         """Print nothing more; rich would exit."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlsdk.batch import Credit, CreditInputs
 from rlsdk.batch.arithmetic import adjusted, of_top_entropy
-from rlsdk.components import naming, needs_of, see_definition, title_of
+from rlsdk.components import calling, needs_of, see_definition, title_of
 from rlsdk.config import Plan
 from rlsdk.contracts import memory_of
 from rlsdk.contracts.tasks import label_of
@@ -112,7 +112,7 @@ class CreditAssigner:
         def run(part: Any, x: CreditInputs) -> Any:
             given = x.only(needs_of(part))
             edits = given.edits
-            with naming(part):
+            with calling(part):
                 result = part(given)
                 result = settle(result) if inspect.isawaitable(result) else result
             if changed := [field for field, count in given.edits.items() if count != edits[field]]:

@@ -17,6 +17,7 @@ from rich.text import Text
 from rlsdk.config import defaults
 from rlsdk.contracts import History, Run
 from rlsdk.errors import RunError, visible
+from rlsdk.isolation.process_settings import ProcessSettings, told
 from rlsdk.plugins import ComponentRef, load, short_name
 from rlsdk.runlog.alerts import Alert, Diagnoses, append_alerts, begin_alerts
 from rlsdk.runlog.logs import ProgressLine
@@ -53,9 +54,12 @@ class Logging(Callback):
         self._metrics: Any = load("tracker", defaults.TRACKER.name)
         self._bar: ProgressLine | None = None
         self._fates: dict[str, str] = {}
+        self._settings = ProcessSettings()
+        self._reported: set[str] = set()
 
     async def on_start(self, trainer: Trainer) -> None:
         """Open the trackers."""
+        self._settings = ProcessSettings()
         plan = trainer.plan
         run = Run(plan.config.name, plan.folder, plan.tree, trainer.version)
         (plan.folder / SUMMARY).unlink(missing_ok=True)  # from an earlier start that was killed
@@ -75,6 +79,7 @@ class Logging(Callback):
         Raises:
             RunError: The run's folder, or a file in it, is gone; what was trained is saved where it was.
         """
+        self._keep_settings()
         self._log(trainer.version, metrics)
         files = [trainer.plan.folder / METRICS, *self._database]
         if gone := [file for file in files if not file.is_file()]:  # otherwise, later steps would be written nowhere
@@ -106,6 +111,17 @@ class Logging(Callback):
     async def on_summary(self, trainer: Trainer, summary: dict[str, Any]) -> None:
         """Add the final status of each tracker."""
         summary["trackers"] = self._fates
+
+    def _keep_settings(self) -> None:
+        """Undo what workflows, rewards, tools and callbacks in this process changed, such as whether rlsdk logs."""
+        changes = self._settings.undo()
+        if not changes.keys() <= self._reported:
+            self._reported |= changes.keys()
+            log.warning(
+                "a workflow, reward, tool or callback changes settings of the whole process: %s; they are changed back "
+                "after each step",
+                told(changes),
+            )
 
     def _log(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Log metrics; unavailable ones are null in `metrics.jsonl` and are not sent to trackers."""

@@ -18,7 +18,7 @@ from rlsdk.config import Plan, Source, check, read
 from rlsdk.config.kept import CODE, KeptConfig, kept_config
 from rlsdk.config.tree import normalise
 from rlsdk.errors import ConfigError
-from rlsdk.learners.checkpoint import ranks_of
+from rlsdk.learners.checkpoint import find_other_settings, ranks_of
 from rlsdk.plugins import short_name
 from rlsdk.plurals import counted
 from rlsdk.runlog.folder import finish_removal, is_foreign, mark, remove_compiled, remove_run, replace_text
@@ -152,7 +152,7 @@ def prepare_folder(
     step, newer = _chosen(checkpoints, resume) if resumes else (None, {})
     replaced: list[str] = []
     if step is not None:
-        _require_ranks(plan, step, checkpoints.path(step) / LEARNER)
+        _require_loadable(plan, step, checkpoints.path(step) / LEARNER)
         then = checkpoints.read(step)["plugins"]
         replaced = replaced_code(plan, then)
         notices += check_code(plan, then, replaced, allow_changes=allow_changes)
@@ -176,13 +176,13 @@ def prepare_folder(
     return Prepared(step, (*notices, *keep()))
 
 
-def _require_ranks(plan: Plan, step: int, folder: Path) -> None:
-    """Raise before anything is changed if a learner cannot load what a different number of ranks wrote."""
+def _require_loadable(plan: Plan, step: int, folder: Path) -> None:
+    """Raise before anything is changed or started if a learner cannot load what different ranks or options wrote."""
     config, faults = plan.config, []
-    learners = [("placement.learners", config.placement.learners, plan.learner, folder)]
+    learners = [("learner", "placement.learners", config.placement.learners, plan.learner, folder)]
     if "critic" in plan.apart:
-        learners.append(("critic.ranks", config.critic.ranks, plan.apart["critic"], folder / "apart"))
-    for setting, ranks, learner, written in learners:
+        learners.append(("critic", "critic.ranks", config.critic.ranks, plan.apart["critic"], folder / "apart"))
+    for path, setting, ranks, learner, written in learners:
         before = ranks_of(written)
         reshards = getattr(plan.plugins.component(learner).obj, "reshards", True)  # unknown of another base class
         if before not in (None, ranks) and not reshards:
@@ -191,6 +191,9 @@ def _require_ranks(plan: Plan, step: int, folder: Path) -> None:
                 f"{short_name(learner.name)} loads it only with as many, got {ranks}; set {setting}={before}, or start "
                 "another run with name=…"
             )
+        facts = getattr(plan.plugins.resolve(learner), "option_facts", {})
+        if fault := find_other_settings(written, facts):
+            faults.append(f"{path}: {fault}")
     if faults:
         raise ConfigError(faults)
 

@@ -66,6 +66,23 @@ def test_forks_answer_and_the_server_tells_how_they_ended() -> None:
     asyncio.run(work())
 
 
+def test_a_timeout_of_new_sockets_that_the_program_has_set_ends_no_fork() -> None:
+    """Such a socket is non-blocking, and so is its other end's file, whoever opens it."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(0.2)
+    try:
+
+        async def work() -> None:
+            server = ForkServer("workers", prepare, "hello ")
+            fork = await server.fork()
+            assert await fork.ask(b"you") == b"hello you"
+            server.close()
+
+        asyncio.run(work())
+    finally:
+        socket.setdefaulttimeout(before)
+
+
 def test_closing_ends_the_forks_and_the_next_one_starts_the_server_again() -> None:
     server = ForkServer("workers", prepare, "")
 

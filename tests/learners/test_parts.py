@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -421,6 +423,7 @@ class TestObjective:
         [
             (lambda x: 1 / 0, r"failed: ZeroDivisionError: division by zero \(.*test_parts\.py, line \d+\)"),
             (lambda x: (-x.logprobs, {"text": "x"}), "failed: ValueError: could not convert string to float"),
+            (lambda x: sys.exit(3), r"failed: SystemExit: 3 \(.*test_parts\.py, line \d+\)"),
             (lambda x: [0.0], r"returned a list; expected \(\d+,\), one value per token"),
         ],
     )
@@ -434,6 +437,29 @@ class TestObjective:
         x = objective.inputs(batch, logprobs_of(batch), None, moment(batch))
         with pytest.raises(LearnerError, match=f"policy_loss 'broken' {said}"):
             objective(x, moment(batch).totals, MetricAccumulator())
+
+    def test_a_loss_that_changes_settings_of_the_process_is_named_once_and_they_are_changed_back(
+        self, make_batch: Make, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        @rlsdk.policy_loss("careless")
+        def careless(x: rlsdk.LossInputs) -> torch.Tensor:
+            torch.set_default_dtype(torch.float64)
+            torch.set_grad_enabled(False)
+            return -x.logprobs
+
+        batch, objective = make_batch(4), bind(constant)
+        objective._loss = rlsdk.load("policy_loss", careless)
+        for _ in range(2):
+            x = objective.inputs(batch, logprobs_of(batch), None, moment(batch))
+            objective(x, moment(batch).totals, MetricAccumulator())
+            assert torch.zeros(1).dtype == torch.float32 and torch.is_grad_enabled()
+        (said,) = [record.getMessage() for record in caplog.records]
+        assert re.fullmatch(
+            r"policy_loss 'careless' changes settings of the whole process: torch's default dtype, from torch.float32 "
+            r"to torch.float64; torch's recording of gradients, from on to off; they are changed back after each call; "
+            r"see .*careless \(.*test_parts.py, line \d+\)",
+            said,
+        )
 
     def test_an_estimator_that_gives_a_mean_is_named(self, make_batch: Make) -> None:
         @rlsdk.kl("mean")

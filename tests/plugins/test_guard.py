@@ -35,6 +35,26 @@ def test_an_import_that_changes_the_working_folder_is_refused(tmp_path, monkeypa
     assert Path.cwd() == tmp_path
 
 
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        ("import logging.config\nlogging.config.dictConfig({'version': 1})", "whether rlsdk's loggers are disabled"),
+        ("import torch\ntorch.set_default_dtype(torch.float16)", "torch's default dtype, from torch.float32"),
+        ("import socket\nsocket.setdefaulttimeout(3)", "the timeout of new sockets, from None to 3.0"),
+    ],
+)
+def test_an_import_that_changes_settings_of_the_process_is_named_and_they_are_changed_back(
+    tmp_path, caplog, code, what
+):
+    for _ in range(2):  # each time that the plugin is imported, in whichever process
+        importing(tmp_path, code)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert said[0].startswith(f"plugin 'lab' ({tmp_path / 'lab.py'}) changes settings of the whole process: {what}")
+    assert said[0].endswith("; they are changed back")
+    assert not guard.log.disabled
+
+
 def test_what_an_import_prints_is_no_output_of_the_command(tmp_path, capsys):
     importing(tmp_path, "print('banner')")
     assert capsys.readouterr() == ("", "banner\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlsdk.errors import DataError, RunError
+from rlsdk.plugins import Plugins
 from rlsdk.rollout.stream import Allocator, SampledStream, Source, TaskStream, TaskStreams
 from rlsdk.types import Group, Rollout, Score, Task
 
@@ -243,3 +245,21 @@ def test_a_sampler_that_draws_no_available_task_is_named(given: Any) -> None:
     sampler.draw = lambda available, random: given  # type: ignore[method-assign]
     with pytest.raises(RunError, match=r"rollout.sampler drew .*; expected one of the 7 indices that it was given"):
         sampled(sampler).draw("a")
+
+
+@pytest.mark.parametrize("method", ["draw", "note"])
+@pytest.mark.parametrize("fault", ["raise ValueError('odd')", "sys.exit(3)"])
+def test_a_sampler_that_raises_or_exits_is_named(tmp_path: Path, method: str, fault: str) -> None:
+    bodies = {"draw": "return int(available[0])", "note": "pass", method: fault}
+    (tmp_path / "lab.py").write_text(
+        "import sys\nimport rlsdk\n@rlsdk.sampler('odd')\nclass Odd:\n"
+        f"    def draw(self, available, random): {bodies['draw']}\n"
+        f"    def note(self, index, group): {bodies['note']}\n"
+    )
+    plugins = Plugins([tmp_path / "lab.py"])
+    tasks = sampled(plugins.resolve(plugins.reference("sampler", "lab/odd")))
+    with pytest.raises(
+        RunError, match=r"sampler 'odd' failed: (ValueError: odd|SystemExit: 3) \(.*lab.py, line [56]\)"
+    ):
+        batch(tasks, 1)
+        tasks.learn()

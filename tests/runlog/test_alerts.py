@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +35,10 @@ def broken(history: History) -> Finding | None:
     raise ZeroDivisionError("by hand")
 
 
+def exits(history: History) -> Finding | None:
+    sys.exit(3)
+
+
 def trace(*values: float) -> list[dict[str, float]]:
     return [{"step": i, "x": value} for i, value in enumerate(values, 1)]
 
@@ -46,8 +52,9 @@ def test_a_short_pause_is_the_same_finding_and_a_long_one_a_new_one() -> None:
     assert [a.step for a in diagnose(trace(2, *[0] * 10, 2), {"high": high})] == [1, 12]
 
 
-def test_a_rule_that_raises_is_named_once_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
-    diagnoses = Diagnoses({"broken": broken, "high": high})
+@pytest.mark.parametrize("rule", [broken, exits])
+def test_a_rule_that_raises_is_named_once_and_the_others_go_on(rule: Any, caplog: pytest.LogCaptureFixture) -> None:
+    diagnoses = Diagnoses({"broken": rule, "high": high})
     with caplog.at_level(logging.WARNING):
         found = [diagnoses.look(History.of(trace(*[2] * n))) for n in (1, 2)]
     assert [[a.name for a in each] for each in found] == [["high"], []]

@@ -207,3 +207,18 @@ def test_in_a_terminal_the_sources_are_drawn_as_they_stand_while_the_trainer_wai
     assert drawn.wait(20)  # nobody updates it: it draws itself
     line.close()
     assert all(text in written.getvalue() for text in LINES)
+
+
+def test_the_log_goes_on_after_code_of_a_plugin_has_closed_standard_error(tmp_path: Path) -> None:
+    code = """
+import logging, sys
+from rlsdk.runlog.logs import _handler, log_console
+console = log_console()
+logging.getLogger("rlsdk").addHandler(_handler(console))
+sys.stderr.close()
+logging.getLogger("rlsdk.trial").warning("a warning")
+sys.stderr.close()
+console.print("a line")
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"\S+ \S+ WARNING a warning\na line\n", ran.stderr)

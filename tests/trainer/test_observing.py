@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import logging.config
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,12 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from rlsdk.runlog.observers import Observers
 from rlsdk.trainer import Trainer, observing
-from rlsdk.trainer.callbacks import standard_callbacks
+from rlsdk.trainer.callbacks import Callback, standard_callbacks
 from rlsdk.trainer.metrics import (
     dead_share,
     gap_metrics,
@@ -210,3 +213,31 @@ def test_gaps_add_up_over_a_generation_and_stale_tokens_do_not_count() -> None:
 def test_the_share_of_a_source_is_computed_from_trained_groups() -> None:
     groups = [Group(Task(id="t", prompt="?", source=name), [], []) for name in ("a", "a", "b", "a")]
     assert source_shares(groups) == {"source/a/share": 0.75, "source/b/share": 0.25}
+
+
+class Careless(Callback):
+    """Changes settings of the process in each step, as the first call of a library in a workflow may do."""
+
+    async def after_step(self, trainer: Trainer, metrics: Any) -> None:
+        logging.config.dictConfig({"version": 1})
+        torch.set_default_dtype(torch.float64)
+        os.chdir("/")
+
+
+def test_settings_of_the_process_that_code_of_the_run_changes_are_changed_back_and_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = make_plan(tmp_path, steps=2, eval={"before": False})
+    plan.folder.mkdir(parents=True)
+    trainer = Trainer(plan, rollouts=ScriptedRollouts(plan), learner=FakeLearner())
+    trainer.callbacks = standard_callbacks(Console(quiet=True), Observers(plan.plugins), None, [Careless()])
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(trainer.train_async())
+    (told,) = [text for text in caplog.messages if "settings of the whole process" in text]
+    assert told.startswith(
+        "a workflow, reward, tool or callback changes settings of the whole process: torch's default"
+    )
+    assert "the working folder, from" in told and told.endswith("; they are changed back after each step")
+    assert torch.zeros(1).dtype == torch.float32 and Path.cwd() == tmp_path
+    assert not logging.getLogger("rlsdk.trainer.trainer").disabled

@@ -540,7 +540,7 @@ def test_a_number_of_ranks_that_the_learner_cannot_load_is_refused_before_the_fo
     def write(folder: Path) -> None:
         (folder / "learner").mkdir()
         for rank in range(2):
-            write_manifest(folder / "learner", rank, 2, {})
+            write_manifest(folder / "learner", rank, 2, {"zero_stage": 1, "lora": None})
 
     run.prepare(run.plan("placement.learners=2"))
     state = {**{key: {} for key in SECTIONS}, "plugins": run.plan().code}
@@ -553,3 +553,31 @@ def test_a_number_of_ranks_that_the_learner_cannot_load_is_refused_before_the_fo
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlsdk.learners.base.TransformersLearner.reshards", True)
         assert run.resume().step == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("learner.zero_stage=3", "zero_stage 1 there, 3 here"),
+        ("learner.lora={rank: 4}", r"lora None there, \{'rank': 4.*\} here"),
+        ("learner.zero_stage=2 learner.lora={rank: 4}", "zero_stage 1 there, 2 here; lora None there"),
+    ],
+)
+def test_options_that_the_learner_cannot_change_are_refused_before_anything_starts(
+    run: Run, change: str, said: str
+) -> None:
+    """With --allow-changes, a rank would refuse them only after Ray, engines and models were started."""
+
+    def write(folder: Path) -> None:
+        (folder / "learner").mkdir()
+        write_manifest(folder / "learner", 0, 1, {"zero_stage": 1, "lora": None, "dtype": "float32"})
+
+    run.prepare(run.plan())
+    state = {**{key: {} for key in SECTIONS}, "plugins": run.plan().code}
+    Checkpoints(run.plan().folder, 2).save(4, state, write)
+    before, changes = run.text(), change.split(" learner.")
+    settings = [changes[0], *(f"learner.{each}" for each in changes[1:])]
+    with pytest.raises(ConfigError, match=f"learner: checkpoint .* with different settings: {said}.*; restore them"):
+        run.resume(*settings, allow_changes=True)
+    assert run.kept() == ["config.yaml"] and run.text() == before
+    assert run.resume("learner.grad_clip=0.5", allow_changes=True).step == 4
