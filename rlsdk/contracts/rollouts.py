@@ -258,7 +258,7 @@ class Rollouts(Protocol):
         ...
 
     async def sleep(self) -> None:
-        """Free the learner's device if engines share it; the next `publish` or `take` wakes them."""
+        """Free the learner's device if engines share it; the next `publish` wakes them."""
         ...
 
     async def evaluate(self) -> Evaluation:

@@ -84,6 +84,7 @@ class Vllm:
     _expected: Mapping[str, tuple[int, ...]] = attrs.field(init=False, factory=dict)
     _version: int = attrs.field(init=False, default=0)
     _asleep: bool = attrs.field(init=False, default=False)
+    _discarded: bool = attrs.field(init=False, default=False)
     _adapter: Any = attrs.field(init=False, default=None)
     _serial: int = attrs.field(init=False, default=0)
     _returns_routing: bool = attrs.field(init=False, default=False)
@@ -117,8 +118,10 @@ class Vllm:
         self, model: Model, net: Any, place: ActorSpec, device_bytes: int | None
     ) -> Sequence[MemoryUse]:
         """Estimate the peak memory of an engine; see `EstimatesGeneration`."""
-        room = int(self.gpu_memory_utilization * (device_bytes or 0))
-        return vllm_memory(model, net, place, kv_cache_gib=self.kv_cache_gib, gpus=self.gpus, room=room)
+        room, adapter = int(self.gpu_memory_utilization * (device_bytes or 0)), self._adapter is not None
+        return vllm_memory(
+            model, net, place, kv_cache_gib=self.kv_cache_gib, gpus=self.gpus, room=room, adapter=adapter
+        )
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Return the environment variables to set before the actor's process imports anything."""
@@ -284,6 +287,8 @@ class Vllm:
     def _advance(self) -> None:
         """Step vLLM once and record what it sampled."""
         self._check_awake()
+        if self._discarded:
+            raise EngineError("the engine discarded its weights when it went to sleep; call load_weights() first")
         outputs = self._llm.engine_core.get_output()
         version = int(outputs.weight_version or self._version)
         stopped = []
@@ -403,7 +408,7 @@ class Vllm:
         self._llm.reset_encoder_cache()
 
     def _loaded(self, version: int) -> None:
-        self._version = version
+        self._version, self._discarded = version, False
         self._llm.set_weight_version(str(version))
 
     def _load_whole(self, weights: Weights) -> None:
@@ -457,17 +462,19 @@ class Vllm:
         self._llm.collective_rpc("rlsdk_seed", args=(mix(seed),))
 
     def sleep(self) -> None:
-        """Free the device for a colocated learner; does nothing on a CPU."""
-        if self._place.device != "cpu":
-            self._llm.reset_prefix_cache(reset_running_requests=True)
-            self._llm.sleep(level=1, mode="keep")
-            self._asleep = True
+        """Free the device for a colocated learner; vLLM frees nothing on a CPU.
+
+        A whole model is discarded (vLLM's level 2), since `load_weights` brings the next one. A base model under an
+        adapter is moved to main memory (level 1).
+        """
+        self._llm.reset_prefix_cache(reset_running_requests=True)
+        self._llm.sleep(level=2 if self._adapter is None else 1, mode="keep")
+        self._asleep, self._discarded = True, self._adapter is None
 
     def wake(self) -> None:
-        """Take the device back."""
-        if self._place.device != "cpu":
-            self._llm.wake_up()
-            self._asleep = False
+        """Take the device back; discarded weights must be loaded before the next step."""
+        self._llm.wake_up()
+        self._asleep = False
 
     def stop(self) -> None:
         """Free everything."""

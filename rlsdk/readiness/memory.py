@@ -24,12 +24,14 @@ from rlsdk.contracts import (
     SizesBuckets,
     StreamsTensors,
     StreamsWeights,
+    TakesAdapter,
     UpdateShape,
 )
 from rlsdk.contracts.generation import DTYPE_BYTES
 from rlsdk.contracts.optional import Turn
-from rlsdk.errors import EnvironmentFault, LearnerError, first_line
+from rlsdk.errors import EngineError, EnvironmentFault, LearnerError, first_line
 from rlsdk.learners.apart import roles, roles_apart
+from rlsdk.readiness.models import adapter_of
 
 DRIVER_BYTES = 600 * 2**20
 """Host memory of the driver and of Ray's own processes."""
@@ -220,12 +222,10 @@ class _Estimate:
         if not isinstance(engine, EstimatesGeneration):
             self.unknown.append(f"the engine {plan.engine.name!r} does not report how much memory it needs")
             return
-        spec = ActorSpec(
-            role="engine",
-            world_size=place.engines,
-            device=self.device,
-            colocated=place.colocate,
-        )
+        spec = ActorSpec(role="engine", world_size=place.engines, device=self.device, colocated=place.colocate)
+        if isinstance(engine, TakesAdapter) and (adapter := adapter_of(plan)):
+            with suppress(EngineError):  # reported by the check of the model
+                engine.expect_adapter(adapter)
         uses = engine.generation_memory(plan.model, net, spec, self.gpu_bytes)
         self.add(uses, "GPU" if place.colocate else "engine GPU", place.engines, self.placed.engines)
 

@@ -72,7 +72,7 @@ def model_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str, s
     parts = [("learner", plan.learner)] if trains else []
     for path, reference in [*parts, *([("engine", plan.engine)] if plan.needs_engine else [])]:
         component = plan.plugins.resolve(reference)
-        if path == "engine" and trains and (adapter := _adapter_of(plan)) and isinstance(component, TakesAdapter):
+        if path == "engine" and trains and (adapter := adapter_of(plan)) and isinstance(component, TakesAdapter):
             try:
                 component.expect_adapter(adapter)
             except EngineError as error:
@@ -92,7 +92,7 @@ def model_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str, s
         yield from _routing_faults(plan, net, trains=trains)
 
 
-def _adapter_of(plan: Plan) -> Adapter | None:
+def adapter_of(plan: Plan) -> Adapter | None:
     """Return the shape of the adapters that the learner of a plan sends; None for whole models."""
     learner = plan.plugins.resolve(plan.learner)
     return learner.adapter if isinstance(learner, GivesAdapter) else None

@@ -207,6 +207,48 @@ def test_tokens_bear_the_version_of_the_weights_that_sampled_them(subject: Any, 
         assert np.abs(old - fresh).max() > 0.01
 
 
+def test_requests_in_flight_survive_sleep_and_continue_under_the_next_weights(subject: Any, model: Model) -> None:
+    """The order of a colocated step; on a CPU, vLLM does all but free the memory."""
+    new = tiny.changed(model, 7)
+
+    def turns(engine: Any, asked: list[Request], weights: Weights) -> list[Completion]:
+        engine.add(asked)
+        engine.step()
+        for _ in range(2):  # a step that trains on nothing is followed by another sleep
+            engine.sleep()
+            engine.wake()
+            engine.load_weights(weights)
+        return finish(engine)
+
+    done = subject.run(turns, requests(n=2, seed=2), new)
+    assert len(done) == 12
+    for completion in done:
+        change = int((completion.versions == 0).sum())
+        assert 0 < change < 12
+        fresh = expected(model, completion, new)
+        np.testing.assert_allclose(completion.logprobs[change:], fresh[change:], atol=1e-4)
+
+
+@pytest.mark.stack
+def test_an_engine_that_sleeps_or_has_no_weights_yet_does_not_step(vllm_engine: Any, model: Model) -> None:
+    def refusals(engine: Any, asked: list[Request], weights: Weights) -> list[str]:
+        engine.add(asked)
+        engine.sleep()
+        said = []
+        for call in (engine.step, lambda: engine.load_weights(weights), engine.wake, engine.step):
+            try:
+                call()
+            except Exception as error:
+                said.append(str(error))
+        engine.load_weights(weights)
+        return [*said, f"{len(finish(engine))} completions"]
+
+    asleep = "the engine is asleep; call wake() first"
+    discarded = "the engine discarded its weights when it went to sleep; call load_weights() first"
+    said = vllm_engine.run(refusals, requests(), tiny.original(model))
+    assert said == [asleep, asleep, discarded, "6 completions"]
+
+
 def test_a_prompt_read_under_old_weights_is_not_reused(subject: Any, model: Model) -> None:
     prompt = np.tile(PROMPTS[0], 30)[:150]  # longer than a block of vLLM's prefix cache
     ask = [Request(id="r0", prompt_ids=prompt, sampling=LONG, seed=1)]

@@ -235,7 +235,7 @@ def test_processes_that_divide_a_model_share_the_threads_of_their_engine() -> No
 def test_each_tensor_parallel_process_has_its_own_cache() -> None:
     net = torch.nn.Linear(10, 10, bias=False)
     whole, divided = (
-        {use.role: use.bytes for use in vllm_memory(MODEL, net, CPU, kv_cache_gib=2, gpus=gpus, room=0)}
+        {use.role: use.bytes for use in vllm_memory(MODEL, net, CPU, kv_cache_gib=2, gpus=gpus, room=0, adapter=False)}
         for gpus in (1, 2)
     )
     assert whole["engine weights"] == divided["engine weights"] == 200
@@ -243,15 +243,16 @@ def test_each_tensor_parallel_process_has_its_own_cache() -> None:
     assert divided["engine process"] == 3 * whole["engine process"]  # one more schedules
 
 
-def test_engines_that_take_turns_with_the_learner_sleep_in_main_memory() -> None:
+def test_only_the_base_model_of_an_adapter_sleeps_in_main_memory() -> None:
     net = torch.nn.Linear(10, 10, bias=False)
 
-    def asleep(place: ActorSpec) -> list[tuple[int, bool]]:
-        uses = vllm_memory(MODEL, net, place, kv_cache_gib=2, gpus=2, room=1000)
+    def asleep(place: ActorSpec, *, adapter: bool) -> list[tuple[int, bool]]:
+        uses = vllm_memory(MODEL, net, place, kv_cache_gib=2, gpus=2, room=1000, adapter=adapter)
         return [(use.bytes, use.on_host) for use in uses if use.role == "sleeping engine weights"]
 
-    assert asleep(GPU) == [(200, True)]
-    assert asleep(attrs.evolve(GPU, colocated=False)) == asleep(CPU) == []
+    assert asleep(GPU, adapter=True) == [(200, True)]
+    assert asleep(GPU, adapter=False) == []  # discarded: the next weights replace it
+    assert asleep(attrs.evolve(GPU, colocated=False), adapter=True) == asleep(CPU, adapter=True) == []
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,7 @@ def test_sleep_and_wake_keep_requests(engine: Any, model: Model) -> None:
     engine.step()
     engine.sleep()
     engine.wake()
+    engine.load_weights(tiny.original(model))
     assert max(gap(model, c) for c in finish(engine)) < 5e-3
     ids = np.concatenate(PROMPTS)
     np.testing.assert_allclose(engine.logprobs(ids), tiny.reference_logprobs(model, ids), atol=5e-3)
