@@ -144,7 +144,7 @@ class LearnerGroup:
         """Make every rank load its models; a second call restarts the learner in the same processes."""
         corrections = loss.correction.singles.values() if loss.correction else ()
         for each in (reference, loss.policy_loss, *corrections, loss.kl, self.transfer):
-            _by_value(each)
+            _pickle_by_value(each)
         self._steps = OpenSteps(reference.name, Plugins().resolve(reference), roles)
         starts = zip(self.actors, self.places, strict=True)
         given = (reference, roles, loss)
@@ -397,7 +397,7 @@ def bounded_below(logprobs: np.ndarray) -> np.ndarray:
     return np.asarray(np.maximum(logprobs, np.float32(LEAST_LOGPROB)))
 
 
-def _by_value(reference: ComponentRef | None) -> None:
+def _pickle_by_value(reference: ComponentRef | None) -> None:
     """Pickle a decorated object by value, since workers may be unable to import its module."""
     if reference is None or reference.obj is None:
         return

@@ -225,7 +225,9 @@ class PlanChecks:
         task = next((task for task in tasks if not any(rule.applies(task) for rule in rules)), None)
         if task is not None:
             given = "; ".join(f"{rule.name}: {', '.join(rule.sources)}" for rule in rules)
-            text = f"no part is for task {task.id!r} of {path}, whose source is {task.source!r}; `sources` has {given}"
+            text = (
+                f"no part applies to task {task.id!r} of {path}, whose source is {task.source!r}; `sources` has {given}"
+            )
             self.faults.append(PlanFinding("reward", text))
 
     def _unplayed(self, path: str, tasks: Sequence[Task]) -> None:
@@ -327,7 +329,7 @@ def unreadable(task: Task, codec: ChatTokenizer, ids: np.ndarray, *, asks: bool)
         asks: True if the workflow adds nothing to the prompt, which must then not be empty.
     """
     chat = None if isinstance(task.prompt, str) else task.prompt
-    texts = [str(task.prompt)] if chat is None else [_said(m) for m in chat if m.role != "assistant"]
+    texts = [str(task.prompt)] if chat is None else [_text_of(m) for m in chat if m.role != "assistant"]
     words = [word for text in texts[-1:] for word in text.split()]
     by = f"tokenizer {codec.name!r}"
     if not words:
@@ -355,7 +357,7 @@ def not_embedded(codec: ChatTokenizer, ids: np.ndarray, vocabulary: int) -> str:
     )
 
 
-def _said(message: Message) -> str:
+def _text_of(message: Message) -> str:
     return " ".join(part for part in parts_of(message.content) if isinstance(part, str))
 
 

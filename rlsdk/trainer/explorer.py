@@ -47,8 +47,8 @@ from rlsdk.workers.orders import MOST_REASONS, GroupMaker, GroupOrder, made_in_o
 
 
 @attrs.define
-class Refills:
-    """Count consecutive groups that filters dropped and that others had to replace.
+class DropLimit:
+    """Limit on consecutive groups that filters drop and that other groups must replace.
 
     Attributes:
         limit: Number of consecutive dropped groups after which the run ends; None for no limit.
@@ -123,7 +123,7 @@ class Explorer:
         )
         self._made: list[Group] = []
         self._dropped: list[Group] = []
-        self._refills = Refills(most_empty)
+        self._drop_limit = DropLimit(most_empty)
         self._done = 0
         self._reseeds = True
         self._watch: asyncio.Task[None] | None = None
@@ -152,7 +152,7 @@ class Explorer:
         if not kept:
             self._dropped.append(group)
         try:
-            self._refills.note(kept=kept)
+            self._drop_limit.note(kept=kept)
         except RunError:
             check_budget(self._dropped, self._plan.config.max_invalid, self._done + 1)  # a likelier cause
             raise

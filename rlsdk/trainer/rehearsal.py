@@ -159,7 +159,7 @@ async def _fault(plan: Plan, part: RewardTerm, rollouts: Sequence[Rollout]) -> l
     return [
         f"{part.rule.name!r} could score none of {len(rollouts)} made-up answers to task {task.id!r}, "
         f"{reference}: {scores[0].reason}. A wrong answer should get a low score, never an error. "
-        "Repair the reward (`rlsdk score` tries it on your own texts), or skip this trial: scoring.trial=false"
+        "Fix the reward (`rlsdk score` tries it on your own texts), or skip this trial: scoring.trial=false"
     ]
 
 

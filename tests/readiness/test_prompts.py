@@ -113,7 +113,7 @@ def test_a_task_from_a_source_without_a_reward_part_is_a_fault(model: Path, tmp_
     given = "reward=[{use: exact_match, sources: openai/gsm8k}, {use: math, sources: [%s]}]"
     faults = examine(plan(model, tmp_path, rows, rows[:1], given % "Maths"), starts=False).faults
     assert [str(fault) for fault in faults] == [
-        "reward: no part is for task 'train:1' of tasks.train, whose source is 'MATH'; `sources` has "
+        "reward: no part applies to task 'train:1' of tasks.train, whose source is 'MATH'; `sources` has "
         "exact_match: openai/gsm8k; math: Maths"
     ]
     found = examine(plan(model, tmp_path, rows, rows[:1], given % "MATH"), starts=False)

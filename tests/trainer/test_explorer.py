@@ -16,7 +16,7 @@ from rlsdk.contracts import Sampling
 from rlsdk.contracts.rollouts import TaskStatus
 from rlsdk.errors import RunError, ScoringError
 from rlsdk.rollout.stream import Source, TaskStream, TaskStreams
-from rlsdk.trainer.explorer import Explorer, Refills
+from rlsdk.trainer.explorer import DropLimit, Explorer
 from rlsdk.types import Group, Score, Task
 from rlsdk.workers.orders import GroupOrder, MadeGroup
 from tests.trainer.fakes import SOURCE, make_plan
@@ -155,11 +155,11 @@ async def test_baselines_of_tasks_that_were_filtered_are_forgotten_and_those_of_
 
 
 def test_filters_that_drop_all_that_takes_the_place_of_what_they_dropped_end_the_run() -> None:
-    refills = Refills(3)
+    drops = DropLimit(3)
     for kept in (False, False, True, False, False):
-        refills.note(kept=kept)
+        drops.note(kept=kept)
     with pytest.raises(RunError, match=r"left out 3 groups in a row .* no batch can be filled"):
-        refills.note(kept=False)
-    endless = Refills(None)
+        drops.note(kept=False)
+    endless = DropLimit(None)
     for _ in range(1000):
         endless.note(kept=False)
