@@ -28,6 +28,7 @@ from rlsdk.contracts.generation import (
     Weights,
 )
 from rlsdk.contracts.optional import (
+    AdaptsEntropy,
     ComputesExactly,
     EstimatesGeneration,
     EstimatesUpdates,
@@ -122,6 +123,7 @@ from rlsdk.contracts.transferring import (
 __all__ = [
     "ActorSpec",
     "Adapter",
+    "AdaptsEntropy",
     "AlgorithmDefaults",
     "ApartRole",
     "Call",

@@ -75,6 +75,16 @@ class MovesReference(Protocol):
 
 
 @runtime_checkable
+class AdaptsEntropy(Protocol):
+    """Optional interface of a learner that can hold an entropy: `LossSpec.entropy_coef` may be an `EntropyTarget`."""
+
+    @property
+    def adapts_entropy(self) -> bool:
+        """True if it measures the entropy in each optimiser step, and adapts the weight of the bonus to it."""
+        ...
+
+
+@runtime_checkable
 class SizesCheckpoints(Protocol):
     """Optional interface of a learner that can estimate the size of its checkpoints.
 

@@ -115,6 +115,11 @@ class TransformersLearner(LearnerOptions):
         """Prepare the sharding backend, once this rank has joined the others."""
 
     @property
+    def adapts_entropy(self) -> bool:
+        """True: its objective measures the entropy; see `AdaptsEntropy`."""
+        return True
+
+    @property
     def place(self) -> ActorSpec:
         """Placement of this rank, set by `start`."""
         return self._place

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rlsdk.migration.parts import (
@@ -178,9 +180,26 @@ def _beta(value: float, given: Given) -> dict[str, Any]:
     return {"algorithm.kl_coef": value, **({"algorithm.kl": "k3"} if value else {})}
 
 
-def _balance(value: float, given: Given) -> dict[str, Any] | KeyOutcome:
+def _has_experts(given: Given) -> bool | None:
+    """Return whether the model is a mixture of experts, by its config.json or its name; None if neither tells."""
     if given.read("model_init_kwargs.output_router_logits", flag, False):
+        return True
+    keys = ("model_name_or_path", "model", "model.argument_1", "model.pretrained_model_name_or_path")
+    name = next((value for key in keys if isinstance(value := given.get(key), str)), "")
+    try:
+        config = json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return True if _OF_EXPERTS.search(name) else None
+    counts = ("num_local_experts", "num_experts", "n_routed_experts")
+    return any(part.get(count) for part in (config, config.get("text_config") or {}) for count in counts)
+
+
+def _balance(value: float, given: Given) -> dict[str, Any] | KeyOutcome:
+    experts = _has_experts(given)
+    if experts:
         return {"learner.router_loss_coef": value}
+    if experts is False:
+        return KeyOutcome({}, "ignored", "the model is not a mixture of experts")
     return KeyOutcome(
         {}, "missing", "learner.router_loss_coef, if the model is a mixture of experts; TRL ignores it for others"
     )
@@ -398,6 +417,12 @@ def _finish(given: Given) -> dict[str, Any]:
         notes += (
             "learner.lora: all linear layers are adapted; peft's own choice for many models is q_proj and v_proj: set "
             "targets",
+        )
+    if _has_experts(given) and "router_aux_loss_coef" not in given.flat:
+        notes += (
+            "learner.router_loss_coef: TRL adds the load-balancing loss of a mixture of experts with the "
+            "router_aux_loss_coef of its config.json; set it here, since rlsdk does only if that has "
+            "output_router_logits: true",
         )
     if tools := given.read("tools", _callables, []):
         rounds = given.whole("max_tool_calling_iterations", 0)
@@ -643,6 +668,8 @@ def _data_of(name: str) -> Any:
     return give
 
 
+_OF_EXPERTS = re.compile(r"-A\d+(\.\d+)?B\b|moe|mixtral|gpt-oss", re.IGNORECASE)
+"""Parts of the names of published mixtures of experts."""
 _COLUMNS = "becomes a task source: set its columns"
 _NONE = "rlsdk's learner has no such setting"
 _TOP_ENTROPY = "by the entropies before the update, over the whole batch; an entropy bonus stays on all tokens"

@@ -13,6 +13,7 @@ from rlsdk.config import Plan
 from rlsdk.config.plan import NORMED
 from rlsdk.contracts import (
     Adapter,
+    AdaptsEntropy,
     ApartRole,
     ComputesExactly,
     ExaminesModel,
@@ -219,11 +220,13 @@ def rank_faults(plan: Plan) -> Iterator[tuple[str, str]]:
             role, alone = path.partition(".")[0], f"the learner {reference.name!r} always holds a policy"
             yield path, f"{alone}, and cannot run the {role} by itself; set {path}=0, or {role}.learner=deepspeed"
     warmup, together = plan.config.critic.warmup_steps, plan.plugins.resolve(plan.learner)
-    if isinstance(plan.loss.entropy_coef, EntropyTarget) and not isinstance(together, TransformersLearner):
+    adapts = isinstance(together, AdaptsEntropy) and together.adapts_entropy
+    if isinstance(plan.loss.entropy_coef, EntropyTarget) and not adapts:
         yield (
             "algorithm.entropy_coef",
             f"a target given, but the learner {plan.learner.name!r} is not known to measure the entropy and adapt the "
-            "weight to it; give a number or a schedule, or use a learner such as deepspeed",
+            "weight to it; give a number or a schedule, or use a learner such as deepspeed (one that does declares "
+            "rlsdk.contracts.AdaptsEntropy)",
         )
     if warmup and "critic" not in plan.apart and not isinstance(together, GivesPrimitives):
         yield (

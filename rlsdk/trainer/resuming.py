@@ -35,6 +35,9 @@ from rlsdk.trainer.changes import (
     replaced_code,
 )
 
+TEMPLATE = "chat_template.jinja"
+"""File with the text of a chat template from a file, below the code that a run keeps."""
+
 
 @attrs.frozen
 class Prepared:
@@ -218,6 +221,8 @@ def _keep_config(plan: Plan, *, changed: bool, new: bool, step: int) -> list[str
     for name, text in kept.files.items():
         (folder / CODE).mkdir(exist_ok=True)
         (folder / CODE / f"{name}.py").write_text(text, encoding="utf-8")
+    if plan.chat_template is not None:
+        _keep_template(folder / CODE / TEMPLATE, plan.chat_template, step)
     if changed or new:
         replace_text(folder / KEPT, _kept_text(plan, kept))
     notices += [
@@ -226,6 +231,16 @@ def _keep_config(plan: Plan, *, changed: bool, new: bool, step: int) -> list[str
         for each in kept.lost
     ]
     return notices
+
+
+def _keep_template(path: Path, text: str, step: int) -> None:
+    """Write the text of a chat template from a file, and keep the one before under the step until which it was used."""
+    path.parent.mkdir(exist_ok=True)
+    if path.exists():
+        if path.read_bytes() == text.encode():
+            return
+        path.replace(path.with_name(f"{path.stem}.step-{step}{path.suffix}"))
+    path.write_bytes(text.encode())
 
 
 def _chosen(checkpoints: Checkpoints, resume: bool | int) -> tuple[int | None, dict[int, str]]:

@@ -16,7 +16,7 @@ import numpy as np
 from rlsdk.contracts import Weights
 from rlsdk.errors import TransferError
 from rlsdk.marks import weight_transfer
-from rlsdk.transfers.buckets import MIB, Buffers, Header, announced, filled, transfer_errors
+from rlsdk.transfers.buckets import MIB, Buffers, Header, announced, filled, open_offer, transfer_errors
 from rlsdk.weights import unpack
 
 if TYPE_CHECKING:
@@ -83,9 +83,7 @@ class Broadcast(ABC):
         Raises:
             TransferError: An engine did not connect in time, or left.
         """
-        if self._meeting is None:
-            raise TransferError("call send() once after each offer(); there is no open offer")
-        (store, meeting), self._meeting = self._meeting, None
+        (store, meeting), self._meeting = open_offer(self._meeting), None
         version = -1
         with self._group(store, 0, meeting) as group:
             for weights in filled(parts, self._size):

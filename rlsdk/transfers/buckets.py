@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     Buffer = TypeVar("Buffer", np.ndarray, torch.Tensor)
 
+Offer = TypeVar("Offer")
 MIB = 2**20
 ALIGNMENT = 64
 """Alignment in bytes of every tensor in a bucket."""
@@ -29,6 +30,17 @@ ARRAYS = {"bfloat16": "uint16"}
 """NumPy dtypes of arrays whose torch dtype has another name; see `rlsdk.weights`."""
 _IDLE = 3
 """`sys.getrefcount` of an unused buffer: the list, the loop and the argument."""
+
+
+def open_offer(offer: Offer | None) -> Offer:
+    """Return the offer that a transfer's `send` is about to use.
+
+    Raises:
+        TransferError: There is none: `offer` was not called before, or `send` was called twice.
+    """
+    if offer is None:
+        raise TransferError("call send() once after each offer(); there is no open offer")
+    return offer
 
 
 @attrs.frozen

@@ -17,7 +17,7 @@ from rlsdk.errors import TransferError
 from rlsdk.isolation.framing import exactly, receive, send
 from rlsdk.marks import weight_transfer
 from rlsdk.plurals import counted
-from rlsdk.transfers.buckets import MIB, Header, announced, filled, transfer_errors
+from rlsdk.transfers.buckets import MIB, Header, announced, filled, open_offer, transfer_errors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,9 +94,7 @@ class CudaIpc:
         Raises:
             TransferError: An engine did not connect in time, or left.
         """
-        if self._server is None:
-            raise TransferError("call send() once after each offer(); there is no open offer")
-        (server, offer, count), self._server = self._server, None
+        (server, offer, count), self._server = open_offer(self._server), None
         with ExitStack() as stack:  # closing a connection notifies its engine
             stack.enter_context(server)
             with transfer_errors(

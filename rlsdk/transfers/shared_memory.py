@@ -20,7 +20,7 @@ from rlsdk.contracts import Weights
 from rlsdk.errors import TransferError
 from rlsdk.marks import weight_transfer
 from rlsdk.plurals import counted
-from rlsdk.transfers.buckets import MIB, Header, announced, filled, transfer_errors
+from rlsdk.transfers.buckets import MIB, Header, announced, filled, open_offer, transfer_errors
 
 REGIONS = 32
 """Maximum number of memory regions; three are used in turn, and more while a loader holds tensors."""
@@ -104,9 +104,7 @@ class SharedMemory:
         Raises:
             TransferError: An engine did not connect in time, or left.
         """
-        if self._server is None:
-            raise TransferError("call send() once after each offer(); there is no open offer")
-        (server, count), self._server = self._server, None
+        (server, count), self._server = open_offer(self._server), None
         with ExitStack() as stack:  # closing a connection notifies its engine
             stack.enter_context(server)
             with transfer_errors(f"{counted(count, 'engine')} and the learner did not meet"):

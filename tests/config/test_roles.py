@@ -198,3 +198,43 @@ def test_a_reference_model_of_another_shape_or_learner_is_found_before_a_start(
         "the learner 'my_learner/my_learner' cannot move its reference model (rlsdk.contracts.MovesReference); set "
         "learner=deepspeed, or leave update_every out"
     )
+
+
+LEARNER = """
+import attrs
+import rlsdk
+from rlsdk.learners.deepspeed import DeepSpeedLearner
+
+
+class Wraps:
+    def __init__(self):
+        self.learner = DeepSpeedLearner()
+
+    def rank_memory(self, roles, place):
+        return self.learner.rank_memory(roles, place)
+
+
+@rlsdk.learner("silent")
+class Silent(Wraps):
+    pass
+
+
+@rlsdk.learner("adapting")
+class Adapting(Wraps):
+    @property
+    def adapts_entropy(self):
+        return self.learner.adapts_entropy
+"""
+
+
+@pytest.mark.parametrize(("learner", "refused"), [("deepspeed", False), ("lab/silent", True), ("lab/adapting", False)])
+def test_an_entropy_target_needs_a_learner_that_says_it_adapts_to_it(
+    plan: Callable[..., Plan], tmp_path: Path, learner: str, refused: bool
+) -> None:
+    create(tmp_path / "policy", largest=100)
+    (tmp_path / "lab.py").write_text(LEARNER)
+    settings = (f"model.path={tmp_path / 'policy'}", f"learner={learner}", "algorithm.entropy_coef={target: 0.2}")
+    found = examine(plan(*settings, plugins=[tmp_path / "lab.py"]), starts=False)
+    said = [fault.message for fault in found.faults if fault.path == "algorithm.entropy_coef"]
+    assert bool(said) is refused
+    assert not refused or "declares rlsdk.contracts.AdaptsEntropy" in said[0]

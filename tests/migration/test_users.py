@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -1195,11 +1196,40 @@ def test_trls_reference_model_follows_the_policy_in_training_steps_if_there_is_o
     assert "reference" not in lora.config
 
 
+@pytest.mark.parametrize(
+    ("model", "config", "experts"),
+    [
+        ("Qwen/Qwen3-30B-A3B", None, True),
+        ("mistralai/Mixtral-8x7B-v0.1", None, True),
+        ("Qwen/Qwen2.5-0.5B", None, None),
+        ("model", {"num_experts": 128}, True),
+        ("model", {"text_config": {"num_local_experts": 8}}, True),
+        ("A3B-moe", {"hidden_size": 8}, False),
+    ],
+)
+def test_trls_default_load_balancing_loss_of_a_mixture_of_experts_is_told(
+    tmp_path, monkeypatch, model, config, experts
+):
+    monkeypatch.chdir(tmp_path)
+    if config is not None:
+        Path(model).mkdir()
+        (Path(model) / "config.json").write_text(json.dumps(config))
+    words = ["seed=1", f"model_name_or_path={model}"]
+    told = [note for note in migrate("trl", words, {}).notes if note.startswith("learner.router_loss_coef: ")]
+    assert bool(told) is bool(experts)
+    found = migrate("trl", [*words, "router_aux_loss_coef=0.01"], {})
+    assert not [note for note in found.notes if note.startswith("learner.router_loss_coef: ")]
+    (entry,) = [each for each in found.entries if each.key == "router_aux_loss_coef"]
+    assert entry.status == {True: "changed", False: "ignored", None: "missing"}[experts]
+
+
 def test_the_load_balancing_loss_is_converted_for_mixtures_of_experts():
     found = migrate("trl", ["seed=1", "router_aux_loss_coef=0.01"], {})
     (entry,) = [each for each in found.entries if each.key == "router_aux_loss_coef"]
     assert entry.status == "missing" and "learner.router_loss_coef" in entry.note
     found = migrate("trl", ["router_aux_loss_coef=0.01", "model_init_kwargs.output_router_logits=true"], {}).config
+    assert found["learner"]["router_loss_coef"] == 0.01
+    found = migrate("trl", ["router_aux_loss_coef=0.01", "model_name_or_path=Qwen/Qwen3-30B-A3B"], {}).config
     assert found["learner"]["router_loss_coef"] == 0.01
     found = migrate("openrlhf", ["--aux_loss_coef", "0.02"], {}).config
     assert found["learner"]["router_loss_coef"] == 0.02

@@ -310,11 +310,16 @@ def test_a_changed_chat_template_is_refused_and_an_equal_one_elsewhere_is_not(ru
     named = f"model.renderer={{file: {file}}}"
     run.begin(named)
     assert "\n# plugin chat template: " in f"\n{run.text()}"
+    kept = run.folder / "runs" / "trial" / "code"
+    assert (kept / "chat_template.jinja").read_text() == "{{ messages[0].content }}"
     run.resume(f"model.renderer={{file: {copy}}}", allow_changes=True)
     copy.write_text("{{ messages[0].content }}!")
     with pytest.raises(PluginError, match=r"- chat template was source [0-9a-f]+, is source"):
         run.resume(f"model.renderer={{file: {copy}}}")
+    assert [file.name for file in kept.iterdir()] == ["chat_template.jinja"]
     assert run.resume(f"model.renderer={{file: {copy}}}", allow_changes=True).step == 4
+    assert (kept / "chat_template.jinja").read_text() == "{{ messages[0].content }}!"
+    assert (kept / "chat_template.step-4.jinja").read_text() == "{{ messages[0].content }}"
 
 
 def test_a_new_plugin_needs_leave(run: Run) -> None:
