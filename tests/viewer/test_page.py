@@ -15,6 +15,7 @@ import pytest
 
 import rlsdk
 from rlsdk.runlog.alerts import Alert, append_alerts
+from rlsdk.runlog.folder import MARKER
 from rlsdk.runlog.metrics import note_ledger
 from rlsdk.runlog.tables import Entry
 from rlsdk.types import Group, Message
@@ -60,6 +61,37 @@ def test_all_pages_show_a_run_without_an_error(page: Browser) -> None:
     page.keys("\ue012")  # arrow left
     page.see(".column", "answer 3")
     assert page.errors() == []
+
+
+def test_a_run_before_its_first_step_says_so(browser: Browser, tmp_path: Path) -> None:
+    run = tmp_path / "new"
+    run.mkdir()
+    (run / MARKER).touch()
+    (run / "config.yaml").write_text("name: new\nsteps: 4\n")
+    with served(run) as address:
+        browser.size(1280, 900)
+        browser.open(address)
+        browser.see(".empty", "No step is finished yet")
+        browser.click("nav a", "Annotate")
+        browser.see(".trouble", "this run has stored no rollouts yet")
+        assert "left" not in browser.text()
+        browser.errors()  # Chromium logs the refused requests
+
+
+def test_a_run_without_greedy_answers_has_its_sampled_ones_on_the_held_out_page(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with served(make_run(tmp_path / "sampled", greedy=False)) as address:
+        browser.size(1280, 900)
+        browser.open(f"{address}#/held-out")
+        browser.see(".item", "What is 101?")
+        assert [each.text for each in browser.all(".choice button")] == ["Sampled"]
+        assert browser.errors() == []
+
+
+def test_scores_without_a_range_are_explained(page: Browser, address: str) -> None:
+    page.open(f"{address}#/annotate?ask=score&low=5&high=1")
+    page.see(".verdict", "Scores from 5 to 1: expected two numbers, the lower one first.")
 
 
 def test_the_browser_of_rollouts_is_used_with_keys(page: Browser) -> None:

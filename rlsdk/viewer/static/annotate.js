@@ -25,6 +25,7 @@ export function mount(element, first) {
   let revealed = false
   let busy = false
   let chosen = -1
+  let failed = false
   let by = remembered()
 
   const bar = h("div", { class: "bar annotate-bar" })
@@ -116,15 +117,18 @@ export function mount(element, first) {
         counted = found.counted
         made = found.made
       } while (!buffer.length && !done)
+      failed = false
       say("")
     } catch (error) {
       if (mine !== order) return
       done = true
+      failed = true
       say(error.message)
     }
   }
 
   function drawProgress() {
+    if (failed) { replace(progress); return }
     const all = made + left
     const rest = counted ? `${left.toLocaleString("en")} left` : `more than ${left.toLocaleString("en")} left`
     replace(progress, h("progress", { value: all ? made / all : 0, max: 1, "aria-label": "Annotated" }), `${made.toLocaleString("en")} done, ${rest}`)
@@ -137,7 +141,8 @@ export function mount(element, first) {
     group = null
     if (!buffer.length) {
       replace(verdict)
-      replace(question, empty("Nothing left to annotate", made ? "You have seen all rollouts that match these filters. New ones appear here while the run trains." : "No rollout matches these filters."))
+      if (failed) replace(question) // the message above says why
+      else replace(question, empty("Nothing left to annotate", made ? "You have seen all rollouts that match these filters. New ones appear here while the run trains." : "No rollout matches these filters."))
       return
     }
     try {
@@ -186,6 +191,7 @@ export function mount(element, first) {
 
   function forScore() {
     const values = scale()
+    if (!values.length && !(range().low < range().high)) return [h("p", { class: "trouble" }, visible(`Scores from ${given().low || 1} to ${given().high || 5}: expected two numbers, the lower one first.`))]
     if (values.length) return values.map((value, i) => button(visible(value), i + 1, () => answer(value), { class: `button ${i === chosen ? "on" : ""}` }))
     const { low, high } = range()
     const field = h("input", { type: "number", id: "score-field", step: "any", min: low, max: high, "aria-label": "Score", onkeydown: (event) => {

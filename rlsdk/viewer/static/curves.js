@@ -3,7 +3,7 @@
 import { get } from "/static/api.js"
 import { color } from "/static/colors.js"
 import { Chart, band, smoothed } from "/static/chart.js"
-import { append, debounce, h, number, replace, visible } from "/static/dom.js"
+import { append, debounce, empty, h, number, replace, visible } from "/static/dom.js"
 import { described } from "/static/findings.js"
 
 const percent = (value) => `${number(value * 100, 3)} %`
@@ -143,7 +143,8 @@ export function mount(element, first) {
       charts.push({ chart, wanted, plot })
       return plot.element
     }
-    replace(grid, SECTIONS.map(([title, list]) => {
+    if (!names.length) replace(grid, empty("No step is finished yet", "Curves appear with the first evaluation or step."))
+    else replace(grid, SECTIONS.map(([title, list]) => {
       const found = list.map((chart) => [chart, known(chart)]).filter(([, wanted]) => wanted.length)
       return found.length ? h("section", {}, h("h2", {}, title), h("div", { class: "charts" }, found.map((each) => make(...each)))) : null
     }))

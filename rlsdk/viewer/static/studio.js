@@ -22,6 +22,7 @@ export function mount(element, first) {
   let asked = false
   let again = false
   const shownOutput = new Set()
+  const closedOutput = new Set() // of failed runs, whose output is shown at first: it says why
 
   const trouble = h("p", { class: "trouble", role: "alert", hidden: true })
   const table = h("section", { class: "started" })
@@ -206,8 +207,9 @@ export function mount(element, first) {
   function row(run) {
     const [word, kind] = word_of(run)
     const act = (what, path) => h("button", { class: "button small", onclick: () => tell(async () => { await post(`studio/${path}`, { name: run.name }); await runs(); check() }) }, what)
-    const output = h("details", { class: "output", open: shownOutput.has(run.name) }, h("summary", {}, "Output"), h("pre", { class: "log", tabindex: "0" }, said(run.output)))
-    output.addEventListener("toggle", () => { if (output.open) shownOutput.add(run.name); else shownOutput.delete(run.name) })
+    const shows = shownOutput.has(run.name) || (word === "failed" && !closedOutput.has(run.name))
+    const output = h("details", { class: "output", open: shows }, h("summary", {}, "Output"), h("pre", { class: "log", tabindex: "0" }, said(run.output)))
+    output.addEventListener("toggle", () => { if (output.open) shownOutput.add(run.name); else { shownOutput.delete(run.name); closedOutput.add(run.name) } })
     return h("tr", { "data-run": run.name }, h("th", {}, visible(run.name), h("small", {}, ` process ${run.pid}`)), h("td", {}, h("span", { class: `status ${kind}` }, word)),
       h("td", { class: "figure" }, run.step === null || run.step === undefined ? "–" : run.steps ? `${run.step} of ${run.steps}` : String(run.step)), h("td", { class: "figure" }, number(run.reward)),
       h("td", { class: "acts" }, run.runs ? act(run.stops ? "Stop now" : "Stop", "stop") : run.status === "finished" ? null : act("Resume", "resume"),
