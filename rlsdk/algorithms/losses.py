@@ -16,13 +16,14 @@ from torch import Tensor
 from rlsdk.algorithms.packed import (
     DualClip,
     Metrics,
+    clip_shares,
     clipped_surrogate,
     credit,
     dual_clipped,
     in_order,
     log_ratio,
     masked_mean,
-    share_clipped,
+    removed_gradients,
     trained,
 )
 from rlsdk.batch import LossInputs, wide
@@ -55,7 +56,7 @@ def ppo(
     open_loss = clipped_surrogate(advantages, ratio, clip_low, clip_high)
     loss = dual_clipped(open_loss, advantages, dual_clip)
     metrics = {
-        "clip_share": share_clipped(x, ratio, clip_low, clip_high),
+        **removed_gradients(x, ratio, clip_low, clip_high),
         "old_kl": masked_mean(-difference, x.loss_mask),
     }
     if dual_clip is not None:
@@ -159,7 +160,7 @@ def cispo(x: LossInputs, *, clip_low: NonNegative = 1.0, clip_high: NonNegative 
     """
     ratio = bounded(log_ratio(x)).exp().detach()
     weight = ratio.clamp(1 - clip_low, 1 + clip_high)
-    return weight * reinforce(x), {"clip_share": masked_mean((weight != ratio).float(), x.loss_mask)}
+    return weight * reinforce(x), clip_shares(x, ratio < weight, ratio > weight)
 
 
 @policy_loss("tis")
@@ -244,7 +245,7 @@ def gspo(
     mean = x.sequence_mean(log_ratio(x)).detach()
     ratio = (mean + log_prob - log_prob.detach()).clamp(max=LOG_SEQUENCE_RATIO_BOUND).exp()
     loss = dual_clipped(clipped_surrogate(credit(x), ratio, clip_low, clip_high), credit(x), dual_clip)
-    return loss, {"clip_share": share_clipped(x, ratio, clip_low, clip_high)}
+    return loss, removed_gradients(x, ratio, clip_low, clip_high)
 
 
 @policy_loss("gspo_token", aggregates=PER_ROLLOUT)
@@ -292,8 +293,7 @@ def geo_mean(
     worse = sign * torch.minimum(sign * difference, sign * clipped)
     worse = torch.where(taught, worse, worse.detach())
     loss = dual_clipped(-average * x.sequence_mean(worse).exp(), average, dual_clip)
-    clipped_away = (worse != difference) & taught
-    return loss, {"clip_share": masked_mean(clipped_away.float(), x.loss_mask)}
+    return loss, clip_shares(x, (difference < worse) & taught, (difference > worse) & taught)
 
 
 @policy_loss("clip_cov", whole_batch=True, check=in_order("cov_low", "cov_high"))

@@ -282,11 +282,22 @@ def dual_clipped(loss: Tensor, advantages: Tensor, bound: float | None) -> Tenso
     return loss if bound is None else torch.where(advantages < 0, torch.minimum(loss, -advantages * bound), loss)
 
 
-def share_clipped(x: LossInputs, ratio: Tensor, low: float, high: float) -> Tensor:
-    """Return the share of trained tokens whose gradient is removed by the clip."""
+def clip_shares(x: LossInputs, below: Tensor, above: Tensor) -> Metrics:
+    """Return the metrics of a clip: the shares of trained tokens that it concerns at either bound, and at both.
+
+    Args:
+        x: The batch.
+        below: bool `[t]`, True for tokens clipped at the lower bound.
+        above: bool `[t]`, True for tokens clipped at the upper bound.
+    """
+    low, high = (masked_mean(clipped.float(), x.loss_mask) for clipped in (below, above))
+    return {"clip_share": low + high, "clip_share_low": low, "clip_share_high": high}
+
+
+def removed_gradients(x: LossInputs, ratio: Tensor, low: float, high: float) -> Metrics:
+    """Return the shares of trained tokens whose gradient PPO's clip removes; see `clip_shares`."""
     ratio, advantages = ratio.detach(), credit(x)
-    outside = ((ratio > 1 + high) & (advantages > 0)) | ((ratio < 1 - low) & (advantages < 0))
-    return outside.sum() / x.loss_mask.sum().clamp(min=1)
+    return clip_shares(x, (ratio < 1 - low) & (advantages < 0), (ratio > 1 + high) & (advantages > 0))
 
 
 def in_order(low: str, high: str) -> Callable[[RunFacts, Mapping[str, Any]], Iterator[tuple[str, str]]]:

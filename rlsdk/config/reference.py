@@ -86,6 +86,7 @@ UNITS: Mapping[str, str] = {
     "placement.engine_restarts": "restarts",
     "rollout.workers": "processes",
     "placement.partner_timeout": "seconds",
+    "placement.peak_tflops": "TFLOP/s",
     "watchdog.warn": "seconds",
     "watchdog.end": "seconds",
 }

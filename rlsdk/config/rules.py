@@ -17,7 +17,7 @@ from rlsdk.contracts import AlgorithmDefaults
 from rlsdk.plurals import counted
 from rlsdk.storage.location import is_url, url_fault
 
-LEAST: dict[str, int] = {
+LEAST: dict[str, float] = {
     "batch_size": 1,
     "group_size": 1,
     "minibatches": 1,
@@ -57,6 +57,7 @@ LEAST: dict[str, int] = {
     "placement.gpus_per_engine": 1,
     "placement.engine_restarts": 0,
     "placement.partner_timeout": 0,
+    "placement.peak_tflops": 0.001,
     "environments.workers": 1,
     "environments.per_worker": 1,
     "environments.threads": 1,
@@ -248,8 +249,21 @@ def _sizes(config: Config) -> list[tuple[bool, str]]:
             config.watchdog.end is not None and config.watchdog.end <= 0,
             f"watchdog.end: seconds above 0, or null for never; got {config.watchdog.end}",
         ),
+        *_profile(config),
         (not 0 <= share <= 1, f"max_invalid: a share between 0 and 1, got {share}"),
         *((True, f"model.path: {text}") for text in ([] if is_hub_id else _no_model(path))),
+    ]
+
+
+def _profile(config: Config) -> list[tuple[bool, str]]:
+    section, last, ranks = config.profile, config.steps, config.placement.learners
+    beyond = [step for step in section.steps if step < 1 or (last is not None and step > last)]
+    unknown = [rank for rank in section.ranks if not 0 <= rank < ranks]
+    bounds = "at least 1" if last is None else f"from 1 to steps={last}"
+    return [
+        (bool(beyond), f"profile.steps: expected steps {bounds}; got {beyond}"),
+        (bool(unknown), f"profile.ranks: placement.learners={ranks} has the ranks 0 to {ranks - 1}; got {unknown}"),
+        (not section.ranks, "profile.ranks: expected at least one rank, such as 0; got none"),
     ]
 
 
@@ -288,8 +302,8 @@ def _no_model(path: str) -> list[str]:
     except (OSError, ValueError, KeyError, TypeError):
         base = None
     remedy = (
-        f"give its base model{f', {base},' if base else ''} to train a new adapter (learner.lora), or merge them: "
-        "PeftModel.from_pretrained(…).merge_and_unload().save_pretrained(…)"
+        f"give its base model{f', {base},' if base else ''} to train an adapter (learner.lora and lora.path), "
+        "or merge them: PeftModel.from_pretrained(…).merge_and_unload().save_pretrained(…)"
     )
     if (folder.parent / "config.json").is_file():  # as in the export of a run
         remedy = f"give the folder above it, {os.path.dirname(path.rstrip('/')) or '.'!r}, which holds the merged model"

@@ -196,6 +196,8 @@ class PlacementSection(Section):
             the run.
         partner_timeout: Seconds that explorer and trainer, run as separate programs, wait for each other, and for the
             replacement of a dead explorer.
+        peak_tflops: Peak of one learner rank's device, for `time/update_mfu`; null: of a GPU that rlsdk knows, its peak
+            in bfloat16.
     """
 
     engines: int = 1
@@ -211,6 +213,7 @@ class PlacementSection(Section):
     learner_resources: Mapping[str, float] = {}
     engine_restarts: int = 3
     partner_timeout: float = 600.0
+    peak_tflops: float | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -311,6 +314,21 @@ class WatchdogSection(Section):
 
 
 @attrs.frozen(kw_only=True)
+class ProfileSection(Section):
+    """Training steps in which torch's profiler records the learner.
+
+    Attributes:
+        steps: Steps to record, counted from 1; each writes a Chrome trace per rank to `profiles` in the run's folder.
+        ranks: Learner ranks to record.
+        details: Also record shapes, memory and Python stacks, which makes traces several times as large.
+    """
+
+    steps: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = (0,)
+    details: bool = False
+
+
+@attrs.frozen(kw_only=True)
 class Config(Section):
     """Configuration of a run.
 
@@ -359,6 +377,7 @@ class Config(Section):
         canary: Comparison of engine and learner logprobs after every weight sync.
         placement: Number of processes, and their devices.
         watchdog: Time limits after which a silent process is reported, and the run ends.
+        profile: Steps in which torch's profiler records the learner; by default, none.
     """
 
     Model = ModelSection
@@ -418,6 +437,7 @@ class Config(Section):
     canary: CanarySection = CanarySection()
     placement: PlacementSection = PlacementSection()
     watchdog: WatchdogSection = WatchdogSection()
+    profile: ProfileSection = ProfileSection()
 
     @property
     def updates(self) -> int:

@@ -16,7 +16,11 @@ class HasClock(Protocol):
     """Optional interface of a learner that times its work."""
 
     def clock(self) -> dict[str, float]:
-        """Return accumulated seconds by name; they never decrease."""
+        """Return accumulated seconds by name, each ending in `_seconds`; they never decrease.
+
+        For `time/update_mfu`, a learner also returns `update_flop`, the FLOPs that its models have needed for this
+        rank's share of the updates, and `peak_tflops`, the peak of its device in TFLOP/s, if it knows it.
+        """
         ...
 
 

@@ -392,7 +392,7 @@ class LearnerHandle(Protocol):
         ...
 
     def clock(self) -> dict[str, float]:
-        """Return accumulated seconds and peak bytes of memory by name, each the maximum over ranks."""
+        """Return accumulated seconds and peak bytes of memory by name, each the maximum over ranks; see `HasClock`."""
         ...
 
     def save(self, folder: Path) -> None:

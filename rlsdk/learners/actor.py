@@ -42,6 +42,7 @@ class LearnerActor(RunActor):
         self._learner: Learner
         self._transfer: Any = None
         self._sends = True
+        self._profile: Any = None
 
     def where(self) -> tuple[str, int]:
         """Return the address of this process's node, and a free port there."""
@@ -74,7 +75,27 @@ class LearnerActor(RunActor):
 
     def call(self, method: str, *args: Any, **options: Any) -> Any:
         """Call a method of the learner."""
-        return getattr(self._learner, method)(*args, **options)
+        if self._profile is None:
+            return getattr(self._learner, method)(*args, **options)
+        from torch.profiler import record_function
+
+        with record_function(f"learner.{method}"):
+            return getattr(self._learner, method)(*args, **options)
+
+    def start_profile(self, *, details: bool) -> None:
+        """Start torch's profiler; with `details`, it also records shapes, memory and Python stacks."""
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        devices = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+        self._profile = profile(activities=devices, record_shapes=details, profile_memory=details, with_stack=details)
+        self._profile.start()
+
+    def stop_profile(self, file: str) -> None:
+        """Stop the profiler, and write what it recorded as a Chrome trace."""
+        profile, self._profile = self._profile, None
+        profile.stop()
+        profile.export_chrome_trace(file)
 
     def weights(self, method: str, version: int) -> tuple[None, Weights | None]:
         """Return None, as a "done" marker for the driver, and the weights for the engines (rank 0; None elsewhere)."""

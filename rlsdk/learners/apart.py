@@ -106,9 +106,14 @@ class DividedLearnerGroup(LearnerGroup):
             self.apart["critic"].load(folder / "apart")
 
     def clock(self) -> dict[str, float]:
-        """Return seconds and peak memory in bytes so far by name, each the maximum over ranks."""
-        clocks = [super().clock(), *(group.clock() for group in self.apart.values())]
-        return {name: max(clock.get(name, 0.0) for clock in clocks) for name in clocks[0]}
+        """Return seconds and peak memory in bytes so far by name, each the maximum over ranks.
+
+        `update_flop` is that of the policy's ranks.
+        """
+        own = super().clock()
+        clocks = [own, *(group.clock() for group in self.apart.values())]
+        found = {name: max(clock.get(name, 0.0) for clock in clocks) for name in own}
+        return found | {name: own[name] for name in ("update_flop",) if name in own}
 
     def stop(self) -> None:
         """End all ranks."""

@@ -18,6 +18,7 @@ from rlsdk.contracts import ActorSpec, Adapter, LossSpec, Model, Roles, TrainBat
 from rlsdk.errors import CheckpointError, LearnerError
 from rlsdk.learners.checkpoint import load_models, save_models
 from rlsdk.learners.export import WeightExporter
+from rlsdk.learners.flops import ModelFlops, peak_tflops
 from rlsdk.learners.lora import switched_off, wrap
 from rlsdk.learners.micro_batches import MicroBatchRunner, SharedRows, with_less
 from rlsdk.learners.options import NO_FLOAT16, LearnerOptions
@@ -56,6 +57,7 @@ class TransformersLearner(LearnerOptions):
     _roles: Roles = attrs.field(init=False)
     _passes: MicroBatchRunner = attrs.field(init=False)
     _updates: Any = attrs.field(init=False)
+    _flops: dict[TrainedRole, ModelFlops] = attrs.field(init=False, factory=dict)
     _exporter: WeightExporter = attrs.field(init=False)
     _clock: PhaseTimer = attrs.field(init=False, factory=PhaseTimer)
     _offloaded: OffloadedTensors | None = attrs.field(init=False, default=None)
@@ -153,14 +155,27 @@ class TransformersLearner(LearnerOptions):
         self.connect(place.device)
         objective = Objective(loss)
         self._temperature = loss.temperature
-        factor = schedule(self.schedule, self.warmup_steps, self.final_ratio, total_updates)
+        factor = schedule(
+            self.schedule,
+            self.warmup_steps,
+            self.final_ratio,
+            total_updates,
+            decay_steps=self.decay_steps,
+            decay_power=2.0 if self.decay_power is None else self.decay_power,
+            decay_shape=self.decay_shape or "linear",
+        )
         self._passes = self._runner(roles.main, tokens)
         if roles.actor is not None:
             self._load_actor(roles.actor, factor)
         if roles.critic is not None:
             self._load_critic(roles.critic, factor)
         self._updates = Updates(
-            objective=objective, passes=self._passes, trained=self._trained, seed=place.seed, device=place.device
+            objective=objective,
+            passes=self._passes,
+            trained=self._trained,
+            seed=place.seed,
+            device=place.device,
+            flops=self._flops,
         )
         if roles.reference is not None and not self._base_is_reference:
             self._load_reference(roles.reference)
@@ -189,6 +204,7 @@ class TransformersLearner(LearnerOptions):
             actor = load_policy(model, self.attention, self.gradient_checkpointing, router_loss=self.router_loss_coef)
         if self.readers > 1 and (fault := shared_rows_fault(actor.model, self.router_loss_coef)):
             raise LearnerError(f"model {model.path}: {fault}")
+        self._flops["actor"] = ModelFlops.of(actor.model, adapted=self.lora is not None)
         self._prepare(actor, model)
         if self.lora is not None:
             wrap(actor.model, self.lora, self._place.seed)
@@ -202,6 +218,7 @@ class TransformersLearner(LearnerOptions):
 
         with self.loading(model):
             critic = load_critic(model, self.attention, self.gradient_checkpointing, self.value_init)
+        self._flops["critic"] = ModelFlops.of(critic.model)
         self._prepare(critic, model)
         lr = self.lr * 10 if self.critic_lr is None else self.critic_lr
         self._critic = self._train(critic, model, LearningRate(peak=lr, factor=factor), "critic")
@@ -421,8 +438,17 @@ class TransformersLearner(LearnerOptions):
         return self._passes.canary(self.actor, token_ids)
 
     def clock(self) -> dict[str, float]:
-        """Return seconds so far: `forward_seconds`, and `update_seconds` of backward passes and optimiser steps."""
-        return dict(self._clock.seconds)
+        """Return seconds so far: `forward_seconds`, and `update_seconds` of backward passes and optimiser steps.
+
+        Also `update_flop`, the FLOPs that the models needed in updates, and `peak_tflops` of a known GPU in bfloat16.
+        """
+        found = {**self._clock.seconds, "update_flop": self._updates.update_flop}
+        if self._place.device == "cuda" and self._roles.main.dtype == "bfloat16":
+            import torch
+
+            if peak := peak_tflops(torch.cuda.get_device_name()):
+                found["peak_tflops"] = peak
+        return found
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint, each rank its part, with a manifest of hashes; all ranks must see `folder`."""

@@ -84,7 +84,7 @@ def micro_batch_memory(
             model, attention, options.gradient_checkpointing, router_loss=options.router_loss_coef if trains else 0.0
         )
         if options.lora is not None:
-            wrap(policy.model, options.lora, 0)
+            wrap(policy.model, attrs.evolve(options.lora, path=None), 0)
         return policy
 
     def rows() -> TokenRows:

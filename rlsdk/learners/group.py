@@ -359,9 +359,29 @@ class LearnerGroup:
         self._call("export", [(Path(folder),)] * len(self.actors))
 
     def clock(self) -> dict[str, float]:
-        """Return seconds and peak memory in bytes so far, each of the rank with the highest value."""
+        """Return seconds and peak memory in bytes so far, each of the rank with the highest value.
+
+        `update_flop`, the FLOPs needed in updates, is the mean over ranks.
+        """
         clocks = self._wait("clock", [a.clock.remote() for a in self.actors])
-        return {name: max(c.get(name, 0.0) for c in clocks) for name in clocks[0]}
+        found = {name: max(c.get(name, 0.0) for c in clocks) for name in clocks[0]}
+        if "update_flop" in found:
+            found["update_flop"] = sum(c.get("update_flop", 0.0) for c in clocks) / len(clocks)
+        return found
+
+    def start_profile(self, ranks: Sequence[int], *, details: bool) -> None:
+        """Start torch's profiler on some ranks.
+
+        Args:
+            ranks: Ranks to record.
+            details: Also record shapes, memory and Python stacks.
+        """
+        self._wait("start_profile", [self.actors[rank].start_profile.remote(details=details) for rank in ranks])
+
+    def stop_profile(self, files: Mapping[int, Path]) -> None:
+        """Stop torch's profiler, and write the Chrome trace of each recorded rank to its file."""
+        stops = [self.actors[rank].stop_profile.remote(str(file.resolve())) for rank, file in files.items()]
+        self._wait("stop_profile", stops)
 
     def sleep(self) -> None:
         """Free GPU memory for engines on the same GPUs, if the learner can (`FreesDevice`)."""

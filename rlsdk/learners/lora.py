@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 _NAME = "default"
 """Name that peft gives an adapter by default."""
+_CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
+"""Files of an adapter in peft's format."""
 _A, _B, _BASE = f"lora_A.{_NAME}.weight", f"lora_B.{_NAME}.weight", "base_layer."
 
 
@@ -43,12 +47,15 @@ class Lora:
         alpha: Numerator of the scale `alpha / rank`.
         targets: Layers to adapt: all-linear (all but the output head), or names or name suffixes.
         sync: Weights sent to engines: the adapter if they can load one, or always merged weights.
+        path: Folder of an adapter in peft's format to continue from, which must have this rank, scale and layers;
+            default: a new adapter. The base model stays the reference.
     """
 
     rank: int = attrs.field(default=16, validator=attrs.validators.gt(0))
     alpha: float = attrs.field(default=32.0, validator=attrs.validators.gt(0))
     targets: Literal["all-linear"] | tuple[str, ...] = attrs.field(default="all-linear", validator=_whole_names)
     sync: Literal["adapter", "merged"] = "adapter"
+    path: str | None = None
 
     @property
     def adapter(self) -> Adapter:
@@ -112,6 +119,66 @@ def wrap(model: Any, lora: Lora, seed: int) -> None:
                 f"{what}: {name} is a {kind}, and only torch.nn.Linear is adapted{fused}; {known}; give lora.targets "
                 "some of them, or leave learner.lora out to train all weights"
             )
+    if lora.path is not None:
+        _continue_from(lora.path, model, lora)
+
+
+def _continue_from(path: str, model: Any, lora: Lora) -> None:
+    """Copy an adapter's weights into a wrapped model; one without weights is only compared with it.
+
+    Raises:
+        LearnerError: The adapter cannot be read, or differs from the one that `lora` describes.
+    """
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    folder = Path(path).expanduser()
+    try:
+        config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        faults = _config_faults(config, lora)
+        if faults:
+            raise LearnerError(f"lora.path {path!r}: {'; '.join(faults)}")
+        parameters = peft_names(dict(model.named_parameters()))
+        with safe_open(str(folder / _TENSORS), "pt") as file, torch.no_grad():
+            names = set(file.keys())
+            given = config.get("target_modules")
+            layers = f"its target_modules are {given}; set learner.lora.targets to the same layers"
+            if odd := names - set(parameters):
+                raise LearnerError(f"lora.path {path!r} has {len(odd)} tensors that fit nowhere: {min(odd)}; {layers}")
+            if odd := set(parameters) - names:
+                raise LearnerError(f"lora.path {path!r} lacks {len(odd)} tensors, such as {min(odd)}; {layers}")
+            for name, parameter in parameters.items():
+                shape = tuple(file.get_slice(name).get_shape())
+                if shape != tuple(parameter.shape):
+                    raise LearnerError(
+                        f"lora.path {path!r}: {name} has the shape {shape}, this model needs {tuple(parameter.shape)}: "
+                        "it was trained on another model"
+                    )
+                if not parameter.is_meta:
+                    parameter.copy_(file.get_tensor(name))
+    except (OSError, ValueError, AttributeError, SafetensorError) as error:
+        raise LearnerError(
+            f"lora.path {path!r} is not the folder of an adapter with {_CONFIG} and {_TENSORS}: {error}"
+        ) from error
+
+
+def _config_faults(config: Mapping[str, Any], lora: Lora) -> list[str]:
+    """Return why the adapter of a peft config cannot be continued with these options."""
+    if config.get("peft_type") != "LORA":
+        return [f"expected peft_type LORA, got {config.get('peft_type')!r}"]
+    kinds = {"use_dora": False, "bias": "none", "rank_pattern": {}, "alpha_pattern": {}, "modules_to_save": None}
+    odd = {name: config[name] for name, usual in kinds.items() if config.get(name) not in (None, usual)}
+    if odd:
+        return [f"only plain adapters of one rank are trained; it has {odd}"]
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or not isinstance(alpha, int | float):
+        return [f"expected numbers as r and lora_alpha; got {rank!r} and {alpha!r}"]
+    if config.get("use_rslora"):  # its scale is alpha / sqrt(rank)
+        alpha *= rank**0.5
+    if rank == lora.rank and math.isclose(alpha, lora.alpha):
+        return []
+    given = f"got rank {lora.rank} and alpha {lora.alpha:g}"
+    return [f"set learner.lora.rank={rank} and learner.lora.alpha={alpha:g}, as the adapter has them; {given}"]
 
 
 def _language_modules(model: Any) -> dict[str, Any]:
@@ -216,4 +283,4 @@ def write_adapter(folder: Path, model: Any, tensors: Mapping[str, Tensor], sourc
     config.task_type = "CAUSAL_LM"
     config.save_pretrained(folder)
     contents = {name: tensor.cpu().contiguous() for name, tensor in peft_names(tensors).items()}
-    save_file(contents, str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
+    save_file(contents, str(folder / _TENSORS), metadata={"format": "pt"})

@@ -12,8 +12,8 @@ from rlsdk.contracts import ActorSpec, DType, MemoryUse, Roles, UpdateShape
 from rlsdk.contracts.generation import DTYPE_BYTES
 from rlsdk.learners.lora import Lora, adapter_fault, count_adapter
 from rlsdk.learners.rows import RowStyle
-from rlsdk.learners.trained import Schedule
-from rlsdk.limits import NonNegative, Share, at_least, below
+from rlsdk.learners.trained import DecayShape, Schedule
+from rlsdk.limits import NonNegative, Positive, Share, at_least, below
 
 if TYPE_CHECKING:
     from rlsdk.learners.estimate import RankMemory
@@ -40,11 +40,19 @@ class LearnerOptions(ABC):
         eps: AdamW's epsilon, added to the denominator.
         weight_decay: AdamW's weight decay.
         grad_clip: Maximum gradient norm; 0 disables clipping.
-        skip_limit: Maximum number of consecutive updates skipped for a non-finite gradient; one more ends the run. A
-            skipped update changes no weights and is counted in `actor/skipped_updates` or `critic/skipped_updates`.
-        schedule: Learning-rate schedule after warm-up: constant, or linear or cosine decay to `final_ratio`.
+        skip_limit: Maximum number of consecutive updates skipped for a non-finite loss or gradient; one more ends the
+            run. A skipped update changes no weights and is counted in `actor/skipped_updates` or
+            `critic/skipped_updates`.
+        schedule: Learning-rate schedule after warm-up. constant; linear, cosine or polynomial: decay to `final_ratio`;
+            inverse_sqrt: the peak times √(warm-up steps / steps so far), at least `final_ratio`; wsd (warmup-stable-
+            decay): constant, then decay in the last `decay_steps`.
         warmup_steps: Number of optimiser steps of linear warm-up.
         final_ratio: Final learning rate as a share of the peak.
+        decay_steps: Number of optimiser steps of the decay, after which the learning rate stays at its final value.
+            Default: all after warm-up or, with wsd, the last tenth of the run.
+        decay_power: Exponent of polynomial decay; default: 2.
+        decay_shape: Shape of the decay at the end of wsd: linear (the default), cosine, or sqrt (1 - √x,
+            arXiv:2405.18392), which falls fast at first.
         micro_batch_tokens: Maximum number of tokens per forward pass, padding included; a longer rollout gets its own
             pass. `auto` takes up to 32768, and by the estimate of `rlsdk explain` at most half of the free memory.
         rows: Layout of a micro-batch. padded: one row per rollout, with rollouts of similar length together. packed:
@@ -59,7 +67,7 @@ class LearnerOptions(ABC):
             optimiser step; 0 for none. Default: `router_aux_loss_coef` of the model's config, if that has
             `output_router_logits: true`.
         lora: Train low-rank adapters of the actor's linear layers instead of its weights (`rank`, `alpha`, `targets`,
-            `sync`); needs about ten times the learning rate. Default: train all weights.
+            `sync`, `path`); needs about ten times the learning rate. Default: train all weights.
     """
 
     lr: NonNegative = 1e-6
@@ -72,6 +80,9 @@ class LearnerOptions(ABC):
     schedule: Schedule = "constant"
     warmup_steps: Annotated[int, at_least(0)] = 0
     final_ratio: Share = 0.1
+    decay_steps: Annotated[int, at_least(1)] | None = None
+    decay_power: Positive | None = None
+    decay_shape: DecayShape | None = None
     micro_batch_tokens: int | Literal["auto"] = attrs.field(default=16384, validator=_positive_or_auto)
     rows: RowStyle = "padded"
     gradient_checkpointing: bool = False
@@ -81,12 +92,23 @@ class LearnerOptions(ABC):
     lora: Lora | None = None
 
     def __attrs_post_init__(self) -> None:
+        self._check_schedule()
         if self.rows == "shared" and self.gradient_checkpointing:
             raise ValueError("rows: shared keeps the keys of prompts, gradient_checkpointing drops them; choose one")
         if self.rows in ("shared", "tree") and self.attention == "flash_attention_2":
             raise ValueError(
                 f"rows: {self.rows} needs attention: sdpa or eager; use flash_attention_2 with rows: packed"
             )
+
+    def _check_schedule(self) -> None:
+        readers: dict[str, tuple[str, ...]] = {
+            "decay_steps": ("linear", "cosine", "polynomial", "wsd"),
+            "decay_power": ("polynomial",),
+            "decay_shape": ("wsd",),
+        }
+        for option, kinds in readers.items():
+            if getattr(self, option) is not None and self.schedule not in kinds:
+                raise ValueError(f"{option} belongs to schedule: {' or '.join(kinds)}; got schedule: {self.schedule}")
 
     def check_readers(self, option: str) -> None:
         """Reject row layouts that ranks cannot split; `option` names the setting of the number of ranks."""

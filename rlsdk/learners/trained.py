@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 log = logging.getLogger(__name__)
-Schedule = Literal["constant", "linear", "cosine"]
+Schedule = Literal["constant", "linear", "cosine", "polynomial", "inverse_sqrt", "wsd"]
+DecayShape = Literal["linear", "cosine", "sqrt"]
 Wanted = Callable[[str], bool]
 """Select tensors of a model by their `state_dict` names."""
 
@@ -219,24 +220,47 @@ class TrainedModule(ABC):
         return None
 
 
-def schedule(kind: Schedule, warmup: int, final: float, total: int) -> Callable[[int], float]:
+def schedule(
+    kind: Schedule,
+    warmup: int,
+    final: float,
+    total: int,
+    *,
+    decay_steps: int | None = None,
+    decay_power: float = 1.0,
+    decay_shape: DecayShape = "linear",
+) -> Callable[[int], float]:
     """Build the learning-rate factor as a function of completed optimiser steps.
 
     Args:
-        kind: Shape after linear warm-up: constant, or linear or cosine decay to `final`.
+        kind: Shape after linear warm-up; see the options of the learner.
         warmup: Number of warm-up steps.
         final: Factor at the end.
         total: Total number of steps.
+        decay_steps: Number of steps of the decay; see the options of the learner.
+        decay_power: Exponent of polynomial decay.
+        decay_shape: Shape of the decay at the end of `wsd`.
     """
+    start, length = warmup, total - warmup if decay_steps is None else decay_steps
+    if kind == "wsd":
+        start = max(warmup, total - (math.ceil(total / 10) if decay_steps is None else decay_steps))
+        length = total - start
+    shape = decay_shape if kind == "wsd" else kind
 
     def factor(done: int) -> float:
-        rise = min(1.0, (done + 1) / max(warmup, 1))
-        progress = min(max((done - warmup) / max(total - warmup, 1), 0.0), 1.0)
-        if kind == "linear":
-            return rise * (1 - (1 - final) * progress)
-        if kind == "cosine":
-            return rise * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress)))
-        return rise
+        if done < warmup or shape == "constant":
+            return min(1.0, (done + 1) / max(warmup, 1))
+        if shape == "inverse_sqrt":
+            return max(final, math.sqrt(max(warmup, 1) / (done + 1)))
+        progress = min(max((done - start) / max(length, 1), 0.0), 1.0)
+        if shape == "linear":
+            return 1 - (1 - final) * progress
+        left: float = {
+            "polynomial": (1 - progress) ** decay_power,
+            "cosine": 0.5 * (1 + math.cos(math.pi * progress)),
+            "sqrt": 1 - math.sqrt(progress),
+        }[shape]
+        return final + (1 - final) * left
 
     return factor
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from rlsdk.batch import Totals
 from rlsdk.contracts import TrainBatch, TrainedRole
 from rlsdk.errors import LearnerError
+from rlsdk.learners.flops import ModelFlops
 from rlsdk.learners.metrics import MetricAccumulator
 from rlsdk.learners.micro_batches import MicroBatch, MicroBatchRunner, with_less
 from rlsdk.learners.objective import Objective, UpdateContext, critic_loss
@@ -34,6 +36,8 @@ class Updates:
         trained: Trained modules by role, the actor first; an update trains them in this order.
         seed: Seed of random choices, equal on all ranks.
         device: Device of the models.
+        flops: FLOPs of each trained module.
+        update_flop: FLOPs of this rank's share of all updates so far.
     """
 
     objective: Objective
@@ -41,6 +45,8 @@ class Updates:
     trained: Mapping[TrainedRole, TrainedModule]
     seed: int
     device: str
+    flops: Mapping[TrainedRole, ModelFlops] = attrs.field(factory=dict)
+    update_flop: float = 0.0
     _metrics: dict[str, MetricAccumulator] = attrs.field(init=False, factory=dict)
     _added: dict[str, list[Callable[[], None]]] = attrs.field(init=False, factory=dict)
 
@@ -111,6 +117,8 @@ class Updates:
             self.passes.clock,
             last=last,
         )
+        if role in self.flops:
+            self.update_flop += self.flops[role].of_update(batch.lengths)
 
     def optimizer_step(self, role: TrainedRole) -> MetricAccumulator:
         """Take one optimiser step along the gradient, and return this rank's part of the metrics.
@@ -175,7 +183,7 @@ class Updates:
                 loss = loss + _nothing(entropy)
             if (use := policy.take_use()) is not None:
                 loss = loss + self._balance(policy.router_loss, use, part, context, accumulator)
-            yield loss
+            yield _skippable(loss)
             context = attrs.evolve(context, offset=context.offset + len(logprobs))
 
     def _critic_losses(
@@ -190,7 +198,10 @@ class Updates:
         for part, rows in self.passes.micro_batches(batch, parts, count):
             values = self.passes.run(critic, rows)
             clip = at(self.objective.spec.value_clip, context.train_step)
-            yield _nothing(values) if part is None else critic_loss(part, values, clip, context.totals, accumulator)
+            if part is None:
+                yield _nothing(values)
+            else:
+                yield _skippable(critic_loss(part, values, clip, context.totals, accumulator))
 
     def _balance(
         self,
@@ -269,3 +280,11 @@ class Updates:
 def _nothing(values: Tensor) -> Tensor:
     """Return a zero loss with a graph, so that all parameters get gradients and collectives stay in step."""
     return values.sum() * 0.0
+
+
+def _skippable(loss: Tensor) -> Tensor:
+    """Make the gradient of a loss that is not finite not finite either, so that all ranks skip the update.
+
+    A loss such as `log_ratio * advantages + nan` has a finite gradient, of a function that nobody meant.
+    """
+    return loss if math.isfinite(float(loss.detach())) else loss * math.nan

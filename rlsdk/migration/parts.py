@@ -45,9 +45,15 @@ SCHEDULE = Choice(
     {
         **dict.fromkeys(("constant", "constant_with_warmup"), "constant"),
         "linear": "linear",
-        **dict.fromkeys(("cosine", "cosine_with_min_lr", "cosine_with_warmup"), "cosine"),
+        **dict.fromkeys(("cosine", "cosine_with_min_lr", "cosine_with_warmup", "cosine_warmup_with_min_lr"), "cosine"),
+        "polynomial": "polynomial",
+        **dict.fromkeys(("inverse_sqrt", "inverse-square-root"), "inverse_sqrt"),
+        **dict.fromkeys(("wsd", "warmup_stable_decay"), "wsd"),
     },
     "the schedule",
+)
+DECAY_SHAPE = Choice(
+    {"linear": "linear", "cosine": "cosine", **dict.fromkeys(("1-sqrt", "minus_sqrt"), "sqrt")}, "the decay"
 )
 ATTENTION = Choice(
     {
@@ -172,6 +178,28 @@ def checkpoints_kept(saved_every: str) -> Give:
         if given.read(saved_every, interval, 0) == 0:
             return {}
         return {"checkpoint.keep": value if value > 0 else KEEP_ALL}
+
+    return give
+
+
+def transformers_schedule(arguments: str) -> Give:
+    """Set one of transformers' schedules, which decay to 0.
+
+    Args:
+        arguments: Key of the section with the schedule's own arguments.
+    """
+
+    def give(value: str, given: Given) -> dict[str, Any]:
+        found: dict[str, Any] = {"learner.schedule": value}
+        if value != "constant":
+            found["learner.final_ratio"] = 0.0
+        if value == "polynomial":
+            found["learner.decay_power"] = given.read(f"{arguments}.power", number, 1.0)
+        if value == "wsd":
+            found["learner.decay_shape"] = given.read(f"{arguments}.decay_type", DECAY_SHAPE, "cosine")
+            if steps := given.whole(f"{arguments}.num_decay_steps", 0):
+                found["learner.decay_steps"] = steps
+        return found
 
     return give
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from rlsdk.migration.parts import (
     ATTENTION,
+    DECAY_SHAPE,
     DTYPE,
     EVALUATION_NOTE,
     KEEP_ALL,
@@ -30,6 +31,7 @@ from rlsdk.migration.parts import (
     share_of_steps,
     switched,
     trackers_with,
+    transformers_schedule,
 )
 from rlsdk.migration.rows import (
     NOTES,
@@ -659,7 +661,11 @@ ROWS = (
     changed(f"{TRAIN}.training_args.warmup_ratio", "learner.warmup_steps", number, 0.1, "in optimiser steps",
             _warmup_ratio),
     same(f"{TRAIN}.training_args.lr_scheduler_type", "learner.schedule learner.final_ratio", SCHEDULE, "cosine",
-         lambda v, given: {"learner.schedule": v, "learner.final_ratio": 0.0}),
+         transformers_schedule(f"{TRAIN}.training_args.lr_scheduler_kwargs")),
+    part(f"{TRAIN}.training_args.lr_scheduler_kwargs.power", "learner.decay_power", number, 2.0),
+    part(f"{TRAIN}.training_args.lr_scheduler_kwargs.num_decay_steps", "learner.decay_steps", count, 100),
+    part(f"{TRAIN}.training_args.lr_scheduler_kwargs.decay_type", "learner.decay_shape", DECAY_SHAPE, "1-sqrt"),
+    same(f"{TRAIN}.training_args.lr_scheduler_kwargs.min_lr_rate", "learner.final_ratio", number, 0.1),
     changed(f"{TRAIN}.training_args.per_device_train_batch_size", "learner.micro_batch_tokens minibatches", count, 2,
             "rlsdk counts tokens of a micro-batch (rollouts × sequence_length), and optimiser steps per batch",
             lambda v, given: {"minibatches": _updates(given)} |

@@ -786,7 +786,7 @@ ROWS = (
          lambda v, given: {"learner.lora.targets": v if v != ["all-linear"] else "all-linear"}),
     ignored("model.lora_configs.0.lora_dtype", "an adapter has the model's dtype", "bfloat16"),
     ignored("model.lora_configs.0.is_dummy", "an adapter starts from zero", True),
-    missing("model.lora_configs.0.path", "merge the adapter into the model first", "adapter"),
+    changed("model.lora_configs.0.path", "learner.lora.path", text, "adapter", "rank, alpha and targets must be the adapter's"),
     missing("model.lora_configs.**", "learner.lora: rank, alpha, targets", 32),
     missing("model.**", "change config.json in the model's folder", 1),
     # Cluster

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlsdk.migration.parts import (
     ATTENTION,
+    DECAY_SHAPE,
     DTYPE,
     KEEP_ALL,
     SCHEDULE,
@@ -24,6 +25,7 @@ from rlsdk.migration.parts import (
     template_file,
     template_variables,
     trackers,
+    transformers_schedule,
     unshuffled,
 )
 from rlsdk.migration.python_files import KIND, LOADERS
@@ -822,7 +824,12 @@ ROWS = (
     same("adam_epsilon", "learner.eps", number, 1e-8),
     same("max_grad_norm", "learner.grad_clip", number, 1.0),
     same("lr_scheduler_type", "learner.schedule learner.final_ratio", SCHEDULE, "cosine",
-         lambda v, given: {"learner.schedule": v, **({"learner.final_ratio": 0.0} if v != "constant" else {})}),
+         transformers_schedule("lr_scheduler_kwargs")),
+    part("lr_scheduler_kwargs.power", "learner.decay_power", number, 2.0),
+    part("lr_scheduler_kwargs.num_decay_steps", "learner.decay_steps", count, 100),
+    part("lr_scheduler_kwargs.decay_type", "learner.decay_shape", DECAY_SHAPE, "1-sqrt"),
+    ignored("lr_scheduler_kwargs.num_stable_steps", "the decay ends with the run", 100),
+    same("lr_scheduler_kwargs.min_lr_ratio", "learner.final_ratio", number, 0.1),
     same("lr_scheduler_kwargs.min_lr_rate", "learner.final_ratio", number, 0.1),
     changed("lr_scheduler_kwargs.min_lr", "learner.final_ratio", number, 1e-7, "as a share of the peak",
             lambda v, given: {"learner.final_ratio": min(1.0, v / given.read("learning_rate", number, 1e-6))}

@@ -10,6 +10,7 @@ from typing import Any
 from rlsdk.migration.parts import (
     ATTENTION,
     CRITIC_WARMUP_NOTE,
+    DECAY_SHAPE,
     DTYPE,
     EVALUATION_NOTE,
     KL,
@@ -386,6 +387,36 @@ def _warmup_ratio(value: Any, given: Given) -> KeyOutcome:
     return share_of_steps(steps and steps * _updates(given), number(value))
 
 
+def _profile(value: list[float], given: Given) -> KeyOutcome:
+    if str(given.get("global_profiler.tool")) != "torch":
+        return KeyOutcome({}, "ignored", _PROFILER)
+    return KeyOutcome({"profile.steps": [int(step) for step in value]}, "changed",
+                      "of the learner; engines are not recorded")  # fmt: skip
+
+
+def _style(given: Given) -> str:
+    """Return the schedule of a learner with Megatron."""
+    found: str = given.read(f"{ACTOR}.optim.lr_decay_style", SCHEDULE, "constant")
+    return found
+
+
+def _decay_steps(value: int, given: Given) -> KeyOutcome:
+    """Convert the end of the decay, which veRL counts from the first step."""
+    style = _style(given)
+    if style in ("constant", "inverse_sqrt"):
+        return KeyOutcome({}, "ignored", "the schedule has no end")
+    if style == "wsd":
+        return KeyOutcome({}, "missing", "the decay ends with the run")
+    steps = max(1, value - max(0, given.whole(f"{ACTOR}.optim.lr_warmup_steps", 0))) * _updates(given)
+    return KeyOutcome({"learner.decay_steps": steps}, "changed", "in optimiser steps, without warm-up")
+
+
+def _wsd_steps(value: int, given: Given) -> KeyOutcome:
+    if _style(given) != "wsd":
+        return KeyOutcome({}, "ignored", "the schedule is another one")
+    return KeyOutcome({"learner.decay_steps": value * _updates(given)}, "changed", "in optimiser steps")
+
+
 def _as_actor(name: str, of_actor: str, sample: Any) -> KeyRule:
     """Return the rule of a setting that rlsdk's critic shares with the actor."""
 
@@ -610,7 +641,7 @@ ENGINE = Choice({"vllm": "vllm", "hf": "transformers", "sglang": "SGLang", "trtl
 _GPU_NOTE = "engines and ranks share the GPUs: placement.engines × gpus_per_engine, placement.learners"
 _LOGPROB_NOTE = "forward passes use learner.micro_batch_tokens, too"
 _CRITIC_NOTE = "the critic uses the actor's setting"
-_PROFILER = "rlsdk has no profiler; metrics.jsonl has the time of each stage"
+_PROFILER = "profile.steps records the learner with torch's profiler; metrics.jsonl has the time of each stage"
 
 ROWS = (
     ignored("**._target_", "Hydra's class of a section", "x"),
@@ -670,7 +701,7 @@ ROWS = (
          lambda v, given: {"learner.lora.targets": v if v != ["all-linear"] else "all-linear"}
          if given.whole(f"{MODEL}.lora_rank", 0) else {}),
     changed(f"{MODEL}.exclude_modules", "learner.lora.targets", texts, "lm_head", "", _excluded),
-    missing(f"{MODEL}.lora_adapter_path", "merge the adapter into the model first", "adapter"),
+    changed(f"{MODEL}.lora_adapter_path", "learner.lora.path", text, "adapter", "rank, alpha and targets must be the adapter's"),
     missing(f"{MODEL}.custom_chat_template", f"save it to a file, and {TEMPLATE_NOTE}", "{{ x }}"),
     missing(f"{MODEL}.external_lib", "import it in a plugin: plugins: [FILE]", "my_lib"),
     *(same(f"{MODEL}.override_config.{where}attn_implementation", "learner.attention", ATTENTION, "flash_attention_2")
@@ -708,7 +739,11 @@ ROWS = (
     missing(f"{ACTOR}.optim.override_optimizer_config", "the learner's optimiser is AdamW", "x"),
     missing(f"{ACTOR}.optim.override_optimizer_config.**", "the learner's optimiser is AdamW; see learner.offload", "x"),
     same(f"{ACTOR}.optim.lr_decay_style", "learner.schedule", SCHEDULE, "cosine"),
-    missing(f"{ACTOR}.optim.lr_decay_steps", "the schedule ends with the run", 100),
+    changed(f"{ACTOR}.optim.lr_decay_steps", "learner.decay_steps", count, 100, "in optimiser steps, without warm-up",
+            _decay_steps),
+    changed(f"{ACTOR}.optim.lr_wsd_decay_steps", "learner.decay_steps", count, 100, "in optimiser steps", _wsd_steps),
+    same(f"{ACTOR}.optim.lr_wsd_decay_style", "learner.decay_shape", DECAY_SHAPE, "minus_sqrt",
+         lambda v, given: {"learner.decay_shape": v} if _style(given) == "wsd" else {}),
     ignored(f"{ACTOR}.optim.zero_indexed_step", "the schedule starts with the first step", True),
     missing(f"{ACTOR}.optim.**", "see the options of the learner: rlsdk plugins learner", 1),
     same(f"{ACTOR}.grad_clip", "learner.grad_clip", number, 1.0),
@@ -976,6 +1011,8 @@ ROWS = (
     changed("distillation.**", "algorithm", lambda v: v, 1, "algorithm: opd", _distilled),
     ignored("model_engine", LEARNER_NOTE, "megatron"),
     ignored("skip.**", "`rlsdk simulate` and the scripted policy of rlsdk.testing need no engine", 1),
+    changed("global_profiler.steps", "profile.steps", numbers, [1, 2], "of the learner; engines are not recorded", _profile),
+    part("global_profiler.tool", "profile.steps", text, "torch"),
     ignored("global_profiler.**", _PROFILER),
     ignored("ray_kwargs.**", "placement.ray names a running cluster; rlsdk starts Ray otherwise", 1),
     ignored("ray_init.**", "placement.ray names a running cluster; rlsdk starts Ray otherwise", 1),

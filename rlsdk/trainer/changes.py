@@ -49,6 +49,7 @@ HARMLESS = (
     "eval.after",
     "eval.environments",
     "watchdog",
+    "profile",
 )
 """Settings and sections that do not affect the training; a resumed run may change them freely."""
 _PLAIN = (

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from rlsdk.config.schema import PlacementSection
 from rlsdk.engines.actor import STEP
 from rlsdk.errors import RunError
 from rlsdk.evaluation.evaluation import by_source, is_correct, measured, scored_trajectories, trajectory_means
@@ -145,6 +146,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return {
         **measured(groups),
         "rollouts/tokens": float(lengths.sum()),
+        "rollouts/tokens_total": float(sum(sizes)),
         "rollouts/length": float(lengths.mean()),
         "rollouts/length_min": float(lengths.min()),
         "rollouts/length_max": float(lengths.max()),
@@ -226,9 +228,33 @@ def reward_metrics(groups: Sequence[Group], *, scored: bool, separate: Collectio
         **{name if name.startswith("reward/") else f"score/{name}": value for name, value in means.items()},
         "reward/mean": float(values.mean()),
         "reward/std": float(values.std()),
+        "reward/min": float(values.min()),
+        "reward/max": float(values.max()),
+        **term_spreads(valid),
         "accuracy/mean": float(np.mean([is_correct(scores[-1]) for scores in valid])),
         **dead_share(groups, separate),
     }
+
+
+def term_spreads(trajectories: Sequence[Sequence[Score]]) -> dict[str, float]:
+    """Return deviation, minimum and maximum of each term of a reward that has several; empty for a single one.
+
+    Args:
+        trajectories: Valid scores of the rollouts of each trajectory.
+    """
+    terms = sorted(
+        {name for scores in trajectories for s in scores for name in s.metrics if name.startswith("reward/")}
+    )
+    found: dict[str, float] = {}
+    for term in terms if len(terms) > 1 else ():
+        held = [[s.metrics[term] for s in scores if term in s.metrics] for scores in trajectories]
+        values, name = np.array([fmean(each) for each in held if each]), term.removeprefix("reward/")
+        found |= {
+            f"reward_std/{name}": float(values.std()),
+            f"reward_min/{name}": float(values.min()),
+            f"reward_max/{name}": float(values.max()),
+        }
+    return found
 
 
 def dead_share(groups: Sequence[Group], separate: Collection[str] = ()) -> dict[str, float]:
@@ -383,6 +409,7 @@ def time_metrics(
     metrics = {
         "time/step": wall,
         **{f"time/{name}": seconds for name, seconds in shown.items()},
+        **{f"time_share/{name}": seconds / wall for name, seconds in shown.items()},
         "time/engine_inside": spent["engine"],
         "time/learner_inside": spent["learner"],
         "time/outside_share": max(0.0, 1 - (spent["engine"] + spent["learner"]) / wall),
@@ -398,6 +425,41 @@ def time_metrics(
         if "learn" in phases:
             metrics["time/overlap"] = min(1.0, generated / max(phases["learn"], 1e-9))
     return metrics
+
+
+def device_metrics(
+    placement: PlacementSection,
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    *,
+    apart: int,
+    tokens: float,
+    wall: float,
+    update: float,
+) -> dict[str, float]:
+    """Return how well a step used the devices: tokens per second and GPU, and the update's model FLOPs utilisation.
+
+    Empty on a CPU, unless `peak_tflops` is set.
+
+    Args:
+        placement: Numbers of actors, and the peak of a learner rank's device, if set.
+        before: Learner counters at the start of the step.
+        after: Learner counters at its end; on GPUs, they have `gpu_bytes`.
+        apart: Ranks of models with dedicated processes.
+        tokens: Tokens of the step's rollouts, prompts included.
+        wall: Seconds of the step.
+        update: Seconds of the phase `update`.
+    """
+    found = {}
+    if "gpu_bytes" in after:
+        engines = placement.engines * placement.gpus_per_engine
+        shared = max(engines, placement.learners) if placement.colocate else engines + placement.learners
+        found["time/tokens_per_second_per_gpu"] = tokens / wall / (shared + apart)
+    peak = placement.peak_tflops or after.get("peak_tflops")
+    flop = after.get("update_flop", 0.0) - before.get("update_flop", 0.0)
+    if peak and flop > 0 and update > 0:
+        found["time/update_mfu"] = flop / (update * peak * 1e12)
+    return found
 
 
 def memory_metrics(*, driver: int, engine: Mapping[str, float], learner: Mapping[str, float]) -> dict[str, float]:

@@ -29,6 +29,7 @@ from rlsdk.runlog.tables import Entry
 from rlsdk.trainer.callbacks import Callback, Metrics
 
 if TYPE_CHECKING:
+    from rlsdk.learners.group import LearnerGroup
     from rlsdk.runlog.store import RolloutStore
     from rlsdk.trainer.trainer import Trainer
 
@@ -127,6 +128,41 @@ class Logging(Callback):
         """Log metrics; unavailable ones are null in `metrics.jsonl` and are not sent to trackers."""
         self._metrics.log(step, metrics)
         self._observers.log(step, _available(metrics))
+
+
+class Profiling(Callback):
+    """Record the learner with torch's profiler in the steps of `profile.steps`."""
+
+    def __init__(self, learner: LearnerGroup) -> None:
+        """Create a callback.
+
+        Args:
+            learner: Started learner.
+        """
+        self._learner = learner
+
+    async def on_start(self, trainer: Trainer) -> None:
+        """Warn of steps that the run does not take."""
+        first, last = trainer.version + 1, trainer.steps
+        if never := [step for step in trainer.plan.config.profile.steps if not first <= step <= last]:
+            log.warning("profile.steps: this run takes the steps %d to %d, not %s", first, last, never)
+
+    async def before_step(self, trainer: Trainer) -> None:
+        """Start the profiler if the step is to be recorded."""
+        section = trainer.plan.config.profile
+        if trainer.version + 1 in section.steps:
+            await asyncio.to_thread(self._learner.start_profile, section.ranks, details=section.details)
+
+    async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
+        """Write the traces of a recorded step."""
+        section, step = trainer.plan.config.profile, trainer.version
+        if step not in section.steps:
+            return
+        folder = trainer.plan.folder / "profiles"
+        folder.mkdir(exist_ok=True)
+        files = {rank: folder / f"step-{step}-learner-{rank}.json.gz" for rank in section.ranks}
+        await asyncio.to_thread(self._learner.stop_profile, files)
+        log.info("step %d: profile of the learner in %s", step, folder)
 
 
 def named_trackers(resolve: Callable[[ComponentRef], Any], trackers: Sequence[ComponentRef]) -> dict[str, Any]:

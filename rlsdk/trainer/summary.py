@@ -50,6 +50,8 @@ class LearningMonitor:
         why: Reason why the last step taught nothing; empty if it taught something.
         stuck: True once a step of this process reaches the limit. A resumed run trains one step first, since the cause
             may have been fixed.
+        diverged: Number of steps of this process, all of them so far, in which every update was skipped; 0 once one
+            was not.
     """
 
     limit: int | None
@@ -58,6 +60,8 @@ class LearningMonitor:
     solved: bool = False
     why: str = ""
     stuck: bool = False
+    diverged: int = 0
+    _steps: int = attrs.field(default=0, init=False)
 
     def note(self, metrics: Mapping[str, float], *, taught: bool, role: TrainedRole = "actor") -> None:
         """Count a step.
@@ -72,6 +76,8 @@ class LearningMonitor:
         self.solved = not taught and metrics.get("accuracy/mean") == 1
         self.why = "" if taught else reason(metrics, role)
         self.stuck = self.limit is not None and self.empty >= self.limit
+        self.diverged = self.diverged + 1 if skips_all(metrics, role) and self.diverged == self._steps else 0
+        self._steps += 1
 
     def fault(self, done: int) -> str:
         """Return why a run that ended after `done` steps has failed; empty if it has not.
@@ -80,6 +86,8 @@ class LearningMonitor:
         """
         if done and not self.taught:
             return f"nothing was learned in this run ({counted(done, 'step')}): {self.why or 'see the log'}"
+        if self.diverged:
+            return f"nothing was learned since the run was resumed ({counted(self.diverged, 'step')}): {self.why}"
         if self.stuck and not self.solved:
             return f"nothing was learned in the last {self._ending()}: {self.why}"
         return ""
@@ -108,12 +116,22 @@ def teaches(batch: StepBatch, metrics: Mapping[str, float], role: TrainedRole = 
         metrics: Metrics of its updates.
         role: Model that must have learned; the critic, which learns from returns, while it warms up.
     """
-    if metrics.get(f"{role}/skipped_updates") and f"{role}/grad_norm" not in metrics:
+    if skips_all(metrics, role):
         return False
     if metrics.get(f"{role}/grad_norm") == 0:  # the weights did not change, whatever the advantages are
         return False
     imitates = batch.has_experts  # expert rollouts teach without an advantage
     return imitates or role == "critic" or metrics.get(NONZERO, 1.0) > 0
+
+
+def skips_all(metrics: Mapping[str, float], role: TrainedRole) -> bool:
+    """Return True if every update of a step was skipped, since no gradient was finite.
+
+    Args:
+        metrics: Metrics of the step.
+        role: Model that should have learned.
+    """
+    return bool(metrics.get(f"{role}/skipped_updates")) and f"{role}/grad_norm" not in metrics
 
 
 def reason(metrics: Mapping[str, float], role: TrainedRole = "actor") -> str:
@@ -124,7 +142,10 @@ def reason(metrics: Mapping[str, float], role: TrainedRole = "actor") -> str:
         role: Model that should have learned.
     """
     if metrics.get(f"{role}/skipped_updates"):
-        return "every update was skipped, since its gradient was not finite"
+        return (
+            "every update was skipped, since its loss or gradient was not finite; look for a division by zero, a "
+            "logarithm of 0 or an overflow in the policy loss, advantages and rewards, or lower learner.lr"
+        )
     if metrics.get("rollouts/tokens") == 0:
         full = (
             "the prompts, with what the workflow adds to them (such as descriptions of tools), leave no room for an "
@@ -204,12 +225,14 @@ def summarise(trainer: Trainer, rollouts: RolloutSummary) -> dict[str, Any]:
     export = trainer.checkpoints.path(trainer.version) / "export"
     interrupted = trainer.interrupted and trainer.version < trainer.steps
     fault = "" if interrupted else trainer.monitor.fault(trainer.version)
-    warning = "" if interrupted or fault else trainer.monitor.warning()
+    warnings = [] if interrupted or fault else [trainer.monitor.warning()]
+    for role, count in counters.skipped_updates.items():
+        warnings.append(f"skipped {counted(count, 'update')} of the {role}: the loss or gradient was not finite")
     return {
         "name": plan.config.name,
         "status": "interrupted" if interrupted else "failed" if fault else "finished",
         **({"error": fault} if fault else {}),
-        "warnings": [warning] if warning else [],
+        "warnings": [warning for warning in warnings if warning],
         "steps": trainer.version,
         "eval_tasks": trainer.rollouts.eval_tasks,
         "accuracy_before": accuracy_at(plan.folder, 0),

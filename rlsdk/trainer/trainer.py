@@ -15,6 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from rlsdk.checkpoints.checkpoint import Checkpoints
+from rlsdk.cluster.placement import sections_apart
 from rlsdk.cluster.template import template
 from rlsdk.config import Plan, Source, check
 from rlsdk.config.rules import fresh_groups
@@ -37,6 +38,7 @@ from rlsdk.trainer.metrics import (
     RunTimes,
     Timer,
     as_numbers,
+    device_metrics,
     memory_metrics,
     reward_metrics,
     rollout_metrics,
@@ -45,6 +47,7 @@ from rlsdk.trainer.metrics import (
     source_shares,
     update_metrics,
 )
+from rlsdk.trainer.observing import Profiling
 from rlsdk.trainer.record import RunRecord, open_run
 from rlsdk.trainer.resuming import check_resumed
 from rlsdk.trainer.state import restore, rewind, snapshot, write_checkpoint
@@ -194,7 +197,9 @@ class Trainer:
             parts: Started rollouts and learner.
             callbacks: The user's callbacks.
         """
-        leaving = [LeavingNodes(parts.learner)]
+        beside: list[Callback] = [LeavingNodes(parts.learner)]
+        if record.plan.config.profile.steps:
+            beside.append(Profiling(parts.learner))
         trainer = cls(
             record.plan,
             rollouts=parts.rollouts,
@@ -203,7 +208,7 @@ class Trainer:
             checkpoints=record.checkpoints,
             store=record.store,
             resume_from=record.resume_from,
-            callbacks=standard_callbacks(record.console, record.observers, record.store, callbacks, leaving),
+            callbacks=standard_callbacks(record.console, record.observers, record.store, callbacks, beside),
         )
         trainer.record = record
         trainer.times.seconds["start"] = time.perf_counter() - record.opened
@@ -412,6 +417,15 @@ class Trainer:
         found = memory_metrics(driver=peak_memory(), engine=after.clock, learner=learner)
         if self.plan.sampled:
             found["rollouts/tokens_wasted"] = float(after.wasted - self._before[1].wasted)
+        found |= device_metrics(
+            self.plan.config.placement,
+            self._before[0],
+            learner,
+            apart=sum(section.ranks for section in sections_apart(self.plan).values()),
+            tokens=metrics["rollouts/tokens_total"],
+            wall=wall,
+            update=self.timer.seconds.get("update", 0.0),
+        )
         generated, sampled, ahead = self._generated, metrics["rollouts/tokens"], self.runs_ahead
         times = self.times.add_step(self.timer, wall, spent, generated=generated, sampled=sampled, ahead=ahead)
         return found | times

@@ -378,9 +378,21 @@ def test_only_tokens_that_would_have_a_gradient_count_as_clipped():
     x = LossInputs(ratios, torch.zeros(4).double(), advantages, torch.ones(4).bool(), rollouts)
     for name in ("ppo", "gspo", "geo_mean"):
         assert float(rlsdk.load("policy_loss", name)(x)[1]["clip_share"]) == 0.25, name
+        found = rlsdk.load("policy_loss", name)(x)[1]
+        assert (float(found["clip_share_low"]), float(found["clip_share_high"])) == (0.0, 0.25), name
     for name in ("tis", "topr"):  # their bound takes no gradient away
         found = rlsdk.load("policy_loss", name)(x)[1]
         assert "clip_share" not in found and float(found["capped_share"]) > 0
+
+
+@pytest.mark.parametrize(("name", "low", "high"), [("ppo", 0.5, 0.25), ("geo_mean", 0.5, 0.25), ("cispo", 0.5, 0.25)])
+def test_tokens_are_counted_at_the_bound_that_clips_them(name, low, high):
+    ratios = torch.tensor([0.1, 0.1, 9.0, 1.0]).double().log()
+    advantages, rollouts = torch.tensor([-1.0, -1.0, 1.0, 1.0]).double(), torch.arange(4)
+    x = LossInputs(ratios, torch.zeros(4).double(), advantages, torch.ones(4).bool(), rollouts)
+    found = rlsdk.load("policy_loss", name, clip_low=0.4, clip_high=0.4)(x)[1]
+    shares = [float(found[f"clip_share{end}"]) for end in ("_low", "_high", "")]
+    assert shares == [low, high, low + high]
 
 
 def test_topr_reads_the_whole_answer_against_the_sampler():

@@ -44,6 +44,13 @@ def chosen(x: LossInputs) -> torch.Tensor:
     return torch.where(kept, -x.advantages * x.logprobs, 0)
 
 
+@policy_loss("constant")
+def constant(x: LossInputs) -> torch.Tensor:
+    """The policy gradient, plus a constant that is undefined where an advantage is infinite."""
+    finite = torch.where(x.advantages.isfinite(), x.advantages, 0.0)
+    return -finite * x.logprobs + x.advantages.detach() * 0
+
+
 @policy_loss("breaks")
 def breaks(x: LossInputs) -> torch.Tensor:
     """Fails where the batch says so."""
@@ -417,6 +424,18 @@ def test_an_update_whose_gradient_is_not_finite_leaves_no_trace(
     assert group.update(poisoned(first), everything(first), 1) == {"actor/skipped_updates": 1.0}
     assert group.update(second, everything(second), 2) == expected[1]
     assert same(group.fetch_weights(2), weights)
+
+
+@pytest.mark.parametrize(("world", "stage"), [(1, 1), (2, 2)])
+def test_an_update_whose_loss_is_undefined_is_skipped_though_its_gradient_is_finite(
+    world: int, stage: int, tied: Model, launch: Launch, make_batch: Make
+) -> None:
+    batch = make_batch(6)
+    group = launch(world, Roles(actor=tied), spec(constant), zero_stage=stage, micro_batch_tokens=24, **LR)
+    before = group.fetch_weights(0)
+    assert group.update(poisoned(batch), everything(batch), 0) == {"actor/skipped_updates": 1.0}
+    assert same(group.fetch_weights(1), before)
+    assert group.update(batch, everything(batch), 1)["actor/grad_norm"] > 0
 
 
 def test_good_updates_of_a_batch_are_applied_and_bad_ones_counted(

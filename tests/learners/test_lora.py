@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from rlsdk.contracts import Adapter, GivesAdapter, LossSpec, Model, Roles, Train
 from rlsdk.conversion import without_weights
 from rlsdk.errors import CheckpointError, LearnerError, OptionError
 from rlsdk.learners.deepspeed import DeepSpeedLearner
-from rlsdk.learners.lora import Lora, adapter_fault, merged, wrap
+from rlsdk.learners.lora import Lora, adapter_fault, merged, peft_names, wrap
 from rlsdk.learners.model import load_policy
 from rlsdk.learners.rows import plan, read_lengths, split
 from rlsdk.marks import policy_loss
@@ -287,6 +289,102 @@ def test_it_goes_with_the_other_options(
     with torch.no_grad():
         expected = states(peft_model(tied, weights, target_modules=targets), batch, TEMPERATURE)[0].numpy()
     np.testing.assert_allclose(group.logprobs(batch)["logprobs"], expected, atol=2e-5)
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize(("world", "stage", "which"), [(1, 1, "tied"), (2, 3, "untied"), (2, 2, "bfloat")])
+def test_training_continues_from_an_adapter(
+    world: int, stage: int, which: str, launch: Launch, make_batch: Make, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    model, batch = request.getfixturevalue(which), make_batch(8)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    roles = Roles(actor=attrs.evolve(model, tokenizer=str(tmp_path)))
+    first = launch(1, roles, spec(), **SETTING)
+    base = first.logprobs(batch)["logprobs"]
+    first.update(batch, everything(batch), 0)
+    left, whole = dict(from_weights(adapter_of(first))), dict(from_weights(first.fetch_weights(1)))
+    first.export(tmp_path / "export")
+    options = {**SETTING, "lora": {**LORA, "path": str(tmp_path / "export" / "adapter")}, "zero_stage": stage}
+    roles = attrs.evolve(roles, reference=roles.actor)
+    group = launch(world, roles, spec(), **options)
+    found = dict(from_weights(adapter_of(group)))
+    assert found.keys() == left.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in left.items())
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in from_weights(group.fetch_weights(0)))
+    np.testing.assert_allclose(group.logprobs(batch, "reference")["logprobs"], base, atol=1e-5)
+    group.update(batch, everything(batch), 0)
+    moved = dict(from_weights(adapter_of(group)))
+    assert all(not torch.equal(moved[name], tensor) for name, tensor in left.items())
+
+
+@pytest.fixture(scope="module")
+def saved(tied: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter of queries and values that peft has written, with random weights."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("adapters") / "sft"
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    get_peft_model(AutoModelForCausalLM.from_pretrained(tied.path), config).save_pretrained(folder)
+    return folder
+
+
+SFT = {"rank": 4, "alpha": 8.0, "targets": ("q_proj", "v_proj")}
+
+
+def test_an_adapter_of_peft_is_read(tied: Model, saved: Path) -> None:
+    from safetensors.torch import load_file
+
+    model, lora = load_policy(tied, "sdpa", False).model, Lora(**SFT, path=str(saved))
+    wrap(model, lora, seed=0)
+    file = load_file(saved / "adapter_model.safetensors")
+    assert {
+        name: each for name, each in peft_names(model.state_dict()).items() if not torch.equal(each, file[name])
+    } == {}
+    assert len(file) == 2 * 2 * 2
+    assert adapter_fault(without_weights(tied), lora) == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "config", "message"),
+    [
+        ({"rank": 8}, {}, r"set learner.lora.rank=4 and learner.lora.alpha=8, as the adapter has them; got rank 8"),
+        ({}, {"use_rslora": True}, r"set learner.lora.rank=4 and learner.lora.alpha=16"),
+        (
+            {"targets": "all-linear"},
+            {},
+            r"lacks 20 tensors, such as .*; its target_modules are \['.*set learner.lora.targ",
+        ),
+        (
+            {"targets": ("q_proj",)},
+            {},
+            r"has 4 tensors that fit nowhere: base_model.model.model.layers.0.self_attn.v_pr",
+        ),
+        ({}, {"use_dora": True}, r"only plain adapters of one rank are trained; it has \{'use_dora': True\}"),
+        ({}, {"modules_to_save": ["lm_head"]}, r"it has \{'modules_to_save': \['lm_head'\]\}"),
+        ({}, {"peft_type": "IA3"}, r"expected peft_type LORA, got 'IA3'"),
+        ({"path": "no/such"}, {}, r"lora.path 'no/such' is not the folder of an adapter with adapter_config.json and"),
+    ],
+    ids=str,
+)
+def test_an_adapter_that_does_not_fit_is_refused_before_the_start(
+    options: Any, config: Any, message: str, tied: Model, saved: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(saved, tmp_path / "sft")
+    file = tmp_path / "sft" / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
+    lora = Lora(**{**SFT, "path": str(tmp_path / "sft"), **options})
+    assert re.search(message, adapter_fault(without_weights(tied), lora))
+
+
+def test_an_adapter_of_another_model_is_refused(tied: Model, saved: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(saved, tmp_path / "sft")
+    file = tmp_path / "sft" / "adapter_model.safetensors"
+    save_file({name: tensor[:, :-1].contiguous() for name, tensor in load_file(file).items()}, file)
+    fault = adapter_fault(without_weights(tied), Lora(**SFT, path=str(tmp_path / "sft")))
+    assert "it was trained on another model" in fault and "(4, 31), this model needs (4, 32)" in fault
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -538,6 +539,42 @@ class TestSchedule:
 
     def test_without_a_warm_up(self) -> None:
         assert schedule("linear", 0, 0.0, 10)(0) == 1.0
+
+    @pytest.mark.parametrize("kind", ["linear", "cosine", "polynomial"])
+    def test_a_decay_of_its_own_length_ends_before_the_run(self, kind: Any) -> None:
+        factor = schedule(kind, 4, 0.2, 1000, decay_steps=10, decay_power=2.0)
+        middle = 0.2 + 0.8 * 0.25 if kind == "polynomial" else 0.6
+        assert [factor(k) for k in (3, 4, 9, 14, 999)] == pytest.approx([1, 1, middle, 0.2, 0.2])
+
+    @pytest.mark.parametrize(("shape", "middle"), [("linear", 0.6), ("cosine", 0.6), ("sqrt", 1 - 0.8 * 0.5**0.5)])
+    def test_wsd_decays_in_the_last_steps(self, shape: Any, middle: float) -> None:
+        factor = schedule("wsd", 4, 0.2, 100, decay_steps=10, decay_shape=shape)
+        assert [factor(k) for k in (0, 3, 50, 90, 95, 100)] == pytest.approx([0.25, 1, 1, 1, middle, 0.2])
+        assert factor(99) < factor(98)
+
+    def test_wsd_decays_in_the_last_tenth_by_default_and_never_before_the_end_of_the_warm_up(self) -> None:
+        assert [schedule("wsd", 0, 0.0, 40)(k) for k in (36, 38, 40)] == pytest.approx([1, 0.5, 0])
+        short = schedule("wsd", 4, 0.0, 8, decay_steps=100)
+        assert [short(k) for k in (0, 3, 4, 6, 8)] == pytest.approx([0.25, 1, 1, 0.5, 0])
+
+    def test_inverse_square_root_halves_the_rate_over_four_times_the_steps_down_to_the_final_one(self) -> None:
+        factor = schedule("inverse_sqrt", 4, 0.25, 100)
+        assert [factor(k) for k in (0, 3, 4, 15, 63, 99)] == pytest.approx([0.25, 1, (4 / 5) ** 0.5, 0.5, 0.25, 0.25])
+        assert [schedule("inverse_sqrt", 0, 0.0, 100)(k) for k in (0, 3)] == [1, 0.5]
+
+    def test_settings_of_another_schedule_are_refused(self) -> None:
+        load = partial(rlsdk.load, "learner", "deepspeed")
+        for options, told in (
+            (
+                {"decay_steps": 5},
+                "decay_steps belongs to schedule: linear or cosine or polynomial or wsd; got schedule",
+            ),
+            ({"schedule": "linear", "decay_power": 2.0}, "decay_power belongs to schedule: polynomial"),
+            ({"schedule": "cosine", "decay_shape": "sqrt"}, "decay_shape belongs to schedule: wsd; got schedule: cosi"),
+        ):
+            with pytest.raises(OptionError, match=told):
+                load(**options)
+        load(schedule="wsd", decay_steps=5, decay_shape="sqrt", warmup_steps=2)
 
 
 class TestPhaseTimer:

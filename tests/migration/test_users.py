@@ -782,6 +782,30 @@ def test_trls_least_rate_is_a_share_of_the_peak():
         assert migrate("trl", [*schedule, more], {}).config["learner"]["final_ratio"] == pytest.approx(0.1)
 
 
+def test_the_arguments_of_transformers_schedules_are_read():
+    given = ["lr_scheduler_kwargs.num_decay_steps=20", "lr_scheduler_kwargs.decay_type=1-sqrt"]
+    learner = migrate("trl", ["lr_scheduler_type=warmup_stable_decay", *given], {}).config["learner"]
+    found = {"schedule": "wsd", "decay_steps": 20, "decay_shape": "sqrt", "final_ratio": 0.0}
+    assert {name: learner[name] for name in found} == found
+    assert migrate("trl", ["lr_scheduler_type=polynomial", "seed=1"], {}).config["learner"]["decay_power"] == 1
+
+
+def test_verls_decay_is_counted_in_optimiser_steps():
+    actor = "actor_rollout_ref.actor"
+    common = ["data.train_batch_size=64", f"{actor}.ppo_mini_batch_size=32", f"{actor}.optim.lr_warmup_steps=10"]
+    cosine = [*common, f"{actor}.optim.lr_decay_style=cosine", f"{actor}.optim.lr_decay_steps=110"]
+    assert migrate("verl", cosine, {}).config["learner"]["decay_steps"] == 200
+    wsd = [f"{actor}.optim.lr_decay_style=WSD", f"{actor}.optim.lr_wsd_decay_steps=30"]
+    learner = migrate("verl", [*common, *wsd, f"{actor}.optim.lr_wsd_decay_style=minus_sqrt"], {}).config["learner"]
+    assert (learner["schedule"], learner["decay_steps"], learner["decay_shape"]) == ("wsd", 60, "sqrt")
+
+
+def test_verls_profile_is_kept_if_torch_makes_it():
+    steps = "global_profiler.steps=[2,5]"
+    assert migrate("verl", ["global_profiler.tool=torch", steps], {}).config["profile"] == {"steps": [2, 5]}
+    assert "profile" not in migrate("verl", ["global_profiler.tool=nsys", steps], {}).config
+
+
 def test_the_file_of_a_script_is_found_in_the_working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config").mkdir()

@@ -52,6 +52,20 @@ def test_counts_come_back_from_a_checkpoint_and_one_more_step_is_taken_before_it
     assert (resumed.taught, resumed.empty, resumed.stuck) == (1, 4, True)
 
 
+SKIPPED = {**WRONG, "actor/skipped_updates": 2.0}
+
+
+def test_a_resumed_run_whose_every_update_was_skipped_has_failed() -> None:
+    resumed = LearningMonitor(None)
+    resumed.restore(after(True, True).state())
+    for _ in range(2):
+        resumed.note(SKIPPED, taught=False)
+    assert resumed.fault(4).startswith("nothing was learned since the run was resumed (2 steps): every update was skip")
+    resumed.note({**WRONG, "actor/grad_norm": 1.0}, taught=True)
+    resumed.note(SKIPPED, taught=False)  # an exception among updates that were taken
+    assert resumed.fault(6) == ""
+
+
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [

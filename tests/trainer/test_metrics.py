@@ -6,13 +6,16 @@ import attrs
 import numpy as np
 import pytest
 
+from rlsdk.config.schema import PlacementSection
 from rlsdk.contracts.rollouts import TaskStatus
 from rlsdk.engines.actor import STEP
 from rlsdk.rollout.staleness import without_old
 from rlsdk.rollout.task_ledger import TaskLedger
 from rlsdk.trainer.metrics import (
     decode_rates,
+    device_metrics,
     explained_variance,
+    reward_metrics,
     rollout_metrics,
     skipped_updates,
     staleness_metrics,
@@ -45,6 +48,33 @@ def test_tokens_that_are_too_old_to_be_trained_on_count_as_sampled() -> None:
     for each in (group, trimmed):
         found = rollout_metrics([each])
         assert (found["rollouts/tokens"], found["rollouts/length"]) == (5.0, 5.0)
+
+
+def test_the_terms_of_a_reward_are_told_with_their_spread_if_there_are_several() -> None:
+    def group(*scores: Score) -> Group:
+        task = Task("t", "p")
+        return Group(task, [Rollout(task, (), [1, 2], [False, True], [0.0, -1.0], [-1, 0])] * len(scores), scores)
+
+    parts = [{"reward/right": right, "reward/format": form} for right, form in ((1.0, 0.5), (0.0, 0.5), (0.5, 0.5))]
+    found = reward_metrics([group(*(Score(sum(each.values()), metrics=each) for each in parts))], scored=True)
+    assert (found["reward/min"], found["reward/max"]) == (0.5, 1.5)
+    assert [found[f"reward_{end}/right"] for end in ("min", "max", "std")] == pytest.approx([0, 1, (1 / 6) ** 0.5])
+    assert [found[f"reward_{end}/format"] for end in ("min", "max", "std")] == [0.5, 0.5, 0]
+    alone = reward_metrics([group(Score(1.0, metrics={"reward/right": 1.0}))], scored=True)
+    assert not any(name.startswith("reward_") for name in alone)
+
+
+def test_the_use_of_devices_is_per_gpu_and_against_the_peak() -> None:
+    before, after = {"update_flop": 1e12}, {"update_flop": 3e12, "gpu_bytes": 1.0, "peak_tflops": 4.0}
+    step = {"apart": 1, "tokens": 1200.0, "wall": 10.0, "update": 2.0}
+    shared = PlacementSection(engines=1, gpus_per_engine=2, learners=2)
+    found = device_metrics(shared, before, after, **step)
+    assert found == {"time/tokens_per_second_per_gpu": 40.0, "time/update_mfu": 0.25}
+    divided = attrs.evolve(shared, colocate=False, peak_tflops=2.0)
+    found = device_metrics(divided, before, after, **step)
+    assert found == {"time/tokens_per_second_per_gpu": 24.0, "time/update_mfu": 0.5}
+    assert device_metrics(shared, before, {"update_flop": 3e12}, **step) == {}
+    assert device_metrics(divided, before, {"update_flop": 3e12}, **step) == {"time/update_mfu": 0.5}
 
 
 def test_lengths_of_prompts_and_rollouts_are_told_with_their_extremes() -> None:
@@ -84,6 +114,9 @@ def test_skipped_updates_are_counted_by_role() -> None:
 def test_times_of_a_run_ahead_say_who_waited_for_whom() -> None:
     phases = {"take": 1.0, "produce": 1.5, "learn": 5.0, "update": 4.0, "sync": 0.5}
     found = time_metrics(phases, 10.0, SPENT, generated=2.0, ahead=True)
+    assert {name: found[f"time_share/{name}"] for name in phases if name not in ("take", "learn")} == {
+        name: seconds / 10 for name, seconds in phases.items() if name not in ("take", "learn")
+    }
     assert found["time/wait_for_rollouts"] == 1.0
     assert found["time/overlap"] == pytest.approx(0.4)
     assert found["time/engines_idle"] == pytest.approx(0.75)

@@ -13,7 +13,7 @@ const SECTIONS = [
     { title: "Reward", names: ["reward/mean"], hint: "Should rise. Flat at the bottom: tasks are too hard; flat at the top: too easy; flat in between: the reward does not tell answers apart." },
     { title: "Held-out accuracy", names: ["eval/greedy", "eval/sampled"], labels: ["greedy", "sampled"], format: percent, hint: "The measure that counts. If it falls while the reward rises, the policy games the reward." },
     { title: "Training accuracy", names: ["accuracy/mean"], format: percent, hint: "Share of right answers in the trained rollouts." },
-    { title: "Parts of the reward", match: /^reward\/(?!mean$|std$)/, strip: "reward/", hint: "If only one part rises, such as the format, the policy learns only that part." },
+    { title: "Parts of the reward", match: /^reward\/(?!mean$|std$|min$|max$)/, strip: "reward/", hint: "If only one part rises, such as the format, the policy learns only that part." },
   ]],
   ["Do the rollouts teach?", [
     { title: "Groups that teach", names: ["groups/trained"], format: percent, hint: "A group whose rollouts all have the same reward is dead: it has no better and no worse. Healthy: above 30 %." },
