@@ -87,6 +87,8 @@ UNITS: Mapping[str, str] = {
     "rollout.workers": "processes",
     "placement.partner_timeout": "seconds",
     "placement.peak_tflops": "TFLOP/s",
+    "profile.steps": "steps",
+    "profile.ranks": "ranks",
     "watchdog.warn": "seconds",
     "watchdog.end": "seconds",
 }

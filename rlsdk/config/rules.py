@@ -262,7 +262,10 @@ def _profile(config: Config) -> list[tuple[bool, str]]:
     bounds = "at least 1" if last is None else f"from 1 to steps={last}"
     return [
         (bool(beyond), f"profile.steps: expected steps {bounds}; got {beyond}"),
-        (bool(unknown), f"profile.ranks: placement.learners={ranks} has the ranks 0 to {ranks - 1}; got {unknown}"),
+        (
+            bool(unknown) and ranks > 0,
+            f"profile.ranks: placement.learners={ranks} has the ranks 0 to {ranks - 1}; got {unknown}",
+        ),
         (not section.ranks, "profile.ranks: expected at least one rank, such as 0; got none"),
     ]
 

@@ -109,10 +109,10 @@ def test_the_folder_of_an_adapter_is_told_which_model_to_give(folder, monkeypatc
     adapter = folder / "export" / "adapter"
     adapter.mkdir(parents=True)
     (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
-    with pytest.raises(ConfigError, match=r"holds only an adapter .*; give its base model, org/base, to train a new"):
+    with pytest.raises(ConfigError, match=r"holds only an adapter .*; give its base model, org/base, to train an ad"):
         check("trial.yaml", ["model.path=export/adapter"])
     (adapter / "adapter_config.json").write_text("[]")
-    with pytest.raises(ConfigError, match=r"; give its base model to train a new"):
+    with pytest.raises(ConfigError, match=r"; give its base model to train an ad"):
         check("trial.yaml", ["model.path=export/adapter"])
     (folder / "export" / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"; give the folder above it, '.*export', which holds the merged model"):

@@ -299,7 +299,7 @@ def test_training_continues_from_an_adapter(
     model, batch = request.getfixturevalue(which), make_batch(8)
     (tmp_path / "tokenizer.json").write_text("{}")
     roles = Roles(actor=attrs.evolve(model, tokenizer=str(tmp_path)))
-    first = launch(1, roles, spec(), **SETTING)
+    first = launch(world, roles, spec(), **SETTING, zero_stage=stage)
     base = first.logprobs(batch)["logprobs"]
     first.update(batch, everything(batch), 0)
     left, whole = dict(from_weights(adapter_of(first))), dict(from_weights(first.fetch_weights(1)))
