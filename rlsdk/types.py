@@ -256,8 +256,16 @@ def _flag(value: Any, what: str) -> bool:
 
 
 def _reason(value: Any) -> str:
+    return _text_of_score(value, "reason")
+
+
+def _answer(value: Any) -> str:
+    return _text_of_score(value, "answer")
+
+
+def _text_of_score(value: Any, what: str) -> str:
     if value is not None and not isinstance(value, str):
-        raise ValueFault(f"the reason of a score is {reprlib.repr(value)}; expected text")
+        raise ValueFault(f"the {what} of a score is {reprlib.repr(value)}; expected text")
     return value or ""
 
 
@@ -293,6 +301,8 @@ class Score(Frozen):
         reason: Reason for an invalid or low score.
         token_rewards: (token position, value) pairs with sum `value`; None puts all of it on the last sampled token.
         shared: True for a rollout that has no score of its own, but that of the last rollout of its trajectory.
+        answer: The final answer that was scored, in the form in which equal ones are spelled alike; evaluations count
+            the votes of several rollouts by it (maj@k). Empty if there is none, or if the scorer does not tell.
     """
 
     value: float = attrs.field(converter=_float)
@@ -303,6 +313,7 @@ class Score(Frozen):
         default=None, converter=attrs.converters.optional(_pairs)
     )
     shared: bool = False
+    answer: str = attrs.field(default="", converter=_answer, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         given = (self.value, *(value for _, value in self.token_rewards or ()))

@@ -1,7 +1,8 @@
-"""Evaluation on held-out tasks: greedy, and sampled with pass@k."""
+"""Evaluation on held-out tasks: greedy, and sampled with pass@k and maj@k."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from math import comb
 from statistics import fmean
@@ -137,6 +138,8 @@ def _found(
     Those of greedy answers are left out if there are none (`eval.greedy`).
     """
     right = [_right(group) for group in sampled]
+    answering = {group.task.source for group in sampled if any(score.answer for score in group.scores)}
+    votes = [_votes(group) for group in sampled if group.task.source in answering]
     accuracy = {
         **({"greedy": _mean([r for group in greedy for r in _right(group)])} if greedy else {}),
         "sampled": _mean([r for group in right for r in group]),
@@ -147,6 +150,8 @@ def _found(
         enough = [g for g in right if len(g) >= k]
         accuracy[f"pass@{k}"] = _mean([pass_at(k, len(g), sum(g)) for g in enough])
         every[f"all@{k}"] = _mean([all_at(k, len(g), sum(g)) for g in enough])
+        if votes:
+            every[f"maj@{k}"] = _mean([maj_at(k, each) for each in votes if len(each) >= k])
         k *= 2
     rewards = {
         f"{name}_reward": _mean([fmean([s.value for s in scores]) for scores in scored_trajectories(groups)])
@@ -178,6 +183,15 @@ def lengths(groups: Sequence[Group]) -> dict[str, float]:
 def _right(group: Group) -> list[bool]:
     """Return, for each answer of a group that could be scored, True if it is right."""
     return [is_correct(scores[-1]) for scores in scored_trajectories([group])]
+
+
+def _votes(group: Group) -> list[str | bool]:
+    """Return what each answer of a group that could be scored votes for: True, its text, or False for none.
+
+    All right answers are the same vote, however they are spelled.
+    """
+    lasts = [scores[-1] for scores in scored_trajectories([group])]
+    return [is_correct(score) or score.answer or False for score in lasts]
 
 
 def is_correct(score: Score) -> bool:
@@ -220,6 +234,27 @@ def pass_at(k: int, n: int, correct: int) -> float:
 def all_at(k: int, n: int, correct: int) -> float:
     """Unbiased estimate that all of `k` samples are right, from `n` samples (pass^k; Yao et al., arXiv:2406.12045)."""
     return comb(correct, k) / comb(n, k)
+
+
+def maj_at(k: int, votes: Sequence[str | bool]) -> float:
+    """Estimate the share of `k` samples whose most frequent answer is right (self-consistency, arXiv:2203.11171).
+
+    It is the mean over consecutive blocks of `k` samples. Of several answers with most votes, each counts in part.
+
+    Args:
+        k: Number of samples that vote, at most as many as there are.
+        votes: Vote of each sample: True if it is right, False for none, or the text of a wrong answer.
+    """
+    blocks = [votes[start : start + k] for start in range(0, len(votes) - k + 1, k)]
+    return fmean([_majority([vote for vote in block if vote is not False]) for block in blocks])
+
+
+def _majority(votes: Sequence[str | bool]) -> float:
+    """Return the share of the right answer among those with most votes."""
+    counts = Counter(votes)
+    most = max(counts.values(), default=0)
+    first = [vote for vote, count in counts.items() if count == most]
+    return float(True in first) / len(first) if first else 0.0
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -23,6 +23,9 @@ _SPARE = 1_000
 _MAX_NORMALISED = 10_000
 """Maximum characters to normalise to a Unicode normal form, which takes quadratic time for hostile text."""
 
+_LONGEST_ANSWER = 500
+"""Characters of an answer that are kept with its score."""
+
 _PUNCTUATION = re.compile(
     r"(?!(?<=[0-9])[^,](?=[0-9])|(?<!\w)-\.?[0-9]|(?<![\w.])\.[0-9])"  # not in 1.5 and 1/2, or before -1 and .5
     r"[^\w\s]|_"
@@ -45,7 +48,7 @@ def exact_match(
             `-1.5` or `1/2` (but `1,000` equals `1000`), or in text that has nothing else.
 
     Returns:
-        A score with the metric `correct` (0 or 1); its reason says why it is 0.
+        A score with the metric `correct` (0 or 1), and the text; its reason says why it is 0.
 
     Raises:
         DataError: The task has no answer.
@@ -58,7 +61,7 @@ def exact_match(
     if plain is None:
         return _judged(f"the answer has {len(given)} characters, far more than the reference")
     right = any(plain == _folded(each, len(each), ignore_case, ignore_punctuation) for each in wanted)
-    return _judged("" if right else "the answer is not the reference")
+    return _judged("" if right else "the answer is not the reference", answer=plain)
 
 
 @rlsdk.reward("regex", cache=True)
@@ -119,7 +122,7 @@ class Regex:
             return _judged("", metric)
         held = (found[self.group] or "").strip()
         right = held in {each.strip() for each in wanted}
-        return _judged("" if right else "the text of the group is not the reference", metric)
+        return _judged("" if right else "the text of the group is not the reference", metric, held)
 
     def _last(self, text: str) -> Any:
         """Return the match that counts, or None."""
@@ -189,5 +192,6 @@ def _folded(text: str, expected: int, ignore_case: bool, ignore_punctuation: boo
     return " ".join(text.split())
 
 
-def _judged(fault: str, metric: str = "correct") -> Score:
-    return Score(float(not fault), metrics={metric: float(not fault)}, reason=fault)
+def _judged(fault: str, metric: str = "correct", answer: str = "") -> Score:
+    score = float(not fault)
+    return Score(score, metrics={metric: score}, reason=fault, answer=answer[:_LONGEST_ANSWER])

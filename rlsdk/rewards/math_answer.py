@@ -40,7 +40,7 @@ def math_answer(rollout: Rollout, *, strict: bool = True, tolerance: Tolerance =
             1/3.
 
     Returns:
-        A score with the metrics `correct` and `format` (0 or 1); its reason says why it is 0.
+        A score with the metrics `correct` and `format` (0 or 1), and the answer; its reason says why it is 0.
 
     Raises:
         DataError: The task has no answer.
@@ -57,12 +57,15 @@ def math_answer(rollout: Rollout, *, strict: bool = True, tolerance: Tolerance =
     for reference in references:
         faults.append(_fault(reference, answer.strip(), tolerance))
         if not faults[-1]:
-            return _score(True, boxed, "")
-    return _score(False, boxed, faults[0])
+            return _score(True, boxed, "", answer)
+    return _score(False, boxed, faults[0], answer)
 
 
-def _score(correct: bool, boxed: bool, reason: str) -> Score:
-    return Score(float(correct), metrics={"correct": float(correct), "format": float(boxed)}, reason=reason)
+def _score(correct: bool, boxed: bool, reason: str, answer: str = "") -> Score:
+    metrics = {"correct": float(correct), "format": float(boxed)}
+    return Score(
+        float(correct), metrics=metrics, reason=reason, answer=_plain(answer[:LONGEST_ANSWER]).replace("\0", " ")
+    )
 
 
 def _references(task: Task) -> list[str]:
@@ -112,6 +115,8 @@ def _plain(text: str) -> str:
 
 MAX_RESPONSE = 1_000_000
 """Characters at the end of a response to search for an answer."""
+LONGEST_ANSWER = 500
+"""Characters of an answer that are kept with its score."""
 
 _MAX_PHRASE = 500
 _BRACES = {

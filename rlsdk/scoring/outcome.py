@@ -120,7 +120,8 @@ def combine(parts: Sequence[Scored], *, last_token: int | None = None) -> Score:
             rollout, whose values are placed there.
 
     Returns:
-        The score, invalid if any part is, with the names and reasons of invalid parts.
+        The score, with the answer of the first part that has one; invalid if any part is, with the names and reasons of
+        invalid parts.
 
     Raises:
         ValueFault: There are no parts, or `last_token` is needed and missing.
@@ -142,6 +143,7 @@ def combine(parts: Sequence[Scored], *, last_token: int | None = None) -> Score:
         metrics=_metrics(parts),
         reason="; ".join(score.reason if len(parts) == 1 else _because(name, score) for name, score in low),
         token_rewards=_token_rewards(summands, factor, last_token),
+        answer=next((score.answer for _, score in parts if score is not None and score.answer), ""),
     )
 
 

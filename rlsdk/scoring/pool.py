@@ -118,6 +118,7 @@ def _plain(score: Score) -> dict[str, Any]:
         "metrics": {name: float(value) for name, value in score.metrics.items()},
         "reason": score.reason[: 2 * LONGEST],
         "token_rewards": score.token_rewards,
+        "answer": score.answer[: 2 * LONGEST],
     }
 
 

@@ -93,6 +93,7 @@ def test_a_rollout_does_not_change_with_the_array_it_was_made_from():
         (lambda: Step(Observation("x"), terminated=2), "`terminated` of a step is 2; expected True or False"),
         (lambda: Score(1.0, valid="false"), "`valid` of a score is 'false'; expected True or False"),
         (lambda: Score(1.0, reason=7), "the reason of a score is 7; expected text"),
+        (lambda: Score(1.0, answer=7), "the answer of a score is 7; expected text"),
         (lambda: Score(1.0, metrics={1: 2.0}), "the name of a metric is 1; expected text"),
         (lambda: content_of({"a": 1}), "a message's content is {'a': 1}; expected text, or a list of texts and images"),
         (lambda: Task(1, ["Hi"]), "a message is 'Hi'; expected a mapping with role and content"),

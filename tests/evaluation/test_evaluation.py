@@ -63,6 +63,25 @@ def test_an_evaluation_estimates_that_one_or_all_of_k_answers_are_right() -> Non
     assert figures(Answers((), (graded(right, Score.invalid("ill")),)), 2).metrics["eval/all@2"] is None
 
 
+def test_an_evaluation_counts_the_votes_of_answers() -> None:
+    right, four, five, none = Score(1.0, answer="3"), Score(0.0, answer="4"), Score(0.0, answer="5"), Score(0.0)
+    other = attrs.evolve(right, answer="6/2")  # spelled differently, and right, too
+    groups = (
+        graded(right, four, other, five),  # a tie, then a tie; 2 of 4
+        graded(four, four, right, right),  # wrong, right; a tie
+        graded(none, none, right, none),  # nothing, right; right
+        graded(none, none, none, none),  # nothing at all
+    )
+    metrics = figures(Answers((), groups), 4).metrics
+    assert metrics["eval/maj@2"] == pytest.approx((0.5 + 0.5 + 0.5 + 0.0) / 4)
+    assert metrics["eval/maj@4"] == pytest.approx((1.0 + 0.5 + 1.0 + 0.0) / 4)
+    silent = (graded(Score(1.0), Score(0.0), source="b"),)  # a scorer that tells no answers
+    assert "eval/maj@2" not in figures(Answers((), silent), 2).metrics
+    both = figures(Answers((), (graded(right, right, source="a"), *silent)), 2).metrics
+    assert (both["eval/maj@2"], both["eval/a/maj@2"], "eval/b/maj@2" in both) == (1.0, 1.0, False)
+    assert figures(Answers((), (graded(right, Score.invalid("ill")),)), 2).metrics["eval/maj@2"] is None
+
+
 def test_an_evaluation_tells_how_long_its_sampled_answers_are_and_how_many_were_cut_off() -> None:
     task = Task("t", "?")
     short = Rollout(task, (), range(4), [False, True, True, False], [0.0] * 4, [-1, 0, 0, -1])

@@ -163,3 +163,11 @@ def test_combining_marks_of_a_length_that_is_compared_take_no_time():
     assert judge("exact_match", "a" + "\u0301\u0323" * 5_000, "x" * 20_000).value == 0.0
     assert judge("exact_match", "a" + "\u0301\u0323" * 100_000, "x" * 100_000).value == 0.0
     assert time.process_time() - began < 2
+
+
+def test_they_tell_the_text_that_was_compared():
+    assert judge("exact_match", " New  Lyon", ignore_case=True).answer == "new lyon"
+    assert judge("exact_match", "<answer>Rome</answer>", where="answer").answer == "Rome"
+    assert judge("exact_match", "no tags", where="answer").answer == ""
+    assert judge("regex", "It is (B).", "C", pattern=r"\(([A-D])\)", group=1).answer == "B"
+    assert judge("regex", "It is (B).", pattern="B").answer == ""

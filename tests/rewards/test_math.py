@@ -419,3 +419,19 @@ def test_it_runs_off_the_main_thread():
 def test_it_says_nothing_about_time_limits(capfd):
     value("1/2", "0.500")
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{\dfrac{1}{3}}", r"\frac{1}{3}"),
+        (r"\boxed{ \left( 1, 2 \right) }", "(1,2)"),
+        (r"\boxed{three and  four}", "three and four"),
+        (r"\boxed{1/2}", "1/2"),  # right
+        (r"\boxed{}", ""),
+        ("1/2", ""),
+    ],
+)
+def test_it_tells_the_answer_in_one_spelling(text, answer):
+    assert judge("0.5", text).answer == answer
+    assert len(judge("0.5", rf"\boxed{{{'1' * 5_000}}}").answer) == 500

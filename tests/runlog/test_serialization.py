@@ -45,6 +45,7 @@ SCORES = st.builds(
     metrics=METRICS,
     reason=TEXTS,
     token_rewards=st.none() | st.lists(st.tuples(st.integers(0, 9), REWARDS), max_size=2),
+    answer=TEXTS,
 ) | st.builds(Score, FLOATS, valid=st.just(False), reason=TEXTS)
 
 

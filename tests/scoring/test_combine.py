@@ -134,3 +134,10 @@ def test_parts_that_combine_to_more_than_a_reward_may_be_are_invalid():
     found = combine(parts)
     assert not found.valid
     assert found.reason == "the parts combine to 1e+19, beyond ±1e+18"
+
+
+def test_the_answer_is_that_of_the_first_part_that_tells_one():
+    parts = [(RewardSpec("form"), Score(1.0)), (RewardSpec("skipped"), None)]
+    assert combine(parts).answer == ""
+    parts += [(RewardSpec("right"), Score(0.0, answer="7")), (RewardSpec("text"), Score(0.0, answer="seven"))]
+    assert combine(parts).answer == "7"

@@ -61,6 +61,7 @@ def test_it_scores_in_other_processes(scorer: Callable[..., Scorer]) -> None:
     pids = {found.value for found in score(scorer("hostile_lab/pid"), *map(str, range(20)))}
     assert os.getpid() not in pids
     assert 1 <= len(pids) <= 2
+    assert [found.answer for found in score(scorer("math"), r"\boxed{ 3 }", "3")] == ["3", ""]
 
 
 @pytest.mark.parametrize(
