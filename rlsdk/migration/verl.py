@@ -316,10 +316,23 @@ def _rejected(options: list[str], given: Given) -> KeyOutcome:
     found, note = _rejections(given), "rejected tokens still count in the denominators"
     if not found:
         return KeyOutcome({}, "missing", "set rollout_rs_threshold: one for all of rollout_rs, or one for each")
+    if given.read(f"{CORRECTION}.bypass_mode", flag, False):  # veRL then compares the policy in each optimiser step
+        policy = _one_or_several([_of_policy(**each) for each in found])
+        return KeyOutcome({"algorithm.correction": policy}, "changed", f"{note}; zoo/rejection is {ZOO}")
     if (taken := _ratio_taken(given)) is not None:
         return KeyOutcome({}, "missing", f"with {taken}, a correction would see a ratio of 1: set old_logprobs=learner")
     weighed = given.get(f"{CORRECTION}.rollout_is") and str(given.get(f"{ACTOR}.policy_loss.loss_mode")) not in DPPO
     return KeyOutcome({} if weighed else {"algorithm.correction": _one_or_several(found)}, "changed", note)
+
+
+def _of_policy(use: str, **options: Any) -> dict[str, Any]:
+    """Return the correction that compares the policy being trained, in place of one that compares the old policy."""
+    if use == "divergence_mask":
+        compared = {"measure": options["estimator"], "level": options["level"], "high": options["threshold"]}
+    else:
+        level = {"token_mask": "token", "sequence_mask": "sum", "geometric": "mean"}[use]
+        compared = {"measure": "ratio", "level": level, **options}
+    return {"use": "zoo/rejection", **compared}
 
 
 def _one_or_several(found: list[dict[str, Any]]) -> Any:

@@ -242,11 +242,6 @@ def test_the_converted_bounds_keep_what_verl_keeps():
         (["rollout_rs=token_k1"], None, "set rollout_rs_threshold"),
         (["rollout_rs=seq_max_k1", "rollout_rs_threshold=2.0"], None, "the rejection 'seq_max_k1' has no counterpart"),
         (
-            ["bypass_mode=True", "rollout_rs=seq_mean_k3", "rollout_rs_threshold=0.01"],
-            None,
-            "with bypass_mode, a correction would see a ratio of 1",
-        ),
-        (
             ["rollout_rs=token_k1,seq_max_k2,token_k3", "rollout_rs_threshold=0.6_1.6,2.5"],
             None,
             "set rollout_rs_threshold: one for all of rollout_rs, or one for each",
@@ -258,6 +253,37 @@ def test_what_is_left_of_verls_rejection_is_to_do(options, correction, note):
     assert found.config["algorithm"].get("correction", {}).get("use") == correction
     entry = next(entry for entry in found.entries if entry.key == f"{RS}.rollout_rs")
     assert entry.status == "missing" and note in entry.note
+
+
+@pytest.mark.parametrize(
+    ("options", "correction"),
+    [
+        (
+            ["rollout_rs=seq_mean_k3", "rollout_rs_threshold=0.01"],
+            {"use": "zoo/rejection", "measure": "k3", "level": "mean", "high": 0.01},
+        ),
+        (
+            ["loss_type=reinforce", "rollout_rs=seq_mean_k1", "rollout_rs_threshold=0.5_1.25"],
+            {"use": "zoo/rejection", "measure": "ratio", "level": "mean", "low": 0.8, "high": 2.0},
+        ),
+        (
+            ["rollout_is=token", "rollout_rs=token_k1,seq_max_k2", "rollout_rs_threshold=2.0,2.5"],
+            [
+                {"use": "zoo/rejection", "measure": "ratio", "level": "token", "low": 0.5, "high": 2.0},
+                {"use": "zoo/rejection", "measure": "k2", "level": "max", "high": 2.5},
+            ],
+        ),
+    ],
+)
+def test_verls_rejection_in_bypass_mode_compares_the_policy_being_trained(folder, zoo, options, correction):
+    given = ("bypass_mode=True", *options)
+    found = migrate("verl", ["algorithm.adv_estimator=grpo", *(f"{RS}.{each}" for each in given)], {})
+    assert found.config["old_logprobs"] == "rollout"
+    assert found.config["algorithm"]["correction"] == correction
+    (entry,) = [entry for entry in found.entries if entry.key == f"{RS}.rollout_rs"]
+    assert entry.status == "changed" and "pip install rlsdk-zoo" in entry.note
+    more = {"model": {"path": "model", "max_length": 2048}, "tasks": {"train": "countdown"}, "reward": "countdown"}
+    check({**found.config, **more, "group_size": 4})
 
 
 MEAN_K3 = {"use": "divergence_mask", "estimator": "k3", "level": "mean", "threshold": 0.01}

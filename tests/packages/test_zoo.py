@@ -46,7 +46,7 @@ def test_it_is_listed_from_metadata(rlsdk):
 def test_it_shows_losses_and_algorithms(rlsdk):
     found = json.loads(rlsdk("plugins", "zoo", "--json").stdout)
     assert found["broken"] == []
-    others = (("advantage", ["zoo/maxrl"]), ("correction", ["zoo/off_policy_mask"]))
+    others = (("advantage", ["zoo/maxrl"]), ("correction", ["zoo/off_policy_mask", "zoo/rejection"]))
     for kind, names in (("policy_loss", NAMES), ("algorithm", ALGORITHMS), *others):
         assert [c["name"] for c in found["components"] if c["kind"] == kind] == names
     (kimi,) = (c for c in found["components"] if c["name"] == "zoo/kimi" and c["kind"] == "algorithm")
@@ -87,6 +87,7 @@ def test_it_conforms(rlsdk):
     assert {f["component"] for f in found["findings"] if f["property"] == "micro-batches"} == {
         *NAMES,
         "zoo/off_policy_mask",
+        "zoo/rejection",
     }
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from rlsdk_zoo.advantages import maxrl
-from rlsdk_zoo.corrections import off_policy_mask
+from rlsdk_zoo.corrections import off_policy_mask, rejection
 
 import rlsdk
 from rlsdk.testing import check_component
@@ -66,7 +66,37 @@ def test_the_mask_is_detached_and_ignores_tokens_that_are_not_trained():
     assert weights.tolist() == [1.0, 1.0] and not weights.requires_grad
 
 
-@pytest.mark.parametrize("component", [maxrl, off_policy_mask])
+@pytest.mark.parametrize(
+    "options, kept",
+    [  # log-ratios: 0 and ln 2; -ln 2 and ln 2; ln 1.5
+        ({"measure": "ratio", "level": "token", "low": 0.6, "high": 1.8}, [1, 0, 0, 0, 1]),
+        ({"measure": "ratio", "level": "sum", "low": 0.6, "high": 1.8}, [0, 0, 1, 1, 1]),  # 2, 1, 1.5
+        ({"measure": "ratio", "level": "mean", "low": 0.6, "high": 1.45}, [1, 1, 1, 1, 0]),  # sqrt 2, 1, 1.5
+        ({"measure": "ratio", "level": "max", "high": 1.8}, [0, 0, 0, 0, 1]),
+        ({"measure": "k2", "level": "max", "high": 0.2}, [0, 0, 0, 0, 1]),  # ln(2)² / 2 = 0.24, ln(1.5)² / 2 = 0.08
+        ({"measure": "k2", "level": "mean", "high": 0.2}, [1, 1, 0, 0, 1]),  # 0.12, 0.24, 0.08
+        ({"measure": "k3", "level": "token", "high": 0.2}, [1, 0, 1, 0, 1]),  # 2 - 1 - ln 2 = 0.31; ½ - 1 + ln 2 = 0.19
+        ({"measure": "k3", "level": "sum", "high": 0.4}, [1, 1, 0, 0, 1]),  # 0.31, 0.5, 0.09
+    ],
+)
+def test_rejection_compares_the_policy_being_trained_with_the_sampler(options, kept):
+    two = math.log(2)
+    x = rollouts([[0.0, -two], [two, -two], [-math.log(1.5)]], [1.0, 1.0, 1.0])
+    weights, metrics = rlsdk.load("correction", rejection, **options)(x)
+    assert weights.tolist() == kept and float(metrics["cut"]) == pytest.approx(1 - sum(kept) / 5)
+    other = x.replace(old_logprobs=x.old_logprobs - 3)  # is not read
+    assert rlsdk.load("correction", rejection, **options)(other)[0].tolist() == kept
+
+
+def test_rejection_is_detached_and_ignores_tokens_that_are_not_trained():
+    x = rollouts([[0.0, 9.0]], [1.0])
+    part = x.replace(loss_mask=torch.tensor([True, False]), logprobs=x.logprobs.requires_grad_())
+    for level in ("mean", "sum", "max"):
+        weights, _ = rlsdk.load("correction", rejection, level=level)(part)
+        assert weights.tolist() == [1.0, 1.0] and not weights.requires_grad
+
+
+@pytest.mark.parametrize("component", [maxrl, off_policy_mask, rejection])
 def test_the_conformance_suite_passes(component):
     for finding in check_component(component):
         assert finding.outcome == "passed", str(finding.fault or finding.reason)
