@@ -192,13 +192,13 @@ def credit_faults(plan: Plan, *, model: bool) -> list[str]:
     for path, reference in [*parts, ("algorithm.advantage", plan.advantage)]:
         component = plan.plugins.component(reference)
         for name in component.needs:
-            why = _why_missing(name, plan, model)
+            why = _why_missing(name, model)
             if why:
                 faults.append(f"{path}: {component.name!r} reads {name}, {why}")
     return faults
 
 
-def _why_missing(name: str, plan: Plan, model: bool) -> str:
+def _why_missing(name: str, model: bool) -> str:
     """Return why a field is not available; empty if it is."""
     if name == "baseline_rewards":
         return "the rewards of greedy answers, which a run does not store; use an advantage without them, such as rloo"
