@@ -8,6 +8,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,17 @@ from rlsdk.storage import copies
 from rlsdk.storage.copies import Copy
 from rlsdk.storage.location import is_url, mirror_of
 from rlsdk.storage.lock import LOCK, RemoteLock
-from rlsdk.storage.remote import RemoteFolder
+from rlsdk.storage.remote import RemoteFolder, answered
 from rlsdk.storage.uploader import Uploader
 
 log = logging.getLogger(__name__)
 KNOWN = ".rlsdk-mirror.json"
 """File in a mirror: ids of the uploads that it made or was downloaded from, newest last."""
 _KNOWN_AT_MOST = 20
+FIRST_ANSWER_SECONDS = 120.0
+"""Seconds that a command waits for the first listing of a remote folder; libraries of stores retry for minutes."""
+OWN_FILES_SECONDS = 300.0
+"""Seconds that the end of a run waits for the upload of its summary and logs."""
 
 
 class Mirror:
@@ -95,8 +100,8 @@ class Mirror:
         """Wait for the last upload, upload the final state of the run's own files, and release the remote folder."""
         try:
             found = self.finish()
-            if self._uploader is not None and not found["warning"] and self._lock.is_ours():
-                self._uploader.send_own_files()
+            if self._uploader is not None and not found["warning"] and answered(self._lock.is_ours):
+                answered(self._uploader.send_own_files, OWN_FILES_SECONDS)
         except Exception as error:  # noqa: BLE001 - network, permissions: each file system raises its own errors
             log.warning("summary and logs are not in %s: %s", self._remote.url, error)
         finally:
@@ -104,7 +109,7 @@ class Mirror:
 
     def _there(self) -> dict[int, Copy]:
         try:
-            return copies.copies(self._remote)
+            return answered(partial(copies.copies, self._remote))
         except Exception as error:  # noqa: BLE001 - as above: the contents are unknown
             log.debug("%s cannot be listed: %s", self._remote.url, error)
             return {}
@@ -129,7 +134,7 @@ def mirrored(plan: Plan, *, resume: bool | int, overwrite: bool) -> Iterator[Mir
     remote = RemoteFolder(plan.location)
     lock = RemoteLock(remote)
     with reached(remote):
-        _require_run_or_nothing(remote)
+        answered(partial(_require_run_or_nothing, remote), FIRST_ANSWER_SECONDS)
         lock.acquire()
     try:
         with reached(remote):
@@ -282,7 +287,7 @@ def local_copy(run: str | Path, *, step: int | None = None, checkpoint: bool = T
     base.mkdir(parents=True, exist_ok=True)
     with scratch_folder("read-", base) as scratch:
         with reached(remote):
-            uploaded = copies.copies(remote)
+            uploaded = answered(partial(copies.copies, remote), FIRST_ANSWER_SECONDS)
             if not uploaded or (step is not None and step not in uploaded):
                 which = "has no complete checkpoint" + ("" if step is None else f" of step {step}")
                 listed = f"; there are: {', '.join(map(str, uploaded))}" if uploaded else ""
@@ -311,4 +316,4 @@ def uploads(url: str) -> dict[int, Copy]:
     """
     remote = RemoteFolder(url)
     with reached(remote):
-        return copies.copies(remote)
+        return answered(partial(copies.copies, remote), FIRST_ANSWER_SECONDS)

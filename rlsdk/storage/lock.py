@@ -13,7 +13,7 @@ from typing import Any
 
 from rlsdk.errors import ConfigError
 from rlsdk.isolation.vitals import Identity, State, identify, look, machine
-from rlsdk.storage.remote import RemoteFolder
+from rlsdk.storage.remote import RemoteFolder, answered
 
 log = logging.getLogger(__name__)
 LOCK = ".rlsdk-lock"
@@ -68,11 +68,14 @@ class RemoteLock:
         if self._thread is not None:
             self._thread.join(self._beat)
         try:
-            if self.is_ours():
-                self._folder.remove(LOCK)
+            answered(self._remove_own)
         except Exception as error:  # noqa: BLE001 - network: each file system has its own errors
             _left.add(self._id)
             log.warning("the lock of %s could not be removed, and expires by itself: %s", self._folder.url, error)
+
+    def _remove_own(self) -> None:
+        if self.is_ours():
+            self._folder.remove(LOCK)
 
     def _take_over(self) -> None:
         """Replace the lock of a dead holder.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import fsspec
 from fsspec.callbacks import Callback
@@ -14,6 +17,34 @@ from rlsdk.errors import ConfigError
 from rlsdk.storage.location import FOLDERLESS, url_fault
 
 log = logging.getLogger(__name__)
+
+
+ANSWER_SECONDS = 30.0
+"""Seconds that the end of a run waits for one answer of a store."""
+T = TypeVar("T")
+
+
+def answered(call: Callable[[], T], seconds: float = ANSWER_SECONDS) -> T:
+    """Return the result of a call to a store, which may never answer; such a call is left to a daemon thread.
+
+    Raises:
+        TimeoutError: It did not answer in time.
+    """
+    outcome: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            outcome.set_exception(error)
+
+    threading.Thread(target=work, name="remote call", daemon=True).start()
+    try:
+        return outcome.result(seconds)
+    except FutureTimeout as error:
+        if outcome.done():  # the call itself timed out
+            raise
+        raise TimeoutError(f"no answer within {seconds:g} s") from error
 
 
 class RemoteFolder:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from rlsdk.checkpoints import mirror as mirror_files
 from rlsdk.checkpoints.checkpoint import LEARNER, Checkpoints
 from rlsdk.checkpoints.mirror import Mirror, local_copy, mirrored
 from rlsdk.checkpoints.serve import CheckpointReader
@@ -26,8 +27,9 @@ from rlsdk.errors import CheckpointError, ConfigError, DamagedCheckpointError, R
 from rlsdk.runlog.folder import MARKER, mark
 from rlsdk.runlog.store import DATABASE
 from rlsdk.storage import copies, uploader
+from rlsdk.storage import remote as remote_files
 from rlsdk.storage.copies import Copy
-from rlsdk.storage.lock import LOCK
+from rlsdk.storage.lock import LOCK, RemoteLock
 from rlsdk.storage.remote import RemoteFolder
 from rlsdk.storage.uploader import UploadTimes
 from rlsdk.trainer import record as training_run
@@ -292,6 +294,34 @@ def test_who_interrupts_the_wait_for_the_last_upload_waits_no_more_and_the_next_
     assert begun == 1 and found["uploaded"] == [1]
 
 
+def test_a_run_ends_although_its_store_does_not_answer_any_more(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, memory: str
+) -> None:
+    """As a store does behind a connection that is open and dead: no call fails, and none returns."""
+    go_on = threading.Event()
+    monkeypatch.setattr(remote_files.answered, "__defaults__", (0.1,))
+    monkeypatch.setattr(RemoteLock.__init__, "__kwdefaults__", {"beat": 0.2, "lease": 60.0})
+    monkeypatch.setattr(uploader, "UploadTimes", lambda: UploadTimes(stall=0.5))
+    with monkeypatch.context() as patch, mirrored(plan(memory), resume=False, overwrite=False) as mirror:
+        assert mirror is not None
+        training = Training(mirror._plan, mirror)
+        mirror.begin(None)
+        for name in ("names", "read", "write", "create", "upload", "remove"):
+            patch.setattr(RemoteFolder, name, lambda *_: go_on.wait(120))
+        training.save(1)
+        found = mirror.finish()
+        ended = threading.Thread(target=mirror.close)
+        ended.start()
+        ended.join(20)
+        hangs = ended.is_alive()
+        go_on.set()
+    assert not hangs
+    assert "the checkpoint of step 1 is not in memory://" in found["warning"]
+    assert "could not be removed, and expires by itself: no answer within 0.1 s" in caplog.text
+    begun, found, _ = run(plan(memory), resume=True)
+    assert begun == 1 and found["uploaded"] == [1]
+
+
 def test_a_failed_upload_that_is_skipped_leaves_no_files(
     plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, memory: str
 ) -> None:
@@ -493,6 +523,20 @@ def test_an_unreachable_store_is_reported_before_the_run(
     monkeypatch.setattr(RemoteFolder, "names", fail)
     with pytest.raises(RunError, match=r"memory://nowhere/trial cannot be used: PermissionError: Access Denied"):
         run(plan("memory://nowhere/trial"))
+
+
+def test_a_store_that_does_not_answer_is_reported_before_the_run(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, memory: str
+) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr(mirror_files, "FIRST_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(RemoteFolder, "names", lambda *_: go_on.wait(20) and {})
+    said = "memory://.* cannot be used: TimeoutError: no answer within 0.1 s"
+    with pytest.raises(RunError, match=said), mirrored(plan(memory), resume=False, overwrite=False):
+        pytest.fail("it runs")
+    with pytest.raises(RunError, match=said), local_copy(memory):
+        pytest.fail("it is read")
+    go_on.set()
 
 
 def test_a_missing_bucket_is_reported_and_not_created(plan: Callable[..., Plan], s3: str) -> None:
