@@ -82,8 +82,15 @@ class LearnerActor(RunActor):
         with record_function(f"learner.{method}"):
             return getattr(self._learner, method)(*args, **options)
 
-    def start_profile(self, *, details: bool) -> None:
-        """Start torch's profiler; with `details`, it also records shapes, memory and Python stacks."""
+    def start_profile(self, record: bool, details: bool) -> None:
+        """Start torch's profiler.
+
+        Args:
+            record: False on a rank that is not recorded.
+            details: Also record shapes, memory and Python stacks.
+        """
+        if not record:
+            return
         import torch
         from torch.profiler import ProfilerActivity, profile
 
@@ -92,10 +99,11 @@ class LearnerActor(RunActor):
         self._profile.start()
 
     def stop_profile(self, file: str) -> None:
-        """Stop the profiler, and write what it recorded as a Chrome trace."""
+        """Stop the profiler, and write what it recorded as a Chrome trace; nothing on a rank that is not recorded."""
         profile, self._profile = self._profile, None
-        profile.stop()
-        profile.export_chrome_trace(file)
+        if profile is not None:
+            profile.stop()
+            profile.export_chrome_trace(file)
 
     def weights(self, method: str, version: int) -> tuple[None, Weights | None]:
         """Return None, as a "done" marker for the driver, and the weights for the engines (rank 0; None elsewhere)."""

@@ -376,12 +376,13 @@ class LearnerGroup:
             ranks: Ranks to record.
             details: Also record shapes, memory and Python stacks.
         """
-        self._wait("start_profile", [self.actors[rank].start_profile.remote(details=details) for rank in ranks])
+        given = [(rank in ranks, details) for rank in range(len(self.actors))]
+        self._wait("start_profile", [a.start_profile.remote(*each) for a, each in zip(self.actors, given, strict=True)])
 
     def stop_profile(self, files: Mapping[int, Path]) -> None:
         """Stop torch's profiler, and write the Chrome trace of each recorded rank to its file."""
-        stops = [self.actors[rank].stop_profile.remote(str(file.resolve())) for rank, file in files.items()]
-        self._wait("stop_profile", stops)
+        paths = [str(files[rank].resolve()) if rank in files else "" for rank in range(len(self.actors))]
+        self._wait("stop_profile", [a.stop_profile.remote(each) for a, each in zip(self.actors, paths, strict=True)])
 
     def sleep(self) -> None:
         """Free GPU memory for engines on the same GPUs, if the learner can (`FreesDevice`)."""

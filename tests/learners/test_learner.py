@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -536,3 +537,19 @@ def test_the_driver_adds_little(tied: Model, launch: Launch, make_batch: Make) -
             best = min(best, time.perf_counter() - start)
     assert best < 0.02
     assert sum(len(share) for share, _, _ in sent[0][0][0]) + sum(len(share) for share, _, _ in sent[0][1][0]) == 1024
+
+
+def test_a_profile_shows_the_calls_of_the_ranks_that_it_names(
+    tied: Model, launch: Launch, make_batch: Make, tmp_path: Path
+) -> None:
+    batch, file = make_batch(6), tmp_path / "rank-1.json.gz"
+    group = launch(2, Roles(actor=tied), spec(), **LR)
+    group.start_profile([1], details=True)
+    group.update(batch, everything(batch), 0)
+    group.stop_profile({1: file})
+    group.update(batch, everything(batch), 1)  # not recorded
+    with gzip.open(file, "rt") as text:
+        names = [event.get("name") for event in json.load(text)["traceEvents"]]
+    assert names.count("learner.update") == 1
+    assert any("AddmmBackward" in str(name) or "MmBackward" in str(name) for name in names)
+    assert [each.name for each in tmp_path.iterdir()] == [file.name]

@@ -79,6 +79,32 @@ def trained(lab: Path, *diagnoses: Any, steps: int = 3, **how: Any) -> tuple[dic
     return summary, [json.loads(line) for line in path.read_text().splitlines()]
 
 
+class Recorder:
+    """A learner's group that notes what is recorded."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def start_profile(self, ranks: Any, *, details: bool) -> None:
+        self.calls.append((tuple(ranks), details))
+
+    def stop_profile(self, files: Any) -> None:
+        self.calls.append({rank: f"{file.parent.name}/{file.name}" for rank, file in files.items()})
+        assert all(file.parent.is_dir() for file in files.values())
+
+
+def test_the_steps_that_a_profile_names_are_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plan = make_plan(tmp_path, steps=3, profile={"steps": [2, 3], "details": True}, eval={"before": False})
+    plan.folder.mkdir(parents=True)
+    recorder = Recorder()
+    own = [observing.Profiling(recorder)]  # type: ignore[arg-type]
+    trainer = Trainer(plan, rollouts=ScriptedRollouts(plan), learner=FakeLearner(), callbacks=own, steps=2)
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(trainer.train_async())
+    assert recorder.calls == [((0,), True), {0: "profiles/step-2-learner-0.json.gz"}]
+    assert "profile.steps: this run takes the steps 1 to 2, not [3]" in caplog.text
+
+
 def test_what_is_found_is_in_the_log_the_file_and_the_summary(lab: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         summary, alerts = trained(lab, "rules_lab/low")
