@@ -490,6 +490,17 @@ def _finish_agentic(given: Given) -> dict[str, Any]:
     return found
 
 
+def _evaluated_answers(given: Given) -> int:
+    """Return the maximum tokens of an answer in evaluations; 0 if it is that of the training."""
+    whole_length = given.whole("val_sequence_length", 0)
+    answers = whole_length - given.whole("val_prompt_length", given.whole("prompt_length", 1024))
+    return answers if whole_length and answers > 0 and answers != _response(given) else 0
+
+
+def _validated(_: int, given: Given) -> Mapping[str, Any] | KeyOutcome:
+    return {} if not _agentic(given) and _evaluated_answers(given) else KeyOutcome({}, "ignored", "as in training")
+
+
 def _finish_rlvr(given: Given) -> dict[str, Any]:
     found: dict[str, Any] = {"group_size": _group(given), "max_prompt_tokens": given.whole("prompt_length", 1024)}
     found["sampling.max_tokens"] = _response(given)
@@ -509,6 +520,11 @@ def _finish_rlvr(given: Given) -> dict[str, Any]:
         for name, usual in (("temperature", 0.95), ("top_p", 0.7), ("top_k", 50)):  # ROLL's defaults
             if given.flat.get(f"{VALIDATION}.{name}") is None:
                 found |= evaluated(name, usual, temperature).values
+    if answers := _evaluated_answers(given):
+        found |= {
+            "eval.max_tokens": answers,
+            "model.max_length": max(_length(given), given.whole("val_sequence_length")),
+        }
     rewards = []
     for domain in given.section("rewards"):
         if reward := _reward_of(domain, given):
@@ -631,8 +647,9 @@ ROWS = (
     changed("response_length", "model.max_length sampling.max_tokens", count, 1024,
             "model.max_length counts prompt and response together",
             lambda v, given: {} if given.get("sequence_length") else {"model.max_length": _length(given)}),
-    ignored("val_prompt_length", "as in training", 512),
-    ignored("val_sequence_length", "as in training", 2048),
+    ignored("val_prompt_length", "evaluations drop no prompt", 512),
+    changed("val_sequence_length", "eval.max_tokens model.max_length", count, 4096,
+            "less val_prompt_length: rlsdk limits the answers, not the whole sequences", _validated),
     same("ppo_epochs", "passes", count, 1),
     # Model
     same("pretrain", "model.path", text, "Qwen/Qwen2.5-0.5B"),

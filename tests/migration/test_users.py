@@ -286,6 +286,23 @@ def test_verls_rejection_in_bypass_mode_compares_the_policy_being_trained(folder
     check({**found.config, **more, "group_size": 4})
 
 
+@pytest.mark.parametrize(
+    ("lengths", "answers", "whole", "status"),
+    [
+        (["sequence_length=3072", "val_sequence_length=9216", "val_prompt_length=1024"], 8192, 9216, "changed"),
+        (["sequence_length=3072", "val_sequence_length=1536", "val_prompt_length=1024"], 512, 3072, "changed"),
+        (["response_length=2048", "val_sequence_length=5120"], 4096, 5120, "changed"),
+        (["sequence_length=3072", "val_sequence_length=3072", "val_prompt_length=1024"], None, 3072, "ignored"),
+    ],
+)
+def test_the_length_of_rolls_validation_is_that_of_answers_in_evaluations(lengths, answers, whole, status):
+    found = migrate("roll", ["prompt_length=1024", *lengths, "rollout_batch_size=8"], {})
+    assert found.config.get("eval", {}).get("max_tokens") == answers
+    assert (found.config["sampling"]["max_tokens"], found.config["model"]["max_length"]) == (2048, whole)
+    (entry,) = [entry for entry in found.entries if entry.key == "val_sequence_length"]
+    assert entry.status == status
+
+
 MEAN_K3 = {"use": "divergence_mask", "estimator": "k3", "level": "mean", "threshold": 0.01}
 MAX_K2 = {"use": "divergence_mask", "estimator": "k2", "level": "max", "threshold": 2.5}
 TOKEN_TIS = {"use": "tis", "cap": 2.0, "level": "token"}
