@@ -1,6 +1,6 @@
 """Arithmetic with a calculator: tasks, tool, and a call syntax for a model with few tokens.
 
-A single-file plugin, named in a config: `plugins: [examples/calculator.py]`. See `examples/calculator_nano.yaml`.
+A single-file plugin, named in a config: `plugins: [calculator.py]`. See `examples/calculator_nano.yaml`.
 """
 
 from __future__ import annotations

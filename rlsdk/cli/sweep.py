@@ -15,7 +15,7 @@ from rlsdk.cli import listing
 from rlsdk.cli.lazy import INTERRUPTED
 from rlsdk.cli.parameters import SettingsCommand
 from rlsdk.plurals import counted
-from rlsdk.sweeps.results import Estimate, Failure, ResultRow
+from rlsdk.sweeps.results import Estimate, Failure, ResultRow, missing_metric
 from rlsdk.sweeps.running import RunOutcome
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def sweep(
     metric = metric or default_metric(plans.values())
     check_metric(plans, metric)
     click.echo(f"{counted(len(runs), 'run')} in {folder}", err=True)
-    outcomes = train_runs(folder, runs, plans, parallel)
+    outcomes = train_runs(folder, runs, plans, metric, parallel)
     rows, failed = rows_of(outcomes, metric, minimize=minimize), failures_of(outcomes)
     require_metric(outcomes, metric)
     found = plain(folder, metric, rows, failed)
@@ -77,13 +77,16 @@ def sweep(
         sys.exit(1)
 
 
-def train_runs(folder: Path, runs: Sequence[SweepRun], plans: Mapping[str, Plan], parallel: int) -> list[RunOutcome]:
+def train_runs(
+    folder: Path, runs: Sequence[SweepRun], plans: Mapping[str, Plan], metric: str, parallel: int
+) -> list[RunOutcome]:
     """Train all runs of a folder, and print a line when each starts and ends; exit if interrupted.
 
     Args:
         folder: Folder of the runs, which no other command may use meanwhile.
         runs: The runs.
         plans: Run name -> plan.
+        metric: Metric to compare.
         parallel: Maximum number of concurrent runs.
     """
     from rlsdk.runlog.folder import held
@@ -91,17 +94,17 @@ def train_runs(folder: Path, runs: Sequence[SweepRun], plans: Mapping[str, Plan]
 
     try:
         with held(folder):
-            return train_all(runs, plans, SweepLines(len(runs)), parallel=parallel)
+            return train_all(runs, plans, SweepLines(len(runs), metric), parallel=parallel)
     except Interrupted:
         click.echo("rlsdk: interrupted; repeat the command to continue", err=True)
         sys.exit(INTERRUPTED)
 
 
 class SweepLines:
-    """Prints a line when a run starts and when it ends."""
+    """Prints a line when a run starts and when it ends, and once if a run has no metric to compare."""
 
-    def __init__(self, count: int) -> None:
-        self._count, self._ended = count, 0
+    def __init__(self, count: int, metric: str) -> None:
+        self._count, self._ended, self._metric, self._warned = count, 0, metric, False
 
     def __call__(self, event: str, outcome: RunOutcome) -> None:
         """Print an event of a run."""
@@ -113,6 +116,12 @@ class SweepLines:
         took = "" if outcome.kept else f" after {outcome.seconds:.0f} s"
         reason = f": {run.failure(outcome.status)}" if event == "failed" else ""
         click.echo(f"[{self._ended}/{self._count}] {run.name}: {event}{took}{reason}", err=True)
+        missing = "" if self._warned or event not in ("finished", "kept") else missing_metric(run, self._metric)
+        if missing and self._ended < self._count:
+            self._warned = True
+            click.echo(
+                f"rlsdk: warning: {missing}; if no other will, stop with Ctrl-C, and repeat the command", err=True
+            )
 
 
 def tell_failures(failed: Sequence[Failure], count: int) -> None:

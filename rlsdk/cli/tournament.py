@@ -72,7 +72,7 @@ def tournament(
     )
     if len(algorithms) == 1:
         click.echo(f"nothing to compare: {algorithms[0]} is the only algorithm; name others after it", err=True)
-    outcomes = train_runs(folder, runs, plans, parallel)
+    outcomes = train_runs(folder, runs, plans, metric, parallel)
     require_metric(outcomes, metric)
     ranking, failed = room.standings(outcomes, metric), failures_of(outcomes)
     found = room.as_json(suite, metric, seeds, ranking, failed)

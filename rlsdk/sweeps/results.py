@@ -13,10 +13,12 @@ import numpy as np
 
 from rlsdk.config import Plan
 from rlsdk.errors import ConfigError, RunError
+from rlsdk.options import nearest
 from rlsdk.plurals import counted
 from rlsdk.reporting.compare import student_95
 from rlsdk.runlog.folder import replace_text
 from rlsdk.sweeps.running import RunOutcome
+from rlsdk.sweeps.runs import SweepRun
 
 EVALUATED = "eval/sampled"
 """Metric for runs with held-out tasks: accuracy of the sampled answers."""
@@ -120,7 +122,18 @@ def require_metric(outcomes: Sequence[RunOutcome], metric: str) -> None:
     there = sorted({name for run in done for name in run.metrics()})
     if metric in there:
         raise RunError(f"--metric: {metric!r} is not finite at the end of any run")
-    raise RunError(f"--metric: no run has {metric!r}; available: {', '.join(there)}")
+    raise RunError(f"--metric: {_missing('no run has', metric, there)}; available: {', '.join(there)}")
+
+
+def missing_metric(run: SweepRun, metric: str) -> str:
+    """Return a warning if a finished run has no such metric, which may be misspelt; empty if it has."""
+    there = run.metrics()
+    return "" if metric in there else f"--metric: {_missing('this run does not have', metric, there)}"
+
+
+def _missing(what: str, metric: str, there: Iterable[str]) -> str:
+    near = nearest(metric, there)
+    return f"{what} {metric!r}" + (f", did you mean {near!r}?" if near else "")
 
 
 def failures_of(outcomes: Sequence[RunOutcome]) -> list[Failure]:

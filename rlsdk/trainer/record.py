@@ -237,15 +237,16 @@ def _end_failed(record: RunRecord, error: BaseException, cause: BaseException, *
         record.tell_end("failed", {"error": str(cause)})
         return
     plan, whole = record.plan, time.perf_counter() - record.opened
+    status = "interrupted" if isinstance(cause, KeyboardInterrupt) else "failed"
     try:
         said = str(cause) or type(cause).__name__
         if isinstance(cause, KeyboardInterrupt):
             said = f"interrupted; {_kept(record.checkpoints)}. Continue with --resume"
-        write_summary(plan.folder, {**_failure(plan, said), "seconds": {"whole": whole}})
+        write_summary(plan.folder, {**_failure(plan, said), "status": status, "seconds": {"whole": whole}})
         try_report(plan.folder)
     except BaseException as fault:  # noqa: BLE001 - a full disk, or Ctrl-C: the run's own error is about to be raised
         log.warning("the report of the failed run cannot be written: %s", described(fault))
-    record.end("failed", {"error": str(cause)})
+    record.end(status, {"error": str(cause)})
 
 
 def _failure(plan: Plan, error: str) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,6 +21,7 @@ from rlsdk.config import Plan, Source, check
 from rlsdk.config.rules import fresh_groups
 from rlsdk.contracts.rollouts import NoRolloutsError, RolloutCounters, Rollouts, TakenBatch
 from rlsdk.contracts.training import LearnerHandle, TrainedRole
+from rlsdk.errors import RunError
 from rlsdk.fields import FORWARD
 from rlsdk.isolation.process import settle, sigterm_as_interrupt
 from rlsdk.isolation.vitals import peak_memory
@@ -63,6 +64,43 @@ log = logging.getLogger(__name__)
 NOTICE = "interrupted: the run will finish and save this step, then end; interrupt again to end it at once"
 
 
+def whole_updates(step: Callable[[Trainer], Coroutine[Any, Any, dict[str, float]]]) -> Callable[[Trainer], Any]:
+    """Make a cancellation that comes during the update of a step take effect at the end of the step.
+
+    Otherwise the next call would train on the same batch again. A second cancellation takes effect at once. `train`
+    handles interrupts itself, and is cancelled only if it hangs.
+    """
+
+    @wraps(step)
+    async def run(trainer: Trainer) -> dict[str, float]:
+        trainer.check_whole()
+        try:
+            return await (step(trainer) if trainer.in_training else _uncut(trainer, step(trainer)))
+        except Exception:
+            trainer.updating = False  # the update has ended by itself, and the step may be repeated
+            raise
+
+    return run
+
+
+async def _uncut(trainer: Trainer, step: Coroutine[Any, Any, dict[str, float]]) -> dict[str, float]:
+    """Await a step; if it is cancelled once its update has begun, finish it before raising `CancelledError`."""
+    before, running, cancelled = trainer.version, asyncio.ensure_future(step), None
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:
+            if cancelled is None and (trainer.updating or trainer.version > before):
+                log.warning("interrupted: step %d will be finished first; interrupt again to end at once", before + 1)
+            else:
+                running.cancel()
+            cancelled = error
+    metrics = await running
+    if cancelled is not None:
+        raise cancelled
+    return metrics
+
+
 class Trainer:
     """Train a policy.
 
@@ -82,6 +120,8 @@ class Trainer:
         timer: Seconds spent in each phase of the current step, or of the last one.
         closed: Rollout store entries of the last step's groups, each with its final status.
         interrupted: True once the run was asked to end after the current step.
+        updating: True while a step updates the weights; it stays true if the update was cut off.
+        in_training: True while `train` runs the steps.
         resources: Everything that `close` shuts down.
         record: Folder, log and report of the run; None if the trainer was created without a run.
         save_requested: True while a requested checkpoint is not written yet.
@@ -134,6 +174,7 @@ class Trainer:
         self.interrupted = self.save_requested = False
         self._store, self._resume_from = store, resume_from
         self._updated = self._synced = self._restored = False
+        self.updating = self.in_training = False
         self._before: tuple[Mapping[str, float], RolloutCounters]
         self._generated = 0.0
         self.resources = ExitStack()
@@ -215,8 +256,14 @@ class Trainer:
         log.info("ready after %.1f s", trainer.times.seconds["start"])
         return trainer
 
+    @whole_updates
     async def step(self) -> dict[str, float]:
-        """Run one training step without callbacks, and return its metrics; each line is a stage of docs/design.md."""
+        """Run one training step without callbacks, and return its metrics; each line is a stage of docs/design.md.
+
+        A step that failed, or was interrupted before its update, gets the same batch when it is called again. An
+        interrupt during the update takes effect at the end of the step, which counts.
+        """
+        await self.catch_up()
         timer = await self.start_timer()
         with timer("take"):
             taken = await self.rollouts.take(self.version)
@@ -232,11 +279,13 @@ class Trainer:
                 with timer("credit"):
                     batch = await self.assign_credit(batch)
                 with timer("update"):
+                    self.updating = True
                     metrics |= await self.update(batch, self.minibatches(batch))
         metrics |= self.close_ledger(taken, groups, reused, batch, metrics)
-        self.version += 1
+        self.version, self.updating = self.version + 1, False
         metrics |= await self.move_reference(asleep=batch is not None)
         if self.sync_due:
+            self._synced = False
             with timer("sync"):
                 metrics["canary/gap"] = await self.publish()
         return metrics | await self.stop_timer(metrics)
@@ -402,6 +451,23 @@ class Trainer:
             **taken.metrics,
         }
 
+    def check_whole(self) -> None:
+        """Check that the weights are those of a step.
+
+        Raises:
+            RunError: The last update was cut off by a second interrupt.
+        """
+        if self.updating:
+            raise RunError(
+                f"step {self.version + 1} was cut off while it updated the weights, which may hold a part of the "
+                "update; close this trainer, and continue from a checkpoint (in Python: resume=True)"
+            )
+
+    async def catch_up(self) -> None:
+        """Publish the weights if the sync of the last step failed, since older ones cannot sample the next batch."""
+        if self.version and not self._synced:
+            await self.publish()
+
     async def start_timer(self) -> Timer:
         """Start the timer of a step, and note the counters of engines and learner."""
         self._before = await self._clocks()
@@ -468,9 +534,11 @@ class Trainer:
                 await callback.on_start(self)
                 ends.push_async_exit(partial(_end, self, callback))
             with handled(NOTICE, self.interrupt, self.save_soon):
+                self.in_training = True
                 try:
                     await self._train_steps()
                 finally:
+                    self.in_training = False
                     rollouts = await self.rollouts.pause()
                     log_background_failure(self.rollouts.failure)
         summary = summarise(self, rollouts)
@@ -520,6 +588,7 @@ class Trainer:
 
     async def evaluate_async(self) -> Evaluation:
         """Evaluate as `evaluate` does, in the running event loop."""
+        await self.catch_up()
         with self.times("evaluation"):
             return await self.rollouts.evaluate()
 
@@ -533,6 +602,7 @@ class Trainer:
         Args:
             last: True for the last checkpoint of the run, which may be exported.
         """
+        self.check_whole()
         with self.times("checkpoints"):
             state, kept = await snapshot(self)
             for callback in self.callbacks:

@@ -164,7 +164,10 @@ def test_rows_are_means_over_seeds_best_first_and_failures_are_named(config: Pat
     found = as_json(folder, "eval/sampled", rows, [first, second])
     assert found["rows"][0]["values"] == {"0": 0.6, "1": 0.6} and found["rows"][0]["low"] == pytest.approx(0.6)
     assert runs[0].result("reward/mean") == 0.1
-    with pytest.raises(RunError, match="no run has 'eval/greed'; available: eval/sampled, reward/mean, step"):
+    with pytest.raises(
+        RunError,
+        match=r"no run has 'eval/greed', did you mean 'eval/sampled'\?; available: eval/sampled, reward/mean, step",
+    ):
         require_metric(outcomes, "eval/greed")
 
 
@@ -252,13 +255,31 @@ def test_a_metric_of_evaluations_is_refused_before_the_first_run_if_there_are_no
     assert not Path("runs").exists()
 
 
+def test_a_metric_that_may_be_misspelt_is_named_after_the_first_run(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, runs, _ = sweep_of(config, [], [], seeds=3)
+    finish(runs[0], 0.5)
+    processes(monkeypatch, "")
+    said = rlsdk("sweep", "trial.yaml", "--seeds", "3", "--metric", "reward/maen").stderr.splitlines()
+    assert said[1:3] == [
+        "[1/3] seed=0: kept",
+        "rlsdk: warning: --metric: this run does not have 'reward/maen', did you mean 'reward/mean'?; if no other "
+        "will, stop with Ctrl-C, and repeat the command",
+    ]
+    assert "".join(said).count("warning") == 1
+    for run in runs[1:]:
+        finish(run, 0.5)
+    assert "warning" not in rlsdk("sweep", "trial.yaml", "--seeds", "3", "--metric", "reward/mean").stderr
+
+
 def test_a_tournament_whose_metric_no_run_has_fails(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suite = tournament.tournament_of(["grpo"], {"trial": config}, Path("t"), seeds=1)[0]
     finish(suite[0], 0.5)
     processes(monkeypatch, "")
     ended = rlsdk("tournament", "grpo", "--suite", ".", "--seeds", "1", "--out", "t", "--metric", "reward/maen")
     assert ended.exit_code == 1
-    assert "--metric: no run has 'reward/maen'; available: " in ended.output
+    assert "--metric: no run has 'reward/maen', did you mean 'reward/mean'?; available: " in ended.output
 
 
 def test_a_tournament_takes_names_mappings_and_settings() -> None:

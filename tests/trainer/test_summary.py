@@ -17,6 +17,7 @@ from rich.console import Console
 from rlsdk.config import Plan
 from rlsdk.contracts.rollouts import TaskCounts
 from rlsdk.errors import RunError
+from rlsdk.runlog.actors import read_status
 from rlsdk.runlog.report import draw_curves, print_report
 from rlsdk.trainer import record, summary
 from tests.trainer.fakes import make_plan
@@ -122,8 +123,11 @@ def test_an_interrupted_run_says_what_is_kept_and_how_to_continue(
     plan = make_plan(tmp_path)
     with pytest.raises(KeyboardInterrupt), opened(plan):
         raise KeyboardInterrupt
-    error = json.loads((plan.folder / "summary.json").read_text())["error"]
-    assert error == "interrupted; there is no checkpoint yet. Continue with --resume"
+    summary = json.loads((plan.folder / "summary.json").read_text())
+    assert summary["error"] == "interrupted; there is no checkpoint yet. Continue with --resume"
+    assert summary["status"] == "interrupted"
+    ended = read_status(plan.folder)
+    assert ended is not None and ended.ended == "interrupted"
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), MemoryError()])

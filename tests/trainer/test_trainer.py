@@ -8,6 +8,7 @@ import inspect
 import json
 import re
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +19,8 @@ import numpy as np
 import pytest
 
 from rlsdk.cluster.nodes import DrainingNode
-from rlsdk.contracts import TrainedRole
-from rlsdk.contracts.rollouts import Evaluation, NoRolloutsError, TakenBatch, TaskStatus
+from rlsdk.contracts import TrainBatch, TrainedRole
+from rlsdk.contracts.rollouts import Evaluation, NoRolloutsError, TakenBatch, TaskStatus, WeightSender
 from rlsdk.errors import CheckpointError, RunError, ScoringError
 from rlsdk.isolation.vitals import Identity
 from rlsdk.rollout.step_batch import StepBatch
@@ -180,6 +181,119 @@ def test_a_step_that_fails_settles_nothing_and_is_not_done(tmp_path: Path) -> No
         trainer.train()
     assert trainer.version == 0
     assert trainer.rollouts.said[-4:] == ["take 0", "sleep", "pause", "on_end failed"]
+
+
+class Held(FakeLearner):
+    """Learner whose calls of one kind wait until the test lets them go on."""
+
+    def __init__(self, held: str) -> None:
+        super().__init__()
+        self.held, self.begun, self.free = held, threading.Event(), threading.Event()
+
+    def _wait(self, call: str) -> None:
+        if call == self.held:
+            self.begun.set()
+            assert self.free.wait(60)
+
+    def forward(self, batch: TrainBatch, fields: Sequence[str]) -> dict[str, np.ndarray]:
+        self._wait("forward")
+        return super().forward(batch, fields)
+
+    def update(self, batch: TrainBatch, minibatches: Sequence[np.ndarray], step: int) -> dict[str, float]:
+        self._wait("update")
+        return super().update(batch, minibatches, step)
+
+
+class Again(ScriptedRollouts):
+    """Rollouts that give a batch again until it is settled, as those of a run do."""
+
+    batch: TakenBatch | None = None
+
+    async def take(self, version: int) -> TakenBatch:
+        self.batch = self.batch or await super().take(version)
+        return self.batch
+
+    def settle(self, taken: TakenBatch, states: Sequence[TaskStatus]) -> None:
+        super().settle(taken, states)
+        self.batch = None
+
+
+def interrupted_in(folder: Path, call: str, interrupts: int = 1) -> Trainer:
+    """Interrupt a step while the learner works on a call, then let the learner go on."""
+    plan = make_plan(folder)
+    learner = Held(call)
+    trainer = Trainer(plan, rollouts=Again(plan), learner=learner)
+
+    async def run() -> None:
+        step = asyncio.ensure_future(trainer.step())
+        await asyncio.to_thread(learner.begun.wait, 60)
+        for _ in range(interrupts):
+            step.cancel()
+            await asyncio.sleep(0.1)
+        learner.free.set()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+
+    asyncio.run(run())
+    return trainer
+
+
+def test_a_step_that_is_interrupted_during_its_update_is_finished_and_its_batch_is_not_trained_on_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = interrupted_in(tmp_path, "update")
+    assert "step 1 will be finished first; interrupt again to end at once" in caplog.text
+    assert trainer.version == 1 and trainer.rollouts.said[-1] == "publish weights 1 updated"
+    asyncio.run(trainer.step())
+    assert [step for *_, step in trainer.learner.updates] == [0, 1]
+    assert trainer.rollouts.sources()[SOURCE].trained == 4
+
+
+def test_a_step_that_is_interrupted_before_its_update_is_repeated_with_the_same_batch(tmp_path: Path) -> None:
+    trainer = interrupted_in(tmp_path, "forward")
+    assert trainer.version == 0 and not trainer.learner.updates
+    asyncio.run(trainer.step())
+    assert trainer.version == 1 and trainer.rollouts.said.count("take 0") == 1
+
+
+def test_a_trainer_whose_update_was_cut_off_neither_continues_nor_saves(tmp_path: Path) -> None:
+    trainer = interrupted_in(tmp_path, "update", interrupts=2)
+    for call in (lambda: asyncio.run(trainer.step()), trainer.save, trainer.train):
+        with pytest.raises(RunError, match=r"step 1 was cut off while .* continue from a checkpoint"):
+            call()
+
+
+def test_an_update_that_fails_may_be_repeated(tmp_path: Path) -> None:
+    class Failing(Trainer):
+        async def optimise(self, batch: StepBatch, minibatches: Sequence[np.ndarray]) -> dict[str, float]:
+            if not self.learner.moves:
+                self.learner.moves.append(0)
+                raise KeyError("actor/klto_old")
+            return await super().optimise(batch, minibatches)
+
+    plan = make_plan(tmp_path)
+    trainer = Failing(plan, rollouts=Again(plan), learner=FakeLearner())
+    with pytest.raises(KeyError):
+        asyncio.run(trainer.step())
+    assert asyncio.run(trainer.step())["groups/trained"] == 1 and trainer.version == 1
+
+
+@pytest.mark.parametrize("then", ["step", "evaluate"])
+def test_weights_whose_sync_failed_are_published_before_the_next_rollouts(tmp_path: Path, then: str) -> None:
+    class Failing(ScriptedRollouts):
+        async def publish(self, learner: WeightSender, version: int, *, updated: bool) -> float:
+            if "failed" not in self.said:
+                self.said.append("failed")
+                raise RunError("an engine died")
+            return await super().publish(learner, version, updated=updated)
+
+    plan = make_plan(tmp_path)
+    trainer = Trainer(plan, rollouts=Failing(plan), learner=FakeLearner())
+    with pytest.raises(RunError, match="an engine died"):
+        asyncio.run(trainer.step())
+    asyncio.run(trainer.step()) if then == "step" else trainer.evaluate()
+    said = trainer.rollouts.said
+    assert said[said.index("failed") + 1 :][:2] == ["publish weights 1 updated", {"step": "take 1"}.get(then, then)]
 
 
 def test_groups_without_a_reward_are_filtered_and_no_update_is_taken(tmp_path: Path) -> None:
