@@ -10,7 +10,7 @@ import os
 import sys
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import attrs
@@ -163,10 +163,20 @@ def unreadable(path: str | Path, error: OSError | UnicodeDecodeError) -> str:
 
 
 def _offered(holder: Any, name: str) -> str:
-    public = sorted(key for key, value in vars(holder).items() if callable(value) and not key.startswith("_"))
-    near = nearest(name, public)
+    """List what a module or an object has in place of a missing name; imports only if there is nothing else."""
+    public = [key for key in dir(holder) if not key.startswith("_")]
+    own = public
+    if isinstance(holder, ModuleType):
+        values = {key: getattr(holder, key) for key in public if not isinstance(getattr(holder, key), ModuleType)}
+        own = [
+            key
+            for key, value in values.items()
+            if not isinstance(value, type | FunctionType) or value.__module__ == holder.__name__
+        ]
+    names = sorted(own or public)
+    near = nearest(name, names)
     guess = f", did you mean {near!r}?" if near else ""
-    return f"{guess}; it has: {', '.join(public[:12]) or 'nothing that can be called'}"
+    return f"{guess}; it has: {', '.join(names[:12]) or 'nothing'}"
 
 
 def _from_package(name: str) -> ModuleType:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -138,6 +139,29 @@ class RunRecord:
             log.warning("%s: %s", name, fate)
 
 
+_OPEN: list[Path] = []
+"""Folder of the run that is open in this program."""
+
+
+@contextmanager
+def only_run(folder: Path) -> Iterator[None]:
+    """Refuse a second run in the same program while the block runs, since the actors of both would have equal names.
+
+    Raises:
+        RunError: Another run is open in this program.
+    """
+    if _OPEN:
+        raise RunError(
+            f"this program has another trainer open, in {_OPEN[0]}: close it first (trainer.close(), or the end of its "
+            "`with` block), or train in another process"
+        )
+    _OPEN.append(folder)
+    try:
+        yield
+    finally:
+        _OPEN.clear()
+
+
 @contextmanager
 def open_run(
     plan: Plan,
@@ -157,6 +181,9 @@ def open_run(
         allow_changes: Resume even if settings have changed that affect the training.
         console: Console for progress; None: standard error.
         rehearsed: Result of the reward rehearsal, for the log.
+
+    Raises:
+        RunError: Another run is open in this program, or the run failed.
     """
     console = console or log_console()
     opened = time.perf_counter()
@@ -166,6 +193,7 @@ def open_run(
 
     with (
         ExitStack() as stack,
+        only_run(plan.folder),
         held(plan.folder) as lock,
         mirrored(plan, resume=resume, overwrite=overwrite) as mirror,
         watching(plan.config.watchdog, partial(_abandon, plan, lock), ActorsFile(plan.folder).report) as watchdog,

@@ -73,7 +73,7 @@ def whole_updates(step: Callable[[Trainer], Coroutine[Any, Any, dict[str, float]
 
     @wraps(step)
     async def run(trainer: Trainer) -> dict[str, float]:
-        trainer.check_whole()
+        trainer.check_usable()
         try:
             return await (step(trainer) if trainer.in_training else _uncut(trainer, step(trainer)))
         except Exception:
@@ -122,6 +122,7 @@ class Trainer:
         interrupted: True once the run was asked to end after the current step.
         updating: True while a step updates the weights; it stays true if the update was cut off.
         in_training: True while `train` runs the steps.
+        closed_down: True once the trainer was closed.
         resources: Everything that `close` shuts down.
         record: Folder, log and report of the run; None if the trainer was created without a run.
         save_requested: True while a requested checkpoint is not written yet.
@@ -174,7 +175,7 @@ class Trainer:
         self.interrupted = self.save_requested = False
         self._store, self._resume_from = store, resume_from
         self._updated = self._synced = self._restored = False
-        self.updating = self.in_training = False
+        self.updating = self.in_training = self.closed_down = False
         self._before: tuple[Mapping[str, float], RolloutCounters]
         self._generated = 0.0
         self.resources = ExitStack()
@@ -451,16 +452,21 @@ class Trainer:
             **taken.metrics,
         }
 
-    def check_whole(self) -> None:
-        """Check that the weights are those of a step.
+    def check_usable(self) -> None:
+        """Check that the trainer is open, and that its weights are those of a step.
 
         Raises:
-            RunError: The last update was cut off by a second interrupt.
+            RunError: It is closed, or its last update was cut off by a second interrupt.
         """
+        if self.closed_down:
+            raise RunError(
+                "this trainer is closed: its engines and its learner are stopped. Create another one with "
+                "from_config(…, resume=True), which continues from the newest checkpoint"
+            )
         if self.updating:
             raise RunError(
                 f"step {self.version + 1} was cut off while it updated the weights, which may hold a part of the "
-                "update; close this trainer, and continue from a checkpoint (in Python: resume=True)"
+                "update; close this trainer, and continue from a checkpoint with from_config(…, resume=True)"
             )
 
     async def catch_up(self) -> None:
@@ -528,6 +534,7 @@ class Trainer:
 
     async def train_async(self) -> dict[str, Any]:
         """Train as `train` does, in the running event loop."""
+        self.check_usable()
         await self.restore()
         async with AsyncExitStack() as ends:
             for callback in self.callbacks:
@@ -588,6 +595,7 @@ class Trainer:
 
     async def evaluate_async(self) -> Evaluation:
         """Evaluate as `evaluate` does, in the running event loop."""
+        self.check_usable()
         await self.catch_up()
         with self.times("evaluation"):
             return await self.rollouts.evaluate()
@@ -602,7 +610,7 @@ class Trainer:
         Args:
             last: True for the last checkpoint of the run, which may be exported.
         """
-        self.check_whole()
+        self.check_usable()
         with self.times("checkpoints"):
             state, kept = await snapshot(self)
             for callback in self.callbacks:
@@ -645,12 +653,14 @@ class Trainer:
 
     def close(self) -> None:
         """Shut down everything that `from_config` started."""
+        self.closed_down = True
         self.resources.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self.closed_down = True
         self.resources.__exit__(*error)
 
 

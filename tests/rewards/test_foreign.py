@@ -133,6 +133,7 @@ def test_an_ambiguous_signature_is_answered_with_the_candidates(load):
         ("reward = 5", {}, "path: names an object of type int; expected a function"),
         ("def other(): ...", {}, "path: mine.py has no 'reward'.*it has: other"),
         ("def rewart(): ...", {}, "path: mine.py has no 'reward', did you mean 'rewart'"),
+        ("import json\nfrom json import dumps\nrewart = open", {}, "path: .*did you mean 'rewart'.; it has: rewart$"),
         ("import nowhere", {}, "path: mine.py cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
         ("raise SystemExit(3)", {}, "path: mine.py cannot be imported: SystemExit: 3"),
         ("def (", {}, "path: mine.py cannot be imported: SyntaxError"),

@@ -102,6 +102,20 @@ def opened(plan: Plan) -> Any:
     return record.open_run(plan, resume=False, overwrite=False, allow_changes=False, console=Console(quiet=True))
 
 
+def test_a_second_run_in_one_program_is_refused_until_the_first_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "ray_cluster", lambda _, **__: contextlib.nullcontext(0))
+    first, second = (make_plan(tmp_path, name=name) for name in ("first", "second"))
+    with opened(first):
+        for plan in (second, first):
+            with pytest.raises(RunError, match=r"another trainer open, in .*/first: close it first"), opened(plan):
+                pass
+    assert not second.folder.exists()
+    with opened(second):
+        pass
+
+
 def test_a_run_that_an_error_ends_leaves_a_report_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

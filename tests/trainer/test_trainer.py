@@ -258,9 +258,18 @@ def test_a_step_that_is_interrupted_before_its_update_is_repeated_with_the_same_
 
 def test_a_trainer_whose_update_was_cut_off_neither_continues_nor_saves(tmp_path: Path) -> None:
     trainer = interrupted_in(tmp_path, "update", interrupts=2)
-    for call in (lambda: asyncio.run(trainer.step()), trainer.save, trainer.train):
+    for call in (lambda: asyncio.run(trainer.step()), trainer.save, trainer.train, trainer.evaluate):
         with pytest.raises(RunError, match=r"step 1 was cut off while .* continue from a checkpoint"):
             call()
+
+
+def test_a_closed_trainer_says_so_instead_of_waiting_for_what_is_stopped(tmp_path: Path) -> None:
+    with make_trainer(tmp_path) as trainer:
+        asyncio.run(trainer.step())
+    for call in (lambda: asyncio.run(trainer.step()), trainer.save, trainer.train, trainer.evaluate):
+        with pytest.raises(RunError, match=r"this trainer is closed.* from_config\(…, resume=True\)"):
+            call()
+    trainer.close()
 
 
 def test_an_update_that_fails_may_be_repeated(tmp_path: Path) -> None:

@@ -46,6 +46,14 @@ class AgentsWorkflow:
     def __attrs_post_init__(self) -> None:
         import agents
 
+        limits = {"max_turns": self.max_turns, "max_tokens": self.max_tokens, "timeout": self.timeout}
+        faults = [
+            (name, f"expected a number above 0, got {limit}")
+            for name, limit in limits.items()
+            if limit is not None and limit <= 0
+        ]
+        if faults:
+            raise OptionError(NAME, faults)
         try:
             found = find(self.agent)
         except ValueFault as error:

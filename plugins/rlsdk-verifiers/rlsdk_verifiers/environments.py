@@ -39,7 +39,17 @@ def _opened(environment: str, config: str) -> Any:
         block = {**given, "taskset": {**given.get("taskset", {}), "id": environment}}
         return vf.load_environment(vf.resolve_env_config(block))
     except Exception as error:  # importing and configuring foreign packages may raise anything
-        raise ValueFault(f"{environment}: {type(error).__name__}: {error}") from error
+        raise ValueFault(f"{environment}: {described(error)}") from error
+
+
+def described(error: Exception) -> str:
+    """Describe an error of verifiers in one line; one of validation, which pydantic spreads over many, by its keys."""
+    import pydantic
+
+    if not isinstance(error, pydantic.ValidationError):
+        return f"{type(error).__name__}: {error}"
+    faults = [(".".join(map(str, each["loc"])), each["msg"], each["input"]) for each in error.errors()]
+    return "; ".join(f"{where}: {said}, got {given!r:.80}" for where, said, given in faults)
 
 
 def of(task: Task) -> tuple[Any, Any]:

@@ -44,10 +44,13 @@ def tasks(
         OptionError: The environment is not installed, its configuration is wrong, or rlsdk does not support it.
         DataError: A task contains more than text.
     """
+    import pydantic
+
     try:
         env = environments.open_environment(environment, config)
     except ValueFault as error:
-        raise OptionError(_WHERE, [("environment", str(error))]) from error
+        wrong = "config" if isinstance(error.__cause__, pydantic.ValidationError) else "environment"
+        raise OptionError(_WHERE, [(wrong, str(error))]) from error
     found = _selected(env, select)
     if not found:
         raise OptionError(_WHERE, [("select", f"selects no task of {environment}")])
@@ -69,7 +72,7 @@ def _selected(env: Any, select: Mapping[str, Any]) -> list[Any]:
             raise ValueError("the environment has infinitely many tasks; limit them: {limit: 1000}")
         return list(itertools.chain(chosen))
     except Exception as error:  # reading foreign data may raise anything
-        raise OptionError(_WHERE, [("select", f"{type(error).__name__}: {error}")]) from error
+        raise OptionError(_WHERE, [("select", environments.described(error))]) from error
 
 
 def _is_of(task: Any, split: str) -> bool:

@@ -60,8 +60,11 @@ def test_which_tasks_is_an_option():
     ("options", "cause"),
     [
         ({"environment": "nowhere"}, "environment: nowhere: ModuleNotFoundError: taskset 'nowhere' not found"),
-        ({"environment": "vf-sums", "config": {"taskset": {"larges": 2}}}, r"environment: .*\n?taskset.larges"),
-        ({"environment": "vf-sums", "select": {"limit": 0}}, "select: ValidationError"),
+        (
+            {"environment": "vf-sums", "config": {"taskset": {"largest": "x", "larges": 2}}},
+            r"config: vf-sums: taskset\.largest: Input should be .*, got 'x'; taskset\.larges: Extra inputs .*, got 2$",
+        ),
+        ({"environment": "vf-sums", "select": {"limit": 0}}, "select: limit: Input should be .*, got 0$"),
         ({"environment": "vf-sums", "select": {"include": {"ids": ["?"]}}}, "select: selects no task of vf-sums"),
         ({"environment": "vf-boxed"}, "environment: vf-boxed needs a runtime, for tests_pass"),
         ({"environment": "vf-sums", "config": {"id": "user-sim"}}, "needs several agents .assistant, user."),
