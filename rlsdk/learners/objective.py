@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlsdk.batch import LossInputs, Totals, aggregate
 from rlsdk.batch.arithmetic import bounded
-from rlsdk.components import component_of, needs_of, warn_of_changes
+from rlsdk.components import component_of, needs_of, see_definition, warn_of_changes
 from rlsdk.contracts import LossSpec, TrainBatch
 from rlsdk.errors import LearnerError, RlsdkError, described
 from rlsdk.fields import UPDATE_FIELDS, names
@@ -146,7 +146,7 @@ class Objective:
         """
         spec, mask = self.spec, x.loss_mask
         kl_coef, entropy_coef = at(spec.kl_coef, x.train_step), self._entropy_coef(x, accumulator)
-        policy = self._aggregate(self.policy_losses(x, accumulator), x, totals)
+        policy = self._aggregate(self._differentiable(self.policy_losses(x, accumulator), x), x, totals)
         loss = policy
         accumulator.add("actor/policy_loss", policy.item(), 0.0)
         kl = self.reference_kl(x)
@@ -159,6 +159,22 @@ class Objective:
         accumulator.add("actor/loss", loss.item(), 0.0)
         _observe(x, accumulator)
         return loss
+
+    def _differentiable(self, losses: Tensor, x: LossInputs) -> Tensor:
+        """Return the losses with a gradient, which is zero if they are all zero, as where a loss selects no token.
+
+        Raises:
+            LearnerError: They are not zero, but do not depend on the policy.
+        """
+        if losses.requires_grad or not x.logprobs.requires_grad:
+            return losses
+        if bool(losses[x.loss_mask].ne(0).any()):
+            raise LearnerError(
+                f"policy_loss {self._names['policy_loss']!r} returned values without a gradient, which train nothing; "
+                "compute them from x.logprobs, without detach(), item(), no_grad() or integers"
+                f"{see_definition(self._loss)}"
+            )
+        return losses + 0.0 * torch.where(x.loss_mask, x.logprobs, 0)
 
     def policy_losses(self, x: LossInputs, accumulator: MetricAccumulator) -> Tensor:
         """Compute each token's policy loss weighted by the corrections, float `[t]`, and accumulate metrics."""

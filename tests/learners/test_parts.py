@@ -439,14 +439,40 @@ class TestObjective:
         with pytest.raises(LearnerError, match=f"policy_loss 'broken' {said}"):
             objective(x, moment(batch).totals, MetricAccumulator())
 
+    @pytest.mark.parametrize("given", [lambda x: -x.logprobs.detach(), lambda x: x.advantages.long() + 1])
+    def test_a_loss_without_a_gradient_is_named(self, make_batch: Make, given: Any) -> None:
+        @rlsdk.policy_loss("detached")
+        def detached(x: rlsdk.LossInputs) -> torch.Tensor:
+            return given(x)
+
+        batch, objective = make_batch(4), bind(constant)
+        objective._loss = rlsdk.load("policy_loss", detached)
+        x = objective.inputs(batch, logprobs_of(batch).requires_grad_(), None, moment(batch))
+        said = r"policy_loss '.*' returned values without a gradient, .*; see .*detached \(.*test_parts.py, line \d+\)"
+        with pytest.raises(LearnerError, match=said):
+            objective(x, moment(batch).totals, MetricAccumulator())
+
+    def test_a_loss_that_is_zero_everywhere_has_a_gradient_of_zero(self, make_batch: Make) -> None:
+        @rlsdk.policy_loss("nothing")
+        def nothing(x: rlsdk.LossInputs) -> torch.Tensor:
+            return torch.zeros_like(x.logprobs)
+
+        batch, objective = make_batch(4), bind(constant)
+        objective._loss = rlsdk.load("policy_loss", nothing)
+        logprobs = logprobs_of(batch).requires_grad_()
+        x = objective.inputs(batch, logprobs, None, moment(batch))
+        (slope,) = torch.autograd.grad(objective(x, moment(batch).totals, MetricAccumulator()), logprobs)
+        assert not slope.any()
+
     def test_a_loss_that_changes_settings_of_the_process_is_named_once_and_they_are_changed_back(
         self, make_batch: Make, caplog: pytest.LogCaptureFixture
     ) -> None:
         @rlsdk.policy_loss("careless")
         def careless(x: rlsdk.LossInputs) -> torch.Tensor:
+            losses = -x.logprobs
             torch.set_default_dtype(torch.float64)
             torch.set_grad_enabled(False)
-            return -x.logprobs
+            return losses
 
         batch, objective = make_batch(4), bind(constant)
         objective._loss = rlsdk.load("policy_loss", careless)
