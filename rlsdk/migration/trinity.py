@@ -573,8 +573,10 @@ def _finish(given: Given) -> dict[str, Any]:
     workflow, reward = WORKFLOWS.get(kind, (None, {}))
     if workflow:
         found["workflow"] = workflow
-    if penalty := _overlong(given, where):
-        found["algorithm.shaping"] = [*penalty, *_kl(given)["algorithm.shaping"]]
+    rank = given.read("algorithm.advantage_fn_args.rank_penalty", number, 0.0)
+    penalties = [*([{"use": "rank_penalty", "coef": rank}] if rank else []), *_overlong(given, where)]
+    if penalties:
+        found["algorithm.shaping"] = [*penalties, *_kl(given)["algorithm.shaping"]]
     if any(str(given.get(f"algorithm.{key}")) == "sppo" for key in ("algorithm_type", "policy_loss_fn")):
         found[NOTES] = (*found[NOTES], f"algorithm.policy_loss: {ZOO}")
     if chosen := REWARDS.get(function) or reward:
@@ -692,8 +694,8 @@ ROWS = (
     part("algorithm.advantage_fn_args.std_threshold", "algorithm.filters", number, 0.1, "drops groups"),
     unless("algorithm.advantage_fn_args.duplicate_experiences", (False,),
            "no rollouts are doubled; rollout.dynamic_sampling: true replaces dropped groups by new tasks", True),
-    missing("algorithm.advantage_fn_args.rank_penalty", "algorithm.shaping: [{use: rank_penalty, coef: ...}] is the paper's, which "
-            "changes the rewards themselves", 0.25),
+    part("algorithm.advantage_fn_args.rank_penalty", "algorithm.shaping", number, 0.25,
+         "of the rewards themselves, as in the paper; Trinity changes only the group's mean and deviation"),
     missing("algorithm.advantage_fn_args.**", "see the options of the advantage: rlsdk plugins advantage", 1),
     same("algorithm.policy_loss_fn", "algorithm.policy_loss", choice(LOSSES, "the loss"), "ppo", _loss),
     same("algorithm.policy_loss_fn_args.loss_agg_mode", "algorithm.aggregate", text, "token-mean",

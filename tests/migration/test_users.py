@@ -303,6 +303,26 @@ def test_the_length_of_rolls_validation_is_that_of_answers_in_evaluations(length
     assert entry.status == status
 
 
+@pytest.mark.parametrize(
+    ("more", "others"),
+    [
+        ([], []),
+        (["algorithm.kl_penalty_fn=k1", "algorithm.kl_penalty_fn_args.kl_coef=0.1"], ["kl_penalty"]),
+        (
+            ["buffer.explorer_input.tasksets.0.reward_fn_args.enable_overlong_penalty=true"],
+            ["overlong"],
+        ),
+    ],
+)
+def test_trinitys_rank_penalty_is_a_shaping(more, others):
+    given = ["seed=1", *more, "algorithm.advantage_fn_args.rank_penalty=0.3", "algorithm.algorithm_type=grpo"]
+    found = migrate("trinity", given, {})
+    shaping = found.config["algorithm"]["shaping"]
+    assert shaping[0] == {"use": "rank_penalty", "coef": 0.3} and [part["use"] for part in shaping[1:]] == others
+    (entry,) = [entry for entry in found.entries if entry.key == "algorithm.advantage_fn_args.rank_penalty"]
+    assert entry.status == "changed" and "as in the paper" in entry.note
+
+
 MEAN_K3 = {"use": "divergence_mask", "estimator": "k3", "level": "mean", "threshold": 0.01}
 MAX_K2 = {"use": "divergence_mask", "estimator": "k2", "level": "max", "threshold": 2.5}
 TOKEN_TIS = {"use": "tis", "cap": 2.0, "level": "token"}
