@@ -1,4 +1,4 @@
-"""Support for trainers that are called by hand: rollouts whose event loop runs in its own thread.
+"""Support for trainers that are called by hand: steps that finish their update, rollouts on a loop in a thread.
 
 A script may call `asyncio.run(trainer.step())` repeatedly, each time with a new event loop; a notebook already runs
 one. Engine clients and running tasks belong to one event loop, so a thread keeps that loop alive.
@@ -7,9 +7,11 @@ one. Engine clients and running tasks belong to one event loop, so a thread keep
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlsdk.contracts.rollouts import (
@@ -24,8 +26,10 @@ from rlsdk.contracts.rollouts import (
 
 if TYPE_CHECKING:
     from rlsdk.contracts.rollouts import Evaluation, TaskCounts, TaskStatus
+    from rlsdk.trainer.trainer import Trainer
     from rlsdk.types import Group, Task
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -44,6 +48,43 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, work).result()
+
+
+def whole_updates(step: Callable[[Trainer], Coroutine[Any, Any, dict[str, float]]]) -> Callable[[Trainer], Any]:
+    """Make a cancellation that comes during the update of a step take effect at the end of the step.
+
+    Otherwise the next call would train on the same batch again. A second cancellation takes effect at once. `train`
+    handles interrupts itself, and is cancelled only if it hangs.
+    """
+
+    @wraps(step)
+    async def run(trainer: Trainer) -> dict[str, float]:
+        trainer.check_usable()
+        try:
+            return await (step(trainer) if trainer.in_training else _uncut(trainer, step(trainer)))
+        except Exception:
+            trainer.updating = False  # the update has ended by itself, and the step may be repeated
+            raise
+
+    return run
+
+
+async def _uncut(trainer: Trainer, step: Coroutine[Any, Any, dict[str, float]]) -> dict[str, float]:
+    """Await a step; if it is cancelled once its update has begun, finish it before raising `CancelledError`."""
+    before, running, cancelled = trainer.version, asyncio.ensure_future(step), None
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:
+            if cancelled is None and (trainer.updating or trainer.version > before):
+                log.warning("interrupted: step %d will be finished first; interrupt again to end at once", before + 1)
+            else:
+                running.cancel()
+            cancelled = error
+    metrics = await running
+    if cancelled is not None:
+        raise cancelled
+    return metrics
 
 
 class ThreadedRollouts:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -32,7 +32,7 @@ from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.assembly import Parts, examined, started, steps_of
 from rlsdk.trainer.callbacks import Callback, LeavingNodes, Metrics, checked_callbacks, standard_callbacks
 from rlsdk.trainer.credit import CreditAssigner, labels, minibatches, train_critic
-from rlsdk.trainer.interactive import in_event_loop, run_async
+from rlsdk.trainer.interactive import in_event_loop, run_async, whole_updates
 from rlsdk.trainer.ledger import ReplayBuffer, ReplayedGroup, entries_of, final_states, used_entry, used_of
 from rlsdk.trainer.metrics import (
     TO_OLD,
@@ -62,43 +62,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 NOTICE = "interrupted: the run will finish and save this step, then end; interrupt again to end it at once"
-
-
-def whole_updates(step: Callable[[Trainer], Coroutine[Any, Any, dict[str, float]]]) -> Callable[[Trainer], Any]:
-    """Make a cancellation that comes during the update of a step take effect at the end of the step.
-
-    Otherwise the next call would train on the same batch again. A second cancellation takes effect at once. `train`
-    handles interrupts itself, and is cancelled only if it hangs.
-    """
-
-    @wraps(step)
-    async def run(trainer: Trainer) -> dict[str, float]:
-        trainer.check_usable()
-        try:
-            return await (step(trainer) if trainer.in_training else _uncut(trainer, step(trainer)))
-        except Exception:
-            trainer.updating = False  # the update has ended by itself, and the step may be repeated
-            raise
-
-    return run
-
-
-async def _uncut(trainer: Trainer, step: Coroutine[Any, Any, dict[str, float]]) -> dict[str, float]:
-    """Await a step; if it is cancelled once its update has begun, finish it before raising `CancelledError`."""
-    before, running, cancelled = trainer.version, asyncio.ensure_future(step), None
-    while not running.done():
-        try:
-            await asyncio.wait([running])
-        except asyncio.CancelledError as error:
-            if cancelled is None and (trainer.updating or trainer.version > before):
-                log.warning("interrupted: step %d will be finished first; interrupt again to end at once", before + 1)
-            else:
-                running.cancel()
-            cancelled = error
-    metrics = await running
-    if cancelled is not None:
-        raise cancelled
-    return metrics
 
 
 class Trainer:
@@ -268,7 +231,8 @@ class Trainer:
         timer = await self.start_timer()
         with timer("take"):
             taken = await self.rollouts.take(self.version)
-        metrics, reused = self.describe(taken), self.replay.draw(self.version)
+        metrics = self.describe(taken)
+        reused = self.replay.draw(self.version)
         with timer("credit"):
             groups = self.filter([*taken.groups, *(used.group for used in reused)])
             batch = self.pack(groups, taken, reused)
