@@ -48,6 +48,16 @@ def torch_companions() -> list[str]:
     ]
 
 
+def lasting(folder: Path) -> list[str]:
+    """Check that a run's folder is not in the copy of a Ray job's `--working-dir`, which Ray deletes."""
+    if "working_dir_files" not in folder.resolve().parts:
+        return []
+    return [
+        f"{folder} is in Ray's copy of this job's --working-dir, which Ray deletes and other nodes do not see; give a "
+        "folder outside it, such as out=/shared/runs"
+    ]
+
+
 def url_host(host: str) -> str:
     """Return the host for URLs of a server that listens on an address.
 

@@ -90,8 +90,9 @@ def machine(plan: Plan, *, trains: bool = True, devices: bool = True) -> list[Pl
 
 
 def space(plan: Plan, disk: DiskEstimate) -> list[PlanFinding]:
-    """Compare the disk space that a run needs with the free space at its folder's location."""
-    return [PlanFinding("out", text) for text in preflight.free_space(plan.folder, disk.needed)]
+    """Check that a run's folder lasts, and that there is the disk space that the run needs."""
+    found = [*preflight.lasting(plan.folder), *preflight.free_space(plan.folder, disk.needed)]
+    return [PlanFinding("out", text) for text in found]
 
 
 def _devices(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:

@@ -17,11 +17,12 @@ from rlsdk.cli import root
 from rlsdk.config import Plan, check
 from rlsdk.learners.lora import Lora, count_adapter
 from rlsdk.readiness import disk
-from rlsdk.readiness.checks import machine
+from rlsdk.readiness.checks import machine, space
 from rlsdk.readiness.disk import estimate, in_words
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.runlog.tables import Entry
 from rlsdk.types import Group, Message, Rollout, Score, Task
+from tests.trainer.fakes import make_plan
 
 HUB_ID = "lab/small-model"
 SHAPE = {
@@ -235,3 +236,12 @@ def test_a_cached_hub_model_without_weights_is_reported_if_they_cannot_be_downlo
     (config,) = cache.rglob("config.json")
     (config.parent / "model.safetensors").touch()
     assert found() == []
+
+
+def test_a_folder_that_ray_deletes_after_the_job_is_refused(tmp_path: Path) -> None:
+    job = tmp_path / "session_1" / "runtime_resources" / "working_dir_files" / "_ray_pkg_0123456789abcdef"
+    for folder, count in ((job / "runs", 1), (tmp_path / "runs", 0)):
+        plan = make_plan(folder)
+        found = [f"{each.path}: {each}" for each in space(plan, estimate(plan)) if "working-dir" in str(each)]
+        assert len(found) == count
+        assert all("give a folder outside it, such as out=/shared/runs" in each for each in found)
