@@ -287,4 +287,4 @@ def _skippable(loss: Tensor) -> Tensor:
 
     A loss such as `log_ratio * advantages + nan` has a finite gradient, of a function that nobody meant.
     """
-    return loss if math.isfinite(float(loss.detach())) else loss * math.nan
+    return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)  # without waiting for a GPU
