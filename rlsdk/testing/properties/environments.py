@@ -243,7 +243,7 @@ def gives_rollouts(subject: Subject, _: Any) -> None:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     reasons = [score.reason for group in groups for score in group.scores if not score.valid]
     for reason in reasons:
-        if "; expected a Rollout" in reason or subject.tasks or _FAULT_OF_CODE.search(reason):
+        if "failed: it returned " in reason or subject.tasks or _FAULT_OF_CODE.search(reason):
             raise Violated("form", "a Rollout of each task", reason)
     if reasons:
         example = """--task '{prompt: "1 + 1?", answer: 2}'"""
