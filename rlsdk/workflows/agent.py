@@ -14,10 +14,10 @@ import rlsdk
 from rlsdk.contracts import Chat, Served
 from rlsdk.errors import OptionError, ValueFault
 from rlsdk.isolation.threads import Threads
+from rlsdk.limits import Count, Positive
 from rlsdk.plugins.discovery import find
 from rlsdk.tool_calls import Dialect, is_users
 from rlsdk.types import Rollout, Task
-from rlsdk.workflows.limits import check_positive
 
 NAME = "workflow 'agent'"
 
@@ -64,17 +64,15 @@ class Agent:
 
     agent: str
     parser: str | None = None
-    max_turns: int = 32
-    max_tokens: int | None = None
-    timeout: float | None = None
-    threads: int = 64
+    max_turns: Count = 32
+    max_tokens: Count | None = None
+    timeout: Positive | None = None
+    threads: Count = 64
     _agent: Any = attrs.field(init=False, eq=False, repr=False)
     _dialect: Dialect | None = attrs.field(init=False, eq=False, repr=False)
     _threads: Threads = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        names = ("max_turns", "max_tokens", "timeout", "threads")
-        check_positive(NAME, **{name: getattr(self, name) for name in names})
         try:
             agent = find(self.agent)
             inspect.signature(agent).bind("task", "base_url", "api_key")

@@ -16,8 +16,9 @@ import attrs
 import rlsdk
 from rlsdk.contracts import Chat
 from rlsdk.errors import DataError, OptionError
+from rlsdk.limits import Count, Positive
 from rlsdk.types import Message, Role, Rollout, Score, Task
-from rlsdk.workflows.limits import check_positive, limited
+from rlsdk.workflows.limits import limited
 
 
 @rlsdk.workflow("single_turn", one_answer=True)
@@ -40,13 +41,8 @@ class BestOf:
         max_tokens: Maximum tokens of an answer; by default, the run's setting.
     """
 
-    samples: int = 4
-    max_tokens: int | None = None
-
-    def __attrs_post_init__(self) -> None:
-        if self.samples < 1:
-            raise OptionError("workflow 'best_of'", [("samples", f"expected at least 1, got {self.samples}")])
-        check_positive("workflow 'best_of'", max_tokens=self.max_tokens)
+    samples: Count = 4
+    max_tokens: Count | None = None
 
     async def run(self, task: Task, chat: Chat) -> Rollout:
         """Sample several answers and keep the best."""
@@ -82,16 +78,11 @@ class Dialogue:
         timeout: Seconds after which the rollout is truncated; by default, no limit.
     """
 
-    turns: int = 3
+    turns: Count = 3
     feedback: str = "That is not right. Try again."
     enough: float = 1.0
-    max_tokens: int | None = None
-    timeout: float | None = None
-
-    def __attrs_post_init__(self) -> None:
-        if self.turns < 1:
-            raise OptionError("workflow 'dialogue'", [("turns", f"expected at least 1, got {self.turns}")])
-        check_positive("workflow 'dialogue'", max_tokens=self.max_tokens, timeout=self.timeout)
+    max_tokens: Count | None = None
+    timeout: Positive | None = None
 
     async def run(self, task: Task, chat: Chat) -> Rollout:
         """Talk until the answer is right."""
@@ -123,21 +114,15 @@ class SelfRefine:
         timeout: Seconds after which the rollout is truncated; by default, no limit.
     """
 
-    rounds: int = 1
+    rounds: Count = 1
     critique: str = "Check your answer. What is wrong with it?"
     refine: str = "Now give your answer again, without the mistakes."
-    max_tokens: int | None = None
-    timeout: float | None = None
+    max_tokens: Count | None = None
+    timeout: Positive | None = None
 
     def __attrs_post_init__(self) -> None:
-        if self.rounds < 1:
-            raise OptionError("workflow 'self_refine'", [("rounds", f"expected at least 1, got {self.rounds}")])
         if not self.refine:
-            raise OptionError(
-                "workflow 'self_refine'",
-                [("refine", "expected a text; got an empty one")],
-            )
-        check_positive("workflow 'self_refine'", max_tokens=self.max_tokens, timeout=self.timeout)
+            raise OptionError("workflow 'self_refine'", [("refine", "expected a text; got an empty one")])
 
     async def run(self, task: Task, chat: Chat) -> Rollout:
         """Answer, criticise, answer again."""

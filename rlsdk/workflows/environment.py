@@ -10,10 +10,11 @@ import rlsdk
 from rlsdk.components import Use
 from rlsdk.contracts import Chat, EnvHandle
 from rlsdk.errors import DataError, OptionError
+from rlsdk.limits import Count, Positive
 from rlsdk.options import CONVERTER
 from rlsdk.plugins import faults_of
 from rlsdk.types import Rollout, Status, Task
-from rlsdk.workflows.limits import check_positive, limited
+from rlsdk.workflows.limits import limited
 
 NAME = "workflow 'environment'"
 
@@ -37,14 +38,12 @@ class EnvironmentWorkflow:
     """
 
     environment: Use | None = None
-    max_turns: int = 20
-    max_tokens: int | None = None
-    step_timeout: float = 30.0
-    timeout: float | None = None
+    max_turns: Count = 20
+    max_tokens: Count | None = None
+    step_timeout: Positive = 30.0
+    timeout: Positive | None = None
 
     def __attrs_post_init__(self) -> None:
-        names = ("max_turns", "max_tokens", "step_timeout", "timeout")
-        check_positive(NAME, **{name: getattr(self, name) for name in names})
         if self.environment is not None:
             faults = faults_of("environment", self.environment, "environment")
             if faults:

@@ -8,22 +8,7 @@ from contextlib import asynccontextmanager
 
 import attrs
 
-from rlsdk.errors import OptionError, OutOfRoomError
-
-
-def check_positive(component: str, **options: float | None) -> None:
-    """Check that limits are above 0; None means that there is none.
-
-    Raises:
-        OptionError: A limit is 0 or less.
-    """
-    faults = [
-        (name, f"expected a number above 0, got {value}")
-        for name, value in options.items()
-        if value is not None and value <= 0
-    ]
-    if faults:
-        raise OptionError(component, faults)
+from rlsdk.errors import OutOfRoomError
 
 
 @attrs.define

@@ -14,12 +14,13 @@ import rlsdk
 from rlsdk.contracts import Chat
 from rlsdk.errors import ConfigError, OptionError, ValueFault
 from rlsdk.isolation.threads import Threads
+from rlsdk.limits import Count, Positive
 from rlsdk.options import nearest
 from rlsdk.plugins.discovery import find
 from rlsdk.tool_calls import Call, Dialect, Malformed, is_users
 from rlsdk.types import Rollout, Status, Task
 from rlsdk.workflows.functions import Tool, WrongCallError, as_text
-from rlsdk.workflows.limits import check_positive, limited
+from rlsdk.workflows.limits import limited
 from rlsdk.workflows.mcp_servers import Connection, McpTool, Server
 
 NAME = "workflow 'tools'"
@@ -59,21 +60,19 @@ class Tools:
     servers: Mapping[str, Server] = attrs.field(factory=dict)
     parser: str | None = None
     describe: bool = True
-    max_turns: int = 8
-    max_calls: int = 8
-    call_timeout: float = 10.0
-    max_result: int = 4_000
-    max_tokens: int | None = None
-    timeout: float | None = None
-    threads: int = 16
+    max_turns: Count = 8
+    max_calls: Count = 8
+    call_timeout: Positive = 10.0
+    max_result: Count = 4_000
+    max_tokens: Count | None = None
+    timeout: Positive | None = None
+    threads: Count = 16
     _tools: dict[str, Tool] = attrs.field(init=False, eq=False, repr=False)
     _connections: tuple[Connection, ...] = attrs.field(init=False, eq=False, repr=False)
     _dialect: Dialect | None = attrs.field(init=False, eq=False, repr=False)
     _threads: Threads = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        names = ("max_turns", "max_calls", "call_timeout", "max_result", "max_tokens", "timeout", "threads")
-        check_positive(NAME, **{name: getattr(self, name) for name in names})
         found = [_tool(path, i) for i, path in enumerate(self.tools)]
         if not (found or self.servers) or len({tool.name for tool in found}) < len(found):
             raise OptionError(

@@ -223,7 +223,7 @@ def test_limits_truncate(file):
         ({"agent": "{}:solv"}, "agent: .*did you mean 'solve'"),
         ({"agent": "{}:wrong"}, r"does not take \(task, base_url, api_key\)"),
         ({"agent": "{}:solve", "parser": "xml"}, "parser: expected deepseek, gemma, glm, harmony"),
-        ({"agent": "{}:solve", "timeout": 0.0}, "timeout: expected a number above 0"),
+        ({"agent": "{}:solve", "timeout": 0.0}, "timeout: expected float > 0"),
     ],
 )
 def test_options_are_checked(file, options, said):

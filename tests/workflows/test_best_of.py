@@ -74,7 +74,7 @@ def test_answers_that_were_stopped_from_outside_leave_the_best_to_be_found_again
 def test_at_least_one_answer() -> None:
     with pytest.raises(OptionError, match="samples"):
         rlsdk.load("workflow", "best_of", samples=0)
-    with pytest.raises(OptionError, match="max_tokens: expected a number above 0, got 0"):
+    with pytest.raises(OptionError, match="max_tokens: expected int >= 1 or null, got 0"):
         rlsdk.load("workflow", "best_of", max_tokens=0)
 
 

@@ -62,7 +62,7 @@ def test_a_reward_that_fails_ends_it_as_an_invalid_score() -> None:
 def test_without_room_it_is_truncated() -> None:
     [rollout] = talk(WRONG, RIGHT, max_length=16).rollouts
     assert rollout.status == "truncated" and rollout.metrics["turns"] == 1
-    with pytest.raises(OptionError, match="turns: expected at least 1, got 0"):
+    with pytest.raises(OptionError, match="turns: expected int >= 1, got 0"):
         talk(turns=0)
-    with pytest.raises(OptionError, match="timeout: expected a number above 0, got 0"):
+    with pytest.raises(OptionError, match="timeout: expected float > 0 or null, got 0"):
         talk(timeout=0)

@@ -250,9 +250,9 @@ def test_options_are_checked_before_anything_starts(tmp_path: Path) -> None:
     for options, words in (
         ({"environment": {"use": Count, "upto": "3"}}, r"environment.upto: expected int, got '3'"),
         ({"environment": "nosuch/one"}, "unknown plugin 'nosuch'"),
-        ({"environment": Count, "max_turns": 0}, "max_turns: expected a number above 0, got 0"),
-        ({"environment": Count, "timeout": -1.0}, "timeout: expected a number above 0, got -1.0"),
-        ({"environment": Count, "max_tokens": 0}, "max_tokens: expected a number above 0, got 0"),
+        ({"environment": Count, "max_turns": 0}, "max_turns: expected int >= 1, got 0"),
+        ({"environment": Count, "timeout": -1.0}, "timeout: expected float > 0 or null, got -1.0"),
+        ({"environment": Count, "max_tokens": 0}, "max_tokens: expected int >= 1 or null, got 0"),
     ):
         with pytest.raises(OptionError, match=words):
             rlsdk.load("workflow", "environment", **options)

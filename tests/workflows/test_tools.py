@@ -228,9 +228,9 @@ def test_options_are_checked(file: str) -> None:
             {"tools": [f"{file}:add"], "parser": "xml"},
             "parser: expected deepseek, gemma, glm, .* or FILE.py:FUNCTION",
         ),
-        ({"tools": [f"{file}:add"], "max_turns": 0}, "max_turns: expected a number above 0"),
-        ({"tools": [f"{file}:add"], "max_tokens": 0}, "max_tokens: expected a number above 0"),
-        ({"tools": [f"{file}:add"], "timeout": 0.0}, "timeout: expected a number above 0"),
+        ({"tools": [f"{file}:add"], "max_turns": 0}, "max_turns: expected int >= 1"),
+        ({"tools": [f"{file}:add"], "max_tokens": 0}, "max_tokens: expected int >= 1"),
+        ({"tools": [f"{file}:add"], "timeout": 0.0}, "timeout: expected float > 0"),
     ):
         with pytest.raises(OptionError, match=words):
             rlsdk.load("workflow", "tools", **options)

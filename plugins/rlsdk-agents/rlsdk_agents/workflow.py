@@ -11,6 +11,7 @@ import rlsdk
 from rlsdk.contracts import Chat, Served
 from rlsdk.errors import OptionError, ValueFault
 from rlsdk.kit import Dialect, LateError, attended, find, within
+from rlsdk.limits import Count, Positive
 from rlsdk.types import Image, Message, Rollout, Task
 
 NAME = "workflow 'agents/workflow'"
@@ -37,23 +38,15 @@ class AgentsWorkflow:
 
     agent: str
     parser: str | None = None
-    max_turns: int = 10
-    max_tokens: int | None = None
-    timeout: float | None = None
+    max_turns: Count = 10
+    max_tokens: Count | None = None
+    timeout: Positive | None = None
     _agent: Any = attrs.field(init=False, eq=False, repr=False)
     _dialect: Dialect | None = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         import agents
 
-        limits = {"max_turns": self.max_turns, "max_tokens": self.max_tokens, "timeout": self.timeout}
-        faults = [
-            (name, f"expected a number above 0, got {limit}")
-            for name, limit in limits.items()
-            if limit is not None and limit <= 0
-        ]
-        if faults:
-            raise OptionError(NAME, faults)
         try:
             found = find(self.agent)
         except ValueFault as error:

@@ -130,7 +130,7 @@ def test_limits_and_failures(codec, file):
     assert not long.scores[0].valid  # nothing was sampled
     with pytest.raises(OptionError, match=r"expected an agents\.Agent"):
         rlsdk.load("workflow", AgentsWorkflow, agent=f"{file}:called")
-    with pytest.raises(OptionError, match="max_turns: expected a number above 0, got 0"):
+    with pytest.raises(OptionError, match="max_turns: expected int >= 1, got 0"):
         rlsdk.load("workflow", AgentsWorkflow, agent=f"{file}:assistant", max_turns=0)
     with pytest.raises(OptionError, match="has no 'asistant', did you mean 'assistant'"):
         rlsdk.load("workflow", AgentsWorkflow, agent=f"{file}:asistant")
