@@ -234,7 +234,7 @@ def test_an_interrupted_stage_is_resumed_and_the_later_ones_begin(tmp_path, ran)
 
 def test_other_settings_need_overwrite(tmp_path, ran):
     go(tmp_path)
-    with pytest.raises(ValueFault, match=r"other settings.*--overwrite"):
+    with pytest.raises(ValueFault, match=r"different settings.*--overwrite"):
         go(tmp_path, "steps=3")
     ran.clear()
     go(tmp_path, "steps=3", overwrite=True)

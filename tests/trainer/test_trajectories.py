@@ -16,7 +16,7 @@ from rlsdk.scoring.scorer import check_budget, unscored
 from rlsdk.trainer.metrics import raw_metrics, reward_metrics, rollout_metrics, source_metrics
 from rlsdk.types import Group, Rollout, Score, Task
 
-COUNTS = ("tokens", "length", "truncated")
+COUNTS = ("tokens", "tokens_total", "length", "truncated")
 """Metrics of rollouts, not of trajectories."""
 
 
