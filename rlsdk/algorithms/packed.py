@@ -83,6 +83,12 @@ class SampledTokens:
         rewards = wide(x.rewards)
         return rewards.new_zeros(int(self.counts.sum())).index_copy_(0, self.ends[some] - 1, rewards[some])
 
+    def returns(self, x: CreditInputs) -> Tensor:
+        """Return the sum of the rewards from each sampled token to the end of its rollout, `[s]`."""
+        if hasattr(x, "token_rewards"):
+            return Segments.of(self.counts).to_go(self.take(x.token_rewards))
+        return self.per_token(wide(x.rewards))
+
 
 @attrs.frozen(eq=False)
 class Segments:

@@ -95,7 +95,7 @@ def remax(x: CreditInputs) -> Credit:
 
     def estimate(part: CreditInputs) -> tuple[Tensor, Tensor]:
         sampled = SampledTokens.of(part)
-        returns = Segments.of(sampled.counts).to_go(sampled.rewards(part))
+        returns = sampled.returns(part)
         baseline = sampled.per_token(wide(part.baseline_rewards))
         return sampled.put(returns - baseline), sampled.put(returns)
 

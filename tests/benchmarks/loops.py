@@ -291,6 +291,16 @@ def kl_penalty(rows: list[Row]) -> list[list[float]]:
     return found
 
 
+def cosine_length(rows: list[Row]) -> list[float]:
+    found = []
+    for row in rows:
+        right = row.reward >= 1
+        short, long = (1.0, 0.5) if right else (-1.0, -0.5)
+        share = (1 + math.cos(math.pi * min(row.length / 20_480, 1))) / 2
+        found.append(row.reward - right + long + (short - long) * share)
+    return found
+
+
 LOOPS: dict[tuple[str, str], Callable[[list[Row]], Any]] = {
     ("advantage", "asymre"): by_group(asymre),
     ("advantage", "constant"): lambda rows: [1.0 for _ in rows],
@@ -311,6 +321,7 @@ LOOPS: dict[tuple[str, str], Callable[[list[Row]], Any]] = {
     ("advantage", "rloo"): by_group(rloo),
     ("advantage", "segment_returns"): segment_returns,
     ("advantage", "step_grpo"): step_grpo,
+    ("shaping", "cosine_length"): cosine_length,
     ("shaping", "kl_penalty"): kl_penalty,
     ("shaping", "length_penalty"): by_group(length_penalty),
     ("shaping", "overlong"): lambda rows: [r.reward + min(max((16_384 - r.length) / 4_096, -1), 0) for r in rows],
