@@ -409,7 +409,7 @@ def time_metrics(
     metrics = {
         "time/step": wall,
         **{f"time/{name}": seconds for name, seconds in shown.items()},
-        **{f"time_share/{name}": seconds / wall for name, seconds in shown.items()},
+        **{f"time/{name}_share": seconds / wall for name, seconds in shown.items()},
         "time/engine_inside": spent["engine"],
         "time/learner_inside": spent["learner"],
         "time/outside_share": max(0.0, 1 - (spent["engine"] + spent["learner"]) / wall),

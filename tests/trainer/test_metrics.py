@@ -114,7 +114,7 @@ def test_skipped_updates_are_counted_by_role() -> None:
 def test_times_of_a_run_ahead_say_who_waited_for_whom() -> None:
     phases = {"take": 1.0, "produce": 1.5, "learn": 5.0, "update": 4.0, "sync": 0.5}
     found = time_metrics(phases, 10.0, SPENT, generated=2.0, ahead=True)
-    assert {name: found[f"time_share/{name}"] for name in phases if name not in ("take", "learn")} == {
+    assert {name: found[f"time/{name}_share"] for name in phases if name not in ("take", "learn")} == {
         name: seconds / 10 for name, seconds in phases.items() if name not in ("take", "learn")
     }
     assert found["time/wait_for_rollouts"] == 1.0
