@@ -77,7 +77,9 @@ def check_resumed(config: Source, overrides: Sequence[str], files: Sequence[str 
 
 
 def finished_before(plan: Plan, resume: bool | int, steps: int) -> dict[str, Any] | None:
-    """Return the summary of a run that had trained all its steps before it is resumed; None if anything is left to do.
+    """Return the summary of a run that had trained all its steps before it is resumed.
+
+    None if anything is left to do, or if other settings are given, with which the run would not have ended like this.
 
     Args:
         plan: Checked configuration.
@@ -109,6 +111,8 @@ def finished_before(plan: Plan, resume: bool | int, steps: int) -> dict[str, Any
     except (OSError, ValueError):  # it was killed before it wrote one
         return None
     ended = isinstance(resume, bool) and (summary.get("status"), summary.get("steps")) == ("finished", done)
+    if ended and (plan.folder / KEPT).exists() and not all(each.harmless for each in differences(plan)):
+        return None  # the run is refused, or continued, as one that changes in the middle
     return summary if ended else None
 
 

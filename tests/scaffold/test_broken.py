@@ -8,6 +8,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from rlsdk.testing import find_plugins_again
 from tests.scaffold.conftest import Rlsdk, add_metadata
 
 
@@ -129,8 +130,10 @@ def test_a_broken_package_is_caught_in_words(
     add_metadata(tmp_path / "lab", "lab", point=variant.point, module=variant.module)
     monkeypatch.syspath_prepend(str(tmp_path / "lab"))
     sys.modules.pop("rlsdk_lab", None)
+    find_plugins_again()
     try:
         said = " ".join(rlsdk("check", "lab", status=variant.status).output.split())
     finally:
         sys.modules.pop("rlsdk_lab", None)
+        find_plugins_again()
     assert [words for words in variant.says if words not in said] == [], said

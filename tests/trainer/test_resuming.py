@@ -433,6 +433,7 @@ def test_a_run_without_steps_left_is_finished_only_if_its_summary_says_so(run: R
         assert finished_before(plan, True, 4) is None
     summary.write_text('{"status": "finished", "steps": 4}')
     assert finished_before(plan, True, 4) == {"status": "finished", "steps": 4}
+    assert finished_before(run.plan("learner.lr=0.5"), True, 4) is None  # refused, or changed with --allow-changes
     assert finished_before(plan, 4, 4) is None  # which also sets newer checkpoints aside
     assert finished_before(plan, False, 4) is None  # refused by other words, or overwritten
     (Checkpoints(plan.folder, 2).path(4) / "state.json").write_text("")
