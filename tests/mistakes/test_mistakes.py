@@ -117,16 +117,17 @@ def test_a_mistake_is_answered_in_words(lab: None, row: dict[str, Any], monkeypa
     assert ran.exit_code == row["status"], said
 
 
-@pytest.mark.parametrize("more", ["", "learner.lr=0.5"])
-def test_a_finished_run_is_not_started_again(lab: None, more: str) -> None:
+def test_a_finished_run_is_not_started_again(lab: None) -> None:
     summary = {"name": "ended", "status": "finished", "steps": 2}
     Path("runs/ended/summary.json").write_text(json.dumps(summary))
-    ran = rlsdk(f"train base.yaml name=ended {more} --resume --plugin observer.py --json")
+    ran = rlsdk("train base.yaml name=ended --resume --plugin observer.py --json")
     assert ran.exit_code == 0, ran.output
     assert json.loads(ran.stdout) == summary
     said = " ".join(ran.stderr.split())
     assert "nothing is left to train: runs/ended has trained all of its 2 steps" in said
     assert "give more steps, such as steps=4" in said
+    changed = rlsdk("train base.yaml name=ended learner.lr=0.5 --resume --plugin observer.py")
+    assert changed.exit_code == 2 and "learner.lr: was 1e-06, is 0.5" in changed.output
 
 
 @pytest.mark.parametrize("how", ["", "--overwrite", "--resume"])
