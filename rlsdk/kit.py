@@ -1,7 +1,7 @@
 """Helpers for plugin authors, in addition to the marks and values of `rlsdk`.
 
-* Policy losses and corrections: `log_ratio`, `bounded`, `credit`, `trained`, `masked_mean`, `mix`, `per_fits`,
-  `Metrics`.
+* Policy losses and corrections: `log_ratio`, `bounded`, `credit`, `trained`, `masked_mean`, `at_level`, `mix`,
+  `per_fits`, `Metrics`; `in_order`, a check of two options that are a range.
 * Algorithms: `Aggregation`, the names of loss aggregation modes.
 * Task sources: `TaskList`, `Wording`; for generated arithmetic, `draw`, `pick`, `tokenize`, `evaluate`.
 * Renderers: `TextRenderer`, the base of renderers that write conversations as text.
@@ -27,7 +27,7 @@ from rlsdk.deprecation import NAMES, replacement
 if TYPE_CHECKING:
     from rlsdk.algorithms.losses_data import mix, per_fits
     from rlsdk.algorithms.marking import Aggregation
-    from rlsdk.algorithms.packed import Metrics, credit, log_ratio, masked_mean, trained
+    from rlsdk.algorithms.packed import Metrics, at_level, credit, in_order, log_ratio, masked_mean, trained
     from rlsdk.batch.arithmetic import bounded
     from rlsdk.components import Component, component_of
     from rlsdk.contracts import TaskList
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "rlsdk.algorithms.marking": ("Aggregation",),
     "rlsdk.algorithms.losses_data": ("mix", "per_fits"),
-    "rlsdk.algorithms.packed": ("Metrics", "credit", "log_ratio", "masked_mean", "trained"),
+    "rlsdk.algorithms.packed": ("Metrics", "at_level", "credit", "in_order", "log_ratio", "masked_mean", "trained"),
     "rlsdk.batch.arithmetic": ("bounded",),
     "rlsdk.components": ("Component", "component_of"),
     "rlsdk.contracts": ("TaskList",),
@@ -93,6 +93,7 @@ __all__ = [
     "TrainedModule",
     "TransformersLearner",
     "Wording",
+    "at_level",
     "attended",
     "bounded",
     "component_of",
@@ -101,6 +102,7 @@ __all__ = [
     "draw",
     "evaluate",
     "find",
+    "in_order",
     "log_ratio",
     "masked_mean",
     "mix",

@@ -15,13 +15,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms.packed import in_order, masked_mean, trained
+from rlsdk.algorithms.packed import Level, at_level, in_order, masked_mean, trained
 from rlsdk.batch import LossInputs, wide
 from rlsdk.batch.arithmetic import bounded
 from rlsdk.limits import NonNegative, Positive
 from rlsdk.marks import correction
 
-Level = Literal["token", "sequence", "geometric"]
+RatioLevel = Literal["token", "sequence", "geometric"]
 Weighted = tuple[Tensor, dict[str, Tensor]]
 
 
@@ -135,7 +135,7 @@ def divergence_mask(
     x: LossInputs,
     *,
     estimator: Literal["k2", "k3"] = "k3",
-    level: Literal["token", "mean", "sum", "max"] = "mean",
+    level: Level = "mean",
     threshold: Positive = 0.01,
 ) -> Weighted:
     """Mask tokens or rollouts whose estimated divergence from the sampler is too large; the others weigh 1.
@@ -157,13 +157,7 @@ def divergence_mask(
     """
     log_ratio = bounded(_log_ratio(x))
     divergence = torch.expm1(log_ratio) - log_ratio if estimator == "k3" else log_ratio.square() / 2
-    if level == "mean":
-        divergence = x.sequence_mean(divergence)
-    elif level == "sum":
-        divergence = x.sequence_sum(divergence)
-    elif level == "max":  # untrained tokens have divergence 0, the minimum
-        largest = divergence.new_zeros(x.rollouts).scatter_reduce(0, x.segments, divergence, "amax")
-        divergence = largest[x.segments]
+    divergence = at_level(x, divergence, level)
     kept = divergence <= threshold
     return kept.to(divergence.dtype), _metrics(x, ~kept)
 
@@ -197,7 +191,7 @@ def _log_ratio(x: LossInputs) -> Tensor:
     return trained(x, wide(x.old_logprobs) - wide(x.behaviour_logprobs)).detach()
 
 
-def _ratio(x: LossInputs, level: Level) -> Tensor:
+def _ratio(x: LossInputs, level: RatioLevel) -> Tensor:
     log_ratio = _log_ratio(x)
     if level == "token":
         return bounded(log_ratio).exp()
@@ -209,7 +203,7 @@ def _within(ratio: Tensor, low: NonNegative, high: Positive) -> Tensor:
     return (ratio >= low) & (ratio <= high)
 
 
-def _mask(x: LossInputs, level: Level, low: NonNegative, high: Positive) -> Weighted:
+def _mask(x: LossInputs, level: RatioLevel, low: NonNegative, high: Positive) -> Weighted:
     ratio = _ratio(x, level)
     kept = _within(ratio, low, high)
     return kept.to(ratio.dtype), _metrics(x, ~kept)

@@ -7,7 +7,7 @@ arithmetic on it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import attrs
 import torch
@@ -23,6 +23,8 @@ DualClip = Annotated[float, at_least(1)]
 """Bound of ratios for negative advantages; below 1 it would clip the loss of unchanged tokens."""
 Metrics = dict[str, Tensor]
 """Name -> detached scalar, a mean over the trained tokens, or one value per rollout or pair."""
+Level = Literal["token", "mean", "sum", "max"]
+"""A value of each token, or one of its rollout."""
 _BLOCK = 64  # tokens summed by one matrix product; wider blocks cost more arithmetic, narrower ones more passes
 
 
@@ -304,6 +306,25 @@ def removed_gradients(x: LossInputs, ratio: Tensor, low: float, high: float) -> 
     """Return the shares of trained tokens whose gradient PPO's clip removes; see `clip_shares`."""
     ratio, advantages = ratio.detach(), credit(x)
     return clip_shares(x, (ratio < 1 - low) & (advantages < 0), (ratio > 1 + high) & (advantages > 0))
+
+
+def at_level(x: LossInputs, values: Tensor, level: Level) -> Tensor:
+    """Return each token's value, or the mean, sum or maximum over the trained tokens of its rollout, `[t]`.
+
+    Args:
+        x: The batch.
+        values: Float `[t]`, zero where a token is not trained on.
+        level: What to return.
+    """
+    if level == "mean":
+        return x.sequence_mean(values)
+    if level == "sum":
+        return x.sequence_sum(values)
+    if level == "max":
+        trained_on = torch.where(x.loss_mask, values, -torch.inf)
+        largest = trained_on.new_full((x.rollouts,), -torch.inf).scatter_reduce(0, x.segments, trained_on, "amax")
+        return largest[x.segments]
+    return values
 
 
 def in_order(low: str, high: str) -> Callable[[RunFacts, Mapping[str, Any]], Iterator[tuple[str, str]]]:

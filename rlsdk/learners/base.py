@@ -161,8 +161,8 @@ class TransformersLearner(LearnerOptions):
             self.final_ratio,
             total_updates,
             decay_steps=self.decay_steps,
-            decay_power=2.0 if self.decay_power is None else self.decay_power,
-            decay_shape=self.decay_shape or "linear",
+            decay_power=self.decay_power,
+            decay_shape=self.decay_shape,
         )
         self._passes = self._runner(roles.main, tokens)
         if roles.actor is not None:

@@ -54,9 +54,9 @@ def check_manifest(folder: Path, rank: int, world: int, facts: Mapping[str, Any]
     Raises:
         CheckpointError: The manifest is missing, or belongs to a run with different settings.
     """
-    if fault := find_other_settings(folder, {**({"ranks": world} if same_ranks else {}), **facts}):
-        raise CheckpointError(fault)
     first = _read(folder, 0)
+    if fault := _other_settings(folder, first, {**({"ranks": world} if same_ranks else {}), **facts}):
+        raise CheckpointError(fault)
     shares = [_read(folder, r)["files"] for r in range(first["world"])]
     mine = {name: digest for share in shares[rank::world] for name, digest in share.items()}
     return _misplaced(folder, shares) or find_changed(folder, mine)
@@ -77,7 +77,11 @@ def find_other_settings(folder: Path, wanted: Mapping[str, Any]) -> str:
     """
     if not (folder / f"{_PREFIX}0.json").exists():
         return ""
-    first = _read(folder, 0)
+    return _other_settings(folder, _read(folder, 0), wanted)
+
+
+def _other_settings(folder: Path, first: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Compare settings with those in the manifest of rank 0; see `find_other_settings`."""
     written = {"ranks": first["world"], **first["facts"]}
     off = [f"{k} {written.get(k)!r} there, {wanted[k]!r} here" for k in wanted if written.get(k) != wanted[k]]
     if not off:

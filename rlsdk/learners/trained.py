@@ -227,8 +227,8 @@ def schedule(
     total: int,
     *,
     decay_steps: int | None = None,
-    decay_power: float = 1.0,
-    decay_shape: DecayShape = "linear",
+    decay_power: float | None = None,
+    decay_shape: DecayShape | None = None,
 ) -> Callable[[int], float]:
     """Build the learning-rate factor as a function of completed optimiser steps.
 
@@ -238,14 +238,15 @@ def schedule(
         final: Factor at the end.
         total: Total number of steps.
         decay_steps: Number of steps of the decay; see the options of the learner.
-        decay_power: Exponent of polynomial decay.
-        decay_shape: Shape of the decay at the end of `wsd`.
+        decay_power: Exponent of polynomial decay; None for 2.
+        decay_shape: Shape of the decay at the end of `wsd`; None for linear.
     """
     start, length = warmup, total - warmup if decay_steps is None else decay_steps
     if kind == "wsd":
         start = max(warmup, total - (math.ceil(total / 10) if decay_steps is None else decay_steps))
         length = total - start
-    shape = decay_shape if kind == "wsd" else kind
+    shape = (decay_shape or "linear") if kind == "wsd" else kind
+    power = 2.0 if decay_power is None else decay_power
 
     def factor(done: int) -> float:
         if done < warmup or shape == "constant":
@@ -256,7 +257,7 @@ def schedule(
         if shape == "linear":
             return 1 - (1 - final) * progress
         left: float = {
-            "polynomial": (1 - progress) ** decay_power,
+            "polynomial": (1 - progress) ** power,
             "cosine": 0.5 * (1 + math.cos(math.pi * progress)),
             "sqrt": 1 - math.sqrt(progress),
         }[shape]

@@ -21,6 +21,8 @@ from rlsdk.types import Rollout, Score, Task
 MAX_CHARACTERS = 10_000
 MAX_PENDING = 500
 """Maximum pending brackets, operators and signs: the depth of the tree."""
+LONGEST_ANSWER = 500
+"""Characters of an answer that rewards keep with its score."""
 
 Ratio = tuple[int, int]
 """Numerator and denominator; the denominator is not 0 and may be negative."""

@@ -12,7 +12,7 @@ import attrs
 
 import rlsdk
 from rlsdk.errors import DataError, ValueFault
-from rlsdk.rewards.countdown import last_answer
+from rlsdk.rewards.countdown import LONGEST_ANSWER, last_answer
 from rlsdk.types import Rollout, Score, Task
 
 Where = Literal["message", "response", "answer"]
@@ -22,9 +22,6 @@ _SPARE = 1_000
 
 _MAX_NORMALISED = 10_000
 """Maximum characters to normalise to a Unicode normal form, which takes quadratic time for hostile text."""
-
-_LONGEST_ANSWER = 500
-"""Characters of an answer that are kept with its score."""
 
 _PUNCTUATION = re.compile(
     r"(?!(?<=[0-9])[^,](?=[0-9])|(?<!\w)-\.?[0-9]|(?<![\w.])\.[0-9])"  # not in 1.5 and 1/2, or before -1 and .5
@@ -194,4 +191,4 @@ def _folded(text: str, expected: int, ignore_case: bool, ignore_punctuation: boo
 
 def _judged(fault: str, metric: str = "correct", answer: str = "") -> Score:
     score = float(not fault)
-    return Score(score, metrics={metric: score}, reason=fault, answer=answer[:_LONGEST_ANSWER])
+    return Score(score, metrics={metric: score}, reason=fault, answer=answer[:LONGEST_ANSWER])

@@ -10,7 +10,7 @@ from typing import Annotated
 import rlsdk
 from rlsdk.errors import DataError
 from rlsdk.limits import at_least, below
-from rlsdk.rewards.countdown import last_answer
+from rlsdk.rewards.countdown import LONGEST_ANSWER, last_answer
 from rlsdk.rewards.math.equality import equal
 from rlsdk.rewards.math.latex import MAX_CHARACTERS, UnreadableError
 from rlsdk.rewards.math.reading import read
@@ -115,8 +115,6 @@ def _plain(text: str) -> str:
 
 MAX_RESPONSE = 1_000_000
 """Characters at the end of a response to search for an answer."""
-LONGEST_ANSWER = 500
-"""Characters of an answer that are kept with its score."""
 
 _MAX_PHRASE = 500
 _BRACES = {

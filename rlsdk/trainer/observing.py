@@ -55,7 +55,7 @@ class Logging(Callback):
         self._metrics: Any = load("tracker", defaults.TRACKER.name)
         self._bar: ProgressLine | None = None
         self._fates: dict[str, str] = {}
-        self._settings = ProcessSettings()
+        self._settings: ProcessSettings
         self._reported: set[str] = set()
 
     async def on_start(self, trainer: Trainer) -> None:

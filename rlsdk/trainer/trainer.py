@@ -617,8 +617,7 @@ class Trainer:
 
     def close(self) -> None:
         """Shut down everything that `from_config` started."""
-        self.closed_down = True
-        self.resources.close()
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
         return self

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 import rlsdk
-from rlsdk.kit import Metrics, bounded, credit, log_ratio, masked_mean
+from rlsdk.kit import Metrics, at_level, bounded, credit, in_order, log_ratio, masked_mean
 from rlsdk.limits import NonNegative, Positive
 
 
@@ -33,12 +32,7 @@ def off_policy_mask(x: rlsdk.LossInputs, *, threshold: Positive = 0.5) -> tuple[
     return torch.where(masked, torch.zeros_like(divergence), 1), {"cut": masked_mean(masked.float(), x.loss_mask)}
 
 
-def _in_order(_: Any, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if options["low"] > options["high"]:
-        yield "low", f"{options['low']:g} with high={options['high']:g}: every token would be masked"
-
-
-@rlsdk.correction("rejection", masks=True, compares="policy", check=_in_order)
+@rlsdk.correction("rejection", masks=True, compares="policy", check=in_order("low", "high"))
 def rejection(
     x: rlsdk.LossInputs,
     *,
@@ -71,15 +65,7 @@ def rejection(
         "k2": difference.square() / 2,
         "k3": torch.expm1(difference) - difference,
     }
-    value = estimates[measure]
-    if level == "mean":
-        value = x.sequence_mean(value)
-    elif level == "sum":
-        value = x.sequence_sum(value)
-    elif level == "max":
-        trained = torch.where(x.loss_mask, value, -torch.inf)
-        largest = torch.full((x.rollouts,), -torch.inf, dtype=value.dtype, device=value.device)
-        value = largest.scatter_reduce(0, x.segments, trained, "amax")[x.segments]
+    value = at_level(x, estimates[measure], level)
     value = bounded(value).exp() if measure == "ratio" else value
     kept = (value >= low) & (value <= high)
     return kept.to(difference.dtype), {"cut": masked_mean((~kept).float(), x.loss_mask)}
