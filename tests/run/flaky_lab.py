@@ -11,12 +11,12 @@ COUNTDOWN = rlsdk.load("reward", "countdown")
 
 @rlsdk.reward("flaky")
 def flaky(rollout, *, share: float = 0.05) -> float:
-    """Countdown, but not always.
+    """Countdown, but not for every rollout; one that fails does so each time that it is scored.
 
     Args:
         share: Of the rollouts that fail, whatever they say.
     """
-    draw = random.Random(os.urandom(8))  # forks share the state of the module's own generator
+    draw = random.Random(f"{rollout.task.id} {rollout.token_ids.tolist()}")
     if draw.random() < share:
         kind = draw.choice(["raise", "hang", "end"])
         if kind == "end":
