@@ -1,10 +1,11 @@
-"""Diagnoses of the update: entropy, KL, clipping, the gap between engine and learner, and learning the wrong thing."""
+"""Diagnoses of the update: entropy, KL, clipping, skipped updates, engine against learner, learning the wrong thing."""
 
 from __future__ import annotations
 
 import rlsdk
 from rlsdk.contracts import Finding, History
 from rlsdk.limits import Count
+from rlsdk.plurals import counted
 
 EVALUATIONS = ("eval/sampled", "eval/greedy", "eval/sampled_reward")
 """Held-out metrics, least noisy first."""
@@ -95,6 +96,38 @@ def clip_share(history: History, *, window: Count = 10, high: float = 0.3) -> Fi
         "rollout.max_staleness",
         metric=clipped.name,
     )
+
+
+@rlsdk.diagnosis("skipped_updates")
+def skipped_updates(history: History, *, window: Count = 10, updates: Count = 2) -> Finding | None:
+    """Updates are skipped because their loss or gradient is not finite: their rollouts teach nothing.
+
+    Reads `actor/skipped_updates` and `critic/skipped_updates`. A single overflow may be bad luck; a division by zero or
+    a logarithm of 0 comes back with every batch that has such a rollout. The run ends only if more than
+    `learner.skip_limit` updates in a row are skipped.
+
+    Args:
+        history: Metrics so far.
+        window: Number of steps to look at.
+        updates: Threshold for the number of updates skipped in these steps.
+    """
+    for role, parts in (
+        ("actor", "policy loss, the advantages and the rewards"),
+        ("critic", "returns and the rewards"),
+    ):
+        skipped = history[f"{role}/skipped_updates"]
+        recent = skipped.last(window)
+        if not history.current(skipped) or (count := recent.values.sum()) < updates:
+            continue
+        steps = int((recent.values > 0).sum())
+        return Finding(
+            f"{count:.0f} updates of the {role}, in {steps} of the last {counted(len(recent), 'step')}, were skipped: "
+            f"their loss or gradient was not finite (limit {updates})",
+            f"look for a division by zero, a logarithm of 0 or an overflow in the {parts} (`rlsdk check FILE` tries "
+            "your own on edge cases); if they are built in, lower learner.lr",
+            metric=skipped.name,
+        )
+    return None
 
 
 @rlsdk.diagnosis("sampler_gap")

@@ -26,6 +26,7 @@ from rlsdk.fields import FORWARD
 from rlsdk.isolation.process import settle, sigterm_as_interrupt
 from rlsdk.isolation.vitals import peak_memory
 from rlsdk.loops.signals import handled
+from rlsdk.plurals import counted
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.step_batch import StepBatch, apply_filters, pack, produce
 from rlsdk.scoring.scorer import check_budget
@@ -374,7 +375,8 @@ class Trainer:
         rollouts_reused = sum(uid in again for uid in uids)
         step, skipped = self.version + 1, skipped_updates(metrics)
         for role, count in skipped.items():
-            log.warning("step %d: gradient not finite in %d updates of the %s: skipped", step, count, role)
+            what = counted(count, "update")
+            log.warning("step %d: skipped %s of the %s: loss or gradient not finite", step, what, role)
         self.counters.reused += rollouts_reused
         self.counters.skipped_updates.update(skipped)
         states = final_states(taken.records, batch)

@@ -41,6 +41,7 @@ TRIGGERS: dict[str, History] = {
     "entropy_collapse": history(actor__entropy=lambda s: 0.9 * 0.9**s, accuracy__mean=0.4),
     "kl_runaway": history(actor__ref_kl=lambda s: 0.01 * s),
     "clip_share": history(actor__clip_share=lambda s: min(0.01 * s, 0.5)),
+    "skipped_updates": history(actor__skipped_updates=lambda s: s % 5 == 0),
     "sampler_gap": history(actor__gap_generation=lambda s: 0.05 * s),
     "format_only": history(reward__format=lambda s: min(1.0, s / 20), accuracy__mean=0.02),
     "held_out_drop": history(
@@ -64,6 +65,7 @@ HEALTHY: dict[str, History] = {
     "entropy_collapse": history(actor__entropy=lambda s: 0.9 * 0.9**s, accuracy__mean=lambda s: min(1.0, s / 25)),
     "kl_runaway": history(actor__ref_kl=0.05, actor__kl_to_old=0.01),
     "clip_share": history(actor__clip_share=0.15),
+    "skipped_updates": history(actor__skipped_updates=lambda s: s == 20, critic__skipped_updates=0.0),
     "sampler_gap": history(actor__gap_generation=0.2, actor__kl_to_behaviour=0.3),
     "format_only": history(reward__format=lambda s: min(1.0, s / 20), accuracy__mean=lambda s: s / 60),
     "held_out_drop": history(
@@ -137,6 +139,15 @@ def test_sampling_ahead_explains_a_kl_to_the_sampler() -> None:
     rule = rlsdk.load("diagnosis", "sampler_gap")
     assert rule(history(actor__kl_to_behaviour=0.3, staleness__max=0.0)).level == "critical"
     assert rule(history(actor__kl_to_behaviour=0.3, staleness__max=1.0)) is None
+
+
+def test_skipped_updates_of_the_critic_are_found_beside_an_actor_that_learns() -> None:
+    rule = rlsdk.load("diagnosis", "skipped_updates")
+    found = rule(history(3, actor__skipped_updates=0.0, critic__skipped_updates=2.0))
+    assert found.message.startswith("6 updates of the critic, in 3 of the last 3 steps, were skipped")
+    assert "overflow in the returns and the rewards" in found.advice
+    ended = history(40, actor__skipped_updates=lambda s: 2.0 * (s < 30))
+    assert (rule(ended), rule(ended.until(30))) == (None, rule(ended.until(30)))
 
 
 def test_large_updates_are_not_a_gap_if_the_canary_sees_none() -> None:
@@ -274,6 +285,7 @@ FOUND = {
     "entropy_collapse": ("longer_ways", 41),
     "kl_runaway": ("too_fast", 3),
     "clip_share": ("narrow", 10),
+    "skipped_updates": ("undefined", 3),
     "sampler_gap": ("too_fast", 5),
     "format_only": ("reverse_text", 27),
     "held_out_drop": ("long", 16),
@@ -298,11 +310,14 @@ FOUND = {
   too_fast: lr 2e-3 and 6 passes; long: mostly paid by length, up to 64 tokens; starving: a filter that drops one source
   from step 14 on; learner_bound: lr 6e-4 and 10 passes; narrow: a clip range of 0.0005 and 12 passes; lost: the second
   of two engines was killed in step 27.
+* undefined: examples/quickstart.yaml with batch_size=8 and a policy loss with `sqrt(3.5 - advantage)`, which is
+  undefined for the only right answer of a group of 16.
 """
 READ = {
     "entropy_collapse": "actor/entropy",
     "kl_runaway": "actor/kl_to_old",
     "clip_share": "actor/clip_share",
+    "skipped_updates": "actor/skipped_updates",
     "sampler_gap": "actor/kl_to_behaviour",
     "format_only": "accuracy/mean",
     "held_out_drop": "eval/sampled",
@@ -325,6 +340,7 @@ SOUND = {
     "unsolved_source": "two_sources",
     "engine_lost": "two_sources",
     "no_score": "paid_for_form",
+    "skipped_updates": "quickstart",
 }
 """Rule -> a recorded run in which it finds nothing. The other rules find nothing in `learned`, the first 60 steps of
 examples/quickstart.yaml; two_sources is like wrong_answers, without its fault, for 24 steps."""
