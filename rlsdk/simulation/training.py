@@ -25,7 +25,7 @@ from rlsdk.rollout.task_ledger import TaskLedger, sampled_tokens
 from rlsdk.simulation.clock import VirtualLoop, run_virtually
 from rlsdk.simulation.engine import SimulatedEngine, constant
 from rlsdk.simulation.rates import Lengths, Rates
-from rlsdk.trainer.ledger import ReplayBuffer, used_of
+from rlsdk.trainer.ledger import ReplayBuffer, newly_trained
 from rlsdk.types import Group, Rollout, Score, Task
 
 PROMPT = np.zeros(1, np.int64)
@@ -289,20 +289,20 @@ class SimulatedTraining:
 
     async def _learn(self, records: list[TaskRecord]) -> list[TaskStatus]:
         done, before = self._version, self._totals.tokens
-        states = [
+        statuses = [
             TaskStatus.TRAINED if t.group is not None and _kept(t.group) else TaskStatus.FILTERED for t in records
         ]
         used = self._replay.draw(done)
-        for record, state in zip(records, states, strict=True):
-            if record.group is not None and state is TaskStatus.TRAINED:
+        for record, status in zip(records, statuses, strict=True):
+            if record.group is not None and status is TaskStatus.TRAINED:
                 self._count(record.group)
         for each in used:
             self._totals.reused += self._count(each.group)
-        self._replay.add(used_of(records, states, done + 1, {}), used)
+        self._replay.add(newly_trained(records, statuses, done + 1, {}), used)
         tokens = self._totals.tokens - before
         rates = self._setup.rates
         await asyncio.sleep(rates.switch_seconds + rates.learn(tokens, self._setup.learners) if tokens else 0.0)
-        return states
+        return statuses
 
     def _count(self, group: Group) -> int:
         """Count a group that is trained on now, and return its trained tokens."""

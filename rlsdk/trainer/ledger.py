@@ -1,4 +1,4 @@
-"""How a step ends for its groups: final status, entries in the rollout store, and the replay buffer."""
+"""Final status of a step's groups, their entries in the rollout store, and the replay buffer."""
 
 from __future__ import annotations
 
@@ -104,61 +104,61 @@ class ReplayBuffer:
         self._held = [ReplayedGroup(**known[n], group=groups[n]) for n in sorted(known)]
 
 
-def final_states(records: Sequence[TaskRecord], batch: StepBatch | None) -> list[TaskStatus]:
+def final_statuses(records: Sequence[TaskRecord], batch: StepBatch | None) -> list[TaskStatus]:
     """Return the final status of each group in a batch; it is trained if one of its rollouts reached the learner."""
     trained = set() if batch is None else set(batch.uids[: batch.sampled])
 
-    def end(record: TaskRecord) -> TaskStatus:
+    def status_of(record: TaskRecord) -> TaskStatus:
         if record.group is not None and record.group.uid in trained:
             return TaskStatus.TRAINED
         scored = record.group is not None and any(score.valid for score in record.group.scores)
         return TaskStatus.FILTERED if scored else TaskStatus.FAILED
 
-    return [end(record) for record in records]
+    return [status_of(record) for record in records]
 
 
-def used_of(
-    records: Sequence[TaskRecord], ends: Sequence[TaskStatus], step: int, baselines: Mapping[int, float]
+def newly_trained(
+    records: Sequence[TaskRecord], statuses: Sequence[TaskStatus], step: int, baselines: Mapping[int, float]
 ) -> list[ReplayedGroup]:
     """Return the groups of a batch that a step trained on for the first time."""
     return [
         ReplayedGroup(
-            number=t.number,
-            source=t.source,
-            position=t.position,
+            number=record.number,
+            source=record.source,
+            position=record.position,
             step=step,
-            group=t.group,
-            baseline=baselines.get(t.number),
+            group=record.group,
+            baseline=baselines.get(record.number),
         )
-        for t, end in zip(records, ends, strict=True)
-        if end is TaskStatus.TRAINED and t.group is not None
+        for record, status in zip(records, statuses, strict=True)
+        if status is TaskStatus.TRAINED and record.group is not None
     ]
 
 
 def entries_of(
-    records: Sequence[TaskRecord], ends: Sequence[TaskStatus], step: int, batch: StepBatch | None = None
+    records: Sequence[TaskRecord], statuses: Sequence[TaskStatus], step: int, batch: StepBatch | None = None
 ) -> list[Entry]:
     """Return the store entries of a batch's groups after a step has settled them.
 
     Args:
         records: Records of the tasks, each with its group.
-        ends: Final status of each record.
+        statuses: Final status of each record.
         step: Step that settled them.
         batch: Rollouts that were trained on, with the learner's fields; None if there were none.
     """
     learned = {} if batch is None else learned_tokens(batch)
     return [
         Entry(
-            number=t.number,
-            source=t.source,
-            state=end,
+            number=record.number,
+            source=record.source,
+            state=status,
             step=step,
-            uses=int(end is TaskStatus.TRAINED),
-            group=t.group,
-            learned=_learned_of(t.group, learned),
+            uses=int(status is TaskStatus.TRAINED),
+            group=record.group,
+            learned=_learned_of(record.group, learned),
         )
-        for t, end in zip(records, ends, strict=True)
-        if t.group is not None
+        for record, status in zip(records, statuses, strict=True)
+        if record.group is not None
     ]
 
 
@@ -193,7 +193,7 @@ def _learned_of(group: Group, learned: Mapping[int, Mapping[str, np.ndarray]]) -
     return {name: [each.get(name) for each in mine] for name in LEARNED if any(name in each for each in mine)}
 
 
-def used_entry(used: ReplayedGroup, kept_at: int | None = None) -> Entry:
+def replayed_entry(used: ReplayedGroup, kept_at: int | None = None) -> Entry:
     """Return the store entry of a replayable group; `kept_at` is the step of the checkpoint that refers to it."""
     fields = {name: getattr(used, name) for name in ("number", "source", "step", "uses", "group")}
     return Entry(state=TaskStatus.TRAINED, kept_at=kept_at, **fields)

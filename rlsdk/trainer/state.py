@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlsdk.checkpoints.checkpoint import LEARNER
 from rlsdk.runlog.store import RolloutStore
 from rlsdk.runlog.tables import Entry
-from rlsdk.trainer.ledger import used_entry, waiting_entry
+from rlsdk.trainer.ledger import replayed_entry, waiting_entry
 from rlsdk.types import Group
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ async def snapshot(trainer: Trainer) -> tuple[dict[str, Any], list[Entry]]:
         "plugins": trainer.plan.code,
     }
     waiting = [waiting_entry(record, trainer.version) for record in found.waiting]
-    return state, [*waiting, *(used_entry(used, trainer.version) for used in trainer.replay.held)]
+    return state, [*waiting, *(replayed_entry(used, trainer.version) for used in trainer.replay.held)]
 
 
 def write_checkpoint(trainer: Trainer, state: dict[str, Any], *, last: bool) -> Path:

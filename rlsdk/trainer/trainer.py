@@ -34,7 +34,7 @@ from rlsdk.trainer.assembly import Parts, examined, started, steps_of
 from rlsdk.trainer.callbacks import Callback, LeavingNodes, Metrics, checked_callbacks, standard_callbacks
 from rlsdk.trainer.credit import CreditAssigner, labels, minibatches, train_critic
 from rlsdk.trainer.interactive import in_event_loop, run_async, whole_updates
-from rlsdk.trainer.ledger import ReplayBuffer, ReplayedGroup, entries_of, final_states, used_entry, used_of
+from rlsdk.trainer.ledger import ReplayBuffer, ReplayedGroup, entries_of, final_statuses, newly_trained, replayed_entry
 from rlsdk.trainer.metrics import (
     TO_OLD,
     RunTimes,
@@ -379,15 +379,15 @@ class Trainer:
             log.warning("step %d: skipped %s of the %s: loss or gradient not finite", step, what, role)
         self.counters.reused += rollouts_reused
         self.counters.skipped_updates.update(skipped)
-        states = final_states(taken.records, batch)
-        self.replay.add(used_of(taken.records, states, step, taken.greedy), reused)
-        self.closed = [*entries_of(taken.records, states, step, batch), *map(used_entry, reused)]
+        statuses = final_statuses(taken.records, batch)
+        self.replay.add(newly_trained(taken.records, statuses, step, taken.greedy), reused)
+        self.closed = [*entries_of(taken.records, statuses, step, batch), *map(replayed_entry, reused)]
         fresh = sum(group.uid not in again for group in groups)
         found = {"groups/trained": fresh / len(taken.groups), "rollouts/reused": float(rollouts_reused)}
         found |= source_shares(groups) if len(self.rollouts.sources()) > 1 else {}
         role = self.trained_role
         self.monitor.note({**metrics, **found}, taught=batch is not None and teaches(batch, metrics, role), role=role)
-        self.rollouts.settle(taken, states)
+        self.rollouts.settle(taken, statuses)
         return found
 
     @property

@@ -21,12 +21,12 @@ ROUNDS = 2
 """Runs of each, in turn: a machine that grows slower meanwhile does so for all."""
 LONG = {"tasks": 16, "group": 16, "max_tokens": 256, "steps": 24}
 APART = {"placement.engines": 1, "placement.learners": 1}
-PRODUCTION = {"max_staleness": 1, "sync_interval": 4}
+ROLLOUT = {"max_staleness": 1, "sync_interval": 4}
 SLOTS = 512
 """Sequences that run at once where more than a batch is on its way: a decode step costs about the same for all."""
 AHEAD = {
     **APART,
-    **{f"rollout.{name}": value for name, value in PRODUCTION.items()},
+    **{f"rollout.{name}": value for name, value in ROLLOUT.items()},
     "placement.colocate": "false",
     "engine": f"{{use: vllm, max_num_seqs: {SLOTS}}}",
 }
@@ -53,7 +53,7 @@ def predicted(alone: Path, model: Path) -> dict[str, float]:
         batch=LONG["tasks"],
         group=LONG["group"],
         steps=LONG["steps"],
-        rollout=RolloutSection(**PRODUCTION),
+        rollout=RolloutSection(**ROLLOUT),
     )
     found = simulate(setup)
     return {

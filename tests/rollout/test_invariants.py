@@ -1,4 +1,4 @@
-"""The twenty invariants of production ahead of training; a table lists those that other tests cover.
+"""The twenty invariants of rollouts that run ahead of training; a table lists those that other tests cover.
 
 | | claim | test |
 |---|---|---|
@@ -7,12 +7,12 @@
 | 3 | a source that is not there is an error, never a zero | here |
 | 4 | what runs stays within what is wanted and a reserve that the batch fixes | here; `test_task_ledger` |
 | 5 | a tail batch has no reserve, and its mode lasts for the batch | here |
-| 6 | every group is taken once, whatever pauses | here; `test_paused_production` |
+| 6 | every group is taken once, whatever pauses | here; `test_paused_rollouts` |
 | 7 | once paused, nothing starts | here |
 | 8 | one task that fails loses none of the others | here |
 | 9 | a task that had to be cancelled is there again, with what there was of it | here |
 | 10 | an ended answer keeps what it had, or begins anew with all its room | `engines/test_pausable` |
-| 11 | an ended answer is not judged; a whole one is not sampled on | `test_pausable`, `test_paused_production` |
+| 11 | an ended answer is not judged; a whole one is not sampled on | `test_pausable`, `test_paused_rollouts` |
 | 12 | new tokens bear the new version, old ones theirs, all arrays have one length | `test_pausable_in_engines` |
 | 13 | the boundary of expiry is inclusive, and read with every batch; whole siblings stay | here; `test_pausable` |
 | 14 | what expired, was aborted or left out is never handed over, is counted once and let go of | here |

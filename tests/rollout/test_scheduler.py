@@ -1,4 +1,4 @@
-"""Production ahead of training on an event loop: timely, expired and paused groups."""
+"""Rollouts that run ahead of training on an event loop: timely, expired and paused groups."""
 
 from __future__ import annotations
 

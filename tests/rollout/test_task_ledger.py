@@ -19,7 +19,7 @@ TASK = Task(id="t", prompt="x")
 GROUP = Group(TASK, (), ())
 
 
-class Production(RuleBasedStateMachine):
+class LedgerUse(RuleBasedStateMachine):
     """A generator and a trainer that do anything that is legal."""
 
     def __init__(self) -> None:
@@ -112,8 +112,8 @@ class Production(RuleBasedStateMachine):
             assert len(set(self.ended[source])) == len(self.ended[source]) == ended
 
 
-Production.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
-TestProduction = Production.TestCase
+LedgerUse.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+TestLedgerUse = LedgerUse.TestCase
 
 
 def test_a_source_that_is_not_there_is_an_error() -> None:

@@ -177,7 +177,7 @@ def test_the_command_predicts_other_settings_and_sizes(run: Path) -> None:
     assert large["configured"]["tokens_per_second"] > 2 * small["configured"]["tokens_per_second"]
 
 
-def test_the_command_takes_what_the_config_says_of_production(run: Path, tmp_path: Path) -> None:
+def test_the_command_uses_the_rollout_section_of_the_config(run: Path, tmp_path: Path) -> None:
     """A plugin's rule and policy, and answers interrupted by a sync."""
     plugin = tmp_path / "mine.py"
     plugin.write_text(

@@ -1,4 +1,4 @@
-"""Modes of `production` in virtual time, computed by hand: interrupted answers, replay, rules, buffers.
+"""Settings of the section `rollout` in virtual time, computed by hand: interrupted answers, replay, rules, buffers.
 
 One engine with one slot, so that responses follow each other, and one token a second: what is counted in tokens takes
 as many seconds. Filters let everything through, prompts and scores take no time.

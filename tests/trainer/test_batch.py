@@ -23,7 +23,7 @@ from rlsdk.rollout.staleness import without_old
 from rlsdk.rollout.step_batch import apply_filters, pack
 from rlsdk.schedules import Schedule
 from rlsdk.trainer.credit import CreditAssigner, credit_inputs, labels, minibatches
-from rlsdk.trainer.ledger import ReplayBuffer, final_states, used_of
+from rlsdk.trainer.ledger import ReplayBuffer, final_statuses, newly_trained
 from rlsdk.types import Group, Score, Task
 from tests.rollout.masked import TASK, rollout
 
@@ -464,13 +464,13 @@ def test_each_group_of_a_batch_ends_as_what_became_of_it() -> None:
     records = [record(0, [False]), record(1, [True], valid=False), record(2, [True]), record(3, [True])]
     left_out = records[3].group
     packed = pack([attrs.evolve(t.group) for t in records if t.group is not None and t.group is not left_out])
-    assert final_states(records, packed) == [
+    assert final_statuses(records, packed) == [
         TaskStatus.FILTERED,
         TaskStatus.FAILED,
         TaskStatus.TRAINED,
         TaskStatus.FILTERED,
     ]
-    assert final_states(records[:2], None) == [TaskStatus.FILTERED, TaskStatus.FAILED]
+    assert final_statuses(records[:2], None) == [TaskStatus.FILTERED, TaskStatus.FAILED]
 
 
 def test_groups_with_a_changed_task_are_trained_replayed_and_keep_their_baseline() -> None:
@@ -487,9 +487,9 @@ def test_groups_with_a_changed_task_are_trained_replayed_and_keep_their_baseline
     assert packed.uids == tuple(g.uid for g in groups for _ in range(2))
     assert packed.without_experts().uids == packed.uids
     assert packed.baselines is not None and packed.baselines.tolist() == [0.25, 0.25, 0.75, 0.75]
-    ends = final_states(records, packed)
-    assert ends == [TaskStatus.TRAINED, TaskStatus.TRAINED]
-    used = used_of(records, ends, 1, {0: 0.25, 1: 0.75})
+    statuses = final_statuses(records, packed)
+    assert statuses == [TaskStatus.TRAINED, TaskStatus.TRAINED]
+    used = newly_trained(records, statuses, 1, {0: 0.25, 1: 0.75})
     again = ReplayBuffer(fifo, count=2, most_uses=2, young=lambda group, _: group)
     again.add(used)
     assert [u.group.uid for u in again.draw(1)] == [g.uid for g in groups]

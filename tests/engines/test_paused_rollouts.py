@@ -1,4 +1,4 @@
-"""Production on an engine in a separate process, paused at any time (invariants 6, 9, 10, 11 and 12)."""
+"""Rollouts on an engine in a separate process, paused at any time (invariants 6, 9, 10, 11 and 12)."""
 
 from __future__ import annotations
 
@@ -84,23 +84,23 @@ def test_whatever_pauses_every_group_is_made_once_of_whole_answers(
             return await generator.group(record.task, context, MEMBERS, key, before=record.group)
 
         ledger = TaskLedger(sums.names)
-        production = RolloutScheduler(
+        scheduler = RolloutScheduler(
             ledger, StalenessPolicy(ahead=1, limit=99), batch=BATCH, streams=sums, make=make, pausable=pausable
         )
         taken: list[TaskRecord] = []
         for step in range(STEPS):
             for _ in range(2):
-                waiting = asyncio.ensure_future(production.take(step))
+                waiting = asyncio.ensure_future(scheduler.take(step))
                 await asyncio.wait([waiting], timeout=rng.uniform(0.01, 0.06))
                 if waiting.done():
                     break
                 waiting.cancel()
-                await production.pause(10.0, again=0.2)
+                await scheduler.pause(10.0, again=0.2)
                 assert ledger.counts("sums").scheduled == 0
                 for record in ledger.records("sums", TaskStatus.ABORTED):
                     assert record.group is not None  # nobody had to be cancelled
                     assert any(rollout.status == "aborted" for rollout in record.group.rollouts)
-            groups = waiting.result() if waiting.done() and not waiting.cancelled() else await production.take(step)
+            groups = waiting.result() if waiting.done() and not waiting.cancelled() else await scheduler.take(step)
             taken += groups
             kept = [t.group for t in groups if t.group is not None]
             for rollout in (r for group in kept for r in group.rollouts):
@@ -108,10 +108,10 @@ def test_whatever_pauses_every_group_is_made_once_of_whole_answers(
                 versions = rollout.policy_versions[rollout.loss_mask].tolist()
                 assert versions == sorted(versions)
                 assert partial or rollout.policy_versions.max() <= step
-            production.settle(groups, [TaskStatus.TRAINED] * len(groups))
+            scheduler.settle(groups, [TaskStatus.TRAINED] * len(groups))
             async with pausable.held(again=0.2):
                 await actor.load_weights.remote(tiny.changed(model, step + 1))
-        await production.pause(10.0, again=0.2)
+        await scheduler.pause(10.0, again=0.2)
         assert Counter(t.number for t in taken).most_common(1)[0][1] == 1
         assert len(taken) == STEPS * BATCH
         assert not any(rollout.status == "aborted" for rollout in judged.rollouts)
