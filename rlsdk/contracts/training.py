@@ -409,6 +409,16 @@ class LearnerHandle(Protocol):
 
 
 @runtime_checkable
+class CountsTraining(Protocol):
+    """Optional interface of a `LearnerHandle` that tells whether an update that failed has changed the learner."""
+
+    @property
+    def training_calls(self) -> int:
+        """Number of `update`, `forward_backward` and `optimizer_step` calls that have reached a rank."""
+        ...
+
+
+@runtime_checkable
 class GivesAdapter(Protocol):
     """Optional interface of a learner that can send engines an adapter instead of the whole model."""
 

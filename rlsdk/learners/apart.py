@@ -34,6 +34,11 @@ class DividedLearnerGroup(LearnerGroup):
 
     apart: dict[ApartRole, LearnerGroup] = attrs.field(factory=dict)
 
+    @property
+    def training_calls(self) -> int:
+        """Number of calls that have changed the gradient or the weights of any group."""
+        return super().training_calls + sum(group.training_calls for group in self.apart.values())
+
     def named_actors(self) -> dict[str, Any]:
         """Return the actors of all ranks by their name in messages, such as `critic rank 0`."""
         groups = (self, *self.apart.values())

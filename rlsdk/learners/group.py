@@ -51,11 +51,17 @@ class LearnerGroup:
     transfer: ComponentRef | None = None
     name: str = "learner"
     _step: int = attrs.field(init=False, default=0)
+    _training_calls: int = attrs.field(init=False, default=0)
     _steps: OpenSteps = attrs.field(init=False)
     _sending: WeightCalls = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._sending = WeightCalls(self.actors, self._wait, self.transfer)
+
+    @property
+    def training_calls(self) -> int:
+        """See `CountsTraining`."""
+        return self._training_calls
 
     @classmethod
     def launch(
@@ -223,6 +229,7 @@ class LearnerGroup:
             tokens, rollouts = int(trained[index].sum()), int(np.count_nonzero(trained[index]))
             for rank, share in enumerate(self._shares(batch, index)):
                 work[rank].append((batch.select(share), tokens, rollouts))
+        self._training_calls += 1
         results = self._call("update", [(each, step) for each in work], f"update of step {step + 1}", step + 1)
         return dict(results[0])
 
@@ -253,6 +260,7 @@ class LearnerGroup:
                 are stopped.
         """
         self._steps.add(role, last=last)
+        self._training_calls += 1
         options = {"role": role, "step": step, "update": update, "updates": updates, "last": last}
         shares, totals = self._shares(batch, np.arange(len(batch))), totals or batch.totals
         calls = zip(self.actors, shares, strict=True)
@@ -275,6 +283,7 @@ class LearnerGroup:
                 are stopped.
         """
         self._steps.take(role)
+        self._training_calls += 1
         return dict(self._call("optimizer_step", [(role,)] * len(self.actors), version=self._step + 1)[0])
 
     def set_learning_rate(self, lr: float, role: TrainedRole = "actor") -> None:

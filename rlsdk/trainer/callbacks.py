@@ -165,26 +165,34 @@ class Evaluating(Callback):
         self._console, self._storage = console, storage
 
     async def before_training(self, trainer: Trainer, metrics: Metrics) -> None:
-        """Evaluate the initial model."""
-        if trainer.plan.config.eval.before and trainer.rollouts.eval_tasks and trainer.version == 0:
+        """Evaluate the initial model, or the final one if all steps were taken by hand."""
+        section = trainer.plan.config.eval
+        if not trainer.rollouts.eval_tasks:
+            return
+        if section.before and trainer.version == 0:
             metrics |= await self._evaluate(trainer, "before")
+        elif section.after and trainer.ended_by_hand:
+            await self._evaluate_trained(trainer, metrics)
 
     async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
         """Evaluate if this step is due."""
         section, interval = trainer.plan.config.eval, trainer.plan.config.rollout.sync_interval
         due = section.every and trainer.version % section.every < interval and trainer.sync_due
         if trainer.rollouts.eval_tasks and (due or (trainer.ended and section.after)):
-            if not trainer.sync_due:  # the run ends early, between syncs
-                await trainer.publish()
-            try:
-                metrics |= await self._evaluate(trainer, "after")
-            except NoRolloutsError as error:
-                log.warning("step %d is not evaluated: %s", trainer.version, error)
-            except ScoringError:
-                # Keep the training even if the evaluation failed.
-                folder = await trainer.save_async(last=trainer.ended)
-                log.warning("the evaluation failed; the training up to step %d is saved in %s", trainer.version, folder)
-                raise
+            await self._evaluate_trained(trainer, metrics)
+
+    async def _evaluate_trained(self, trainer: Trainer, metrics: Metrics) -> None:
+        if not trainer.sync_due:  # the run ends early, between syncs
+            await trainer.publish()
+        try:
+            metrics |= await self._evaluate(trainer, "after")
+        except NoRolloutsError as error:
+            log.warning("step %d is not evaluated: %s", trainer.version, error)
+        except ScoringError:
+            # Keep the training even if the evaluation failed.
+            folder = await trainer.save_async(last=trainer.ended)
+            log.warning("the evaluation failed; the training up to step %d is saved in %s", trainer.version, folder)
+            raise
 
     async def _evaluate(self, trainer: Trainer, when: str) -> Metrics:
         found = await trainer.evaluate_async()
@@ -202,6 +210,11 @@ class Saving(Callback):
 
     With `rollout.sync_interval` above 1, every checkpoint but the last waits for the next sync.
     """
+
+    async def before_training(self, trainer: Trainer, metrics: Metrics) -> None:
+        """Save the last checkpoint if all steps were taken by hand."""
+        if trainer.ended_by_hand:
+            await trainer.save_async(last=True)
 
     async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
         """Save if a checkpoint is due at this step or was due since the previous sync."""

@@ -23,6 +23,7 @@ from rlsdk.contracts.rollouts import (
     TakenBatch,
     WeightSender,
 )
+from rlsdk.contracts.training import CountsTraining
 
 if TYPE_CHECKING:
     from rlsdk.contracts.rollouts import Evaluation, TaskCounts, TaskStatus
@@ -55,15 +56,21 @@ def whole_updates(step: Callable[[Trainer], Coroutine[Any, Any, dict[str, float]
 
     Otherwise the next call would train on the same batch again. A second cancellation takes effect at once. `train`
     handles interrupts itself, and is cancelled only if it hangs.
+
+    After an exception, the step may be repeated unless the learner has trained in it. A learner that does not count its
+    calls (`CountsTraining`) may have.
     """
 
     @wraps(step)
     async def run(trainer: Trainer) -> dict[str, float]:
         trainer.check_usable()
+        learner = trainer.learner
+        before = learner.training_calls if isinstance(learner, CountsTraining) else None
         try:
             return await (step(trainer) if trainer.in_training else _uncut(trainer, step(trainer)))
         except Exception:
-            trainer.updating = False  # the update has ended by itself, and the step may be repeated
+            if isinstance(learner, CountsTraining) and learner.training_calls == before:
+                trainer.updating = False
             raise
 
     return run

@@ -84,7 +84,8 @@ class Trainer:
         timer: Seconds spent in each phase of the current step, or of the last one.
         closed: Rollout store entries of the last step's groups, each with its final status.
         interrupted: True once the run was asked to end after the current step.
-        updating: True while a step updates the weights; it stays true if the update was cut off.
+        updating: True from a step's update until the step counts; it stays true if the learner has trained by then and
+            an error or an interrupt ends the step.
         in_training: True while `train` runs the steps.
         closed_down: True once the trainer was closed.
         resources: Everything that `close` shuts down.
@@ -142,6 +143,7 @@ class Trainer:
         self.updating = self.in_training = self.closed_down = False
         self._before: tuple[Mapping[str, float], RolloutCounters]
         self._generated = 0.0
+        self._last_saved = -1  # step of the checkpoint that ends the training
         self.resources = ExitStack()
         self.record: RunRecord | None = None
 
@@ -225,8 +227,10 @@ class Trainer:
     async def step(self) -> dict[str, float]:
         """Run one training step without callbacks, and return its metrics; each line is a stage of docs/design.md.
 
-        A step that failed, or was interrupted before its update, gets the same batch when it is called again. An
-        interrupt during the update takes effect at the end of the step, which counts.
+        A step that failed or was interrupted before its update gets the same batch when it is called again. An
+        interrupt during the update takes effect at the end of the step, which counts. If an exception ends a step in
+        which the learner has trained, the trainer cannot be used any more: a second update on the batch would differ
+        from the one that was meant.
         """
         await self.catch_up()
         timer = await self.start_timer()
@@ -422,7 +426,7 @@ class Trainer:
         """Check that the trainer is open, and that its weights are those of a step.
 
         Raises:
-            RunError: It is closed, or its last update was cut off by a second interrupt.
+            RunError: It is closed, or its last update was cut off by an exception or a second interrupt.
         """
         if self.closed_down:
             raise RunError(
@@ -487,6 +491,11 @@ class Trainer:
     def ended(self) -> bool:
         """True after the last step, or after `max_empty_steps` consecutive steps that taught nothing."""
         return self.version >= self.steps or self.monitor.stuck
+
+    @property
+    def ended_by_hand(self) -> bool:
+        """True if calls of `step` have reached the end of the training, and the last checkpoint is not written yet."""
+        return self.ended and self.version not in (self._resume_from or 0, self._last_saved)
 
     def train(self) -> dict[str, Any]:
         """Train the remaining steps, or until interrupted, and return the summary.
@@ -582,6 +591,7 @@ class Trainer:
             for callback in self.callbacks:
                 await callback.before_save(self, kept)
             folder = await asyncio.to_thread(write_checkpoint, self, state, last=last)
+            self._last_saved = self.version if last else self._last_saved
             self.save_requested = False
         log.debug("step %d: saved in %s", self.version, folder)
         for callback in self.callbacks:

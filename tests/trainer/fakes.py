@@ -159,6 +159,10 @@ class FakeLearner:
         self.kl = 0.0
         self.fields: list[tuple[str, ...]] = []
 
+    @property
+    def training_calls(self) -> int:
+        return len(self.updates) + len(self.gradients) + len(self.stepped)
+
     def forward(self, batch: TrainBatch, fields: Sequence[str]) -> dict[str, np.ndarray]:
         self.fields.append(tuple(fields))
         return {name: np.full(len(batch.loss_mask), -0.5, np.float32) for name in fields}

@@ -287,6 +287,51 @@ def test_an_update_that_fails_may_be_repeated(tmp_path: Path) -> None:
     assert asyncio.run(trainer.step())["groups/trained"] == 1 and trainer.version == 1
 
 
+def half_an_update(trainer: Trainer) -> None:
+    trainer.learner.forward_backward(None)
+    trainer.learner.optimizer_step()
+
+
+@pytest.mark.parametrize("stage", ["update", "ledger"])
+def test_a_step_that_fails_once_the_learner_has_trained_in_it_is_not_repeated(tmp_path: Path, stage: str) -> None:
+    class Failing(Trainer):
+        async def optimise(self, batch: StepBatch, minibatches: Sequence[np.ndarray]) -> dict[str, float]:
+            if stage == "ledger":
+                return await super().optimise(batch, minibatches)
+            half_an_update(self)
+            raise KeyError("actor/klto_old")
+
+        def close_ledger(self, *args: Any) -> dict[str, float]:
+            raise KeyError("a replay buffer of one's own")
+
+    plan = make_plan(tmp_path)
+    trainer = Failing(plan, rollouts=Again(plan), learner=FakeLearner())
+    with pytest.raises(KeyError):
+        asyncio.run(trainer.step())
+    for call in (lambda: asyncio.run(trainer.step()), trainer.save, trainer.train):
+        with pytest.raises(RunError, match=r"step 1 was cut off while .* continue from a checkpoint"):
+            call()
+    assert trainer.learner.training_calls == (1 if stage == "ledger" else 2)
+
+
+def test_a_learner_that_does_not_count_its_calls_may_have_trained_when_a_step_fails(tmp_path: Path) -> None:
+    class Failing(Trainer):
+        async def optimise(self, batch: StepBatch, minibatches: Sequence[np.ndarray]) -> dict[str, float]:
+            raise KeyError("actor/klto_old")
+
+    class Uncounted:
+        def __init__(self, learner: FakeLearner) -> None:
+            for name in ("forward", "update", "weights", "clock"):
+                setattr(self, name, getattr(learner, name))
+
+    trainer = make_trainer(tmp_path, Failing)
+    trainer.learner = Uncounted(trainer.learner)
+    with pytest.raises(KeyError):
+        asyncio.run(trainer.step())
+    with pytest.raises(RunError, match="step 1 was cut off"):
+        asyncio.run(trainer.step())
+
+
 @pytest.mark.parametrize("then", ["step", "evaluate"])
 def test_weights_whose_sync_failed_are_published_before_the_next_rollouts(tmp_path: Path, then: str) -> None:
     class Failing(ScriptedRollouts):
@@ -403,6 +448,26 @@ def test_evaluations_have_the_weights_of_their_step_whatever_the_sync_interval(
     Evaluated.versions.clear()
     trainer.train()
     assert Evaluated.versions == [(step, step) for step in expected]
+
+
+def test_steps_by_hand_up_to_the_last_end_with_an_evaluation_and_an_exported_checkpoint(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    trainer = make_trainer(tmp_path, steps=2, checkpoint={"every": 0, "export": "last"})
+    trainer.plan.folder.mkdir(parents=True)
+    said = trainer.rollouts.said
+    trainer.callbacks = standard_callbacks(Console(quiet=True), Told(), None, [Noting(said)])  # type: ignore[arg-type]
+    for _ in range(2):
+        asyncio.run(trainer.step())
+    trainer.save()
+    summary = trainer.train()
+    assert (summary["status"], summary["steps"]) == ("finished", 2)
+    assert (trainer.checkpoints.path(2) / "export").is_dir() and summary["export"]
+    lines = [json.loads(line) for line in (trainer.plan.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["eval/greedy"]) for line in lines] == [(2, 0.5)]
+    done = len(said)
+    trainer.train()
+    assert not {"evaluate", "after_save step-2"} & {*said[done:]}  # nothing is done twice
 
 
 def test_a_run_that_is_interrupted_while_it_saves_has_its_export_nevertheless(tmp_path: Path) -> None:
