@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import attrs
 import yaml
 
+from rlsdk.annotations import ANNOTATIONS
 from rlsdk.checkpoints.checkpoint import LEARNER, Checkpoints
 from rlsdk.config import Plan, Source, check, read
 from rlsdk.config.kept import CODE, KeptConfig, kept_config
@@ -129,7 +131,7 @@ def prepare_folder(
         allow_changes: Resume even if settings or code have changed that affect the training.
 
     Raises:
-        ConfigError: The folder already holds a run, or the run to resume had different settings.
+        ConfigError: The folder holds a run with finished steps, or the run to resume had different settings.
         PluginError: The code of a plugin differs from the checkpoint's.
         CheckpointError: The requested checkpoint, or every checkpoint, is unusable.
     """
@@ -138,7 +140,8 @@ def prepare_folder(
     if overwrite and not resumes:
         remove_run(folder)
     used = (folder / KEPT).exists()
-    if used and not resumes:
+    trained = used and _has_trained(folder)
+    if trained and not resumes:
         ways = (
             "continue it with --resume, delete it with --overwrite (in Python: resume=True, overwrite=True), or choose "
             "another name=…"
@@ -148,9 +151,11 @@ def prepare_folder(
         raise ConfigError([f"name: {folder} contains files that are not a run of rlsdk; choose another name=…"])
     found = differences(plan) if used else []
     grave = [each for each in found if not each.harmless]
-    if grave and not allow_changes:
+    if grave and trained and not allow_changes:
         raise ConfigError([_refusal(folder, grave, [each for each in found if each.harmless])])
     notices = [f"changed since the run was last started: {each}" for each in found]
+    if used and not trained:
+        notices.insert(0, f"the earlier run in {folder} did not finish a step; it starts again from the beginning")
     if resumes:
         notices += [
             f"the run was killed while it replaced the checkpoint of step {step}: the earlier one of that step is kept"
@@ -181,6 +186,14 @@ def prepare_folder(
     if changed and step is not None:
         return Prepared(step, tuple(notices), keep)
     return Prepared(step, (*notices, *keep()))
+
+
+def _has_trained(folder: Path) -> bool:
+    """Return whether starting again in a run's folder would lose a finished step, a checkpoint or annotations."""
+    if any((folder / "checkpoints").glob("*")) or (folder / ANNOTATIONS).exists():
+        return True
+    path = folder / METRICS
+    return any(json.loads(line)["step"] > 0 for line in lines_up_to(path, sys.maxsize)) or bool(garbled_lines(path))
 
 
 def _require_loadable(plan: Plan, step: int, folder: Path) -> None:

@@ -99,6 +99,34 @@ def test_overwrite_deletes_the_run(run: Run) -> None:
     assert not Checkpoints(run.plan().folder, 2).latest()
 
 
+def test_a_run_that_finished_no_step_starts_again_with_other_settings(run: Run) -> None:
+    run.prepare(run.plan())
+    folder = run.plan().folder
+    (folder / "metrics.jsonl").write_text('{"step": 0, "accuracy/mean": 0.1}\n')
+    (folder / "logs" / "driver.log").write_text("why it failed")
+    found = run.prepare(run.plan("learner.lr=0.5"))
+    assert found.step is None
+    assert found.notices[0] == f"the earlier run in {folder} did not finish a step; it starts again from the beginning"
+    assert "learner.lr: was 0.0001, is 0.5" in found.notices[1]
+    assert yaml.safe_load(run.text())["learner"]["lr"] == 0.5
+    assert (folder / "logs" / "driver.log").read_text() == "why it failed"
+    assert run.resume("learner.lr=0.25").step is None  # there is no training that the change could mix
+
+
+@pytest.mark.parametrize("left", ["metrics.jsonl", "annotations.jsonl", "checkpoints/step-1.damaged/state.json"])
+@pytest.mark.parametrize("text", ['{"step": 0}\n{"step": 1}\n', "garbled\n"])
+def test_a_run_of_which_anything_would_be_lost_is_not_started_again(run: Run, left: str, text: str) -> None:
+    run.prepare(run.plan())
+    kept = run.plan().folder / left
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(text)
+    with pytest.raises(ConfigError, match="already holds a run; continue it with --resume"):
+        run.prepare(run.plan())
+    with pytest.raises(ConfigError, match="resuming it would mix two training runs"):
+        run.resume("learner.lr=0.5")
+    assert kept.read_text() == text
+
+
 def test_what_an_interrupted_overwrite_left_is_deleted_by_the_next_start(run: Run) -> None:
     run.begin()
     runs = run.folder / "runs"
@@ -237,6 +265,7 @@ def test_a_list_of_one_correction_is_no_change(run: Run) -> None:
 
 def test_before_the_first_checkpoint_changes_are_refused_as_well(run: Run) -> None:
     run.prepare(run.plan())
+    (run.plan().folder / "metrics.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(ConfigError, match="seed: was 0, is 1"):
         run.resume("seed=1")
     assert run.resume("seed=1", allow_changes=True).step is None
