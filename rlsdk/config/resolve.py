@@ -31,10 +31,10 @@ from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config, RoleSection
 from rlsdk.config.section import RULE_KEYS, SOURCE_KEYS, RewardUse, SourceUse
 from rlsdk.config.tree import Source, Tree, normalise, read
 from rlsdk.contracts import AlgorithmDefaults, ApartRole, LossSpec, ReplacesTemplate, batch_of, memory_of
-from rlsdk.errors import ConfigError, OptionError, PluginError, option_path
+from rlsdk.errors import ConfigError, OptionError, PluginError, UnknownComponentError, option_path
 from rlsdk.fields import Field
 from rlsdk.kinds import PART_LISTS, PARTS, Kind
-from rlsdk.options import structure, unknown
+from rlsdk.options import nearest, structure, unknown
 from rlsdk.plugins import CORE, ComponentRef, Plugins, short_name
 from rlsdk.schedules import EntropyTarget, Schedule, Scheduled, entropy_target, with_greatest
 
@@ -145,6 +145,9 @@ class _Resolver:
                 self.faults.append(f"{option_path(path, below)}: {text}")
             return None
         except PluginError as error:
+            builtin = defaults.DIAGNOSES.name  # stands for components, and is not among those that the error names
+            if kind == "diagnosis" and nearest(str(use.name), [builtin]):
+                error = UnknownComponentError(f"{error}; did you mean {builtin!r}?")
             self.report(path, error)
             return None
         self.needs |= {*component.needs, *(("routed_experts",) if component.replays_routing else ())}

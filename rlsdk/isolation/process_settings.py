@@ -45,6 +45,33 @@ def _closed() -> frozenset[str]:
     return frozenset(name for name in _STREAMS if getattr(getattr(sys, name), "closed", False))
 
 
+def _closed_descriptors() -> frozenset[str]:
+    closed = set()
+    for number, name in enumerate(_STREAMS, 1):
+        try:
+            os.fstat(number)
+        except OSError:
+            closed.add(name)
+    return frozenset(closed)
+
+
+def _reopen_descriptors(but: frozenset[str]) -> None:
+    """Open descriptors 1 and 2 again; otherwise the next file or socket gets the number, and all output goes into it.
+
+    Where a closed descriptor led is lost, so it leads to the other stream, or nowhere if that is closed as well.
+    """
+    closed = _closed_descriptors()
+    for name in sorted(closed - but):
+        number = _STREAMS.index(name) + 1
+        if len(closed) < len(_STREAMS):
+            os.dup2(3 - number, number)
+            continue
+        nowhere = os.open(os.devnull, os.O_WRONLY)  # may get a lower number, since that is closed, too
+        if nowhere != number:
+            os.dup2(nowhere, number)
+            os.close(nowhere)
+
+
 def reopen_streams(but: frozenset[str] = frozenset()) -> None:
     """Open standard streams that were closed, since what a program says next would raise an error.
 
@@ -86,6 +113,7 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "the level below which nothing is logged": (lambda: logging.root.manager.disable, logging.disable),
     # `logging.config.dictConfig` turns off all loggers that it finds, unless it is told not to.
     "whether rlsdk's loggers are disabled": (lambda: log.disabled, _enable_log),
+    "closed descriptors of standard streams": (_closed_descriptors, _reopen_descriptors),
     "closed standard streams": (_closed, reopen_streams),
     WORKING_FOLDER: (_working_folder, _go_to),
 }

@@ -24,6 +24,8 @@ MAX_PENDING = 500
 LONGEST_ANSWER = 500
 """Characters of an answer that rewards keep with its score."""
 
+_MAX_TOLD_BITS = 1_000
+
 Ratio = tuple[int, int]
 """Numerator and denominator; the denominator is not 0 and may be negative."""
 
@@ -155,7 +157,8 @@ def countdown(
             after its answer.
 
     Returns:
-        A score with the metrics `correct` and `format` (0 or 1); its reason says why it is low.
+        A score with the metrics `correct` and `format` (0 or 1), and the value of an expression that uses each number
+        exactly once, or the text of any other answer, by which votes are counted; its reason says why it is low.
 
     Raises:
         DataError: The task's answer is not `{"target": 24, "numbers": [3, 8]}`.
@@ -168,10 +171,11 @@ def countdown(
         return _nothing("there is no <answer> … </answer>")
     if not answer:
         return _nothing("the answer is empty")
-    fault = _fault(answer, target, offered)
+    fault, vote = _checked(answer, target, offered)
+    told = vote or " ".join(answer[:LONGEST_ANSWER].split())
     if fault:
-        return Score(format_score, metrics={"correct": 0.0, "format": 1.0}, reason=fault)
-    return Score(score, metrics={"correct": 1.0, "format": 1.0})
+        return Score(format_score, metrics={"correct": 0.0, "format": 1.0}, reason=fault, answer=told)
+    return Score(score, metrics={"correct": 1.0, "format": 1.0}, answer=told)
 
 
 def last_answer(text: str) -> str | None:
@@ -195,24 +199,25 @@ def _nothing(reason: str) -> Score:
     return Score(0.0, metrics={"correct": 0.0, "format": 0.0}, reason=reason)
 
 
-def _fault(answer: str, target: Fraction | int, offered: list[str]) -> str:
-    """Return why an answer is wrong; empty if it is right."""
+def _checked(answer: str, target: Fraction | int, offered: list[str]) -> tuple[str, str]:
+    """Return why an answer is wrong, empty if it is right, and its vote, empty if it is not an expression."""
     expression, equals, result = answer.partition("=")
     result = result.strip()
     stated = _RESULT.fullmatch(result) if len(result) <= _MAX_RESULT else None
     if equals and (stated is None or int(stated[2]) * (-1 if stated[1] in ("-", "−") else 1) != target):
-        return f"the number after '=' is not the target {target}"
+        return f"the number after '=' is not the target {target}", ""
     try:
         tokens = tokenize(expression)
         # Check before evaluating, so that the expression has no more and no larger numbers than the task.
         if sorted(token for token in tokens if token not in "+-*/()") != offered:
-            return f"it must use each of {', '.join(offered)} exactly once"
+            return f"it must use each of {', '.join(offered)} exactly once", " ".join(tokens)[:LONGEST_ANSWER]
         numerator, denominator = evaluate(tokens)
     except NotAnExpressionError as error:
-        return str(error)
-    if numerator * target.denominator != target.numerator * denominator:
-        return f"its value is not the target {target}"
-    return ""
+        return str(error), ""
+    if numerator * target.denominator == target.numerator * denominator:
+        return "", str(target)
+    small = max(numerator.bit_length(), denominator.bit_length()) <= _MAX_TOLD_BITS
+    return f"its value is not the target {target}", str(Fraction(numerator, denominator)) if small else ""
 
 
 def _goal(task: Task) -> tuple[Fraction | int, list[str]]:

@@ -11,7 +11,7 @@ import rlsdk
 from rlsdk.errors import DataError
 from rlsdk.limits import at_least, below
 from rlsdk.rewards.countdown import LONGEST_ANSWER, last_answer
-from rlsdk.rewards.math.equality import equal
+from rlsdk.rewards.math.equality import equal, one_spelling
 from rlsdk.rewards.math.latex import MAX_CHARACTERS, UnreadableError
 from rlsdk.rewards.math.reading import read
 from rlsdk.types import Rollout, Score, Task
@@ -57,15 +57,27 @@ def math_answer(rollout: Rollout, *, strict: bool = True, tolerance: Tolerance =
     for reference in references:
         faults.append(_fault(reference, answer.strip(), tolerance))
         if not faults[-1]:
-            return _score(True, boxed, "", answer)
-    return _score(False, boxed, faults[0], answer)
+            return _score(True, boxed, "", _spelled(answer))
+    return _score(False, boxed, faults[0], _spelled(answer))
 
 
 def _score(correct: bool, boxed: bool, reason: str, answer: str = "") -> Score:
     metrics = {"correct": float(correct), "format": float(boxed)}
-    return Score(
-        float(correct), metrics=metrics, reason=reason, answer=_plain(answer[:LONGEST_ANSWER]).replace("\0", " ")
-    )
+    return Score(float(correct), metrics=metrics, reason=reason, answer=answer)
+
+
+def _spelled(answer: str) -> str:
+    """Return an answer in the form by which votes are counted: a rational number as a fraction, anything else as text.
+
+    Fractions, decimals and products that are the same number are thus one vote.
+    """
+    plain = _plain(answer[:LONGEST_ANSWER]).replace("\0", " ")
+    if len(answer) > LONGEST_ANSWER:
+        return plain
+    try:
+        return one_spelling(read(answer.strip())) or plain
+    except UnreadableError:
+        return plain
 
 
 def _references(task: Task) -> list[str]:

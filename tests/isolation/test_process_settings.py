@@ -75,3 +75,21 @@ print(told(changes))
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "data\nclosed standard streams, from none to stdout\n"
     assert ran.stderr == "text\nclosed standard streams, from none to stderr, stdout\n"
+
+
+@pytest.mark.parametrize("closed", ["1", "2", "1, 2"])
+def test_closed_descriptors_are_opened_again_before_another_file_gets_their_number(closed: str, tmp_path: Path) -> None:
+    code = f"""
+import os, sys
+from rlsdk.isolation.process_settings import settings_kept, told
+with settings_kept() as changes:
+    for number in ({closed},):
+        os.close(number)
+with open("own", "w") as file:
+    print("text", flush=True)
+    file.write(told(changes))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    names = {"1": "stdout", "2": "stderr", "1, 2": "stderr, stdout"}[closed]
+    assert (tmp_path / "own").read_text() == f"closed descriptors of standard streams, from none to {names}"
+    assert (ran.stdout, ran.stderr) == {"1": ("", "text\n"), "2": ("text\n", ""), "1, 2": ("", "")}[closed]

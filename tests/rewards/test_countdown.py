@@ -63,6 +63,33 @@ def test_right_answers_earn_the_score(text):
 
 
 @pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (f"<answer>{RIGHT}</answer>", "65"),
+        ("<answer>(55 - 7) + (36 - 19) = 65</answer>", "65"),
+        ("<answer>55+36+7+19</answer>", "117"),
+        ("<answer>19 + 36 + 7 + 55</answer>", "117"),
+        ("<answer>55 / 7 + 36 - 19</answer>", "174/7"),
+        ("<answer>55+36 −7</answer>", "55 + 36 - 7"),  # not the numbers of the task
+        (f"<answer>{RIGHT} = 66</answer>", f"{RIGHT} = 66"),
+        ("<answer>I do\nnot  know</answer>", "I do not know"),
+        ("<answer>55 / (7 - 7)</answer>", "55 / ( 7 - 7 )"),
+        ("<answer></answer>", ""),
+        ("65", ""),
+    ],
+)
+def test_votes_are_values_of_expressions(text, answer):
+    assert judge(text).answer == answer
+
+
+def test_a_vote_is_short():
+    assert len(judge(f"<answer>{'1 + ' * 2_000}1</answer>").answer) == 500
+    assert len(judge(f"<answer>{'a' * 9_000}</answer>").answer) == 500
+    goal = {"target": 1, "numbers": [10**400, 10**400]}
+    assert len(judge(f"<answer>{10**400} * {10**400}</answer>", goal).answer) == 500
+
+
+@pytest.mark.parametrize(
     "expression",
     [
         "55 + 36 - 7",  # one left out

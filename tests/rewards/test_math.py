@@ -424,7 +424,16 @@ def test_it_says_nothing_about_time_limits(capfd):
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        (r"\boxed{\dfrac{1}{3}}", r"\frac{1}{3}"),
+        (r"\boxed{\dfrac{1}{3}}", "1/3"),
+        (r"\boxed{2/6}", "1/3"),
+        (r"\boxed{x = 0.25}", "1/4"),
+        (r"\boxed{1{,}000.0}", "1000"),
+        (r"\boxed{-2^3}", "-8"),
+        (r"\boxed{50\%}", r"50\%"),  # equals 0.5 and 50
+        (r"\boxed{3 \text{ m}}", r"3\text{m}"),
+        (r"\boxed{\sqrt{2}}", r"\sqrt{2}"),
+        (r"\boxed{10^{2000}}", r"10^{2000}"),
+        (r"\boxed{1/0}", "1/0"),
         (r"\boxed{ \left( 1, 2 \right) }", "(1,2)"),
         (r"\boxed{three and  four}", "three and four"),
         (r"\boxed{1/2}", "1/2"),  # right
