@@ -264,7 +264,8 @@ class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
     def train(self, module: Any, model: Model, rate: LearningRate, role: TrainedRole) -> Trained:
         """Wrap a module in a DeepSpeed engine."""
         config, ranks = self._config(model, rate.peak), self.place.world_size
-        return Trained(module, config, rate, ranks, role=role, skip_limit=self.skip_limit)
+        undecayed = self.undecayed(module)
+        return Trained(module, config, rate, ranks, role=role, skip_limit=self.skip_limit, undecayed=undecayed)
 
     def freeze(self, module: Any, model: Model) -> Any:
         """Move a module to its device, or let ZeRO-3 shard it."""
@@ -303,7 +304,9 @@ class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
     @property
     def facts(self) -> Mapping[str, Any]:
         """Options that must be equal when a checkpoint is loaded."""
-        return {"zero_stage": self.zero_stage}
+        # DeepSpeed keeps the optimiser's state by group of parameters. Manifests of older versions name no groups.
+        decayed = None if self.weight_decay_on == "all" else self.weight_decay_on
+        return {"zero_stage": self.zero_stage, "weight_decay_on": decayed}
 
 
 def _import_deepspeed() -> None:

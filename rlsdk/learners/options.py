@@ -16,11 +16,14 @@ from rlsdk.learners.trained import DecayShape, Schedule
 from rlsdk.limits import NonNegative, Positive, Share, at_least, below
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from rlsdk.learners.estimate import RankMemory
 
 Decay = Annotated[float, at_least(0), below(1)]
 Attention = Literal["sdpa", "flash_attention_2", "eager"]
 ValueInit = Literal["zero", "small"]
+DecayedParameters = Literal["all", "matrices"]
 NO_FLOAT16 = "dtype float16 would need loss scaling, which skips steps; set model.dtype=bfloat16 or float32"
 
 
@@ -39,6 +42,8 @@ class LearnerOptions(ABC):
         betas: AdamW's decay rates of the two moments.
         eps: AdamW's epsilon, added to the denominator.
         weight_decay: AdamW's weight decay.
+        weight_decay_on: Parameters that `weight_decay` applies to: all, or matrices, which leaves out biases and
+            tensors of one dimension, such as the scales of norms, as transformers' trainer does.
         grad_clip: Maximum gradient norm; 0 disables clipping.
         skip_limit: Maximum number of consecutive updates skipped for a non-finite loss or gradient; one more ends the
             run. A skipped update changes no weights and is counted in `actor/skipped_updates` or
@@ -75,6 +80,7 @@ class LearnerOptions(ABC):
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     eps: NonNegative = 1e-8
     weight_decay: NonNegative = 0.0
+    weight_decay_on: DecayedParameters = "all"
     grad_clip: NonNegative = 1.0
     skip_limit: int = attrs.field(default=5, validator=attrs.validators.ge(0))
     schedule: Schedule = "constant"
@@ -119,6 +125,14 @@ class LearnerOptions(ABC):
             raise ValueError(
                 f"router_loss_coef: ranks that share rollouts do not compute it; set {option}=1, or 0 for this option"
             )
+
+    def undecayed(self, module: nn.Module) -> frozenset[str]:
+        """Return the names of a module's trained parameters that `weight_decay` does not apply to."""
+        if self.weight_decay_on == "all":
+            return frozenset()
+        # ZeRO-3 replaces a sharded parameter by an empty one and keeps its shape in `ds_shape`.
+        shapes = {name: getattr(p, "ds_shape", p.shape) for name, p in module.named_parameters() if p.requires_grad}
+        return frozenset(name for name, shape in shapes.items() if len(shape) < 2 or "bias" in name.rpartition(".")[2])
 
     @property
     def requires(self) -> tuple[str, ...]:

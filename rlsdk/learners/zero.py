@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -118,12 +118,16 @@ class Trained(TrainedModule):
         *,
         role: str,
         skip_limit: int,
+        undecayed: Collection[str] = (),
     ) -> None:
         import deepspeed
 
         super().__init__(rate, role=role, skip_limit=skip_limit)
-        parameters = [p for p in module.parameters() if p.requires_grad]
-        self.engine = deepspeed.initialize(model=module, model_parameters=parameters, config=config.deepspeed)[0]
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        decayed = {"params": [p for name, p in trained.items() if name not in undecayed]}
+        others = {"params": [p for name, p in trained.items() if name in undecayed], "weight_decay": 0.0}
+        groups = [group for group in (decayed, others) if group["params"]]  # DeepSpeed refuses an empty one
+        self.engine = deepspeed.initialize(model=module, model_parameters=groups, config=config.deepspeed)[0]
         self._config, self._world = config, world
 
     @property

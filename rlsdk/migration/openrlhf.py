@@ -19,6 +19,7 @@ from rlsdk.migration.parts import (
     of_critic,
     share_of_steps,
     switched,
+    weight_decay,
 )
 from rlsdk.migration.rows import (
     NOTES,
@@ -442,7 +443,7 @@ ROWS = (
          of_critic("algo.advantage.estimator", "gae", "learner.critic_lr")),
     same("actor.adam.betas", "learner.betas", numbers, [0.9, 0.95]),
     same("actor.adam.eps", "learner.eps", number, 1e-8),
-    same("actor.adam.weight_decay", "learner.weight_decay", number, 0.0),
+    weight_decay("actor.adam.weight_decay", 0.1),
     same("actor.max_norm", "learner.grad_clip", number, 1.0),
     same("actor.lr_scheduler", "learner.schedule", SCHEDULE, "cosine_with_min_lr"),
     changed("actor.lr_warmup_ratio", "learner.warmup_steps", number, 0.03, "in optimiser steps", _warmup),

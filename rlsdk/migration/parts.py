@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -202,6 +202,22 @@ def transformers_schedule(arguments: str) -> Give:
         return found
 
     return give
+
+
+def weight_decay(key: str, sample: float, matrices: Callable[[Given], bool] = lambda _: True) -> KeyRule:
+    """Return the rule of AdamW's weight decay.
+
+    Args:
+        key: Key of the weight decay.
+        sample: Typical value.
+        matrices: Tells from the other keys whether biases and norms are left out.
+    """
+
+    def give(value: float, given: Given) -> dict[str, Any]:
+        left_out = {"learner.weight_decay_on": "matrices"} if value and matrices(given) else {}
+        return {"learner.weight_decay": value, **left_out}
+
+    return KeyRule(key, "mapped", ("learner.weight_decay", "learner.weight_decay_on"), "", sample, number, give)
 
 
 def lora_of(alpha: str, usual: float) -> Give:

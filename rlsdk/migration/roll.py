@@ -32,6 +32,7 @@ from rlsdk.migration.parts import (
     switched,
     trackers_with,
     transformers_schedule,
+    weight_decay,
 )
 from rlsdk.migration.rows import (
     NOTES,
@@ -669,7 +670,8 @@ ROWS = (
     ignored(f"{TRAIN}.model_args.**", "the model's own config.json is read", 1),
     # Optimisation
     same(f"{TRAIN}.training_args.learning_rate", "learner.lr", number, 1e-6),
-    same(f"{TRAIN}.training_args.weight_decay", "learner.weight_decay", number, 0.0),
+    weight_decay(f"{TRAIN}.training_args.weight_decay", 0.1,
+                 lambda given: "fsdp" not in str(given.get(f"{TRAIN}.strategy_args.strategy_name"))),
     same(f"{TRAIN}.training_args.adam_beta1", "learner.betas", number, 0.9, lambda v, given: {
         "learner.betas": [v, given.read(f"{TRAIN}.training_args.adam_beta2", number, 0.999)]}),
     part(f"{TRAIN}.training_args.adam_beta2", "learner.betas", number, 0.999),

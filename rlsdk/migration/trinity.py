@@ -28,6 +28,7 @@ from rlsdk.migration.parts import (
     template_file,
     trackers_with,
     unshuffled,
+    weight_decay,
 )
 from rlsdk.migration.rows import (
     NOTES,
@@ -752,7 +753,8 @@ ROWS = (
         and "algorithm.loss_agg_mode" not in given.flat else {"algorithm.aggregate": v}),
     same("algorithm.optimizer.lr", "learner.lr", number, 1e-6),
     same("algorithm.optimizer.betas", "learner.betas", numbers, [0.9, 0.999]),
-    same("algorithm.optimizer.weight_decay", "learner.weight_decay", number, 0.01),
+    weight_decay("algorithm.optimizer.weight_decay", 0.01,
+                 lambda given: str(given.get("trainer.trainer_strategy")) == "megatron"),
     same("algorithm.optimizer.clip_grad", "learner.grad_clip", number, 1.0),
     same("algorithm.optimizer.lr_scheduler_type", "learner.schedule learner.final_ratio", SCHEDULE, "constant", _schedule(0.01)),
     same("algorithm.optimizer.warmup_style", "learner.schedule learner.final_ratio", SCHEDULE, "constant", _schedule(0.0)),

@@ -27,6 +27,7 @@ from rlsdk.migration.parts import (
     trackers,
     transformers_schedule,
     unshuffled,
+    weight_decay,
 )
 from rlsdk.migration.python_files import KIND, LOADERS
 from rlsdk.migration.rows import (
@@ -817,7 +818,7 @@ ROWS = (
     missing("rollout_func", "write a workflow (howto/workflow.md)", "x"),
     # Optimisation
     same("learning_rate", "learner.lr", number, 1e-6),
-    same("weight_decay", "learner.weight_decay", number, 0.0),
+    weight_decay("weight_decay", 0.1),
     same("adam_beta1", "learner.betas", number, 0.9,
          lambda v, given: {"learner.betas": [v, given.read("adam_beta2", number, 0.999)]}),
     part("adam_beta2", "learner.betas", number, 0.999),

@@ -36,6 +36,7 @@ from rlsdk.migration.parts import (
     template_variables,
     trackers_with,
     unshuffled,
+    weight_decay,
 )
 from rlsdk.migration.rows import (
     Choice,
@@ -385,6 +386,12 @@ def _sampled_first(value: bool, given: Given) -> KeyOutcome:
     return KeyOutcome({"old_logprobs": "rollout"}, "mapped", "")
 
 
+def _uses_megatron(given: Given) -> bool:
+    """True for a learner with Megatron, whose weight decay leaves out biases and norms."""
+    chosen = "megatron" in (str(given.get(f"{ACTOR}.strategy")), str(given.get("model_engine")))
+    return chosen or bool(given.section(f"{ACTOR}.megatron"))
+
+
 def _warmup(value: Any, given: Given) -> KeyOutcome:
     steps = whole(value)
     if steps < 0:
@@ -732,7 +739,7 @@ ROWS = (
     only_with(f"{MODEL}.mtp.enable", f"{MODEL}.mtp.**", "multi-token prediction is not trained", True),
     # Actor
     same(f"{ACTOR}.optim.lr", "learner.lr", number, 1e-6),
-    same(f"{ACTOR}.optim.weight_decay", "learner.weight_decay", number, 0.01),
+    weight_decay(f"{ACTOR}.optim.weight_decay", 0.01, _uses_megatron),
     same(f"{ACTOR}.optim.betas", "learner.betas", numbers, [0.9, 0.999]),
     same(f"{ACTOR}.optim.clip_grad", "learner.grad_clip", number, 1.0),
     changed(f"{ACTOR}.optim.lr_warmup_steps", "learner.warmup_steps", whole, 10, "in optimiser steps", _warmup),

@@ -345,6 +345,48 @@ def test_a_checkpoint_of_another_set_up_is_refused(tied: Model, launch: Launch, 
         group.load(tmp_path / "checkpoint")
 
 
+@pytest.mark.usefixtures("forgiving")
+@pytest.mark.parametrize(
+    ("world", "stage", "which"), [(1, 0, "tied"), (1, 1, "bfloat"), (2, 2, "untied"), (2, 3, "untied")]
+)
+def test_weight_decay_on_matrices_is_torchs_adamw_with_two_groups_also_when_resumed(
+    world: int,
+    stage: int,
+    which: str,
+    launch: Launch,
+    make_batch: Make,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from rlsdk.weights import from_weights
+
+    model, batch = request.getfixturevalue(which), make_batch(10)
+    options = {"zero_stage": stage, "lr": 0.02, "grad_clip": 0.0, "weight_decay": 5.0, "weight_decay_on": "matrices"}
+    expected = AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.float32)
+    named = dict(expected.named_parameters())
+    groups = [{"params": [p for n, p in named.items() if "norm" not in n], "weight_decay": 5.0}]
+    groups += [{"params": [p for n, p in named.items() if "norm" in n], "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(groups, lr=0.02, betas=(0.9, 0.95), eps=1e-8)
+    for step in range(2):
+        group = launch(world, Roles(actor=model), spec(), **options)
+        if step:
+            group.load(tmp_path / "checkpoint")
+        keep_gradients(group)
+        group.update(batch, everything(batch), step)
+        for name, gradient in gradients(group)[0].items():
+            named[name].grad = torch.from_numpy(gradient.copy())
+        adamw.step()
+        group.save(tmp_path / "checkpoint")
+    rough = 2e-2 if which == "bfloat" else 1e-5
+    for name, tensor in from_weights(group.fetch_weights(2)):
+        torch.testing.assert_close(tensor.float(), expected.state_dict()[name], rtol=rough, atol=rough, msg=name)
+    others = {**options, "weight_decay_on": "all"}
+    with pytest.raises(CheckpointError, match="weight_decay_on 'matrices' there, None here"):
+        launch(world, Roles(actor=model), spec(), **others).load(tmp_path / "checkpoint")
+
+
 @pytest.mark.parametrize(
     ("world", "stage", "which"), [(1, 1, "tied"), (2, 3, "tied"), (2, 3, "untied"), (1, 1, "bfloat")]
 )

@@ -742,3 +742,17 @@ class TestOptions:
         assert (crowded["RANK"], crowded["WORLD_SIZE"], crowded["LOCAL_RANK"]) == ("1", "2", "1")
         assert crowded["OMP_WAIT_POLICY"] == "PASSIVE"
         assert learner.environment(ActorSpec(role="learner", rank=1, world_size=2, device="cuda"))["LOCAL_RANK"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("options", "undecayed"),
+    [({}, set()), ({"weight_decay_on": "matrices"}, {"norm.weight", "norm.bias", "proj.bias", "experts_bias"})],
+)
+def test_weight_decay_leaves_out_norms_and_biases_if_it_is_set_so(options: dict[str, Any], undecayed: set[str]) -> None:
+    module = torch.nn.Module()
+    module.norm, module.proj = torch.nn.LayerNorm(4), torch.nn.Linear(4, 4)
+    module.experts_bias = torch.nn.Parameter(torch.zeros(2, 4))  # one bias for each expert
+    module.experts = torch.nn.Parameter(torch.zeros(2, 4, 4))
+    module.frozen = torch.nn.Parameter(torch.zeros(4), requires_grad=False)
+    learner = HERE.resolve(HERE.reference("learner", "deepspeed", options))
+    assert learner.undecayed(module) == undecayed

@@ -1320,3 +1320,27 @@ def test_the_load_balancing_loss_is_converted_for_mixtures_of_experts():
     assert found["learner"]["router_loss_coef"] == 0.01
     found = migrate("openrlhf", ["--aux_loss_coef", "0.02"], {}).config
     assert found["learner"]["router_loss_coef"] == 0.02
+
+
+ROLL_DECAY = "actor_train.training_args.weight_decay=0.1"
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "parameters"),
+    [
+        ("trl", ["--weight_decay=0.1"], "matrices"),
+        ("openrlhf", ["--l2=0.1"], "matrices"),
+        ("roll", [ROLL_DECAY, "actor_train.strategy_args.strategy_name=deepspeed_train"], "matrices"),
+        ("roll", [ROLL_DECAY, "actor_train.strategy_args.strategy_name=fsdp2_train"], None),
+        ("verl", ["actor_rollout_ref.actor.optim.weight_decay=0.1"], None),
+        ("verl", ["actor_rollout_ref.actor.optim.weight_decay=0.1", "model_engine=megatron"], "matrices"),
+        ("verl", ["actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2"], "matrices"),
+        ("trinity", ["algorithm.optimizer.weight_decay=0.1"], None),
+        ("trinity", ["trainer.trainer_strategy=megatron"], "matrices"),
+        ("trl", ["--weight_decay=0"], None),
+    ],
+)
+def test_weight_decay_leaves_out_biases_and_norms_where_the_other_trainer_does(name, words, parameters):
+    learner = migrate(name, words, {}).config["learner"]
+    assert learner.get("weight_decay_on") == parameters
+    assert parameters is None or learner["weight_decay"] > 0

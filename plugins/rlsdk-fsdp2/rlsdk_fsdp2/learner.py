@@ -113,7 +113,13 @@ class FSDP2Learner(TransformersLearner):
         from rlsdk_fsdp2.sharded import AdamW, Sharded
 
         self._divide(module, model, reshard=self.reshard_after_forward)
-        adamw = AdamW(betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, grad_clip=self.grad_clip)
+        adamw = AdamW(
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            grad_clip=self.grad_clip,
+            undecayed=self.undecayed(module),
+        )
         group = self._mesh["tensor"].get_group() if self.tensor_parallel > 1 else None
         return Sharded(module, adamw, rate, group, dtype=model.dtype, role=role, skip_limit=self.skip_limit)
 

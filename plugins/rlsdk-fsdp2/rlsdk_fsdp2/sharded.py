@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,14 @@ class AdamW:
         eps: Addition to the denominator.
         weight_decay: Weight decay.
         grad_clip: Maximum norm of the gradient; 0 for no limit.
+        undecayed: Names of parameters without weight decay.
     """
 
     betas: tuple[float, float]
     eps: float
     weight_decay: float
     grad_clip: float
+    undecayed: Collection[str] = ()
 
 
 def divide(module: nn.Module, mesh: Any, dtype: str, *, reshard: bool, offload: bool) -> None:
@@ -172,18 +174,23 @@ class Sharded(TrainedModule):
         super().__init__(rate, role=role, skip_limit=skip_limit)
         self._run, self._adamw, self._dtype = FrozenModule(module), adamw, getattr(torch, dtype)
         self._trained: dict[str, Any] = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        # Torch's fused step covers all parameters that are sharded alike.
+        # Norms, like torch's fused step, cover parameters that are sharded alike.
         self._alike: dict[Any, list[Any]] = {}
         for parameter in self._trained.values():
             self._alike.setdefault(parameter.device_mesh, []).append(parameter)
         self._group = tensor_group
         self._partial = set() if tensor_group is None else partial_gradients(module)
+        groups: dict[Any, list[Any]] = {}
+        for name, parameter in self._trained.items():
+            groups.setdefault((parameter.device_mesh, name in adamw.undecayed), []).append(parameter)
         self.optimizer = torch.optim.AdamW(
-            [{"params": parameters} for parameters in self._alike.values()],
+            [
+                {"params": parameters, "weight_decay": 0.0 if undecayed else adamw.weight_decay}
+                for (_, undecayed), parameters in groups.items()
+            ],
             lr=self.lr,
             betas=adamw.betas,
             eps=adamw.eps,
-            weight_decay=adamw.weight_decay,
             fused=True,
         )
 
