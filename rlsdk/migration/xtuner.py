@@ -383,6 +383,7 @@ ROWS = (
     changed(f"{TASK}.judger_config.{KIND}", "reward", text, "GSM8KJudgerConfig", "a reward", _judged),
     ignored(f"{TASK}.judger_config.judger_name", "rewards are named by their component", "x"),
     missing(f"{TASK}.judger_config.reward_handler", "reward: {use: foreign, path: 'FILE.py:FUNCTION'}, or mark it with @rlsdk.reward", "x"),
+    missing(f"{TASK}.judger_config.extra_info.**", "arguments: {extra_info: {…}} of reward: {use: foreign, path: 'FILE.py:FUNCTION'}", 1),
     part(f"{TASK}.judger_config.enable_overlong_buffer", "algorithm.shaping", flag, True),
     part(f"{TASK}.judger_config.max_response_len", "algorithm.shaping", count, 8192),
     part(f"{TASK}.judger_config.overlong_buffer_len", "algorithm.shaping", count, 4096),

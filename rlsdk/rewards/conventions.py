@@ -111,8 +111,13 @@ def completion_of(rollout: Rollout) -> str | list[dict[str, str]]:
     """Return all messages from the policy's first on, in the prompt's form (text or list), including a prefill."""
     if isinstance(rollout.task.prompt, str):
         return rollout.response
+    return _messages(_answered(rollout))
+
+
+def _answered(rollout: Rollout) -> Sequence[Message]:
+    """Return all messages from the policy's first on."""
     by_policy = [m.role == "assistant" and not m.prompt for m in rollout.messages]
-    return _messages(rollout.messages[by_policy.index(True) :]) if any(by_policy) else []
+    return rollout.messages[by_policy.index(True) :] if any(by_policy) else ()
 
 
 def _text_of(prompt: str | list[dict[str, str]]) -> str:
@@ -149,8 +154,16 @@ def _trl(rollouts: Sequence[Rollout]) -> PreparedCall:
 
 
 def _extra_info(rollout: Rollout) -> dict[str, Any]:
+    """Return the column `extra_info`, or all metadata without one, and what veRL adds to it."""
     extra = rollout.task.metadata.get("extra_info")
-    return dict(extra) if isinstance(extra, Mapping) else dict(rollout.task.metadata)
+    found = dict(extra) if isinstance(extra, Mapping) else dict(rollout.task.metadata)
+    return {**found, "num_turns": _turns(rollout), "rollout_reward_scores": {}}
+
+
+def _turns(rollout: Rollout) -> int:
+    """Count turns as veRL's agent loop does: the prompt, each answer, and all tool results between two answers."""
+    by_policy = [message.role == "assistant" for message in _answered(rollout)]
+    return 1 + sum(own or before for own, before in zip(by_policy, [True, *by_policy], strict=False))
 
 
 def _verl(rollouts: Sequence[Rollout]) -> PreparedCall:
@@ -245,6 +258,12 @@ def _trinity(rollouts: Sequence[Rollout]) -> PreparedCall:
     return PreparedCall(named, results.one(results.summed))
 
 
+def _xtuner(rollouts: Sequence[Rollout]) -> PreparedCall:
+    (rollout,) = rollouts
+    named = {"response": rollout.response, "label": rollout.task.answer, "extra_info": {}}
+    return PreparedCall(named, results.one(results.scored))
+
+
 def _is_trl(p: Parameters) -> bool:
     elsewhere = ("prompt", "completion", "queries", "states", "infos", "tasks")
     return p.names_any("completions", "completion_ids") and not p.names_any(*elsewhere)
@@ -306,6 +325,13 @@ CONVENTIONS: dict[str, Convention] = {
             lambda p: "RewardFn" in p.marks or p.has("response", "truth"),
             _trinity,
             ("response", "prompt", "truth", "response_token"),
+        ),
+        Convention(
+            "xtuner",
+            "compute_reward(response, label, extra_info) -> number or {'score': …}",
+            lambda p: p.has("response", "label"),
+            _xtuner,
+            ("response", "label", "extra_info"),
         ),
     )
 }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,13 +19,13 @@ from rlsdk.plugins.fingerprints import Fingerprint, of_text
 from rlsdk.rewards.conventions import CONVENTIONS, Convention, Parameters, PreparedCall
 from rlsdk.types import Rollout, Score
 
-Style = Literal["auto", "trl", "verl", "verl_batch", "openrlhf", "verifiers", "reasoning_gym", "trinity"]
+Style = Literal["auto", "trl", "verl", "verl_batch", "openrlhf", "verifiers", "reasoning_gym", "trinity", "xtuner"]
 
 
 @rlsdk.reward("foreign", batch=True)
 @attrs.frozen(kw_only=True)
 class Foreign:
-    """A reward of TRL, veRL, OpenRLHF, verifiers, reasoning-gym or Trinity-RFT, unmodified.
+    """A reward of TRL, veRL, OpenRLHF, verifiers, reasoning-gym, Trinity-RFT or XTuner, unmodified.
 
     The convention is recognised from the signature before a run starts. Exceptions, NaN and lists of the wrong length
     give invalid scores, never zeros; so does None, unless `none` is `zero`. Functions may be async; classes are
@@ -34,8 +35,8 @@ class Foreign:
     Attributes:
         path: `my_file.py:function` or `package.module:function`; a class or `object.method` may replace the function.
         style: Calling convention of the function; `auto` recognises it.
-        arguments: Additional arguments of each call (veRL's `reward_kwargs`) or, for a class, of its constructor
-            (Trinity's `reward_fn_args`).
+        arguments: Additional arguments of each call (veRL's `reward_kwargs`, XTuner's `extra_info`) or, for a class, of
+            its constructor (Trinity's `reward_fn_args`).
         batch: Rollouts per call, if the convention takes many: `group`, all of one task, or `any`, those waiting
             together, for functions that score each rollout independently.
         none: Meaning of None: an invalid score, or zero, which adds nothing to a sum of rewards (as in TRL).
@@ -116,6 +117,8 @@ class Foreign:
         named = self._chosen(prepared, chunk)
         try:
             result = self._call(*prepared.positional, **named)
+            if self._convention.batch and isinstance(result, Iterator):  # such as a generator, whose code runs here
+                result = list(islice(result, len(chunk) + 1))
         except Exception as error:  # noqa: BLE001 - the user's code: what it raises is the score's reason
             result = error
         return (prepared, len(chunk)), result
@@ -185,9 +188,27 @@ def _fault(option: str, text: str) -> OptionError:
     return OptionError("reward 'foreign'", [(option, text)])
 
 
+_OF_BATCHES = {
+    "compute_rewards": "a reward worker of ROLL",
+    "run_single": "a reward manager of veRL",
+    "judge_payload": "a judger of XTuner",
+}
+"""Method of a class that scores batches -> what the class is."""
+
+
 def _instance(found: Any, arguments: Mapping[str, Any]) -> tuple[Callable[..., Any], Mapping[str, Any]]:
     """Return the callable, and the arguments that remain for each call."""
     if inspect.isclass(found):
+        named = next((text for method, text in _OF_BATCHES.items() if hasattr(found, method)), None)
+        if named is None and inspect.isfunction(found.__call__):
+            arguments_of_call = inspect.signature(found.__call__).parameters
+            named = _OF_BATCHES["run_single"] if {"data", "return_dict"} <= set(arguments_of_call) else None
+        if named is not None:
+            raise _fault(
+                "path",
+                f"names {named}, which scores that trainer's own batches; name the function that it calls for each "
+                "response, or move that computation into one, such as compute_score(solution_str, ground_truth)",
+            )
         try:
             found = found(**arguments)
         except Exception as error:  # the user's code

@@ -52,7 +52,7 @@ def numbers(values: Mapping[Any, Any]) -> dict[str, float]:
 
 
 def scored(value: Any) -> Score:
-    """Convert a number, or a mapping with `score`, whose other numbers are metrics, as veRL does."""
+    """Convert a number, or a mapping with `score`, whose other numbers are metrics, as veRL and XTuner do."""
     if not isinstance(value, Mapping):
         return number(value)
     if "score" not in value:
@@ -103,7 +103,9 @@ def _column(value: Any) -> Any:
 
 
 def _listed(value: Any) -> Sequence[Any] | None:
-    """Convert a list, tuple, array or tensor to a list; None for anything else."""
+    """Convert a list, tuple, array or tensor, also one of a single column, to a list; None for anything else."""
+    if getattr(value, "ndim", 0) == 2 and value.shape[1] == 1:
+        value = value[:, 0]
     value = value.tolist() if hasattr(value, "tolist") else value
     return value if isinstance(value, list | tuple) else None
 

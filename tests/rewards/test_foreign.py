@@ -12,6 +12,7 @@ import sys
 import textwrap
 from typing import get_args
 
+import attrs
 import pytest
 from click.testing import CliRunner
 
@@ -80,6 +81,7 @@ def values(scores):
         ("self, answer: Optional[str], entry: dict[str, Any]", "reasoning_gym"),
         ("response, truth", "trinity"),
         ("response: str, prompt: Optional[str] = None, truth: Optional[str] = None", "trinity"),
+        ("response, label, extra_info", "xtuner"),
     ],
 )
 def test_published_signatures_are_recognised(load, signature, style):
@@ -319,6 +321,18 @@ def test_arrays_and_tensors_are_lists_of_numbers(load):
     assert values(load(code)(answers("a", "b"))) == [0.5, 0.25]
 
 
+def test_generators_and_columns_are_lists_of_numbers(load):
+    assert values(load("def reward(completions, **kwargs): return (len(c) for c in completions)")(answers("4"))) == [
+        1.0
+    ]
+    endless = load("import itertools\ndef reward(completions, **kwargs): return itertools.repeat(1.0)")
+    assert "2 rewards for 1 rollout" in endless(answers("4"))[0].reason
+    broken = load("def reward(completions, **kwargs): return (1 / 0 for c in completions)")
+    assert "ZeroDivisionError" in broken(answers("4"))[0].reason
+    column = load("import numpy\ndef reward(completions, **kwargs): return numpy.ones((len(completions), 1))")
+    assert values(column(answers("4", "5"))) == [1.0, 1.0]
+
+
 def test_callable_objects_and_classes(load):
     code = """
         class Scaled:
@@ -338,7 +352,7 @@ def test_callable_objects_and_classes(load):
 def test_verl_per_sample(load):
     reward = load("""
         def reward(data_source, solution_str, ground_truth, extra_info=None):
-            assert data_source == "sums" and extra_info == {"index": 7}
+            assert data_source == "sums" and extra_info == {"index": 7, "num_turns": 2, "rollout_reward_scores": {}}
             return float(solution_str == ground_truth)
     """)
     assert values(reward(answers("4", "5"))) == [1.0, 0.0]
@@ -369,7 +383,7 @@ def test_one_sample_that_raises_does_not_spoil_the_others(load):
 def test_verl_batch(load):
     reward = load("""
         def reward(data_sources, solution_strs, ground_truths, extra_infos, **kwargs):
-            assert data_sources == ["sums"] * 2 and extra_infos == [{"index": 7}] * 2 and not kwargs
+            assert data_sources == ["sums"] * 2 and [each["index"] for each in extra_infos] == [7, 7] and not kwargs
             return [{"score": 1.0, "n": 2}, float(solution_strs[1] == ground_truths[1])]
     """)
     first, second = reward(answers("3", "4"))
@@ -381,6 +395,17 @@ def test_a_task_without_extra_info_gives_its_metadata(load):
     assert values(reward(answers("a", task=Task(id="x", prompt="?", metadata={"level": 5})))) == [5.0]
 
 
+def test_verl_counts_turns(load):
+    def said(*roles):
+        return tuple(Message(role, "x") for role in roles)
+
+    task = Task(id="x", prompt=said("system", "user"))
+    one = attrs.evolve(Rollout.from_text(task, "x"), messages=said("system", "user", "assistant"))
+    tools = said("system", "user", "assistant", "tool", "tool", "assistant", "user", "assistant")
+    reward = load("def reward(solution_str, extra_info): return extra_info['num_turns']", style="verl")
+    assert values(reward([one, attrs.evolve(one, messages=tools)])) == [2.0, 6.0]
+
+
 def test_what_a_function_changes_is_its_own(load):
     task = Task(id="x", prompt="?", answer=[3, 4], metadata={"extra_info": {"seen": []}})
     reward = load("""
@@ -389,6 +414,39 @@ def test_what_a_function_changes_is_its_own(load):
             return ground_truth.pop() + len(extra_info["seen"])
     """)
     assert values(reward(answers("a", "b", task=task))) == [5.0, 5.0]
+
+
+# --- XTuner
+
+
+def test_xtuner_gets_the_answer_as_label_and_the_extra_info_of_its_judger(load):
+    code = """
+        def reward(response, label, extra_info):
+            score = extra_info["score"] if response == label else extra_info.get("format_score", 0)
+            return {"score": score, "acc": response == label}
+    """
+    reward = load(code, arguments={"extra_info": {"score": 1, "format_score": 0.1}})
+    right, wrong = reward(answers("4", "5"))
+    assert (right.value, wrong.value, right.metrics) == (1.0, 0.1, {"acc": 1.0})
+    without, wrong = load(code)(answers("4", "5"))  # a judger has no extra_info by default
+    assert (without.valid, wrong.value) == (False, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        ("def __init__(self, worker_config): ...\n    def compute_rewards(self, data): ...", "a reward worker of ROLL"),
+        ("async def run_single(self, data): ...", "a reward manager of veRL"),
+        (
+            "def __init__(self, tokenizer, num_examine): ...\n    def __call__(self, data, return_dict=False): ...",
+            "a reward manager of veRL",
+        ),
+        ("async def judge_payload(self, payload): ...", "a judger of XTuner"),
+    ],
+)
+def test_classes_that_score_batches_of_their_trainer_are_refused(load, code, named):
+    with pytest.raises(OptionError, match=f"path: names {named}, which scores that trainer's own batches; name the"):
+        load(f"class R:\n    {code}\n", "R")
 
 
 # --- OpenRLHF

@@ -74,6 +74,9 @@ def reasoning_gym(answer, entry):
 
 def trinity(response, truth):
     return {"told": told(response)}
+
+def xtuner(response, label, extra_info):
+    return told(response)
 """
 
 
