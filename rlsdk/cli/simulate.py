@@ -74,33 +74,18 @@ def simulate(
 
     The simulation runs the real scheduler with models of engines and learner, whose rates are given or measured.
     """
-    from rich.console import Console
-    from rich.progress import Progress, TaskID
-
     from rlsdk.config import check
-    from rlsdk.simulation import measure, prediction
+    from rlsdk.simulation import measure
 
     if per_gpu is not None and gpus is None:
         raise click.UsageError("--per-gpu is a number of tasks for each GPU of --gpus; give it, or set batch_size.")
     plan = check(config, settings, files)
     on_gpus = gpus is not None or plan.config.placement.device == "cuda"
     used = _assumed(plan, hardware or ("h100" if on_gpus else "cpu"), run, _numbers(given))
-    rates, lengths = used.rates, used.lengths
+    rates = used.rates
     comparison = measure.measure(against, rates) if against is not None else None
-    predictions = []
-    most = None if whole else prediction.MOST_ROLLOUTS
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        for count, engine_count, rank_count in _sizes(plan, engines, learners, gpus, learner_share):
-            setup = prediction.setup_of(plan, rates, lengths, engines=engine_count, learners=rank_count, steps=steps)
-            if per_gpu is not None and count is not None:
-                setup = prediction.resized(setup, per_gpu * count)
-            line = bar.add_task("", total=steps)
-
-            def show(name: str, done: int, line: TaskID = line, engines: int = engine_count) -> None:
-                bar.update(line, description=f"{engines} engines, {name}", completed=done)
-
-            predictions.append(prediction.predict(setup, count, most=most, progress=show))
-            bar.remove_task(line)
+    sizes = _sizes(plan, engines, learners, gpus, learner_share)
+    predictions = _predicted(plan, used, sizes, per_gpu=per_gpu, steps=steps, whole=whole)
     if comparison is not None:
         _warn_of_other_sizes(against, comparison, predictions)
     if as_json:
@@ -114,7 +99,8 @@ def simulate(
         click.echo(json.dumps(report, indent=2))
     else:
         _show(predictions, comparison)
-        _show_origins(used.origins, {**attrs.asdict(rates), "median": lengths.median, "sigma": lengths.sigma})
+        lengths = {"median": used.lengths.median, "sigma": used.lengths.sigma}
+        _show_origins(used.origins, {**attrs.asdict(rates), **lengths})
 
 
 def _assumed(plan: Plan, hardware: str, run: Path | None, given: Mapping[str, float]) -> Assumptions:
@@ -186,6 +172,48 @@ def _sizes(
         return [(n, *divided(n, share, place.gpus_per_engine, colocated=takes_turns(plan))) for n in counts]
     except ValueFault as error:
         raise ConfigError([str(error)]) from error
+
+
+def _predicted(
+    plan: Plan,
+    assumed: Assumptions,
+    sizes: Sequence[tuple[int | None, int, int]],
+    *,
+    per_gpu: int | None,
+    steps: int,
+    whole: bool,
+) -> list[Prediction]:
+    """Predict each size, with a progress bar.
+
+    Args:
+        plan: Plan of the run.
+        assumed: Rates and lengths.
+        sizes: (GPUs, engines, ranks) of each prediction.
+        per_gpu: Tasks per step for each GPU; None: the plan's batch size.
+        steps: Steps to simulate.
+        whole: Simulate all engines of a large run instead of a slice.
+    """
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    from rlsdk.simulation import prediction
+
+    predictions, most = [], None if whole else prediction.MOST_ROLLOUTS
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        for count, engines, learners in sizes:
+            setup = prediction.setup_of(
+                plan, assumed.rates, assumed.lengths, engines=engines, learners=learners, steps=steps
+            )
+            if per_gpu is not None and count is not None:
+                setup = prediction.resized(setup, per_gpu * count)
+            line = bar.add_task("", total=steps)
+
+            def show(name: str, done: int, line: TaskID = line, engines: int = engines) -> None:
+                bar.update(line, description=f"{engines} engines, {name}", completed=done)
+
+            predictions.append(prediction.predict(setup, count, most=most, progress=show))
+            bar.remove_task(line)
+    return predictions
 
 
 def _warn_of_other_sizes(run: Path | None, comparison: MeasuredRun, predictions: Sequence[Prediction]) -> None:

@@ -62,7 +62,7 @@ def critic_faults(advantage: Any) -> list[str]:
 
 
 def pair_faults(size: int, loss: Any, filters: Sequence[Any]) -> list[str]:
-    """Report filters that leave a pairwise loss other groups than pairs of a better and a worse rollout.
+    """Report filters that leave a pairwise loss groups other than pairs of a better and a worse rollout.
 
     Args:
         size: The run's `group_size`.
@@ -85,7 +85,7 @@ def pair_faults(size: int, loss: Any, filters: Sequence[Any]) -> list[str]:
 
 
 def reward_faults(size: int, advantage: Any, loss: Any, filters: Sequence[Any]) -> list[str]:
-    """Report parts with which rewards change nothing, although the advantage or a filter reads them.
+    """Report parts that make rewards irrelevant, although the advantage or a filter reads them.
 
     Args:
         size: The run's `group_size`.
@@ -115,7 +115,7 @@ def reward_faults(size: int, advantage: Any, loss: Any, filters: Sequence[Any]) 
 
 
 def entropy_faults(loss: Any, rollouts: str) -> list[str]:
-    """Report a choice of the tokens with an advantage if none has one, or the loss reads none.
+    """Report a limit to tokens of high entropy where no token has an advantage, or the loss reads none.
 
     Args:
         loss: Policy loss, ready to run.

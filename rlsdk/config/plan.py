@@ -249,7 +249,7 @@ def reward_readers(chosen: Sequence[Chosen]) -> list[str]:
 
 
 def _no_effect(part: Chosen, config: Config, algorithm: AlgorithmDefaults) -> Iterator[str]:
-    """Yield faults of parts that read what there is not: logprobs of samples, different ones, or rewards."""
+    """Yield faults of parts whose inputs this run does not have: sampled or recomputed logprobs, or rewards."""
     corrects, correction = part.component.corrects, part.component.kind == "correction"
     other = "leave it out (null)" if correction else "choose another policy loss"
     if algorithm.rollouts == "demonstrations" and (corrects == "old" or correction):
@@ -286,7 +286,7 @@ class Plan:
         learner: Updates the model.
         apart: Learners of the roles with dedicated processes: critic and reference model.
         renderer: Turns conversations into tokens, and answers into messages.
-        chat_template: Chat template that the renderer replaces the tokenizer's by; None keeps the tokenizer's own.
+        chat_template: Chat template that the renderer uses in place of the tokenizer's; None: the tokenizer's own.
         tool_parser: Reads and writes tool calls; None: chosen to match the renderer.
         stop: Rule that decides when enough of a batch is complete.
         weight_transfer: Sends weights from the learner to the engines.

@@ -194,15 +194,8 @@ class _Resolver:
         held_out = self.sources("tasks.eval", config.tasks.eval)
         single = self.single_components(config)
         chat_template = self.chat_template(single["renderer"])
-        sampler = None
-        if config.rollout.sampler is not None:
-            sampler = self.reference("rollout.sampler", "sampler", config.rollout.sampler)
-        parser = config.model.tool_parser
-        tool_parser = None if parser is None else self.reference("model.tool_parser", "tool_parser", parser)
-        # A second tracker that wrote metrics.jsonl would repeat its lines.
-        own = f"{CORE}/{defaults.TRACKER.name}"
-        trackers = tuple(each for each in self.many("trackers", "tracker", config.trackers) if each.name != own)
-        diagnoses = self.diagnoses(config.diagnoses)
+        optional = self.optional_components(config)
+        trackers, diagnoses = self.trackers(config.trackers), self.diagnoses(config.diagnoses)
         self.faults += limits(config)
         if algorithm is None:
             self.rewards(config, None)
@@ -211,13 +204,9 @@ class _Resolver:
         sampled = algorithm.rollouts != "demonstrations"
         workflow, eval_workflow = self.workflows(config, sampled=sampled)
         rewards = self.rewards(config, workflow if sampled else eval_workflow)
-        if rewards and not config.reward and eval_workflow and not self.plugins.component(eval_workflow).rewards:
-            self.faults.append(
-                f"eval.workflow: {eval_workflow.name!r} gives no rewards, unlike the workflow of the training, and "
-                "`reward` names none"
-            )
         if algorithm.aggregate == NORMED and algorithm.norm is None:
             algorithm = attrs.evolve(algorithm, norm=float(config.sampling.max_tokens))
+        self.check_evaluated(config, eval_workflow, rewards)
         self.check_together(config, algorithm, workflow, rewards, parts)
         found = {name: reference for name, reference in single.items() if reference is not None}
         apart = self.apart(config, algorithm, single["learner"])
@@ -237,10 +226,9 @@ class _Resolver:
             advantage=parts["advantage"],
             loss=self.loss(algorithm, parts, config.sampling.temperature if sampled else 1.0),
             **found,
+            **optional,
             chat_template=chat_template,
             apart=apart,
-            tool_parser=tool_parser,
-            sampler=sampler,
             trackers=trackers,
             diagnoses=diagnoses,
             needs=frozenset(self.needs),
@@ -271,8 +259,16 @@ class _Resolver:
             ),
         }
 
+    def optional_components(self, config: Config) -> dict[str, Any]:
+        """Resolve the components that a run may have one of, by their names in `Plan`; None for those left out."""
+        sampler, parser = config.rollout.sampler, config.model.tool_parser
+        return {
+            "sampler": None if sampler is None else self.reference("rollout.sampler", "sampler", sampler),
+            "tool_parser": None if parser is None else self.reference("model.tool_parser", "tool_parser", parser),
+        }
+
     def chat_template(self, renderer: ComponentRef | None) -> str | None:
-        """Read the chat template that a renderer replaces the tokenizer's by; None if it keeps the tokenizer's own."""
+        """Read the chat template that a renderer uses in place of the tokenizer's; None for the tokenizer's own."""
         made = None if renderer is None else self.plugins.resolve(renderer)
         try:
             return made.read_template() if isinstance(made, ReplacesTemplate) else None
@@ -307,6 +303,16 @@ class _Resolver:
             **{**coefficients, **({"entropy_coef": self.entropy_target} if self.entropy_target else {})},
             temperature=temperature,
         )
+
+    def check_evaluated(
+        self, config: Config, eval_workflow: ComponentRef | None, rewards: Sequence[RewardPart]
+    ) -> None:
+        """Find an evaluation whose workflow gives no rewards, though the run has no others."""
+        if rewards and not config.reward and eval_workflow and not self.plugins.component(eval_workflow).rewards:
+            self.faults.append(
+                f"eval.workflow: {eval_workflow.name!r} gives no rewards, unlike the workflow of the training, and "
+                "`reward` names none"
+            )
 
     def check_together(
         self,
@@ -345,6 +351,11 @@ class _Resolver:
                 self.faults += critic_faults(self.plugins.resolve(parts["advantage"]))
         if not self.faults and algorithm.top_entropy_quantile is not None:
             self.faults += entropy_faults(self.plugins.resolve(parts["policy_loss"]), algorithm.rollouts)
+
+    def trackers(self, uses: Sequence[Use]) -> tuple[ComponentRef, ...]:
+        """Resolve the trackers that a run names, without a second one that would write its metrics.jsonl."""
+        own = f"{CORE}/{defaults.TRACKER.name}"
+        return tuple(each for each in self.many("trackers", "tracker", uses) if each.name != own)
 
     def diagnoses(self, uses: Sequence[Use]) -> tuple[ComponentRef, ...]:
         """Resolve the diagnoses of a run: those named and, in place of `builtin`, all other built-in ones."""

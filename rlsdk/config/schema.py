@@ -196,8 +196,8 @@ class PlacementSection(Section):
             the run.
         partner_timeout: Seconds that explorer and trainer, run as separate programs, wait for each other, and for the
             replacement of a dead explorer.
-        peak_tflops: Peak of one learner rank's device, for `time/update_mfu`; null: of a GPU that rlsdk knows, its peak
-            in bfloat16.
+        peak_tflops: Peak of one learner rank's device in TFLOP/s, for `time/update_mfu`; null: the peak in bfloat16 of
+            a GPU that rlsdk knows.
     """
 
     engines: int = 1

@@ -17,9 +17,9 @@ from transformers import AutoConfig
 
 from rlsdk.contracts import ActorSpec, Model, Request, Weights
 from rlsdk.conversion import from_checkpoint, policy_class, shapes
+from rlsdk.engines.checks import check_names, checked
 from rlsdk.engines.rows import RunningRows
 from rlsdk.engines.slots import See, Slots, check_layers, prefill, token_bytes, use_attention
-from rlsdk.engines.weight_checks import check_names, checked
 from rlsdk.errors import EngineError
 from rlsdk.exact import sequence_logprobs
 from rlsdk.routing import Routers

@@ -14,8 +14,8 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import ActorSpec, Completion, Finish, Model, Request, Weights
+from rlsdk.engines.checks import check_images, check_known, check_requests
 from rlsdk.engines.pretrained import end_ids, open_tokenizer
-from rlsdk.engines.request_checks import check_images, check_known, check_requests
 from rlsdk.errors import EngineError
 from rlsdk.marks import engine
 

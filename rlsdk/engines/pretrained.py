@@ -1,4 +1,4 @@
-"""Facts about a pretrained model from its files: its tokenizer, its end tokens, and the length it was made for."""
+"""Facts about a pretrained model from its files: its tokenizer, its end tokens, and its maximum length."""
 
 from __future__ import annotations
 

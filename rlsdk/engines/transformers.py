@@ -11,10 +11,10 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import ActorSpec, Completion, Finish, MemoryUse, Model, Request, Sampled, Weights
+from rlsdk.engines.checks import check_images, check_known, check_requests
 from rlsdk.engines.continuation import StopStrings
 from rlsdk.engines.memory import transformers_memory
 from rlsdk.engines.pretrained import end_ids, open_tokenizer
-from rlsdk.engines.request_checks import check_images, check_known, check_requests
 from rlsdk.engines.rows import EndTable, Pending, room
 from rlsdk.errors import EngineError, ValueFault
 from rlsdk.exact import sequence_logprobs

@@ -15,10 +15,18 @@ import numpy as np
 from rlsdk.contracts import ActorSpec, Adapter, Completion, Finish, MemoryUse, Model, Request, Sampled, Weights
 from rlsdk.conversion import trained_shapes
 from rlsdk.engines import vllm_arguments
+from rlsdk.engines.checks import (
+    check_images,
+    check_known,
+    check_names,
+    check_requests,
+    checked,
+    with_tied_head,
+    with_tied_heads,
+)
 from rlsdk.engines.continuation import Continuation
 from rlsdk.engines.memory import vllm_memory
 from rlsdk.engines.pretrained import end_ids, open_tokenizer, positions
-from rlsdk.engines.request_checks import check_images, check_known, check_requests
 from rlsdk.engines.vllm_arguments import OWNED, engine_arguments, prompt_with_images
 from rlsdk.engines.vllm_model import (
     adapter_faults,
@@ -29,7 +37,6 @@ from rlsdk.engines.vllm_model import (
     routing_faults,
 )
 from rlsdk.engines.vllm_worker import share
-from rlsdk.engines.weight_checks import check_names, checked, with_tied_head, with_tied_heads
 from rlsdk.errors import EngineError, OptionError, ValueFault
 from rlsdk.isolation.scratch import scratch_folder
 from rlsdk.limits import Count, above, at_most

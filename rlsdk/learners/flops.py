@@ -33,14 +33,14 @@ PEAK_TFLOPS: Mapping[str, float] = {
     "MI300X": 1307.0,
     "MI250": 362.0,
 }
-"""Peak of dense matrix products in bfloat16, in TFLOP/s, by a part of the GPU's name; from the makers' data sheets."""
+"""Peak of dense matrix products in bfloat16, in TFLOP/s, by a part of the GPU's name; from the vendors' data sheets."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Names of the number of experts of a layer in configs."""
+"""Config keys of the number of experts per layer."""
 
 
 @attrs.frozen(kw_only=True)
 class ModelFlops:
-    """FLOPs that the passes of a model need, whatever a learner saves or repeats.
+    """FLOPs that the passes of a model need in theory, whether or not a learner recomputes or skips a part.
 
     Counted as in PaLM (arXiv:2204.02311, appendix B): two per weight and token, and attention without its mask.
 

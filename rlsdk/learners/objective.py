@@ -161,7 +161,7 @@ class Objective:
         return loss
 
     def _differentiable(self, losses: Tensor, x: LossInputs) -> Tensor:
-        """Return the losses with a gradient, which is zero if they are all zero, as where a loss selects no token.
+        """Return the losses with a gradient, which is zero if they are all zero, as when a loss selects no token.
 
         Raises:
             LearnerError: They are not zero, but do not depend on the policy.
@@ -278,7 +278,7 @@ class AdaptiveEntropyCoef:
     Attributes:
         rule: The target, and how the weight follows it.
         coef: Weight whenever the entropy is at most the target.
-        low: True if it was in the last optimiser step; False before the first.
+        low: True if the entropy was at most the target in the last optimiser step; False before the first.
     """
 
     def __init__(self, rule: EntropyTarget) -> None:

@@ -37,6 +37,7 @@ from rlsdk.plurals import counted
 from rlsdk.readiness.disk import DiskEstimate, estimate, skeleton
 from rlsdk.readiness.models import exact_faults, idle_notes, image_faults, length_notes, model_faults, rank_faults
 from rlsdk.readiness.tasks import PlanChecks, PlanFinding
+from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.types import Task
 
 ENGINES_PER_CORE = 2
@@ -252,18 +253,8 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
         found.faults += [PlanFinding(*fault) for fault in rank_faults(plan)]
         found.notes += [PlanFinding(*note) for note in chain(idle_notes(plan), _part_notes(plan))]
     codec = found.codec()
-    built = skeleton(plan, download=starts)
-    if (net := built[0]) is not None:
-        found.vocabulary = vocabulary = getattr(net.config.get_text_config(), "vocab_size", sys.maxsize)
-        if codec is not None and codec.size > vocabulary:
-            text = f"the tokenizer {codec.name!r} has {codec.size} tokens, and the model has embeddings of {vocabulary}"
-            found.notes.append(PlanFinding(found.tokenizer, f"{text}: prompts with one of the others are refused"))
-        found.unreachable_ends()
-        found.faults += [PlanFinding(*fault) for fault in model_faults(plan, net, trains=trains)]
-        found.notes += [PlanFinding(*note) for note in length_notes(plan, net)]
-    elif _loads(plan, trains=trains) and os.path.isdir(plan.model.path) and not found.of_model:
-        found.faults.append(PlanFinding("model.path", f"{built[1]}; correct config.json, or use another model"))
-    found.faults += [PlanFinding(*fault) for fault in exact_faults(plan, net)]
+    net, _ = built = skeleton(plan, download=starts)
+    _check_model(found, built, codec, trains=trains)
     tasks = [
         found.source(f"tasks.{section}" + (f"[{i}]" if len(sources) > 1 else ""), source, codec)
         for section, sources in (("train", plan.tasks_train), ("eval", plan.tasks_eval))
@@ -294,6 +285,22 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
         disk=disk,
         built=built,
     )
+
+
+def _check_model(found: PlanChecks, built: tuple[Any, str], codec: ChatTokenizer | None, *, trains: bool) -> None:
+    """Check the model of a plan, built without weights, together with its tokenizer."""
+    plan, (net, why) = found.plan, built
+    if net is not None:
+        found.vocabulary = vocabulary = getattr(net.config.get_text_config(), "vocab_size", sys.maxsize)
+        if codec is not None and codec.size > vocabulary:
+            text = f"the tokenizer {codec.name!r} has {codec.size} tokens, and the model has embeddings of {vocabulary}"
+            found.notes.append(PlanFinding(found.tokenizer, f"{text}: prompts with one of the others are refused"))
+        found.unreachable_ends()
+        found.faults += [PlanFinding(*fault) for fault in model_faults(plan, net, trains=trains)]
+        found.notes += [PlanFinding(*note) for note in length_notes(plan, net)]
+    elif _loads(plan, trains=trains) and os.path.isdir(plan.model.path) and not found.of_model:
+        found.faults.append(PlanFinding("model.path", f"{why}; correct config.json, or use another model"))
+    found.faults += [PlanFinding(*fault) for fault in exact_faults(plan, net)]
 
 
 def _idle_evaluation(section: EvalSection) -> Iterator[PlanFinding]:

@@ -329,7 +329,15 @@ def unreadable(task: Task, codec: ChatTokenizer, ids: np.ndarray, *, asks: bool)
         asks: True if the workflow adds nothing to the prompt, which must then not be empty.
     """
     chat = None if isinstance(task.prompt, str) else task.prompt
-    texts = [str(task.prompt)] if chat is None else [_text_of(m) for m in chat if m.role != "assistant"]
+    texts = (
+        [str(task.prompt)]
+        if chat is None
+        else [
+            " ".join(part for part in parts_of(m.content) if isinstance(part, str))
+            for m in chat
+            if m.role != "assistant"
+        ]
+    )
     words = [word for text in texts[-1:] for word in text.split()]
     by = f"tokenizer {codec.name!r}"
     if not words:
@@ -355,10 +363,6 @@ def not_embedded(codec: ChatTokenizer, ids: np.ndarray, vocabulary: int) -> str:
         f"the tokenizer {codec.name!r} has {codec.size}: use the tokenizer that the model was made for, or enlarge the "
         "model with transformers (model.resize_token_embeddings(len(tokenizer)), model.save_pretrained)"
     )
-
-
-def _text_of(message: Message) -> str:
-    return " ".join(part for part in parts_of(message.content) if isinstance(part, str))
 
 
 def check_demonstrations(plan: Plan, tasks: Sequence[Task], codec: ChatTokenizer) -> None:

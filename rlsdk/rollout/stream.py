@@ -28,7 +28,7 @@ class TaskStream:
     Attributes:
         position: Number of tasks drawn so far, dropped ones included.
         dropped: Number of drawn tasks whose prompt exceeded the limit.
-        resized: What follows for a resumed run if the number of tasks has changed.
+        resized: Effect on a resumed run of a changed number of tasks, for the log.
     """
 
     resized: ClassVar[str] = "their order differs, so this epoch repeats some tasks and skips others"

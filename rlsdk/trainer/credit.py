@@ -53,7 +53,7 @@ class CreditAssigner:
             advantage: Resolved advantage.
             whiten: Normalise to mean 0 and variance 1 over the sampled tokens, after the advantage.
             clip: Maximum absolute advantage, after whitening.
-            top_entropy: Share of the sampled tokens, those of highest entropy, that keep their advantage.
+            top_entropy: Share of the sampled tokens that keep their advantage: those of highest entropy.
             reward_weights: Name of a part of the reward -> its weight.
         """
         self._shaping = list(shaping)
@@ -108,21 +108,6 @@ class CreditAssigner:
             train_steps: Number of training steps of the run.
             settle: Returns the result of an awaitable from an `async` component.
         """
-
-        def run(part: Any, x: CreditInputs) -> Any:
-            given = x.only(needs_of(part))
-            edits = given.edits
-            with calling(part):
-                result = part(given)
-                result = settle(result) if inspect.isawaitable(result) else result
-            if changed := [field for field, count in given.edits.items() if count != edits[field]]:
-                raise RunError(
-                    f"{title_of(part)} changed x.{changed[0]} in place, but the rest of the step reads it too: avoid "
-                    f"methods that end in '_', += and x.{changed[0]}[…] = … on it, or change a copy, "
-                    f"x.{changed[0]}.clone(){see_definition(part)}"
-                )
-            return result
-
         x = credit_inputs(
             batch.without_experts(),
             self.needs,
@@ -131,8 +116,8 @@ class CreditAssigner:
             reward_weights=self._reward_weights,
         )
         for part in self._shaping:
-            x = x.shaped(_checked(run(part, x), x, part))
-        result = run(self._advantage, x)
+            x = x.shaped(_checked(_call(part, x, settle), x, part))
+        result = _call(self._advantage, x, settle)
         fields: dict[str, np.ndarray] = {}
         if isinstance(result, Credit):
             fields["returns"] = _numpy(_checked(result.returns, x, self._advantage))
@@ -195,6 +180,26 @@ def _checked(result: Any, x: CreditInputs, part: Any) -> Tensor:
 
 def _numpy(values: Tensor) -> np.ndarray:
     return values.detach().float().numpy()
+
+
+def _call(part: Any, x: CreditInputs, settle: Callable[[Awaitable[Any]], Any]) -> Any:
+    """Call a shaping or an advantage with the fields that it reads, and return its result.
+
+    Raises:
+        RunError: It changed one of them in place.
+    """
+    given = x.only(needs_of(part))
+    edits = given.edits
+    with calling(part):
+        result = part(given)
+        result = settle(result) if inspect.isawaitable(result) else result
+    if changed := [field for field, count in given.edits.items() if count != edits[field]]:
+        raise RunError(
+            f"{title_of(part)} changed x.{changed[0]} in place, but the rest of the step reads it too: avoid "
+            f"methods that end in '_', += and x.{changed[0]}[…] = … on it, or change a copy, "
+            f"x.{changed[0]}.clone(){see_definition(part)}"
+        )
+    return result
 
 
 def credit_inputs(

@@ -23,7 +23,7 @@ from rlsdk.trainer.summary import EQUAL, NONZERO
 from rlsdk.types import Group, Rollout, Score
 
 TO_OLD = ("actor/ratio", "actor/ratio_max", "actor/kl_to_old", "actor/kl_to_behaviour")
-"""Metrics that compare the policy with what it was before the update, and with what the engine sampled from."""
+"""Metrics that compare the policy with the one before the update, and with the one that the engine sampled from."""
 
 
 def as_numbers(metrics: Mapping[str, Any], giver: str) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""An open run: folder, log, Ray, rollout store and report, with a clean end whatever happens."""
+"""An open run: its folder, log, Ray, rollout store and report, all closed properly however the run ends."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from rlsdk.types import Rollout, Task
 
 log = logging.getLogger(__name__)
 _LOOKED_AT = 32
-"""Number of tasks per source, spread over it, among which some with prompts within the run's limit are searched."""
+"""Number of tasks, spread over a source, that are searched for prompts within the run's limit."""
 _TRIED = 4
 """Maximum tasks per source for which answers are made up, each with another `Task.source`, such as a file."""
 
@@ -164,7 +164,7 @@ async def _fault(plan: Plan, part: RewardTerm, rollouts: Sequence[Rollout]) -> l
 
 
 def _columns(task: Task) -> str:
-    """Return advice if a task has no answer, but data in which it may be."""
+    """Return advice on a task without an answer, which another of its columns may hold."""
     if task.answer is not None or not task.metadata:
         return ""
     names = ", ".join(map(str, task.metadata))

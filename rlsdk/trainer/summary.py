@@ -69,7 +69,7 @@ class LearningMonitor:
         Args:
             metrics: Metrics of the step.
             taught: True if the step taught something.
-            role: Model that the step trained first of all; the critic while it warms up.
+            role: Main model that the step trained; the critic during its warm-up.
         """
         self.taught += taught
         self.empty = 0 if taught else self.empty + 1

@@ -19,6 +19,7 @@ import rlsdk
 from rlsdk.contracts import ActorSpec, Model, Request, Sampling, Weights
 from rlsdk.conversion import read_header
 from rlsdk.engines.cached import sample, uniforms
+from rlsdk.engines.checks import check_names, with_tied_head
 from rlsdk.engines.continuation import StopStrings, spread
 from rlsdk.engines.memory import vllm_memory
 from rlsdk.engines.pretrained import positions
@@ -27,7 +28,6 @@ from rlsdk.engines.vllm import Vllm
 from rlsdk.engines.vllm_arguments import engine_arguments
 from rlsdk.engines.vllm_model import parallel_faults
 from rlsdk.engines.vllm_worker import read_shared, share
-from rlsdk.engines.weight_checks import check_names, with_tied_head
 from rlsdk.errors import EngineError, OptionError
 from rlsdk.seeds import mix
 

@@ -12,7 +12,7 @@ from rlsdk.batch import Totals
 from rlsdk.contracts import GivesPrimitives, Model, Roles, SetsLearningRate, TrainBatch
 from rlsdk.errors import LearnerError
 from rlsdk.learners.deepspeed import DeepSpeedLearner
-from rlsdk.learners.open_steps import OpenSteps
+from rlsdk.learners.rank_calls import OpenSteps
 
 MODEL = Model(path="none")
 
