@@ -13,7 +13,7 @@ import yaml
 
 from rlsdk.errors import ConfigError
 from rlsdk.migration import python_files, shell
-from rlsdk.migration.rows import Choice, Framework, Given
+from rlsdk.migration.rows import Framework, Given, KeyRule, text, texts
 
 LARGEST = 1_000_000
 """Maximum bytes of a file; configurations have a hundredth of that."""
@@ -110,14 +110,16 @@ def given(source: ForeignConfig, framework: Framework) -> Given:
         flat[current] = value
         written |= {current: key} if current != key else {}
     for key, value in flat.items():
-        if (
-            isinstance(value, str)
-            and "${oc.env:" in value
-            and isinstance(getattr(framework.row(key), "read", 0), Choice)
-        ):
-            flat[key] = shell.from_environment(value, source.environ)
+        if isinstance(value, str) and "${oc.env:" in value and _is_setting(framework.row(key)):
+            flat[key] = shell.from_environment(value, source.environ) or value
     variant = next((defaults for name, defaults in framework.variants.items() if name in source.command), {})
     return Given(flat, source.tree, {**framework.defaults, **variant}, written)
+
+
+def _is_setting(row: KeyRule | None) -> bool:
+    """True if a key's value is no path, name or other text, in which an rlsdk config may refer to the environment."""
+    read = getattr(row, "read", text)
+    return read not in (text, texts) and getattr(read, "__name__", "") != "<lambda>"
 
 
 def flattened(value: Any, path: str = "", *, whole: Collection[str] = ()) -> Iterator[tuple[str, Any]]:

@@ -87,6 +87,7 @@ ESTIMATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """Estimator -> the algorithm whose other parts are replaced, and the advantage."""
 MANAGERS = ("naive", "batch", "prime", "dapo", "gdpo")
+BACKENDS = ("fsdp_config", "megatron", "veomni", "engine")
 LOSSES = ("vanilla", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "cispo", "dro", "dppo_tv", "dppo_kl")
 DPPO = ("dppo_tv", "dppo_kl")
 
@@ -102,6 +103,12 @@ def _steps(given: Given) -> int | None:
 def _asynchronous(given: Given) -> bool:
     """True for the fully asynchronous trainer, which trains on a number of mini-batches at a time."""
     return "async_training" in given.tree or "rollout.total_rollout_steps" in given.flat
+
+
+def _mode(given: Given) -> str:
+    """Mode of veRL's second trainer: sync, colocate_async or separate_async."""
+    on = given.read("trainer.use_v1", flag, True)
+    return str(given.get("trainer.v1.trainer_mode", "sync")) if on else "sync"
 
 
 def _batch(given: Given) -> int:
@@ -264,15 +271,14 @@ def _thresholds(value: Any) -> list[list[float]]:
     return [_bounds(each) for each in _listed(value)]
 
 
-def _correction(level: Any, given: Given) -> KeyOutcome:
+def _correction(level: str, given: Given) -> KeyOutcome:
     if str(given.get(f"{ACTOR}.policy_loss.loss_mode")) in DPPO:
         return KeyOutcome({}, "ignored", "the loss zoo/dppo takes the ratio to the sampler itself")
     if (taken := _ratio_taken(given)) is not None:
         return KeyOutcome({}, "ignored", f"with {taken}, the ratio of the loss is that to the engine's policy")
-    known = Choice({"token": "token", "sequence": "sequence"}, "rollout_is")(level)
     *low, high = given.read(f"{CORRECTION}.rollout_is_threshold", _bounds, [2.0])
     found = {"use": "mis", "low": low[0], "high": high} if low else {"use": "tis", "cap": high}
-    both = _masked(known, given) or _one_or_several([{**found, "level": known}, *_rejections(given)])
+    both = _masked(level, given) or _one_or_several([{**found, "level": level}, *_rejections(given)])
     return KeyOutcome({"algorithm.correction": both}, "mapped", "")
 
 
@@ -388,8 +394,9 @@ def _sampled_first(value: bool, given: Given) -> KeyOutcome:
 
 def _uses_megatron(given: Given) -> bool:
     """True for a learner with Megatron, whose weight decay leaves out biases and norms."""
-    chosen = "megatron" in (str(given.get(f"{ACTOR}.strategy")), str(given.get("model_engine")))
-    return chosen or bool(given.section(f"{ACTOR}.megatron"))
+    keys = (f"{ACTOR}.strategy", f"{ACTOR}.model_engine", "model_engine")
+    named = [from_environment(str(value), {}) for key in keys if (value := given.get(key)) is not None]
+    return "megatron" in named or (not named and bool(given.section(f"{ACTOR}.megatron")))
 
 
 def _warmup(value: Any, given: Given) -> KeyOutcome:
@@ -485,6 +492,23 @@ def _total(value: int, given: Given) -> KeyOutcome:
     return KeyOutcome({"steps": count(value)}, "mapped", "")
 
 
+def _ahead(_: str, given: Given) -> KeyOutcome:
+    """Batches that the asynchronous modes of veRL's second trainer sample in advance."""
+    mode = _mode(given)
+    if mode == "sync":
+        return KeyOutcome({}, "ignored", "rollouts are those of the current weights, the default")
+    batches = given.whole(f"trainer.v1.{mode}.num_warmup_batches")
+    values = {"rollout.max_staleness": batches, "rollout.partial_rollouts": True}
+    return KeyOutcome(values, "changed", "the batches sampled in advance; a group that becomes older is sampled again")
+
+
+def _oldest(value: Any, given: Given) -> KeyOutcome:
+    if _mode(given) == "sync":
+        return KeyOutcome({}, "ignored", "the trainer is synchronous")
+    note = "rollout.max_staleness is both the batches sampled in advance and the oldest age, after which a group is "
+    return KeyOutcome({}, "changed", note + "sampled again")
+
+
 def _tested(value: Any, given: Given) -> KeyOutcome:
     """Steps between evaluations; the fully asynchronous trainer counts weight syncs."""
     every = interval(value) * given.whole("async_training.trigger_parameter_sync_step", 4)
@@ -499,9 +523,7 @@ def _engine(name: str, given: Given) -> KeyOutcome:
 
 def _offload(key: str) -> Any:
     def give(value: Any, given: Given) -> KeyOutcome:
-        everything = any(
-            given.read(f"{ACTOR}.{backend}.param_offload", flag, False) for backend in ("fsdp_config", "megatron")
-        )
+        everything = any(given.read(f"{ACTOR}.{backend}.param_offload", flag, False) for backend in BACKENDS)
         if not flag(value):
             return KeyOutcome({}, "ignored", "off")
         stage = {"learner.zero_stage": 3, "learner.offload": "all"} if everything else {"learner.offload": "optimizer"}
@@ -632,7 +654,10 @@ def _finish(given: Given) -> dict[str, Any]:
     per_engine = (
         1 if str(given.get(f"{ROLLOUT}.name")) == "hf" else given.whole(f"{ROLLOUT}.tensor_model_parallel_size")
     )
-    if "rollout" in given.tree:  # engines on GPUs of their own
+    if _mode(given) == "separate_async":
+        apart = given.whole(f"{ROLLOUT}.nnodes") * given.whole(f"{ROLLOUT}.n_gpus_per_node", 8)
+        found |= layout_apart(apart, per_engine, _gpus(given))
+    elif "rollout" in given.tree:  # engines on GPUs of their own
         apart = given.whole("rollout.nnodes") * given.whole("rollout.n_gpus_per_node", 8)
         found |= layout_apart(apart, per_engine, _gpus(given))
         if not _asynchronous(given):
@@ -699,6 +724,7 @@ ROWS = (
     ignored("data.image_patch_size", "defined by the model's image processor", 14),
     ignored("data.return_multi_modal_inputs", "defined by the model's image processor"),
     missing("data.tool_config_path", "list functions in workflow: {use: tools, tools: [...]}", "tools.yaml"),
+    missing("data.function_tool_path", "list functions in workflow: {use: tools, tools: [FILE.py:NAME]}", "tools.py"),
     missing("data.custom_cls.**", "write a task source: @rlsdk.tasks (howto/tasks.md)", "x"),
     missing("data.sampler.**", "a class @rlsdk.sampler for rollout.sampler, or by_pass_rate; tasks.train: {sort_by: COLUMN} orders the data once (howto/tasks.md)", "x"),
     missing("data.datagen.**", "write a task source: @rlsdk.tasks (howto/tasks.md)", "x"),
@@ -731,7 +757,7 @@ ROWS = (
     missing(f"{MODEL}.override_config.**", "change config.json in the model's folder", 1),
     missing(f"{MODEL}.hf_config_path", "the config.json in the model's folder is read", "x"),
     unless(f"{MODEL}.use_liger", (False,), "there are no Liger kernels; learner.compile=true is similar", True),
-    unless(f"{MODEL}.use_fused_kernels", (False,), "not needed: losses never hold all logits at once", True),
+    ignored(f"{MODEL}.use_fused_kernels", "not needed: losses never hold all logits at once", True),
     ignored(f"{MODEL}.fused_kernel_options.**", "logits are always computed in chunks"),
     ignored(f"{MODEL}.use_shm", "models are read from their folder"),
     ignored(f"{MODEL}.enable_activation_offload", "activations stay on the device; learner.gradient_checkpointing drops them", False),
@@ -799,7 +825,14 @@ ROWS = (
     part(f"{ACTOR}.kl_loss_type", "algorithm.kl", KL, "low_var_kl"),
     changed(f"{ACTOR}.ulysses_sequence_parallel_size", "learner.sequence_parallel", count, 1,
             "must divide placement.learners and the number of attention heads"),
-    *(_offload(f"{ACTOR}.{backend}.{what}_offload") for backend in ("fsdp_config", "megatron") for what in ("param", "optimizer")),
+    *(_offload(f"{ACTOR}.{backend}.{what}_offload") for backend in BACKENDS for what in ("param", "optimizer")),
+    *(changed(f"{ACTOR}.veomni.{name}", "learner.sequence_parallel", count, 2, "must divide placement.learners and the number of attention heads")
+      for name in ("ulysses_parallel_size", "ulysses_sequence_parallel_size")),
+    same(f"{ACTOR}.veomni.attn_implementation", "learner.attention", ATTENTION, "flash_attention_2"),
+    unless(f"{ACTOR}.veomni.router_replay.mode", ("disabled",), "algorithm.correction: routing_replay", "R3"),
+    *(ignored(f"{ACTOR}.{section}.**", LEARNER_NOTE, 1) for section in ("veomni", "engine", "torchtitan")),
+    ignored(f"{ACTOR}.model_engine", LEARNER_NOTE, "megatron"),
+    ignored("actor@actor_rollout_ref.actor", "Hydra's choice of a file with veRL's defaults", "mlite_actor"),
     same(f"{ACTOR}.fsdp_config.dtype", "model.dtype", DTYPE, "bfloat16"),
     same(f"{ACTOR}.fsdp_config.mixed_precision.param_dtype", "model.dtype", DTYPE, "bf16"),
     same(f"{ACTOR}.fsdp_config.model_dtype", "model.dtype", DTYPE, "fp32",
@@ -866,7 +899,11 @@ ROWS = (
     unless(f"{ROLLOUT}.data_parallel_size", (1,), "placement.engines is the number of engines", 2),
     unless(f"{ROLLOUT}.pipeline_model_parallel_size", (1,), "engines have tensor parallelism only", 2),
     unless(f"{ROLLOUT}.expert_parallel_size", (1,), "engine.args accepts vLLM's own settings", 2),
+    ignored(f"{ROLLOUT}.engine_kwargs.vllm.max_model_len", "model.max_length counts prompt and response together", 2048),
     same(f"{ROLLOUT}.engine_kwargs.vllm.*", "engine.args", lambda v: v, 4, of_vllm),
+    same(f"{ROLLOUT}.engine_kwargs.vllm.compilation_config.*", "engine.args", lambda v: v, "FULL_AND_PIECEWISE",
+         lambda v, given: {f"engine.args.compilation_config.{given.key.rpartition('.')[2]}": v}),
+    missing(f"{ROLLOUT}.engine_kwargs.vllm.**", "put it into engine.args if vLLM's EngineArgs has it", 1),
     missing(f"{ROLLOUT}.engine_kwargs.**", "there is no such engine", 1),
     same(f"{ROLLOUT}.val_kwargs.n", "eval.samples", count, 4),
     ignored(f"{ROLLOUT}.val_kwargs.do_sample", "eval.temperature, eval.greedy", True),
@@ -953,7 +990,8 @@ ROWS = (
     part("algorithm.kl_ctrl.horizon", "algorithm.shaping", count, 10000),
     part("algorithm.kl_ctrl.target_kl", "algorithm.shaping", number, 0.1),
     part("algorithm.kl_penalty", "algorithm.shaping", KL, "kl"),
-    same(f"{CORRECTION}.rollout_is", "algorithm.correction", text, "token", _correction),
+    same(f"{CORRECTION}.rollout_is", "algorithm.correction", choice(("token", "sequence"), "rollout_is"), "token",
+         _correction),
     part(f"{CORRECTION}.rollout_is_threshold", "algorithm.correction algorithm.policy_loss.cap", _bounds, 2.0),
     changed(f"{CORRECTION}.rollout_rs", "algorithm.correction", _listed, "token_k1", "a correction", _rejected),
     part(f"{CORRECTION}.rollout_rs_threshold", "algorithm.correction", _thresholds, "0.5_2.0"),
@@ -1009,6 +1047,18 @@ ROWS = (
             lambda v, given: {"placement.device": v} if v in ("cuda", "cpu") else
             KeyOutcome({}, "missing", "rlsdk runs on CUDA and on CPUs")),
     ignored("trainer.balance_batch", "ranks always get equal numbers of tokens"),
+    ignored("trainer.use_v1", "batches are the same with both trainers", True),
+    changed("trainer.v1.trainer_mode", "rollout.max_staleness rollout.partial_rollouts",
+            choice(("sync", "colocate_async", "separate_async"), "the mode"), "colocate_async",
+            "the batches sampled in advance", _ahead),
+    *(part(f"trainer.v1.{mode}.num_warmup_batches", "rollout.max_staleness", whole, 1)
+      for mode in ("colocate_async", "separate_async")),
+    ignored("trainer.v1.separate_async.parameter_sync_step", "weights are sent after each batch of train_batch_size tasks", 4),
+    unless("trainer.v1.separate_async.hybrid_rollout.enable_switch", (False,), "the learner's GPUs do not sample", True),
+    *(changed(f"trainer.v1.sampler.max_off_policy_{name}", "rollout.max_staleness", lambda v: v, sample, "", _oldest)
+      for name, sample in (("threshold", 8), ("strategy", "drop"))),
+    missing("trainer.v1.sampler.custom_sampler.**", "write a buffer: @rlsdk.buffer (howto/buffer.md)", "x"),
+    missing("trainer.v1.sampler.sampler_kwargs.**", "write a buffer: @rlsdk.buffer (howto/buffer.md)", "x"),
     ignored("trainer.**", "not needed in rlsdk", 1),
     # The asynchronous trainers
     part("rollout.nnodes", "placement.engines", count, 1, "engines have GPUs of their own"),
@@ -1081,6 +1131,7 @@ FRAMEWORK = Framework(
         "reward.custom_reward_function.path": "custom_reward_function.path",
         "reward.custom_reward_function.name": "custom_reward_function.name",
         "reward.reward_manager.name": "reward_model.reward_manager",
+        "reward.reward_kwargs.": "reward_model.reward_kwargs.",
         "reward.reward_model.enable": "reward_model.enable",
         "reward.reward_model.model_path": "reward_model.model.path",
         f"{ACTOR}.policy_loss.tau_pos": f"{ACTOR}.tau_pos",

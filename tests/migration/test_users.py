@@ -1344,3 +1344,59 @@ def test_weight_decay_leaves_out_biases_and_norms_where_the_other_trainer_does(n
     learner = migrate(name, words, {}).config["learner"]
     assert learner.get("weight_decay_on") == parameters
     assert parameters is None or learner["weight_decay"] > 0
+
+
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+@pytest.mark.parametrize(
+    ("words", "staleness", "apart"),
+    [
+        ([], None, False),
+        (["trainer.v1.trainer_mode=sync", "trainer.v1.colocate_async.num_warmup_batches=2"], None, False),
+        (["trainer.use_v1=False", "trainer.v1.trainer_mode=separate_async"], None, False),
+        (["trainer.v1.trainer_mode=colocate_async", "trainer.v1.colocate_async.num_warmup_batches=2"], 2, False),
+        (["trainer.v1.trainer_mode=separate_async", "trainer.v1.sampler.max_off_policy_threshold=4"], 1, True),
+    ],
+)
+def test_the_modes_of_verls_second_trainer_set_how_far_sampling_is_ahead(folder, words, staleness, apart):
+    sizes = ["data.train_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=16", f"{ROLLOUT}.n=4"]
+    gpus = ["trainer.n_gpus_per_node=4", f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=2"]
+    more = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.model.path=model", "data.train_files=train.parquet"]
+    found = migrate("verl", [*sizes, *gpus, *more, "custom_reward_function.path=my_reward.py", *words], {})
+    config = check(found.config).config
+    assert (config.batch_size, config.minibatches, config.rollout.sync_interval) == (64, 4, 1)
+    assert (config.rollout.max_staleness, config.rollout.partial_rollouts) == (staleness or 0, True)
+    placement = config.placement
+    assert (placement.learners, placement.engines, placement.gpus_per_engine) == (4, 2, 2)
+    assert placement.colocate is not apart
+    assert not [entry.key for entry in found.entries if entry.status == "missing"]
+
+
+@pytest.mark.parametrize("section", ["reward", "reward_model"])
+def test_verls_penalty_of_long_answers_in_both_of_its_places(section):
+    options = ["enable=True", "len=128", "penalty_factor=0.5"]
+    words = [f"{section}.reward_kwargs.overlong_buffer_cfg.{option}" for option in options]
+    found = migrate("verl", [*words, f"{section}.reward_kwargs.max_resp_len=512"], {})
+    shaping = {"use": "overlong", "max_length": 512, "buffer": 128, "penalty": 0.5}
+    assert found.config["algorithm"]["shaping"] == [shaping]
+    assert {entry.status for entry in found.entries} <= {"mapped", "changed"}
+
+
+def test_variables_of_a_script_have_their_fallbacks_in_all_settings_but_texts(tmp_path):
+    names = {"rollout_is": "W:-token", "rollout_is_threshold": "T:-0.5_4.0", "rollout_rs": "R:-seq_mean_k2"}
+    words = [f"algorithm.rollout_correction.{name}=${{{value}}}" for name, value in names.items()]
+    words += ["algorithm.rollout_correction.rollout_rs_threshold=${M:-0.2}", "trainer.experiment_name=${N:-run}"]
+    script = tmp_path / "run.sh"
+    script.write_text("python3 -m verl.trainer.main_ppo " + " ".join(words))
+    found = migrate("verl", [str(script)], {"T": "4.0"})
+    mask = {"use": "divergence_mask", "estimator": "k2", "level": "mean", "threshold": 0.2}
+    assert found.config["algorithm"]["correction"] == [{"use": "tis", "cap": 4.0, "level": "token"}, mask]
+    assert found.config["name"] == "${oc.env:N,run}"
+
+
+def test_arguments_of_vllm_within_arguments_are_kept():
+    words = ["compilation_config.cudagraph_mode=FULL_AND_PIECEWISE", "max_model_len=2048"]
+    found = migrate("verl", [f"+{ROLLOUT}.engine_kwargs.vllm.{word}" for word in words], {})
+    assert found.config["engine"]["args"] == {"compilation_config": {"cudagraph_mode": "FULL_AND_PIECEWISE"}}
+    assert not [entry.key for entry in found.entries if entry.status == "missing"]
