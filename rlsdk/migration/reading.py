@@ -117,7 +117,7 @@ def given(source: ForeignConfig, framework: Framework) -> Given:
 
 
 def _is_setting(row: KeyRule | None) -> bool:
-    """True for a number, a choice or the like; a text or path in an rlsdk config may refer to the environment itself."""
+    """True for numbers, choices and the like; texts in an rlsdk config may refer to the environment themselves."""
     read = getattr(row, "read", text)
     return read not in (text, texts) and getattr(read, "__name__", "") != "<lambda>"
 
