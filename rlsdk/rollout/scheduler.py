@@ -92,6 +92,10 @@ class Streams(Protocol):
         """Note the group of a task that was drawn."""
         ...
 
+    def repeat(self, source: str, position: int) -> None:
+        """Expect another group of a task whose last one was noted but is sampled again."""
+        ...
+
     def learn(self) -> None:
         """Choose later tasks by the groups noted so far; called before each batch."""
         ...
@@ -281,6 +285,9 @@ class RolloutScheduler:
         back = set(kept.values())
         ways = [(s, p) for s, found in state["on_the_way"].items() for p in found if s in self._streams.names]
         again = [way for way in ways if way not in back]
+        for source, position, number in state.get("kept", ()):
+            if source in self._streams.names and number not in groups:
+                self._streams.repeat(source, position)
         for source, position in again:
             self._ledger.issue(source, self._streams.at(source, position), position)
         return len(again)
@@ -366,6 +373,8 @@ class RolloutScheduler:
                     self._ledger.move(record, TaskStatus.EXPIRED)
                     if self._limits.tail < 0:
                         self._ledger.move(record, TaskStatus.FILTERED)
+                    else:
+                        self._streams.repeat(record.source, record.position)
                     self.expired += 1
                 elif (priority := priority_of(self._policy, record.group, step=step, uses=0)) is None:
                     self._ledger.move(record, TaskStatus.FILTERED)

@@ -100,6 +100,9 @@ class TaskStream:
     def note(self, position: int, group: Group) -> None:
         """Note a group that was sampled; only a sampler reads it."""
 
+    def repeat(self, position: int) -> None:
+        """Expect another group of a task whose last one was noted but is sampled again; only a sampler reads it."""
+
     def learn(self) -> None:
         """Let a sampler learn from the groups noted so far."""
 
@@ -147,8 +150,8 @@ class SampledStream(TaskStream):
         super().__init__(*args, **options)
         self._sampler = sampler
         self._open = np.ones(len(self), np.bool_)  # of prompts that are not known to be too long
-        self._busy = np.zeros(len(self), np.bool_)  # with rollouts in progress
-        self._waiting: dict[int, Group] = {}
+        self._expected = np.zeros(len(self), np.int32)  # groups of each task that `learn` has not seen yet
+        self._waiting: list[tuple[int, Group]] = []
 
     def draw(self) -> tuple[Task, int]:
         """Return the next task whose prompt fits, and its position for `at`.
@@ -158,7 +161,7 @@ class SampledStream(TaskStream):
             RunError: The sampler chose no available task.
         """
         while self._open.any():
-            idle = self._open & ~self._busy
+            idle = self._open & (self._expected == 0)
             available = np.flatnonzero(idle if idle.any() else self._open)
             position = self.position * len(self)
             with calling(self._sampler):
@@ -172,7 +175,7 @@ class SampledStream(TaskStream):
             self.position += 1
             task = self._tasks[index]
             if self._fits(task):
-                self._busy[index] = True
+                self._expected[index] += 1
                 return task, position + index
             self._open[index] = False
         raise self._none_fits()
@@ -183,14 +186,19 @@ class SampledStream(TaskStream):
 
     def note(self, position: int, group: Group) -> None:
         """Keep a group that was sampled, until `learn`."""
-        self._waiting[position] = group
+        self._waiting.append((position, group))
+
+    def repeat(self, position: int) -> None:
+        """Do not offer a task until it has been sampled again."""
+        self._expected[position % len(self)] += 1
 
     def learn(self) -> None:
         """Give the sampler the groups since the last call, in the order of their draws."""
-        waiting, self._waiting = self._waiting, {}
-        for position, group in sorted(waiting.items()):
+        waiting, self._waiting = self._waiting, []
+        for position, group in sorted(waiting, key=lambda noted: noted[0]):
             index = position % len(self)
-            self._busy[index] = False
+            # Checkpoints of earlier versions do not expect a second group of a task whose first one had expired.
+            self._expected[index] = max(self._expected[index] - 1, 0)
             with calling(self._sampler):
                 self._sampler.note(index, group)
 
@@ -221,7 +229,7 @@ class SampledStream(TaskStream):
         """Return what a resumed run needs besides the position, as plain JSON."""
         self.learn()
         own = memory_of(self._sampler)
-        long, busy = (np.flatnonzero(mask).tolist() for mask in (~self._open, self._busy))
+        long, busy = np.flatnonzero(~self._open).tolist(), np.repeat(np.arange(len(self)), self._expected).tolist()
         return {"sampler": {"long": long, "busy": busy, "state": None if own is None else own.state()}}
 
     def remember(self, memory: Mapping[str, Any]) -> None:
@@ -229,7 +237,7 @@ class SampledStream(TaskStream):
         if (then := memory.get("sampler")) is not None:
             size = len(self)
             self._open[[index for index in then["long"] if index < size]] = False
-            self._busy[[index for index in then["busy"] if index < size]] = True
+            np.add.at(self._expected, [index for index in then["busy"] if index < size], 1)
             own = memory_of(self._sampler)
             if own is not None and then["state"] is not None:
                 own.restore(then["state"])
@@ -358,6 +366,10 @@ class TaskStreams:
     def note(self, source: str, position: int, group: Group) -> None:
         """Note the group of a task that was drawn."""
         self._sources[source].stream.note(position, group)
+
+    def repeat(self, source: str, position: int) -> None:
+        """Expect another group of a task whose last one was noted but is sampled again."""
+        self._sources[source].stream.repeat(position)
 
     def learn(self) -> None:
         """Let samplers learn from the groups noted so far."""

@@ -61,6 +61,9 @@ class Sums:
     def note(self, source: str, position: int, group: Group) -> None:
         """Nothing."""
 
+    def repeat(self, source: str, position: int) -> None:
+        """Nothing."""
+
     def learn(self) -> None:
         """Nothing."""
 

@@ -60,6 +60,9 @@ class Bench:
     def note(self, source: str, position: int, group: Group) -> None:
         self.noted.append((source, position))
 
+    def repeat(self, source: str, position: int) -> None:
+        self.noted.append(("repeat", source, position))
+
     def learn(self) -> None:
         self.noted.append("learn")
 

@@ -6,17 +6,19 @@ import asyncio
 import json
 import math
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlsdk.contracts.rollouts import TaskStatus
+from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.errors import RunError
 from rlsdk.rollout.staleness import StalenessPolicy
+from rlsdk.rollout.stream import SampledStream, Source, TaskStreams
 from rlsdk.simulation.clock import VirtualLoop, run_virtually
-from rlsdk.types import Group
+from rlsdk.types import Group, Task
 from tests.rollout.bench import Bench
 
 
@@ -51,6 +53,60 @@ async def test_groups_that_are_too_old_are_sampled_again_and_never_taken() -> No
     assert {int(t.group.rollouts[0].policy_versions[1]) for t in taken if t.group} == set()  # let go of
     assert bench.drawn == 16  # those that expired are tasks again, before any fresh one
     assert all(t.attempts == 2 for t in taken)
+
+
+class Sampled(Bench):
+    """A bench with two sources of forty tasks, of which samplers choose those with the least index."""
+
+    def __init__(self, limits: StalenessPolicy) -> None:
+        self.running: list[Task] = []
+        self.twice: list[str] = []
+        sampler = SimpleNamespace(draw=lambda available, random: int(available[0]), note=lambda index, group: None)
+        tasks = {name: [Task(id=f"{name}{i}", prompt="x") for i in range(40)] for name in self.names}
+        self.tasks = TaskStreams(
+            [Source(name, 1.0, SampledStream(sampler, tasks[name], 0, lambda _: 1, 9, "drop")) for name in tasks]
+        )
+        super().__init__(limits)
+
+    def draw(self, source: str) -> tuple[Task, int]:
+        return self.tasks.draw(source)
+
+    def note(self, source: str, position: int, group: Group) -> None:
+        self.tasks.note(source, position, group)
+
+    def repeat(self, source: str, position: int) -> None:
+        self.tasks.repeat(source, position)
+
+    def learn(self) -> None:
+        self.tasks.learn()
+
+    async def make(self, record: TaskRecord) -> Group:
+        self.twice += [task.id for task in self.running if task.id == record.task.id]
+        self.running.append(record.task)
+        made = await super().make(record)
+        self.running.remove(record.task)
+        return made
+
+
+@pytest.mark.parametrize("tail", [0, 2])
+async def test_a_sampler_does_not_choose_an_expired_task_that_is_sampled_again(tail: int) -> None:
+    bench = Sampled(StalenessPolicy(ahead=2, limit=1, oversample=0.5, tail=tail))
+    for step in range(6):
+        await bench.step(step)
+        await asyncio.sleep(0.05)  # all groups ahead are there, of the weights before this step, and expire
+    assert bench.scheduler.expired > 8
+    assert bench.twice == []
+
+
+async def test_a_sampler_does_not_choose_the_tasks_of_groups_that_a_resumed_run_has_lost() -> None:
+    limits = StalenessPolicy(ahead=1, limit=9)
+    bench, other = Sampled(limits), Sampled(limits)
+    await bench.step(0)
+    await asyncio.sleep(0.05)  # the next batch is complete: a3, a4, a5 and b1
+    other.tasks.restore(bench.tasks.state())
+    assert other.scheduler.restore(json.loads(json.dumps(bench.scheduler.state())), {}) == 4
+    await bench.scheduler.pause()
+    assert [other.draw("a")[0].id for _ in range(4)] == ["a0", "a1", "a2", "a6"]
 
 
 async def test_a_slow_group_delays_no_other() -> None:

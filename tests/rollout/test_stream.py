@@ -187,6 +187,26 @@ def test_tasks_in_progress_at_a_checkpoint_are_not_offered_after_it() -> None:
     assert sampler.offered == [[index for index in range(7) if str(index) not in busy]]
 
 
+def test_a_task_whose_group_expired_is_not_offered_until_it_has_been_sampled_again() -> None:
+    sampler = Least()
+    tasks = sampled(sampler)
+    (first, at), (second, also_at) = tasks.draw("a"), tasks.draw("a")
+    tasks.note("a", at, done(first))
+    tasks.repeat("a", at)  # before the sampler has learned of the group
+    tasks.note("a", also_at, done(second))
+    tasks.learn()
+    tasks.repeat("a", also_at)  # after it
+    busy, resumed = {int(first.id), int(second.id)}, sampled(Least())
+    resumed.restore(tasks.state())
+    for each in (tasks, resumed):
+        assert {each.draw("a")[0].id for _ in range(5)} == {str(i) for i in range(7) if i not in busy}
+        for task, position in ((first, at), (second, also_at)):
+            each.note("a", position, done(task))
+        each.learn()
+        assert {int(each.draw("a")[0].id) for _ in range(2)} == busy
+    assert sampler.noted == [int(first.id), int(second.id)] * 2
+
+
 class Weighing(Least):
     """A sampler whose source weighs as much as the rewards of its groups, and which reports it."""
 
