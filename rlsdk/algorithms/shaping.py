@@ -63,6 +63,7 @@ class KLPenalty:
     target: float | None = attrs.field(default=None)
     horizon: Count = HORIZON
     value: float = attrs.field(init=False)
+    _reported: dict[str, float] = attrs.field(init=False, factory=dict)
 
     @target.validator
     def _positive(self, _: Any, target: float | None) -> None:
@@ -79,12 +80,17 @@ class KLPenalty:
         sampled = SampledTokens.of(x)
         divergence = ESTIMATORS[self.estimator](sampled.take(x.logprobs), sampled.take(x.ref_logprobs))
         rewards = sampled.put(sampled.rewards(x) - self.value * divergence)
+        self._reported = {"kl": float(divergence.mean()), "coef": self.value} if len(divergence) else {}
         some = sampled.counts > 0
         if self.target is not None and bool(some.any()):
             means = (row_sums(divergence, sampled.counts) / sampled.counts)[some]
             error = min(max(float(means.mean()) / self.target - 1, -ERROR_BOUND), ERROR_BOUND)
             self.value *= 1 + error * len(means) / self.horizon
         return rewards
+
+    def metrics(self) -> dict[str, float]:
+        """Return the mean KL of the last batch's tokens, and the coefficient that it was multiplied by."""
+        return self._reported
 
     def state(self) -> dict[str, float]:
         """Return the current coefficient; empty if it is fixed."""

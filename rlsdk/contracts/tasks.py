@@ -111,12 +111,13 @@ class WeighsSource(Protocol):
 
 @runtime_checkable
 class ReportsMetrics(Protocol):
-    """Optional interface of a sampler that reports what it has drawn."""
+    """Optional interface of a sampler, a shaping or an advantage that reports metrics."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Return metrics since the last call, which a run logs at every step as `sampler/NAME`.
+        """Return metrics since the last call, which a run logs at every step.
 
-        With several sources, they are logged as `sampler/SOURCE/NAME`.
+        Those of a sampler are logged as `sampler/NAME`, with several sources as `sampler/SOURCE/NAME`; those of a
+        shaping or an advantage as `shaping/COMPONENT/NAME` and `advantage/COMPONENT/NAME`.
         """
         ...
 

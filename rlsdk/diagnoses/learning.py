@@ -48,9 +48,10 @@ def kl_runaway(
 ) -> Finding | None:
     """The policy drifts too far: from the reference model, or within the updates on a single batch.
 
-    Reads `actor/ref_kl` and `actor/kl_to_old`, in nats per token. Spinning Up stops a PPO update early at 0.015, and
-    its authors call values above 0.02 a warning; five times that is no longer a trust region. With a KL penalty, runs
-    stay within a tenth of a nat per token of the reference model.
+    Reads `actor/ref_kl` (or `shaping/kl_penalty/kl`, if the KL is in the reward) and `actor/kl_to_old`, in nats per
+    token. Spinning Up stops a PPO update early at 0.015, and its authors call values above 0.02 a warning; five times
+    that is no longer a trust region. With a KL penalty, runs stay within a tenth of a nat per token of the reference
+    model.
 
     Args:
         history: Metrics so far.
@@ -62,13 +63,14 @@ def kl_runaway(
     for name, limit, what in (
         ("actor/kl_to_old", update, "the updates on one batch move the policy by"),
         ("actor/ref_kl", reference, "the policy's KL to the reference model is"),
+        ("shaping/kl_penalty/kl", reference, "the policy's KL to the reference model is"),
     ):
         kl = history[name]
         if history.current(kl, least) and (now := kl.last(window).mean) >= limit:
             return Finding(
                 f"{what} {now:.3g} nats per token ({name}, limit {limit:g})",
                 "lower learner.lr or the number of updates per batch (minibatches, passes); for the reference KL, "
-                "raise algorithm.kl_coef",
+                f"raise {'the coef of the shaping kl_penalty' if 'kl_penalty' in name else 'algorithm.kl_coef'}",
                 "critical",
                 kl.name,
             )

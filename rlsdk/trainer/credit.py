@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlsdk.batch import Credit, CreditInputs
 from rlsdk.batch.arithmetic import adjusted, of_top_entropy
-from rlsdk.components import calling, needs_of, see_definition, title_of
+from rlsdk.components import calling, component_of, needs_of, see_definition, title_of
 from rlsdk.config import Plan
 from rlsdk.contracts import memory_of
 from rlsdk.contracts.tasks import label_of
@@ -26,6 +26,7 @@ from rlsdk.learners.metrics import MetricAccumulator
 from rlsdk.plurals import counted
 from rlsdk.rollout.step_batch import StepBatch
 from rlsdk.schedules import Schedule, at
+from rlsdk.trainer.metrics import as_numbers
 
 if TYPE_CHECKING:
     from rlsdk.contracts.training import LearnerHandle, TrainBatch
@@ -135,6 +136,22 @@ class CreditAssigner:
         if "returns" in padded and "values" in batch.fields:
             padded["returns"][batch.sampled_tokens :] = batch.fields["values"][batch.sampled_tokens :]
         return attrs.evolve(batch, arrays=batch.arrays.with_tokens(**padded))
+
+    def metrics(self) -> dict[str, float]:
+        """Return what shapings and advantage report of the last batch, as `KIND/NAME/…`.
+
+        Raises:
+            RunError: A component reports something other than numbers.
+        """
+        found: dict[str, float] = {}
+        for part in self._parts():
+            component, report = component_of(part), getattr(part, "metrics", None)
+            if component is None or not callable(report):
+                continue
+            with calling(part):
+                numbers = as_numbers(dict(report()), title_of(part))
+            found |= {f"{component.kind}/{component.name}/{k}": v for k, v in numbers.items() if v is not None}
+        return found
 
     def state(self) -> dict[str, Any]:
         """Return the state of stateful components as plain JSON, by position in the chain and name."""

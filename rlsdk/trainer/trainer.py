@@ -318,6 +318,7 @@ class Trainer:
         if "old_logprobs" not in batch.arrays.tokens:  # demonstrations are compared with no earlier policy
             metrics = {name: value for name, value in metrics.items() if name not in TO_OLD}
         metrics |= {f"schedule/{name}": each.at(self.version) for name, each in self.plan.schedules.items()}
+        metrics |= self.credit.metrics()
         if self.plan.sampled:
             recomputed = self.plan.config.old_logprobs == "learner"
             metrics |= update_metrics(batch, self.version, recomputed=recomputed, ahead=self.runs_ahead)

@@ -41,7 +41,9 @@ def test_the_adaptive_coefficient_steers_to_its_target():
     logp = torch.tensor([[-1.0, -1.0], [-1.0, -1.0]])
     x = batch([0.0, 0.0], logprobs=logp, ref_logprobs=logp - torch.tensor([[0.2, 0.2], [0.4, 0.4]]))  # KL 0.3
     penalty = rlsdk.load("shaping", "kl_penalty", coef=0.5, target=0.25, horizon=10)
+    assert penalty.metrics() == {}
     assert penalty(x).tolist() == pytest.approx([-0.1, -0.1, -0.2, -0.2])
+    assert penalty.metrics() == {"kl": pytest.approx(0.3), "coef": 0.5}  # which this batch was shaped by
     assert penalty.value == pytest.approx(0.5 * (1 + 0.2 * 2 / 10))  # 0.3 / 0.25 - 1 = 0.2, at the bound
     assert penalty(x).tolist() == pytest.approx([v * 1.04 for v in (-0.1, -0.1, -0.2, -0.2)])
     low = rlsdk.load("shaping", "kl_penalty", coef=0.5, target=0.32, horizon=10)

@@ -141,6 +141,12 @@ def test_sampling_ahead_explains_a_kl_to_the_sampler() -> None:
     assert rule(history(actor__kl_to_behaviour=0.3, staleness__max=1.0)) is None
 
 
+def test_a_kl_in_the_reward_is_followed_like_one_in_the_loss() -> None:
+    found = rlsdk.load("diagnosis", "kl_runaway")(history(**{"shaping/kl_penalty/kl": lambda s: 0.02 * s}))
+    assert "KL to the reference model is 0.71 nats per token (shaping/kl_penalty/kl, limit 0.3)" in found.message
+    assert found.advice.endswith("raise the coef of the shaping kl_penalty")
+
+
 def test_skipped_updates_of_the_critic_are_found_beside_an_actor_that_learns() -> None:
     rule = rlsdk.load("diagnosis", "skipped_updates")
     found = rule(history(3, actor__skipped_updates=0.0, critic__skipped_updates=2.0))

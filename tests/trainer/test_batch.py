@@ -309,6 +309,31 @@ def test_memory_follows_its_component_in_a_chain_that_has_changed(caplog: pytest
     assert "shaping 'reward_norm' is not in the checkpoint; it starts without state" in caplog.text
 
 
+@rlsdk.shaping("counting")
+class Counting:
+    """Counts its calls, and reports them."""
+
+    calls: Any = 0
+
+    def __call__(self, x: rlsdk.CreditInputs) -> torch.Tensor:
+        self.calls += 1
+        return x.rewards
+
+    def metrics(self) -> dict[str, Any]:
+        return {"calls": self.calls, "of_no_call": None}
+
+
+def test_shapings_and_advantages_report_metrics_under_their_names() -> None:
+    parts = [rlsdk.load("shaping", Counting), rlsdk.load("shaping", "overlong")]
+    assigner = CreditAssigner(parts, rlsdk.load("advantage", "grpo"))
+    assert assigner.metrics() == {"shaping/counting/calls": 0.0}
+    parts[0].calls = np.int64(3)
+    assert assigner.metrics() == {"shaping/counting/calls": 3.0}
+    parts[0].calls = "many"
+    with pytest.raises(RunError, match=r"shaping 'counting'.*'many'"):
+        assigner.metrics()
+
+
 def test_an_error_of_an_advantage_names_it_and_its_line() -> None:
     @rlsdk.advantage("fails")
     async def fails(x: rlsdk.CreditInputs) -> torch.Tensor:
