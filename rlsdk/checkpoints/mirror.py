@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from glob import escape
@@ -292,20 +292,33 @@ def local_copy(run: str | Path, *, step: int | None = None, checkpoint: bool = T
                 which = "has no complete checkpoint" + ("" if step is None else f" of step {step}")
                 listed = f"; there are: {', '.join(map(str, uploaded))}" if uploaded else ""
                 raise CheckpointError(f"{remote.url} {which}{listed}")
-            wanted = list(uploaded) if step is None else [step]
-            while True:
-                found, folder = wanted.pop(), scratch / str(len(wanted))
-                try:
-                    copies.fetch(remote, uploaded[found], folder, checkpoint=checkpoint)
-                    if checkpoint and wanted:
-                        Checkpoints(folder, 1).verify(found, "model")
-                    break
-                except DamagedCheckpointError as error:
-                    if not wanted:
-                        raise
-                    log.warning("the checkpoint of step %d in %s is skipped: %s", found, remote.url, error)
-                    shutil.rmtree(folder, ignore_errors=True)
+            wanted = [*uploaded.values()] if step is None else [uploaded[step]]
+            folder = _newest_intact(remote, wanted, scratch, checkpoint=checkpoint)
         yield folder
+
+
+def _newest_intact(remote: RemoteFolder, uploaded: Sequence[Copy], scratch: Path, *, checkpoint: bool) -> Path:
+    """Download the newest intact checkpoint and return its folder; the oldest is downloaded without a check.
+
+    Args:
+        remote: Remote folder of the run.
+        uploaded: Its checkpoints, oldest first.
+        scratch: Parent folder of the downloads.
+        checkpoint: False to download only the run's own files.
+    """
+    left = list(uploaded)
+    while True:
+        copy, folder = left.pop(), scratch / str(len(left))
+        try:
+            copies.fetch(remote, copy, folder, checkpoint=checkpoint)
+            if checkpoint and left:
+                Checkpoints(folder, 1).verify(copy.step, "model")
+            return folder
+        except DamagedCheckpointError as error:
+            if not left:
+                raise
+            log.warning("the checkpoint of step %d in %s is skipped: %s", copy.step, remote.url, error)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def uploads(url: str) -> dict[int, Copy]:

@@ -81,13 +81,9 @@ async def rehearse(plan: Plan, tasks: Sequence[Sequence[Task]]) -> Rehearsal:
     faults: list[str] = []
     with marked_early():
         for rollouts in await _answered(plan, tasks):
-            task = rollouts[0].task
             for path, part in parts.items():
-                if path not in reasons and part.rule.applies(task):
-                    try:
-                        faults += [f"{path}: {text}" for text in await _fault(plan, part, rollouts)]
-                    except DataError as error:
-                        raise ConfigError([f"{path}: {part.rule.name!r}: {error}{_columns(task)}"]) from error
+                if path not in reasons and part.rule.applies(rollouts[0].task):
+                    faults += await _faults(plan, path, part, rollouts)
     if faults and workflow.one_answer and plan.config.max_invalid < 1:
         raise ConfigError(faults)
     names = {path: parts[path].rule.name for path in reasons}
@@ -143,21 +139,35 @@ def _next(texts: Iterator[str], _: str) -> str:
     return next(texts)
 
 
-async def _fault(plan: Plan, part: RewardTerm, rollouts: Sequence[Rollout]) -> list[str]:
-    """Return a fault if a term can score none of the rollouts, or if a score depends on the rest of its batch."""
+async def _faults(plan: Plan, path: str, part: RewardTerm, rollouts: Sequence[Rollout]) -> list[str]:
+    """Return a fault if a term can score none of the rollouts, or if a score depends on the rest of its batch.
+
+    Args:
+        plan: The plan.
+        path: Setting that names the term.
+        part: The term.
+        rollouts: Rollouts of one task.
+
+    Raises:
+        ConfigError: The task lacks what the term needs.
+    """
+    task = rollouts[0].task
     scorer = Scorer([attrs.evolve(part, rule=RewardSpec(part.rule.name))], plan.config.scoring)
     try:
         scores = await scorer.score_group(rollouts)
         if not any(score.valid for score in scores):  # a reward for groups is called once, and may fail occasionally
             scores = await scorer.score_group(rollouts)
         if any(score.valid for score in scores):
-            return await _compares(part, scorer, rollouts) if _may_be_split(part) else []
+            return (
+                [f"{path}: {text}" for text in await _compares(part, scorer, rollouts)] if _may_be_split(part) else []
+            )
+    except DataError as error:
+        raise ConfigError([f"{path}: {part.rule.name!r}: {error}{_columns(task)}"]) from error
     finally:
         scorer.close()
-    task = rollouts[0].task
     reference = "which has no reference answer" if task.answer is None else "its reference answer among them"
     return [
-        f"{part.rule.name!r} could score none of {len(rollouts)} made-up answers to task {task.id!r}, "
+        f"{path}: {part.rule.name!r} could score none of {len(rollouts)} made-up answers to task {task.id!r}, "
         f"{reference}: {scores[0].reason}. A wrong answer should get a low score, never an error. "
         "Fix the reward (`rlsdk score` tries it on your own texts), or skip this trial: scoring.trial=false"
     ]

@@ -6,7 +6,7 @@ import itertools
 import json
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -141,14 +141,7 @@ def prepare_folder(
         remove_run(folder)
     used = (folder / KEPT).exists()
     trained = used and _has_trained(folder)
-    if trained and not resumes:
-        ways = (
-            "continue it with --resume, delete it with --overwrite (in Python: resume=True, overwrite=True), or choose "
-            "another name=…"
-        )
-        raise ConfigError([f"name: {folder} already holds a run; {ways}"])
-    if not used and is_foreign(folder):
-        raise ConfigError([f"name: {folder} contains files that are not a run of rlsdk; choose another name=…"])
+    _check_free(folder, used=used, trained=trained and not resumes)
     found = differences(plan) if used else []
     grave = [each for each in found if not each.harmless]
     if grave and trained and not allow_changes:
@@ -171,9 +164,7 @@ def prepare_folder(
         if not used:
             notices.append(f"the run's folder has no {KEPT}: the settings are not compared with the previous ones")
     mark(folder)
-    for later, fault in newer.items():
-        aside = checkpoints.set_aside(later, "damaged" if fault else "superseded")
-        notices.append(f"{fault or f'the checkpoint of step {later} is superseded'}; it is kept as {aside.name}")
+    notices += _set_aside_newer(checkpoints, newer)
     if newer:
         which = ", the newest intact one" if isinstance(resume, bool) else ""
         notices.append(f"the run continues from the checkpoint of step {step}{which}")
@@ -186,6 +177,18 @@ def prepare_folder(
     if changed and step is not None:
         return Prepared(step, tuple(notices), keep)
     return Prepared(step, (*notices, *keep()))
+
+
+def _check_free(folder: Path, *, used: bool, trained: bool) -> None:
+    """Refuse a folder that holds what a run would delete: a run that has `trained`, or files of something else."""
+    if trained:
+        ways = (
+            "continue it with --resume, delete it with --overwrite (in Python: resume=True, overwrite=True), or choose "
+            "another name=…"
+        )
+        raise ConfigError([f"name: {folder} already holds a run; {ways}"])
+    if not used and is_foreign(folder):
+        raise ConfigError([f"name: {folder} contains files that are not a run of rlsdk; choose another name=…"])
 
 
 def _has_trained(folder: Path) -> bool:
@@ -266,6 +269,15 @@ def _chosen(checkpoints: Checkpoints, resume: bool | int) -> tuple[int | None, d
         return checkpoints.newest_whole()
     checkpoints.require(resume)
     return resume, {later: "" for later in checkpoints.steps() if later > resume}
+
+
+def _set_aside_newer(checkpoints: Checkpoints, newer: Mapping[int, str]) -> list[str]:
+    """Rename the checkpoints after the one to resume from, given with their faults; return log lines."""
+    notices = []
+    for later, fault in newer.items():
+        aside = checkpoints.set_aside(later, "damaged" if fault else "superseded")
+        notices.append(f"{fault or f'the checkpoint of step {later} is superseded'}; it is kept as {aside.name}")
+    return notices
 
 
 def _run_code(plan: Plan) -> list[str]:

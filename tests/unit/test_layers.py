@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rlsdk.config.reference import settings
 from rlsdk.kinds import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +53,14 @@ def test_the_diagram_of_the_design_is_checked() -> None:
     (drawing,) = re.findall(r"^```\n(cli .*?)^```", page, re.DOTALL | re.MULTILINE)
     drawn = [re.match(r"\w+(?: \| \w+)*", line) for line in drawing.splitlines()]
     assert [line and line[0] for line in drawn] == checked
+
+
+def test_modules_that_the_design_names_exist() -> None:
+    named = re.findall(r"`(\w+)\.(\w+)[.\w]*`", (ROOT / "docs" / "design.md").read_text())
+    keys = {key.path for key in settings()}
+    places = [(room, name) for room, name in named if (ROOT / "rlsdk" / room).is_dir() and f"{room}.{name}" not in keys]
+    assert ("rollout", "task_ledger") in places
+    assert [f"{room}.{name}" for room, name in places if not (ROOT / "rlsdk" / room / f"{name}.py").exists()] == []
 
 
 def contracts() -> dict[str, Any]:

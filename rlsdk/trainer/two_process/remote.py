@@ -68,9 +68,8 @@ class ExplorerRegistry:
         try:
             async with asyncio.timeout(limit):
                 while True:
-                    for name, explorer in (await asyncio.to_thread(named, self._plan, "explorer")).items():
-                        if name not in self._tried and await self._agrees(name, explorer):
-                            return explorer
+                    if (explorer := await self._find()) is not None:
+                        return explorer
                     if ending():
                         raise NoRolloutsError(_ENDING)
                     if not waits:
@@ -83,6 +82,13 @@ class ExplorerRegistry:
                 f"placement.partner_timeout={limit:g} s; start one with rlsdk train CONFIG --mode explore, on the same "
                 "Ray and with the same settings, and continue with --resume"
             ) from error
+
+    async def _find(self) -> Any:
+        """Return an explorer that was not tried before and can work for this trainer; None if there is none."""
+        for name, explorer in (await asyncio.to_thread(named, self._plan, "explorer")).items():
+            if name not in self._tried and await self._agrees(name, explorer):
+                return explorer
+        return None
 
     async def _agrees(self, name: str, explorer: Any) -> bool:
         self._tried.add(name)
