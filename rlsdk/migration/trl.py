@@ -32,7 +32,6 @@ from rlsdk.migration.parts import (
 from rlsdk.migration.python_files import KIND, LOADERS
 from rlsdk.migration.rows import (
     NOTES,
-    Choice,
     Framework,
     Given,
     KeyOutcome,
@@ -120,6 +119,8 @@ def _length(given: Given) -> int:
 
 
 def _estimator(kind: str, given: Given) -> dict[str, Any]:
+    if kind == "async_grpo":  # whose ratio is that to the engine's policy
+        return {"old_logprobs": "rollout", **_estimator("grpo", given)}
     if kind == "rloo":
         whitened = given.read("normalize_advantages", flag, False)
         values: dict[str, Any] = {"algorithm.use": "rloo", "algorithm.advantage": "rloo"}
@@ -422,10 +423,10 @@ def _finish(given: Given) -> dict[str, Any]:
             "targets",
         )
     if _has_experts(given) and "router_aux_loss_coef" not in given.flat:
+        found["learner.router_loss_coef"] = _ROUTER_LOSS
         notes += (
-            "learner.router_loss_coef: TRL adds the load-balancing loss of a mixture of experts with the "
-            "router_aux_loss_coef of its config.json; set it here, since rlsdk does only if that has "
-            "output_router_logits: true",
+            f"learner.router_loss_coef: {_ROUTER_LOSS} is the default of TRL 1, which adds the load-balancing loss of "
+            "every mixture of experts; earlier versions take router_aux_loss_coef of its config.json",
         )
     if tools := given.read("tools", _callables, []):
         rounds = given.whole("max_tool_calling_iterations", 0)
@@ -674,6 +675,8 @@ def _data_of(name: str) -> Any:
 _OF_EXPERTS = re.compile(r"-A\d+(\.\d+)?B\b|moe|mixtral|gpt-oss", re.IGNORECASE)
 """Parts of the names of published mixtures of experts."""
 _COLUMNS = "becomes a task source: set its columns"
+_ROUTER_LOSS = 0.001
+"""TRL's default of `router_aux_loss_coef`."""
 _NONE = "rlsdk's learner has no such setting"
 _TOP_ENTROPY = "by the entropies before the update, over the whole batch; an entropy bonus stays on all tokens"
 _HUB = "`rlsdk export` writes a folder for the hub's tools"
@@ -704,7 +707,7 @@ ROWS = (
     same("model_init_kwargs.torch_dtype", "model.dtype", DTYPE, "bfloat16"),
     same("model_init_kwargs.attn_implementation", "learner.attention", ATTENTION, "sdpa"),
     same("model_init_kwargs.output_router_logits", "learner.router_loss_coef", flag, True,
-         lambda v, given: {"learner.router_loss_coef": given.read("router_aux_loss_coef", number, 0.001) if v else 0.0}),
+         lambda v, given: {"learner.router_loss_coef": given.read("router_aux_loss_coef", number, _ROUTER_LOSS) if v else 0.0}),
     missing("model_init_kwargs.**", "model.dtype, learner.attention; for the rest, change config.json in the model's folder", "x"),
     part("dataset_name", "tasks.train", text, "trl-lib/DeepMath-103K", _COLUMNS),
     part("dataset_prompt_column", "tasks.train.columns", text, "problem", "a setting of Open R1"),
@@ -749,6 +752,15 @@ ROWS = (
     part("steps_per_generation", "minibatches", count, 2, "optimiser steps per step, times accumulation"),
     part("num_processes", "placement.learners", count, 1, "accelerate's setting; ranks of the learner"),
     same("num_iterations", "passes", count, 1),
+    same("max_staleness", "rollout.max_staleness", whole, 4),
+    same("weight_sync_steps", "rollout.sync_interval", count, 1),
+    ignored("max_inflight_tasks", "rollout.max_staleness batches are requested in advance", -1),
+    ignored("queue_maxsize", "rollout.max_staleness batches are requested in advance", 1024),
+    changed("token_budget", "learner.micro_batch_tokens", whole, 16384, "with padding, unless learner.rows is packed",
+            lambda v, given: {"learner.micro_batch_tokens": v} if v > 0 else {}),
+    ignored("fork_threshold_tokens", "a conversation whose start changes becomes several rollouts of one trajectory", 1024),
+    ignored("request_timeout", "workflows and environments have their own limits of time", 600),
+    ignored("heartbeat_stale_after_s", "the watchdog ends a run with silent processes", 300.0),
     ignored("per_device_eval_batch_size", "an evaluation runs all tasks, as many at once as the engines take", 8),
     ignored("auto_find_batch_size", "micro-batches are counted in tokens", False),
     part("shuffle_dataset", "tasks.train.shuffle", flag, False),
@@ -776,7 +788,7 @@ ROWS = (
     ignored("cache_implementation", "options of the engine transformers", "x"),
     ignored("ds3_gather_for_generation", "engines have their own weights", True),
     # Objective
-    same("trainer", "algorithm.use algorithm.advantage", Choice({"grpo": "grpo", "rloo": "rloo"}, "the trainer"), "grpo",
+    same("trainer", "algorithm.use algorithm.advantage", choice(("grpo", "rloo", "async_grpo"), "the trainer"), "grpo",
          _estimator),
     part("scale_rewards", "algorithm.advantage.std_normalize", str, "group"),  # also a truth value
     same("loss_type", "algorithm.policy_loss algorithm.aggregate",
@@ -929,6 +941,17 @@ ROWS = (
     ignored("accelerator_config.**", _DEVICE, 1),
     ignored("parallelism_config.**", _DEVICE, 1),
     ignored("dataloader_*", _DATA, 0),
+    unless("train_sampling_strategy", ("random",), "tasks.train: {shuffle: false} or {sort_by: COLUMN} orders the data", "sequential"),
+    *(ignored(name, _DATA, "x") for name in ("length_column_name", "label_names", "ignore_data_skip")),
+    *(ignored(name, "losses and metrics are means over all ranks", True)
+      for name in ("average_tokens_across_devices", "batch_eval_metrics", "prediction_loss_only")),
+    *(ignored(name, "evaluations run on the engines, in model.dtype", True) for name in ("bf16_full_eval", "fp16_full_eval")),
+    *(ignored(name, "checkpoint.every, and `rlsdk train CONFIG --resume`", True)
+      for name in ("enable_jit_checkpoint", "restore_callback_states_from_checkpoint")),
+    *(ignored(name, _LOG, True) for name in ("debug", "skip_memory_metrics")),
+    ignored("use_cache", "the learner needs no cache", False),
+    missing("optim_target_modules", "the learner's optimiser is AdamW", "x"),
+    ignored("ignore_bias_buffers", _DEVICE, False),
     ignored("remove_unused_columns", "columns become metadata of tasks", False),
     ignored("pad_to_multiple_of", "learner.rows: padded or packed", 8),
     ignored("push_to_hub", _HUB, True),
@@ -981,6 +1004,18 @@ FRAMEWORK = Framework(
         "peft_config.lora_dropout": "lora_dropout",
     },
     variants={
+        "AsyncGRPO": {
+            "trainer": "async_grpo",
+            "max_completion_length": 2048,
+            "lr_scheduler_type": "constant",
+            "use_vllm": True,
+            "vllm_mode": "server",
+            "vllm_importance_sampling_correction": False,
+            "max_staleness": 4,
+            "weight_sync_steps": 1,
+        },
+    }
+    | {
         name: {"trainer": "rloo", "beta": 0.05, "num_generations": 2, "vllm_importance_sampling_correction": False}
         for name in ("trl rloo", "scripts.rloo", "rloo.py", "rloo_vlm.py", "RLOO")
     },
@@ -992,9 +1027,10 @@ FRAMEWORK = Framework(
     },
     entries=("trl grpo", "trl rloo", "trl.scripts.grpo", "trl.scripts.rloo", "grpo.py", "train_grpo.py", "rloo.py"),
     constructors={
-        **dict.fromkeys(("GRPOConfig", "RLOOConfig"), ("output_dir",)),
+        **dict.fromkeys(("GRPOConfig", "RLOOConfig", "AsyncGRPOConfig"), ("output_dir",)),
         **dict.fromkeys(
-            ("GRPOTrainer", "RLOOTrainer"), ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
+            ("GRPOTrainer", "RLOOTrainer", "AsyncGRPOTrainer"),
+            ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
         ),
     },
     whole=("reward_funcs",),

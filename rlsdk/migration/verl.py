@@ -68,6 +68,7 @@ ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 REF = "actor_rollout_ref.ref"
 MODEL = "actor_rollout_ref.model"
+MEGATRON = f"{ACTOR}.megatron.override_transformer_config"
 
 ESTIMATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gae": ("ppo", {"use": "gae"}),
@@ -88,6 +89,8 @@ ESTIMATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """Estimator -> the algorithm whose other parts are replaced, and the advantage."""
 MANAGERS = ("naive", "batch", "prime", "dapo", "gdpo")
 BACKENDS = ("fsdp_config", "megatron", "veomni", "engine")
+KL_IN_LOSS = Choice({**KL.known, **{f"{name}+": "k2" for name in KL.known}}, KL.what)
+"""Estimators of the KL in the loss; with a plus, veRL shows the value of one, but has the gradient of k2."""
 LOSSES = ("vanilla", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "cispo", "dro", "dppo_tv", "dppo_kl")
 DPPO = ("dppo_tv", "dppo_kl")
 
@@ -249,8 +252,25 @@ def _kl_loss(wanted: bool, given: Given) -> dict[str, Any]:
         return {"algorithm.kl_coef": 0.0}
     return {
         "algorithm.kl_coef": given.read(f"{ACTOR}.kl_loss_coef", number, 0.001),
-        "algorithm.kl": given.read(f"{ACTOR}.kl_loss_type", KL, "low_var"),
+        "algorithm.kl": given.read(f"{ACTOR}.kl_loss_type", KL_IN_LOSS, "low_var"),
     }
+
+
+def _reference(value: str, given: Given) -> KeyOutcome:
+    if not given.read(f"{ACTOR}.use_kl_loss", flag, False) and not _kl_in_reward(given):
+        return KeyOutcome({}, "ignored", "there is neither KL in the loss nor in the reward")
+    return KeyOutcome({"model.reference": value}, "mapped", "")
+
+
+def _router_loss(value: float, given: Given) -> KeyOutcome:
+    """Weight of the load-balancing loss of a learner with Megatron."""
+    kind = str(given.get(f"{MEGATRON}.moe_router_load_balancing_type", "aux_loss")).strip("\\\"'")
+    if kind == "none":
+        return KeyOutcome({"learner.router_loss_coef": 0.0}, "mapped", "")
+    note = "over all rollouts of an optimiser step"
+    if kind != "aux_loss":
+        return KeyOutcome({}, "missing", f"the only load-balancing loss is learner.router_loss_coef, {note}")
+    return KeyOutcome({"learner.router_loss_coef": value}, "changed", note)
 
 
 def _bounds(value: Any) -> list[float]:
@@ -822,7 +842,7 @@ ROWS = (
     same(f"{ACTOR}.entropy_coeff", "algorithm.entropy_coef", number, 0.001),
     same(f"{ACTOR}.use_kl_loss", "algorithm.kl_coef algorithm.kl", flag, True, _kl_loss),
     part(f"{ACTOR}.kl_loss_coef", "algorithm.kl_coef", number, 0.001),
-    part(f"{ACTOR}.kl_loss_type", "algorithm.kl", KL, "low_var_kl"),
+    part(f"{ACTOR}.kl_loss_type", "algorithm.kl", KL_IN_LOSS, "low_var_kl"),
     changed(f"{ACTOR}.ulysses_sequence_parallel_size", "learner.sequence_parallel", count, 1,
             "must divide placement.learners and the number of attention heads"),
     *(_offload(f"{ACTOR}.{backend}.{what}_offload") for backend in BACKENDS for what in ("param", "optimizer")),
@@ -839,6 +859,13 @@ ROWS = (
          lambda v, given: KeyOutcome({}, "ignored", "weights are kept in float32 in addition to model.dtype")),
     ignored(f"{ACTOR}.fsdp_config.**", LEARNER_NOTE, 1),
     ignored(f"{ACTOR}.strategy", LEARNER_NOTE, "fsdp"),
+    changed(f"{MEGATRON}.moe_aux_loss_coeff", "learner.router_loss_coef", number, 0.01,
+            "over all rollouts of an optimiser step", _router_loss),
+    unless(f"{MEGATRON}.moe_z_loss_coeff", (0, 0.0), "the router has a load-balancing loss only: learner.router_loss_coef", 0.001),
+    unless(f"{MEGATRON}.moe_router_bias_update_rate", (0, 0.0), "biases of the router are not moved to balance the load", 0.001),
+    unless(f"{MEGATRON}.moe_expert_capacity_factor", (0, 0.0), "experts read all tokens that are routed to them", 1.2),
+    *(unless(f"{MEGATRON}.{name}", (0, 0.0), "models are trained without dropout", 0.1)
+      for name in ("hidden_dropout", "attention_dropout")),
     ignored(f"{ACTOR}.megatron.**", LEARNER_NOTE, 1),
     changed(f"{ACTOR}.use_torch_compile", "learner.compile", flag, True, "compiles the models, not only the entropy",
             lambda v, given: KeyOutcome({}, "ignored", "learner.compile=true compiles whole models; it is off by default")),
@@ -864,6 +891,7 @@ ROWS = (
     ignored(f"{REF}.log_prob_micro_batch_size_per_gpu", _LOGPROB_NOTE, 4),
     ignored(f"{REF}.log_prob_use_dynamic_bsz", _LOGPROB_NOTE, True),
     ignored(f"{REF}.log_prob_max_token_len_per_gpu", _LOGPROB_NOTE, 16384),
+    same(f"{REF}.model.path", "model.reference", text, "Qwen/Qwen2.5-0.5B", _reference),
     ignored(f"{REF}.**", "the reference model is placed and sharded like the actor", 1),
     # Rollout
     same(f"{ROLLOUT}.name", "engine.use", ENGINE, "vllm", _engine),
@@ -871,6 +899,7 @@ ROWS = (
     same(f"{ROLLOUT}.temperature", "sampling.temperature", number, 1.0),
     no_cut(f"{ROLLOUT}.top_p", 1.0),
     no_cut(f"{ROLLOUT}.top_k", -1, "top_k"),
+    no_cut(f"{ROLLOUT}.repetition_penalty", 1.0, "repetition_penalty"),
     changed(f"{ROLLOUT}.tensor_model_parallel_size", "engine.tensor_parallel_size placement.gpus_per_engine", count, 1,
             _GPU_NOTE, lambda v, given: {"engine.tensor_parallel_size": v}),
     same(f"{ROLLOUT}.gpu_memory_utilization", "engine.gpu_memory_utilization", number, 0.4),
@@ -922,6 +951,7 @@ ROWS = (
     unless(f"{ROLLOUT}.agent.default_agent_loop", ("single_turn_agent",),
            "workflow: single_turn, tools, environment or agent", "tool_agent"),
     missing(f"{ROLLOUT}.agent.agent_loop_config_path", "write a workflow (howto/workflow.md)", "a.yaml"),
+    missing(f"{ROLLOUT}.agent.custom_async_server.**", "write an engine: @rlsdk.engine (howto/plugin.md)", "x"),
     ignored(f"{ROLLOUT}.agent.**", "workflows run as coroutines in the driver", 8),
     ignored(f"{ROLLOUT}.checkpoint_engine.**", "weights are sent from ranks to engines directly", 1),
     ignored(f"{ROLLOUT}.trace.**", "rollouts are saved (save_rollouts) and shown by rlsdk rollouts", 1),
@@ -929,6 +959,8 @@ ROWS = (
     ignored(f"{ROLLOUT}.prometheus.**", "metrics.jsonl has engine metrics", 1),
     ignored(f"{ROLLOUT}.logprobs_mode", "logprobs are those of the sampling distribution", "processed_logprobs"),
     ignored(f"{ROLLOUT}.disable_log_stats", "metrics.jsonl has engine metrics", True),
+    unless(f"{ROLLOUT}.enable_rollout_routing_replay", (False,), "algorithm.correction: routing_replay", True),
+    missing(f"{ROLLOUT}.quantization", "engines compute in model.dtype, as the learner does", "fp8"),
     ignored(f"{ROLLOUT}.**", "the engine's default is kept; engine.args accepts vLLM's settings", 1),
     ignored("actor_rollout_ref.hybrid_engine", "see placement.colocate, the default"),
     ignored("actor_rollout_ref.nccl_timeout", "the watchdog ends a run with silent processes", 600),
@@ -972,6 +1004,7 @@ ROWS = (
     *(ignored(f"{where}sandbox_fusion.**", "see sandbox_fusion.url", "x") for where in ("", "reward.", "reward_model.")),
     only_with("reward_model.enable", "reward.reward_model.**", "a transformers sequence classifier: reward_model", 1),
     ignored("reward.reward_manager.**", "rewards are combined by weight, gate and factor", "x"),
+    missing("reward_model.reward_kwargs.**", "arguments of a reward: custom_reward_function.reward_kwargs", 1),
     ignored("reward_model.**", "the trainer holds no reward model", 1),
     ignored("reward.num_workers", "scoring.workers sets the number of scoring processes, by default one per core", 8),
     ignored("reward_manager.**", "rewards are combined by weight, gate and factor", "x"),

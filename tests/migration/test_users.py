@@ -1302,7 +1302,9 @@ def test_trls_default_load_balancing_loss_of_a_mixture_of_experts_is_told(
         Path(model).mkdir()
         (Path(model) / "config.json").write_text(json.dumps(config))
     words = ["seed=1", f"model_name_or_path={model}"]
-    told = [note for note in migrate("trl", words, {}).notes if note.startswith("learner.router_loss_coef: ")]
+    plain = migrate("trl", words, {})
+    told = [note for note in plain.notes if note.startswith("learner.router_loss_coef: ")]
+    assert plain.config["learner"].get("router_loss_coef") == (0.001 if experts else None)
     assert bool(told) is bool(experts)
     found = migrate("trl", [*words, "router_aux_loss_coef=0.01"], {})
     assert not [note for note in found.notes if note.startswith("learner.router_loss_coef: ")]
@@ -1400,3 +1402,60 @@ def test_arguments_of_vllm_within_arguments_are_kept():
     found = migrate("verl", [f"+{ROLLOUT}.engine_kwargs.vllm.{word}" for word in words], {})
     assert found.config["engine"]["args"] == {"compilation_config": {"cudagraph_mode": "FULL_AND_PIECEWISE"}}
     assert not [entry.key for entry in found.entries if entry.status == "missing"]
+
+
+ACTOR = "actor_rollout_ref.actor"
+MEGATRON = f"{ACTOR}.megatron.override_transformer_config"
+
+
+@pytest.mark.parametrize(
+    ("words", "setting", "value", "status"),
+    [
+        ([f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_type=k3+"], ("algorithm", "kl"), "k2", "mapped"),
+        (
+            [f"{ACTOR}.use_kl_loss=True", "actor_rollout_ref.ref.model.path=o/m"],
+            ("model", "reference"),
+            "o/m",
+            "mapped",
+        ),
+        (["actor_rollout_ref.ref.model.path=o/m"], ("model", "reference"), None, "ignored"),
+        ([f"{MEGATRON}.moe_aux_loss_coeff=0.01"], ("learner", "router_loss_coef"), 0.01, "changed"),
+        (
+            [f"{MEGATRON}.moe_router_load_balancing_type=none", f"{MEGATRON}.moe_aux_loss_coeff=0.01"],
+            ("learner", "router_loss_coef"),
+            0.0,
+            "mapped",
+        ),
+        ([f"{MEGATRON}.moe_z_loss_coeff=0.001"], ("learner", "router_loss_coef"), None, "missing"),
+        ([f"{MEGATRON}.hidden_dropout=0.1"], ("learner", "dropout"), None, "missing"),
+        ([f"{ROLLOUT}.repetition_penalty=1.1"], ("sampling", "repetition_penalty"), None, "missing"),
+        ([f"{ROLLOUT}.repetition_penalty=1.0"], ("sampling", "repetition_penalty"), None, "ignored"),
+        ([f"{ROLLOUT}.quantization=fp8"], ("engine", "quantization"), None, "missing"),
+        ([f"{ROLLOUT}.enable_rollout_routing_replay=True"], ("algorithm", "correction"), None, "missing"),
+        (["reward_model.reward_kwargs.alpha=2"], ("reward", "alpha"), None, "missing"),
+    ],
+)
+def test_verls_settings_among_many_without_effect_are_converted_or_to_do(words, setting, value, status):
+    found = migrate("verl", words, {})
+    section, key = setting
+    assert found.config.get(section, {}).get(key) == value
+    assert found.entries[-1].status == status
+
+
+def test_trls_asynchronous_trainer_has_defaults_of_its_own(folder, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("""
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+from trl.rewards import accuracy_reward
+config = AsyncGRPOConfig("out", per_device_train_batch_size=16, gradient_accumulation_steps=2, weight_sync_steps=2)
+trainer = AsyncGRPOTrainer(model="model", reward_funcs=accuracy_reward, args=config, train_dataset="x")
+trainer.train()
+""")
+    config = {**migrate("trl", [str(script)], {}).config, "tasks": {"train": "countdown"}}
+    plan = check(config)
+    assert (plan.config.batch_size, plan.config.group_size, plan.config.minibatches) == (4, 8, 1)
+    assert (plan.config.rollout.max_staleness, plan.config.rollout.sync_interval) == (4, 2)
+    assert plan.config.old_logprobs == "rollout" and not plan.config.placement.colocate
+    assert plan.config.sampling.max_tokens == 2048
+    assert plan.learner.options["schedule"] == "constant"
+    assert "correction" not in config["algorithm"]
