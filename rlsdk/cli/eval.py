@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -85,10 +84,13 @@ def eval(  # noqa: A001 - the command's name
 
 
 def _prepare(folder: Path, *, overwrite: bool) -> None:
+    from rlsdk.runlog.folder import finish_removal, remove_whole
+
+    finish_removal(folder)
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     ours = "evaluation.json" in found or {"logs"} <= found <= _LEFT_BY_A_FAILURE
     if found and overwrite and ours:
-        shutil.rmtree(folder)
+        remove_whole(folder)
     elif found or (folder.exists() and not folder.is_dir()):
         way = ", or give --overwrite" if ours and not overwrite else ""
         raise ArgumentError([f"--out: {folder} is not empty; choose another folder{way}"])

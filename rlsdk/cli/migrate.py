@@ -21,6 +21,7 @@ from rlsdk.migration import FRAMEWORKS, KeyReport, Migration
 from rlsdk.migration import migrate as convert
 from rlsdk.migration.convert import recognise
 from rlsdk.migration.rows import Status
+from rlsdk.runlog.folder import replace_text
 
 STATUSES: Mapping[Status, str] = {
     "missing": "no counterpart: to do",
@@ -61,10 +62,10 @@ def migrate(trainer: str, source: tuple[str, ...], out: Path | None, table: Path
     written = _as_yaml(found, source[0] if len(source) == 1 else " ".join(source))
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(written, encoding="utf-8")
+        replace_text(out, written)
     if table is not None:
         table.parent.mkdir(parents=True, exist_ok=True)
-        table.write_text(_as_markdown(found), encoding="utf-8")
+        replace_text(table, _as_markdown(found))
     if as_json:
         click.echo(json.dumps(_as_json(found, faults), indent=2, default=str))
         return

@@ -42,6 +42,7 @@ from rlsdk.readiness.checks import machine, training_faults
 from rlsdk.readiness.explained import component_text
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import first_error
+from rlsdk.runlog.folder import replace_text
 from rlsdk.runlog.serialization import transcript
 from rlsdk.scoring.actors import scoring
 from rlsdk.scoring.scorer import unscored
@@ -239,7 +240,7 @@ def _saved(
         "transcripts": str(transcripts),
         "pictures": [str(path) for path in drawn],
     }
-    (plan.folder / "evaluation.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    replace_text(plan.folder / "evaluation.json", json.dumps(summary, indent=2) + "\n")
     return summary
 
 
@@ -282,7 +283,7 @@ def bench(
         with model_of(source, plugins, plan.tree) as model:
             own = check(config, (*overrides, *at_folder(folder), f"model.path={json.dumps(str(model))}"), plugins)
             found.append({**evaluate_model(own, model=str(source), pictures=0), "step": step})
-    (plan.folder / "bench.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    replace_text(plan.folder / "bench.json", json.dumps(found, indent=2) + "\n")
     return found
 
 

@@ -17,6 +17,7 @@ import yaml
 
 from rlsdk.errors import DataError, RlsdkError, ValueFault
 from rlsdk.options import structure, unknown
+from rlsdk.runlog.folder import replace_text
 
 FOLDER = Path(__file__).parent
 NEVER_RUN = "never run"
@@ -274,7 +275,7 @@ def run(
     if not overwrite:
         _check_record(out, record)
     out.mkdir(parents=True, exist_ok=True)
-    (out / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
+    replace_text(out / RECORD, json.dumps(record, indent=1))
     for number, step in enumerate(steps, start=1):
         head = f"{recipe.name}, {number} of {len(steps)}: "
         if not changed and ended(step):

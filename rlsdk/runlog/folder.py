@@ -181,7 +181,7 @@ def is_foreign(folder: Path) -> bool:
 
 
 def remove_run(folder: Path) -> None:
-    """Delete a run's folder, moving it aside first so that an interrupted deletion does not leave half a run.
+    """Delete a run's folder, so that an interrupted deletion does not leave half a run.
 
     Args:
         folder: Folder of the run; nothing happens if it does not exist, or holds no run yet.
@@ -199,13 +199,18 @@ def remove_run(folder: Path) -> None:
                 "delete it; delete it yourself, or choose another name=…"
             ]
         )
+    remove_whole(folder)
+
+
+def remove_whole(folder: Path) -> None:
+    """Move a folder aside and delete it; `finish_removal` deletes what an interrupted call leaves."""
     aside = folder.parent / f".{folder.name}{_DELETED}{uuid.uuid4().hex[:8]}"
     folder.rename(aside)
     shutil.rmtree(aside)
 
 
 def finish_removal(folder: Path) -> None:
-    """Delete what `remove_run` had moved aside when it was interrupted."""
+    """Delete what `remove_whole` had moved aside when it was interrupted."""
     for aside in folder.parent.glob(f".{escape(folder.name)}{_DELETED}*"):
         shutil.rmtree(aside, ignore_errors=True)
 

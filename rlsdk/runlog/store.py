@@ -39,6 +39,8 @@ _CHUNK = 500
 """Maximum number of rows in one statement, since databases limit its parameters."""
 _NOTHING_LEFT = 2**20
 """Free bytes below which a disk counts as full."""
+_CREATION_LOCK = 7_265_743_550_319_457_291
+"""Key of PostgreSQL's advisory lock under which runs create the tables; any number that other programs do not use."""
 _FULL = "53100"
 """PostgreSQL's error code for a full disk."""
 _WAITING = 8
@@ -127,6 +129,8 @@ class RolloutStore:
             if address.is_file:
                 self._wait_for("PRAGMA journal_mode=WAL")  # readers never wait for the writer
                 self._connection.exec_driver_sql("PRAGMA synchronous=NORMAL")
+            else:  # PostgreSQL fails if two runs create a table at once
+                self._connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CREATION_LOCK)))
             METADATA.create_all(self._connection)
             create_indices(self._connection)
             self._connection.commit()

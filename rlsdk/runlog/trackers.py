@@ -78,7 +78,7 @@ def keep_service_run(run: Run, service: str, identity: str) -> None:
     """
     path = run.folder / "trackers" / service
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(identity, encoding="utf-8")
+    replace_text(path, identity)
 
 
 @rlsdk.tracker("tensorboard")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -234,13 +233,13 @@ def _keep_config(plan: Plan, *, changed: bool, new: bool, step: int) -> list[str
     if changed:
         names = (f"config.step-{step}{f'-{again}' if again > 1 else ''}.yaml" for again in itertools.count(1))
         aside = next(folder / name for name in names if not (folder / name).exists())
-        shutil.copyfile(folder / KEPT, aside)
+        replace_text(aside, (folder / KEPT).read_text(encoding="utf-8"))
         notices.append(f"the previous configuration is kept as {aside.name}")
         (folder / SUMMARY).unlink(missing_ok=True)  # of the previous configuration
     kept = kept_config(plan)
     for name, text in kept.files.items():
         (folder / CODE).mkdir(exist_ok=True)
-        (folder / CODE / f"{name}.py").write_text(text, encoding="utf-8")
+        replace_text(folder / CODE / f"{name}.py", text)
     if plan.chat_template is not None:
         _keep_template(folder / CODE / TEMPLATE, plan.chat_template, step)
     if changed or new:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from rlsdk.runlog.query import query, reader
 from rlsdk.runlog.store import DATABASE, Address, RolloutStore, RolloutWriter, damage_of, set_aside
 from rlsdk.runlog.tables import COLUMNS, Entry, evaluated_entries
 from rlsdk.types import Group, Rollout, Score, Task
+from tests.runlog.conftest import PASSWORD, PASSWORD_ENV
 
 Make = Callable[..., Entry]
 
@@ -158,6 +160,27 @@ def test_runs_of_one_database_do_not_see_each_other(server: str, entry: Make, tm
     assert states(tmp_path / "b") == {}
     assert set(states(tmp_path / "a")) == {1}
     assert "hush" not in (tmp_path / "a" / "rollouts.json").read_text()
+
+
+def test_runs_that_start_at_once_share_a_database_that_has_no_tables_yet(
+    server: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv(PASSWORD_ENV, PASSWORD)
+    engine = Address(server, password_env=PASSWORD_ENV).engine(isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("CREATE DATABASE shared")
+    engine.dispose()
+    url, count = str(sa.make_url(server).set(database="shared")), 8
+    together = threading.Barrier(count)
+
+    def start(number: int) -> None:
+        (tmp_path / str(number)).mkdir()
+        address = Address.make(tmp_path / str(number), url, PASSWORD_ENV)
+        together.wait()
+        RolloutStore(address).close()
+
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(start, range(count)))
 
 
 def test_a_database_that_refuses_is_named_without_its_password(server: str, tmp_path: Path, monkeypatch: Any) -> None:
