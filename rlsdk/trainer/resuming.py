@@ -26,6 +26,7 @@ from rlsdk.runlog.folder import finish_removal, is_foreign, mark, remove_compile
 from rlsdk.runlog.metrics import METRICS, garbled_lines, lines_up_to
 from rlsdk.runlog.report import SUMMARY
 from rlsdk.runlog.store import DATABASE, damage_of, set_aside
+from rlsdk.trainer.base_models import changed_models
 from rlsdk.trainer.changes import (
     KEPT,
     Difference,
@@ -157,7 +158,11 @@ def prepare_folder(
     replaced: list[str] = []
     if step is not None:
         _require_loadable(plan, step, checkpoints.path(step) / LEARNER)
-        then = checkpoints.read(step)["plugins"]
+        state = checkpoints.read(step)
+        then, models = state["plugins"], changed_models(plan, state.get("models"))
+        if models and not allow_changes:
+            raise ConfigError([_model_refusal(plan, step, setting, what) for setting, what in models.items()])
+        notices += [f"{setting}: {what} differ from those at step {step}" for setting, what in models.items()]
         replaced = replaced_code(plan, then)
         notices += check_code(plan, then, replaced, allow_changes=allow_changes)
         if not used:
@@ -316,6 +321,15 @@ def _refusal(folder: Path, grave: Sequence[Difference], harmless: Sequence[Diffe
         "run with name=…"
     )
     return "\n".join([*lines, f"    {ways}"])
+
+
+def _model_refusal(plan: Plan, step: int, setting: str, what: str) -> str:
+    path = getattr(plan.config.model, setting.removeprefix("model."))
+    return (
+        f"{setting}: {what} in {path} differ from those that the run in {plan.folder} had loaded at the checkpoint of "
+        f"step {step}; restore them, accept the change with --allow-changes (in Python: allow_changes=True), or start "
+        "another run with name=…"
+    )
 
 
 def _kept_text(plan: Plan, kept: KeptConfig) -> str:

@@ -31,6 +31,7 @@ from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.step_batch import StepBatch, apply_filters, pack, produce
 from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.assembly import Parts, examined, started, steps_of
+from rlsdk.trainer.base_models import fingerprints
 from rlsdk.trainer.callbacks import Callback, LeavingNodes, Metrics, checked_callbacks, standard_callbacks
 from rlsdk.trainer.credit import CreditAssigner, labels, minibatches, train_critic
 from rlsdk.trainer.interactive import in_event_loop, run_async, whole_updates
@@ -81,6 +82,7 @@ class Trainer:
         callbacks: Called in this order around each step; see `rlsdk.trainer.callbacks`.
         replay: Groups that were trained on and may be trained on again.
         credit: Chain of shapings and the advantage estimator.
+        base_models: Fingerprints of the models that the run loads from folders.
         timer: Seconds spent in each phase of the current step, or of the last one.
         closed: Rollout store entries of the last step's groups, each with its final status.
         interrupted: True once the run was asked to end after the current step.
@@ -139,6 +141,7 @@ class Trainer:
         self.samples: dict[str, Sequence[Mapping[str, Any]]] = {}
         self.interrupted = self.save_requested = False
         self._store, self._resume_from = store, resume_from
+        self.base_models = fingerprints(plan)
         self._updated = self._synced = self._restored = False
         self.updating = self.in_training = self.closed_down = False
         self._before: tuple[Mapping[str, float], RolloutCounters]

@@ -1,4 +1,4 @@
-"""Commands that are killed while they write, or while they delete, leave nothing half-done that later calls trip over."""
+"""Commands that are killed while they write or delete leave nothing half-done that a later call trips over."""
 
 from __future__ import annotations
 

@@ -17,8 +17,11 @@ from rlsdk.config import Plan, check
 from rlsdk.errors import CheckpointError, ConfigError, PluginError, RlsdkError
 from rlsdk.learners.checkpoint import write_manifest
 from rlsdk.runlog.store import DATABASE, Address, RolloutStore
+from rlsdk.trainer import Trainer
+from rlsdk.trainer.base_models import fingerprints
 from rlsdk.trainer.changes import HARMLESS, settings_of
 from rlsdk.trainer.resuming import Prepared, check_resumed, finished_before, prepare_folder
+from tests.trainer.fakes import MODEL, FakeLearner, ScriptedRollouts, make_plan
 
 OBSERVER = "import rlsdk\n\n@rlsdk.hookimpl\ndef rlsdk_step_end(step):\n    pass\n"
 
@@ -58,7 +61,8 @@ class Run:
     def save(self, *changes: str, plugins: tuple[str, ...] = (), step: int = 4) -> None:
         """A checkpoint."""
         plan = self.plan(*changes, plugins=plugins)
-        Checkpoints(plan.folder, 2).save(step, {**{key: {} for key in SECTIONS}, "plugins": plan.code}, lambda _: None)
+        state = {**{key: {} for key in SECTIONS}, "plugins": plan.code, "models": fingerprints(plan)}
+        Checkpoints(plan.folder, 2).save(step, state, lambda _: None)
 
     def resume(
         self, *changes: str, plugins: tuple[str, ...] = (), allow_changes: bool = False, step: bool | int = True
@@ -349,6 +353,43 @@ def test_a_changed_chat_template_is_refused_and_an_equal_one_elsewhere_is_not(ru
     assert run.resume(f"model.renderer={{file: {copy}}}", allow_changes=True).step == 4
     assert (kept / "chat_template.jinja").read_text() == "{{ messages[0].content }}!"
     assert (kept / "chat_template.step-4.jinja").read_text() == "{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize("file, what", [
+    ("model.safetensors", "weights"),
+    ("tokenizer.json", "files of its configuration or tokenizer"),
+])  # fmt: skip
+def test_other_content_of_the_base_model_is_refused_and_accepted_with_leave(run: Run, file: str, what: str) -> None:
+    path, size = run.folder / "model" / file, 2**20
+    path.write_bytes(bytes(size))
+    run.begin()
+    (run.folder / "model" / "README.md").touch()
+    assert run.resume().notices == ()
+    path.write_bytes(bytes(size // 2) + b"\1" * (size // 2))  # equal size
+    with pytest.raises(ConfigError, match=rf"model\.path: {what} in .*/model differ .* --allow-changes"):
+        run.resume()
+    assert f"model.path: {what} differ from those at step 4" in run.resume(allow_changes=True).notices
+
+
+@pytest.mark.parametrize("models", [{}, {"models": None}, {"models": ["x"]}, {"models": {"model.path": 1}}])
+def test_a_checkpoint_without_fingerprints_is_resumed_without_a_comparison_of_the_model(
+    run: Run, models: dict[str, Any]
+) -> None:
+    run.begin()
+    (run.folder / "model" / "config.json").write_text('{"changed": true}')
+    state = {**{key: {} for key in SECTIONS}, "plugins": run.plan().code, **models}
+    Checkpoints(run.plan().folder, 2).save(5, state, lambda _: None)
+    assert run.resume().step == 5
+
+
+def test_a_trainer_keeps_the_fingerprint_of_the_model_that_it_has_loaded(tmp_path: Path) -> None:
+    shutil.copytree(MODEL, tmp_path / "model")
+    plan = make_plan(tmp_path, model={"path": str(tmp_path / "model"), "max_length": 64}, steps=1)
+    before = fingerprints(plan)
+    trainer = Trainer(plan, rollouts=ScriptedRollouts(plan), learner=FakeLearner())
+    (tmp_path / "model" / "config.json").write_text("{}")
+    trainer.save()
+    assert trainer.checkpoints.read(0)["models"] == before != fingerprints(plan)
 
 
 def test_a_new_plugin_needs_leave(run: Run) -> None:

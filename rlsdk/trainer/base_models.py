@@ -1,0 +1,81 @@
+"""Fingerprints of the models that a run loads from folders, so that a resumed run notices that they have changed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlsdk.config import Plan
+
+_TEXTS = frozenset({".json", ".jinja", ".model", ".tiktoken", ".txt"})
+"""Suffixes of configurations and tokenizers, whose whole content counts."""
+_WEIGHTS = frozenset({".bin", ".safetensors"})
+"""Suffixes of weights, which are too large to be read as a whole."""
+_SAMPLES = 16
+"""Parts of a file of weights that are read, spread evenly."""
+_SAMPLE = 2**14
+"""Bytes of each part."""
+
+
+def fingerprints(plan: Plan) -> dict[str, dict[str, str]]:
+    """Return the fingerprints of the models of a run, by setting; models from a hub have none.
+
+    Args:
+        plan: Checked plan.
+
+    Returns:
+        Setting -> `weights` and `files` (configuration and tokenizer), each a hash.
+    """
+    given = {"model.path": plan.model.path}
+    if plan.model.tokenizer:
+        given["model.tokenizer"] = plan.model.tokenizer
+    if plan.needs_reference and plan.config.model.reference:
+        given["model.reference"] = plan.reference.path
+    if plan.algorithm.critic and plan.config.model.critic:
+        given["model.critic"] = plan.critic.path
+    return {setting: _fingerprint(Path(path)) for setting, path in given.items() if Path(path).is_dir()}
+
+
+def changed_models(plan: Plan, then: Any) -> dict[str, str]:
+    """Compare the models of a run with those at a checkpoint.
+
+    Args:
+        plan: Checked plan of the resumed run.
+        then: `fingerprints` at the checkpoint, as read from its file; None if it is of an earlier version.
+
+    Returns:
+        Setting -> what has changed, in words.
+    """
+    found: dict[str, str] = {}
+    whats = {"weights": "weights", "files": "files of its configuration or tokenizer"}
+    for setting, now in fingerprints(plan).items():
+        before = then.get(setting) if isinstance(then, Mapping) else None
+        if isinstance(before, Mapping):
+            parts = [what for part, what in whats.items() if before.get(part) != now[part]]
+            found |= {setting: " and ".join(parts)} if parts else {}
+    return found
+
+
+def _fingerprint(folder: Path) -> dict[str, str]:
+    hashes: dict[str, Any] = {"weights": hashlib.sha256(), "files": hashlib.sha256()}
+    for path in sorted(folder.iterdir()):
+        part = "weights" if path.suffix in _WEIGHTS else "files" if path.suffix in _TEXTS else ""
+        if part and path.is_file():
+            size = path.stat().st_size
+            hashes[part].update(f"{path.name} {size}\n".encode())
+            hashes[part].update(path.read_bytes() if part == "files" else _samples(path, size))
+    return {part: found.hexdigest() for part, found in hashes.items()}
+
+
+def _samples(path: Path, size: int) -> bytes:
+    """Return parts of a large file; a model that was trained further differs in nearly every one."""
+    if size <= _SAMPLES * _SAMPLE:
+        return path.read_bytes()
+    with path.open("rb") as file:
+        parts = []
+        for number in range(_SAMPLES):
+            file.seek((size - _SAMPLE) * number // (_SAMPLES - 1))
+            parts.append(file.read(_SAMPLE))
+        return b"".join(parts)
