@@ -163,7 +163,7 @@ class RolloutGenerator:
             ]
         made = [member.result() for member in members]
         if self._comparing is not None:
-            made = [self._seen(each, step) for each in await self._compared(self._comparing, made)]
+            made = [self._observed(each, step) for each in await self._compared(self._comparing, made)]
         pairs = [pair for each in made for pair in each.pairs]
         return Group(task, tuple(rollout for rollout, _ in pairs), tuple(score for _, score in pairs), uid=key)
 
@@ -179,12 +179,12 @@ class RolloutGenerator:
                 return _Made([rollout], await self._judged([rollout]))
             if rollout.status == "aborted" and isinstance(context.client, PausableClient):
                 context = attrs.evolve(context, client=context.client.after(rollout, member))
-        made = await self._one(prompt, context, group, member)
-        return made if self._comparing is not None else self._seen(made, step)
+        made = await self._sample_member(prompt, context, group, member)
+        return made if self._comparing is not None else self._observed(made, step)
 
-    async def _one(self, prompt: Prompt, context: RolloutContext, group: str, member: int) -> _Made:
+    async def _sample_member(self, prompt: Prompt, context: RolloutContext, group: str, member: int) -> _Made:
         seed = None if self._seed is None else derive(self._seed, group, prompt.task.id)
-        scorer = None if self._scorer is None else self._alone
+        scorer = None if self._scorer is None else self._score_alone
         user_loop = context.user_loop if self._users else None
         home = None if user_loop is None else user_loop.way_back()
         for attempt in range(RERUNS + 1):
@@ -252,7 +252,7 @@ class RolloutGenerator:
             return [await judge(rollouts[0])]
         return await asyncio.gather(*(judge(rollout) for rollout in rollouts))
 
-    async def _alone(self, rollout: Rollout) -> Score:
+    async def _score_alone(self, rollout: Rollout) -> Score:
         """Score a single rollout for its workflow."""
         if self._comparing is not None:
             names = ", ".join(self._comparing.comparing)
@@ -274,7 +274,7 @@ class RolloutGenerator:
             for m in members
         ]
 
-    def _seen(self, made: _Made, step: int) -> _Made:
+    def _observed(self, made: _Made, step: int) -> _Made:
         """Pass new rollouts to the observer."""
         if self._observer is not None and made.is_new:
             for rollout, score in made.pairs:

@@ -158,7 +158,7 @@ class RolloutScheduler:
         self._stop, self._pausable = stop, pausable
         self._batches: dict[int, Mapping[str, int]] = {}
         self._taken: dict[int, list[TaskRecord]] = {}
-        self._asked = 0
+        self._requested = 0
         self._deficit: dict[str, int] = dict.fromkeys(streams.names, 0)
         self._running: set[asyncio.Task[tuple[TaskStatus, Group]]] = set()
         self._changed = asyncio.Event()
@@ -190,8 +190,8 @@ class RolloutScheduler:
             self._fill()
             return self._taken[step]
         self._streams.learn()
-        batch = self._ask(step)
-        self._sift(step)
+        batch = self._request(step)
+        self._rank(step)
         expired = {s: len(self._ledger.records(s, TaskStatus.EXPIRED)) for s in self._streams.names}
         # Until the next step, these sources only run expired and aborted tasks, without a reserve.
         self._tails = frozenset(s for s, count in expired.items() if 0 < self._limits.tail <= count)
@@ -201,7 +201,7 @@ class RolloutScheduler:
             self._changed.clear()
             self._fill()
             if self._enough(batch):
-                ranks = self._sift(step)  # older groups may have become too stale
+                ranks = self._rank(step)  # older groups may have become too stale
                 if self._enough(batch):
                     break
             else:
@@ -216,10 +216,10 @@ class RolloutScheduler:
         self._fill()
         return taken
 
-    def settle(self, records: Sequence[TaskRecord], states: Sequence[TaskStatus]) -> None:
+    def settle(self, records: Sequence[TaskRecord], statuses: Sequence[TaskStatus]) -> None:
         """Set the final status of taken records: trained, filtered or failed."""
-        for record, state in zip(records, states, strict=True):
-            self._ledger.move(record, state)
+        for record, status in zip(records, statuses, strict=True):
+            self._ledger.move(record, status)
         numbers = {record.number for record in records}
         self._taken = {s: taken for s, taken in self._taken.items() if numbers.isdisjoint(t.number for t in taken)}
 
@@ -230,7 +230,7 @@ class RolloutScheduler:
         """
         failed = {step: Counter(record.source for record in taken) for step, taken in self._taken.items()}
         return {
-            "asked": self._asked,
+            "asked": self._requested,
             "owed": dict(self._deficit),
             "batches": {str(step): dict(parts) for step, parts in {**self._batches, **failed}.items()},
             "on_the_way": {
@@ -243,19 +243,19 @@ class RolloutScheduler:
 
     @staticmethod
     def settled(
-        state: Mapping[str, Any], records: Sequence[TaskRecord], states: Sequence[TaskStatus]
+        state: Mapping[str, Any], records: Sequence[TaskRecord], statuses: Sequence[TaskStatus]
     ) -> dict[str, Any]:
         """Return a `state()` as it is after `settle`, for a trainer whose scheduler has ended with its process.
 
         Args:
             state: State right after the `take` of the records.
             records: Taken records.
-            states: Final status of each record.
+            statuses: Final status of each record.
         """
         after = copy.deepcopy(dict(state))
-        for record, end in zip(records, states, strict=True):
+        for record, status in zip(records, statuses, strict=True):
             after["on_the_way"][record.source].remove(record.position)
-            after["ended"]["sources"][record.source][end.value] += 1
+            after["ended"]["sources"][record.source][status.value] += 1
             after["ended"]["sources"][record.source]["consumed"] += 1
         numbers = {record.number for record in records}
         after["kept"] = [each for each in after["kept"] if each[2] not in numbers]
@@ -273,7 +273,7 @@ class RolloutScheduler:
             state: Result of `state`.
             groups: Stored groups by record number; tasks without one are sampled again.
         """
-        self._asked = state["asked"]
+        self._requested = state["asked"]
         self._deficit |= {name: count for name, count in state.get("owed", {}).items() if name in self._deficit}
         self._ledger.restore(state["ended"])
         self._batches = {int(step): self._among_present(parts) for step, parts in state["batches"].items()}
@@ -282,9 +282,9 @@ class RolloutScheduler:
             record = self._ledger.issue(source, self._streams.at(source, position), position, number)
             self._ledger.move(record, TaskStatus.RUNNING)
             self._ledger.move(record, TaskStatus.COMPLETED, groups[number])
-        back = set(kept.values())
-        ways = [(s, p) for s, found in state["on_the_way"].items() for p in found if s in self._streams.names]
-        again = [way for way in ways if way not in back]
+        restored = set(kept.values())
+        unfinished = [(s, p) for s, found in state["on_the_way"].items() for p in found if s in self._streams.names]
+        again = [place for place in unfinished if place not in restored]
         for source, position, number in state.get("kept", ()):
             if source in self._streams.names and number not in groups:
                 self._streams.repeat(source, position)
@@ -329,17 +329,17 @@ class RolloutScheduler:
             self._pausable.release()
         return len(running)
 
-    def _ask(self, step: int) -> Mapping[str, int]:
+    def _request(self, step: int) -> Mapping[str, int]:
         """Request all batches for which groups started now are fresh enough; return the parts of `step`'s batch."""
         # Tasks sample with the weights of the last sync, so the step is rounded down to it.
-        while self._asked <= step - step % self._limits.interval + self._limits.ahead:
-            parts = self._batches[self._asked] = dict(self._streams.divide(self._batch))
+        while self._requested <= step - step % self._limits.interval + self._limits.ahead:
+            parts = self._batches[self._requested] = dict(self._streams.divide(self._batch))
             for source, count in parts.items():
                 # Groups missing from an earlier batch were already requested and are not requested twice.
                 deficit = min(self._deficit[source], count)
                 self._deficit[source] -= deficit
                 self._ledger.ask(source, self._ledger.counts(source).target + count - deficit)
-            self._asked += 1
+            self._requested += 1
         if step not in self._batches:
             raise RunError(f"the batch of step {step} has already been taken and settled")
         return self._batches[step]
@@ -357,7 +357,7 @@ class RolloutScheduler:
             raise RunError(f"rollout.stop returned {enough!r}; expected True or False{see_definition(self._stop)}")
         return bool(enough)
 
-    def _sift(self, step: int) -> dict[str, list[TaskRecord]]:
+    def _rank(self, step: int) -> dict[str, list[TaskRecord]]:
         """Drop expired groups and those that the policy rejects; return the rest of each source by priority.
 
         The policy is evaluated at each step, since priorities may change. The cost is proportional to the number of

@@ -261,10 +261,10 @@ def task_counts(sources: Mapping[str, TaskCounts]) -> dict[str, int]:
     `trained`, `filtered`, `failed` and `returned` add up to `issued`. `expired` counts groups that became too old to
     train on; their tasks were sampled again or count as filtered.
     """
-    ends = {name: sum(getattr(c, name) for c in sources.values()) for name in ("trained", "filtered", "failed")}
+    done = {name: sum(getattr(c, name) for c in sources.values()) for name in ("trained", "filtered", "failed")}
     left = sum(c.available + c.scheduled + c.waiting for c in sources.values())
     expired = sum(c.expired for c in sources.values())
-    return {"issued": sum(ends.values()) + left, **ends, "returned": left, "expired": expired}
+    return {"issued": sum(done.values()) + left, **done, "returned": left, "expired": expired}
 
 
 def accuracy_at(folder: Path, step: int) -> dict[str, float | None] | None:

@@ -62,7 +62,7 @@ async def test_01_taking_never_opens_the_gap_and_expiry_does() -> None:
     assert (counts.target, counts.consumed, counts.available, counts.gap) == (9, 3, 6, 0)
     bench.scheduler.settle(taken, [TaskStatus.TRAINED] * 4)
     assert bench.ledger.counts("a").gap == 0
-    bench.scheduler._sift(2)  # version 0 is two steps old
+    bench.scheduler._rank(2)  # version 0 is two steps old
     assert bench.ledger.counts("a").gap == 6
 
 
@@ -302,7 +302,7 @@ async def test_09_stopped_requests_continue_from_their_tokens_and_cancelled_ones
 
 async def test_09_a_task_that_is_cancelled_before_its_first_turn_is_there_again() -> None:
     bench = Bench(StalenessPolicy())
-    bench.scheduler._ask(0)
+    bench.scheduler._request(0)
     bench.scheduler._fill()
     assert bench.started == []
     assert await bench.scheduler.pause() == 4
@@ -345,7 +345,7 @@ def test_13_old_tokens_are_masked_and_a_group_of_nothing_else_expires() -> None:
         waiting.cancel()
         await bench.scheduler.pause(3.0)
         bench.version, bench.seconds = 3, lambda n: 0.01
-        bench.scheduler._asked = 3
+        bench.scheduler._requested = 3
         bench.scheduler._batches[3] = {"a": 3, "b": 1}
         taken = await bench.scheduler.take(3)
         held = [t.group.rollouts[0] for t in taken if t.group]
