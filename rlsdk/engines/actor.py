@@ -29,11 +29,12 @@ from rlsdk.contracts import (
     StreamsWeights,
     Weights,
 )
+from rlsdk.engines.completion_checks import completion_fault
 from rlsdk.engines.messages import Bundle, Progress
 from rlsdk.errors import EngineError
 from rlsdk.isolation.process import settle
 from rlsdk.isolation.vitals import peak_memory
-from rlsdk.plugins import ComponentRef, Plugins
+from rlsdk.plugins import CORE, ComponentRef, Plugins
 from rlsdk.plurals import counted
 
 log = logging.getLogger(__name__)
@@ -43,18 +44,46 @@ INTERVAL = 0.02
 
 @attrs.define(eq=False)
 class _Box:
-    """State of one `generate` call; `streamed` counts the tokens already reported for unfinished requests."""
+    """State of one `generate` call.
 
-    left: int
+    Attributes:
+        requests: Its requests, by id.
+        open: Continuations that are not finished, by id of the request and index.
+        streamed: Numbers of tokens already reported for unfinished continuations.
+        ready: Finished completions that are not sent yet.
+        some: Set if there may be something to send.
+        done: Set once everything is finished.
+    """
+
+    requests: dict[str, Request]
+    open: set[tuple[str, int]] = attrs.field(init=False)
     streamed: dict[tuple[str, int], int] = attrs.field(factory=dict)
     ready: list[Completion] = attrs.field(factory=list)
     some: asyncio.Event = attrs.field(factory=asyncio.Event)
     done: asyncio.Event = attrs.field(factory=asyncio.Event)
 
+    def __attrs_post_init__(self) -> None:
+        self.open = {(request.id, index) for request in self.requests.values() for index in range(request.n)}
+
+    @property
+    def left(self) -> int:
+        """Number of continuations that are not finished."""
+        return len(self.open)
+
+    def fault(self, completion: Completion, version: int) -> str:
+        """Return what is wrong with a completion of one of the requests; empty if nothing is."""
+        request = self.requests[completion.request]
+        if (request.id, completion.index) in self.open:
+            return completion_fault(completion, request, version)
+        if isinstance(completion.index, int) and 0 <= completion.index < request.n:
+            return f"index {completion.index}, which it had returned before; expected each continuation once"
+        return f"index {completion.index!r}; expected 0 to {request.n - 1}, since n is {request.n}"
+
     def put(self, completion: Completion) -> None:
         self.ready.append(completion)
-        self.streamed.pop((completion.request, completion.index), None)
-        self.left -= 1
+        key = (completion.request, completion.index)
+        self.open.discard(key)
+        self.streamed.pop(key, None)
         self.some.set()
         if not self.left:
             self.done.set()
@@ -87,6 +116,7 @@ class EngineActor(RunActor):
         """
         super().__init__(log_path)
         self._engine: Any = Plugins().resolve(reference)
+        self._origin = "" if reference.name.startswith(f"{CORE}/") else f" ({reference.origin})"
         self._transfer: Any = None if transfer is None else Plugins().resolve(transfer)
         self._limited = isinstance(self._engine, LimitsConcurrency)
         self._boxes: dict[str, _Box] = {}
@@ -96,6 +126,7 @@ class EngineActor(RunActor):
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._clock = dict.fromkeys(CLOCK, 0.0)
+        self._version = 0
 
     async def start(
         self, model: Model, place: ActorSpec, adapter: Adapter | None = None, *, routing: bool = False
@@ -125,7 +156,7 @@ class EngineActor(RunActor):
         """
         self._check()
         self._engine.add(requests)
-        box = _Box(sum(r.n for r in requests))
+        box = _Box({request.id: request for request in requests})
         if isinstance(self._engine, ShowsProgress):
             box.streamed = {(r.id, i): 0 for r in requests if r.stream for i in range(r.n)}
         if box.streamed:
@@ -172,6 +203,7 @@ class EngineActor(RunActor):
         """
         self._check()
         started = time.perf_counter()
+        self._version = max(self._version, offer.version if isinstance(offer, Weights) else version)
         if isinstance(offer, Weights):
             self._engine.load_weights(offer)
         elif not isinstance(self._transfer, StreamsWeights):
@@ -225,8 +257,13 @@ class EngineActor(RunActor):
         """Abort requests (None: all) and return the number of continuations; `generate` yields their partial tokens."""
         if self._failure is not None:  # its callers get the failure; nobody awaits an abort
             return 0
-        ended = self._engine.abort(ids)
-        self._deliver(ended)
+        try:
+            ended = self._engine.abort(ids)
+            self._deliver(ended)
+        except Exception as error:  # nobody awaits an abort
+            log.exception("the engine failed")
+            self._fail(error)
+            raise
         return len(ended)
 
     async def sleep(self) -> None:
@@ -268,7 +305,7 @@ class EngineActor(RunActor):
         if self._failure is not None:
             known = isinstance(self._failure, EngineError)
             said = str(self._failure) if known else f"{type(self._failure).__name__}: {self._failure}"
-            raise EngineError(f"the engine failed: {said}") from self._failure
+            raise EngineError(f"the engine failed: {said}{self._origin}") from self._failure
 
     def _wake(self) -> None:
         """Wake the step loop; the first call starts it on this actor's event loop."""
@@ -310,10 +347,16 @@ class EngineActor(RunActor):
         if not isinstance(completions, Sequence):
             got, name = type(completions).__name__, type(self._engine).__name__
             raise EngineError(f"{name} returned {got} from step or abort; expected a list of Completion")
-        self._clock["tokens"] += sum(len(c.token_ids) for c in completions)
         for completion in completions:
-            box = self._boxes.get(completion.request)
-            if box is not None:  # else its caller went away during this step
+            if not isinstance(completion, Completion):
+                got, name = type(completion).__name__, type(self._engine).__name__
+                raise EngineError(f"{name} returned {got} among its completions; expected Completion")
+            box = self._boxes.get(completion.request)  # none if its caller went away during this step
+            if box is not None and (fault := box.fault(completion, self._version)):
+                name, request = type(self._engine).__name__, completion.request
+                raise EngineError(f"{name} returned a completion of request {request!r} with {fault}")
+            self._clock["tokens"] += len(completion.token_ids)
+            if box is not None:
                 box.put(completion)
 
     def _fail(self, error: BaseException) -> None:

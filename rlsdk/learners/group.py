@@ -18,6 +18,7 @@ from rlsdk.errors import LearnerError, RlsdkError
 from rlsdk.fields import FORWARD
 from rlsdk.learners.actor import LearnerActor
 from rlsdk.learners.rank_calls import OpenSteps, WeightCalls, answers
+from rlsdk.learners.result_checks import array_fault, metrics_fault, tokens_fault
 from rlsdk.learners.rows import read_lengths, split
 from rlsdk.plugins import ComponentRef, Plugins
 
@@ -52,6 +53,7 @@ class LearnerGroup:
     _step: int = attrs.field(init=False, default=0)
     _training_calls: int = attrs.field(init=False, default=0)
     _steps: OpenSteps = attrs.field(init=False)
+    _origin: str = attrs.field(init=False, default="learner")
     _sending: WeightCalls = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -150,6 +152,7 @@ class LearnerGroup:
         corrections = loss.correction.singles.values() if loss.correction else ()
         for each in (reference, loss.policy_loss, *corrections, loss.kl, self.transfer):
             _pickle_by_value(each)
+        self._origin = reference.origin
         self._steps = OpenSteps(reference.name, Plugins().resolve(reference), roles)
         starts = zip(self.actors, self.places, strict=True)
         given = (reference, roles, loss)
@@ -189,7 +192,9 @@ class LearnerGroup:
         alone = len(shares) == 1
         parts = [batch if alone else batch.select(share) for share in shares]
         results = self._call(method, [(part, *args) for part in parts])
-        named = [r if isinstance(r, Mapping) else {fields[0]: r} for r in results]
+        named = results if method == "logprobs" else [{fields[0]: result} for result in results]
+        for part, result in zip(parts, named, strict=True):
+            self._refuse(method, tokens_fault(result, fields, len(part.loss_mask)))
         if alone:
             return dict(named[0])
         found = {name: np.empty(len(batch.loss_mask), np.float32) for name in fields}
@@ -230,6 +235,7 @@ class LearnerGroup:
                 work[rank].append((batch.select(share), tokens, rollouts))
         self._training_calls += 1
         results = self._call("update", [(each, step) for each in work], f"update of step {step + 1}", step + 1)
+        self._refuse("update", metrics_fault(results[0]))
         return dict(results[0])
 
     def forward_backward(
@@ -283,7 +289,9 @@ class LearnerGroup:
         """
         self._steps.take(role)
         self._training_calls += 1
-        return dict(self._call("optimizer_step", [(role,)] * len(self.actors), version=self._step + 1)[0])
+        metrics = self._call("optimizer_step", [(role,)] * len(self.actors), version=self._step + 1)[0]
+        self._refuse("optimizer_step", metrics_fault(metrics))
+        return dict(metrics)
 
     def set_learning_rate(self, lr: float, role: TrainedRole = "actor") -> None:
         """Set the peak learning rate from the next optimiser step on; the schedule scales it and `save` stores it.
@@ -346,7 +354,9 @@ class LearnerGroup:
 
     def canary(self, token_ids: np.ndarray) -> np.ndarray:
         """Return the logprob of each token given those before it, at temperature 1, float32 `[k - 1]`."""
-        return np.asarray(self._call("canary", [(token_ids,)] * len(self.actors))[0])
+        found = np.asarray(self._call("canary", [(token_ids,)] * len(self.actors))[0])
+        self._refuse("canary", array_fault(found, len(token_ids) - 1))
+        return found
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint into a folder that all ranks see."""
@@ -402,6 +412,12 @@ class LearnerGroup:
         self.ended = True
         for actor in self.actors:
             kill(actor)
+
+    def _refuse(self, method: str, fault: str) -> None:
+        """End all ranks and raise an error, if there is a fault in what a method returned."""
+        if fault:
+            self.stop()
+            raise LearnerError(f"{self._origin}: {method} returned {fault}")
 
     def _call(
         self, method: str, arguments: Sequence[tuple[Any, ...]], what: str = "", version: int | None = None

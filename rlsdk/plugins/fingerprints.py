@@ -68,6 +68,13 @@ class ComponentRef:
         return cls(parts[0].kind, name, {}, parts[0].fingerprint, parts=tuple(parts))
 
     @property
+    def origin(self) -> str:
+        """Kind and name with the distribution or file of the plugin, to name the component in messages."""
+        mark = self.fingerprint
+        where = f"{mark.distribution} {mark.version}" if mark.distribution else self.file[0] if self.file else ""
+        return f"{self.kind} {self.name!r}" + (f" of {where}" if where else "")
+
+    @property
     def singles(self) -> dict[str, ComponentRef]:
         """Unique name -> reference, of each of several components, or of this one."""
         found: dict[str, ComponentRef] = {}

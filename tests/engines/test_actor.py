@@ -231,6 +231,65 @@ def test_an_engine_whose_steps_return_no_completions_fails_with_what_is_missing(
         play(lambda actor, engine: collect(actor, ask("a"), ask("b")))
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"logprobs": np.zeros(2, np.float32)}, r"logprobs of dtype float32 and shape \[2\] for 3 tokens; expected"),
+        ({"versions": np.zeros(4, np.int64)}, r"versions of dtype int64 and shape \[4\] for 3 tokens; expected an arr"),
+        ({"versions": np.zeros(3)}, "versions of dtype float64 .* expected an array of 3 integers"),
+        ({"logprobs": [0.0] * 3}, "logprobs of type list for 3 tokens; expected an array of 3 floats"),
+        ({"logprobs": None}, "logprobs of type NoneType for 3 tokens"),
+        ({"token_ids": np.zeros(3)}, "token_ids of dtype float64 .*; expected an array of integers with one axis"),
+        ({"token_ids": np.array([[1, 2, 3]])}, "token_ids of dtype int64 and shape"),
+        ({"token_ids": np.array([1, -1, 1])}, "token id -1; expected ids of the vocabulary, from 0"),
+        ({"logprobs": np.array([0, np.nan, 0], np.float32)}, "logprob nan for token 1; expected a finite logprob"),
+        ({"logprobs": np.array([0, 0, -np.inf], np.float32)}, "logprob -inf for token 2; expected a finite logprob"),
+        ({"versions": np.array([0, 1, 1])}, "version 1 for a token; expected the version .*, 0 to 0"),
+        ({"versions": np.full(3, -1)}, "version -1 for a token"),
+        ({"finish": "eos"}, "finish 'eos'; expected one of stop, length, abort"),
+        ({"index": 2}, "index 2; expected 0 to 1, since n is 2"),
+        ({"index": None}, "index None; expected 0 to 1, since n is 2"),
+        ({"index": 0}, "index 0, which it had returned before; expected each continuation once"),
+    ],
+)
+def test_a_faulty_completion_is_refused_with_what_was_expected(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: str
+) -> None:
+    right = Scripted._completion
+    wrong = staticmethod(lambda request, i, *rest: attrs.evolve(right(request, i, *rest), **(changes if i else {})))
+    monkeypatch.setattr(Scripted, "_completion", wrong)
+    said = f"the engine failed: Scripted returned a completion of request 'a' with {said}"
+    with pytest.raises(EngineError, match=said) as caught:
+        play(lambda actor, engine: collect(actor, ask("a", n=2)))
+    assert str(caught.value).endswith(" (engine 'test_actor/scripted')")
+
+
+def test_more_tokens_than_asked_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Scripted._completion
+    monkeypatch.setattr(Scripted, "_completion", staticmethod(lambda r, i, v, f: right(r, i, [*v, 0], f)))
+    with pytest.raises(EngineError, match="with 4 tokens; its request allows 3"):
+        play(lambda actor, engine: collect(actor, ask("a")))
+
+
+def test_something_else_among_completions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scripted, "step", lambda engine: [{"request": "a"}])
+    with pytest.raises(EngineError, match="Scripted returned dict among its completions; expected Completion"):
+        play(lambda actor, engine: collect(actor, ask("a")))
+
+
+def test_a_fault_of_an_aborted_completion_reaches_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(actor: EngineActor, engine: Scripted) -> None:
+        running = asyncio.create_task(collect(actor, ask("a", 10**9)))
+        await reach(engine, 2)
+        monkeypatch.setattr(Scripted, "abort", lambda engine, ids: None)
+        with pytest.raises(EngineError, match="returned NoneType from step or abort"):
+            await actor.abort(["a"])
+        with pytest.raises(EngineError, match=r"the engine failed: .* from step or abort"):
+            await running
+
+    play(body)
+
+
 def test_logprobs_of_another_length_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scripted, "logprobs", lambda engine, ids: np.zeros(len(ids), np.float32))
     said = r"Scripted.logprobs returned ndarray \[3\] for 3 tokens; expected an array \[2\]"
