@@ -35,8 +35,12 @@ def fenced(code):
     return f"Like this:\n\n```python\n{textwrap.dedent(code)}\n```\nDone."
 
 
-def judge(code, answer, text=None, isolation="namespaces", **options):
-    reward = rlsdk.load("reward", "code_tests", isolation=isolation, **options)
+PATIENT = 30.0
+"""Seconds for code that ends by itself: on a busy machine, even two seconds of work can take that long."""
+
+
+def judge(code, answer, text=None, isolation="namespaces", timeout=PATIENT, **options):
+    reward = rlsdk.load("reward", "code_tests", isolation=isolation, timeout=timeout, **options)
     return reward(rlsdk.Rollout.from_text(rlsdk.Task("t", "?", answer), text or fenced(code)))
 
 
@@ -533,9 +537,10 @@ def test_what_tests_may_do_with_an_answer(code, answer, isolation):
 )  # fmt: skip
 def test_hostile_code_is_a_wrong_answer_and_the_next_call_works(code, reason):
     started = time.monotonic()
-    timeout = 0.5 if reason == "it ran out of time" else 2.0
-    score = judge(code, [{"input": "", "output": "never"}], timeout=timeout, limits={"memory": 192})
-    assert time.monotonic() - started < 30
+    timeout = 0.5 if reason == "it ran out of time" else PATIENT
+    # Any other reason takes at most two seconds of CPU time; a process that needs more ends with signal 24.
+    score = judge(code, [{"input": "", "output": "never"}], timeout=timeout, limits={"memory": 192, "cpu": 2})
+    assert time.monotonic() - started < timeout + 30
     assert (score.value, score.valid) == (0.0, True)
     assert reason in score.reason
     assert judge("print(2 * int(input()))", DOUBLE).value == 1.0
@@ -544,7 +549,7 @@ def test_hostile_code_is_a_wrong_answer_and_the_next_call_works(code, reason):
 def printed(code, **options):
     """A program's view inside the sandbox."""
     found = sandbox.run(
-        [textwrap.dedent(code)], [sandbox.SandboxRun()], timeout=8, limits=sandbox.SandboxLimits(), **options
+        [textwrap.dedent(code)], [sandbox.SandboxRun()], timeout=PATIENT, limits=sandbox.SandboxLimits(), **options
     )
     assert found[0].status == 0, found[0].errors.decode()
     return json.loads(found[0].output)
@@ -654,7 +659,10 @@ def test_without_isolation_there_are_limits_and_a_folder(monkeypatch):
 
 def test_without_isolation_what_hangs_is_killed(tmp_path):
     code = f"import os, time\nopen('{tmp_path}/pids', 'a').write(str(os.getpid()))\nos.fork()\ntime.sleep(60)"
-    score = judge(code, DOUBLE, isolation="none", timeout=1.0)
+    for timeout in (1.0, PATIENT):  # a busy machine may not even start it within a second
+        score = judge(code, DOUBLE, isolation="none", timeout=timeout)
+        if (tmp_path / "pids").exists():
+            break
     assert score.reason == "2 of 2 tests failed; test 1: it ran out of time"
     (pid,) = (tmp_path / "pids").read_text().split()
     assert ended(lambda: _alive(int(pid)) is False)
@@ -692,7 +700,7 @@ def inside():
     return found
 
 
-def ended(condition, seconds=5.0):
+def ended(condition, seconds=PATIENT):
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if condition():
@@ -707,8 +715,9 @@ def ended(condition, seconds=5.0):
 def test_no_process_outlives_the_call(rest):
     """Code that forks, leaves its session and forks again has left nothing when the call returns."""
     before = inside()
-    score = judge(BREED + rest, [{"input": "", "output": "bred"}], timeout=1.0)
-    assert score.value == float("bred" in rest)
+    ends = "bred" in rest
+    score = judge(BREED + rest, [{"input": "", "output": "bred"}], timeout=PATIENT if ends else 1.0)
+    assert score.value == float(ends)
     assert inside() - before == set()
 
 
@@ -728,7 +737,7 @@ def test_a_sandbox_dies_with_its_caller():
     before = inside()
     caller = subprocess.Popen([sys.executable, "-c", KILLED, BREED], stdout=subprocess.PIPE)
     try:
-        assert ended(lambda: len(inside() - before) >= 6, 20.0)  # its first process, the code's, and four more
+        assert ended(lambda: len(inside() - before) >= 6)  # its first process, the code's, and four more
     finally:
         caller.send_signal(signal.SIGKILL)
         caller.wait()
@@ -783,7 +792,7 @@ def test_a_sandbox_that_cannot_start_is_not_a_wrong_answer(monkeypatch):
 @settings(max_examples=15)
 @given(st.text(st.characters(exclude_categories=()), max_size=300))
 def test_any_text_is_an_answer(text):
-    score = judge("", DOUBLE, text=f"```python\n{text}\n```", timeout=2.0)
+    score = judge("", DOUBLE, text=f"```python\n{text}\n```")
     assert score.valid
     assert score.value == 0.0
 
