@@ -32,6 +32,7 @@ from rlsdk.migration.parts import (
 from rlsdk.migration.python_files import KIND, LOADERS
 from rlsdk.migration.rows import (
     NOTES,
+    Choice,
     Framework,
     Given,
     KeyOutcome,
@@ -72,6 +73,8 @@ VESPO: Mapping[str, tuple[str, float]] = {
     "decay_neg": ("lambda_neg", 2.0),
 }
 """Option of the loss zoo/vespo -> its name in TRL, and its default."""
+STRATEGY = Choice({"no": "no", "false": "no", "steps": "steps", "epoch": "epoch", "best": "best"}, "the strategy")
+"""When something is done; YAML reads a plain `no` as false."""
 REWARDS: Mapping[str, Mapping[str, Any]] = {
     "accuracy_reward": {"use": "math"},
     "reasoning_accuracy_reward": {"use": "math"},
@@ -251,6 +254,10 @@ def _adaptive_entropy(value: bool, given: Given) -> KeyOutcome:
     return KeyOutcome({"algorithm.entropy_coef": {**target, **rule}}, "changed" if note else "mapped", note)
 
 
+def _evaluates(given: Given) -> bool:
+    return bool(given.read("eval_strategy", STRATEGY, "no") != "no")
+
+
 def _batch(value: int, given: Given) -> KeyOutcome:
     group = given.whole("num_generations", 8)
     values = {
@@ -293,9 +300,11 @@ def _every(to: str, strategy: str) -> Any:
     """Steps between two events, which a strategy may turn off."""
 
     def give(value: float, given: Given) -> KeyOutcome:
-        chosen = str(given.get(strategy, "steps")).lower()
+        chosen = given.read(strategy, STRATEGY, "steps")
         if chosen == "no":
             return KeyOutcome({to: 0}, "mapped", f"{strategy}: no")
+        if chosen != "steps":
+            return KeyOutcome({}, "missing", f"{strategy} is {chosen}: set {to}, which counts steps")
         if 0 < value < 1:
             return KeyOutcome({}, "missing", f"a share of the steps: set {to}")
         return KeyOutcome({to: max(1, int(value) // _updates(given))}, "changed",
@@ -324,10 +333,17 @@ def _peft(value: bool, given: Given) -> dict[str, Any]:
     return {"learner.lora": {"rank": rank, "alpha": alpha, **named}}
 
 
+def _dropout(value: float, given: Given) -> KeyOutcome:
+    adapted = given.read("use_peft", flag, False) or given.get("peft_config.class") == "LoraConfig"
+    if value and adapted:
+        return KeyOutcome({}, "missing", "adapters have no dropout: engine and learner must agree")
+    return KeyOutcome({}, "ignored", "off, as always in rlsdk" if adapted else "use_peft is off")
+
+
 def _temperature(value: float, given: Given) -> dict[str, Any]:
     """Set the temperature; evaluations sample as training does."""
     found = {"sampling.temperature": value}
-    if str(given.get("eval_strategy", "no")) == "no" or value <= 0:
+    if not _evaluates(given) or value <= 0:
         return found
     return {**found, "eval.temperature": value}
 
@@ -402,7 +418,7 @@ def _finish(given: Given) -> dict[str, Any]:
         column, system = given.get("dataset_prompt_column"), given.get("system_prompt")  # of Open R1
         extra = {**({"config": config} if config else {}), **({"system": system} if system else {})}
         found["tasks.train"] = files or dataset(name, split, {"prompt": column} if column else {}, **extra)
-        if str(given.get("eval_strategy", "no")) != "no":
+        if _evaluates(given):
             whole = given.get("eval_dataset.class") not in (None, "load_dataset")  # the only split, without a name
             held_out = str(
                 given.get("eval_dataset.split", given.get("dataset_test_split", "train" if whole else "test"))
@@ -415,13 +431,9 @@ def _finish(given: Given) -> dict[str, Any]:
             notes += (
                 f"tasks: no source reads {name}: save the data, dataset.to_json('train.jsonl'), and name that file",
             )
-    if given.get("peft_config.class") == "LoraConfig":
-        found |= _peft(True, given)
-    if (found.get("learner.lora") or given.read("use_peft", flag, False)) and "lora_target_modules" not in given.flat:
-        notes += (
-            "learner.lora: all linear layers are adapted; peft's own choice for many models is q_proj and v_proj: set "
-            "targets",
-        )
+    adapter = _peft(True, given) if given.get("peft_config.class") == "LoraConfig" else {}
+    every, told = _evaluations(given)
+    found, notes = found | adapter | every, notes + told + _of_adapters(given)
     if _has_experts(given) and "router_aux_loss_coef" not in given.flat:
         found["learner.router_loss_coef"] = _ROUTER_LOSS
         notes += (
@@ -441,6 +453,28 @@ def _finish(given: Given) -> dict[str, Any]:
         found["tasks.train"] = unshuffled(found["tasks.train"])
     rewards = _rewards(given, name)
     return {**found, **rewards, NOTES: (*notes, *rewards.get(NOTES, ()))}
+
+
+def _evaluations(given: Given) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the steps between evaluations where TRL takes those between logs, and a note that says so."""
+    if not _evaluates(given) or "eval_steps" in given.flat:
+        return {}, ()
+    outcome = _every("eval.every", "eval_strategy")(given.read("logging_steps", number, 10.0), given)
+    return dict(outcome.values), (f"eval.every: {'TRL takes logging_steps' if outcome.values else outcome.note}",)
+
+
+def _of_adapters(given: Given) -> tuple[str, ...]:
+    """Return notes on what TRL's adapters have that is not in the configuration."""
+    ours = given.read("use_peft", flag, False)
+    notes: tuple[str, ...] = ()
+    if ours and "lora_dropout" not in given.flat:
+        notes += ("learner.lora: adapters have no dropout; TRL's have 0.05 unless lora_dropout is set",)
+    if (ours or given.get("peft_config.class") == "LoraConfig") and "lora_target_modules" not in given.flat:
+        notes += (
+            "learner.lora: all linear layers are adapted; peft's own choice for many models is q_proj and v_proj: set "
+            "targets",
+        )
+    return notes
 
 
 def _loaded(given: Given, key: str) -> Any:
@@ -662,7 +696,7 @@ def _data_of(name: str) -> Any:
 
     def give(value: Any, given: Given) -> KeyOutcome:
         kind = given.get(f"{name}_dataset.class")
-        unused = name == "eval" and str(given.get("eval_strategy", "no")) == "no"
+        unused = name == "eval" and not _evaluates(given)
         if unused or kind in (None, *LOADERS):
             return KeyOutcome({}, "changed", _COLUMNS)
         file = f"{name}.jsonl"
@@ -877,7 +911,7 @@ ROWS = (
     unless("peft_config.use_dora", (False,), "learner.lora trains plain adapters", True),
     ignored("peft_config.inference_mode", "adapters are trained", False),
     missing("peft_config.**", "learner.lora has rank, alpha, targets and sync", "x"),
-    unless("lora_dropout", (0, 0.0), "adapters have no dropout: engine and learner must agree", 0.05),
+    changed("lora_dropout", "", number, 0.05, "", _dropout),
     ignored("lora_task_type", "models are language models", "CAUSAL_LM"),
     missing("lora_modules_to_save", "only adapters are trained; without learner.lora, all weights are", ["embed_tokens"]),
     missing("lora_*", "learner.lora has rank, alpha, targets and sync", "x"),
@@ -891,13 +925,13 @@ ROWS = (
     same("num_train_epochs", "epochs", number, 1, _epochs),
     changed("max_steps", "steps", whole, 100, "optimiser steps", _steps),
     changed("eval_steps", "eval.every", number, 100, "optimiser steps", _every("eval.every", "eval_strategy")),
-    part("eval_strategy", "tasks.eval", text, "steps", "tasks.eval turns evaluation on"),
+    part("eval_strategy", "tasks.eval", STRATEGY, "steps", "tasks.eval turns evaluation on"),
     same("eval_on_start", "eval.before", flag, True),
     changed("save_steps", "checkpoint.every", number, 100, "optimiser steps",
             _every("checkpoint.every", "save_strategy")),
-    part("save_strategy", "checkpoint.every", text, "steps", "no: only a checkpoint at the end"),
+    part("save_strategy", "checkpoint.every", STRATEGY, "steps", "no: only a checkpoint at the end"),
     same("save_total_limit", "checkpoint.keep", count, 2,
-         lambda v, given: {} if str(given.get("save_strategy")).lower() == "no" else {"checkpoint.keep": v}),
+         lambda v, given: {} if given.read("save_strategy", STRATEGY, "steps") == "no" else {"checkpoint.keep": v}),
     unless("save_only_model", (False,), "checkpoint.every: 0 saves only at the end", True),
     unless("load_best_model_at_end", (False,), "compare checkpoints: rlsdk train --mode bench", True),
     only_with("load_best_model_at_end", "metric_for_best_model", "compare checkpoints: rlsdk train --mode bench", "x"),

@@ -1459,3 +1459,33 @@ trainer.train()
     assert plan.config.sampling.max_tokens == 2048
     assert plan.learner.options["schedule"] == "constant"
     assert "correction" not in config["algorithm"]
+
+
+@pytest.mark.parametrize(
+    ("words", "every", "saved", "held_out"),
+    [
+        (["--eval_strategy", "no", "--save_strategy", "no"], None, 0, False),
+        (["--eval_strategy", "steps", "--save_strategy", "steps", "--save_steps", "20"], 10, 20, True),
+        (["--eval_strategy", "steps", "--logging_steps", "5", "--save_strategy", "epoch"], 5, None, True),
+        (["--eval_strategy", "epoch"], None, 500, True),
+        (["--eval_strategy", "steps", "--eval_steps", "30", "--logging_steps", "5"], 30, 500, True),
+    ],
+)
+def test_trls_strategies_of_evaluations_and_checkpoints_are_those_of_its_trainer(words, every, saved, held_out):
+    found = migrate("trl", ["trl", "grpo", "--dataset_name", "openai/gsm8k", *words], {})
+    config = found.config
+    assert ("eval" in config["tasks"]) is held_out
+    assert config.get("eval", {}).get("every") == every
+    assert config.get("checkpoint", {}).get("every") == saved
+    told = [*found.notes, *(entry.note for entry in (*found.entries, *found.defaults) if entry.status == "missing")]
+    assert any("epoch" in each for each in told) is ("epoch" in words)
+
+
+def test_trls_plain_no_in_a_file_is_no(tmp_path):
+    file = tmp_path / "grpo.yaml"
+    file.write_text("dataset_name: openai/gsm8k\neval_strategy: no\nsave_strategy: no\nuse_peft: true\n")
+    found = migrate("trl", [str(file)], {})
+    assert "eval" not in found.config["tasks"] and found.config["checkpoint"]["every"] == 0
+    assert any("dropout" in note for note in found.notes)
+    file.write_text("lora_dropout: 0.05\nseed: 1\n")
+    assert not [entry for entry in migrate("trl", [str(file)], {}).entries if entry.status == "missing"]
