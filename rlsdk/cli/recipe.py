@@ -21,7 +21,7 @@ from rlsdk.recipes.catalogue import Recipe, RecipeRun
 RUNS = Path("runs") / "recipes"
 WIDTH = 40
 """Width of the bars of a curve."""
-FIGURES = {"minutes": "{:.0f}", "from": "{:.2f}", "ceiling": "{:.2f}", "to": "{:.2f}"}
+NUMBERS = {"minutes": "{:.0f}", "from": "{:.2f}", "ceiling": "{:.2f}", "to": "{:.2f}"}
 """Numeric column -> its format; `ceiling` is the best accuracy that the warm start reaches."""
 LEFT_OUT = ("_reward", "/invalid")
 """Suffixes of metrics that are not accuracies."""
@@ -45,11 +45,11 @@ def list_(as_json: bool) -> None:
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("recipe", no_wrap=True, min_width=max((len(row["name"]) for row in found), default=0))
-    for name in ("task", "algorithm", "hardware", *FIGURES, "measured"):
-        table.add_column(name, justify="right" if name in FIGURES else "left", overflow="fold")
+    for name in ("task", "algorithm", "hardware", *NUMBERS, "measured"):
+        table.add_column(name, justify="right" if name in NUMBERS else "left", overflow="fold")
     for row in found:
-        figures = ["-" if row[name] is None else form.format(row[name]) for name, form in FIGURES.items()]
-        cells = [row["task"], row["algorithm"], row["hardware"], *figures, row["measured"]]
+        numbers = ["-" if row[name] is None else form.format(row[name]) for name, form in NUMBERS.items()]
+        cells = [row["task"], row["algorithm"], row["hardware"], *numbers, row["measured"]]
         table.add_row(f"[cyan]{row['name']}[/cyan]", *(escape(cell) for cell in cells))
     show_table(table, 140)
 

@@ -104,8 +104,8 @@ async def evaluate(
     return Answers(tuple(greedy), tuple(sampled))
 
 
-def figures(answers: Answers, samples: int, *, scored: bool = True, show: int = 3) -> Evaluation:
-    """Compute the figures of an evaluation.
+def evaluation_of(answers: Answers, samples: int, *, scored: bool = True, show: int = 3) -> Evaluation:
+    """Compute accuracy and metrics of an evaluation.
 
     Args:
         answers: Groups of the evaluation.
@@ -114,9 +114,9 @@ def figures(answers: Answers, samples: int, *, scored: bool = True, show: int = 
         show: Number of sample answers to keep for people.
     """
     answers = answers if scored else answers.unscored()
-    accuracy, metrics = _found(answers.greedy, answers.sampled, samples)
+    accuracy, metrics = _metrics(answers.greedy, answers.sampled, samples)
     for source, (plainly, drawn) in by_source(answers.greedy, answers.sampled).items():
-        metrics |= {f"{source}/{name}": value for name, value in _found(plainly, drawn, samples)[1].items()}
+        metrics |= {f"{source}/{name}": value for name, value in _metrics(plainly, drawn, samples)[1].items()}
     named = {f"eval/{name}": value for name, value in metrics.items()}
     shown = tuple(_shown(g) for g in answers.sampled[:show])
     return Evaluation(accuracy, named, shown, greedy=answers.greedy, sampled=answers.sampled)
@@ -130,7 +130,7 @@ def by_source(*batches: Sequence[Group]) -> dict[str, tuple[list[Group], ...]]:
     return {source: tuple([g for g in batch if g.task.source == source] for batch in batches) for source in sources}
 
 
-def _found(
+def _metrics(
     greedy: Sequence[Group], sampled: Sequence[Group], samples: int
 ) -> tuple[dict[str, float | None], dict[str, float | None]]:
     """Return accuracies, and all metrics: also rewards, lengths, number of invalid trajectories, workflow metrics.

@@ -1,4 +1,4 @@
-"""Evaluate a model or all checkpoints of a run without training: figures, transcripts, pictures."""
+"""Evaluate a model or all checkpoints of a run without training: metrics, transcripts, pictures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rlsdk.engines.group import EngineGroup
 from rlsdk.engines.starting import engines_alone
 from rlsdk.environments.pool import env_worker_pools
 from rlsdk.errors import ArgumentError, CheckpointError, ConfigError, DamagedCheckpointError, DataError
-from rlsdk.evaluation.evaluation import Answers, evaluate, evaluator_of, figures, held_out, produced_by
+from rlsdk.evaluation.evaluation import Answers, evaluate, evaluation_of, evaluator_of, held_out, produced_by
 from rlsdk.isolation.reaper import reaped
 from rlsdk.isolation.scratch import scratch_folder
 from rlsdk.isolation.threads import Threads, run_to_end
@@ -219,7 +219,7 @@ async def _pictures(plan: Plan, groups: Sequence[Group], most: int) -> list[Path
 def _saved(
     plan: Plan, model: str, answers: Answers, seconds: dict[str, float], drawn: Sequence[Path]
 ) -> dict[str, Any]:
-    found = figures(answers, plan.config.eval.samples, scored=bool(plan.rewards))
+    found = evaluation_of(answers, plan.config.eval.samples, scored=bool(plan.rewards))
     transcripts = plan.folder / "transcripts.jsonl"
     kinds = (("greedy", answers.greedy), ("sampled", answers.sampled))
     with transcripts.open("w", encoding="utf-8") as out:

@@ -33,7 +33,7 @@ from rlsdk.contracts.rollouts import (
 from rlsdk.engines.canary import Canary
 from rlsdk.engines.group import EngineGroup
 from rlsdk.errors import RunError
-from rlsdk.evaluation.evaluation import evaluate, figures, held_out
+from rlsdk.evaluation.evaluation import evaluate, evaluation_of, held_out
 from rlsdk.plurals import counted
 from rlsdk.rollout.scheduler import RolloutScheduler
 from rlsdk.rollout.staleness import StalenessPolicy
@@ -263,7 +263,7 @@ class Explorer:
         reseed, self._reseeds = partial(self.engines.reseed, self._plan.config.seed, 0), True
         answers = await evaluate(produce, self._eval_tasks, self._sampling, section, reseed=reseed)
         answers.check_scores(self._plan.config.max_invalid, f"evaluation at step {self._done}")
-        return figures(answers, section.samples, scored=bool(self._plan.rewards))
+        return evaluation_of(answers, section.samples, scored=bool(self._plan.rewards))
 
     async def snapshot(self) -> RolloutSnapshot:
         """Return the state for a checkpoint, as a consistent snapshot."""

@@ -16,7 +16,7 @@ from rich.console import Console
 from rlsdk.config.schema import EvalSection
 from rlsdk.contracts import Run, Sampling
 from rlsdk.errors import ScoringError
-from rlsdk.evaluation.evaluation import Answers, evaluate, figures
+from rlsdk.evaluation.evaluation import Answers, evaluate, evaluation_of
 from rlsdk.runlog.report import print_report
 from rlsdk.runlog.trackers import JsonlTracker
 from rlsdk.trainer.summary import accuracy_at
@@ -31,7 +31,7 @@ def graded(*scores: Score, source: str = "") -> Group:
 def test_an_evaluation_whose_reward_fails_is_not_available_and_never_zero() -> None:
     failed = Score.invalid("referee is ill")
     answers = Answers((graded(failed),), (graded(failed, failed),))
-    found = figures(answers, 2)
+    found = evaluation_of(answers, 2)
     assert found.accuracy == {"greedy": None, "sampled": None, "pass@2": None}
     assert found.metrics["eval/greedy_reward"] is None and found.metrics["eval/sampled_reward"] is None
     assert found.metrics["eval/invalid"] == 3
@@ -40,27 +40,27 @@ def test_an_evaluation_whose_reward_fails_is_not_available_and_never_zero() -> N
 
 
 def test_an_evaluation_of_a_run_without_a_reward_has_no_accuracy() -> None:
-    found = figures(Answers((graded(Score(0.0)),), (graded(Score(0.0)),)), 1, scored=False)
+    found = evaluation_of(Answers((graded(Score(0.0)),), (graded(Score(0.0)),)), 1, scored=False)
     assert found.accuracy == {"greedy": None, "sampled": None}
     assert (found.metrics["eval/sampled_reward"], found.samples[0]["correct"]) == (None, None)
 
 
 def test_an_evaluation_leaves_out_what_could_not_be_scored() -> None:
     failed, right, wrong = Score.invalid("referee is ill"), Score(1.0), Score(0.0)
-    found = figures(Answers((graded(right), graded(failed)), (graded(right, wrong), graded(right, failed))), 2)
+    found = evaluation_of(Answers((graded(right), graded(failed)), (graded(right, wrong), graded(right, failed))), 2)
     assert found.accuracy == {"greedy": 1.0, "sampled": 2 / 3, "pass@2": 1.0}
-    one = figures(Answers((graded(right, source="a"), graded(failed, source="b")), ()), 1)
+    one = evaluation_of(Answers((graded(right, source="a"), graded(failed, source="b")), ()), 1)
     assert (one.metrics["eval/a/greedy"], one.metrics["eval/b/greedy"]) == (1.0, None)
 
 
 def test_an_evaluation_estimates_that_one_or_all_of_k_answers_are_right() -> None:
     right, wrong = Score(1.0), Score(0.0)
     answers = Answers((), (graded(right, right, right, wrong), graded(right, wrong, wrong, wrong)))
-    metrics = figures(answers, 4).metrics
+    metrics = evaluation_of(answers, 4).metrics
     # C(3, 2) / C(4, 2) and 0 for all of two; 1 - C(1, 2) / C(4, 2) and 1 - C(3, 2) / C(4, 2) for one of two.
     assert (metrics["eval/all@2"], metrics["eval/pass@2"]) == (0.25, 0.75)
     assert (metrics["eval/all@4"], metrics["eval/pass@4"]) == (0.0, 1.0)
-    assert figures(Answers((), (graded(right, Score.invalid("ill")),)), 2).metrics["eval/all@2"] is None
+    assert evaluation_of(Answers((), (graded(right, Score.invalid("ill")),)), 2).metrics["eval/all@2"] is None
 
 
 def test_an_evaluation_counts_the_votes_of_answers() -> None:
@@ -72,14 +72,14 @@ def test_an_evaluation_counts_the_votes_of_answers() -> None:
         graded(none, none, right, none),  # nothing, right; right
         graded(none, none, none, none),  # nothing at all
     )
-    metrics = figures(Answers((), groups), 4).metrics
+    metrics = evaluation_of(Answers((), groups), 4).metrics
     assert metrics["eval/maj@2"] == pytest.approx((0.5 + 0.5 + 0.5 + 0.0) / 4)
     assert metrics["eval/maj@4"] == pytest.approx((1.0 + 0.5 + 1.0 + 0.0) / 4)
     silent = (graded(Score(1.0), Score(0.0), source="b"),)  # a scorer that tells no answers
-    assert "eval/maj@2" not in figures(Answers((), silent), 2).metrics
-    both = figures(Answers((), (graded(right, right, source="a"), *silent)), 2).metrics
+    assert "eval/maj@2" not in evaluation_of(Answers((), silent), 2).metrics
+    both = evaluation_of(Answers((), (graded(right, right, source="a"), *silent)), 2).metrics
     assert (both["eval/maj@2"], both["eval/a/maj@2"], "eval/b/maj@2" in both) == (1.0, 1.0, False)
-    assert figures(Answers((), (graded(right, Score.invalid("ill")),)), 2).metrics["eval/maj@2"] is None
+    assert evaluation_of(Answers((), (graded(right, Score.invalid("ill")),)), 2).metrics["eval/maj@2"] is None
 
 
 def test_an_evaluation_tells_how_long_its_sampled_answers_are_and_how_many_were_cut_off() -> None:
@@ -87,7 +87,7 @@ def test_an_evaluation_tells_how_long_its_sampled_answers_are_and_how_many_were_
     short = Rollout(task, (), range(4), [False, True, True, False], [0.0] * 4, [-1, 0, 0, -1])
     cut = Rollout(task, (), range(6), [False, *[True] * 5], [0.0] * 6, [-1] + [0] * 5, status="truncated")
     group = Group(task, [short, short, cut, cut], [Score(1.0)] * 4)
-    metrics = figures(Answers((graded(Score(1.0)),), (group,)), 4).metrics
+    metrics = evaluation_of(Answers((graded(Score(1.0)),), (group,)), 4).metrics
     assert (metrics["eval/length"], metrics["eval/truncated"]) == (3.5, 0.5)
 
 
@@ -137,8 +137,8 @@ def test_an_evaluation_samples_as_its_section_says_whatever_training_samples_at(
     found = answers(EvalSection(samples=4, temperature=0.6, top_p=0.95, top_k=20, max_tokens=32, greedy=False))
     drawn = Sampling(temperature=0.6, top_p=0.95, top_k=20, max_tokens=32, stop=("x",))
     assert asked == ["reseed", ("eval sampled", 4, drawn)]
-    assert list(figures(found, 4).accuracy) == ["sampled", "pass@2", "pass@4"]
-    assert set(figures(found, 4).metrics) == {
+    assert list(evaluation_of(found, 4).accuracy) == ["sampled", "pass@2", "pass@4"]
+    assert set(evaluation_of(found, 4).metrics) == {
         *("eval/sampled", "eval/pass@2", "eval/pass@4", "eval/all@2", "eval/all@4", "eval/sampled_reward"),
         *("eval/invalid", "eval/length", "eval/truncated"),
     }

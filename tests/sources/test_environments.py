@@ -12,7 +12,7 @@ import rlsdk
 from rlsdk.config.schema import EvalSection
 from rlsdk.contracts import RewardSpec, Sampling
 from rlsdk.errors import OptionError
-from rlsdk.evaluation.evaluation import evaluate, figures, produced_by
+from rlsdk.evaluation.evaluation import evaluate, evaluation_of, produced_by
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.generator import RolloutGenerator
 from rlsdk.rollout.stream import TaskStream
@@ -134,7 +134,7 @@ def test_an_evaluation_reports_each_tag() -> None:
             produced_by(generator, setting), held_out, setting.sampling, EvalSection(samples=2), reseed=nothing
         )
 
-    found = figures(asyncio.run(go()), 2)
+    found = evaluation_of(asyncio.run(go()), 2)
     assert found.accuracy == {"greedy": 0.75, "sampled": 0.75, "pass@2": 0.75}
     assert found.metrics["eval/easy/greedy"] == 1.0 and found.metrics["eval/hard/pass@2"] == 0.0
     assert found.metrics["eval/easy/sampled_reward"] == 1.0 and found.metrics["eval/greedy_reward"] == 0.75

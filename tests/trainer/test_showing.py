@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from rlsdk.cli import root
-from rlsdk.evaluation.evaluation import Answers, figures
+from rlsdk.evaluation.evaluation import Answers, evaluation_of
 from rlsdk.runlog.tables import Entry
 from rlsdk.trainer.observing import sample_lines
 from rlsdk.types import Group, Message, Rollout, Score, Task
@@ -50,7 +50,7 @@ def test_what_an_environment_answers_is_shown_between_the_turns():
     prompt, response = "user: Find the goal.\nuser: start", "left\nuser: wall\ndown"
     (line,) = sample_lines([played], 1)
     assert line.plain == "  reward 1.000  " + repr(f"{prompt} -> {response}")[1:-1]
-    (sample,) = figures(Answers((group,), (group,)), 1).samples
+    (sample,) = evaluation_of(Answers((group,), (group,)), 1).samples
     assert (sample["prompt"], sample["response"]) == (prompt, response)
 
 

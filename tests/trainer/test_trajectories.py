@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsdk.errors import ScoringError
-from rlsdk.evaluation.evaluation import Answers, figures
+from rlsdk.evaluation.evaluation import Answers, evaluation_of
 from rlsdk.scoring.scorer import check_budget, unscored
 from rlsdk.trainer.metrics import raw_metrics, reward_metrics, rollout_metrics, source_metrics
 from rlsdk.types import Group, Rollout, Score, Task
@@ -41,7 +41,7 @@ GROUPS = st.lists(st.lists(st.tuples(VALUES, st.floats(0, 40), st.integers(1, 6)
 
 
 def metrics_of(groups: Sequence[Group]) -> dict[str, Any]:
-    found = figures(Answers(tuple(groups[:1]), tuple(groups)), 4)
+    found = evaluation_of(Answers(tuple(groups[:1]), tuple(groups)), 4)
     metrics = {
         **rollout_metrics(groups),
         **reward_metrics(groups, scored=True),
@@ -90,7 +90,7 @@ def test_half_of_the_trajectories_fail_however_much_the_others_talk() -> None:
     with pytest.raises(ScoringError, match=r"8 of 16 trajectories"):
         answers.check_scores(0.2, "evaluation")
     assert rollout_metrics([group])["workflow/calls"] == 16.5
-    assert figures(answers, 16).metrics["eval/workflow/calls"] == 16.5
+    assert evaluation_of(answers, 16).metrics["eval/workflow/calls"] == 16.5
 
 
 def test_reasons_of_several_tasks_add_up() -> None:

@@ -195,7 +195,7 @@ def gives_a_priority(subject: Subject, held: Any) -> None:
 
 @holds("answers-yes-or-no", "stop", remedy="return True or False")
 def answers_yes_or_no(subject: Subject, _: Any) -> None:
-    """It returns whether production may end."""
+    """It returns whether the sampling for a step may end."""
     answer = subject.call(subject.make())
     if not isinstance(answer, bool | np.bool_):
         raise Violated("form", "True or False", shape(answer))

@@ -171,8 +171,8 @@ class RemoteExplorer:
     def settle(self, taken: TakenBatch, states: Sequence[TaskStatus]) -> None:
         """See `Explorer.settle`; sent with the next call."""
         if self._state is not None:
-            production = RolloutScheduler.settled(self._state["production"], taken.records, states)
-            self._state = {**self._state, "production": production}
+            scheduler = RolloutScheduler.settled(self._state["production"], taken.records, states)
+            self._state = {**self._state, "production": scheduler}
         self._done += 1
         self._settled.append(([record.number for record in taken.records], list(states)))
 
