@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import wraps
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from functools import partial, wraps
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlsdk.contracts.rollouts import (
@@ -43,12 +46,60 @@ def in_event_loop() -> bool:
     return True
 
 
-def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to completion; in a thread if an event loop is already running, as in a notebook."""
+def run_async(work: Coroutine[Any, Any, T], interrupt: Callable[[], object] | None = None) -> T:
+    """Run a coroutine to completion; in a thread if an event loop is already running, as in a notebook.
+
+    Args:
+        work: The coroutine.
+        interrupt: Called at the first Ctrl-C (the stop button of a notebook), after which the coroutine should return
+            soon. Only used if an event loop is running; otherwise the coroutine handles signals itself.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, a second one if `interrupt` is given; the coroutine has been cancelled.
+    """
     if not in_event_loop():
         return asyncio.run(work)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, work).result()
+    cancel: Future[Callable[[], object]] = Future()
+
+    async def cancellable() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        cancel.set_result(partial(loop.call_soon_threadsafe, task.cancel))
+        return await work
+
+    with ThreadPoolExecutor(1) as pool, _sigints() as sigints:
+        running = pool.submit(asyncio.run, cancellable())
+        while wait([running], timeout=0.1).not_done:
+            if sigints.empty():
+                continue
+            sigints.get()
+            if interrupt is not None:
+                interrupt()
+                interrupt = None
+                continue
+            with suppress(RuntimeError):  # its loop is closed: it has just ended
+                cancel.result()()
+    try:
+        return running.result()
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+@contextmanager
+def _sigints() -> Iterator[SimpleQueue[int]]:
+    """Queue each SIGINT of a block, in which nothing else may handle it: an exception could leave the work running.
+
+    Without effect outside the main thread, since only that one can handle signals.
+    """
+    queue: SimpleQueue[int] = SimpleQueue()
+    if threading.current_thread() is not threading.main_thread():
+        yield queue
+        return
+    before = signal.signal(signal.SIGINT, lambda number, _: queue.put(number))
+    try:
+        yield queue
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def whole_updates(step: Callable[[Trainer], Coroutine[Any, Any, dict[str, float]]]) -> Callable[[Trainer], Any]:

@@ -140,6 +140,7 @@ class Trainer:
         self.closed: Sequence[Entry] = ()
         self.samples: dict[str, Sequence[Mapping[str, Any]]] = {}
         self.interrupted = self.save_requested = False
+        self._ended_early = False  # by an interrupt, which does not concern the next call of `train`
         self._store, self._resume_from = store, resume_from
         self.base_models = fingerprints(plan)
         self._updated = self._synced = self._restored = False
@@ -502,11 +503,19 @@ class Trainer:
         return self.ended and self.version not in (self._resume_from or 0, self._last_saved)
 
     def train(self) -> dict[str, Any]:
-        """Train the remaining steps, or until interrupted, and return the summary.
+        """Train the remaining steps, or until interrupted, and return the summary; the next call trains the rest.
 
         Also works where an event loop is already running, as in a notebook.
         """
-        summary = run_async(self.train_async())
+
+        def interrupt() -> None:
+            log.warning("%s", NOTICE)
+            self.interrupt()
+
+        if self._ended_early:
+            self.interrupted = self._ended_early = False
+        summary = run_async(self.train_async(), interrupt)
+        self._ended_early = self.interrupted
         if self.record is not None:
             self.record.finish(summary, self.samples)
         return summary
