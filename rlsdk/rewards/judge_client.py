@@ -70,7 +70,7 @@ class JudgeClient:
             EndpointError: There is no answer, or not in time.
         """
         async with self._opened() as session, session.slots:
-            last = "there was no answer"
+            last = ""
             try:
                 async with asyncio.timeout(self.timeout) as limit:
                     for attempt in range(self.retries + 1):
@@ -84,11 +84,12 @@ class JudgeClient:
                             backoff = min(_FIRST_WAIT * 2.0**attempt, _LONGEST_WAIT) * random.uniform(0.5, 1.0)
                             wait = max(error.wait, backoff)
                             if asyncio.get_running_loop().time() + wait > (limit.when() or math.inf):
-                                raise EndpointError(f"{last}; no time is left to retry in {wait:g} s") from error
+                                raise EndpointError(f"{last}; no time is left to retry in {wait:.0f} s") from error
                             if attempt < self.retries:
                                 await asyncio.sleep(wait)
             except TimeoutError as error:
-                raise EndpointError(f"no answer within {self.timeout:g} s; {last}") from error
+                before = f"; the last attempt before: {last}" if last else ""
+                raise EndpointError(f"no answer within {self.timeout:g} s{before}") from error
             raise EndpointError(f"{last} (after {self.retries + 1} attempts)")
 
     @asynccontextmanager
@@ -121,11 +122,12 @@ class JudgeClient:
                 text = await self._body(response)
                 status, wait = response.status_code, _retry_after(response.headers.get("retry-after"))
         except httpx.TransportError as error:
-            raise EndpointError(self._clean(f"{type(error).__name__}: {error}"), 0.0) from error
+            raise EndpointError(self._clean(f"{type(error).__name__}: {error} ({url})"), 0.0) from error
         if status == 200:
             return _content(text)
         again = status == 429 or status >= 500
-        raise EndpointError(self._clean(f"status {status}: {text.strip()}"), wait if again else None)
+        where = "" if again or status in (400, 401, 403) else f" ({url})"  # the address may be wrong
+        raise EndpointError(self._clean(f"status {status}: {text.strip()}") + where, wait if again else None)
 
     def _key(self) -> str | None:
         return os.environ.get(self.key_variable) if self.key_variable else None

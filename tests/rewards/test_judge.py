@@ -301,7 +301,7 @@ def test_any_answer_is_read_or_refused(text, form):
         (raw("x" * (MAX_BODY + 1)), f"more than {MAX_BODY} bytes", 1),
         (refused(400, "too long\x1b[31m"), "status 400: too long [31m", 1),
         (refused(401), "status 401", 1),
-        (refused(404), "status 404", 1),
+        (refused(404), "status 404: no (http://127.0.0.1:", 1),
         (refused(302, "", {"location": "http://127.0.0.1:1/"}), "status 302", 1),
         (refused(500), "status 500: no (after 3 attempts)", 3),
         (refused(429, "", {"retry-after": "0"}), "status 429:  (after 3 attempts)", 3),
@@ -329,7 +329,7 @@ def test_nobody_there(server):
     server.server_close()
     found = score(load(server, retries=1))
     assert found.valid is False
-    assert "ConnectError" in found.reason
+    assert "ConnectError" in found.reason and f"({server.url}/chat/completions)" in found.reason
 
 
 def test_retry_after_is_honoured(server):
@@ -358,7 +358,8 @@ def test_a_slow_judge(server):
     started = time.monotonic()
     found = score(load(server, timeout=0.3))
     assert time.monotonic() - started < 2
-    assert (found.valid, "no answer within 0.3 s" in found.reason) == (False, True)
+    assert not found.valid
+    assert found.reason.endswith("no answer within 0.3 s")
 
 
 def test_a_bound_on_requests_at_once(server):
