@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
 from rlsdk.kinds import KINDS, Kind
+
+DOES: Mapping[Kind, str] = {
+    "reward": "score a rollout",
+    "shaping": "change rewards before advantages are computed",
+    "advantage": "turn rewards into advantages",
+    "policy_loss": "compute the loss of each token",
+    "correction": "weight tokens that the engine sampled with other probabilities than the learner's",
+    "kl": "estimate the divergence from the reference model",
+    "algorithm": "combine an advantage, a loss and their defaults under one name",
+    "filter": "leave groups out of training",
+    "buffer": "choose which groups are trained first, or again",
+    "stop": "decide when a step has enough groups",
+    "workflow": "talk to the policy, and return the conversation",
+    "environment": "answer the policy's actions with observations and rewards",
+    "tasks": "supply tasks, such as the rows of a file",
+    "sampler": "choose the order of the tasks",
+    "renderer": "turn messages into tokens, as a chat template does",
+    "tool_parser": "read tool calls from the text of the policy",
+    "tracker": "send metrics to a service",
+    "engine": "sample responses",
+    "learner": "update the weights",
+    "weight_transfer": "send weights from the learner to the engines",
+    "diagnosis": "recognise a problem from the metrics of a run",
+}
+"""Kind -> what its components do."""
 
 
 @click.group()
@@ -15,6 +41,8 @@ def new() -> None:
     """Create a plugin from a template: a package, or one file.
 
     A package is installable, has tests and a configuration that trains with it, and passes `rlsdk check`.
+
+    Examples: `rlsdk new reward my_lab` writes the package my_lab, `rlsdk new reward my_lab.py` one file.
     """
 
 
@@ -67,7 +95,12 @@ def _of_kind(name: str, folder: Path, as_file: bool, kind: Kind) -> None:
 
 
 for _kind in KINDS:
-    command = click.command(_kind, help=f"Write a package NAME of the kind {_kind}, or one file (NAME.py, or --file).")
+    command = click.command(
+        _kind,
+        short_help=f"{DOES[_kind][0].upper()}{DOES[_kind][1:]}.",
+        help=f"Write a package NAME with a component of the kind {_kind}: {DOES[_kind]}. NAME.py, or --file, writes one "
+        "file instead.",
+    )
     options = (FOLDER, click.option("--file", "as_file", is_flag=True, help="Write one file and its configuration."))
     callback = functools.partial(_of_kind, kind=_kind)
     for decorate in (*options, click.argument("name")):
