@@ -98,8 +98,8 @@ for _kind in KINDS:
     command = click.command(
         _kind,
         short_help=f"{DOES[_kind][0].upper()}{DOES[_kind][1:]}.",
-        help=f"Write a package NAME with a component of the kind {_kind}: {DOES[_kind]}. NAME.py, or --file, writes one "
-        "file instead.",
+        help=f"Write a package NAME with a component of the kind {_kind}: {DOES[_kind]}. "
+        "NAME.py, or --file, writes one file instead.",
     )
     options = (FOLDER, click.option("--file", "as_file", is_flag=True, help="Write one file and its configuration."))
     callback = functools.partial(_of_kind, kind=_kind)
