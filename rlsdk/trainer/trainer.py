@@ -145,7 +145,7 @@ class Trainer:
         self.base_models = fingerprints(plan)
         self._updated = self._synced = self._restored = False
         self.updating = self.in_training = self.closed_down = False
-        self._before: tuple[Mapping[str, float], RolloutCounters]
+        self._counters_before: tuple[Mapping[str, float], RolloutCounters]
         self._generated = 0.0
         self._last_saved = -1  # step of the checkpoint that ends the training
         self.resources = ExitStack()
@@ -451,22 +451,23 @@ class Trainer:
 
     async def start_timer(self) -> Timer:
         """Start the timer of a step, and note the counters of engines and learner."""
-        self._before = await self._clocks()
+        self._counters_before = await self._read_counters()
         self.timer, self._generated = Timer(), 0.0
         return self.timer
 
     async def stop_timer(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the time metrics of the step."""
+        """Return the metrics of the step's time, memory and devices."""
         wall = self.timer.wall
-        learner, after = await self._clocks()
-        before, now = _inside(*self._before), _inside(learner, after)
+        learner_before, rollouts_before = self._counters_before
+        learner, rollouts = await self._read_counters()
+        before, now = _counts_inside(learner_before, rollouts_before), _counts_inside(learner, rollouts)
         spent = {name: now[name] - before[name] for name in before}
-        found = memory_metrics(driver=peak_memory(), engine=after.clock, learner=learner)
+        found = memory_metrics(driver=peak_memory(), engine=rollouts.clock, learner=learner)
         if self.plan.sampled:
-            found["rollouts/tokens_wasted"] = float(after.wasted - self._before[1].wasted)
+            found["rollouts/tokens_wasted"] = float(rollouts.wasted - rollouts_before.wasted)
         found |= device_metrics(
             self.plan.config.placement,
-            self._before[0],
+            learner_before,
             learner,
             apart=sum(section.ranks for section in sections_apart(self.plan).values()),
             tokens=metrics["rollouts/tokens_total"],
@@ -488,7 +489,7 @@ class Trainer:
     async def _generating(self) -> float:
         return (await self.rollouts.counters()).clock["engines"] if self.runs_ahead else 0.0
 
-    async def _clocks(self) -> tuple[Mapping[str, float], RolloutCounters]:
+    async def _read_counters(self) -> tuple[Mapping[str, float], RolloutCounters]:
         """Return the counters of learner and rollouts so far; of several actors, those of the slowest."""
         return await asyncio.gather(asyncio.to_thread(self.learner.clock), self.rollouts.counters())
 
@@ -652,7 +653,7 @@ class Trainer:
         self.resources.__exit__(*error)
 
 
-def _inside(learner: Mapping[str, float], counters: RolloutCounters) -> dict[str, float]:
+def _counts_inside(learner: Mapping[str, float], counters: RolloutCounters) -> dict[str, float]:
     """Return the seconds and tokens that the actors have counted so far."""
     return {**counters.clock, "learner": sum(v for k, v in learner.items() if k.endswith("_seconds"))}
 
