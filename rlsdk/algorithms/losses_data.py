@@ -126,9 +126,9 @@ def mix(
     experts, both = float(counts[whole.expert].sum()), float(counts.sum())
     others = max(both - experts, 1.0)
     experts = max(experts, 1.0)
-    by_expert = x.expert[x.segments]
-    loss = torch.where(by_expert, mu * (both / experts) * sft(x), (1 - mu) * (both / others) * clipped)
-    return loss, metrics
+    by_expert, imitation = x.expert[x.segments], sft(x)
+    loss = torch.where(by_expert, mu * (both / experts) * imitation, (1 - mu) * (both / others) * clipped)
+    return loss, {**metrics, "expert_loss": imitation.detach()[x.loss_mask & by_expert]}
 
 
 def _gains(x: LossInputs, rollouts: int) -> Tensor:

@@ -168,7 +168,10 @@ def comparison_page(runs: Sequence[FinishedRun]) -> str:
     )
 
 
-INTERVALS = "Means over seeds with 95 % confidence intervals (Student's t); no interval means a single seed."
+INTERVALS = (
+    f"Means over the last {LAST} steps, or the last evaluation; then over seeds, with 95 % confidence intervals "
+    "(Student's t). No interval means a single seed."
+)
 
 
 def difference_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:

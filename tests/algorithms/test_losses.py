@@ -241,6 +241,8 @@ def test_mix_gives_each_part_its_own_denominator(make_loss):
     expected = 0.7 * sum(by_expert[False]) / len(by_expert[False]) + 0.3 * sum(by_expert[True]) / len(by_expert[True])
     found = aggregate(run("mix", x, mu=0.3), x.loss_mask, x.segments, "token-mean")
     assert float(found) == pytest.approx(expected)
+    imitation = rlsdk.load("policy_loss", "mix", mu=0.3)(x)[1]["expert_loss"]
+    assert imitation.tolist() == pytest.approx(by_expert[True])
     per_rollout = {True: [], False: []}
     for r in rollouts:
         losses = [-p if r.expert else scalar_ppo(p, q, a, 0.2, 0.2, 3.0)[0]

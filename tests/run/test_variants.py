@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -223,12 +224,16 @@ def test_a_reference_model_follows_the_policy_and_is_resumed(runner: Any) -> Non
 
 
 def test_a_sampler_goes_on_with_its_memory_after_a_resume(runner: Any) -> None:
-    sampler = "rollout.sampler={use: by_pass_rate, passing: 0.1, least: 0.0}"
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "tasks.md").read_text()
+    documented = re.search(r"^rollout: \{sampler: \{(use: by_pass_rate, target: .+)\}\}$", page, re.MULTILINE)
+    assert documented is not None
+    sampler = f"rollout.sampler={{{documented[1]}, passing: 0.1}}"
     settings = (sampler, "engine=transformers", "eval={before: false, after: false}")
     runner.train(*settings, "steps=4", "checkpoint={every: 2, keep: 2}", "name=alone")
     state = json.loads((runner.path("alone") / "checkpoints" / "step-2" / "state.json").read_text())
     (source,) = state["tasks"].values()
     assert len(source["sampler"]["state"]["rates"]) > 1
+    assert runner.metrics("alone")[-1]["sampler/seen"] > 1
     runner.train(*settings, "steps=2")
     runner.train(*settings, "steps=4", "--resume")
     assert runner.metrics() == runner.metrics("alone")

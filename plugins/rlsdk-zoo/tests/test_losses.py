@@ -370,9 +370,9 @@ def test_metrics_are_detached_numbers(make_loss, loss, options):
     x = make_loss(0)
     result = rlsdk.load("policy_loss", loss, **options)(x.replace(logprobs=x.logprobs.clone().requires_grad_()))
     for value in (result[1] if isinstance(result, tuple) else {}).values():
-        assert value.dim() == 0
+        assert value.dim() <= 1  # of the batch, or of each token that it is about
         assert not value.requires_grad
-        assert math.isfinite(value)
+        assert value.isfinite().all()
 
 
 def test_only_mix_chord_reads_more_than_everyone_gets(make_loss):
