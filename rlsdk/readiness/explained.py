@@ -36,6 +36,7 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
     config = plan.config
     updates = counted(config.updates, "optimiser step")
     rollouts = counted(config.group_size, "rollout") if plan.sampled else "their demonstrations"
+    mixed = plan.algorithm.rollouts == "mixed"
     length = counted(config.steps, "step") if config.steps is not None else counted(config.epochs or 0, "epoch")
     warmup = config.critic.warmup_steps
     return {
@@ -43,7 +44,9 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
             "folder": plan.location,
             **({"mirror": str(plan.folder)} if is_url(plan.config.out) else {}),
             "length": length,
-            "each step": f"{counted(config.batch_size, 'task')} × {rollouts}, {updates}",
+            "each step": f"{counted(config.batch_size, 'task')} × {rollouts}, "
+            + ("and their demonstrations, " if mixed else "")
+            + updates,
             "seed": config.seed,
         },
         "model": {"path": config.model.path, "dtype": config.model.dtype, "max_length": config.model.max_length},
@@ -67,6 +70,7 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
             "learner": component_text(plan.learner),
             "reference model": plan.needs_reference,
             "critic": plan.algorithm.critic,
+            "passes before the update": _forward_passes(plan) or "none",
             **({"critic warm-up": f"{counted(warmup, 'step')}, in which the actor is not trained"} if warmup else {}),
             "computed fields": sorted(plan.needs),
         },
@@ -76,6 +80,16 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
             for name, mark in plan.code.items()
         },
     }
+
+
+def _forward_passes(plan: Plan) -> list[str]:
+    """Name the models that read each batch once more before the learner trains on it."""
+    recomputes = plan.config.old_logprobs == "learner" or plan.algorithm.rollouts == "mixed"
+    return [
+        *(["the actor (old logprobs)"] if plan.sampled and recomputes else []),
+        *(["the reference model"] if plan.needs_reference else []),
+        *(["the critic"] if plan.algorithm.critic else []),
+    ]
 
 
 def _around(plan: Plan) -> dict[str, dict[str, Any]]:

@@ -91,6 +91,10 @@ def test_what_an_algorithm_makes_necessary(explain):
     found = explain("algorithm=ppo")
     assert (found["learner"]["reference model"], found["learner"]["critic"]) == (True, True)
     assert found["learner"]["computed fields"] == ["logprobs", "ref_logprobs", "values"]
+    passes = ["the actor (old logprobs)", "the reference model", "the critic"]
+    assert explain("algorithm=ppo", "old_logprobs=learner")["learner"]["passes before the update"] == passes
+    assert explain("algorithm=ppo", "old_logprobs=rollout")["learner"]["passes before the update"] == passes[1:]
+    assert explain("old_logprobs=rollout")["learner"]["passes before the update"] == "none"
     found = explain("algorithm=sft", "reward=[]", "tasks.eval=null", "epochs=2", "steps=null")
     assert found["rollouts"]["engine"] == "none: nothing is generated"
     assert found["rollouts"]["workflow"] == "demonstration"
