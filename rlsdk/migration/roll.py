@@ -834,6 +834,18 @@ ROWS = (
     unless("use_topr_loss", (False,), "algorithm.policy_loss: topr", True),
     unless("use_opd", (False,), "a teacher's log-ratio cannot be added to advantages of rewards: algorithm: opd replaces them", True),
     ignored("dirty_data_mask", "failed rollouts are dropped automatically", True),
+    *(ignored(name, "ROLL does not read it", 0) for name in (
+        "use_topr_neg_loss_coef", "postive_loss_coef", "positive_loss_coef", "use_policy_loss_type", "balance_length",
+        "minibatch_data_iter_num", "open_feedback_turn")),
+    unless("force_disable_old_logprobs_recompute", (False,), "old logprobs are those before the first optimiser step", True),
+    unless("l2", (0, 0.0), "see actor_train.training_args.weight_decay: learner.weight_decay", 0.01),
+    ignored("enable_reference", "a reference model runs where the algorithm uses one", True),
+    ignored("partial_gpu_mode", "placement decides where ranks and engines run", True),
+    ignored("otlp_output_dir", "metrics.jsonl has the time of each stage", "x"),
+    *(ignored(name, "the chat template writes prompts and tool calls", True)
+      for name in ("skip_mock_system_prompt", "parse_tool_call_parameter_to_dict")),
+    unless("exp_mode", ("train",), "rlsdk train trains, rlsdk eval evaluates", "eval"),
+    missing("reward_model.**", "serve the model, with vLLM for instance, and add the reward judge with its base_url", "x"),
     unless("enable_old_logprobs_recompute", (True, False), "old_logprobs: learner", True),
     changed("async_generation_ratio", "rollout.max_staleness", number, 0, "number of steps that rollouts may lag behind",
             lambda v, given: {"rollout.max_staleness": math.ceil(v)}),

@@ -1489,3 +1489,13 @@ def test_trls_plain_no_in_a_file_is_no(tmp_path):
     assert any("dropout" in note for note in found.notes)
     file.write_text("lora_dropout: 0.05\nseed: 1\n")
     assert not [entry for entry in migrate("trl", [str(file)], {}).entries if entry.status == "missing"]
+
+
+def test_rolls_current_options_that_are_off_leave_nothing_to_do(tmp_path):
+    off = {"enable_reference": False, "force_disable_old_logprobs_recompute": False, "l2": 0.0, "exp_mode": "train"}
+    unread = {"use_policy_loss_type": "PPO", "minibatch_data_iter_num": 1, "balance_length": False}
+    file = tmp_path / "roll.yaml"
+    file.write_text(yaml.safe_dump({**off, **unread}))
+    assert {entry.status for entry in migrate("roll", [str(file)], {}).entries} == {"ignored"}
+    file.write_text(yaml.safe_dump({"force_disable_old_logprobs_recompute": True, "reward_model": {"name": "r"}}))
+    assert {entry.status for entry in migrate("roll", [str(file)], {}).entries} == {"missing"}
