@@ -94,7 +94,8 @@ def test_what_an_algorithm_makes_necessary(explain):
     passes = ["the actor (old logprobs)", "the reference model", "the critic"]
     assert explain("algorithm=ppo", "old_logprobs=learner")["learner"]["passes before the update"] == passes
     assert explain("algorithm=ppo", "old_logprobs=rollout")["learner"]["passes before the update"] == passes[1:]
-    assert explain("old_logprobs=rollout")["learner"]["passes before the update"] == "none"
+    grpo = explain("old_logprobs=rollout", "algorithm.kl_coef=0.0")
+    assert grpo["learner"]["passes before the update"] == "none"
     found = explain("algorithm=sft", "reward=[]", "tasks.eval=null", "epochs=2", "steps=null")
     assert found["rollouts"]["engine"] == "none: nothing is generated"
     assert found["rollouts"]["workflow"] == "demonstration"
