@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy as np
 
 from rlsdk import weights as transport
@@ -29,7 +28,7 @@ from rlsdk.contracts import (
     StreamsWeights,
     Weights,
 )
-from rlsdk.engines.completion_checks import completion_fault
+from rlsdk.engines.completion_stream import CompletionStream
 from rlsdk.engines.messages import Bundle, Progress
 from rlsdk.errors import EngineError
 from rlsdk.isolation.process import settle
@@ -40,58 +39,8 @@ from rlsdk.plurals import counted
 log = logging.getLogger(__name__)
 INTERVAL = 0.02
 """Minimum seconds between messages of one `generate`, so that a thousand completions take only a few messages."""
-
-
-@attrs.define(eq=False)
-class _Box:
-    """State of one `generate` call.
-
-    Attributes:
-        requests: Its requests, by id.
-        open: Continuations that are not finished, by id of the request and index.
-        streamed: Numbers of tokens already reported for unfinished continuations.
-        ready: Finished completions that are not sent yet.
-        some: Set if there may be something to send.
-        done: Set once everything is finished.
-    """
-
-    requests: dict[str, Request]
-    open: set[tuple[str, int]] = attrs.field(init=False)
-    streamed: dict[tuple[str, int], int] = attrs.field(factory=dict)
-    ready: list[Completion] = attrs.field(factory=list)
-    some: asyncio.Event = attrs.field(factory=asyncio.Event)
-    done: asyncio.Event = attrs.field(factory=asyncio.Event)
-
-    def __attrs_post_init__(self) -> None:
-        self.open = {(request.id, index) for request in self.requests.values() for index in range(request.n)}
-
-    @property
-    def left(self) -> int:
-        """Number of continuations that are not finished."""
-        return len(self.open)
-
-    def fault(self, completion: Completion, version: int) -> str:
-        """Return what is wrong with a completion of one of the requests; empty if nothing is."""
-        request = self.requests[completion.request]
-        if (request.id, completion.index) in self.open:
-            return completion_fault(completion, request, version)
-        if isinstance(completion.index, int) and 0 <= completion.index < request.n:
-            return f"index {completion.index}, which it had returned before; expected each continuation once"
-        return f"index {completion.index!r}; expected 0 to {request.n - 1}, since n is {request.n}"
-
-    def put(self, completion: Completion) -> None:
-        self.ready.append(completion)
-        key = (completion.request, completion.index)
-        self.open.discard(key)
-        self.streamed.pop(key, None)
-        self.some.set()
-        if not self.left:
-            self.done.set()
-
-    def release(self) -> None:
-        """Wake the waiting call, whether or not results have arrived."""
-        self.some.set()
-        self.done.set()
+SILENT_SECONDS = 1800.0
+"""Seconds without a completion after which an engine that has taken more steps than its requests need has failed."""
 
 
 STEP = ("step_seconds", "steps", "running", "running_squared", "running_seconds")
@@ -119,14 +68,15 @@ class EngineActor(RunActor):
         self._origin = "" if reference.name.startswith(f"{CORE}/") else f" ({reference.origin})"
         self._transfer: Any = None if transfer is None else Plugins().resolve(transfer)
         self._limited = isinstance(self._engine, LimitsConcurrency)
-        self._boxes: dict[str, _Box] = {}
-        self._streaming: list[_Box] = []
+        self._boxes: dict[str, CompletionStream] = {}
+        self._streaming: list[CompletionStream] = []
         self._failure: BaseException | None = None
         self._paused = self._asleep = self._torn = False
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._clock = dict.fromkeys(CLOCK, 0.0)
         self._version = 0
+        self._silent_since, self._silent_steps = 0.0, 0
 
     async def start(
         self, model: Model, place: ActorSpec, adapter: Adapter | None = None, *, routing: bool = False
@@ -156,7 +106,7 @@ class EngineActor(RunActor):
         """
         self._check()
         self._engine.add(requests)
-        box = _Box({request.id: request for request in requests})
+        box = CompletionStream({request.id: request for request in requests})
         if isinstance(self._engine, ShowsProgress):
             box.streamed = {(r.id, i): 0 for r in requests if r.stream for i in range(r.n)}
         if box.streamed:
@@ -310,6 +260,7 @@ class EngineActor(RunActor):
     def _wake(self) -> None:
         """Wake the step loop; the first call starts it on this actor's event loop."""
         self._work.set()
+        self._heard()
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._steps())
 
@@ -326,6 +277,7 @@ class EngineActor(RunActor):
                         )
                     self._work.clear()
                     await self._work.wait()
+                    self._heard()
                     continue
                 running: int = self._engine.unfinished
                 if self._limited:  # steps do not advance requests that wait for a slot
@@ -336,12 +288,34 @@ class EngineActor(RunActor):
                 for name, value in zip(STEP, (seconds, 1, running, running**2, running * seconds), strict=True):
                     self._clock[name] += value
                 self._deliver(finished)
+                if finished:
+                    self._heard()
+                else:
+                    self._check_silence()
                 for box in self._streaming:
                     box.some.set()
                 await asyncio.sleep(0)
         except Exception as error:  # the loop ends; current and later callers get the failure
             log.exception("the engine failed")
             self._fail(error)
+
+    def _heard(self) -> None:
+        """Note that there is new work or a completion, so that the engine is not silent."""
+        self._silent_since, self._silent_steps = time.monotonic(), 0
+
+    def _check_silence(self) -> None:
+        """Fail if the engine has long returned nothing, in more steps than all tokens of its requests need."""
+        self._silent_steps += 1
+        silent = time.monotonic() - self._silent_since
+        if silent < SILENT_SECONDS:
+            return
+        asked = [box.requests[request] for box in set(self._boxes.values()) for request, _ in box.open]
+        if self._silent_steps > sum(len(request.prompt_ids) + request.sampling.max_tokens for request in asked):
+            raise EngineError(
+                f"{type(self._engine).__name__} has returned no completion for {silent:.0f} s, in {self._silent_steps} "
+                f"steps; expected those of {counted(len(asked), 'request')}, one decode step of each running one per "
+                "call of step"
+            )
 
     def _deliver(self, completions: object) -> None:
         if not isinstance(completions, Sequence):

@@ -264,6 +264,24 @@ def test_a_faulty_completion_is_refused_with_what_was_expected(
     assert str(caught.value).endswith(" (engine 'test_actor/scripted')")
 
 
+def test_an_engine_that_steps_on_without_a_completion_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlsdk.engines.actor.SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(Scripted, "step", lambda engine: [])
+    said = r"Scripted has returned no completion for 0 s, in \d+ steps; expected those of 3 requests"
+    with pytest.raises(EngineError, match=said):
+        play(lambda actor, engine: collect(actor, ask("a", 3, n=2), ask("b", 3)))
+
+
+def test_an_engine_whose_requests_need_many_steps_has_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlsdk.engines.actor.SILENT_SECONDS", 0.0)
+
+    async def body(actor: EngineActor, engine: Scripted) -> None:
+        assert [len(part) for part in await collect(actor, ask("a", 2_000), ask("b", 2_000))] == [2]
+        await collect(actor, ask("c", 1))  # steps of earlier requests do not count
+
+    play(body)
+
+
 def test_more_tokens_than_asked_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Scripted._completion
     monkeypatch.setattr(Scripted, "_completion", staticmethod(lambda r, i, v, f: right(r, i, [*v, 0], f)))
