@@ -33,9 +33,12 @@ def completion_fault(completion: Completion, request: Request, version: int) -> 
         return f"logprobs {_told(logprobs)} for {length} tokens; expected an array of {length} floats"
     if not (_is_array(versions, "iu") and len(versions) == length):
         return f"versions {_told(versions)} for {length} tokens; expected an array of {length} integers"
-    if not length:
-        return ""
-    if length > request.sampling.max_tokens:
+    return _value_fault(completion, request, version) if length else ""
+
+
+def _value_fault(completion: Completion, request: Request, version: int) -> str:
+    tokens, logprobs, versions = completion.token_ids, completion.logprobs, completion.versions
+    if (length := len(tokens)) > request.sampling.max_tokens:
         return f"{length} tokens; its request allows {request.sampling.max_tokens}"
     if (least := int(tokens.min())) < 0:
         return f"token id {least}; expected ids of the vocabulary, from 0"
