@@ -157,8 +157,10 @@ def _continue_from(path: str, model: Any, lora: Lora) -> None:
                 if not parameter.is_meta:
                     parameter.copy_(file.get_tensor(name))
     except (OSError, ValueError, AttributeError, SafetensorError) as error:
+        below = folder / "adapter"  # in an export
+        hint = f"; did you mean {str(below)!r}?" if (below / _CONFIG).is_file() else ""
         raise LearnerError(
-            f"lora.path {path!r} is not the folder of an adapter with {_CONFIG} and {_TENSORS}: {error}"
+            f"lora.path {path!r} is not the folder of an adapter with {_CONFIG} and {_TENSORS}: {error}{hint}"
         ) from error
 
 

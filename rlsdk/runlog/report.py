@@ -147,7 +147,10 @@ def _print_invalid(console: Console, invalid: Mapping[str, Any]) -> None:
     if not invalid.get("rollouts"):
         return
     count = f"{counted(invalid['rollouts'], 'trajectory', 'trajectories')} ({invalid['share']:.1%})"
-    console.print(f"[yellow]{count} could not be scored and were left out:[/]", highlight=False)
+    console.print(
+        f"[yellow]{count} could not be scored and {'was' if invalid['rollouts'] == 1 else 'were'} left out:[/]",
+        highlight=False,
+    )
     for reason, count in invalid["reasons"].items():
         console.print(f"  {count} × {_plain(reason)}", highlight=False)
 

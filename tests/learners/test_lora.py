@@ -377,6 +377,12 @@ def test_an_adapter_that_does_not_fit_is_refused_before_the_start(
     assert re.search(message, adapter_fault(without_weights(tied), lora))
 
 
+def test_the_folder_of_an_export_is_answered_with_that_of_its_adapter(tied: Model, saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved, tmp_path / "export" / "adapter")
+    fault = adapter_fault(without_weights(tied), Lora(**SFT, path=str(tmp_path / "export")))
+    assert fault.endswith(f"did you mean '{tmp_path / 'export' / 'adapter'}'?")
+
+
 def test_an_adapter_of_another_model_is_refused(tied: Model, saved: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
