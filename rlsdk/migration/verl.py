@@ -419,6 +419,13 @@ def _uses_megatron(given: Given) -> bool:
     return "megatron" in named or (not named and bool(given.section(f"{ACTOR}.megatron")))
 
 
+def _optimizer(name: str, given: Given) -> KeyOutcome:
+    """Megatron's adam has the weight decay of AdamW, torch's Adam has not."""
+    if name.lower() == "adamw" or (name.lower() == "adam" and _uses_megatron(given)):
+        return KeyOutcome({}, "ignored", "AdamW, as always in rlsdk")
+    return KeyOutcome({}, "missing", "the learner's optimiser is AdamW")
+
+
 def _warmup(value: Any, given: Given) -> KeyOutcome:
     steps = whole(value)
     if steps < 0:
@@ -794,9 +801,18 @@ ROWS = (
     same(f"{ACTOR}.optim.warmup_style", "learner.schedule", SCHEDULE, "constant"),
     same(f"{ACTOR}.optim.lr_scheduler_type", "learner.schedule", SCHEDULE, "cosine"),
     same(f"{ACTOR}.optim.min_lr_ratio", "learner.final_ratio", number, 0.1),
+    changed(f"{ACTOR}.optim.min_lr", "learner.final_ratio", number, 1e-7, "as a share of the peak",
+            lambda v, given: {"learner.final_ratio": min(1.0, v / given.read(f"{ACTOR}.optim.lr", number, 1e-6))}
+            if given.read(f"{ACTOR}.optim.lr", number, 1e-6) else {}),
+    unless(f"{ACTOR}.optim.lr_warmup_init", (0, 0.0), "warm-up starts at 0", 1e-7),
     ignored(f"{ACTOR}.optim.num_cycles", "the cosine schedule has a single cycle"),
     ignored(f"{ACTOR}.optim.total_training_steps", "taken from steps or epochs", -1),
-    unless(f"{ACTOR}.optim.optimizer", ("AdamW",), "the learner's optimiser is AdamW", "Muon"),
+    changed(f"{ACTOR}.optim.optimizer", "", text, "Muon", "the learner's optimiser is AdamW", _optimizer),
+    ignored(f"{ACTOR}.optim.muon_*", "see optim.optimizer", 0.95),
+    unless(f"{ACTOR}.optim.weight_decay_incr_style", ("constant",), "weight decay is the same in all steps", "linear"),
+    *(ignored(f"{ACTOR}.optim.{name}", LEARNER_NOTE, False) for name in (
+        "use_checkpoint_opt_param_scheduler", "use_precision_aware_optimizer", "use_layer_wise_distributed_optimizer",
+        "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")),
     ignored(f"{ACTOR}.optim.optimizer_impl", "DeepSpeed's or torch's AdamW, depending on the device", "torch.optim"),
     changed(f"{ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload", "learner.offload", flag, True, LEARNER_NOTE,
             switched({"learner.offload": "optimizer"}, LEARNER_NOTE)),
@@ -808,8 +824,8 @@ ROWS = (
     changed(f"{ACTOR}.optim.lr_decay_steps", "learner.decay_steps", count, 100, "in optimiser steps, without warm-up",
             _decay_steps),
     changed(f"{ACTOR}.optim.lr_wsd_decay_steps", "learner.decay_steps", count, 100, "in optimiser steps", _wsd_steps),
-    same(f"{ACTOR}.optim.lr_wsd_decay_style", "learner.decay_shape", DECAY_SHAPE, "minus_sqrt",
-         lambda v, given: {"learner.decay_shape": v} if _style(given) == "wsd" else {}),
+    same(f"{ACTOR}.optim.lr_wsd_decay_style", "learner.decay_shape", text, "minus_sqrt",
+         lambda v, given: {"learner.decay_shape": DECAY_SHAPE(v)} if _style(given) == "wsd" else {}),
     ignored(f"{ACTOR}.optim.zero_indexed_step", "the schedule starts with the first step", True),
     missing(f"{ACTOR}.optim.**", "see the options of the learner: rlsdk plugins learner", 1),
     same(f"{ACTOR}.grad_clip", "learner.grad_clip", number, 1.0),

@@ -1499,3 +1499,19 @@ def test_rolls_current_options_that_are_off_leave_nothing_to_do(tmp_path):
     assert {entry.status for entry in migrate("roll", [str(file)], {}).entries} == {"ignored"}
     file.write_text(yaml.safe_dump({"force_disable_old_logprobs_recompute": True, "reward_model": {"name": "r"}}))
     assert {entry.status for entry in migrate("roll", [str(file)], {}).entries} == {"missing"}
+
+
+def test_verls_least_rate_of_megatron_is_a_share_of_the_peak():
+    words = [f"{ACTOR}.optim.{option}" for option in ("lr=1e-6", "min_lr=1e-7", "lr_decay_style=cosine")]
+    learner = migrate("verl", words, {}).config["learner"]
+    assert (learner["schedule"], learner["final_ratio"]) == ("cosine", pytest.approx(0.1))
+
+
+def test_verls_options_of_megatrons_optimiser_that_are_off_leave_nothing_to_do():
+    off = ["optimizer=adam", "weight_decay_incr_style=constant", "lr_wsd_decay_style=exponential", "muon_momentum=0.95"]
+    words = [f"{ACTOR}.optim.{option}" for option in [*off, "exp_avg_dtype=fp32"]]
+    found = migrate("verl", [*words, "model_engine=megatron"], {})
+    assert {entry.status for entry in found.entries} == {"ignored"}
+    assert [entry.status for entry in migrate("verl", words[:1], {}).entries] == ["missing"]  # torch's Adam
+    wsd = [f"{ACTOR}.optim.lr_decay_style=WSD", f"{ACTOR}.optim.lr_wsd_decay_style=exponential"]
+    assert [entry.status for entry in migrate("verl", wsd, {}).entries] == ["mapped", "missing"]
