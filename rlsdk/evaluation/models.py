@@ -42,7 +42,7 @@ from rlsdk.readiness.checks import machine, training_faults
 from rlsdk.readiness.explained import component_text
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import first_error
-from rlsdk.runlog.folder import replace_text
+from rlsdk.runlog.folder import naming, replace_text
 from rlsdk.runlog.serialization import transcript
 from rlsdk.scoring.actors import scoring
 from rlsdk.scoring.scorer import unscored
@@ -222,7 +222,7 @@ def _saved(
     found = evaluation_of(answers, plan.config.eval.samples, scored=bool(plan.rewards))
     transcripts = plan.folder / "transcripts.jsonl"
     kinds = (("greedy", answers.greedy), ("sampled", answers.sampled))
-    with transcripts.open("w", encoding="utf-8") as out:
+    with naming(transcripts), transcripts.open("w", encoding="utf-8") as out:
         for kind, groups in kinds:
             for group in groups:
                 for rollout, score in zip(group.rollouts, group.scores, strict=True):

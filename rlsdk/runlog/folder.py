@@ -30,6 +30,16 @@ LEASE_SECONDS = 30.0
 """Seconds without an update after which the lock of a program on another machine counts as dead."""
 
 
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Add a file's path to errors of the operating system in the block, since writing to an open file reports none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def replace_text(path: Path, text: str) -> None:
     """Write a file aside and rename it: if the disk is full or the process is killed, the previous file stays.
 
@@ -38,8 +48,9 @@ def replace_text(path: Path, text: str) -> None:
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        with naming(path):
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
     except OSError:
         with suppress(OSError):
             partial.unlink()

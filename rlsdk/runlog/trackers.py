@@ -6,15 +6,14 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, Literal, TextIO
 
 import rlsdk
 from rlsdk.contracts import Run
 from rlsdk.isolation.reaper import unmarked
-from rlsdk.runlog.folder import replace_text
+from rlsdk.runlog.folder import naming, replace_text
 from rlsdk.runlog.metrics import METRICS, lines_up_to
 
 log = logging.getLogger(__name__)
@@ -38,23 +37,14 @@ class JsonlTracker:
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Append one line and flush it, so that it survives a kill of this process; JSON has no NaN: null instead."""
         finite = {name: None if value is None or not math.isfinite(value) else value for name, value in metrics.items()}
-        with self._naming():
+        with naming(self._file.name):
             self._file.write(json.dumps({"step": step, **finite}) + "\n")
             self._file.flush()
 
     def close(self) -> None:
         """Sync the file to the disk and close it."""
-        with self._naming(), self._file:
+        with naming(self._file.name), self._file:
             os.fsync(self._file.fileno())
-
-    @contextmanager
-    def _naming(self) -> Iterator[None]:
-        """Add the file's name to errors of the operating system."""
-        try:
-            yield
-        except OSError as error:
-            error.filename = self._file.name
-            raise
 
 
 def service_run(run: Run, service: str) -> str | None:

@@ -200,7 +200,14 @@ def open_run(
     ):
         watchdog.add_check(lock.loss)
         checkpoints = Checkpoints(plan.folder, plan.config.checkpoint.keep, saved=mirror.saved if mirror else None)
-        prepared = prepare_folder(plan, checkpoints, resume=resume, overwrite=overwrite, allow_changes=allow_changes)
+        try:
+            prepared = prepare_folder(
+                plan, checkpoints, resume=resume, overwrite=overwrite, allow_changes=allow_changes
+            )
+        except OSError as error:
+            if (cause := _explained(error, checkpoints)) is error:
+                raise
+            raise cause from error
         log_to(plan, console, "driver.log")
         actors.clear_status(plan.folder)
         for notice in (*(mirror.notices if mirror else ()), *prepared.notices):

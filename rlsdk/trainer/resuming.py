@@ -22,7 +22,7 @@ from rlsdk.errors import ConfigError
 from rlsdk.learners.checkpoint import find_other_settings, ranks_of
 from rlsdk.plugins import short_name
 from rlsdk.plurals import counted
-from rlsdk.runlog.folder import finish_removal, is_foreign, mark, remove_compiled, remove_run, replace_text
+from rlsdk.runlog.folder import finish_removal, is_foreign, mark, naming, remove_compiled, remove_run, replace_text
 from rlsdk.runlog.metrics import METRICS, garbled_lines, lines_up_to
 from rlsdk.runlog.report import SUMMARY
 from rlsdk.runlog.store import DATABASE, damage_of, set_aside
@@ -264,7 +264,8 @@ def _keep_template(path: Path, text: str, step: int) -> None:
         if path.read_bytes() == text.encode():
             return
         path.replace(path.with_name(f"{path.stem}.step-{step}{path.suffix}"))
-    path.write_bytes(text.encode())
+    with naming(path):
+        path.write_bytes(text.encode())
 
 
 def _chosen(checkpoints: Checkpoints, resume: bool | int) -> tuple[int | None, dict[int, str]]:

@@ -6,6 +6,8 @@ import contextlib
 import io
 import json
 import logging
+import os
+import re
 import socket
 import time
 from pathlib import Path
@@ -179,6 +181,28 @@ def test_a_run_whose_summary_finds_no_space_says_so_and_what_is_kept(
         run.by_hand = by_hand
         run.finish({"status": "finished", "steps": 1, "seconds": {}, "warnings": []}, {})
     assert ends == ["failed"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_run_whose_configuration_finds_no_space_names_the_file_and_starts_once_there_is_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        with open("/dev/full", "w") as file:
+            file.write("x")
+
+    plan = make_plan(tmp_path)
+    monkeypatch.setattr(record, "ray_cluster", lambda _, **__: contextlib.nullcontext(0))
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        where = re.escape(str(plan.folder / "config.yaml"))
+        said = rf"the disk is full \({where}; .* free\); there is no checkpoint yet\. Free space, .*--resume"
+        with pytest.raises(RunError, match=said), opened(plan):
+            pass
+    assert not (plan.folder / "config.yaml").exists()
+    with opened(plan):
+        pass
+    assert (plan.folder / "config.yaml").is_file()
 
 
 def test_a_run_whose_folder_another_program_takes_over_ends_and_writes_nothing_more_there(
