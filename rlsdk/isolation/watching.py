@@ -34,16 +34,25 @@ RECORDER: ContextVar[SpanRecorder | None] = ContextVar("rlsdk_spans", default=No
 """Recorder of the run that this code belongs to."""
 
 
+_MONOTONIC_ZERO = time.time() - time.monotonic()
+"""Time since 1970 at which the monotonic clock, which nobody sets, was 0."""
+
+
+def now() -> float:
+    """Return the seconds since 1970 for spans; setting the clock during a run does not make them longer or negative."""
+    return _MONOTONIC_ZERO + time.monotonic()
+
+
 def note(actor: str, name: str, begin: float, **counts: float) -> None:
     """Record a span that ends now, if the run records any; see `SpanRecorder.add`."""
     if (recorder := RECORDER.get()) is not None:
-        recorder.add(actor, name, begin, time.time(), counts)
+        recorder.add(actor, name, begin, now(), counts)
 
 
 @contextmanager
 def span(actor: str, name: str) -> Iterator[None]:
     """Record a block as a span; see `SpanRecorder.add`."""
-    begin = time.time()
+    begin = now()
     try:
         yield
     finally:
@@ -62,7 +71,7 @@ class Busy:
     def begin(self, requests: int = 1) -> None:
         """Count requests as started."""
         if not self._open:
-            self._begin = time.time()
+            self._begin = now()
         self._open += requests
 
     def end(self, requests: int = 1, **counts: float) -> None:
@@ -75,10 +84,10 @@ class Busy:
         self._open = max(self._open - requests, 0)
         for name, value in {"requests": float(requests), **counts}.items():
             self._counts[name] = self._counts.get(name, 0.0) + value
-        now = time.time()
-        if not self._open or now - self._begin >= CUT_SECONDS:
+        end = now()
+        if not self._open or end - self._begin >= CUT_SECONDS:
             note(self._actor, self._name, self._begin, **self._counts, waiting=float(self._open))
-            self._begin, self._counts = now, {}
+            self._begin, self._counts = end, {}
 
     def drop(self) -> None:
         """Count all requests as ended, since their actor is gone."""
@@ -95,6 +104,7 @@ __all__ = [
     "forget_actor",
     "main_loop",
     "note",
+    "now",
     "span",
     "stage",
     "watch_actor",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +22,7 @@ from rlsdk.contracts import (
     WeightStream,
 )
 from rlsdk.errors import LearnerError, RlsdkError
-from rlsdk.isolation.watching import note
+from rlsdk.isolation.watching import note, now
 from rlsdk.plugins import ComponentRef, Plugins
 
 GRACE_SECONDS = 5.0
@@ -44,7 +43,7 @@ def answers(name: str, what: str, refs: Sequence[Any], logs: Sequence[Path]) -> 
     """
     import ray
 
-    pending, began = list(refs), time.time()
+    pending, began = list(refs), now()
     while pending:
         done, pending = ray.wait(pending, num_returns=1)
         try:

@@ -99,7 +99,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(watching, "time", found)
+    monkeypatch.setattr(watching, "now", found.time)
     return found
 
 
