@@ -59,23 +59,26 @@ def cut_off(history: History, *, window: Count = 5, share: float = 0.3) -> Findi
 
 
 @rlsdk.diagnosis("dead_groups")
-def dead_groups(history: History, *, window: Count = 10, share: float = 0.7) -> Finding | None:
+def dead_groups(history: History, *, window: Count = 10, share: float = 0.7, solved: float = 0.9) -> Finding | None:
     """Most groups carry no learning signal, since all their rollouts have the same reward.
 
     Reads `raw/groups_dead` (all sampled groups, with `rollout.dynamic_sampling`) or `groups/dead`. In DAPO's runs,
-    solved groups alone exceed one half (arXiv:2503.14476, figure 3b), which is why DAPO samples more.
+    solved groups alone exceed one half (arXiv:2503.14476, figure 3b), which is why DAPO samples more. Once nearly every
+    task is solved, such groups are expected and only cost time, so the finding is `info`.
 
     Args:
         history: Metrics so far.
         window: Number of steps to average over.
         share: Threshold for the share of such groups.
+        solved: Accuracy from which the finding is `info` instead of a warning.
     """
     dead = history.first_of("raw/groups_dead", "groups/dead")
     if not history.current(dead, window) or (now := dead.last(window).mean) < share:
         return None
     message = f"in {now:.0%} of the groups, all rollouts have the same reward (limit {share:.0%})"
     advice = _advice_on_dead_groups(history, window, replaced=dead.name.startswith("raw/"))
-    return Finding(message, advice, metric=dead.name)
+    is_solved = history["accuracy/mean"].last(window).mean >= solved
+    return Finding(message, advice, "info" if is_solved else "warning", dead.name)
 
 
 def _advice_on_dead_groups(history: History, window: int, *, replaced: bool) -> str:

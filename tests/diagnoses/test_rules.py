@@ -178,6 +178,13 @@ def test_the_advice_on_dead_groups_is_on_their_cause(accuracy: Any, cut: float, 
     assert found.advice.startswith(advice)
 
 
+def test_dead_groups_are_no_warning_once_the_tasks_are_solved() -> None:
+    rule = rlsdk.load("diagnosis", "dead_groups")
+    levels = [rule(history(groups__dead=0.8, accuracy__mean=accuracy)).level for accuracy in (0.05, 0.6, 0.93)]
+    assert levels == ["warning", "warning", "info"]
+    assert rule(history(groups__dead=0.8)).level == "warning"  # a run without accuracy
+
+
 def test_the_advice_on_dead_groups_does_not_name_what_is_already_set() -> None:
     rule = rlsdk.load("diagnosis", "dead_groups")
     once = rule(history(groups__dead=1.0, accuracy__mean=0.9))
