@@ -25,6 +25,8 @@ def tokens_fault(result: Any, fields: Sequence[str], tokens: int) -> str:
             return f"a mapping with {', '.join(map(str, result)) or 'nothing'}; expected {', '.join(fields)}"
         if fault := array_fault(result[name], tokens):
             return f"{name} as {fault}"
+        if name in ("logprobs", "values") and (missing := int(np.isnan(result[name]).sum())):
+            return f"{name} with NaN for {missing} of {tokens} tokens; weights or activations are not finite"
     return ""
 
 
@@ -42,8 +44,8 @@ def metrics_fault(metrics: Any) -> str:
     if not isinstance(metrics, Mapping):
         return f"{reprlib.repr(metrics)}; expected a mapping from names of metrics to numbers"
     for name, value in metrics.items():
-        if not isinstance(name, str):
-            return f"a metric named {reprlib.repr(name)}; expected text, such as 'actor/grad_norm'"
+        if not isinstance(name, str) or not name.isprintable():
+            return f"a metric named {reprlib.repr(name)}; expected printable text, such as 'actor/grad_norm'"
         if not isinstance(value, Real):
             return f"{reprlib.repr(value)} as metric {name!r}; expected a number"
     return ""

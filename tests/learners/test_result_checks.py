@@ -62,6 +62,18 @@ def test_forward_passes_return_one_float_per_token_and_field(result: Any, said: 
     assert learner.stopped
 
 
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_logprobs_that_are_nan_are_refused(value: float) -> None:
+    found = RIGHT.copy()
+    found[[1, 2]] = value
+    learner = group({"logprobs": found, "entropy": found})
+    if np.isnan(value):
+        with pytest.raises(LearnerError, match=f"returned logprobs with NaN for 2 of {TOKENS} tokens; weights or act"):
+            learner.logprobs(BATCH, fields=("logprobs", "entropy"))
+    else:  # an impossible token is bounded, and not a fault
+        assert learner.logprobs(BATCH, fields=("logprobs", "entropy"))["logprobs"][1] == -1000
+
+
 def test_values_are_one_float_per_token() -> None:
     with pytest.raises(LearnerError, match=r"values returned values as an array of float32 \[1\]; expected"):
         group(RIGHT[:1]).values(BATCH)
@@ -74,7 +86,11 @@ def test_values_are_one_float_per_token() -> None:
         (None, "None; expected a mapping from names of metrics to numbers"),
         ({"actor/loss": "0.5"}, "'0.5' as metric 'actor/loss'; expected a number"),
         ({"actor/loss": [0.5]}, r"\[0.5\] as metric 'actor/loss'"),
-        ({("actor", "loss"): 0.5}, r"a metric named \('actor', 'loss'\); expected text, such as 'actor/grad_norm'"),
+        (
+            {("actor", "loss"): 0.5},
+            r"a metric named \('actor', 'loss'\); expected printable text, such as 'actor/grad_norm'",
+        ),
+        ({"loss\n\x1b[31m": 0.5}, r"a metric named 'loss\\n\\x1b\[31m'; expected printable text"),
     ],
 )
 def test_metrics_are_numbers_with_names(metrics: Any, said: str) -> None:
