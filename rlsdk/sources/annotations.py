@@ -54,7 +54,11 @@ def annotated_tasks(
     if labels and take != "scores":
         raise OptionError("tasks 'annotations'", [("labels", f"only scores have labels; take is {take!r}")])
     paths = (path,) if isinstance(path, str) else path
-    made = [each for each in read_annotations(paths) if not by or each.by in by]
+    everyone = read_annotations(paths)
+    made = [each for each in everyone if not by or each.by in by]
+    if everyone and not made:
+        people = ", ".join(sorted({each.by for each in everyone}))
+        raise DataError(f"{', '.join(paths)}: there are no annotations by {', '.join(by)}; there are some by {people}")
     wanted = [each for each in made if _split(str(each.task.get("id")), held_out) == split]
     ways = {"pairs": lambda: _pairs(wanted), "edits": lambda: _edits(wanted)}
     tasks = list(ways.get(take, lambda: _scored(wanted, passing, labels or {}))())

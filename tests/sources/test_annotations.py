@@ -54,6 +54,12 @@ def test_a_pair_has_the_chosen_and_the_rejected_answer(tmp_path: Path) -> None:
     assert (task.metadata["chosen"], task.metadata["rejected"]) == ("6", "5")
 
 
+def test_people_who_annotated_nothing_are_answered_with_those_who_did(tmp_path: Path) -> None:
+    path = write(tmp_path, ("score", 1.0, "ann", (rollout("5", "r5"),)))
+    with pytest.raises(DataError, match=r"there are no annotations by bob; there are some by ann$"):
+        taken(path, "scores", by=["bob"])
+
+
 def test_of_one_person_the_last_word_counts(tmp_path: Path) -> None:
     good, bad = rollout("5", "r5"), rollout("6", "r6")
     path = write(tmp_path, ("pair", "first", "ann", (bad, good)), ("pair", "first", "ann", (good, bad)))
