@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -197,15 +198,15 @@ def test_the_watch_counts_marked_processes_alone(monkeypatch: pytest.MonkeyPatch
     watch = module("memory_watch")
     monkeypatch.setattr(watch, "SECONDS", 0.05)
     grow = "x = bytearray(80 << 20); import time; print('ready', flush=True); time.sleep(60)"
-    environment = {"PATH": "/usr/bin:/bin"}
+    environment, own = {"PATH": "/usr/bin:/bin"}, f"the test in {os.getpid()}"  # the same test may run elsewhere
     marked = subprocess.Popen(
-        [sys.executable, "-c", grow], env={**environment, watch.MARK: "this"}, stdout=subprocess.PIPE
+        [sys.executable, "-c", grow], env={**environment, watch.MARK: own}, stdout=subprocess.PIPE
     )
     other = subprocess.Popen(
-        [sys.executable, "-c", grow], env={**environment, watch.MARK: "that"}, stdout=subprocess.PIPE
+        [sys.executable, "-c", grow], env={**environment, watch.MARK: f"not {own}"}, stdout=subprocess.PIPE
     )
     try:
-        with watch.MemoryWatch("this") as found:
+        with watch.MemoryWatch(own) as found:
             for process in (marked, other):
                 assert process.stdout is not None and process.stdout.readline()
             while not found.found()["peak_pss_mib"] > 80:
