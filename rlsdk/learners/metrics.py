@@ -81,8 +81,8 @@ def add_component_metrics(
     Args:
         accumulator: Accumulator to add to.
         prefix: Prefix of the names.
-        metrics: name -> `[t]` values per token (averaged over trained tokens), `[n]` values per rollout or pair
-            (averaged), or a number, weighted by trained tokens.
+        metrics: name -> `[t]` values per token (averaged over trained tokens), `[k]` values per rollout, pair or
+            some of the tokens (averaged), or a number, weighted by trained tokens.
         mask: bool `[t]`, True where the token is trained on.
     """
     from torch import Tensor

@@ -13,6 +13,7 @@ const KINDS = {
   unsolved_source: { title: "A source is never solved" },
   starving_source: { title: "A source starves", chart: "sources" },
   kl_runaway: { title: "Updates go too far", setting: "learner.lr" },
+  skipped_updates: { title: "Updates are skipped", rollouts: NEWEST },
   clip_share: { title: "Updates are clipped", setting: "learner.lr" },
   cut_off: { title: "Answers are cut off", rollouts: ["Read answers that were cut off", { status: "truncated" }], setting: "sampling.max_tokens" },
   sampler_gap: { title: "Engine and learner disagree" },
