@@ -16,6 +16,8 @@ from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.trained import TrainedModule
 
 _PREFIX = "manifest-"
+_OF_EARLIER_VERSIONS = {"weight_decay_on": "all"}
+"""Settings that manifests of earlier versions do not name, as those versions had them."""
 _SHOWN = 80
 """Maximum characters of an invalid manifest in a message."""
 _CHUNK = 2**23
@@ -82,7 +84,7 @@ def find_other_settings(folder: Path, wanted: Mapping[str, Any]) -> str:
 
 def _other_settings(folder: Path, first: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """Compare settings with those in the manifest of rank 0; see `find_other_settings`."""
-    written = {"ranks": first["world"], **first["facts"]}
+    written = {**_OF_EARLIER_VERSIONS, "ranks": first["world"], **first["facts"]}
     off = [f"{k} {written.get(k)!r} there, {wanted[k]!r} here" for k in wanted if written.get(k) != wanted[k]]
     if not off:
         return ""

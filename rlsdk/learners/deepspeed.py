@@ -304,9 +304,8 @@ class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
     @property
     def facts(self) -> Mapping[str, Any]:
         """Options that must be equal when a checkpoint is loaded."""
-        # DeepSpeed keeps the optimiser's state by group of parameters. Manifests of older versions name no groups.
-        decayed = None if self.weight_decay_on == "all" else self.weight_decay_on
-        return {"zero_stage": self.zero_stage, "weight_decay_on": decayed}
+        # DeepSpeed keeps the optimiser's state by group of parameters.
+        return {"zero_stage": self.zero_stage, "weight_decay_on": self.weight_decay_on}
 
 
 def _import_deepspeed() -> None:

@@ -383,7 +383,7 @@ def test_weight_decay_on_matrices_is_torchs_adamw_with_two_groups_also_when_resu
     for name, tensor in from_weights(group.fetch_weights(2)):
         torch.testing.assert_close(tensor.float(), expected.state_dict()[name], rtol=rough, atol=rough, msg=name)
     others = {**options, "weight_decay_on": "all"}
-    with pytest.raises(CheckpointError, match="weight_decay_on 'matrices' there, None here"):
+    with pytest.raises(CheckpointError, match="weight_decay_on 'matrices' there, 'all' here"):
         launch(world, Roles(actor=model), spec(), **others).load(tmp_path / "checkpoint")
 
 

@@ -696,6 +696,9 @@ class TestShards:
         self.write(tmp_path)
         with pytest.raises(CheckpointError, match="ranks 2 there, 1 here; stage 1 there, 3 here"):
             check_manifest(tmp_path, 0, 1, {"stage": 3})
+        check_manifest(tmp_path, 0, 2, {"stage": 1, "weight_decay_on": "all"})  # of a version without this setting
+        with pytest.raises(CheckpointError, match="weight_decay_on 'all' there, 'matrices' here"):
+            check_manifest(tmp_path, 0, 2, {"stage": 1, "weight_decay_on": "matrices"})
         (tmp_path / "manifest-1.json").write_text("{")
         with pytest.raises(CheckpointError, match="the manifest of rank 1 cannot be read"):
             check_manifest(tmp_path, 1, 2, {"stage": 1})
