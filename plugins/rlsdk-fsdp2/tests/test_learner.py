@@ -650,24 +650,25 @@ def test_the_gradient_is_clipped_by_its_norm_over_all_ranks(ranks: Ranks, tied: 
         np.testing.assert_allclose(found[1][1].tensors[name], array, atol=2e-5, err_msg=name)
 
 
-def step_with_decay(place: Any, roles: Roles, parts: Any, totals: Any) -> Any:
-    """Weights before a step, and after it without weight decay, with it, and with it on matrices; of the first rank."""
-    found = []
-    for more in ({}, {"weight_decay": 5.0}, {"weight_decay": 5.0, "weight_decay_on": "matrices"}):
-        learner = started(place, roles, {"lr": 0.02, **more})
-        before = learner.weights(0)
-        learner.update([(parts[place.rank], *totals)], 0)
-        found.append(learner.weights(1))
-        learner.stop()
-    return [dict(from_weights(each)) for each in (before, *found)] if place.rank == 0 else None
+def step_with_decay(place: Any, roles: Roles, options: dict[str, Any], parts: Any, totals: Any) -> Any:
+    """Weights before and after a step, of the first rank."""
+    learner = started(place, roles, {"lr": 0.02, **options})
+    before = learner.weights(0)
+    learner.update([(parts[place.rank], *totals)], 0)
+    after = learner.weights(1)
+    learner.stop()
+    return [dict(from_weights(each)) for each in (before, after)] if place.rank == 0 else None
 
 
 def test_weight_decay_leaves_out_norms_and_biases_if_it_is_set_so(
     ranks: Ranks, biased: Model, batch: TrainBatch
 ) -> None:
-    before, plain, everywhere, matrices = ranks(
-        2, step_with_decay, Roles(actor=biased), shares(batch, 2, "even"), totals_of(batch)
-    )[0]
+    def step(**options: Any) -> Any:
+        return ranks(2, step_with_decay, Roles(actor=biased), options, shares(batch, 2, "even"), totals_of(batch))[0]
+
+    before, plain = step()
+    _, everywhere = step(weight_decay=5.0)
+    _, matrices = step(weight_decay=5.0, weight_decay_on="matrices")
     assert any("bias" in name for name in before)
     for name, tensor in before.items():
         torch.testing.assert_close(everywhere[name], plain[name] - 0.1 * tensor, rtol=1e-5, atol=1e-5, msg=name)
