@@ -68,7 +68,7 @@ class EngineActor(RunActor):
         self._origin = "" if reference.name.startswith(f"{CORE}/") else f" ({reference.origin})"
         self._transfer: Any = None if transfer is None else Plugins().resolve(transfer)
         self._limited = isinstance(self._engine, LimitsConcurrency)
-        self._boxes: dict[str, CompletionStream] = {}
+        self._streams: dict[str, CompletionStream] = {}
         self._streaming: list[CompletionStream] = []
         self._failure: BaseException | None = None
         self._paused = self._asleep = self._torn = False
@@ -106,35 +106,35 @@ class EngineActor(RunActor):
         """
         self._check()
         self._engine.add(requests)
-        box = CompletionStream({request.id: request for request in requests})
+        stream = CompletionStream({request.id: request for request in requests})
         if isinstance(self._engine, ShowsProgress):
-            box.streamed = {(r.id, i): 0 for r in requests if r.stream for i in range(r.n)}
-        if box.streamed:
-            self._streaming.append(box)
-        self._boxes.update(dict.fromkeys((r.id for r in requests), box))
+            stream.streamed = {(r.id, i): 0 for r in requests if r.stream for i in range(r.n)}
+        if stream.streamed:
+            self._streaming.append(stream)
+        self._streams.update(dict.fromkeys((r.id for r in requests), stream))
         self._clock["prompt_tokens"] += sum(len(r.prompt_ids) for r in requests)
         self._wake()
         try:
-            while box.left or box.ready:
-                await box.some.wait()
-                if box.left:
+            while stream.left or stream.ready:
+                await stream.some.wait()
+                if stream.left:
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(box.done.wait(), INTERVAL)
+                        await asyncio.wait_for(stream.done.wait(), INTERVAL)
                 self._check()
-                ready, box.ready = box.ready, []
-                box.some.clear()
-                sampled = self._engine.sampled(box.streamed) if box.streamed else []
+                ready, stream.ready = stream.ready, []
+                stream.some.clear()
+                sampled = self._engine.sampled(stream.streamed) if stream.streamed else []
                 if sampled:
-                    box.streamed |= {(s.request, s.index): s.start + len(s.token_ids) for s in sampled}
+                    stream.streamed |= {(s.request, s.index): s.start + len(s.token_ids) for s in sampled}
                     yield Progress(sampled)
                 if ready:
                     yield Bundle(ready)
         finally:
             for request in requests:
-                self._boxes.pop(request.id, None)
-            if box in self._streaming:
-                self._streaming.remove(box)
-            if box.left and self._failure is None:  # the caller is gone
+                self._streams.pop(request.id, None)
+            if stream in self._streaming:
+                self._streaming.remove(stream)
+            if stream.left and self._failure is None:  # the caller is gone
                 self._engine.abort([r.id for r in requests])
 
     async def load_weights(
@@ -270,7 +270,7 @@ class EngineActor(RunActor):
             while self._failure is None:
                 held = self._paused or self._asleep or self._torn
                 if held or not self._engine.unfinished:
-                    if not held and (lost := sum(box.left for box in set(self._boxes.values()))):
+                    if not held and (lost := sum(stream.left for stream in set(self._streams.values()))):
                         raise EngineError(
                             f"{type(self._engine).__name__} has no unfinished requests, but never returned the "
                             f"completions of {counted(lost, 'request')}"
@@ -292,8 +292,8 @@ class EngineActor(RunActor):
                     self._heard()
                 else:
                     self._check_silence()
-                for box in self._streaming:
-                    box.some.set()
+                for stream in self._streaming:
+                    stream.some.set()
                 await asyncio.sleep(0)
         except Exception as error:  # the loop ends; current and later callers get the failure
             log.exception("the engine failed")
@@ -309,7 +309,7 @@ class EngineActor(RunActor):
         silent = time.monotonic() - self._silent_since
         if silent < SILENT_SECONDS:
             return
-        asked = [box.requests[request] for box in set(self._boxes.values()) for request, _ in box.open]
+        asked = [stream.requests[request] for stream in set(self._streams.values()) for request, _ in stream.open]
         if self._silent_steps > sum(len(request.prompt_ids) + request.sampling.max_tokens for request in asked):
             raise EngineError(
                 f"{type(self._engine).__name__} has returned no completion for {silent:.0f} s, in {self._silent_steps} "
@@ -325,18 +325,18 @@ class EngineActor(RunActor):
             if not isinstance(completion, Completion):
                 got, name = type(completion).__name__, type(self._engine).__name__
                 raise EngineError(f"{name} returned {got} among its completions; expected Completion")
-            box = self._boxes.get(completion.request)  # none if its caller went away during this step
-            if box is not None and (fault := box.fault(completion, self._version)):
+            stream = self._streams.get(completion.request)  # none if its caller went away during this step
+            if stream is not None and (fault := stream.fault(completion, self._version)):
                 name, request = type(self._engine).__name__, completion.request
                 raise EngineError(f"{name} returned a completion of request {request!r} with {fault}")
             self._clock["tokens"] += len(completion.token_ids)
-            if box is not None:
-                box.put(completion)
+            if stream is not None:
+                stream.put(completion)
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
-        for box in self._boxes.values():
-            box.release()
+        for stream in self._streams.values():
+            stream.release()
         self._work.set()
 
 

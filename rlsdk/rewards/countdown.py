@@ -24,7 +24,8 @@ MAX_PENDING = 500
 LONGEST_ANSWER = 500
 """Characters of an answer that rewards keep with its score."""
 
-_MAX_TOLD_BITS = 1_000
+_MAX_VOTE_BITS = 1_000
+"""Greater numbers do not count as votes: their digits could be longer than an answer."""
 
 Ratio = tuple[int, int]
 """Numerator and denominator; the denominator is not 0 and may be negative."""
@@ -216,8 +217,13 @@ def _checked(answer: str, target: Fraction | int, offered: list[str]) -> tuple[s
         return str(error), ""
     if numerator * target.denominator == target.numerator * denominator:
         return "", str(target)
-    small = max(numerator.bit_length(), denominator.bit_length()) <= _MAX_TOLD_BITS
-    return f"its value is not the target {target}", str(Fraction(numerator, denominator)) if small else ""
+    return f"its value is not the target {target}", vote_for(Fraction(numerator, denominator))
+
+
+def vote_for(value: Fraction) -> str:
+    """Return a number in the form by which votes are counted: a fraction in lowest terms; empty if it is too long."""
+    bits = max(map(int.bit_length, value.as_integer_ratio()))
+    return str(value) if bits <= _MAX_VOTE_BITS else ""
 
 
 def _goal(task: Task) -> tuple[Fraction | int, list[str]]:

@@ -10,8 +10,8 @@ from typing import Annotated
 import rlsdk
 from rlsdk.errors import DataError
 from rlsdk.limits import at_least, below
-from rlsdk.rewards.countdown import LONGEST_ANSWER, last_answer
-from rlsdk.rewards.math.equality import equal, one_spelling
+from rlsdk.rewards.countdown import LONGEST_ANSWER, last_answer, vote_for
+from rlsdk.rewards.math.equality import equal, rational
 from rlsdk.rewards.math.latex import MAX_CHARACTERS, UnreadableError
 from rlsdk.rewards.math.reading import read
 from rlsdk.types import Rollout, Score, Task
@@ -75,9 +75,10 @@ def _spelled(answer: str) -> str:
     if len(answer) > LONGEST_ANSWER:
         return plain
     try:
-        return one_spelling(read(answer.strip())) or plain
+        value = rational(read(answer.strip()))
     except UnreadableError:
         return plain
+    return plain if value is None else vote_for(value) or plain
 
 
 def _references(task: Task) -> list[str]:

@@ -115,12 +115,12 @@ def whole_updates(step: Callable[[Trainer], Coroutine[Any, Any, dict[str, float]
     @wraps(step)
     async def run(trainer: Trainer) -> dict[str, float]:
         trainer.check_usable()
-        learner = trainer.learner
-        before = learner.training_calls if isinstance(learner, CountsTraining) else None
+        counts = trainer.learner if isinstance(trainer.learner, CountsTraining) else None
+        before = None if counts is None else counts.training_calls
         try:
             return await (step(trainer) if trainer.in_training else _uncut(trainer, step(trainer)))
         except Exception:
-            if isinstance(learner, CountsTraining) and learner.training_calls == before:
+            if counts is not None and counts.training_calls == before:
                 trainer.updating = False
             raise
 

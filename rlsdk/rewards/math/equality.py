@@ -15,7 +15,6 @@ from rlsdk.rewards.math.expressions import LOGARITHM_BASE, Expression, Point
 from rlsdk.rewards.math.forms import Based, Form, Listing, Matrix, Ordered, RealSet, Relation, Value, Words, as_set
 from rlsdk.rewards.math.values import Number
 
-_MAX_SPELLED_BITS = 1_000
 _POINTS = 16
 _ENOUGH = 5
 """Minimum number of points where both expressions must have a value."""
@@ -36,22 +35,20 @@ def equal(first: Form, second: Form, *, seed: str = "", tolerance: float = 0.0) 
         return False
 
 
-def one_spelling(form: Form) -> str | None:
-    """Return a rational number as a fraction in lowest terms, however it was written; None for any other answer.
+def rational(form: Form) -> Fraction | None:
+    """Return the value of an answer that is a rational number, however it was written; None for any other answer.
 
-    An assignment such as `x = 3` is its value. Numbers with a unit or a percent sign have no such spelling, since what
-    they equal depends on the other answer.
+    An assignment such as `x = 3` is its value. Numbers with a unit or a percent sign have none, since what they equal
+    depends on the other answer.
 
     Args:
-        form: Answer to spell.
+        form: Answer.
     """
     value = form.assigned if isinstance(form, Relation) else form
     if not isinstance(value, Value) or value.unit is not None or value.percent is not None:
         return None
     found = None if value.expression.symbols else _at(value.expression, {})
-    if not isinstance(found, Fraction) or max(map(int.bit_length, found.as_integer_ratio())) > _MAX_SPELLED_BITS:
-        return None
-    return str(found)
+    return found if isinstance(found, Fraction) else None
 
 
 class _Comparison:

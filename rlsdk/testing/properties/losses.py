@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.batch import LossInputs
+from rlsdk.batch.arithmetic import size
 from rlsdk.errors import LearnerError
 from rlsdk.learners.metrics import Memory
 from rlsdk.testing import inputs
@@ -149,11 +150,14 @@ def detached(subject: Subject, x: LossInputs) -> None:
     "correction",
     inputs=ordinary,
     remedy="return {name: number}, detached; rlsdk averages a metric with one value per token, rollout or pair, or per "
-    "some of these",
+    "expert's token that is trained on",
     after=FORM,
 )
 def metrics(subject: Subject, x: LossInputs) -> None:
-    """Each metric is a finite number, or one per token, rollout or pair, or per some of these, without a gradient."""
+    """Each metric is a finite number, or one per token, rollout, pair or expert's token, without a gradient."""
+    lengths = [len(x.loss_mask), x.rollouts]
+    lengths += [size(x.pairs)] if hasattr(x, "pairs") else []
+    lengths += [int((x.loss_mask & x.expert[x.segments]).sum())] if hasattr(x, "expert") else []
     for name, value in results(subject, x).metrics.items():
         if not isinstance(name, str):
             raise Violated("form", "metric names that are text", repr(name))
@@ -161,9 +165,9 @@ def metrics(subject: Subject, x: LossInputs) -> None:
             raise Violated("form", f"metric {name!r} without a gradient", f"{shape(value)} that carries one")
         per_token = isinstance(value, Tensor) and value.shape == x.loss_mask.shape
         plain = isinstance(value, bool | int | float) or (isinstance(value, Tensor) and not value.dim())
-        if not plain and not (isinstance(value, Tensor) and value.dim() == 1 and len(value) <= len(x.loss_mask)):
-            wanted = f"a number, or a tensor [k], k up to {len(x.loss_mask)}, the number of tokens"
-            raise Violated("form", f"metric {name!r} as {wanted}", shape(value))
+        if not plain and not (isinstance(value, Tensor) and value.dim() == 1 and len(value) in lengths):
+            wanted = " or ".join(f"[{length}]" for length in dict.fromkeys(lengths))
+            raise Violated("form", f"metric {name!r} as a number, or a tensor {wanted}", shape(value))
         counted = torch.as_tensor(value)[x.loss_mask] if per_token else torch.as_tensor(value)
         if not bool(counted.double().isfinite().all()):
             raise Violated("value", f"metric {name!r} finite", numbers(torch.as_tensor(value)))
