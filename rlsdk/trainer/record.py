@@ -200,14 +200,10 @@ def open_run(
     ):
         watchdog.add_check(lock.loss)
         checkpoints = Checkpoints(plan.folder, plan.config.checkpoint.keep, saved=mirror.saved if mirror else None)
-        try:
+        with _explaining(checkpoints):
             prepared = prepare_folder(
                 plan, checkpoints, resume=resume, overwrite=overwrite, allow_changes=allow_changes
             )
-        except OSError as error:
-            if (cause := _explained(error, checkpoints)) is error:
-                raise
-            raise cause from error
         log_to(plan, console, "driver.log")
         actors.clear_status(plan.folder)
         for notice in (*(mirror.notices if mirror else ()), *prepared.notices):
@@ -231,6 +227,17 @@ def open_run(
             if cause is error:
                 raise
             raise cause from error
+
+
+@contextmanager
+def _explaining(checkpoints: Checkpoints) -> Iterator[None]:
+    """Context manager: errors such as a full disk say what is kept and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if (cause := _explained(error, checkpoints)) is error:
+            raise
+        raise cause from error
 
 
 def _abandon(plan: Plan, lock: FolderLock, verdict: str) -> None:

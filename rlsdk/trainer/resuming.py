@@ -155,16 +155,10 @@ def prepare_folder(
             for step in checkpoints.recover()
         ]
     step, newer = _chosen(checkpoints, resume) if resumes else (None, {})
-    replaced: list[str] = []
+    replaced: Sequence[str] = ()
     if step is not None:
-        _require_loadable(plan, step, checkpoints.path(step) / LEARNER)
-        state = checkpoints.read(step)
-        then, models = state["plugins"], changed_models(plan, state.get("models"))
-        if models and not allow_changes:
-            raise ConfigError([_model_refusal(plan, step, setting, what) for setting, what in models.items()])
-        notices += [f"{setting}: {what} differ from those at step {step}" for setting, what in models.items()]
-        replaced = replaced_code(plan, then)
-        notices += check_code(plan, then, replaced, allow_changes=allow_changes)
+        replaced, changed_since = _compare_checkpoint(plan, checkpoints, step, allow_changes=allow_changes)
+        notices += changed_since
         if not used:
             notices.append(f"the run's folder has no {KEPT}: the settings are not compared with the previous ones")
     mark(folder)
@@ -181,6 +175,34 @@ def prepare_folder(
     if changed and step is not None:
         return Prepared(step, tuple(notices), keep)
     return Prepared(step, (*notices, *keep()))
+
+
+def _compare_checkpoint(
+    plan: Plan, checkpoints: Checkpoints, step: int, *, allow_changes: bool
+) -> tuple[list[str], list[str]]:
+    """Compare ranks, base models and plugin code with those at a checkpoint, before anything is changed or started.
+
+    Args:
+        plan: The plan.
+        checkpoints: Checkpoints in the run's folder.
+        step: Step of the checkpoint to resume from.
+        allow_changes: Accept other base models and code.
+
+    Returns:
+        The code that the plan replaces, and log lines on accepted changes.
+
+    Raises:
+        ConfigError: The learner cannot load the checkpoint, or a base model has changed.
+        PluginError: The code of a plugin has changed.
+    """
+    _require_loadable(plan, step, checkpoints.path(step) / LEARNER)
+    state = checkpoints.read(step)
+    models = changed_models(plan, state.get("models"))
+    if models and not allow_changes:
+        raise ConfigError([_model_refusal(plan, step, setting, what) for setting, what in models.items()])
+    notices = [f"{setting}: {what} differ from those at step {step}" for setting, what in models.items()]
+    replaced = replaced_code(plan, state["plugins"])
+    return replaced, notices + check_code(plan, state["plugins"], replaced, allow_changes=allow_changes)
 
 
 def _check_free(folder: Path, *, used: bool, trained: bool) -> None:
