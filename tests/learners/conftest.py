@@ -121,6 +121,7 @@ def bfloat(tmp_path_factory: pytest.TempPathFactory) -> Model:
 def cluster() -> Iterator[None]:
     """Ray, started once."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # or any other program of the machine starves the ranks
     import ray
 
     started = not ray.is_initialized()
