@@ -49,10 +49,20 @@ FAULTY = 1
     help="""Task for the plugin's rewards and workflows, such as '{prompt: "1 + 1?", answer: 2}'.""",
 )
 @plugin_files
-@click.option("--max-length", type=click.IntRange(1), help="With `model`: the model.max_length of the run.")
-@click.option("--renderer", default="template", show_default=True, help="With `model`: the model.renderer of the run.")
+@click.option(
+    "--max-length", type=click.IntRange(1), metavar="N", help="With `model`: the model.max_length of the run."
+)
+@click.option(
+    "--renderer",
+    metavar="NAME",
+    default="template",
+    show_default=True,
+    help="With `model`: the model.renderer of the run.",
+)
 @click.option("--trust-remote-code", is_flag=True, help="With `model`: run Python code shipped with the model.")
-@click.option("--engine", help="With `model`: engine to compare with the learner.", show_default="transformers")
+@click.option(
+    "--engine", metavar="NAME", help="With `model`: engine to compare with the learner.  [default: transformers]"
+)
 @click.option("--trace", is_flag=True, help="With `model`: find the first operation where engine and learner differ.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context

@@ -26,14 +26,21 @@ def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int
     return int(low), int(high or low)
 
 
-@data.command()
+@data.command(short_help="Create Countdown tasks as parquet files.")
 @click.option(
     "--out", required=True, metavar="DIR", type=click.Path(path_type=Path, file_okay=False), help="Folder to write to."
 )
 @click.option(
-    "--train-size", type=click.IntRange(1), default=327_680, show_default=True, help="Number of training tasks."
+    "--train-size",
+    type=click.IntRange(1),
+    metavar="N",
+    default=327_680,
+    show_default=True,
+    help="Number of training tasks.",
 )
-@click.option("--test-size", type=click.IntRange(1), default=1_024, show_default=True, help="Number of test tasks.")
+@click.option(
+    "--test-size", type=click.IntRange(1), metavar="N", default=1_024, show_default=True, help="Number of test tasks."
+)
 @click.option(
     "--numbers",
     metavar="N|N-M",
@@ -43,17 +50,37 @@ def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int
     help="How many numbers each task has.",
 )
 @click.option(
-    "--number-range", nargs=2, type=int, default=(1, 99), show_default=True, help="Smallest and largest number."
+    "--number-range",
+    nargs=2,
+    type=int,
+    metavar="MIN MAX",
+    default=(1, 99),
+    show_default=True,
+    help="Smallest and largest number.",
 )
 @click.option(
-    "--target-range", nargs=2, type=int, default=(10, 100), show_default=True, help="Smallest and largest target."
+    "--target-range",
+    nargs=2,
+    type=int,
+    metavar="MIN MAX",
+    default=(10, 100),
+    show_default=True,
+    help="Smallest and largest target.",
 )
-@click.option("--operators", default="+-*/", show_default=True, help="Operators that solutions may need, from +-*/.")
+@click.option(
+    "--operators",
+    metavar="CHARACTERS",
+    default="+-*/",
+    show_default=True,
+    help="Operators that solutions may need, from +-*/.",
+)
 @click.option(
     "--template", type=click.Choice(get_args(Template)), default="base", show_default=True, help="Prompt format."
 )
-@click.option("--demonstrations", type=float, help="Add demonstrations; this share of them is correct.")
-@click.option("--seed", default=0, show_default=True, help="Random seed of the tasks.")
+@click.option(
+    "--demonstrations", type=float, metavar="SHARE", help="Add demonstrations, of which this share (0 to 1) is correct."
+)
+@click.option("--seed", default=0, metavar="N", show_default=True, help="Random seed of the tasks.")
 @click.option("--overwrite", is_flag=True, help="Replace existing files.")
 def countdown(out: Path, train_size: int, test_size: int, overwrite: bool, **options: Any) -> None:
     """Create Countdown tasks: DIR/train.parquet and DIR/test.parquet, with the columns that veRL and TinyZero read.
@@ -85,9 +112,11 @@ def countdown(out: Path, train_size: int, test_size: int, overwrite: bool, **opt
         click.echo(f"{file}: {counted(sizes[split], 'task')}, {file.stat().st_size / 1e6:.1f} MB")
 
 
-@data.command()
+@data.command(short_help="Show the first rows of a file.")
 @click.argument("file")
-@click.option("-n", "count", type=click.IntRange(1), default=5, show_default=True, help="Number of rows to show.")
+@click.option(
+    "-n", "count", type=click.IntRange(1), metavar="N", default=5, show_default=True, help="Number of rows to show."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def show(file: str, count: int, as_json: bool) -> None:
     """Show the first rows of FILE: parquet, or JSON lines, optionally compressed."""

@@ -33,7 +33,7 @@ def debug() -> None:
     """Try a workflow without training: serve the engine in one terminal and run the workflow in another."""
 
 
-@debug.command(cls=SettingsCommand)
+@debug.command(cls=SettingsCommand, short_help="Serve the engine of a configuration.")
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
 @plugin_files
@@ -42,14 +42,21 @@ def engine(config: Path, settings: tuple[str, ...], files: tuple[str, ...]) -> N
     serve(check(config, settings, files))
 
 
-@debug.command(cls=SettingsCommand)
+@debug.command(cls=SettingsCommand, short_help="Run the workflow on one task.")
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
 @plugin_files
 @click.option("--task", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Index in tasks.train.")
 @click.option("--samples", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Rollouts to run.")
-@click.option("--url", default="", help="Base URL of an OpenAI-compatible server.  [default: that of `debug engine`]")
-@click.option("--api-key", default="", envvar="RLSDK_API_KEY", show_envvar=True, help="API key for that server.")
+@click.option(
+    "--url",
+    metavar="URL",
+    default="",
+    help="Base URL of an OpenAI-compatible server.  [default: that of `debug engine`]",
+)
+@click.option(
+    "--api-key", metavar="KEY", default="", envvar="RLSDK_API_KEY", show_envvar=True, help="API key for that server."
+)
 @click.option(
     "--model", default="", metavar="NAME", help="Name of the model on that server.  [default: the first one listed]"
 )

@@ -18,7 +18,9 @@ _AGAIN = "resume it with rlsdk train --resume"
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--count", type=click.IntRange(1), help="Change the number of engines from the next step on.")
+@click.option(
+    "--count", type=click.IntRange(1), metavar="N", help="Change the number of engines from the next step on."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def engines(run: Path, count: int | None, as_json: bool) -> None:
     """Show the engines of the run in the folder RUN; with --count, start or stop engines.

@@ -36,7 +36,12 @@ _LEFT_BY_A_FAILURE = frozenset({"cache", "logs", "pictures", "transcripts.jsonl"
 )
 @click.option("--overwrite", is_flag=True, help="First delete an earlier evaluation in that folder.")
 @click.option(
-    "--pictures", type=click.IntRange(0), default=8, show_default=True, help="Tasks per source to save as pictures."
+    "--pictures",
+    type=click.IntRange(0),
+    metavar="N",
+    default=8,
+    show_default=True,
+    help="Tasks per source to save as pictures.",
 )
 @plugin_files
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

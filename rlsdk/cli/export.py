@@ -12,8 +12,19 @@ from rlsdk.cli.parameters import RunPath
 @click.command()
 @click.argument("run", type=RunPath())
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--step", type=click.IntRange(min=0), help="Step of the checkpoint.  [default: the newest complete one]")
-@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file that the run used as a plugin.")
+@click.option(
+    "--step",
+    type=click.IntRange(min=0),
+    metavar="STEP",
+    help="Step of the checkpoint.  [default: the newest complete one]",
+)
+@click.option(
+    "--plugin",
+    "files",
+    metavar="FILE",
+    multiple=True,
+    help="Load a Python file that the run used as a plugin; repeatable.",
+)
 def export(run: str, folder: Path, step: int | None, files: tuple[str, ...]) -> None:
     """Export the model of the run in the folder (or at the URL) RUN to the folder DIR, in transformers format.
 

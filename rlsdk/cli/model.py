@@ -17,17 +17,25 @@ def new() -> None:
     """Create a model with random weights."""
 
 
-@new.command()
+@new.command(short_help="Create a small model for machines without a GPU.")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--seed", default=0, show_default=True, help="Random seed of the weights.")
-@click.option("--layers", default=2, show_default=True, help="Transformer layers.")
-@click.option("--hidden", default=128, show_default=True, help="Width.")
-@click.option("--heads", default=4, show_default=True, help="Attention heads; must divide the hidden size.")
-@click.option("--intermediate", default=256, show_default=True, help="Width of the feed-forward layers.")
-@click.option("--largest", default=100, show_default=True, help="Make each number from 0 to this a single token.")
+@click.option("--seed", default=0, metavar="N", show_default=True, help="Random seed of the weights.")
+@click.option("--layers", default=2, metavar="N", show_default=True, help="Transformer layers.")
+@click.option("--hidden", default=128, metavar="N", show_default=True, help="Width.")
+@click.option(
+    "--heads", default=4, metavar="N", show_default=True, help="Attention heads; must divide the hidden size."
+)
+@click.option("--intermediate", default=256, metavar="N", show_default=True, help="Width of the feed-forward layers.")
+@click.option(
+    "--largest", default=100, metavar="N", show_default=True, help="Make each number from 0 to this a single token."
+)
 @click.option("--letters", is_flag=True, help="Make each letter from a to z a single token.")
-@click.option("--initializer-range", default=0.05, show_default=True, help="Standard deviation of the weights.")
-@click.option("--experts", default=0, show_default=True, help="Experts per layer, at least 2; 0: a dense model.")
+@click.option(
+    "--initializer-range", default=0.05, metavar="NUMBER", show_default=True, help="Standard deviation of the weights."
+)
+@click.option(
+    "--experts", default=0, metavar="N", show_default=True, help="Experts per layer, at least 2; 0: a dense model."
+)
 @click.option("--overwrite", is_flag=True, help="Write into a folder that is not empty.")
 def nano(folder: Path, overwrite: bool, letters: bool, **shape: int) -> None:
     """Create a small Llama-shaped model for machines without a GPU; its tokenizer has whole numbers as tokens."""

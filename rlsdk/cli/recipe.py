@@ -32,7 +32,7 @@ def recipe() -> None:
     """List, show and run recipes: complete training runs with measured results."""
 
 
-@recipe.command("list")
+@recipe.command("list", short_help="List the recipes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(as_json: bool) -> None:
     """List the recipes: task, algorithm, hardware, minutes, and held-out accuracy before and after.
@@ -100,7 +100,7 @@ def ceiling(measured: RecipeRun, metric: str) -> float:
     return max(value for key, value in named.items() if key.endswith("_reward") == is_reward)
 
 
-@recipe.command()
+@recipe.command(short_help="Show a recipe.")
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(name: str, as_json: bool) -> None:
@@ -147,12 +147,15 @@ def curve(measured: RecipeRun, metric: str) -> list[str]:
     return lines
 
 
-@recipe.command()
+@recipe.command(short_help="Run a recipe.")
 @click.argument("name")
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
 @click.option("--quick", is_flag=True, help="Two steps per stage, to test that everything starts on this machine.")
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder of runs.  [default: runs/recipes/NAME]"
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Folder of runs.  [default: runs/recipes/NAME]",
 )
 @click.option("--overwrite", is_flag=True, help="Delete earlier runs and start from scratch.")
 @click.option("--dry-run", is_flag=True, help="Print the commands without running them.")

@@ -20,19 +20,22 @@ from rlsdk.replay.files import FRAMEWORKS
 @click.command(cls=SettingsCommand)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("settings", metavar="[algorithm.KEY=VALUE]...", nargs=-1)
-@click.option("--algorithm", metavar="ALGORITHM", help="Algorithm to compute with.  [default: that of a configuration]")
+@click.option("--algorithm", metavar="ALGORITHM", help="Algorithm to compute with.  [default: grpo]")
 @click.option(
     "--from",
     "framework",
     type=click.Choice(FRAMEWORKS, case_sensitive=False),
-    help="The trainer.  [default: detected from field names]",
+    help="Trainer that wrote FILE.  [default: detected from field names]",
 )
 @click.option("--reward", "rewards", metavar="COLUMN", multiple=True, help="Reward column; repeat for a sum.")
-@click.option("--group-size", type=click.IntRange(1), help="Rollouts per group, if groups are consecutive.")
+@click.option(
+    "--group-size", type=click.IntRange(1), metavar="N", help="Rollouts per group, if groups are consecutive."
+)
 @click.option("--checkpoint", metavar="DIR", help="Also compute logprobs and weight gradients with this model.")
 @click.option(
     "--tolerance",
     type=click.FloatRange(0, min_open=True),
+    metavar="NUMBER",
     default=1e-5,
     show_default=True,
     help="Largest difference attributed to rounding.",

@@ -26,7 +26,12 @@ _MOST, _LEAST, _GAP = 400, 20, 2
     "--order-by", metavar="COLUMN", default="", help='Column to sort by, such as "reward desc".  [default: step]'
 )
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Maximum number of rows to show."
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=20,
+    show_default=True,
+    help="Maximum number of rows to show.",
 )
 @click.option(
     "--timeout",
@@ -34,7 +39,7 @@ _MOST, _LEAST, _GAP = 400, 20, 2
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time limit for the query, in seconds.",
+    help="Time limit for the query.",
 )
 @click.option(
     "--eval", "evaluations", is_flag=True, help="Show the answers of evaluations instead of training rollouts."

@@ -40,7 +40,9 @@ from rlsdk.errors import ArgumentError, ConfigError, DataError, OptionError, Plu
 @click.option(
     "--score", "compare", metavar="COLUMN", help="Column of scores to compare with; shows the largest differences."
 )
-@click.option("--worst", type=click.IntRange(1), default=5, show_default=True, help="Number of differences to show.")
+@click.option(
+    "--worst", type=click.IntRange(1), metavar="N", default=5, show_default=True, help="Number of differences to show."
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -50,14 +52,18 @@ from rlsdk.errors import ArgumentError, ConfigError, DataError, OptionError, Plu
 @click.option("--overwrite", is_flag=True, help="Replace the file given by --out.")
 @click.option("--skip-bad", is_flag=True, help="Skip rows that cannot be read.")
 @click.option(
-    "--workers", type=click.IntRange(0), default=0, help="Number of scoring processes.  [default: one per core]"
+    "--workers",
+    type=click.IntRange(0),
+    metavar="N",
+    default=0,
+    help="Number of scoring processes.  [default: 0, one per core]",
 )
 @click.option(
     "--timeout",
     default=10.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time limit for one call of the reward, in seconds.",
+    help="Time limit for one call of the reward.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def score(

@@ -29,28 +29,43 @@ COLUMNS = ("", "step", "95 % below", "staleness", "engines idle", "learner idle"
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
 @plugin_files
-@click.option("--engines", type=click.IntRange(1), help="Number of engines.  [default: placement.engines]")
-@click.option("--learners", type=click.IntRange(1), help="Number of learner ranks.  [default: placement.learners]")
+@click.option("--engines", type=click.IntRange(1), metavar="N", help="Number of engines.  [default: placement.engines]")
+@click.option(
+    "--learners", type=click.IntRange(1), metavar="N", help="Number of learner ranks.  [default: placement.learners]"
+)
 @click.option("--gpus", metavar="N,…", help="GPU counts to divide between engines and learner, such as 8,64,1024.")
 @click.option(
     "--learner-share",
     type=click.FloatRange(0, 1),
+    metavar="SHARE",
     default=0.25,
     show_default=True,
     help="Learner's share of --gpus, if it has its own GPUs.",
 )
 @click.option(
-    "--per-gpu", type=click.IntRange(1), help="With --gpus: tasks per step for each GPU count, instead of batch_size."
+    "--per-gpu",
+    type=click.IntRange(1),
+    metavar="N",
+    help="With --gpus: tasks per step for each GPU count, instead of batch_size.",
 )
 @click.option(
-    "--hardware", help="Data sheet for rates that were not measured: a100, h100, …  [default: cpu, or h100 with GPUs]"
+    "--hardware",
+    metavar="NAME",
+    help="Data sheet for rates that were not measured: a100, h100, …  [default: cpu, or h100 with GPUs]",
 )
-@click.option("--rates", "run", type=click.Path(path_type=Path), help="Measure rates from the run in this folder.")
+@click.option(
+    "--rates", "run", metavar="RUN", type=click.Path(path_type=Path), help="Measure rates from the run in this folder."
+)
 @click.option(
     "--rate", "given", metavar="NAME=VALUE", multiple=True, help="Set a rate by name; see docs/howto/simulate.md."
 )
-@click.option("--against", type=click.Path(path_type=Path), help="Compare the prediction with the run in this folder.")
-@click.option("--steps", type=click.IntRange(4), default=16, show_default=True, help="Steps to simulate.")
+@click.option(
+    "--against",
+    metavar="RUN",
+    type=click.Path(path_type=Path),
+    help="Compare the prediction with the run in this folder.",
+)
+@click.option("--steps", type=click.IntRange(4), metavar="N", default=16, show_default=True, help="Steps to simulate.")
 @click.option("--whole", is_flag=True, help="Simulate all engines of a large run instead of a slice.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def simulate(

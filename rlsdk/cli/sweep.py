@@ -13,7 +13,7 @@ from rich.table import Column, Table
 
 from rlsdk.cli import listing
 from rlsdk.cli.lazy import INTERRUPTED
-from rlsdk.cli.parameters import SettingsCommand
+from rlsdk.cli.parameters import SettingsCommand, plugin_files
 from rlsdk.plurals import counted
 from rlsdk.sweeps.results import Estimate, Failure, ResultRow, missing_metric
 from rlsdk.sweeps.running import RunOutcome
@@ -26,13 +26,17 @@ if TYPE_CHECKING:
 @click.command(cls=SettingsCommand)
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("settings", metavar="[KEY=VALUES]...", nargs=-1)
-@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs per combination.")
-@click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, help="Number of concurrent runs.")
+@click.option(
+    "--seeds", type=click.IntRange(1), metavar="N", default=1, show_default=True, help="Runs per combination."
+)
+@click.option(
+    "--parallel", type=click.IntRange(1), metavar="N", default=1, show_default=True, help="Number of concurrent runs."
+)
 @click.option(
     "--metric", help="Metric to compare.  [default: eval/sampled or, without evaluations, reward/mean]", metavar="NAME"
 )
 @click.option("--minimize", is_flag=True, help="Lower values are better.")
-@click.option("--plugin", "files", metavar="FILE", multiple=True, help="Load a Python file as a plugin; repeatable.")
+@plugin_files
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON on standard output.")
 def sweep(
     config: Path,

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from rlsdk.cli import listing
-from rlsdk.cli.parameters import SettingsCommand
+from rlsdk.cli.parameters import SettingsCommand, plugin_files
 from rlsdk.cli.sweep import estimate_text, tell_failures, train_runs
 from rlsdk.plurals import counted
 from rlsdk.sweeps.results import EVALUATED
@@ -24,8 +24,12 @@ from rlsdk.sweeps.tournament import Standing
 @click.option(
     "--suite", default="nano", show_default=True, metavar="NAME", help="Tasks: a suite, or a folder of YAML files."
 )
-@click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Runs per algorithm and task.")
-@click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, help="Number of concurrent runs.")
+@click.option(
+    "--seeds", type=click.IntRange(1), metavar="N", default=3, show_default=True, help="Runs per algorithm and task."
+)
+@click.option(
+    "--parallel", type=click.IntRange(1), metavar="N", default=1, show_default=True, help="Number of concurrent runs."
+)
 @click.option(
     "--metric", default=EVALUATED, show_default=True, metavar="NAME", help="Metric that scores a run; higher is better."
 )
@@ -35,7 +39,7 @@ from rlsdk.sweeps.tournament import Standing
     metavar="DIR",
     help="Folder of all runs.  [default: runs/tournament-SUITE]",
 )
-@click.option("--plugin", "files", metavar="FILE", multiple=True, help="Load a Python file as a plugin; repeatable.")
+@plugin_files
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON on standard output.")
 def tournament(
     entries: tuple[str, ...],

@@ -73,12 +73,17 @@ class _Step(click.ParamType[int]):
     default=0,
     help="Print N rollouts after each step, with their rewards.",
 )
-@click.option("--host", help="--mode serve: address to listen on.  [default: 127.0.0.1]")
-@click.option("--port", type=click.IntRange(0, 65535), help="--mode serve: port; 0 for any free one.  [default: 8000]")
+@click.option("--host", metavar="HOST", help="--mode serve: address to listen on.  [default: 127.0.0.1]")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="--mode serve: port; 0 for any free one.  [default: 8000]",
+)
 @click.option(
     "--served-name", "name", metavar="NAME", help="--mode serve: model name in requests.  [default: model.path]"
 )
-@click.option("--api-key", metavar="KEY", help="--mode serve: key that clients must send.  [default: $RLSDK_API_KEY]")
+@click.option("--api-key", metavar="KEY", help="--mode serve: key that clients must send.  [env var: RLSDK_API_KEY]")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on standard output.")
 def train(
     config: Path,

@@ -17,9 +17,12 @@ PORT = 7842
 
 @click.command()
 @click.argument("runs", metavar="[RUN]...", nargs=-1, type=RunPath())
-@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on.  [default: 7842, or a free one]")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), metavar="PORT", help="Port to listen on.  [default: 7842, or a free one]"
+)
 @click.option(
     "--host",
+    metavar="HOST",
     default="127.0.0.1",
     show_default=True,
     help="Address to listen on; if it is not local, clients need the printed token.",

@@ -42,7 +42,9 @@ from rlsdk.errors import ArgumentError
     help="Also compare gradients, computed with this checkpoint or model.  [default: no gradients]",
 )
 @click.option("--steps", metavar="A-B", help="Only these steps: 5, 3-8, 3- or -8.  [default: all stored steps]")
-@click.option("--examples", type=click.IntRange(0), default=5, show_default=True, help="Number of rollouts to show.")
+@click.option(
+    "--examples", type=click.IntRange(0), metavar="N", default=5, show_default=True, help="Number of rollouts to show."
+)
 @plugin_files
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def what_if(

@@ -61,6 +61,26 @@ def test_help_lists_every_command_and_loads_none():
         assert re.search(rf"^  {name} +{re.escape(summary.split(';')[0][:40])}", text, re.MULTILINE), name
 
 
+def help_pages(command: click.Command, context: click.Context) -> dict[str, str]:
+    """Return the help of a command and of all commands below it."""
+    pages = {context.command_path: command.get_help(context)}
+    for name in command.list_commands(context) if isinstance(command, click.Group) else ():
+        below = command.get_command(context, name)
+        pages |= help_pages(below, click.Context(below, info_name=name, parent=context))
+    return pages
+
+
+def test_help_names_what_an_option_takes_and_says_the_same_of_the_same_option():
+    context = click.Context(root, info_name="rlsdk", max_content_width=120)
+    pages = help_pages(root, context)
+    assert len(pages) > len(COMMANDS) + 20, "the commands below data, debug, model, new and recipe are among them"
+    vague = re.compile(r"^  -.* (?:INTEGER|FLOAT|TEXT|DIRECTORY)\b.*|^  [\w-]+  .*\w\.\.\.$", re.MULTILINE)
+    assert not {path: found for path, page in pages.items() if (found := vague.findall(page))}
+    own = {"rlsdk diagnose", "rlsdk export"}  # the file has another purpose there
+    options = {path: re.search(r"--plugin FILE +(.*?; repeatable)", page, re.DOTALL) for path, page in pages.items()}
+    assert len({" ".join(found[1].split()) for path, found in options.items() if found and path not in own}) == 1
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_is_in_the_module_of_its_name(name):
     attribute = name.replace("-", "_")
