@@ -15,7 +15,7 @@ import yaml
 
 from rlsdk.errors import ConfigError
 from rlsdk.migration.parts import UNREAD
-from rlsdk.migration.python_files import Unread
+from rlsdk.migration.python_options import Unread
 from rlsdk.migration.reading import ForeignConfig, flattened, given, read, read_text
 from rlsdk.migration.rows import NOTES, Framework, Given, KeyRule, Status, UnfitError
 from rlsdk.migration.shell import from_environment

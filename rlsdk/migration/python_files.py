@@ -13,6 +13,16 @@ from typing import Any
 import attrs
 
 from rlsdk.errors import ConfigError
+from rlsdk.migration.python_options import (
+    CLASS_PARSERS,
+    GROUPS,
+    OPTIONS,
+    PARSERS,
+    Filled,
+    OptionParser,
+    Unread,
+    fields,
+)
 from rlsdk.migration.shell import from_environment
 
 _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -22,6 +32,13 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
 }
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_TEXT_METHODS = ("split", "lower", "upper", "strip", "lstrip", "rstrip", "replace", "removeprefix", "removesuffix")
 _CASTS: Mapping[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str, "Path": str, "bool": bool}
 _GREATEST = 10**15
 KIND = "class"
@@ -39,13 +56,33 @@ class _UnknownError(Exception):
     """The value is known only to whoever runs the file."""
 
 
+@attrs.frozen
+class PythonConfig:
+    """A configuration that was read from a Python file.
+
+    Attributes:
+        tree: Nested values, in which a call is a mapping of its arguments.
+        notes: Parts that could not be read.
+        options: Flags of the command that the script declares with argparse, whose values are in the tree where the
+            script uses them.
+        fields: Flags that fill the script's own dataclasses.
+        unused: Flags that nothing in the tree depends on.
+    """
+
+    tree: dict[str, Any]
+    notes: tuple[str, ...]
+    options: frozenset[str] = frozenset()
+    fields: frozenset[str] = frozenset()
+    unused: frozenset[str] = frozenset()
+
+
 def read(
     source: str,
     name: str,
     constructors: Mapping[str, Sequence[str]],
     environ: Mapping[str, str],
     flags: Mapping[str, Any] | None = None,
-) -> tuple[dict[str, Any], tuple[str, ...]]:
+) -> PythonConfig:
     """Collect the arguments of the calls that configure a training run.
 
     Args:
@@ -58,9 +95,6 @@ def read(
         flags: Flags of the command that runs the file, which it reads as attributes such as `script_args.dataset_name`;
             None if the command is not known.
 
-    Returns:
-        Nested values, in which a call is a mapping of its arguments; and what could not be read.
-
     Raises:
         ConfigError: It is not valid Python.
     """
@@ -68,22 +102,13 @@ def read(
         module = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError([f"{name} is not valid Python: {str(error) or 'it is too deeply nested'}"]) from error
+    derived = {each.name: base for each in module.body if isinstance(each, ast.ClassDef)
+               for base in map(_name, each.bases) if base in constructors}  # fmt: skip
+    constructors = {**constructors, **{name: constructors[base] for name, base in derived.items()}}
     functions, to_move = _functions(module, Path(name), constructors)
     reader = _Reader(environ, constructors, functions, flags)
     try:
-        reader.run(module.body)
-        tree: dict[str, Any] = {}
-        for call in (node for node in ast.walk(module) if isinstance(node, ast.Call)):
-            if _name(call.func) in constructors:
-                tree |= reader.call(call)
-        # a call of a constructor that is an argument of another one was read by itself
-        tree = {
-            key: value
-            for key, value in tree.items()
-            if key != KIND
-            and not (isinstance(value, Mapping) and value.get(KIND) in constructors)
-            and not (flags and isinstance(value, Unread) and key in ("args", *flags))  # the flags themselves
-        }
+        tree = reader.collected(module, derived)
     except RecursionError as error:
         raise ConfigError([f"{name} is too deeply nested to be read"]) from error
     values = [each for value in tree.values() for each in (value if isinstance(value, list) else [value])]
@@ -92,7 +117,21 @@ def read(
             f"move {' and '.join(moved)}, with all that they use, to a file {MOVED}: importing {name} would start "
             "its training"
         )
-    return tree, tuple(dict.fromkeys(reader.notes))
+    options = frozenset(
+        name for parser in reader.parsers for option in parser.options.values() for name in option.names
+    )
+    own = frozenset(name for each, values in reader.classes.items() if each not in constructors for name in values)
+    read_somewhere = reader.used | {
+        name for parser in reader.parsers for key, option in parser.options.items() if key in reader.used
+        for name in option.names
+    }  # fmt: skip
+    return PythonConfig(
+        tree,
+        tuple(dict.fromkeys(reader.notes)),
+        options | reader.assigned.keys(),
+        own,
+        (options | own) - read_somewhere,
+    )
 
 
 def _functions(module: ast.Module, file: Path, constructors: Iterable[str]) -> tuple[dict[str, str], list[str]]:
@@ -134,25 +173,105 @@ class _Reader:
     names: dict[str, Any]
     flags: Mapping[str, Any] | None = None
     notes: list[str] = attrs.field(factory=list)
+    parsers: list[OptionParser] = attrs.field(factory=list)
+    classes: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+    returned: dict[str, Any] = attrs.field(factory=dict)
+    assigned: dict[str, Any] = attrs.field(factory=dict)
+    used: set[str] = attrs.field(factory=set)
+    skipped: set[ast.AST] = attrs.field(factory=set)
+
+    def collected(self, module: ast.Module, derived: Mapping[str, str]) -> dict[str, Any]:
+        """Return the arguments of all calls of constructors.
+
+        Args:
+            module: The file.
+            derived: The file's own classes -> constructors that they are derived from.
+        """
+        definitions = [each for each in module.body if isinstance(each, ast.ClassDef)]
+        self.classes = {
+            each.name: {
+                key: Unread(f"line {each.lineno}: {key} has no default; give the command that runs this script")
+                if node is None
+                else self.kept(node)
+                for key, node in fields(each).items()
+            }
+            for each in definitions
+        }
+        self.run([each for each in module.body if _parses(each)])  # functions may be called before they are defined
+        self.notes.clear()
+        self.run(module.body)
+        tree: dict[str, Any] = {}
+        for name in derived:
+            tree |= self.classes[name]
+        for call in (node for node in ast.walk(module) if isinstance(node, ast.Call) and node not in self.skipped):
+            if _name(call.func) in self.constructors:
+                tree |= self.call(call)
+        tree |= self.assigned
+        if self.flags is None and any(parser.options for parser in self.parsers):
+            self.notes.append("the script's own options have their defaults: if its command sets any, give the command")
+        # a call of a constructor that is an argument of another one was read by itself
+        return {
+            key: value
+            for key, value in tree.items()
+            if key != KIND
+            and not (isinstance(value, Mapping) and value.get(KIND) in self.constructors)
+            and not (self.flags and isinstance(value, Unread) and key in ("args", *self.flags))  # the flags themselves
+        }
 
     def run(self, body: Sequence[ast.stmt]) -> None:
-        """Keep what is assigned to names; what an `if` assigns depends on its run."""
+        """Keep what is assigned to names; what an `if` assigns depends on its condition, if that can be read."""
         for statement in body:
             if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
                 targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
                 for target in targets:
-                    if isinstance(target, ast.Name):
-                        self.names[target.id] = self.kept(statement.value)
-                    elif isinstance(target, ast.Tuple):
-                        self.names |= self.unpacked(target, self.kept(statement.value))
+                    self.assign(target, statement.value)
             elif isinstance(statement, ast.FunctionDef) or (isinstance(statement, ast.If) and _is_main(statement)):
                 self.run(statement.body)
+                last = statement.body[-1]
+                if isinstance(statement, ast.FunctionDef) and isinstance(last, ast.Return) and _parses(statement):
+                    found = self.kept(last.value) if last.value is not None else None
+                    if _has_options(found):
+                        self.returned[statement.name] = found
+            elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+                self.declare(statement.value)
+            elif isinstance(statement, ast.If) and (known := self.decided(statement.test)) is not None:
+                self.run(statement.body if known else statement.orelse)
+                for each in statement.orelse if known else statement.body:
+                    self.skipped |= set(ast.walk(each))
             elif isinstance(statement, ast.If | ast.For | ast.While | ast.With | ast.Try):
                 changed = {
                     n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
                 }
                 for name in changed & self.names.keys():
                     self.notes.append(f"{name} may change in line {statement.lineno}, which is not run: please check")
+
+    def assign(self, target: ast.expr, node: ast.expr) -> None:
+        """Keep a value under a name, or as an attribute of the trainer's configuration."""
+        if isinstance(target, ast.Name):
+            self.names[target.id] = self.kept(node)
+        elif isinstance(target, ast.Tuple):
+            self.names |= self.unpacked(target, self.kept(node))
+        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+            base = self.names.get(target.value.id)
+            if isinstance(base, Filled) or (isinstance(base, Mapping) and base.get(KIND) in self.constructors):
+                self.assigned[target.attr] = self.kept(node)
+
+    def declare(self, call: ast.Call) -> None:
+        """Keep an option that a statement adds to a parser."""
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
+            parser = self.kept(call.func.value)
+            if isinstance(parser, OptionParser):
+                settings = {each.arg: self.kept(each.value) for each in call.keywords if each.arg is not None}
+                settings |= {each.arg: _name(each.value) or settings["action"] for each in call.keywords
+                             if each.arg == "action"}  # fmt: skip
+                parser.add([self.kept(each) for each in call.args], settings, call.lineno)
+
+    def decided(self, test: ast.expr) -> bool | None:
+        """Return whether a condition holds; None if only a run would tell."""
+        try:
+            return bool(_known(self.value(test), test))
+        except (_UnknownError, TypeError, ValueError, ArithmeticError, KeyError, IndexError):
+            return None
 
     def unpacked(self, target: ast.Tuple, value: Any) -> dict[str, Any]:
         """Return the values of several names; data that is loaded with a list of splits becomes several data sets."""
@@ -203,9 +322,17 @@ class _Reader:
             return self.value(node.body if self.truth(node.test) else node.orelse)
         if isinstance(node, ast.Compare):
             return self.compared(node)
+        if isinstance(node, ast.BoolOp):
+            return self.combined(node)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return not _known(self.value(node.operand), node)
         if isinstance(node, ast.Attribute) and isinstance(base := self.kept(node.value), Mapping) and node.attr in base:
-            return base[node.attr]
+            self.used.add(node.attr)
+            if isinstance(found := base[node.attr], Unread):
+                raise _UnknownError(found.why)
+            return found
         if isinstance(node, ast.Attribute) and node.attr in (self.flags or {}) and isinstance(base, Unread):
+            self.used.add(node.attr)
             return (self.flags or {})[node.attr]
         if isinstance(node, ast.Attribute) and _name(node.value) == "torch":  # a dtype
             return f"torch.{node.attr}"
@@ -219,18 +346,38 @@ class _Reader:
             self.notes.append(f"line {node.lineno}: {ast.unparse(node)[:60]} is taken to be true: please check")
             return True
 
+    def combined(self, node: ast.BoolOp) -> Any:
+        """Return the operand that `and` or `or` yields."""
+        found: Any = None
+        for each in node.values:
+            found = _known(self.value(each), each)
+            if bool(found) == isinstance(node.op, ast.Or):
+                return found
+        return found
+
     def compared(self, node: ast.Compare) -> bool:
-        """Compare two values with `==` or `!=`; a number from the environment equals its text."""
+        """Compare two values; a number from the environment equals its text."""
         sides = [self.value(each) for each in (node.left, *node.comparators)]
         sides = [from_environment(each, self.environ) if isinstance(each, str) else each for each in sides]
-        if len(sides) != 2 or not isinstance(node.ops[0], ast.Eq | ast.NotEq) or any("${" in str(s) for s in sides):
-            raise _UnknownError(f"line {node.lineno}: {ast.unparse(node)[:60]} is known only when the file runs")
-        return (str(sides[0]) == str(sides[1])) == isinstance(node.ops[0], ast.Eq)
+        comparison = node.ops[0]
+        if len(sides) == 2 and not any("${" in str(side) for side in sides):
+            left, right = sides
+            if isinstance(comparison, ast.Eq | ast.NotEq):
+                return (str(left) == str(right)) == isinstance(comparison, ast.Eq)
+            if isinstance(comparison, ast.Is | ast.IsNot) and any(side in (None, True, False) for side in sides):
+                return (left is right) == isinstance(comparison, ast.Is)
+            if isinstance(comparison, ast.In | ast.NotIn) and isinstance(right, str | list | Mapping):
+                return (left in right) == isinstance(comparison, ast.In)
+            if type(comparison) in _COMPARISONS:
+                return bool(_COMPARISONS[type(comparison)](left, right))
+        raise _UnknownError(f"line {node.lineno}: {ast.unparse(node)[:60]} is known only when the file runs")
 
     def item(self, node: ast.Subscript) -> Any:
         if _is_data(base := self.kept(node.value)):
             split = self.kept(node.slice)
             return base if self.omitted(node.slice, split) else {**base, "split": self.value(node.slice)}
+        if isinstance(base, list) and isinstance(index := self.kept(node.slice), int):
+            return base[index]
         return self.environment(node.value, [node.slice])
 
     def omitted(self, node: ast.expr, value: Any) -> bool:
@@ -241,6 +388,8 @@ class _Reader:
         left, right = self.value(node.left), self.value(node.right)
         if isinstance(node.op, ast.Pow) and isinstance(left, int) and isinstance(right, int) and 0 <= right < 64:
             return left**right if abs(left) <= 1024 else _too_much(node)
+        if isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Div):  # of a Path
+            return f"{left}/{right}"
         plain = isinstance(left, int | float) and isinstance(right, int | float)
         texts = isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add)
         if type(node.op) not in _OPERATORS or not (plain or texts):
@@ -280,9 +429,49 @@ class _Reader:
             return base
         if name in ("copy", "deepcopy") and len(node.args) == 1:
             return self.value(node.args[0])
+        if (found := self.computed(node, name)) is not None or (found := self.options(node, name)) is not None:
+            return found
         if name != "dict" and hasattr(builtins, name):
             raise _UnknownError(f"line {node.lineno}: {ast.unparse(node)[:60]} is known only when the file runs")
         return self.call(node)
+
+    def computed(self, node: ast.Call, name: str) -> Any:
+        """Return a length, or the result of a method of a text; None for other calls."""
+        if name == "len" and len(node.args) == 1 and isinstance(base := self.value(node.args[0]), list | str):
+            return len(_known(base, node))
+        base = self.kept(node.func.value) if isinstance(node.func, ast.Attribute) and name in _TEXT_METHODS else None
+        if isinstance(base, str):
+            return getattr(_known(base, node), name)(*(self.value(each) for each in node.args))
+        return None
+
+    def options(self, node: ast.Call, name: str) -> Any:
+        """Return a parser of options, its groups, or the values that it reads from the command; None for others."""
+        if name in PARSERS or name in CLASS_PARSERS:
+            given = [*node.args[:1], *(each.value for each in node.keywords if each.arg == "dataclass_types")]
+            first = given[0] if given and name in CLASS_PARSERS else None
+            classes = first.elts if isinstance(first, ast.Tuple | ast.List) else [first] if first is not None else []
+            self.parsers.append(OptionParser(classes=tuple(map(_name, classes))))
+            return self.parsers[-1]
+        if isinstance(node.func, ast.Name):
+            return self.returned.get(name)
+        if not isinstance(node.func, ast.Attribute) or not (name in GROUPS or name.startswith("parse_")):
+            return None
+        if not isinstance(parser := self.kept(node.func.value), OptionParser):
+            return None
+        if name in GROUPS:
+            return parser
+        if parser.classes:
+            return [self.filled(each, node) for each in parser.classes]
+        parsed = parser.parsed(self.flags or {})
+        return [parsed, []] if name == "parse_known_args" else parsed
+
+    def filled(self, name: str, node: ast.Call) -> Any:
+        """Return the values of a dataclass that a parser fills; for a class of the trainer, a mark."""
+        if name not in self.classes or name in self.constructors:
+            return Filled(f"line {node.lineno}: the command sets {name}")
+        given = self.flags or {}
+        values = {key: given.get(key, value) for key, value in self.classes[name].items()}
+        return {KIND: OPTIONS, **values}
 
     def call(self, node: ast.Call) -> dict[str, Any]:
         """A call as a mapping of its arguments, with the name of what is called."""
@@ -300,14 +489,30 @@ class _Reader:
         return found
 
 
-@attrs.frozen
-class Unread:
-    """Stands for a value that only a run of the file would tell."""
+def _known(value: Any, node: ast.expr) -> Any:
+    """Return a value, unless the environment decides about it."""
+    if isinstance(value, str) and "${" in value:
+        raise _UnknownError(f"line {node.lineno}: {ast.unparse(node)[:60]} is known only when the file runs")
+    return value
 
-    why: str
 
-    def __str__(self) -> str:
-        return f"not read: {self.why}"
+def _has_options(value: Any) -> bool:
+    """True for a parser, and for what one reads."""
+    values = value if isinstance(value, list) and value else [value]
+    return any(
+        isinstance(each, OptionParser | Filled) or (isinstance(each, Mapping) and each.get(KIND) == OPTIONS)
+        for each in values
+    )
+
+
+def _parses(statement: ast.stmt) -> bool:
+    """True for a function that returns a parser or what it reads, and for the script's main block if it parses."""
+    if not isinstance(statement, ast.FunctionDef) and not _is_main(statement):
+        return False
+    if isinstance(statement, ast.FunctionDef) and not isinstance(statement.body[-1], ast.Return):
+        return False
+    names = {_name(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call)}
+    return any(name in (*PARSERS, *CLASS_PARSERS) or name.startswith("parse_") for name in names)
 
 
 def _too_much(node: ast.expr) -> Any:

@@ -13,6 +13,7 @@ import yaml
 
 from rlsdk.errors import ConfigError
 from rlsdk.migration import python_files, shell
+from rlsdk.migration.python_files import PythonConfig
 from rlsdk.migration.rows import Framework, Given, KeyRule, text, texts
 
 LARGEST = 1_000_000
@@ -64,6 +65,7 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
     path = Path(first).expanduser()
     notes: tuple[str, ...] = ()
     command = ""
+    script: PythonConfig | None = None
     if _is_file(path):
         text = read_text(path)
         kind = _kind(path, text)
@@ -72,11 +74,15 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
         elif kind == "python":
             flags = _from_words(framework, arguments[1:], Path(), environ)[0]
             known = dict(flattened(flags)) if flags else None
-            tree, notes = python_files.read(text, str(path), framework.constructors, environ, known)
+            script = python_files.read(text, str(path), framework.constructors, environ, known)
+            tree, notes = script.tree, script.notes
             command = " ".join(name for name in framework.constructors if re.search(rf"\b{name}\(", text))
         else:
             tree, notes, command = _from_script(framework, text, path.parent, environ, str(path))
         more, found = _from_words(framework, arguments[1:], Path(), environ)
+        if script is not None:
+            more, unused = _keys_of_the_trainer(framework, more, script)
+            notes += unused
         notes += found
         tree = _with_files(_merged(tree, more), framework.files, path.parent)
     elif len(arguments) > 1 or " " in first or "=" in first or first.startswith("-"):
@@ -331,11 +337,20 @@ def _from_words(
     script = next((word for word in launched[: len(launched) - len(words)] if word.endswith(".py")), "")
     place = next((each for each in (folder / script, Path(script)) if script and each.is_file()), None)
     if place is not None and framework.constructors:
-        inner, more = python_files.read(
-            read_text(place), str(place), framework.constructors, environ, dict(flattened(tree))
-        )
-        tree, notes = _merged(inner, tree), [*notes, *more]
+        inner = python_files.read(read_text(place), str(place), framework.constructors, environ, dict(flattened(tree)))
+        tree, unused = _keys_of_the_trainer(framework, tree, inner)
+        tree, notes = _merged(inner.tree, tree), [*notes, *inner.notes, *unused]
     return tree, tuple(notes)
+
+
+def _keys_of_the_trainer(
+    framework: Framework, flags: Mapping[str, Any], script: PythonConfig
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the flags of a command that are the trainer's keys, and a note on those that only the script uses."""
+    own = script.options | {name for name in script.fields if framework.row(framework.current(name)) is None}
+    unused = [f"--{name}" for name in flags if name in own & script.unused]
+    note = f"{', '.join(unused)}: used by the script alone, and not converted"
+    return {key: value for key, value in flags.items() if key not in own}, (note,) if unused else ()
 
 
 def _launcher(words: Sequence[str], folder: Path, notes: list[str]) -> dict[str, Any]:

@@ -407,3 +407,118 @@ def test_the_place_of_a_script_is_known(tmp_path):
     assert found.config["reward"]["path"] == f"{tmp_path}/f.py:reward_func"
     assert found.config["placement"]["learners"] == 2
     assert not [note for note in found.notes if "not executed" in note]
+
+
+TRL_WITH_ARGPARSE = """
+import argparse
+from trl import GRPOConfig, GRPOTrainer
+
+def main():
+    args = parse_args()
+    config = GRPOConfig(
+        output_dir=args.output_dir or f"out/{args.model_id.split('/')[-1]}",
+        learning_rate=args.lr, num_generations=args.group, top_p=args.top_p,
+        use_vllm=not args.no_vllm, vllm_mode=args.mode,
+        vllm_server_base_url=args.url if args.mode == "server" else None,
+    )
+    config.run_name = args.run_name or "run"
+    peft_config = None
+    if args.use_lora:
+        peft_config = LoraConfig(r=args.rank)
+    if args.mode in ("server", "colocate"):
+        config.temperature = 0.7
+    GRPOTrainer(args.model_id, "org/reward-model", config, load_dataset(args.dataset), peft_config=peft_config)
+
+def parse_args():
+    parser = argparse.ArgumentParser()
+    model = parser.add_argument_group("model")
+    model.add_argument("--model-id", "-m", default="o/m")
+    model.add_argument("--use-lora", action="store_true")
+    model.add_argument("--rank", type=int, default=4)
+    parser.add_argument("--lr", type=float, default=5e-6)
+    parser.add_argument("--num", dest="group", type=int, default=16)
+    parser.add_argument("--top-p", type=float, default=None)
+    parser.add_argument("--no-vllm", action="store_true")
+    parser.add_argument("--mode", choices=["server", "colocate"], default="colocate")
+    parser.add_argument("--url")
+    parser.add_argument("--output-dir")
+    parser.add_argument("--run-name", default=None)
+    parser.add_argument("--difficulty", default="easy")
+    parser.add_argument("--dataset", required=True)
+    return parser.parse_args()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_defaults_of_argparse_are_read(tmp_path):
+    (tmp_path / "train.py").write_text(TRL_WITH_ARGPARSE)
+    found = migrate("trl", [str(tmp_path / "train.py")], {})
+    config = found.config
+    assert (config["name"], config["model"]["path"]) == ("run", "o/m")
+    assert (config["learner"]["lr"], config["group_size"], config["sampling"]["temperature"]) == (5e-6, 16, 0.7)
+    assert (config["engine"]["use"], config["placement"]["colocate"]) == ("vllm", True)
+    assert "lora" not in config["learner"]
+    assert "the script's own options have their defaults: if its command sets any, give the command" in found.notes
+    (lost,) = [entry for entry in found.entries if entry.status == "missing"]
+    assert (lost.key, "--dataset has no default" in lost.note) == ("train_dataset.argument_1", True)
+
+
+def test_a_command_sets_options_of_argparse(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(TRL_WITH_ARGPARSE)
+    flags = "--num 4 --lr 1e-5 --use-lora --mode server --output-dir runs/a --dataset o/d --no-vllm --difficulty hard"
+    for given in ([f"python train.py {flags}"], ["train.py", *flags.split()]):
+        found = migrate("trl", given, {})
+        config = found.config
+        assert (config["group_size"], config["learner"]["lr"], config["learner"]["lora"]["rank"]) == (4, 1e-5, 4)
+        assert (config["engine"]["use"], config["out"]) == ("transformers", "runs")
+        assert config["tasks"]["train"] == {"use": "hub", "name": "o/d", "split": "train"}
+        assert not [entry for entry in found.entries if entry.status == "missing"]
+        assert "--difficulty: used by the script alone, and not converted" in found.notes
+
+
+def test_a_branch_that_is_not_taken_has_no_effect(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "fast = False\n"
+        'if fast:\n    config = GRPOConfig("out", num_generations=2)\n'
+        'else:\n    config = GRPOConfig("out", learning_rate=1e-5)\n'
+        'GRPOTrainer("o/m", "org/reward-model", config)\n'
+    )
+    config = migrate("trl", [str(tmp_path / "train.py")], {}).config
+    assert (config["group_size"], config["learner"]["lr"]) == (8, 1e-5)
+
+
+TRL_WITH_DATACLASSES = """
+from dataclasses import dataclass, field
+
+@dataclass
+class ScriptArguments:
+    dataset: str = "o/d"
+    model_id: str = field(default="o/m", metadata={"help": "the model"})
+    rewards: list[str] = field(default_factory=lambda: ["org/reward-model"])
+
+@dataclass
+class MyConfig(GRPOConfig):
+    num_generations: int = 4
+    learning_rate: float = field(default=1e-5)
+
+script_args, training_args = TrlParser((ScriptArguments, MyConfig)).parse_args_and_config()
+training_args.beta = 0.1
+GRPOTrainer(script_args.model_id, script_args.rewards, training_args, load_dataset(script_args.dataset))
+"""
+
+
+def test_defaults_of_dataclasses_are_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(TRL_WITH_DATACLASSES)
+    config = migrate("trl", ["train.py"], {}).config
+    assert (config["model"]["path"], config["group_size"], config["learner"]["lr"]) == ("o/m", 4, 1e-5)
+    assert (config["algorithm"]["kl_coef"], config["tasks"]["train"]["name"]) == (0.1, "o/d")
+    assert config["reward"] == {"use": "reward_model", "path": "org/reward-model"}
+    found = migrate("trl", ["python train.py --num_generations 2 --dataset o/e --max_completion_length 99"], {})
+    config = found.config
+    assert (config["group_size"], config["sampling"]["max_tokens"], config["learner"]["lr"]) == (2, 99, 1e-5)
+    assert config["tasks"]["train"]["name"] == "o/e"
+    assert not [entry for entry in found.entries if entry.status == "missing"]
