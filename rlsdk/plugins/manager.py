@@ -9,6 +9,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path, PurePath
@@ -398,7 +399,7 @@ class Plugins(pluggy.PluginManager):
         for name in self._tables[plugin].pop(kind, ()):
             what = f"plugin {plugin!r}: module {name}"
             try:
-                with guard.imported(what):
+                with guard.imported(what) if name not in sys.modules else nullcontext():
                     module = importlib.import_module(name)
             except KeyboardInterrupt:
                 raise
