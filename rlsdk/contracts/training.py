@@ -236,7 +236,8 @@ class Learner(Protocol):
     def update(self, minibatches: Sequence[tuple[TrainBatch, int, int]], step: int) -> dict[str, float]:
         """Take an optimiser step per (this rank's share, trained tokens, rollouts of all ranks), and return metrics.
 
-        `step` is the number of training steps completed; losses read it as `x.train_step`.
+        `step` is the number of training steps completed; losses read it as `x.train_step`. A metric must not have the
+        name of one of the trainer's (`reward/mean`, `time/step`, …).
         """
         ...
 

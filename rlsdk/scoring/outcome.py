@@ -161,9 +161,8 @@ def _because(name: str, score: Score) -> str:
 
 
 def _metrics(parts: Sequence[Scored]) -> dict[str, float]:
-    if len(parts) == 1 and (only := parts[0][1]) is not None:
-        return {f"reward/{parts[0][0].name}": only.value, **only.metrics}
     reported = Counter(metric for _, score in parts if score is not None for metric in score.metrics)
+    reported.update(f"reward/{rule.name}" for rule, _ in parts)
     metrics: dict[str, float] = {}
     for rule, score in parts:
         metrics[f"reward/{rule.name}"] = 0.0 if score is None else score.value

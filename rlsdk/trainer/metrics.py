@@ -47,6 +47,41 @@ def as_numbers(metrics: Mapping[str, Any], giver: str) -> dict[str, float | None
     return found
 
 
+def step_line(metrics: Mapping[str, Any], giver: str) -> dict[str, float | None]:
+    """Return the metrics of a step as plain numbers, as `as_numbers` does.
+
+    Raises:
+        RunError: A metric is not a number, or has the name of the step's number in `metrics.jsonl`.
+    """
+    if "step" in metrics:
+        raise RunError(
+            f"metric 'step' of {giver}: each line of metrics.jsonl has the number of the step under that name; choose "
+            "another"
+        )
+    return as_numbers(metrics, giver)
+
+
+def with_reported(metrics: Mapping[str, float], reported: Mapping[str, float], giver: str) -> dict[str, float]:
+    """Return the trainer's metrics of a step together with those that its learner reported.
+
+    Args:
+        metrics: The trainer's own metrics.
+        reported: The learner's.
+        giver: Origin of the learner's, for the error message.
+
+    Raises:
+        RunError: The learner reported a name of the trainer's.
+    """
+    # Evaluations come later, and not after each step.
+    taken = (name for name in reported if name in metrics or name == "step" or name.startswith("eval/"))
+    if name := next(taken, ""):
+        raise RunError(
+            f"metric {name!r} of {giver}: the trainer has a metric of that name itself; choose another, such as "
+            f"'learner/{name.rpartition('/')[2]}'"
+        )
+    return {**metrics, **reported}
+
+
 def _number(value: Any) -> Any:
     if isinstance(value, str | bytes):  # float() would parse it
         raise TypeError

@@ -40,7 +40,6 @@ from rlsdk.trainer.metrics import (
     TO_OLD,
     RunTimes,
     Timer,
-    as_numbers,
     device_metrics,
     memory_metrics,
     reward_metrics,
@@ -48,7 +47,9 @@ from rlsdk.trainer.metrics import (
     skipped_updates,
     source_metrics,
     source_shares,
+    step_line,
     update_metrics,
+    with_reported,
 )
 from rlsdk.trainer.observing import Profiling
 from rlsdk.trainer.record import RunRecord, open_run
@@ -241,6 +242,7 @@ class Trainer:
         with timer("take"):
             taken = await self.rollouts.take(self.version)
         metrics = self.describe(taken)
+        learned: dict[str, float] = {}
         reused = self.replay.draw(self.version)
         with timer("credit"):
             groups = self.filter([*taken.groups, *(used.group for used in reused)])
@@ -254,15 +256,16 @@ class Trainer:
                     batch = await self.assign_credit(batch)
                 with timer("update"):
                     self.updating = True
-                    metrics |= await self.update(batch, self.minibatches(batch))
-        metrics |= self.close_ledger(taken, groups, reused, batch, metrics)
+                    learned = await self.update(batch, self.minibatches(batch))
+        metrics |= self.close_ledger(taken, groups, reused, batch, {**metrics, **learned})
         self.version, self.updating = self.version + 1, False
         metrics |= await self.move_reference(asleep=batch is not None)
         if self.sync_due:
             self._synced = False
             with timer("sync"):
                 metrics["canary/gap"] = await self.publish()
-        return metrics | await self.stop_timer(metrics)
+        metrics |= await self.stop_timer(metrics)
+        return with_reported(metrics, learned, self._update_giver)
 
     def filter(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups, or parts of groups, that the filters let through."""
@@ -321,12 +324,16 @@ class Trainer:
         self._updated = self._updated or moved
         if "old_logprobs" not in batch.arrays.tokens:  # demonstrations are compared with no earlier policy
             metrics = {name: value for name, value in metrics.items() if name not in TO_OLD}
-        metrics |= {f"schedule/{name}": each.at(self.version) for name, each in self.plan.schedules.items()}
-        metrics |= self.credit.metrics()
+        own = {f"schedule/{name}": each.at(self.version) for name, each in self.plan.schedules.items()}
+        own |= self.credit.metrics()
         if self.plan.sampled:
             recomputed = self.plan.config.old_logprobs == "learner"
-            metrics |= update_metrics(batch, self.version, recomputed=recomputed, ahead=self.runs_ahead)
-        return metrics
+            own |= update_metrics(batch, self.version, recomputed=recomputed, ahead=self.runs_ahead)
+        return with_reported(own, metrics, self._update_giver)
+
+    @property
+    def _update_giver(self) -> str:
+        return f"{type(self).__name__}.update with {self.plan.learner.origin}"
 
     async def optimise(self, batch: StepBatch, minibatches: Sequence[np.ndarray]) -> dict[str, float]:
         """Run the optimiser steps of `update` on the learner, and return their metrics.
@@ -557,18 +564,18 @@ class Trainer:
         found: Metrics = {}
         for callback in self.callbacks:
             await callback.before_training(self, found)
-            found |= as_numbers(found, f"callback {type(callback).__name__}")
+            found |= step_line(found, f"callback {type(callback).__name__}")
         while not (self.ended or self.interrupted):
             try:
                 for callback in self.callbacks:
                     await callback.before_step(self)
-                metrics = as_numbers(await self.step(), f"{type(self).__name__}.step")
+                metrics = step_line(await self.step(), f"{type(self).__name__}.step")
             except NoRolloutsError as error:
                 await self._end_without_rollouts(error)
                 return
             for callback in self.callbacks:
                 await callback.after_step(self, metrics)
-                metrics |= as_numbers(metrics, f"callback {type(callback).__name__}")
+                metrics |= step_line(metrics, f"callback {type(callback).__name__}")
 
     async def _end_without_rollouts(self, error: NoRolloutsError) -> None:
         """Save the steps that are done, and raise the error unless the run was asked to end."""

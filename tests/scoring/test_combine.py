@@ -34,6 +34,17 @@ def test_a_metric_that_two_parts_report_is_named_by_part():
     assert total.metrics == {"reward/a": 1, "reward/b": 1, "a/format": 1, "b/format": 0, "x": 2}
 
 
+def test_a_metric_of_a_part_does_not_replace_the_value_of_another_or_of_its_own():
+    bonus = (RewardSpec("bonus"), Score(1, metrics={"reward/right": 9, "reward/bonus": 9}))
+    assert combine([(RewardSpec("right"), Score(0)), bonus]).metrics == {
+        "reward/right": 0,
+        "reward/bonus": 1,
+        "bonus/reward/right": 9,
+        "bonus/reward/bonus": 9,
+    }
+    assert combine([bonus]).metrics == {"reward/bonus": 1, "bonus/reward/bonus": 9, "reward/right": 9}
+
+
 def test_an_invalid_part_makes_all_invalid_and_is_named():
     total = combine(
         [

@@ -103,6 +103,39 @@ def test_demonstrations_have_no_ratio_to_a_policy_that_sampled_them(tmp_path: Pa
     assert learner.fields == [("logprobs", "ref_logprobs")]
 
 
+@pytest.mark.parametrize("name", ["reward/mean", "advantages/nonzero", "time/step", "eval/greedy", "step"])
+def test_a_metric_of_a_learner_that_the_trainer_has_itself_is_refused_with_the_learner(
+    tmp_path: Path, name: str
+) -> None:
+    class Reporting(FakeLearner):
+        @property
+        def _metrics(self) -> dict[str, float]:
+            return {**super()._metrics, name: 99.0}
+
+    trainer = make_trainer(tmp_path)
+    trainer.learner = Reporting()
+    said = rf"metric '{name}' of Trainer.update with learner 'core/deepspeed' of rlsdk .*: the trainer has a metric of"
+    with pytest.raises(RunError, match=said):
+        asyncio.run(trainer.step())
+
+
+def test_a_callback_may_replace_metrics_but_not_the_number_of_the_step(tmp_path: Path) -> None:
+    class Reporting(Callback):
+        name = "reward/mean"
+
+        async def after_step(self, trainer: Trainer, metrics: dict[str, float | None]) -> None:
+            metrics[self.name] = 99.0
+
+    trainer = make_trainer(tmp_path, steps=1)
+    trainer.callbacks = [Reporting()]
+    trainer.train()
+    trainer = make_trainer(tmp_path, steps=1)
+    trainer.callbacks = [Reporting()]
+    Reporting.name = "step"
+    with pytest.raises(RunError, match=r"metric 'step' of callback Reporting: each line of metrics\.jsonl has"):
+        trainer.train()
+
+
 def test_a_learning_rate_of_zero_is_not_expected_to_change_the_engines(tmp_path: Path) -> None:
     for rate, told in ((1e-3, " updated"), (0.0, "")):
         trainer = make_trainer(tmp_path)
