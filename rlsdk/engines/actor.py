@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,8 +29,10 @@ from rlsdk.contracts import (
     StreamsWeights,
     Weights,
 )
+from rlsdk.engines.checks import check_prompts
 from rlsdk.engines.completion_stream import CompletionStream
 from rlsdk.engines.messages import Bundle, Progress
+from rlsdk.engines.pretrained import vocabulary_size
 from rlsdk.errors import EngineError
 from rlsdk.isolation.process import settle
 from rlsdk.isolation.vitals import peak_memory
@@ -75,7 +78,7 @@ class EngineActor(RunActor):
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._clock = dict.fromkeys(CLOCK, 0.0)
-        self._version = 0
+        self._version, self._vocabulary = 0, sys.maxsize
         self._silent_since, self._silent_steps = 0.0, 0
 
     async def start(
@@ -94,6 +97,7 @@ class EngineActor(RunActor):
         if routing:
             self._engine.return_routing()
         self._engine.start(model, place)
+        self._vocabulary = vocabulary_size(model)
         settle()
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Bundle | Progress]:
@@ -103,8 +107,10 @@ class EngineActor(RunActor):
 
         Raises:
             EngineError: The engine failed, now or earlier; the cause carries the traceback.
+            ValueFault: A prompt contains unknown token ids.
         """
         self._check()
+        check_prompts(requests, self._vocabulary)
         self._engine.add(requests)
         stream = CompletionStream({request.id: request for request in requests})
         if isinstance(self._engine, ShowsProgress):
@@ -326,7 +332,7 @@ class EngineActor(RunActor):
                 got, name = type(completion).__name__, type(self._engine).__name__
                 raise EngineError(f"{name} returned {got} among its completions; expected Completion")
             stream = self._streams.get(completion.request)  # none if its caller went away during this step
-            if stream is not None and (fault := stream.fault(completion, self._version)):
+            if stream is not None and (fault := stream.fault(completion, self._version, self._vocabulary)):
                 name, request = type(self._engine).__name__, completion.request
                 raise EngineError(f"{name} returned a completion of request {request!r} with {fault}")
             self._clock["tokens"] += len(completion.token_ids)

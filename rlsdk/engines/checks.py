@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from rlsdk.contracts import Request, Weights
 from rlsdk.contracts.generation import MAX_TOP_LOGPROBS
+from rlsdk.engines.completion_checks import known_ids, outside
 from rlsdk.errors import EngineError, ValueFault
 from rlsdk.vision import Vision
 from rlsdk.weights import TIED_HEAD
@@ -26,9 +27,6 @@ def check_requests(requests: Sequence[Request], *, max_length: int, vocabulary: 
             problem = "its prompt is empty"
         elif len(ids) >= max_length:
             problem = f"its prompt has {len(ids)} tokens, and model.max_length {max_length} must hold a response too"
-        elif int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
-            least, greatest = int(ids.min()), int(ids.max())
-            problem = f"its prompt has token ids from {least} to {greatest}; the model has 0 to {vocabulary - 1}"
         elif request.n < 1 or sampling.max_tokens < 1:
             problem = f"n and max_tokens must be at least 1; got n={request.n}, max_tokens={sampling.max_tokens}"
         elif sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
@@ -40,6 +38,26 @@ def check_requests(requests: Sequence[Request], *, max_length: int, vocabulary: 
             problem = f"top_logprobs must be 0 to {MAX_TOP_LOGPROBS}; got {sampling.top_logprobs}"
         if problem:
             raise ValueFault(f"request {request.id!r} cannot be generated: {problem}")
+    check_prompts(requests, vocabulary)
+
+
+def check_prompts(requests: Sequence[Request], vocabulary: int) -> None:
+    """Refuse prompts with tokens that the model has no embeddings for, before any request is admitted.
+
+    Args:
+        requests: Requests to check.
+        vocabulary: Number of tokens that the model has embeddings for.
+
+    Raises:
+        ValueFault: A prompt contains unknown token ids.
+    """
+    for request in requests:
+        ids = request.prompt_ids
+        if outside(ids, vocabulary) is not None:
+            raise ValueFault(
+                f"request {request.id!r} cannot be generated: its prompt has token ids from {ids.min()} to "
+                f"{ids.max()}; {known_ids(vocabulary)}"
+            )
 
 
 def check_images(requests: Sequence[Request], vision: Vision | None) -> None:

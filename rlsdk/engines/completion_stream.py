@@ -38,11 +38,11 @@ class CompletionStream:
         """Number of continuations that are not finished."""
         return len(self.open)
 
-    def fault(self, completion: Completion, version: int) -> str:
+    def fault(self, completion: Completion, version: int, vocabulary: int) -> str:
         """Return what is wrong with a completion of one of the requests; empty if nothing is."""
         request = self.requests[completion.request]
         if (request.id, completion.index) in self.open:
-            return completion_fault(completion, request, version)
+            return completion_fault(completion, request, version, vocabulary)
         if isinstance(completion.index, int) and 0 <= completion.index < request.n:
             return f"index {completion.index}, which it had returned before; expected each continuation once"
         return f"index {completion.index!r}; expected 0 to {request.n - 1}, since n is {request.n}"

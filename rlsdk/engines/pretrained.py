@@ -1,8 +1,9 @@
-"""Facts about a pretrained model from its files: its tokenizer, its end tokens, and its maximum length."""
+"""Facts about a pretrained model from its files: its tokenizer, end tokens, vocabulary and maximum length."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,19 @@ def end_ids(model: Model, tokenizer: Any) -> tuple[int, ...]:
         if not isinstance(error, OSError):  # of the hub; the file is optional
             raise
     return tuple(sorted(i for i in found if i is not None))
+
+
+def vocabulary_size(model: Model) -> int:
+    """Return the number of tokens that a model has embeddings for; `sys.maxsize` if its config is not here."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(
+            model.path, trust_remote_code=model.trust_remote_code, local_files_only=True
+        )
+    except (OSError, ValueError):  # an engine may serve a model that transformers does not know
+        return sys.maxsize
+    return int(getattr(config.get_text_config(), "vocab_size", sys.maxsize))
 
 
 def _listed(ids: int | Sequence[int] | None) -> Sequence[int]:

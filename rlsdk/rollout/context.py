@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, TypeVar
@@ -67,6 +68,7 @@ class RolloutContext:
         environments: Pool in which environments run.
         user_loop: Event loop of workflows that are not part of rlsdk; None to run them on the run's loop.
         recorder: Serves the policy to an agent (`rlsdk.serving.recording.Recorder`); None without a server.
+        vocabulary: Number of tokens that the model has embeddings for.
     """
 
     codec: ChatTokenizer
@@ -76,6 +78,7 @@ class RolloutContext:
     environments: EnvBackend = attrs.field(factory=LocalEnvBackend)
     user_loop: UserLoop | None = None
     recorder: Callable[..., ServedConversations] | None = None
+    vocabulary: int = sys.maxsize
 
 
 class BridgedEnv:

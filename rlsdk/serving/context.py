@@ -6,6 +6,7 @@ from typing import Any
 
 from rlsdk.config import Plan
 from rlsdk.contracts import Sampling
+from rlsdk.engines.pretrained import vocabulary_size
 from rlsdk.environments.local import EnvBackend, LocalEnvBackend
 from rlsdk.loops import UserLoop
 from rlsdk.rollout.chat import RolloutContext
@@ -42,4 +43,5 @@ def context_of(
         environments=environments or LocalEnvBackend(plan.plugins),
         user_loop=user_loop,
         recorder=Recorder,
+        vocabulary=vocabulary_size(plan.model),
     )

@@ -108,4 +108,11 @@ def run_workflow(
 def _context(codec: ChatTokenizer, script: Callable[[str], str], max_tokens: int, max_length: int) -> RolloutContext:
     policy: Any = ScriptedPolicy(codec, script)
     sampling = Sampling(max_tokens=max_tokens)
-    return RolloutContext(codec=codec, client=policy, sampling=sampling, max_length=max_length, recorder=Recorder)
+    return RolloutContext(
+        codec=codec,
+        client=policy,
+        sampling=sampling,
+        max_length=max_length,
+        recorder=Recorder,
+        vocabulary=codec.size,
+    )

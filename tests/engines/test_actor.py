@@ -241,7 +241,7 @@ def test_an_engine_whose_steps_return_no_completions_fails_with_what_is_missing(
         ({"logprobs": None}, "logprobs of type NoneType for 3 tokens"),
         ({"token_ids": np.zeros(3)}, "token_ids of dtype float64 .*; expected an array of integers with one axis"),
         ({"token_ids": np.array([[1, 2, 3]])}, "token_ids of dtype int64 and shape"),
-        ({"token_ids": np.array([1, -1, 1])}, "token id -1; expected ids of the vocabulary, from 0"),
+        ({"token_ids": np.array([1, -1, 1])}, "token id -1; expected ids from 0"),
         ({"logprobs": np.array([0, np.nan, 0], np.float32)}, "logprob nan for token 1; expected a finite logprob"),
         ({"logprobs": np.array([0, 0, -np.inf], np.float32)}, "logprob -inf for token 2; expected a finite logprob"),
         ({"versions": np.array([0, 1, 1])}, "version 1 for a token; expected the version .*, 0 to 0"),
@@ -262,6 +262,28 @@ def test_a_faulty_completion_is_refused_with_what_was_expected(
     with pytest.raises(EngineError, match=said) as caught:
         play(lambda actor, engine: collect(actor, ask("a", n=2)))
     assert str(caught.value).endswith(" (engine 'test_actor/scripted')")
+
+
+def test_token_ids_that_the_model_does_not_have_are_refused_in_prompts_and_completions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 120}')
+
+    async def run(actor: EngineActor, engine: Scripted) -> None:
+        await actor.start(Model(path=str(tmp_path)), PLACE)
+        for ids in ([5, 120], [-1, 5]):
+            request = attrs.evolve(ask("a"), prompt_ids=np.array(ids))
+            with pytest.raises(ValueFault, match=f"token ids from {min(ids)} to {max(ids)}; the model has 0 to 119"):
+                await collect(actor, request)
+        assert not engine.running
+        await collect(actor, attrs.evolve(ask("a"), prompt_ids=np.array([5, 119])))
+        right = Scripted._completion
+        beyond = staticmethod(lambda *given: attrs.evolve(right(*given), token_ids=np.array([1, 120, 1])))
+        monkeypatch.setattr(Scripted, "_completion", beyond)
+        with pytest.raises(EngineError, match="completion of request 'a' with token id 120; the model has 0 to 119"):
+            await collect(actor, ask("a"))
+
+    play(run)
 
 
 def test_an_engine_that_steps_on_without_a_completion_fails(monkeypatch: pytest.MonkeyPatch) -> None:

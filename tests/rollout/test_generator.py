@@ -152,6 +152,19 @@ def test_a_workflow_that_returns_a_rollout_twice_fails(codec: ChatTokenizer) -> 
     assert "workflow failed: it returned the same Rollout twice" in group.scores[0].reason
 
 
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_a_workflow_that_returns_a_token_id_outside_of_the_vocabulary_fails(codec: ChatTokenizer, token: int) -> None:
+    @rlsdk.workflow("beyond")
+    async def beyond(task: Task, chat: Chat) -> Rollout:
+        await chat.sample()
+        found = chat.finish()
+        return attrs.evolve(found, token_ids=[*found.token_ids[:-1], token])
+
+    [group] = run_workflow(rlsdk.load("workflow", beyond), [TASK], codec, lambda _: "1", scorer=scorer((1.0, one)))
+    said = f"workflow failed: it returned a Rollout with the token id {token}; the model has 0 to {codec.size - 1}"
+    assert group.scores[0].reason == said
+
+
 def test_an_invalid_message_or_reward_fails_only_its_rollout(codec: ChatTokenizer) -> None:
     @rlsdk.workflow("odd")
     async def odd(task: Task, chat: Chat) -> Rollout:
