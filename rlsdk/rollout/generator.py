@@ -191,7 +191,8 @@ class RolloutGenerator:
         for attempt in range(RERUNS + 1):
             chat = TokenChat(prompt, context, group, seed, member=member, scorer=scorer, home=home)
             try:
-                rollouts = await self._attempt(prompt.task, chat, group, context, user_loop)
+                rollouts = await self._attempt(prompt.task, chat, group, user_loop)
+                _check_tokens(rollouts, context.vocabulary)
                 if any(rollout.status == "aborted" for rollout in rollouts):
                     return _Made(rollouts, [ABORTED], is_new=False)
                 judged = await self._judged(rollouts[-1:] if self._at_end else rollouts)
@@ -206,9 +207,7 @@ class RolloutGenerator:
                 break
         return _Made([chat.failed()], [Score.invalid(f"workflow failed: {reason}")])
 
-    async def _attempt(
-        self, task: Task, chat: TokenChat, group: str, context: RolloutContext, user_loop: UserLoop | None
-    ) -> Sequence[Rollout]:
+    async def _attempt(self, task: Task, chat: TokenChat, group: str, user_loop: UserLoop | None) -> Sequence[Rollout]:
         try:
             if user_loop is None:
                 produced = await self._call(task, chat)
@@ -236,9 +235,6 @@ class RolloutGenerator:
             raise _FailedError(f"it returned {reprlib.repr(produced)}; expected {expected}")
         if len({id(each) for each in rollouts}) < len(rollouts):
             raise _FailedError("it returned the same Rollout twice; expected each only once, since all are trained on")
-        wrong = (outside(each.token_ids, context.vocabulary) for each in rollouts)
-        if (token := next((token for token in wrong if token is not None), None)) is not None:
-            raise _FailedError(f"it returned a Rollout with the token id {token}; {known_ids(context.vocabulary)}")
         return rollouts
 
     async def _call(self, task: Task, chat: TokenChat) -> Rollout | Sequence[Rollout]:
@@ -287,6 +283,12 @@ class RolloutGenerator:
                 if score is not UNCOMPARED:
                     self._observer(rollout, score, step)
         return made
+
+
+def _check_tokens(rollouts: Sequence[Rollout], vocabulary: int) -> None:
+    for rollout in rollouts:
+        if (token := outside(rollout.token_ids, vocabulary)) is not None:
+            raise _FailedError(f"it returned a Rollout with the token id {token}; {known_ids(vocabulary)}")
 
 
 class _FailedError(Exception):
