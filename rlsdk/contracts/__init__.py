@@ -25,6 +25,7 @@ from rlsdk.contracts.generation import (
     SpansGPUs,
     TakesAdapter,
     TopTokens,
+    WakesInParts,
     Weights,
 )
 from rlsdk.contracts.optional import (
@@ -215,6 +216,7 @@ __all__ = [
     "TrainedRole",
     "UpdateShape",
     "UsesGPUs",
+    "WakesInParts",
     "WeighsSource",
     "WeightStream",
     "WeightTransfer",

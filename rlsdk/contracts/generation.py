@@ -308,11 +308,24 @@ class Engine(Protocol):
         ...
 
     def wake(self) -> None:
-        """Reclaim the device after `sleep`."""
+        """Reclaim the device after `sleep`, or what is left of it after `WakesInParts.wake_weights`."""
         ...
 
     def stop(self) -> None:
         """Release all resources."""
+        ...
+
+
+@runtime_checkable
+class WakesInParts(Protocol):
+    """Optional interface of an engine that can take back the memory of its weights before that of its KV cache.
+
+    At a sync, a sleeping engine gets `wake_weights`, then the weights; the learner frees the memory that it needed to
+    send them, and only then does `wake` take back the rest. Other engines get `wake` before the weights.
+    """
+
+    def wake_weights(self) -> None:
+        """Take back the memory of the weights after `sleep`; until `wake`, only loading weights must work."""
         ...
 
 

@@ -57,7 +57,8 @@ class FreesDevice(Protocol):
     def sleep(self) -> None:
         """Free memory that generation does not need; the next call that needs it takes it back.
 
-        Weights, canary and checkpoints stay available.
+        Weights, canary and checkpoints stay available. At a sync, it is called before engines wake, and again once they
+        have the weights.
         """
         ...
 
@@ -195,7 +196,7 @@ class RequiresPrograms(Protocol):
         ...
 
 
-Turn = Literal["", "generate", "learn"]
+Turn = Literal["", "generate", "sample", "sync", "learn"]
 
 
 @attrs.frozen
@@ -206,7 +207,8 @@ class MemoryUse:
         role: Purpose, such as `learner weights`.
         bytes: Size.
         on_host: True for host memory of a process that computes on a GPU.
-        turn: If engines and learner share a GPU, the phase in which the memory is needed; empty if it is in both.
+        turn: If engines and learner share a GPU, the phase in which the memory is needed; empty if it always is.
+            Engines are awake in `generate`, which consists of `sync` (weights are sent) and `sample` (after that).
     """
 
     role: str

@@ -27,6 +27,7 @@ from rlsdk.contracts import (
     Request,
     ShowsProgress,
     StreamsWeights,
+    WakesInParts,
     Weights,
 )
 from rlsdk.engines.checks import check_prompts
@@ -75,6 +76,7 @@ class EngineActor(RunActor):
         self._streaming: list[CompletionStream] = []
         self._failure: BaseException | None = None
         self._paused = self._asleep = self._torn = False
+        self._woken = False
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._clock = dict.fromkeys(CLOCK, 0.0)
@@ -226,14 +228,34 @@ class EngineActor(RunActor):
         """Free the device for a colocated learner; requests stay frozen until `wake`."""
         self._check()
         self._engine.sleep()
-        self._asleep = True
+        self._asleep, self._woken = True, False
 
-    async def wake(self) -> None:
-        """Take the device back."""
+    async def wake_weights(self) -> None:
+        """Take back the memory that loading weights needs; an engine that is not `WakesInParts` takes back all of it.
+
+        Requests stay frozen until `wake`.
+        """
         self._check()
-        self._engine.wake()
-        self._asleep = False
+        self._asleep = True
+        if isinstance(self._engine, WakesInParts):
+            self._engine.wake_weights()
+        elif not self._woken:
+            self._engine.wake()
+            self._woken = True
+
+    async def wake(self, canary: np.ndarray | None = None) -> np.ndarray | None:
+        """Take the device back, and return the canary's logprobs before requests continue.
+
+        Args:
+            canary: Fixed tokens, int64 `[k]`.
+        """
+        self._check()
+        if not self._woken:
+            self._engine.wake()
+        self._asleep = self._woken = False
+        found = None if canary is None else self._logprobs(canary)
         self._wake()
+        return found
 
     async def checksums(self, offer: Any, *, seat: int = 0) -> dict[str, str]:
         """Return the CRC-32 of each tensor as received, without loading it; for the arguments, see `load_weights`."""

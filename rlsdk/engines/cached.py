@@ -123,11 +123,9 @@ class CachedModel:
             self._slots.clear()
             torch.cuda.empty_cache()  # otherwise torch keeps the freed memory for this process
 
-    def wake(self, budget: int) -> None:
-        """Take the device back, and recompute the cache of running continuations."""
-        if self._device != "cpu":
-            self.net.to(self._device)
-            self.read_again(budget)
+    def wake(self) -> None:
+        """Take back the memory of the weights; the cache of running continuations must be recomputed."""
+        self.net.to(self._device)
 
     def read_again(self, budget: int) -> None:
         """Recompute the cache of all running continuations, in passes of `budget` tokens.

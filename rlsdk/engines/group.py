@@ -176,10 +176,10 @@ class EngineGroup:
 
     async def sleep(self) -> None:
         """Free the device that engines share with the learner, once all starting engines have started."""
-        while self._changes:
+        while self._changes and self._awake.is_set():
             await asyncio.wait(self._changes)
+        self._awake.clear()  # a replacement for an engine that dies now needs the device, too
         await self.all("sleep")
-        self._awake.clear()
 
     async def reseed(self, seed: int, step: int) -> None:
         """Reseed the engines' generators, so that a step's samples depend only on the seed and the step.
@@ -211,9 +211,8 @@ class EngineGroup:
         async with self._syncing:
             self._delivered = None  # so that Ray's store does not hold two versions at once
             ids = canary.token_ids
-            if self.shared:
-                self._awake.set()
             found = await deliver(self, learner, version, ids, wake=self.shared)
+            self._awake.set()
             try:
                 gap = canary.check(version, found.expected, found.seen, updated=updated)
             except CanaryError as error:

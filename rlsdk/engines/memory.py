@@ -51,7 +51,7 @@ def _uses(weights: int, cache: int, process: int, place: ActorSpec, asleep: int 
     kept = asleep if on_gpu and place.colocated else 0
     return (
         MemoryUse("engine weights", weights, turn="generate"),
-        MemoryUse("engine KV cache", cache, turn="generate"),
+        MemoryUse("engine KV cache", cache, turn="sample"),
         MemoryUse("engine process", process, on_host=on_gpu),
         *([MemoryUse("sleeping engine weights", kept, on_host=True)] if kept else []),
     )

@@ -65,6 +65,7 @@ class Transformers:
     _default_ends: tuple[int, ...] = attrs.field(init=False, default=())
     _rows: Any = attrs.field(init=False, default=None)
     _version: int = attrs.field(init=False, default=0)
+    _asleep: bool = attrs.field(init=False, default=False)
     _seed: int = attrs.field(init=False, default=0)
     _admitted: int = attrs.field(init=False, default=0)
     _waiting: Any = attrs.field(init=False, factory=deque)
@@ -234,7 +235,7 @@ class Transformers:
         """
         self._loaded.replace(weights)
         self._version = weights.version
-        self._loaded.read_again(self.max_num_batched_tokens)
+        self._read_again()
 
     def load_weight_parts(self, version: int, parts: Iterator[Weights]) -> None:
         """Replace the weights as `load_weights` does, loading each part, arrays or tensors, as it arrives.
@@ -244,7 +245,7 @@ class Transformers:
         """
         self._loaded.replace_parts(version, parts)
         self._version = version
-        self._loaded.read_again(self.max_num_batched_tokens)
+        self._read_again()
 
     def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
         """Return the logprob of each token given those before it, at temperature 1, float32 `[k - 1]`.
@@ -264,11 +265,23 @@ class Transformers:
 
     def sleep(self) -> None:
         """Free the device for a colocated learner; does nothing on a CPU."""
+        self._asleep = True
         self._loaded.sleep()
 
+    def wake_weights(self) -> None:
+        """Take back the memory of the weights; only `wake` takes back the KV cache of running continuations."""
+        self._loaded.wake()
+
     def wake(self) -> None:
-        """Take the device back."""
-        self._loaded.wake(self.max_num_batched_tokens)
+        """Take the device back, and recompute the KV cache of running continuations."""
+        self._loaded.wake()
+        if self._asleep:
+            self._asleep = False
+            self._read_again()
+
+    def _read_again(self) -> None:
+        if not self._asleep:  # otherwise `wake` does
+            self._loaded.read_again(self.max_num_batched_tokens)
 
     def stop(self) -> None:
         """Free everything."""

@@ -91,6 +91,7 @@ class Vllm:
     _expected: Mapping[str, tuple[int, ...]] = attrs.field(init=False, factory=dict)
     _version: int = attrs.field(init=False, default=0)
     _asleep: bool = attrs.field(init=False, default=False)
+    _weights_asleep: bool = attrs.field(init=False, default=False)
     _discarded: bool = attrs.field(init=False, default=False)
     _adapter: Any = attrs.field(init=False, default=None)
     _serial: int = attrs.field(init=False, default=0)
@@ -293,7 +294,7 @@ class Vllm:
 
     def _advance(self) -> None:
         """Step vLLM once and record what it sampled."""
-        self._check_awake()
+        self._check_awake(self._asleep)
         if self._discarded:
             raise EngineError("the engine discarded its weights when it went to sleep; call load_weights() first")
         outputs = self._llm.engine_core.get_output()
@@ -337,8 +338,9 @@ class Vllm:
             )
         return found
 
-    def _check_awake(self) -> None:
-        if self._asleep:
+    @staticmethod
+    def _check_awake(asleep: bool) -> None:
+        if asleep:
             raise EngineError("the engine is asleep; call wake() first")
 
     @staticmethod
@@ -404,7 +406,7 @@ class Vllm:
         self._loaded(version)
 
     def _prepare(self, version: int, adapter: Adapter | None) -> None:
-        self._check_awake()
+        self._check_awake(self._weights_asleep)
         if adapter != self._adapter:
             raise EngineError(
                 f"weights of version {version} are those of {adapter or 'a whole model'}; this engine was "
@@ -476,12 +478,20 @@ class Vllm:
         """
         self._llm.reset_prefix_cache(reset_running_requests=True)
         self._llm.sleep(level=2 if self._adapter is None else 1, mode="keep")
-        self._asleep, self._discarded = True, self._adapter is None
+        self._asleep = self._weights_asleep = True
+        self._discarded = self._adapter is None
+
+    def wake_weights(self) -> None:
+        """Take back the memory of the weights; `load_weights` may follow, and only `wake` takes back the KV cache."""
+        if self._weights_asleep:
+            self._llm.wake_up(tags=["weights"])
+            self._weights_asleep = False
 
     def wake(self) -> None:
         """Take the device back; discarded weights must be loaded before the next step."""
-        self._llm.wake_up()
-        self._asleep = False
+        if self._asleep:
+            self._llm.wake_up(tags=None if self._weights_asleep else ["kv_cache"])
+            self._asleep = self._weights_asleep = False
 
     def stop(self) -> None:
         """Free everything."""

@@ -85,7 +85,9 @@ class Delivery:
 async def deliver(engines: CallsEngines, learner: WeightSource, version: int, ids: np.ndarray, wake: bool) -> Delivery:
     """Load the learner's weights into all engines.
 
-    A failed stream is not retried; the remaining engines get the weights from Ray's object store.
+    A failed stream is not retried; the remaining engines get the weights from Ray's object store. Sleeping engines take
+    back the memory of their weights, load them, and take back the rest once the learner has freed what it needed to
+    send them.
 
     Args:
         engines: Engines to call.
@@ -94,31 +96,42 @@ async def deliver(engines: CallsEngines, learner: WeightSource, version: int, id
         ids: Fixed tokens, int64 `[k]`.
         wake: True if engines are asleep and must be woken.
     """
+    canary = None if wake else ids  # an engine without its KV cache cannot compute it
+    found, asleep = None, wake
     if isinstance(learner, StreamsToEngines) and learner.streams:
-        if wake:
-            await _wake(engines, learner)
-            wake = False
-        found = await _stream(engines, learner, version, ids)
-        if found is not None:
-            return found
-    weights = await asyncio.to_thread(learner.weights, version)
+        if asleep:
+            await _wake_weights(engines, learner)
+            asleep = False
+        found = await _stream(engines, learner, version, ids, canary)
+    if found is None:
+        weights = await asyncio.to_thread(learner.weights, version)
+        if asleep:
+            await _wake_weights(engines, learner)
+        # Engines compute the canary as part of loading, before any other request sees the new weights; the learner
+        # computes its own in parallel.
+        loads, forward = engines.all("load_weights", weights, canary), asyncio.to_thread(learner.canary, ids)
+        seen, expected = await asyncio.gather(loads, forward)
+        found = Delivery(seen, expected, weights)
     if wake:
-        await _wake(engines, learner)
-    # Engines compute the canary as part of loading, before any other request sees the new weights; the learner computes
-    # its own in parallel.
-    loads, forward = engines.all("load_weights", weights, ids), asyncio.to_thread(learner.canary, ids)
-    seen, expected = await asyncio.gather(loads, forward)
-    return Delivery(seen, expected, weights)
+        await _free_device(learner)
+        found = attrs.evolve(found, seen=await engines.all("wake", ids))
+    return found
 
 
-async def _wake(engines: CallsEngines, learner: WeightSource) -> None:
-    """Wake engines on GPUs that they share with the learner, which first frees memory there."""
+async def _wake_weights(engines: CallsEngines, learner: WeightSource) -> None:
+    """Let engines take back the memory of their weights on GPUs that they share with the learner."""
+    await _free_device(learner)
+    await engines.all("wake_weights")
+
+
+async def _free_device(learner: WeightSource) -> None:
     if isinstance(learner, FreesDevice):
         await asyncio.to_thread(learner.sleep)
-    await engines.all("wake")
 
 
-async def _stream(engines: CallsEngines, learner: StreamsToEngines, version: int, ids: np.ndarray) -> Delivery | None:
+async def _stream(
+    engines: CallsEngines, learner: StreamsToEngines, version: int, ids: np.ndarray, canary: np.ndarray | None
+) -> Delivery | None:
     """Stream weights to all engines; None unless all live engines have loaded them."""
     await engines.all("clock")  # detect dead engines first, since the others would wait for them
     ranks = engines.ranks
@@ -126,7 +139,7 @@ async def _stream(engines: CallsEngines, learner: StreamsToEngines, version: int
         return None
     stream = await asyncio.to_thread(learner.stream, len(ranks), ids, version)
     places = [{"version": version, "seat": seat} for seat in range(1, len(ranks) + 1)]
-    loads = [engines.call(r, "load_weights", stream.offer, ids, **at) for r, at in zip(ranks, places, strict=True)]
+    loads = [engines.call(r, "load_weights", stream.offer, canary, **at) for r, at in zip(ranks, places, strict=True)]
     (fault, expected), *answers = await asyncio.gather(asyncio.to_thread(stream.finish), *loads)
     seen = {rank: answer[0] for rank, answer in zip(ranks, answers, strict=True) if answer}
     if fault or any(rank in engines.ranks and rank not in seen for rank in ranks):

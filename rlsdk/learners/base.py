@@ -400,6 +400,7 @@ class TransformersLearner(LearnerOptions):
         if self._place.device == "cuda":
             import torch
 
+            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # buckets that engines have read
             torch.cuda.empty_cache()  # otherwise torch keeps the freed memory for this process
 
     def _wake(self) -> None:

@@ -80,12 +80,12 @@ class MemoryEstimate:
         return list(dict.fromkeys(row.where for row in self.rows))
 
     def total(self, where: str) -> int:
-        """Return the bytes needed on a device at once; on a GPU, engines and learner take turns."""
+        """Return the bytes needed on a device at once; on a shared GPU, engines and learner take turns."""
         needed: Counter[Turn] = Counter()
         for row in self.rows:
             if row.where == where:
-                needed["" if where == "host" else row.turn] += row.bytes * row.processes
-        return needed[""] + max(needed["generate"], needed["learn"])
+                needed[row.turn if where == "GPU" else ""] += row.bytes * row.processes
+        return needed[""] + max(needed["learn"], needed["generate"] + max(needed["sync"], needed["sample"]))
 
     def capacity(self, where: str) -> int | None:
         """Return the memory of a device; None if unknown."""
@@ -236,7 +236,7 @@ class _Estimate:
         sizes = [p.numel() * DTYPE_BYTES[plan.config.model.dtype] for p in net.parameters()]
         if isinstance(transfer, SizesBuckets):
             on_host = not isinstance(transfer, StreamsTensors) or transfer.device == "cpu"
-            use = MemoryUse("arriving weights", transfer.arriving_bytes(max(sizes)), on_host, "generate")
+            use = MemoryUse("arriving weights", transfer.arriving_bytes(max(sizes)), on_host, "sync")
             self.add([use], "GPU" if place.colocate else "engine GPU", place.engines, self.placed.engines)
         elif not isinstance(transfer, StreamsWeights):
             self.add([MemoryUse("object store", sum(sizes) * COPIES, on_host=True)], "host", 1)

@@ -126,11 +126,13 @@ def ask(name: str, length: int = 3, n: int = 1) -> Request:
     return Request(id=name, prompt_ids=np.array([1, 2]), sampling=Sampling(max_tokens=length), n=n)
 
 
-def play(body: Callable[[EngineActor, Scripted], Awaitable[Any]], **options: Any) -> Any:
+def play(
+    body: Callable[[EngineActor, Scripted], Awaitable[Any]], *, kind: type[Scripted] = Scripted, **options: Any
+) -> Any:
     """Run `body` on an actor of the scripted engine, without Ray."""
 
     async def main() -> Any:
-        actor = EngineActor(Plugins().reference("engine", Scripted, options))
+        actor = EngineActor(Plugins().reference("engine", kind, options))
         await actor.start(MODEL, PLACE)
         found = await asyncio.wait_for(body(actor, actor._engine), 20)
         await actor.stop()
@@ -382,6 +384,47 @@ def test_a_sleeping_engine_is_not_stepped() -> None:
         assert engine.notes == ["start", "sleep", "wake"]
 
     play(body)
+
+
+@rlsdk.engine("in_parts")
+@attrs.define(kw_only=True, slots=False)
+class InParts(Scripted):
+    """Wakes in parts; its canary tells how many steps it had taken."""
+
+    def wake_weights(self) -> None:
+        self.notes.append("wake weights")
+
+    def load_weights(self, weights: Weights) -> None:
+        super().load_weights(weights)
+        self.notes.append("load")
+
+    def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
+        return np.full(len(token_ids) - 1, self.steps, np.float32)
+
+
+@pytest.mark.parametrize("kind", [InParts, Scripted])
+def test_an_engine_wakes_in_parts_if_it_can_and_computes_the_canary_before_requests_continue(kind: type) -> None:
+    async def body(actor: EngineActor, engine: Scripted) -> None:
+        running = asyncio.create_task(collect(actor, ask("a", 10)))
+        await reach(engine, 4)
+        for _ in range(2):
+            await actor.sleep()
+            await actor.wake_weights()
+            await asyncio.sleep(0.02)
+            assert await actor.load_weights(Weights(1, {}, {})) is None
+            await asyncio.sleep(0.02)
+            seen = await actor.wake(np.arange(3))
+            assert seen is not None and seen.tolist() == ([4, 4] if kind is InParts else [0, 0])
+            assert engine.steps == 4
+        await running
+        parts = ["sleep", "wake weights", "load", "wake"] if kind is InParts else ["sleep", "wake"]
+        assert engine.notes == ["start", *parts * 2]
+        engine.notes.clear()
+        await actor.wake_weights()  # of an engine that is awake
+        await actor.wake()
+        assert engine.notes == (["wake weights", "wake"] if kind is InParts else ["wake"])
+
+    play(body, kind=kind)
 
 
 def test_abort_hands_out_what_was_sampled() -> None:

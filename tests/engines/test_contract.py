@@ -207,7 +207,10 @@ def test_tokens_bear_the_version_of_the_weights_that_sampled_them(subject: Any, 
         assert np.abs(old - fresh).max() > 0.01
 
 
-def test_requests_in_flight_survive_sleep_and_continue_under_the_next_weights(subject: Any, model: Model) -> None:
+@pytest.mark.parametrize("in_parts", [True, False])
+def test_requests_in_flight_survive_sleep_and_continue_under_the_next_weights(
+    subject: Any, model: Model, in_parts: bool
+) -> None:
     """The order of a colocated step; on a CPU, vLLM does all but free the memory."""
     new = tiny.changed(model, 7)
 
@@ -216,8 +219,13 @@ def test_requests_in_flight_survive_sleep_and_continue_under_the_next_weights(su
         engine.step()
         for _ in range(2):  # a step that trains on nothing is followed by another sleep
             engine.sleep()
-            engine.wake()
-            engine.load_weights(weights)
+            if in_parts:
+                engine.wake_weights()
+                engine.load_weights(weights)
+                engine.wake()
+            else:
+                engine.wake()
+                engine.load_weights(weights)
         return finish(engine)
 
     done = subject.run(turns, requests(n=2, seed=2), new)
@@ -235,7 +243,8 @@ def test_an_engine_that_sleeps_or_has_no_weights_yet_does_not_step(vllm_engine: 
         engine.add(asked)
         engine.sleep()
         said = []
-        for call in (engine.step, lambda: engine.load_weights(weights), engine.wake, engine.step):
+        load = lambda: engine.load_weights(weights)  # noqa: E731
+        for call in (engine.step, load, engine.wake_weights, engine.step, engine.wake, engine.step):
             try:
                 call()
             except Exception as error:
@@ -246,7 +255,7 @@ def test_an_engine_that_sleeps_or_has_no_weights_yet_does_not_step(vllm_engine: 
     asleep = "the engine is asleep; call wake() first"
     discarded = "the engine discarded its weights when it went to sleep; call load_weights() first"
     said = vllm_engine.run(refusals, requests(), tiny.original(model))
-    assert said == [asleep, asleep, discarded, "6 completions"]
+    assert said == [asleep, asleep, asleep, discarded, "6 completions"]
 
 
 def test_a_prompt_read_under_old_weights_is_not_reused(subject: Any, model: Model) -> None:

@@ -35,7 +35,7 @@ class Walker:
 
     def __init__(self) -> None:
         self.running: dict[str, tuple[Request, list[int]]] = {}
-        self.version, self.wrong, self.deaf = 0, 0.0, False
+        self.version, self.wrong, self.deaf, self.frail = 0, 0.0, False, False
 
     def environment(self, place: ActorSpec) -> dict[str, str]:
         return {}
@@ -75,6 +75,12 @@ class Walker:
         return [each for name in names for each in self._ended(name, "abort")]
 
     def reseed(self, seed: int) -> None: ...
+
+    def sleep(self) -> None:
+        if self.frail:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def wake(self) -> None: ...
 
     def load_weights(self, weights: Weights) -> None:
         self.version = weights.version
@@ -121,7 +127,7 @@ class Stand:
         import ray
 
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-        self.again = again
+        self.again, self.started = again, 0
         actors = [self.start(rank, 0)[0] for rank in range(count)]
         self.client = EngineClient(actors, lambda ids: ["x" for _ in ids])
         restarts = RestartPolicy(client=self.client, start=self.restart, most=most, missing=self.missing)
@@ -132,6 +138,7 @@ class Stand:
         return self.start(rank, incarnation)
 
     def start(self, rank: int, incarnation: int) -> tuple[Any, Any]:
+        self.started += 1
         actor = launch(Plugins().reference("engine", Walker), ActorSpec(role="engine", rank=rank), cpus=0)
         return actor, actor.start.remote(
             Model(path=self.again if incarnation else ""), ActorSpec(role="engine", rank=rank)
@@ -307,3 +314,26 @@ async def _calls(stand: Stand) -> None:
         while True:
             await stand.engines.all("clock")
             await asyncio.sleep(0.05)
+
+
+def test_an_engine_that_dies_while_the_learner_has_its_gpu_is_replaced_after_the_next_sync(cluster: None) -> None:
+    def make_frail(owner: Any) -> None:
+        owner._engine.frail = True
+
+    async def go() -> None:
+        stand = Stand(2)
+        stand.engines.shared = True
+        await stand.publish(0)
+        await stand.engines._actors[1].__ray_call__.remote(make_frail)
+        async with asyncio.timeout(60):
+            for _ in range(2):  # a second sleep does not wait for an engine that waits for the sync
+                await stand.engines.sleep()
+        await asyncio.sleep(0.2)
+        assert stand.engines.alive == (0,) and stand.started == 2
+        assert await stand.publish(1) == 0
+        await stand.until(2)
+        fresh = await asyncio.gather(*stand.ask(2, 3))
+        assert sorted(answer.engine for answer in fresh) == [0, 1]
+        assert all((answer.completion.versions == 1).all() for answer in fresh)
+
+    asyncio.run(go())

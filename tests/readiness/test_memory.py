@@ -211,17 +211,29 @@ def test_packed_rollouts_of_a_model_whose_attention_cannot_be_replaced_need_a_ma
     assert packed > padded + 4096**2
 
 
-def test_engines_and_learner_hold_a_shared_gpu_in_turns_but_main_memory_together():
-    held = {"weights": (10, ""), "moments": (30, "learn"), "activations": (5, "learn"), "KV cache": (40, "generate")}
+def test_engines_and_learner_hold_a_shared_gpu_in_turns_but_other_memory_together():
+    held = {
+        "weights": (10, ""),
+        "moments": (30, "learn"),
+        "activations": (5, "learn"),
+        "engine weights": (8, "generate"),
+    }
 
-    def rows(where: str) -> tuple[MemoryRow, ...]:
-        return tuple(
-            MemoryRow(role=role, bytes=size, of=60, where=where, turn=turn) for role, (size, turn) in held.items()
+    def total(where: str = "GPU", *, cache: int = 40, arriving: int = 20) -> int:
+        sizes = {**held, "KV cache": (cache, "sample"), "arriving weights": (arriving, "sync")}
+        found = MemoryEstimate(
+            rows=tuple(
+                MemoryRow(role=r, bytes=size, of=60, where=where, turn=turn) for r, (size, turn) in sizes.items()
+            )
         )
+        assert bool(list(found.shortages())) == (found.total(where) > 60)
+        return found.total(where)
 
-    assert MemoryEstimate(rows=rows("GPU")).total("GPU") == 10 + 40
-    assert list(MemoryEstimate(rows=rows("GPU")).shortages()) == []
-    assert MemoryEstimate(rows=rows("host")).total("host") == 85
+    assert total() == 10 + 8 + 40
+    assert total(arriving=50) == 10 + 8 + 50  # the peak is at the sync
+    assert total(cache=10, arriving=10) == 10 + 30 + 5  # while the learner works
+    # On a GPU of its own an engine does not sleep, and keeps its cache during a sync.
+    assert total("engine GPU") == total("host") == 10 + 30 + 5 + 8 + 40 + 20
     asleep = {use.role: use for use in on_a_shared_gpu(reference=False)}["sleeping learner"]
     assert asleep.on_host and asleep.bytes == 12 * 343_680
     uses = {use.role: use for use in on_a_shared_gpu(reference=True)}

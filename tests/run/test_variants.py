@@ -75,7 +75,7 @@ def test_engines_and_learner_that_take_turns_as_on_a_shared_gpu_train_the_same(r
         [sys.executable, "turns.py"], cwd=runner.folder, capture_output=True, text=True, timeout=240, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.split()[-6:] == ["engines", "learner"] * 3
+    assert ran.stdout.split()[-9:] == ["engines", "learner", "learner"] * 3  # before and after the weights are sent
     names = ("reward/mean", "actor/loss", "actor/grad_norm", "canary/gap")
     assert [[line[name] for name in names] for line in runner.metrics()[1:]] == [
         [line[name] for name in names] for line in finished.metrics()[1:]
