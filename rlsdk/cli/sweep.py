@@ -113,6 +113,9 @@ class SweepLines:
     def __call__(self, event: str, outcome: RunOutcome) -> None:
         """Print an event of a run."""
         run = outcome.run
+        if event == "waits":
+            click.echo(f"{run.name}: process {outcome.process} trains it; waiting until it ends", err=True)
+            return
         if event in ("begins", "continues"):
             click.echo(f"{run.name}: {event}, log {run.log}", err=True)
             return

@@ -103,7 +103,7 @@ def held(folder: Path) -> Iterator[FolderLock]:
         ConfigError: Another program holds it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    path = folder.parent / f".{folder.name}.lock"
+    path = _lock_path(folder)
     lease = SoftFileLease(path, lease_duration=LEASE_SECONDS, thread_local=False)
     try:
         _acquire(lease, path)
@@ -119,6 +119,29 @@ def held(folder: Path) -> Iterator[FolderLock]:
         yield FolderLock(folder, path, lease)
     finally:
         lease.release()
+
+
+def process_in(folder: Path) -> str:
+    """Return the id of the process on this machine that holds a run's folder; empty if none does.
+
+    Args:
+        folder: Folder of the run; it need not exist.
+    """
+    path = _lock_path(folder)
+    if not path.exists():
+        return ""
+    lease = SoftFileLease(path, lease_duration=LEASE_SECONDS, thread_local=False)
+    try:
+        lease.acquire(timeout=0)
+    except Timeout:
+        pid, host = _holder(path)
+        return pid if host == socket.gethostname() and not _is_zombie(pid) else ""
+    lease.release()
+    return ""
+
+
+def _lock_path(folder: Path) -> Path:
+    return folder.parent / f".{folder.name}.lock"
 
 
 def _acquire(lease: SoftFileLease, path: Path) -> None:

@@ -12,10 +12,13 @@ from contextlib import contextmanager
 import attrs
 
 from rlsdk.config import Plan
+from rlsdk.runlog.folder import process_in
 from rlsdk.sweeps.runs import SweepRun
 
 POLL_SECONDS = 0.2
 INTERRUPTED = 130
+REFUSED = 2
+"""Exit status of a run whose configuration has a fault, or whose folder another process has locked."""
 ENDS = {0: "finished", INTERRUPTED: "interrupted", -signal.SIGINT: "interrupted"}
 """Exit status -> its name; a process that is just starting or ending is killed by SIGINT."""
 
@@ -29,16 +32,18 @@ class RunOutcome:
         status: Exit status of its process; 0 also for a run that an earlier sweep finished.
         seconds: Time that it took this time.
         kept: True if an earlier sweep finished it.
+        process: Id of a process that trains the run and was not started by this sweep; empty if there is none.
     """
 
     run: SweepRun
     status: int
     seconds: float = 0.0
     kept: bool = False
+    process: str = ""
 
 
 Notify = Callable[[str, RunOutcome], None]
-"""Called with "begins", "continues", "finished", "kept", "interrupted" or "failed", and the run."""
+"""Called with "waits", "begins", "continues", "finished", "kept", "interrupted" or "failed", and the run."""
 
 
 class Interrupted(Exception):
@@ -50,6 +55,8 @@ def train_all(
 ) -> list[RunOutcome]:
     """Train all runs that have not been trained, and return the outcomes in order.
 
+    The processes of a sweep that was killed continue. Their runs are waited for, as if this sweep had started them.
+
     Args:
         runs: The runs.
         plans: Run name -> plan.
@@ -59,37 +66,83 @@ def train_all(
     Raises:
         Interrupted: Ctrl-C or SIGTERM; the processes have finished their step and saved.
     """
-    waiting, working = list(runs), dict[str, tuple[RunOutcome, subprocess.Popen[bytes], float]]()
-    ended: dict[str, RunOutcome] = {}
+    queue = _Queue(list(runs), plans, notify)
     passed_on = 0
     with _asked_to_end() as asked:
-        while waiting or working:
-            while waiting and len(working) < parallel and not asked:
-                run = waiting.pop(0)
-                if run.finished(plans[run.name]):
-                    ended[run.name] = RunOutcome(run, 0, kept=True)
-                    notify("kept", ended[run.name])
-                    continue
-                outcome = RunOutcome(run, 0)
-                notify("continues" if run.begun else "begins", outcome)
-                working[run.name] = (outcome, _started(run), time.monotonic())
+        while queue.open:
             if asked:
-                waiting.clear()
+                queue.waiting.clear()
+                queue.elsewhere.clear()
+            queue.start(parallel)
             while passed_on < len(asked):  # the first signal ends a run after its step, the second one immediately
                 passed_on += 1
-                for _, process, _ in working.values():
+                for _, process, _ in queue.working.values():
                     process.send_signal(signal.SIGINT)
-            for name, (outcome, process, began) in list(working.items()):
-                if process.poll() is not None:
-                    del working[name]
-                    outcome.status, outcome.seconds = process.returncode, time.monotonic() - began
-                    ended[name] = outcome
-                    notify(ENDS.get(outcome.status, "failed"), outcome)
-            if working:
+            queue.collect()
+            if queue.working or queue.elsewhere:
                 time.sleep(POLL_SECONDS)
     if asked:
         raise Interrupted
-    return [ended[run.name] for run in runs]
+    return [queue.ended[run.name] for run in runs]
+
+
+@attrs.define
+class _Queue:
+    """The runs of a sweep, from those that wait to those that have ended.
+
+    Attributes:
+        waiting: Runs to start, in order.
+        plans: Run name -> plan.
+        notify: Called when a run starts and ends.
+        working: Run name -> outcome so far, process and start time.
+        elsewhere: Run name -> outcome so far, of runs in processes that this sweep did not start.
+        ended: Run name -> outcome.
+    """
+
+    waiting: list[SweepRun]
+    plans: Mapping[str, Plan]
+    notify: Notify
+    working: dict[str, tuple[RunOutcome, subprocess.Popen[bytes], float]] = attrs.field(factory=dict)
+    elsewhere: dict[str, RunOutcome] = attrs.field(factory=dict)
+    ended: dict[str, RunOutcome] = attrs.field(factory=dict)
+
+    @property
+    def open(self) -> bool:
+        """True until all runs have ended."""
+        return bool(self.waiting or self.working or self.elsewhere)
+
+    def start(self, parallel: int) -> None:
+        """Start waiting runs, up to the maximum number at once."""
+        while self.waiting and len(self.working) + len(self.elsewhere) < parallel:
+            run = self.waiting.pop(0)
+            outcome = RunOutcome(run, 0, process=process_in(run.path))
+            if outcome.process:
+                self.elsewhere[run.name] = outcome
+                self.notify("waits", outcome)
+            elif run.finished(self.plans[run.name]):
+                outcome.kept = True
+                self.ended[run.name] = outcome
+                self.notify("kept", outcome)
+            else:
+                self.notify("continues" if run.begun else "begins", outcome)
+                self.working[run.name] = (outcome, _started(run), time.monotonic())
+
+    def collect(self) -> None:
+        """Take the runs whose processes have ended; those in processes of another sweep are started again or kept."""
+        for name, (outcome, process, began) in list(self.working.items()):
+            if process.poll() is None:
+                continue
+            del self.working[name]
+            if process.returncode == REFUSED and process_in(outcome.run.path):  # the other process was faster
+                self.waiting.insert(0, outcome.run)
+                continue
+            outcome.status, outcome.seconds = process.returncode, time.monotonic() - began
+            self.ended[name] = outcome
+            self.notify(ENDS.get(outcome.status, "failed"), outcome)
+        for name, outcome in list(self.elsewhere.items()):
+            if not process_in(outcome.run.path):
+                del self.elsewhere[name]
+                self.waiting.insert(0, outcome.run)
 
 
 def _started(run: SweepRun) -> subprocess.Popen[bytes]:

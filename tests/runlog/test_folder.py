@@ -13,7 +13,7 @@ import pytest
 
 from rlsdk.errors import ConfigError
 from rlsdk.runlog import folder as folders
-from rlsdk.runlog.folder import MARKER, held, mark, remove_run, replace_text
+from rlsdk.runlog.folder import MARKER, held, mark, process_in, remove_run, replace_text
 
 HOLD = "import sys; from pathlib import Path; from rlsdk.runlog.folder import held\n"
 HOLD += "with held(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
@@ -48,11 +48,13 @@ def test_a_stopped_program_keeps_its_lock_and_a_dead_one_releases_it(tmp_path, h
     holder.send_signal(signal.SIGSTOP)
     with pytest.raises(ConfigError), held(tmp_path / "run"):
         pass
+    assert process_in(tmp_path / "run") == str(holder.pid)
     holder.kill()
     if reaped:
         holder.wait()
     else:  # its parent has not asked for its status yet: the system still knows the process
         os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
+    assert process_in(tmp_path / "run") == process_in(tmp_path / "another") == ""
     with held(tmp_path / "run"):
         pass
 

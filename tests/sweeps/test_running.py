@@ -224,6 +224,46 @@ def test_ctrl_c_is_passed_on_and_nothing_more_is_started(config: Path, monkeypat
     assert time.monotonic() - began < 30
 
 
+HOLD = "import sys; from pathlib import Path; from rlsdk.runlog.folder import held\n"
+HOLD += "with held(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+
+
+@pytest.mark.parametrize("finishes", [True, False])
+def test_a_run_that_a_killed_sweep_left_in_training_is_waited_for(
+    finishes: bool, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, runs, plans = sweep_of(config, [], [], seeds=2)
+    finish(runs[0], 0.5, status="interrupted")
+    left = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(runs[0].path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert left.stdout is not None and left.stdout.readline() == "held\n"
+    started, told = processes(monkeypatch, "pass"), list[str]()
+
+    def tell(event: str, outcome: RunOutcome) -> None:
+        told.append(f"{outcome.run.seed} {event}")
+        if event == "waits":
+            assert outcome.process == str(left.pid) and started == []
+            (runs[0].path / "summary.json").write_text(json.dumps({"status": "finished" if finishes else "failed"}))
+            threading.Timer(0.5, left.communicate, [""]).start()
+
+    outcomes = train_all(runs, plans, tell)
+    mine = ["0 kept"] if finishes else ["0 continues", "0 finished"]
+    assert told == ["0 waits", *mine, "1 begins", "1 finished"]
+    assert [each.kept for each in outcomes] == [finishes, False]
+
+
+def test_a_run_whose_folder_another_process_locks_first_has_not_failed(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, runs, plans = sweep_of(config, [], [], seeds=1)
+    processes(monkeypatch, "import sys; sys.exit(2)")
+    holders, told = iter(["", "7", "7", ""]), list[str]()
+    monkeypatch.setattr(running, "process_in", lambda folder: next(holders, ""))
+    (outcome,) = train_all(runs, plans, lambda event, outcome: told.append(event))
+    assert told == ["begins", "waits", "begins", "failed"] and outcome.status == 2
+
+
 def test_a_metric_without_a_final_number_is_not_a_result(config: Path) -> None:
     folder, runs, _ = sweep_of(config, ["learner.lr=1e-4,1e-3,1e-2"], [], seeds=1)
     for run, value in zip(runs, [0.1, float("nan"), 0.6], strict=True):
