@@ -124,6 +124,7 @@ def convert(table: Framework, source: ForeignConfig) -> Migration:
     notes = (*finished.pop(NOTES, ()), *_one_ratio_per_rollout(config))
     for path, value in finished.items():
         put(config, path, value)
+    _append(config)
     notes += (*_options_that_exclude_each_other(config), *_files_that_no_source_reads(config))
     dropped = _without_options_of_vllm(config)
     reports = {key: _used(_left(entry, dropped), rows[key], config) for key, entry in reports.items()}
@@ -147,11 +148,16 @@ def _one_ratio_per_rollout(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _options_that_exclude_each_other(config: dict[str, Any]) -> tuple[str, ...]:
-    """Change options of the learner that it cannot combine; return notes on them."""
+    """Change options that cannot be combined; return notes on them."""
+    notes: list[str] = []
+    corrections = _at(config, "algorithm.correction")
+    replays = isinstance(corrections, list) and any(each["use"] == "routing_replay" for each in corrections)
+    if replays and config.get("old_logprobs") == "rollout":
+        notes.append("old_logprobs: routing_replay needs those of the learner")
+        config["old_logprobs"] = "learner"
     learner = config.get("learner")
     if not isinstance(learner, dict):
-        return ()
-    notes: list[str] = []
+        return tuple(notes)
     split = learner.get("sequence_parallel", 1) != 1
     if split and learner.get("attention", "sdpa") != "sdpa":
         notes.append(f"learner.attention: sequence_parallel needs sdpa, instead of {learner['attention']}")
@@ -272,8 +278,8 @@ def _at(tree: Any, path: str) -> Any:
 
 
 def put(tree: dict[str, Any], path: str, value: Any) -> None:
-    """Set a value under a dotted path; one that ends with `[]` is appended to."""
-    *sections, last = path.removesuffix("[]").split(".")
+    """Set a value under a dotted path; one that ends with `[]` is appended to, once all values are set."""
+    *sections, last = path.split(".")
     node = tree
     for section in sections:
         below = node.get(section)
@@ -285,6 +291,17 @@ def put(tree: dict[str, Any], path: str, value: Any) -> None:
         node[last] = {"use": value, **{k: v for k, v in node[last].items() if k != "use"}}
     else:
         node[last] = value
+
+
+def _append(tree: dict[str, Any]) -> None:
+    """Append the values of paths that end with `[]`; a single value becomes the first of the list."""
+    for key in [each for each in tree if str(each).endswith("[]")]:
+        added, before = tree.pop(key), tree.get(key.removesuffix("[]"))
+        first = before if isinstance(before, list) else [] if before is None else [before]
+        tree[key.removesuffix("[]")] = [*first, *added]
+    for value in tree.values():
+        if isinstance(value, dict):
+            _append(value)
 
 
 def _brief(value: Any) -> str:

@@ -16,6 +16,7 @@ from rlsdk.migration.rows import (
     KeyOutcome,
     KeyRule,
     UnfitError,
+    count,
     flag,
     interval,
     number,
@@ -372,6 +373,43 @@ ENGINE_FIELDS = frozenset({
     "mm_processor_kwargs", "num_gpu_blocks_override", "quantization", "scheduling_policy", "speculative_config",
 })  # fmt: skip
 """Fields of vLLM's EngineArgs that rlsdk leaves to `engine.args`; for others, see `rlsdk.engines.vllm_arguments`."""
+
+
+def routing_replay(key: str, *off: str) -> KeyRule:
+    """Return the rule of a switch with which the learner uses the experts that the engine chose.
+
+    Args:
+        key: The key.
+        off: Its values, in lower case, that turn this off.
+    """
+    note = "routing_replay, with the engine's experts; R2 takes those of the learner's first forward pass"
+
+    def give(value: Any, _: Given) -> KeyOutcome:
+        if str(value).lower() in off:
+            return KeyOutcome({}, "ignored", "off, as by default")
+        replayed = {"algorithm.correction[]": {"use": "routing_replay", "cap": None}}
+        return KeyOutcome(replayed, "changed" if str(value).upper() == "R2" else "mapped",
+                          note if str(value).upper() == "R2" else "")  # fmt: skip
+
+    return KeyRule(key, "changed", ("algorithm.correction",), note, "R3", give=give)
+
+
+def experts_sharded(key: str, tensor_parallel: str) -> KeyRule:
+    """Return the rule of the number of an engine's GPUs that share the experts of a mixture; vLLM takes all or none.
+
+    Args:
+        key: The key.
+        tensor_parallel: Key of the number of GPUs of an engine.
+    """
+
+    def give(value: int, given: Given) -> KeyOutcome:
+        if value == 1:
+            return KeyOutcome({}, "ignored", "off, as by default")
+        everywhere = given.whole(tensor_parallel) == value
+        note = "" if everywhere else "vLLM shares the experts among all GPUs of an engine: engine.tensor_parallel_size"
+        return KeyOutcome({"engine.args.enable_expert_parallel": True}, "mapped" if everywhere else "changed", note)
+
+    return KeyRule(key, "changed", ("engine.args",), "among all GPUs of an engine", 2, count, give)
 
 
 def of_vllm(value: Any, given: Given) -> KeyOutcome:

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from functools import partial
+from pathlib import PurePath
 from typing import Any
 
 from rlsdk.migration.parts import (
@@ -28,6 +29,7 @@ from rlsdk.migration.parts import (
     no_cut,
     of_critic,
     of_vllm,
+    routing_replay,
     share_of_steps,
     switched,
     trackers_with,
@@ -512,6 +514,11 @@ def _finish_rlvr(given: Given) -> dict[str, Any]:
     for key, to in ((data, "tasks.train"), ("validation.data_args", "tasks.eval")):
         source = given.read(f"{key}.file_name", partial(dataset, split="train", columns=columns))
         found |= {to: source} if source else {}
+    if files := _files_of_domains(given):
+        shares = given.section(f"{data}.domain_interleave_probs")
+        found["tasks.train"] = [
+            {**dataset(paths, "train", columns), "weight": number(shares[domain])} for domain, paths in files.items()
+        ]
     if filters := _domain_filters(given):
         found |= {"algorithm.filters[]": filters[0], "rollout.dynamic_sampling": True}
     if _distills(given):
@@ -532,6 +539,34 @@ def _finish_rlvr(given: Given) -> dict[str, Any]:
             tags = given.get(f"rewards.{domain}.tag_included")
             rewards.append({**reward, **({"sources": texts(tags)} if tags else {})})
     return {**found, "reward": rewards} if rewards else found
+
+
+def _files_of_domains(given: Given) -> dict[str, list[str]]:
+    """Return the files of each domain, which their names tell; empty if they do not, or if there is one domain."""
+    where = f"{TRAIN}.data_args"
+    shares = given.section(f"{where}.domain_interleave_probs")
+    domains: dict[str, list[str]] = {domain: [] for domain, share in shares.items() if share}
+    for path in given.read(f"{where}.file_name", texts, []):
+        name = re.sub(r"[^a-z]", "", PurePath(path).stem.lower())
+        fitting = [each for each in domains if _named(each, name)]
+        if len(fitting) != 1:
+            return {}
+        domains[fitting[0]].append(path)
+    return domains if len(domains) > 1 and all(domains.values()) else {}
+
+
+def _named(domain: str, name: str) -> bool:
+    """True if the name of a file has the name of a domain in it, such as `math_rule`, or the long words of one."""
+    words = [word for word in domain.lower().split("_") if word not in ("rule", "sandbox", "cv")]
+    return all(re.sub(r"[^a-z]", "", word) in name for word in words)
+
+
+def _interleaved(value: float, given: Given) -> KeyOutcome:
+    if _files_of_domains(given):
+        return KeyOutcome({}, "changed", "the weight of a source of its own, whose files are guessed from their names")
+    if value == 1:
+        return KeyOutcome({}, "ignored", "the only domain")
+    return KeyOutcome({}, "missing", "tasks.train: one source per domain, with its weight")
 
 
 def _distills(given: Given) -> bool:
@@ -715,7 +750,7 @@ ROWS = (
     changed(f"{TRAIN}.max_tokens_per_microbatch_in_train", "learner.micro_batch_tokens", whole, 8192, "with padding",
             lambda v, given: {"learner.micro_batch_tokens": v} if _dynamic(given) and v
             else KeyOutcome({}, "ignored", "use_dynamic_batching_in_train is off")),
-    unless(f"{TRAIN}.router_replay.mode", ("disable", "disabled"), "algorithm.correction: routing_replay", "R3"),
+    routing_replay(f"{TRAIN}.router_replay.mode", "disable", "disabled"),
     unless(f"{TRAIN}.mtp_training_mode", ("disabled",), "multi-token prediction is not trained", "joint"),
     changed(f"{TRAIN}.use_sequence_packing", "learner.rows", flag, True, "worthwhile with flash_attention_2",
             switched({"learner.rows": "packed"}, "worthwhile with flash_attention_2")),
@@ -725,8 +760,8 @@ ROWS = (
     part(f"{TRAIN}.data_args.messages", "tasks.train.columns.prompt", text, "messages"),
     ignored(f"{TRAIN}.data_args.response", "rewards read the column ground_truth", "solution"),
     part(f"{TRAIN}.data_args.tag", "tasks.train.columns.source", text, "tag"),
-    unless(f"{TRAIN}.data_args.domain_interleave_probs.**", (1, 1.0),
-           "tasks.train: one source per domain, with its weight", 0.5),
+    changed(f"{TRAIN}.data_args.domain_interleave_probs.*", "tasks.train", number, 0.5,
+            "the weight of a source of its own", _interleaved),
     ignored(f"{TRAIN}.data_args.template", "the tokenizer's chat template is used", "qwen2_5"),
     *(missing(f"{TRAIN}.data_args.image_{end}_pixels", "images get the size that preprocessor_config.json in the model's folder "
               "sets: change it", 1048576) for end in ("min", "max")),

@@ -23,6 +23,7 @@ from rlsdk.migration.parts import (
     no_cut,
     of_critic,
     of_vllm,
+    routing_replay,
     share_of_steps,
     switched,
     template_file,
@@ -744,7 +745,7 @@ ROWS = (
     missing("algorithm.sample_strategy_args.*", "see the options of algorithm: mix", 1),
     same("algorithm.bypass_old_logprobs", "old_logprobs", flag, True,
          lambda v, given: {"old_logprobs": "rollout"} if v and not _offline(given) else {}),
-    unless("algorithm.enable_router_replay", (False,), "algorithm.correction: routing_replay", True),
+    routing_replay("algorithm.enable_router_replay", "false"),
     missing("algorithm.rollout_correction.**", "algorithm.correction: tis, mis, token_mask or geometric", 1),
     same("algorithm.loss_agg_mode", "algorithm.aggregate", choice((
         "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"), "the aggregation"),

@@ -22,6 +22,7 @@ from rlsdk.migration.parts import (
     critic_warmup,
     dataset,
     eval_sampling,
+    experts_sharded,
     function,
     layout,
     layout_apart,
@@ -31,6 +32,7 @@ from rlsdk.migration.parts import (
     no_cut,
     of_critic,
     of_vllm,
+    routing_replay,
     share_of_steps,
     switched,
     template_variables,
@@ -618,7 +620,7 @@ def _truncation(value: Any, given: Given) -> KeyOutcome:
         return KeyOutcome({}, "ignored", "filter_overlong_prompts drops longer prompts first")
     if str(value) == "error":
         return KeyOutcome({"long_prompts": "error"}, "mapped", "")
-    return KeyOutcome({"long_prompts": "drop"}, "missing", "rlsdk never truncates prompts: longer ones are dropped")
+    return KeyOutcome({"long_prompts": "drop"}, "changed", "rlsdk never truncates prompts: longer ones are dropped")
 
 
 def _rank_arithmetic(key: str, *, whole_cluster: bool) -> Any:
@@ -865,7 +867,7 @@ ROWS = (
     *(changed(f"{ACTOR}.veomni.{name}", "learner.sequence_parallel", count, 2, "must divide placement.learners and the number of attention heads")
       for name in ("ulysses_parallel_size", "ulysses_sequence_parallel_size")),
     same(f"{ACTOR}.veomni.attn_implementation", "learner.attention", ATTENTION, "flash_attention_2"),
-    unless(f"{ACTOR}.veomni.router_replay.mode", ("disabled",), "algorithm.correction: routing_replay", "R3"),
+    routing_replay(f"{ACTOR}.veomni.router_replay.mode", "disabled"),
     *(ignored(f"{ACTOR}.{section}.**", LEARNER_NOTE, 1) for section in ("veomni", "engine", "torchtitan")),
     ignored(f"{ACTOR}.model_engine", LEARNER_NOTE, "megatron"),
     ignored("actor@actor_rollout_ref.actor", "Hydra's choice of a file with veRL's defaults", "mlite_actor"),
@@ -897,7 +899,7 @@ ROWS = (
     ignored(f"{ACTOR}.use_fused_kernels", "logits are always computed in chunks", False),
     ignored(f"{ACTOR}.calculate_sum_pi_squared", "computed if an advantage needs it", False),
     ignored(f"{ACTOR}.sum_pi_squared_checkpointing", "computed in chunks", False),
-    unless(f"{ACTOR}.router_replay.mode", ("disabled",), "algorithm.correction: routing_replay", "R3"),
+    routing_replay(f"{ACTOR}.router_replay.mode", "disabled"),
     ignored(f"{ACTOR}.router_replay.**", "algorithm.correction: routing_replay", "x"),
     only_with(f"{ACTOR}.qat.enable", f"{ACTOR}.qat.**", "models are not quantised", True),
     ignored(f"{ACTOR}.pad_to_length", "learner.rows: padded or packed", False),
@@ -943,7 +945,7 @@ ROWS = (
     same(f"{ROLLOUT}.over_sample_rate", "rollout.oversample", number, 0.1),
     unless(f"{ROLLOUT}.data_parallel_size", (1,), "placement.engines is the number of engines", 2),
     unless(f"{ROLLOUT}.pipeline_model_parallel_size", (1,), "engines have tensor parallelism only", 2),
-    unless(f"{ROLLOUT}.expert_parallel_size", (1,), "engine.args accepts vLLM's own settings", 2),
+    experts_sharded(f"{ROLLOUT}.expert_parallel_size", f"{ROLLOUT}.tensor_model_parallel_size"),
     ignored(f"{ROLLOUT}.engine_kwargs.vllm.max_model_len", "model.max_length counts prompt and response together", 2048),
     same(f"{ROLLOUT}.engine_kwargs.vllm.*", "engine.args", lambda v: v, 4, of_vllm),
     same(f"{ROLLOUT}.engine_kwargs.vllm.compilation_config.*", "engine.args", lambda v: v, "FULL_AND_PIECEWISE",
@@ -975,7 +977,7 @@ ROWS = (
     ignored(f"{ROLLOUT}.prometheus.**", "metrics.jsonl has engine metrics", 1),
     ignored(f"{ROLLOUT}.logprobs_mode", "logprobs are those of the sampling distribution", "processed_logprobs"),
     ignored(f"{ROLLOUT}.disable_log_stats", "metrics.jsonl has engine metrics", True),
-    unless(f"{ROLLOUT}.enable_rollout_routing_replay", (False,), "algorithm.correction: routing_replay", True),
+    ignored(f"{ROLLOUT}.enable_rollout_routing_replay", "the engine returns the experts if router_replay.mode asks for them", True),
     missing(f"{ROLLOUT}.quantization", "engines compute in model.dtype, as the learner does", "fp8"),
     ignored(f"{ROLLOUT}.**", "the engine's default is kept; engine.args accepts vLLM's settings", 1),
     ignored("actor_rollout_ref.hybrid_engine", "see placement.colocate, the default"),

@@ -636,7 +636,8 @@ def test_xtuners_head_exports_and_frozen_parts(tmp_path):
     found = migrate("xtuner", [str(file)], {})
     assert found.config["model"]["head_dtype"] == "float32"
     assert found.config["checkpoint"] == {"export": "every", "every": 5, "keep": 3}
-    assert {key.rsplit(".", 1)[-1] for key in todo(found)} == {"freeze_vision", "enable_return_routed_experts"}
+    assert {key.rsplit(".", 1)[-1] for key in todo(found)} == {"freeze_vision"}
+    assert found.config["algorithm"]["correction"][-1] == {"use": "routing_replay", "cap": None}
     assert any("no file of annotations could be read" in note for note in found.notes)
 
 
@@ -749,3 +750,36 @@ def test_rolls_frozen_modules_and_sizes_of_images_are_to_do(tmp_path):
         "actor_train.model_args.freeze_module_prefix",
         "actor_train.data_args.image_max_pixels",
     }
+
+
+@pytest.mark.parametrize(
+    ("files", "weights"),
+    [
+        (
+            ["data/math_deepmath.jsonl", "data/llm_judge_Multi.jsonl", "data/general_CrossThink-QA.jsonl"],
+            [0.5, 0.2, 0.3],
+        ),
+        (["data/math_deepmath.jsonl", "data/llm_judge_Multi.jsonl", "data/others.jsonl"], None),
+        (["data/math_deepmath.jsonl", "data/llm_judge_Multi.jsonl"], None),
+        (["data/math_judge_llm.jsonl", "data/llm_judge_Multi.jsonl", "data/general_CrossThink-QA.jsonl"], None),
+    ],
+)
+def test_rolls_domains_become_sources_with_weights_if_the_names_of_files_tell_them_apart(files, weights, tmp_path):
+    shares = {"math_rule": 0.5, "llm_judge": 0.2, "crossthinkqa": 0.3, "unused": 0.0}
+    data = {"file_name": files, "domain_interleave_probs": shares}
+    (tmp_path / "rlvr.yaml").write_text(json.dumps({"actor_train": {"data_args": data}}))
+    found = migrate("roll", [str(tmp_path / "rlvr.yaml")], {})
+    sources = found.config["tasks"]["train"]
+    if weights is None:
+        assert sources["path"] == files
+        assert len(todo(found)) == len(shares)
+    else:
+        assert [(source["path"], source["weight"]) for source in sources] == list(zip(files, weights, strict=True))
+        assert not todo(found)
+
+
+def test_routing_replay_takes_the_learners_old_logprobs():
+    found = migrate("trinity", ["algorithm.enable_router_replay=true", "algorithm.algorithm_type=grpo"], {})
+    assert found.config["algorithm"]["correction"] == [{"use": "routing_replay", "cap": None}]
+    assert found.config["old_logprobs"] == "learner"
+    assert "old_logprobs: routing_replay needs those of the learner" in found.notes

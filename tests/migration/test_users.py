@@ -1431,7 +1431,33 @@ MEGATRON = f"{ACTOR}.megatron.override_transformer_config"
         ([f"{ROLLOUT}.repetition_penalty=1.1"], ("sampling", "repetition_penalty"), None, "missing"),
         ([f"{ROLLOUT}.repetition_penalty=1.0"], ("sampling", "repetition_penalty"), None, "ignored"),
         ([f"{ROLLOUT}.quantization=fp8"], ("engine", "quantization"), None, "missing"),
-        ([f"{ROLLOUT}.enable_rollout_routing_replay=True"], ("algorithm", "correction"), None, "missing"),
+        ([f"{ROLLOUT}.enable_rollout_routing_replay=True"], ("algorithm", "correction"), None, "ignored"),
+        ([f"{ACTOR}.router_replay.mode=disabled"], ("algorithm", "correction"), None, "ignored"),
+        (
+            [f"{ACTOR}.router_replay.mode=R3"],
+            ("algorithm", "correction"),
+            [{"use": "routing_replay", "cap": None}],
+            "mapped",
+        ),
+        (
+            ["algorithm.rollout_correction.rollout_is=token", f"{ACTOR}.router_replay.mode=R2"],
+            ("algorithm", "correction"),
+            [{"use": "tis", "cap": 2.0, "level": "token"}, {"use": "routing_replay", "cap": None}],
+            "changed",
+        ),
+        (
+            [f"{ROLLOUT}.tensor_model_parallel_size=2", f"{ROLLOUT}.expert_parallel_size=2"],
+            ("engine", "args"),
+            {"enable_expert_parallel": True},
+            "mapped",
+        ),
+        (
+            [f"{ROLLOUT}.tensor_model_parallel_size=4", f"{ROLLOUT}.expert_parallel_size=2"],
+            ("engine", "args"),
+            {"enable_expert_parallel": True},
+            "changed",
+        ),
+        ([f"{ROLLOUT}.expert_parallel_size=1"], ("engine", "args"), None, "ignored"),
         (["reward_model.reward_kwargs.alpha=2"], ("reward", "alpha"), None, "missing"),
     ],
 )
@@ -1515,3 +1541,9 @@ def test_verls_options_of_megatrons_optimiser_that_are_off_leave_nothing_to_do()
     assert [entry.status for entry in migrate("verl", words[:1], {}).entries] == ["missing"]  # torch's Adam
     wsd = [f"{ACTOR}.optim.lr_decay_style=WSD", f"{ACTOR}.optim.lr_wsd_decay_style=exponential"]
     assert [entry.status for entry in migrate("verl", wsd, {}).entries] == ["mapped", "missing"]
+
+
+def test_prompts_that_verl_truncates_are_dropped_with_a_note():
+    found = migrate("verl", ["data.truncation=left", "trainer.experiment_name=a"], {})
+    (entry,) = [entry for entry in found.entries if entry.key == "data.truncation"]
+    assert (found.config["long_prompts"], entry.status, "never truncates" in entry.note) == ("drop", "changed", True)
