@@ -1,11 +1,15 @@
-"""Relative paths in a configuration: relative to the working folder or, if missing there, to the configuration."""
+"""Relative paths in a configuration: relative to the working folder or, if missing there, to the configuration.
+
+The configuration that a run keeps notes the working folder of its start, so that its paths are found from anywhere.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,45 +24,106 @@ _FUNCTION = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_][\w.-]*)")
 _SUFFIX = re.compile(r".+\.[A-Za-z][A-Za-z0-9]{0,7}")
 
 
-def resolve_paths(tree: Mapping[str, Any], source: Path) -> dict[str, Any]:
-    """Resolve relative paths that exist next to a configuration, but not in the working folder.
+_NOTE = re.compile(r"^# relative paths begin at (\".*\")$", re.MULTILINE)
 
-    If a path exists in both places, the one in the working folder is used, and a warning names the other.
+
+def working_folder_note(run: Path) -> str:
+    """Return the comment that notes the working folder in the configuration kept in a run's folder.
+
+    The working folder is noted relative to the run's folder if it contains it, so that both may move together.
+    """
+    here, run = Path.cwd(), run.resolve()
+    noted = os.path.relpath(here, run) if run.is_relative_to(here) else str(here)
+    return f"# relative paths begin at {json.dumps(noted)}\n"
+
+
+def noted_folder(text: str, run: Path) -> Path | None:
+    """Return the working folder in which a run was started; None if its configuration does not note it.
+
+    Args:
+        text: Text of the configuration in the run's folder.
+        run: The run's folder.
+    """
+    match = _NOTE.search(text)
+    return None if match is None else Path(os.path.normpath(run.resolve() / json.loads(match[1])))
+
+
+def absolute_paths(tree: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    """Return a configuration in which equal paths are equal texts.
+
+    Args:
+        tree: The configuration.
+        folder: Folder in which its relative paths begin: those that exist become absolute. None if it is not known.
+    """
+
+    def written(text: str, path: str, key: str) -> str:
+        file = _relative(text, key)
+        if not file:
+            return text
+        if folder is not None and _exists(folder / file):
+            return os.path.normpath(folder / file) + text.removeprefix(file)
+        return os.path.normpath(file) + text.removeprefix(file) if file.startswith(".") or "/.." in file else text
+
+    return _mapped(tree, written)
+
+
+def resolve_paths(tree: Mapping[str, Any], source: Path) -> dict[str, Any]:
+    """Resolve relative paths that are missing in the working folder, but exist in another that the configuration means.
+
+    These are the configuration's own folder and, for the one kept by a run, the working folder of the run's start. If a
+    path exists in several places, the one in the working folder is used, and a warning names the other.
 
     Args:
         tree: The configuration, with short forms expanded.
         source: Its file.
     """
-    folder = source.parent
-    if folder.resolve() == Path.cwd():
-        return dict(tree)
-    return {key: value if key in WRITTEN else _found(value, key, key, folder) for key, value in tree.items()}
+    try:
+        started = noted_folder(source.read_text(encoding="utf-8"), source.parent)
+    except (OSError, ValueError):  # an unreadable file is reported elsewhere
+        started = None
+    folders = {source.parent: "next to the configuration"}
+    if started is not None:
+        folders[started] = "where the run was started"
+    elsewhere = {folder: words for folder, words in folders.items() if folder.resolve() != Path.cwd()}
+    return _mapped(tree, lambda text, path, key: _located(text, path, key, elsewhere))
 
 
-def _found(value: Any, path: str, key: str, folder: Path) -> Any:
-    if isinstance(value, Mapping):
-        return {k: _found(below, f"{path}.{k}", str(k), folder) for k, below in value.items()}
-    if isinstance(value, list):
-        return [_found(below, f"{path}[{i}]", key, folder) for i, below in enumerate(value)]
-    return _located(value, path, key, folder) if isinstance(value, str) else value
+def _mapped(tree: Mapping[str, Any], change: Callable[[str, str, str], str]) -> dict[str, Any]:
+    """Return a tree whose texts are changed, except those that name outputs; `change` gets text, path and key."""
+
+    def mapped(value: Any, path: str, key: str) -> Any:
+        if isinstance(value, Mapping):
+            return {k: mapped(below, f"{path}.{k}", str(k)) for k, below in value.items()}
+        if isinstance(value, list):
+            return [mapped(below, f"{path}[{i}]", key) for i, below in enumerate(value)]
+        return change(value, path, key) if isinstance(value, str) else value
+
+    return {key: value if key in WRITTEN else mapped(value, key, key) for key, value in tree.items()}
 
 
-def _located(text: str, path: str, key: str, folder: Path) -> str:
+def _relative(text: str, key: str) -> str:
+    """Return the file or folder that a text names by a relative path; empty if it names none."""
     match = _FUNCTION.fullmatch(text)
-    file, function = (match["file"], f":{match['name']}") if match else (text, "")
+    file = match["file"] if match else text
     named = key in KEYS or "/" in file or _SUFFIX.fullmatch(file) is not None
-    if not named or len(file) > 1024 or "\n" in file or file.startswith("~") or os.path.isabs(file) or is_url(file):
+    other = len(file) > 1024 or "\n" in file or file.startswith("~") or os.path.isabs(file) or is_url(file)
+    return file if named and not other else ""
+
+
+def _located(text: str, path: str, key: str, folders: Mapping[Path, str]) -> str:
+    file = _relative(text, key)
+    folder = next((folder for folder in folders if file and _exists(folder / file)), None)
+    if folder is None:
         return text
-    here, adjacent = Path(file), folder / file
-    if not _exists(adjacent):
-        return text
-    if not _exists(here):
-        return f"{adjacent}{function}"
-    if not here.samefile(adjacent):
+    adjacent = folder / file
+    if not _exists(Path(file)):
+        return f"{adjacent}{text.removeprefix(file)}"
+    if not Path(file).samefile(adjacent):
         log.warning(
-            "%s: %s exists in the working folder, which is used, and next to the configuration: %s",
+            "%s: %s exists in the working folder, which is used, and %s: %s",
             path,
             file,
+            folders[folder],
             adjacent,
         )
     return text

@@ -17,6 +17,7 @@ from rlsdk.annotations import ANNOTATIONS
 from rlsdk.checkpoints.checkpoint import LEARNER, Checkpoints
 from rlsdk.config import Plan, Source, check, read
 from rlsdk.config.kept import CODE, KeptConfig, kept_config
+from rlsdk.config.paths import working_folder_note
 from rlsdk.config.tree import normalise
 from rlsdk.errors import ConfigError
 from rlsdk.learners.checkpoint import find_other_settings, ranks_of
@@ -356,11 +357,11 @@ def _model_refusal(plan: Plan, step: int, setting: str, what: str) -> str:
 
 
 def _kept_text(plan: Plan, kept: KeptConfig) -> str:
-    """Return the configuration as YAML, with each plugin's code fingerprint as a comment before it."""
+    """Return the configuration as YAML, after comments with each plugin's code fingerprint and the working folder."""
     files = {Path(file).stem: file for file in plan.plugins.files} | {name: f"{CODE}/{name}.py" for name in kept.files}
     marks = {
         name: f"file {files[name]}, source {mark['source']}" if name in files else " ".join(filter(None, mark.values()))
         for name, mark in plan.code.items()
     }
     head = "".join(f"# plugin {name}: {mark}\n" for name, mark in marks.items())
-    return head + yaml.safe_dump(kept.tree, sort_keys=False, allow_unicode=True)
+    return head + working_folder_note(plan.folder) + yaml.safe_dump(kept.tree, sort_keys=False, allow_unicode=True)

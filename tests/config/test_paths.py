@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
 from rlsdk.config import check
+from rlsdk.config.paths import absolute_paths, working_folder_note
 from rlsdk.errors import ConfigError
 from rlsdk.readiness.checks import examine
 
@@ -66,6 +68,36 @@ def test_the_working_folder_comes_first_and_the_other_one_is_reported(tmp_path, 
     told = [record.getMessage() for record in caplog.records]
     assert "model.path: model exists in the working folder, which is used, and next to the configuration" in told[0]
     assert len(told) == 3
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_the_configuration_of_a_run_finds_its_files_from_anywhere(tmp_path, folder, monkeypatch, inside):
+    run = (folder if inside else tmp_path) / "runs" / "trial"
+    run.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    (run / "config.yaml").write_text(working_folder_note(run) + (folder / "trial.yaml").read_text())
+    for place in (folder, tmp_path, run):
+        monkeypatch.chdir(place)
+        assert (Path.cwd() / check(run / "config.yaml").config.model.path).samefile(folder / "model")
+    folder.rename(tmp_path / "moved")
+    monkeypatch.chdir(tmp_path)
+    if inside:  # they moved together
+        plan = check(tmp_path / "moved" / "runs" / "trial" / "config.yaml")
+        assert Path(plan.config.model.path).samefile(tmp_path / "moved" / "model")
+    else:
+        with pytest.raises(ConfigError, match="there is no folder 'model'"):
+            check(run / "config.yaml")
+
+
+def test_paths_that_mean_the_same_are_equal_texts(folder):
+    (folder / "deep").mkdir()
+    tree = {"name": "data/x", "model": {"path": "deep/../model"}, "reward": ["lab.py:mine", "Qwen/Qwen3", "grpo"]}
+    assert absolute_paths(tree, folder) == {
+        "name": "data/x",
+        "model": {"path": str(folder / "model")},
+        "reward": [f"{folder / 'lab.py'}:mine", "Qwen/Qwen3", "grpo"],
+    }
+    assert absolute_paths(tree, None)["model"] == {"path": "model"}
 
 
 def test_text_that_is_not_a_path_stays(tmp_path, folder, monkeypatch):

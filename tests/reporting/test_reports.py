@@ -93,6 +93,20 @@ def test_the_command_of_a_report_names_the_plugin_files_that_the_configuration_d
     assert f"rlsdk train {config} name=lab-again --plugin 'my a.py'\n" in unescape(report_page(read_run(folder)))
 
 
+def test_runs_are_compared_by_the_files_that_their_paths_mean(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a" / "model").mkdir(parents=True)
+    runs = []
+    for name, written, start in (("one", "model", "a"), ("two", "x/../../a/model", "b"), ("other", "model", "b")):
+        config = make_run(tmp_path, name) / "config.yaml"
+        head = f"# relative paths begin at {json.dumps(str(tmp_path / start))}\n"
+        config.write_text(f"{head}name: {name}\nmodel: {{path: {written}}}\n")
+        runs.append(read_run(config.parent))
+    assert comparison(runs[:2])["differences"] == {} and len(comparison(runs[:2])["groups"]) == 1
+    found = comparison(runs)["differences"]["model.path"]
+    assert found == {"one": str(tmp_path / "a" / "model"), "other": "model"}
+
+
 def test_a_run_that_trains_still_has_a_report(tmp_path: Path) -> None:
     assert "not finished" in report_page(read_run(make_run(tmp_path, "young")))
 
