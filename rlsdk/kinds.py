@@ -29,6 +29,31 @@ Kind = Literal[
     "weight_transfer",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+OTHER_NAMES: Mapping[str, Kind] = {
+    "loss": "policy_loss",
+    "scorer": "reward",
+    "reward_function": "reward",
+    "estimator": "advantage",
+    "importance_sampling": "correction",
+    "agent": "workflow",
+    "agent_loop": "workflow",
+    "rollout": "workflow",
+    "env": "environment",
+    "data": "tasks",
+    "dataset": "tasks",
+    "source": "tasks",
+    "backend": "engine",
+    "inference": "engine",
+    "optimizer": "learner",
+    "logger": "tracker",
+    "chat_template": "renderer",
+    "template": "renderer",
+    "parser": "tool_parser",
+    "tool": "environment",
+    "alert": "diagnosis",
+    "weight_sync": "weight_transfer",
+}
+"""Names under which other trainers, or their users, know a kind."""
 SUPPLIED: Mapping[str, tuple[str, ...]] = {"buffer": ("step", "uses"), "stop": ("available", "target")}
 """Kind -> keyword arguments that rlsdk passes in each call; these are not options."""
 PARTS: Mapping[str, Kind] = {

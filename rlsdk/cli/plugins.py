@@ -13,7 +13,7 @@ import click
 from rlsdk.cli import listing
 from rlsdk.cli.parameters import plugin_files
 from rlsdk.errors import PluginError, UnknownComponentError
-from rlsdk.kinds import KINDS
+from rlsdk.kinds import KINDS, OTHER_NAMES
 from rlsdk.options import nearest
 from rlsdk.plugins import CORE, Plugins, misspelt_group
 
@@ -59,7 +59,7 @@ def _offers(found: Plugins, what: str) -> listing.Offers:
         return listing.collect(found, found.entries, what)
     if what in found.entries:
         return listing.collect(found, [what], None)
-    near = nearest(what, [*KINDS, *found.entries])
+    near = OTHER_NAMES.get(what) or nearest(what, [*KINDS, *found.entries])
     kinds = []
     for kind in KINDS:
         with contextlib.suppress(PluginError):  # without torch, some kinds cannot be imported

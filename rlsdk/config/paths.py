@@ -60,8 +60,8 @@ def absolute_paths(tree: Mapping[str, Any], folder: Path | None) -> dict[str, An
         file = _relative(text, key)
         if not file:
             return text
-        if folder is not None and _exists(folder / file):
-            return os.path.normpath(folder / file) + text.removeprefix(file)
+        if folder is not None and _exists(target := Path(os.path.realpath(folder / file))):
+            return f"{target}{text.removeprefix(file)}"
         return os.path.normpath(file) + text.removeprefix(file) if file.startswith(".") or "/.." in file else text
 
     return _mapped(tree, written)

@@ -26,6 +26,15 @@ from rlsdk.types import Image, Rollout, Score
 Form = Literal["json", "brackets", "number"]
 
 _PLACE = re.compile(r"\{(prompt|response|reference)\}")
+_OTHER_NAMES = {
+    **dict.fromkeys(("question", "query", "instruction", "problem", "input"), "{prompt}"),
+    **dict.fromkeys(("completion", "output", "prediction", "candidate", "solution_str"), "{response}"),
+    **dict.fromkeys(("ground_truth", "gold", "target", "expected", "reference_answer"), "{reference}"),
+    "answer": "{response} for the policy's, {reference} for the task's",
+}
+"""Names that other tools give to the places of a rubric, and what to write instead."""
+_OTHER_PLACE = re.compile(rf"(?<![\\\w}}])\{{({'|'.join(_OTHER_NAMES)})\}}")
+"""Such a place; not an argument as in `\\boxed{{answer}}`."""
 _NUMBER = r"[-+]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})"
 _BRACKETS = re.compile(rf"\[\[\s*({_NUMBER})\s*\]\]")
 _BARE = re.compile(rf"(?<![\w.])({_NUMBER})(?:\s?(?:/|out of)\s?({_NUMBER}))?(?![\w])")
@@ -73,7 +82,7 @@ def read_rubric(rubric: str) -> str:
     """Return the rubric's text: the option itself, or the content of the file that it names.
 
     Raises:
-        ValueFault: The file cannot be read, or the text has no placeholder for the response.
+        ValueFault: The file cannot be read, or the text has no placeholder for the response, or one that is not filled.
     """
     text = rubric
     if "\n" not in rubric and "{response}" not in rubric and rubric.endswith((".txt", ".md")):
@@ -81,6 +90,11 @@ def read_rubric(rubric: str) -> str:
             text = Path(rubric).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeError) as error:
             raise ValueFault(f"rubric {rubric!r} cannot be read: {error}") from error
+    if found := _OTHER_PLACE.search(text):
+        raise ValueFault(
+            f"the rubric has {found[0]}, which is not filled: write {_OTHER_NAMES[found[1]]}; only {{prompt}}, "
+            "{response} and {reference} are replaced"
+        )
     if "{response}" not in text:
         raise ValueFault(
             "the rubric has no {response}, where the response goes; it may also hold {prompt} and {reference}, and is "

@@ -117,6 +117,9 @@ def test_a_wrong_command_is_answered_with_the_nearest():
     ran = run("trian")
     assert ran.exit_code == 2
     assert "No such command 'trian'. Did you mean 'train'?" in ran.output
+    assert "No such kind 'loss'. Did you mean 'policy_loss'?" in run("new", "loss").output
+    assert "No such kind 'filtr'. Did you mean 'filter'?" in run("new", "filtr").output
+    assert "There are: advantage, algorithm," in run("new", "zzz").output
     assert "There are: check, compare, config, data, debug, diagnose, doctor, engines, eval" in run("zzz").output
 
 

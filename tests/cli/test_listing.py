@@ -188,6 +188,7 @@ def test_a_wrong_name_is_answered_with_the_nearest(lab):
     text = run("rewrd", status=1)
     assert text.startswith("rlsdk: 'rewrd' is neither a kind nor a plugin; did you mean 'reward'?\nkinds: reward, ")
     assert "plugins: core, " in text
+    assert "did you mean 'policy_loss'?" in run("loss", status=1) and "'environment'?" in run("env", status=1)
     assert "(a package is listed once it is installed: pip install …)" in text
 
 

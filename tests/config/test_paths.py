@@ -94,8 +94,8 @@ def test_paths_that_mean_the_same_are_equal_texts(folder):
     tree = {"name": "data/x", "model": {"path": "deep/../model"}, "reward": ["lab.py:mine", "Qwen/Qwen3", "grpo"]}
     assert absolute_paths(tree, folder) == {
         "name": "data/x",
-        "model": {"path": str(folder / "model")},
-        "reward": [f"{folder / 'lab.py'}:mine", "Qwen/Qwen3", "grpo"],
+        "model": {"path": str(folder.resolve() / "model")},
+        "reward": [f"{folder.resolve() / 'lab.py'}:mine", "Qwen/Qwen3", "grpo"],
     }
     assert absolute_paths(tree, None)["model"] == {"path": "model"}
 

@@ -104,7 +104,7 @@ def test_runs_are_compared_by_the_files_that_their_paths_mean(tmp_path: Path) ->
         runs.append(read_run(config.parent))
     assert comparison(runs[:2])["differences"] == {} and len(comparison(runs[:2])["groups"]) == 1
     found = comparison(runs)["differences"]["model.path"]
-    assert found == {"one": str(tmp_path / "a" / "model"), "other": "model"}
+    assert found == {"one": str(tmp_path.resolve() / "a" / "model"), "other": "model"}
 
 
 def test_a_run_that_trains_still_has_a_report(tmp_path: Path) -> None:

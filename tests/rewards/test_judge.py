@@ -155,7 +155,7 @@ def test_a_verdict(server):
 
 def test_what_is_sent_follows_the_options(server, tmp_path):
     rubric = tmp_path / "rubric.md"
-    rubric.write_text("Rate {response}. Keep {braces} and {0}.")
+    rubric.write_text("Rate {response}. Keep {braces}, \\boxed{answer} and {0}.")
     server.answers = [said("[[4]]")]
     judge = load(
         server,
@@ -174,7 +174,7 @@ def test_what_is_sent_follows_the_options(server, tmp_path):
     assert {"temperature", "max_tokens"}.isdisjoint(body)
     content = body["messages"][1]["content"]
     assert "\none\ntwo\n" in content
-    assert content.endswith("Keep {braces} and {0}.")
+    assert content.endswith("Keep {braces}, \\boxed{answer} and {0}.")
 
 
 def shown(*colours):
@@ -423,6 +423,15 @@ def test_a_cache_in_use(server, tmp_path):
         ({"base_url": "localhost:8000"}, "base_url must be a URL such as"),
         ({"base_url": "http://me:pw@localhost/v1"}, "name an environment variable"),
         ({"rubric": "Rate it."}, "the rubric has no {response}"),
+        ({"rubric": "Is {answer} right?"}, "the rubric has {answer}, which is not filled"),
+        (
+            {"rubric": "Rate {response} to {question}."},
+            "the rubric has {question}, which is not filled: write {prompt}",
+        ),
+        (
+            {"rubric": "{response} or {{answer}}"},
+            "has {answer}, which is not filled: write {response} for the policy's",
+        ),
         ({"rubric": "no/such/file.md"}, "rubric 'no/such/file.md' cannot be read"),
         ({"scale": [1, 1]}, "scale must be the minimum and maximum"),
         ({"scale": [0, float("inf")]}, "scale[1]: expected a finite number, got inf"),
