@@ -42,6 +42,7 @@ class Watched:
         base: Time, CPU seconds and bytes when it was last seen working.
         silent: Start of its silence and the reason; None while it works.
         warned: True once its silence has been reported.
+        wrote: True if it was made to write its stacks, and has not been measured since.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Watched:
     base: tuple[float, float, int] | None = None
     silent: tuple[float, str] | None = None
     warned: bool = False
+    wrote: bool = False
 
     def __str__(self) -> str:
         if self.identity is None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -281,7 +282,8 @@ class Watchdog:
         seconds = now - watched.silent[0]
         if seconds >= self._warn and not watched.warned:
             watched.warned = True
-            if watched.identity is not None and self._prober.write_stacks(watched.identity):
+            watched.wrote = watched.identity is not None and self._prober.write_stacks(watched.identity)
+            if watched.wrote:
                 stacks = "which now ends with the Python stacks of the process"
             else:
                 stacks = "and the Python stacks of the process cannot be read now"
@@ -305,8 +307,10 @@ class Watchdog:
         is_active = vitals.state == "disk" or vitals.moved != moved
         if watched.base is None or is_active or vitals.cpu - cpu >= IDLE_SHARE * max(now - then, 0.5):
             watched.base = now, vitals.cpu, vitals.moved
-            watched.asked = None if watched.asked is None else now  # it answers only after its current work
-            return None
+            if not watched.wrote:
+                watched.asked = None if watched.asked is None else now  # it answers only after its current work
+                return None
+        watched.wrote = False  # from now on, the CPU and the disk are not used for its stacks
         if watched.asked is None or now - watched.asked < self._warn:
             return None
         return watched.asked, "uses neither CPU nor a disk and does not answer"
@@ -320,6 +324,12 @@ class Watchdog:
         assert identity is not None
         if watched.replaced:
             log.error("%s; it will be killed and replaced", said)
+            why = watched.silent[1] if watched.silent else ""
+            with (
+                suppress(OSError),
+                Path(watched.log).open("a", encoding="utf-8") as words,
+            ):  # quoted as the cause of death
+                words.write(f"\nkilled by the watchdog: it {why}, for {seconds:.0f} s\n")
             self.remove_actor(watched.actor)
         else:
             self.condemn(f"{said}; watchdog.end={self._end:g} s is the limit")

@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 import pytest
 
+from rlsdk.cluster.actors import last_words
 from rlsdk.cluster.address import RayAddress
 from rlsdk.cluster.health import GcsAddress, Prober, unreachable
 from rlsdk.cluster.watchdog import GRACE_SECONDS, SAVE_SECONDS, WRITE_SECONDS, Watchdog
@@ -56,6 +57,8 @@ class Processes(Prober):
 
     def write_stacks(self, process: Identity) -> bool:
         self.stacks.append(process)
+        now = self.found[process]
+        self.found[process] = attrs.evolve(now, cpu=now.cpu + 0.5, moved=now.moved + 4096)
         return self.found[process].state == "running"
 
     def kill(self, process: Identity) -> None:
@@ -127,8 +130,12 @@ def test_a_continued_process_is_logged(bench: Bench, caplog: pytest.LogCaptureFi
 
 
 def test_an_engine_that_is_stopped_for_too_long_is_killed_and_the_run_continues(
-    bench: Bench, caplog: pytest.LogCaptureFixture
+    bench: Bench, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
+    log = tmp_path / "engine-0.log"
+    log.write_text("a step of 40 s")
+    bench.dog.remove_actor("engine")
+    bench.dog.add_actor("engine 0", "engine", str(log), replaced=True)
     bench.run(5)
     bench.processes.found[ENGINE] = Vitals("running", stopped=77)
     bench.dog.enter("take")
@@ -137,6 +144,8 @@ def test_an_engine_that_is_stopped_for_too_long_is_killed_and_the_run_continues(
     assert "waits for its child process 77, which is stopped" in caplog.text
     assert "it will be killed and replaced" in caplog.text
     assert not bench.dog.verdict
+    why = "it waits for its child process 77, which is stopped (by SIGSTOP, or a debugger)"
+    assert last_words(log) == f"killed by the watchdog: {why}, for 600 s"
 
 
 @pytest.mark.parametrize("sign", ["cpu", "disk", "io", "answer"])
@@ -169,6 +178,22 @@ def test_what_hangs_without_cpu_and_answers_nothing_is_silent_and_shows_its_stac
     assert "which now ends with the Python stacks of the process" in caplog.text and bench.processes.stacks == [LEARNER]
     bench.run(400)
     assert bench.processes.killed == [LEARNER] and bench.dog.verdict
+    assert "responding again" not in caplog.text
+
+
+def test_what_works_again_after_it_wrote_its_stacks_is_not_ended(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.run(5)
+    bench.dog.enter("update")
+    bench.processes.dumb = {"learner"}
+    bench.run(200)
+    assert bench.processes.stacks == [LEARNER] and len(caplog.messages) == 1
+    for second in range(1000):
+        bench.processes.found[LEARNER] = Vitals("running", cpu=0.5 + 0.05 * second, moved=4096)
+        bench.run(1)
+    assert len(caplog.messages) == 2 and "is responding again" in caplog.messages[-1]
+    assert not bench.dog.verdict
 
 
 def test_an_actor_that_never_starts_is_reported_and_does_not_end_the_run(
