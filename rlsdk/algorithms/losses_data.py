@@ -117,7 +117,11 @@ def mix(
         per: Divisor of the aggregation: `token` for token-mean, `rollout` for the seq-mean modes; null follows
             the run's aggregation.
     """
-    clipped, metrics = ppo(x, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    by_expert = x.expert[x.segments]
+    own = x.loss_mask & ~by_expert
+    clipped, means = ppo(x.replace(loss_mask=own), clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    # One value per token of the policy, so that a micro-batch counts by these and not by the expert's.
+    metrics: dict[str, Tensor] = {name: torch.as_tensor(mean).expand(int(own.sum())) for name, mean in means.items()}
     whole = x.whole
     counts = torch.zeros(len(whole.expert), device=whole.segments.device)
     counts = counts.index_add(0, whole.segments, whole.loss_mask.float())  # trained tokens per rollout
@@ -126,7 +130,7 @@ def mix(
     experts, both = float(counts[whole.expert].sum()), float(counts.sum())
     others = max(both - experts, 1.0)
     experts = max(experts, 1.0)
-    by_expert, imitation = x.expert[x.segments], sft(x)
+    imitation = sft(x)
     loss = torch.where(by_expert, mu * (both / experts) * imitation, (1 - mu) * (both / others) * clipped)
     return loss, {**metrics, "expert_loss": imitation.detach()[x.loss_mask & by_expert]}
 

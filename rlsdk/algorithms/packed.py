@@ -22,7 +22,7 @@ from rlsdk.limits import at_least
 DualClip = Annotated[float, at_least(1)]
 """Bound of ratios for negative advantages; below 1 it would clip the loss of unchanged tokens."""
 Metrics = dict[str, Tensor]
-"""Name -> detached scalar, a mean over the trained tokens, or one value per rollout, pair or token of an expert."""
+"""Name -> detached scalar, a mean over the trained tokens, or one value per rollout, pair or token of one origin."""
 Level = Literal["token", "mean", "sum", "max"]
 """A value of each token, or one of its rollout."""
 _BLOCK = 64  # tokens summed by one matrix product; wider blocks cost more arithmetic, narrower ones more passes

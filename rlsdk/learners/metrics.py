@@ -82,7 +82,7 @@ def add_component_metrics(
         accumulator: Accumulator to add to.
         prefix: Prefix of the names.
         metrics: name -> `[t]` values per token (averaged over trained tokens), `[k]` values per rollout, pair or
-            token of an expert (averaged), or a number, weighted by trained tokens.
+            trained token of an expert or of the policy (averaged), or a number, weighted by trained tokens.
         mask: bool `[t]`, True where the token is trained on.
     """
     from torch import Tensor

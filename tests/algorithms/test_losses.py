@@ -243,6 +243,10 @@ def test_mix_gives_each_part_its_own_denominator(make_loss):
     assert float(found) == pytest.approx(expected)
     imitation = rlsdk.load("policy_loss", "mix", mu=0.3)(x)[1]["expert_loss"]
     assert imitation.tolist() == pytest.approx(by_expert[True])
+    metrics = rlsdk.load("policy_loss", "mix", mu=0.3)(x)[1]
+    own = x.replace(loss_mask=x.loss_mask & ~x.expert[x.segments])
+    for name, value in rlsdk.load("policy_loss", "ppo")(own)[1].items():
+        assert metrics[name].tolist() == [float(value)] * len(by_expert[False])
     per_rollout = {True: [], False: []}
     for r in rollouts:
         losses = [-p if r.expert else scalar_ppo(p, q, a, 0.2, 0.2, 3.0)[0]

@@ -144,20 +144,27 @@ def detached(subject: Subject, x: LossInputs) -> None:
         raise Violated("value", "weights of 0 or more", numbers(found.values["values"]))
 
 
+def _metric_lengths(x: LossInputs) -> list[int]:
+    lengths = [len(x.loss_mask), x.rollouts]
+    lengths += [size(x.pairs)] if hasattr(x, "pairs") else []
+    if hasattr(x, "expert"):
+        by_expert = x.expert[x.segments]
+        lengths += [int((x.loss_mask & origin).sum()) for origin in (by_expert, ~by_expert)]
+    return lengths
+
+
 @holds(
     "metrics",
     "policy_loss",
     "correction",
     inputs=ordinary,
     remedy="return {name: number}, detached; rlsdk averages a metric with one value per token, rollout or pair, or per "
-    "expert's token that is trained on",
+    "trained token of an expert or of the policy",
     after=FORM,
 )
 def metrics(subject: Subject, x: LossInputs) -> None:
-    """Each metric is a finite number, or one per token, rollout, pair or expert's token, without a gradient."""
-    lengths = [len(x.loss_mask), x.rollouts]
-    lengths += [size(x.pairs)] if hasattr(x, "pairs") else []
-    lengths += [int((x.loss_mask & x.expert[x.segments]).sum())] if hasattr(x, "expert") else []
+    """Each metric is a finite number without a gradient, or one per token, rollout or pair, or token of one origin."""
+    lengths = _metric_lengths(x)
     for name, value in results(subject, x).metrics.items():
         if not isinstance(name, str):
             raise Violated("form", "metric names that are text", repr(name))
