@@ -19,6 +19,7 @@ from rlsdk.migration.python_options import (
     OPTIONS,
     PARSERS,
     Filled,
+    Omitted,
     OptionParser,
     Unread,
     fields,
@@ -50,10 +51,16 @@ _CHANGES = ("map", "filter", "select", "rename_column", "rename_columns", "train
 """Methods of a data set that change what is trained on."""
 LOADERS = ("load_dataset", "load_from_disk", "from_json", "from_parquet")
 """Functions of the package datasets whose data a task source reads."""
+_WITH_DEFAULTS = (*LOADERS, "from_pretrained")
+"""Functions whose arguments have the defaults of the trainer's own flags."""
 
 
 class _UnknownError(Exception):
     """The value is known only to whoever runs the file."""
+
+    def __init__(self, why: str, kind: type[Unread] = Unread) -> None:
+        super().__init__(why)
+        self.unread = kind(why)
 
 
 @attrs.frozen
@@ -288,7 +295,7 @@ class _Reader:
         try:
             return self.value(node)
         except _UnknownError as error:
-            return Unread(str(error))
+            return error.unread
         except (TypeError, ValueError, ArithmeticError, KeyError, IndexError) as error:
             return Unread(f"line {node.lineno}: {error}")
 
@@ -302,7 +309,7 @@ class _Reader:
             return node.value
         if isinstance(node, ast.Name) and node.id in self.names:
             if isinstance(found := self.names[node.id], Unread):
-                raise _UnknownError(found.why)
+                raise _UnknownError(found.why, type(found))
             return found
         if isinstance(node, ast.List | ast.Tuple | ast.Set):
             return [self.value(each) for each in node.elts]
@@ -334,6 +341,8 @@ class _Reader:
         if isinstance(node, ast.Attribute) and node.attr in (self.flags or {}) and isinstance(base, Unread):
             self.used.add(node.attr)
             return (self.flags or {})[node.attr]
+        if isinstance(node, ast.Attribute) and self.flags is not None and isinstance(base, Filled):
+            raise _UnknownError(f"line {node.lineno}: the command does not set {node.attr}", Omitted)
         if isinstance(node, ast.Attribute) and _name(node.value) == "torch":  # a dtype
             return f"torch.{node.attr}"
         raise _UnknownError(f"line {node.lineno}: {ast.unparse(node)[:60]} is known only when the file runs")
@@ -482,10 +491,11 @@ class _Reader:
         for keyword in node.keywords:
             if keyword.arg is not None:
                 value = self.kept(keyword.value)
-                if not (self.omitted(keyword.value, value) and found.get(KIND) in LOADERS):
+                unset = isinstance(value, Omitted) or self.omitted(keyword.value, value)
+                if not (unset and found.get(KIND) in _WITH_DEFAULTS):
                     found[keyword.arg] = value
             elif isinstance(spread := self.kept(keyword.value), Mapping):
-                found |= spread
+                found |= {key: value for key, value in spread.items() if not isinstance(value, Omitted)}
         return found
 
 

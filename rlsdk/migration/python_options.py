@@ -32,6 +32,11 @@ class Filled(Unread):
 
 
 @attrs.frozen
+class Omitted(Unread):
+    """Stands for a value of such an object that the command does not set: the default of the trainer's own class."""
+
+
+@attrs.frozen
 class Option:
     """An option of argparse.
 

@@ -76,10 +76,10 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
             known = dict(flattened(flags)) if flags else None
             script = python_files.read(text, str(path), framework.constructors, environ, known)
             tree, notes = script.tree, script.notes
-            command = " ".join(name for name in framework.constructors if re.search(rf"\b{name}\(", text))
+            command = _classes(framework, text)
         else:
             tree, notes, command = _from_script(framework, text, path.parent, environ, str(path))
-        more, found = _from_words(framework, arguments[1:], Path(), environ)
+        more, found, _ = _from_words(framework, arguments[1:], Path(), environ)
         if script is not None:
             more, unused = _keys_of_the_trainer(framework, more, script)
             notes += unused
@@ -89,12 +89,13 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
         if len(arguments) == 1:  # a whole command in one text; several words were split by a shell already
             tree, notes, command = _from_script(framework, first, Path(), environ)
         else:
-            command = " ".join(arguments)
-            tree, notes = _from_words(framework, arguments, Path(), environ)
+            tree, notes, command = _from_words(framework, arguments, Path(), environ)
         tree = _with_files(tree, framework.files, Path())
     else:
         raise ConfigError([f"{first}: there is no such file (working folder: {Path.cwd().name}/)"])
-    if other := next((part for part in framework.others if f"{part} " in f"{command} "), None):
+    if other := next(
+        (part for part in framework.others if re.search(rf"(?<!\w){re.escape(part)}(?!\S)", command)), None
+    ):
         instead = framework.others[other]
         raise ConfigError(
             [f"{framework.title}'s {other} cannot be converted; in rlsdk, set {instead} (docs/algorithms)"]
@@ -286,11 +287,11 @@ def _from_script(
         raise ConfigError(["expected a script with a command that starts training; found no command"])
     starts = [command for command in found if _starts(framework, " ".join(command.words))]
     read = [(*_from_words(framework, command.words, folder, environ), command) for command in starts or found]
-    tree, notes, command = max(read, key=lambda each: len([*flattened(each[0])]))
+    tree, notes, started, command = max(read, key=lambda each: len([*flattened(each[0])]))
     with_keys = sum(bool(each[0]) for each in read) if starts else 0
     if with_keys > 1:
         notes += (f"the script starts {with_keys} training runs; the one with the most keys is converted",)
-    return tree, (*notes, *command.notes), " ".join(command.words)
+    return tree, (*notes, *command.notes), started
 
 
 def _starts(framework: Framework, words: str) -> bool:
@@ -299,9 +300,14 @@ def _starts(framework: Framework, words: str) -> bool:
 
 def _from_words(
     framework: Framework, words: Sequence[str], folder: Path, environ: Mapping[str, str]
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Read the flags of a command, and below them the file that a flag names, and the script that it runs."""
+) -> tuple[dict[str, Any], tuple[str, ...], str]:
+    """Read the flags of a command, and below them the file that a flag names, and the script that it runs.
+
+    Returns:
+        Nested values; what could not be read; and the words, with the trainer's classes that the script calls.
+    """
     notes: list[str] = []
+    started = " ".join(words)
     launched, words = words, _after_entry(framework, words)
     flat = _launcher(launched[: len(launched) - len(words)], folder, notes) if framework.row("num_processes") else {}
     position = 0
@@ -337,10 +343,19 @@ def _from_words(
     script = next((word for word in launched[: len(launched) - len(words)] if word.endswith(".py")), "")
     place = next((each for each in (folder / script, Path(script)) if script and each.is_file()), None)
     if place is not None and framework.constructors:
-        inner = python_files.read(read_text(place), str(place), framework.constructors, environ, dict(flattened(tree)))
+        content = read_text(place)
+        inner = python_files.read(content, str(place), framework.constructors, environ, dict(flattened(tree)))
+        started = f"{_classes(framework, content)} {started}"
         tree, unused = _keys_of_the_trainer(framework, tree, inner)
         tree, notes = _merged(inner.tree, tree), [*notes, *inner.notes, *unused]
-    return tree, tuple(notes)
+    return tree, tuple(notes), started
+
+
+def _classes(framework: Framework, content: str) -> str:
+    """Return the names of the trainer's classes that a Python file calls; others only if there are none of these."""
+    known = [name for name in framework.constructors if re.search(rf"\b{name}\(", content)]
+    others = [name for name in framework.others if name.isidentifier() and re.search(rf"\b{name}\(", content)]
+    return " ".join(known or others)
 
 
 def _keys_of_the_trainer(

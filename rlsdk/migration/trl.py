@@ -17,7 +17,6 @@ from rlsdk.migration.parts import (
     TRACKERS,
     ZOO,
     dataset,
-    likely_reward,
     minibatches,
     no_cut,
     share_of_steps,
@@ -29,7 +28,7 @@ from rlsdk.migration.parts import (
     unshuffled,
     weight_decay,
 )
-from rlsdk.migration.python_files import KIND, LOADERS
+from rlsdk.migration.python_files import LOADERS
 from rlsdk.migration.rows import (
     NOTES,
     Choice,
@@ -54,6 +53,20 @@ from rlsdk.migration.rows import (
     unless,
     whole,
 )
+from rlsdk.migration.trl_rewards import called, convert_aggregation, convert_functions, normalises_parts, rewards_of
+from rlsdk.migration.trl_trainers import (
+    CONSTRUCTORS,
+    OTHERS,
+    TRAINERS,
+    VARIANTS,
+    answers_per_row,
+    counts_batches,
+    first,
+    online_dpo,
+    own_shaping,
+    ppo,
+)
+from rlsdk.migration.trl_trainers import ROWS as ROWS_OF_TRAINERS
 
 LOSSES: Mapping[str, str] = {
     "grpo": "seq-mean-token-mean",
@@ -75,18 +88,6 @@ VESPO: Mapping[str, tuple[str, float]] = {
 """Option of the loss zoo/vespo -> its name in TRL, and its default."""
 STRATEGY = Choice({"no": "no", "false": "no", "steps": "steps", "epoch": "epoch", "best": "best"}, "the strategy")
 """When something is done; YAML reads a plain `no` as false."""
-REWARDS: Mapping[str, Mapping[str, Any]] = {
-    "accuracy_reward": {"use": "math"},
-    "reasoning_accuracy_reward": {"use": "math"},
-    "think_format_reward": {"use": "format", "pattern": r"(?s)^<think>(?!.*<think>)(.*?)</think>.*$"},
-}
-"""Reward functions that TRL ships -> what is nearest here."""
-PUNISHMENT = "get_soft_overlong_punishment"
-"""Function of TRL that makes a reward from limits, which is a shaping here."""
-COSINE = "get_cosine_scaled_reward"
-"""Function of TRL that makes a reward of math answers that depends on their length: `math` with a shaping here."""
-REPETITION = "get_repetition_penalty_reward"
-"""Function of TRL that makes a penalty on repetitions, which is a reward here, too."""
 
 
 def _ranks(given: Given) -> int:
@@ -97,23 +98,30 @@ def _rollouts(given: Given) -> int:
     """Completions that are generated at once."""
     explicit = given.whole("generation_batch_size", 0)
     accumulated = given.whole("gradient_accumulation_steps")
-    return explicit or given.whole("per_device_train_batch_size", 8) * _ranks(given) * given.whole(
-        "steps_per_generation", accumulated
-    )
+    return explicit or _on_all_ranks(given) * given.whole("steps_per_generation", accumulated)
 
 
 def _per_update(given: Given) -> int:
     """Completions of one optimiser step."""
-    return given.whole("per_device_train_batch_size", 8) * _ranks(given) * given.whole("gradient_accumulation_steps")
+    return _on_all_ranks(given) * given.whole("gradient_accumulation_steps")
+
+
+def _on_all_ranks(given: Given) -> int:
+    """Completions of one micro-batch of all ranks."""
+    return given.whole("per_device_train_batch_size", 8) * answers_per_row(given) * _ranks(given)
 
 
 def _updates(given: Given) -> int:
+    """TRL's steps in one of rlsdk's."""
+    if counts_batches(given):
+        return 1
     return minibatches(_rollouts(given), _per_update(given)) * given.whole("num_iterations")
 
 
 def _prompt(given: Given) -> int:
     """Maximum tokens of a prompt, for which today's TRL has no option."""
-    whole_length = given.whole("vllm_max_model_length", 0) - given.whole("max_completion_length", 512)
+    both = given.whole("vllm_max_model_length", 0) or given.whole("max_length", 0)
+    whole_length = both - given.whole("max_completion_length", 512)
     return given.whole("max_prompt_length", 0) or (whole_length if whole_length > 0 else 512)
 
 
@@ -121,14 +129,20 @@ def _length(given: Given) -> int:
     return _prompt(given) + given.whole("max_completion_length", 512)
 
 
-def _estimator(kind: str, given: Given) -> dict[str, Any]:
+def _estimator(kind: str, given: Given) -> Mapping[str, Any] | KeyOutcome:
+    if kind in ("online_dpo", "ppo"):
+        return online_dpo(given) if kind == "online_dpo" else ppo(given)
     if kind == "async_grpo":  # whose ratio is that to the engine's policy
-        return {"old_logprobs": "rollout", **_estimator("grpo", given)}
+        return {"old_logprobs": "rollout", **_group_relative(given)}
     if kind == "rloo":
         whitened = given.read("normalize_advantages", flag, False)
         values: dict[str, Any] = {"algorithm.use": "rloo", "algorithm.advantage": "rloo"}
         return {**values, **({"algorithm.whiten_advantages": True} if whitened else {})}
-    if _normalises_parts(given):
+    return _group_relative(given)
+
+
+def _group_relative(given: Given) -> dict[str, Any]:
+    if normalises_parts(given):
         return {"algorithm.use": "gdpo", "algorithm.advantage": "gdpo"}
     scale = str(given.get("scale_rewards", "group")).lower()
     over = {"std_over": "batch"} if scale == "batch" else {}
@@ -136,23 +150,29 @@ def _estimator(kind: str, given: Given) -> dict[str, Any]:
     return {"algorithm.use": "grpo", "algorithm.advantage": {"use": "grpo", "std_normalize": normalise, **over}}
 
 
-def _normalises_parts(given: Given) -> bool:
-    """True if several rewards are normalised before they are added; with a single one, nothing is added."""
-    chosen = str(given.get("multi_objective_aggregation")) == "normalize_then_sum"
-    return chosen and len(given.read("reward_funcs", _called, [])) > 1
-
-
 def _loss(kind: str, given: Given) -> Mapping[str, Any] | KeyOutcome:
+    if (trainer := str(given.get("trainer"))) == "ppo":
+        return {}
+    if trainer == "online_dpo":
+        if kind != "sigmoid":
+            raise UnfitError(f"the loss of online DPO is sigmoid; {kind} has no counterpart: write a policy loss")
+        return {}
+    if kind not in LOSSES:
+        raise UnfitError(f"{kind} is a loss of online DPO")
     low = given.read("epsilon", number, 0.2)
     high = given.read("epsilon_high", number, low)
     values: dict[str, Any] = {"algorithm.aggregate": LOSSES[kind]}
     bounds = {"clip_low": low, "clip_high": high}
-    if str(given.get("trainer")) == "rloo":  # its ratio is that of the whole answer, whose first gradient is the same
+    if trainer == "gmpo":
+        loss = {"use": "geo_mean", **bounds, "dual_clip": None}
+        return {"algorithm.policy_loss": loss, "algorithm.aggregate": "seq-mean-token-mean"}
+    if trainer == "rloo":  # its ratio is that of the whole answer, whose first gradient is the same
         return {
             "algorithm.aggregate": "seq-mean-token-sum",
             "algorithm.policy_loss": {"use": "ppo", **bounds, "dual_clip": None},
         }
-    whole_answer = str(given.get("importance_sampling_level")) == "sequence"
+    # sequence_token has the same gradient as sequence, since the tokens of an answer share its advantage
+    whole_answer = str(given.get("importance_sampling_level")) in ("sequence", "sequence_token")
     if kind == "vespo":
         options = {to: given.read(f"vespo_{key}", number, usual) for to, (key, usual) in VESPO.items()}
         values["algorithm.policy_loss"] = {"use": "zoo/vespo", **options}
@@ -172,18 +192,13 @@ def _loss(kind: str, given: Given) -> Mapping[str, Any] | KeyOutcome:
     return values
 
 
-def _rloo_shaping(given: Given) -> list[dict[str, Any]]:
-    """Return RLOO's bounds on the reward and its KL penalty, which are a part of the reward; none for GRPO."""
-    if str(given.get("trainer")) != "rloo":
-        return []
-    clip, beta = given.read("reward_clip_range", two), given.read("beta", number, 0.05)
-    bounds: list[dict[str, Any]] = [{"use": "reward_clip", "low": clip[0], "high": clip[1]}] if clip else []
-    return [*bounds, *([{"use": "kl_penalty", "coef": beta, "estimator": "k1"}] if beta else [])]
-
-
-def _beta(value: float, given: Given) -> dict[str, Any]:
+def _beta(value: float, given: Given) -> Mapping[str, Any] | KeyOutcome:
+    if str(given.get("trainer")) == "online_dpo":
+        several = len(given.read("beta", numbers, [])) > 1
+        note = "the first; TRL takes one for each epoch, rlsdk a schedule" if several else ""
+        return KeyOutcome({}, "changed" if several else "mapped", note)
     if str(given.get("trainer")) == "rloo":
-        return {"algorithm.kl_coef": 0.0, "algorithm.shaping": _rloo_shaping(given)}
+        return {"algorithm.kl_coef": 0.0, "algorithm.shaping": own_shaping(given)}
     return {"algorithm.kl_coef": value, **({"algorithm.kl": "k3"} if value else {})}
 
 
@@ -271,12 +286,16 @@ def _batch(value: int, given: Given) -> KeyOutcome:
 
 
 def _epochs(value: float, given: Given) -> KeyOutcome:
+    if given.whole("total_episodes", 0) > 0 and counts_batches(given):
+        return KeyOutcome({}, "ignored", "total_episodes takes precedence")
     if given.whole("max_steps", -1) > 0:
         return KeyOutcome({}, "ignored", "max_steps takes precedence")
     return KeyOutcome({"epochs": value}, "mapped", "")
 
 
 def _steps(value: int, given: Given) -> KeyOutcome:
+    if counts_batches(given):
+        return KeyOutcome({}, "ignored", "PPO takes total_episodes, or num_train_epochs")
     if value <= 0:
         return KeyOutcome({}, "ignored", "off; num_train_epochs takes precedence")
     return KeyOutcome({"steps": max(1, value // _updates(given))}, "changed",
@@ -286,6 +305,11 @@ def _steps(value: int, given: Given) -> KeyOutcome:
 def _warmup(value: float, given: Given) -> KeyOutcome:
     if 0 < value < 1:
         return share_of_steps(given.whole("max_steps", 0) or None, value)
+    if counts_batches(given):
+        epochs = given.whole("num_iterations")
+        return KeyOutcome(
+            {"learner.warmup_steps": int(value) * epochs}, "changed", f"TRL counts batches, of {epochs} steps each"
+        )
     return KeyOutcome({"learner.warmup_steps": int(value)}, "mapped", "")
 
 
@@ -451,7 +475,7 @@ def _finish(given: Given) -> dict[str, Any]:
             )
     if "tasks.train" in found and not given.read("shuffle_dataset", flag, True):
         found["tasks.train"] = unshuffled(found["tasks.train"])
-    rewards = _rewards(given, name)
+    rewards = rewards_of(given, name)
     return {**found, **rewards, NOTES: (*notes, *rewards.get(NOTES, ()))}
 
 
@@ -491,35 +515,6 @@ def _files(given: Given, key: str, split: str) -> dict[str, Any] | None:
     if not files or "/" in str(name):  # files of a data set of the hub
         return None
     return {"use": "parquet" if name == "parquet" else "jsonl", "path": files}
-
-
-def _rewards(given: Given, name: Any) -> dict[str, Any]:
-    weights, functions = given.read("reward_weights", numbers, []), given.read("reward_funcs", _called, [])
-    aligned: list[float | None] = list(weights) if len(weights) == len(functions) else [None] * len(functions)
-    found: dict[str, Any] = {}
-    rewards: list[dict[str, Any]] = []
-    for function, weight in zip(functions, aligned, strict=True):
-        weighted = {} if weight is None or len(functions) == 1 else {"weight": weight}
-        if _shipped(function) == PUNISHMENT:
-            punished = _punished(_overlong(function, weight), given)
-            penalty = _penalty(punished) if _normalises_parts(given) else None
-            rewards += [{**penalty, **weighted}] if penalty else []
-            found |= {} if penalty else punished
-        elif _shipped(function) == COSINE:
-            if len(functions) == 1:
-                rewards.append(dict(REWARDS["accuracy_reward"]))
-                found["algorithm.shaping"] = [_cosine(function)]
-        elif (reward := _reward_of(function)) is not None:
-            rewards.append({**reward, **weighted})
-    if given.get("reward_model_name_or_path"):
-        rewards.insert(0, {"use": "reward_model", "path": str(given.get("reward_model_name_or_path"))})
-    if "algorithm.shaping" in found:
-        found["algorithm.shaping"] += _rloo_shaping(given)
-    if len(rewards) > 1:  # the others count where one returns None
-        rewards = [{**reward, "none": "zero"} if reward["use"] == "foreign" else reward for reward in rewards]
-    if not functions and not rewards and "reward_funcs" not in given.flat:
-        return likely_reward(name)
-    return found | ({"reward": rewards[0] if len(rewards) == 1 else rewards} if rewards else {})
 
 
 def _layers(value: Any) -> list[str]:
@@ -580,117 +575,6 @@ _DEEPSPEED = "deepspeed_file"
 """Section with the contents of the file that `deepspeed` names."""
 
 
-def _reward(function: str) -> dict[str, Any] | None:
-    """Return the reward that a function of a script is here; None if nothing tells which."""
-    if function in REWARDS:
-        return dict(REWARDS[function])
-    if "/" in function and ".py:" not in function:
-        return {"use": "reward_model", "path": function}
-    if not re.search("[.:]", function):
-        return None
-    module, _, attribute = function.rpartition(":" if ":" in function else ".")
-    return {"use": "foreign", "path": f"{module}:{attribute}", "style": "trl"}
-
-
-def _called(value: Any) -> list[Any]:
-    """Read the names of functions; one that is made by a call is a mapping with the arguments of the call."""
-    if isinstance(value, Mapping) and KIND in value:
-        return [value]
-    if not isinstance(value, list | tuple):
-        return texts(value)
-    return [each if isinstance(each, Mapping) and KIND in each else texts([each])[0] for each in value if each != ""]
-
-
-def _shipped(function: Any) -> str:
-    """Return the bare name of a function that TRL ships, any other as it is."""
-    name = str(function[KIND]) if isinstance(function, Mapping) else str(function)
-    return name.rpartition(":")[2] if re.match(r"trl[.:]", name) else name
-
-
-def _reward_of(function: Any) -> dict[str, Any] | None:
-    """Return the reward that a function, or a call that makes one, is here; None if nothing tells which."""
-    if _shipped(function) != REPETITION:
-        return _reward(_shipped(function))
-    given = _arguments(function, "ngram_size", "max_penalty")
-    options = {"ngram": given.get("ngram_size"), "penalty": given.get("max_penalty")}
-    penalty = options["penalty"]
-    if isinstance(penalty, int | float):
-        options["penalty"] = -penalty
-    known = {name: value for name, value in options.items() if value is not None}
-    return {"use": "repetition_penalty", "unit": "tokens", **known}
-
-
-def _arguments(function: Any, *names: str) -> dict[str, Any]:
-    """Return the arguments of a call by their names, in the order in which the function takes them."""
-    given = function if isinstance(function, Mapping) else {}
-    found = {name: given.get(name, given.get(f"argument_{i}")) for i, name in enumerate(names, 1)}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _cosine(function: Any) -> dict[str, Any]:
-    """Return the shaping that TRL's cosine reward is here, on rewards of 0 and 1."""
-    here = {
-        "max_len": "max_length",
-        "min_value_wrong": "wrong_short",
-        "max_value_wrong": "wrong_long",
-        "min_value_correct": "right_long",
-        "max_value_correct": "right_short",
-    }
-    return {"use": "cosine_length", **{here[name]: value for name, value in _arguments(function, *here).items()}}
-
-
-def _overlong(function: Any, weight: float | None) -> dict[str, Any]:
-    """Return the shaping that TRL's punishment of long answers is here; both are DAPO's, equation 13."""
-    arguments = function if isinstance(function, Mapping) else {"argument_1": 1280, "argument_2": 256}  # of `trl grpo`
-    limit = arguments.get("max_completion_len", arguments.get("argument_1"))
-    buffer = arguments.get("soft_punish_cache", arguments.get("argument_2"))
-    given = {"max_length": limit, "buffer": buffer, "penalty": weight}
-    return {"use": "overlong", **{name: value for name, value in given.items() if value is not None}}
-
-
-def _punished(penalty: Mapping[str, Any], given: Given) -> dict[str, Any]:
-    """Return the setting of a penalty, or a note on one that begins above the longest answer."""
-    limit, buffer = penalty.get("max_length"), penalty.get("buffer")
-    longest = given.whole("max_completion_length", 512)
-    if isinstance(limit, int) and isinstance(buffer, int) and limit - buffer >= longest:
-        note = f"reward: {PUNISHMENT} begins above {limit - buffer} tokens, and no answer has more than {longest}: left out"
-        return {NOTES: (note,)}
-    return {"algorithm.shaping": [penalty]}
-
-
-def _penalty(punished: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the reward that the punishment is, for rewards that are normalised one by one; None if it is left out."""
-    (shaping,) = punished.get("algorithm.shaping", [{}])
-    limit, buffer = shaping.get("max_length"), shaping.get("buffer")
-    if not isinstance(limit, int) or not isinstance(buffer, int):
-        return None
-    return {"use": "length_penalty", "free": limit - buffer, "limit": limit}
-
-
-def _functions(value: Any, given: Given) -> KeyOutcome:
-    functions = [_shipped(each) for each in _called(value)]
-    made = (PUNISHMENT, COSINE, REPETITION)
-    if lost := [name for name in functions if name not in made and _reward(name) is None]:
-        return KeyOutcome({}, "missing", f"reward: {{use: foreign, path: 'FILE.py:{lost[0]}', style: trl}}")
-    if COSINE in functions and len(functions) > 1:
-        note = f"FILE.py with reward = {COSINE}(…), and reward: {{use: foreign, path: 'FILE.py:reward', style: trl}}"
-        return KeyOutcome({}, "missing", note)
-    note = "built-in rewards, or the function unchanged (howto/reward.md)"
-    if PUNISHMENT in functions:
-        note += f"; {PUNISHMENT} becomes " + ("length_penalty" if _normalises_parts(given) else "a shaping")
-    if COSINE in functions:
-        note += f"; {COSINE} becomes math with the shaping cosine_length"
-    return KeyOutcome({}, "changed", note)
-
-
-def _aggregation(value: str, given: Given) -> KeyOutcome:
-    if value == "sum_then_normalize":
-        return KeyOutcome({}, "ignored", "the parts of a reward are summed, then normalised")
-    if not _normalises_parts(given):
-        return KeyOutcome({}, "changed", "a single reward is normalised as usual")
-    return KeyOutcome({}, "changed", "advantage gdpo; where a function returns None, its part counts as 0")
-
-
 def _data_of(name: str) -> Any:
     """Report an argument of the call that makes a script's training or evaluation data."""
 
@@ -725,6 +609,7 @@ ROWS = (
     same("model", "model.path", text, "Qwen/Qwen2.5-0.5B", _model),
     *(same(f"model.{name}", "model.path", text, "Qwen/Qwen2.5-0.5B", _model)
       for name in ("argument_1", "pretrained_model_name_or_path")),
+    same("sft_model_path", "model.path", text, "Qwen/Qwen2.5-0.5B", _model),
     *(same(f"model.{name}", "model.dtype", DTYPE, "bfloat16") for name in ("dtype", "torch_dtype")),
     same("model.attn_implementation", "learner.attention", ATTENTION, "sdpa"),
     same("model.trust_remote_code", "model.trust_remote_code", flag, False),
@@ -768,10 +653,10 @@ ROWS = (
     missing("datasets.**", "see rlsdk plugins tasks", "x"),
     missing("dataset_mixture_config.**", "tasks.train: a list of sources, each with its weight", "x"),
     missing("test_split_size", "tasks.eval: split the data, and name the held-out part", 0.1),
-    same("reward_funcs", "reward", _called, ["accuracy_reward"], _functions),
+    same("reward_funcs", "reward", called, ["accuracy_reward"], convert_functions),
     part("reward_model_name_or_path", "reward", text, "org/reward-model"),
     part("reward_weights", "reward", numbers, [1.0]),
-    changed("multi_objective_aggregation", "algorithm.advantage", text, "normalize_then_sum", "advantage gdpo", _aggregation),
+    changed("multi_objective_aggregation", "algorithm.advantage", text, "normalize_then_sum", "advantage gdpo", convert_aggregation),
     part("max_prompt_length", "max_prompt_tokens", count, 512),
     same("max_completion_length", "sampling.max_tokens", count, 512),
     same("chat_template_path", "model.renderer.file", text, "chat.jinja", template_file),
@@ -822,11 +707,10 @@ ROWS = (
     ignored("cache_implementation", "options of the engine transformers", "x"),
     ignored("ds3_gather_for_generation", "engines have their own weights", True),
     # Objective
-    same("trainer", "algorithm.use algorithm.advantage", choice(("grpo", "rloo", "async_grpo"), "the trainer"), "grpo",
-         _estimator),
+    same("trainer", "algorithm.use algorithm.advantage", choice(TRAINERS, "the trainer"), "grpo", _estimator),
     part("scale_rewards", "algorithm.advantage.std_normalize", str, "group"),  # also a truth value
     same("loss_type", "algorithm.policy_loss algorithm.aggregate",
-         choice(LOSSES, "the loss"), "dapo", _loss),
+         choice((*LOSSES, "sigmoid", "ipo"), "the loss"), "dapo", _loss),
     part("epsilon", "algorithm.policy_loss.clip_low", number, 0.2),
     part("epsilon_high", "algorithm.policy_loss.clip_high", number, 0.28, "with cispo, the greatest ratio less 1; at least 0"),
     part("delta", "algorithm.policy_loss.dual_clip", number, 5.0, "applies to tokens with negative advantage"),
@@ -836,7 +720,7 @@ ROWS = (
     part("importance_sampling_level", "algorithm.policy_loss", text, "sequence", "the loss gspo has answer-level ratios"),
     part("normalize_advantages", "algorithm.whiten_advantages", flag, True, "over tokens, not over answers"),
     part("reward_clip_range", "algorithm.shaping", two, [-10, 10]),
-    same("beta", "algorithm.kl_coef algorithm.kl", number, 0.04, _beta),
+    same("beta", "algorithm.kl_coef algorithm.kl algorithm.policy_loss", first, 0.04, _beta),
     changed("mask_truncated_completions", "algorithm.filters", flag, True, "drops truncated rollouts",
             switched({"algorithm.filters[]": "truncated"}, "drops truncated rollouts")),
     changed("top_entropy_quantile", "algorithm.top_entropy_quantile", number, 0.2, _TOP_ENTROPY,
@@ -995,6 +879,7 @@ ROWS = (
     ignored("do_predict", "rlsdk train trains, rlsdk eval evaluates", True),
     ignored("torch_*", "the cache is not emptied between steps; use learner.compile to compile", 1),
     ignored("class", "class name", "GRPOConfig"),
+    *ROWS_OF_TRAINERS,
 )  # fmt: skip
 
 DEFAULTS: Mapping[str, Any] = {
@@ -1036,36 +921,28 @@ FRAMEWORK = Framework(
         "peft_config.lora_alpha": "lora_alpha",
         "peft_config.target_modules": "lora_target_modules",
         "peft_config.lora_dropout": "lora_dropout",
+        "max_new_tokens": "max_completion_length",
+        "response_length": "max_completion_length",
+        "num_ppo_epochs": "num_iterations",
+        "reward_model_path": "reward_model_name_or_path",
+        "reward_model.argument_1": "reward_model_name_or_path",
+        "reward_model.pretrained_model_name_or_path": "reward_model_name_or_path",
+        "policy.argument_1": "model.argument_1",
     },
-    variants={
-        "AsyncGRPO": {
-            "trainer": "async_grpo",
-            "max_completion_length": 2048,
-            "lr_scheduler_type": "constant",
-            "use_vllm": True,
-            "vllm_mode": "server",
-            "vllm_importance_sampling_correction": False,
-            "max_staleness": 4,
-            "weight_sync_steps": 1,
-        },
-    }
-    | {
-        name: {"trainer": "rloo", "beta": 0.05, "num_generations": 2, "vllm_importance_sampling_correction": False}
-        for name in ("trl rloo", "scripts.rloo", "rloo.py", "rloo_vlm.py", "RLOO")
-    },
-    others={
-        **dict.fromkeys(("trl sft", "sft.py"), "algorithm: sft"),
-        **dict.fromkeys(("trl dpo", "dpo.py"), "algorithm: dpo"),
-        **dict.fromkeys(("trl kto", "kto.py"), "algorithm: kto"),
-        **dict.fromkeys(("trl reward", "reward_modeling.py"), "reward: reward_model, for a model trained elsewhere"),
-    },
-    entries=("trl grpo", "trl rloo", "trl.scripts.grpo", "trl.scripts.rloo", "grpo.py", "train_grpo.py", "rloo.py"),
-    constructors={
-        **dict.fromkeys(("GRPOConfig", "RLOOConfig", "AsyncGRPOConfig"), ("output_dir",)),
-        **dict.fromkeys(
-            ("GRPOTrainer", "RLOOTrainer", "AsyncGRPOTrainer"),
-            ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
-        ),
-    },
+    variants=VARIANTS,
+    others=OTHERS,
+    entries=(
+        "trl grpo",
+        "trl rloo",
+        "trl.scripts.grpo",
+        "trl.scripts.rloo",
+        "grpo.py",
+        "train_grpo.py",
+        "rloo.py",
+        "online_dpo.py",
+        "ppo/ppo.py",
+        "ppo/ppo_tldr.py",
+    ),
+    constructors=CONSTRUCTORS,
     whole=("reward_funcs",),
 )
