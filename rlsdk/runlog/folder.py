@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import socket
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +28,10 @@ COMPILED = "cache"
 """Folder of programs that a run's actors compiled; no later start may use them."""
 _DELETED = ".deleted-"
 """Part of the name of a folder that is being deleted, after the run's."""
+_ASIDE = re.compile(r"\..+\.(\d{1,9})\.partial")
+"""Name of a file that `replace_text` writes aside, with the id of the process."""
+_ASIDE_SECONDS = 60.0
+"""Age in seconds at which such a file is left over, even if its process may run on another machine."""
 LEASE_SECONDS = 30.0
 """Seconds without an update after which the lock of a program on another machine counts as dead."""
 
@@ -55,6 +61,19 @@ def replace_text(path: Path, text: str) -> None:
         with suppress(OSError):
             partial.unlink()
         raise
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Delete what `replace_text` had written aside in processes that were killed; one that still writes is left."""
+    import psutil
+
+    for path in folder.glob(".*.partial"):
+        match = _ASIDE.fullmatch(path.name)
+        if match is None or psutil.pid_exists(int(match[1])):
+            continue
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _ASIDE_SECONDS:
+                path.unlink()
 
 
 class FolderLock:

@@ -1,4 +1,4 @@
-"""Fingerprints of the models that a run loads from folders, so that a resumed run notices that they have changed."""
+"""Fingerprints of the models that a run loads, so that a resumed run notices that they have changed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.config import Plan
+from rlsdk.preflight import cached_folder
 
 _TEXTS = frozenset({".json", ".jinja", ".model", ".tiktoken", ".txt"})
 """Suffixes of configurations and tokenizers, whose whole content counts."""
@@ -20,13 +21,14 @@ _SAMPLE = 2**14
 
 
 def fingerprints(plan: Plan) -> dict[str, dict[str, str]]:
-    """Return the fingerprints of the models of a run, by setting; models from a hub have none.
+    """Return the fingerprints of the models of a run, by setting; a hub model that is not cached has none.
 
     Args:
         plan: Checked plan.
 
     Returns:
-        Setting -> `weights` and `files` (configuration and tokenizer), each a hash.
+        Setting -> `weights` and `files` (configuration and tokenizer), each a hash; of a hub model, `revision`: the
+        commit in this machine's cache.
     """
     given = {"model.path": plan.model.path}
     if plan.model.tokenizer:
@@ -35,7 +37,10 @@ def fingerprints(plan: Plan) -> dict[str, dict[str, str]]:
         given["model.reference"] = plan.reference.path
     if plan.algorithm.critic and plan.config.model.critic:
         given["model.critic"] = plan.critic.path
-    return {setting: _fingerprint(Path(path)) for setting, path in given.items() if Path(path).is_dir()}
+    found = {
+        setting: _fingerprint(Path(path)) if Path(path).is_dir() else _revision(path) for setting, path in given.items()
+    }
+    return {setting: marks for setting, marks in found.items() if marks}
 
 
 def changed_models(plan: Plan, then: Any) -> dict[str, str]:
@@ -49,11 +54,15 @@ def changed_models(plan: Plan, then: Any) -> dict[str, str]:
         Setting -> what has changed, in words.
     """
     found: dict[str, str] = {}
-    whats = {"weights": "weights", "files": "files of its configuration or tokenizer"}
+    whats = {
+        "weights": "weights",
+        "files": "files of its configuration or tokenizer",
+        "revision": "files of the revision from the hub",
+    }
     for setting, now in fingerprints(plan).items():
         before = then.get(setting) if isinstance(then, Mapping) else None
         if isinstance(before, Mapping):
-            parts = [what for part, what in whats.items() if before.get(part) != now[part]]
+            parts = [what for part, what in whats.items() if before.get(part) != now.get(part)]
             found |= {setting: " and ".join(parts)} if parts else {}
     return found
 
@@ -67,6 +76,14 @@ def _fingerprint(folder: Path) -> dict[str, str]:
             hashes[part].update(f"{path.name} {size}\n".encode())
             hashes[part].update(path.read_bytes() if part == "files" else _samples(path, size))
     return {part: found.hexdigest() for part, found in hashes.items()}
+
+
+def _revision(name: str) -> dict[str, str]:
+    try:
+        commit = Path(cached_folder(name)).name
+    except ValueError:  # not a name of the hub
+        return {}
+    return {"revision": commit} if commit else {}
 
 
 def _samples(path: Path, size: int) -> bytes:

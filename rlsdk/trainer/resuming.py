@@ -23,7 +23,16 @@ from rlsdk.errors import ConfigError
 from rlsdk.learners.checkpoint import find_other_settings, ranks_of
 from rlsdk.plugins import short_name
 from rlsdk.plurals import counted
-from rlsdk.runlog.folder import finish_removal, is_foreign, mark, naming, remove_compiled, remove_run, replace_text
+from rlsdk.runlog.folder import (
+    finish_removal,
+    is_foreign,
+    mark,
+    naming,
+    remove_compiled,
+    remove_run,
+    remove_unfinished,
+    replace_text,
+)
 from rlsdk.runlog.metrics import METRICS, garbled_lines, lines_up_to
 from rlsdk.runlog.report import SUMMARY
 from rlsdk.runlog.store import DATABASE, damage_of, set_aside
@@ -168,6 +177,8 @@ def prepare_folder(
         which = ", the newest intact one" if isinstance(resume, bool) else ""
         notices.append(f"the run continues from the checkpoint of step {step}{which}")
     remove_compiled(folder)
+    for each in (folder, folder / CODE):
+        remove_unfinished(each)
     if resumes:
         notices += [*_unreadable(plan, step), *_run_code(plan)]
     (folder / "logs").mkdir(exist_ok=True)

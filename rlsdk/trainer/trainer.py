@@ -83,7 +83,7 @@ class Trainer:
         callbacks: Called in this order around each step; see `rlsdk.trainer.callbacks`.
         replay: Groups that were trained on and may be trained on again.
         credit: Chain of shapings and the advantage estimator.
-        base_models: Fingerprints of the models that the run loads from folders.
+        base_models: Fingerprints of the models that the run loads.
         timer: Seconds spent in each phase of the current step, or of the last one.
         closed: Rollout store entries of the last step's groups, each with its final status.
         interrupted: True once the run was asked to end after the current step.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -369,6 +371,45 @@ def test_other_content_of_the_base_model_is_refused_and_accepted_with_leave(run:
     with pytest.raises(ConfigError, match=rf"model\.path: {what} in .*/model differ .* --allow-changes"):
         run.resume()
     assert f"model.path: {what} differ from those at step 4" in run.resume(allow_changes=True).notices
+
+
+def test_another_revision_of_a_hub_model_in_the_cache_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(run.folder / "hub"))
+    cache = run.folder / "hub" / "models--lab--tiny"
+    (cache / "refs").mkdir(parents=True)
+
+    def download(commit: str) -> None:
+        (cache / "snapshots" / commit).mkdir(parents=True)
+        (cache / "snapshots" / commit / "config.json").write_text("{}")
+        (cache / "refs" / "main").write_text(commit)
+
+    run.common["model"] = "lab/tiny"
+    run.begin()  # not cached: nothing to compare with
+    assert fingerprints(run.plan()) == {}
+    download("a" * 40)
+    assert run.resume().notices == ()
+    run.save(step=5)
+    assert run.resume().notices == ()
+    download("b" * 40)
+    with pytest.raises(ConfigError, match=r"model\.path: files of the revision from the hub in lab/tiny differ from"):
+        run.resume()
+    assert run.resume(allow_changes=True).step == 5
+
+
+def test_what_killed_processes_had_written_aside_is_deleted_and_what_others_write_is_not(run: Run) -> None:
+    run.begin()
+    folder, dead = run.folder / "runs" / "trial", 2**22 + 1  # beyond the greatest id of a process
+    (folder / "code").mkdir()
+    names = {f".config.yaml.{dead}.partial": 100, f"code/.lab.py.{dead}.partial": 100}
+    kept = {f".summary.json.{dead}.partial": 0, f".alerts.jsonl.{os.getpid()}.partial": 100, ".mine.partial": 100}
+    for name, age in {**names, **kept}.items():
+        (folder / name).touch()
+        os.utime(folder / name, (time.time() - age,) * 2)
+    run.resume()
+    assert {name: (folder / name).exists() for name in (*names, *kept)} == {
+        **dict.fromkeys(names, False),
+        **dict.fromkeys(kept, True),
+    }
 
 
 @pytest.mark.parametrize("models", [{}, {"models": None}, {"models": ["x"]}, {"models": {"model.path": 1}}])
