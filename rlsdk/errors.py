@@ -301,12 +301,19 @@ def place_in(frames: Iterable[tuple[FrameType, int]]) -> str:
 
 def defined_at(obj: Any) -> str:
     """Return a function's or class's name with the file and line of its definition: `exact (lab.py, line 3)`."""
+    place = definition_of(obj)
+    return f"{obj.__qualname__} ({place})" if place else str(obj.__qualname__)
+
+
+def definition_of(obj: Any) -> str:
+    """Return file and line of the definition of a function or class: `lab.py, line 3`; empty if there is no file."""
     try:
         lines, number = inspect.getsourcelines(obj)
-        place = f" ({_shown(inspect.getsourcefile(obj) or '')}, line {number})" if lines else ""
+        return f"{_shown(inspect.getsourcefile(obj) or '')}, line {number}" if lines else ""
     except (OSError, TypeError):  # defined in an interactive interpreter
-        place = ""
-    return f"{obj.__qualname__}{place}"
+        return ""
+    except SystemError:  # a fault of CPython 3.11 and 3.12.0 in parsing the file of a class: python/cpython#106905
+        return ""
 
 
 def package(module: str) -> str:

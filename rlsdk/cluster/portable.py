@@ -12,6 +12,7 @@ import attrs
 from rlsdk.config import Plan
 from rlsdk.errors import FingerprintError, RunError
 from rlsdk.plugins import Plugins
+from rlsdk.plugins.fingerprints import code_differs
 
 log = logging.getLogger(__name__)
 OF_THE_PROCESS = ("RAY_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
@@ -83,10 +84,7 @@ class PortablePlan:
         for name in self.active:  # before the rest is unpickled, which may refer to their definitions
             plugins.activate(name)
             if (here := plugins.fingerprint(name)) != self.code[name]:
-                raise FingerprintError(
-                    f"plugin {name!r} differs between driver and worker: driver {self.code[name]}, worker {here}; "
-                    "install the same version on every node"
-                )
+                raise FingerprintError(code_differs(name, self.code[name], here))
         plan: Plan = attrs.evolve(cloudpickle.loads(self.pickled), plugins=plugins)
         return plan
 

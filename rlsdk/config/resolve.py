@@ -196,7 +196,8 @@ class _Resolver:
         chat_template = self.chat_template(single["renderer"])
         optional = self.optional_components(config)
         trackers, diagnoses = self.trackers(config.trackers), self.diagnoses(config.diagnoses)
-        self.faults += limits(config)
+        broken = {fault.partition(":")[0] for fault in self.faults}
+        self.faults += [fault for fault in limits(config) if fault.partition(":")[0] not in broken]
         if algorithm is None:
             self.rewards(config, None)
             return None

@@ -21,6 +21,7 @@ from rlsdk.components import Use, component_of
 from rlsdk.config import defaults
 from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config
 from rlsdk.config.section import RewardUse, Section, SourceUse, given
+from rlsdk.config.yaml_errors import yaml_fault
 from rlsdk.deprecation import Deprecation
 from rlsdk.errors import ConfigError, first_line
 from rlsdk.kinds import COMBINED, PART_LISTS, PARTS
@@ -111,7 +112,8 @@ def _load(source: Source) -> tuple[Tree, dict[tuple[str | int, ...], Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path} cannot be read: {error}"]) from error
     except yaml.YAMLError as error:
-        raise ConfigError([f"{path} is not valid YAML: {' '.join(str(error).split())}"]) from error
+        text = path.read_text(encoding="utf-8", errors="replace")
+        raise ConfigError([f"{path} is not valid YAML: {yaml_fault(error, text)}"]) from error
     except OmegaConfBaseException as error:
         raise ConfigError([f"{error.full_key or path}: {first_line(error)}{_DOLLAR}"]) from error
     tree = OmegaConf.to_container(loaded, resolve=False)
@@ -165,7 +167,8 @@ def apply_override(tree: Tree, text: str) -> str | None:
     try:
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"v={raw}"]), resolve=False)["v"]
     except yaml.YAMLError as error:
-        return f"override {text!r}: the value is not valid YAML ({' '.join(str(error).split())}){_QUOTES}"
+        problem = getattr(error, "problem", None) or first_line(error)
+        return f"override {text!r}: the value is not valid YAML ({problem}){_QUOTES}"
     except OmegaConfBaseException as error:
         return f"override {text!r}: {first_line(error)}{_DOLLAR}"
     return _assign(tree, re.sub(r"\[(\d+)\]", r".\1", key).split("."), value, text)
@@ -244,7 +247,10 @@ def _interpolate(tree: Tree) -> tuple[Tree, list[str]]:
                 raw = OmegaConf.to_container(node, resolve=False)[key]
                 unset = re.search(r"Environment variable '(.+)' not found", str(error))
                 why = f"the environment variable {unset[1]} is not set" if unset else first_line(error)
-                faults.append(f"{where}: {raw!r} cannot be resolved: {why}")
+                name = re.search(r"Interpolation key '([A-Z][A-Z0-9_]*)' not found", why)
+                name = name or re.search(r"\$\{env:(\w+)", raw)
+                hint = f"; an environment variable is written ${{oc.env:{name[1]}}}" if name else ""
+                faults.append(f"{where}: {raw!r} cannot be resolved: {why}{hint}")
                 continue
             out[key] = walk(value, where) if isinstance(value, DictConfig | ListConfig) else value
         return list(out.values()) if isinstance(node, ListConfig) else out

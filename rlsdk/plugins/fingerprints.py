@@ -39,6 +39,17 @@ class Fingerprint:
         return f"{self.distribution} {self.version} (source {self.source[:12]})".strip()
 
 
+def code_differs(plugin: str, driver: Fingerprint, worker: Fingerprint) -> str:
+    """Return the message of a worker whose code of a plugin is not the driver's, and what to do."""
+    same_release = (driver.distribution, driver.version) == (worker.distribution, worker.version)
+    advice = (
+        "do not edit its code while a run starts, and have the same code on every node"
+        if same_release
+        else "install the same version on every node"
+    )
+    return f"plugin {plugin!r} differs between driver and worker: driver {driver}, worker {worker}; {advice}"
+
+
 @attrs.frozen
 class ComponentRef:
     """Reference for workers to find the component that the driver chose: name and fingerprint.

@@ -32,7 +32,7 @@ from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import nearest, unknown
 from rlsdk.plugins import fingerprints, guard
 from rlsdk.plugins.discovery import CORE, PluginEntry, discover, misspelt_group, misspelt_module, unreadable
-from rlsdk.plugins.fingerprints import ComponentRef, Fingerprint, overwritten, plugin_name, source_of
+from rlsdk.plugins.fingerprints import ComponentRef, Fingerprint, code_differs, overwritten, plugin_name, source_of
 from rlsdk.plugins.own_parts import with_own_parts
 
 _MARKS = frozenset({*KINDS, "field", "hookimpl"})
@@ -220,10 +220,7 @@ class Plugins(pluggy.PluginManager):
         _, component = self.find(reference.kind, reference.name)
         here = self.fingerprint(plugin)
         if here != reference.fingerprint:
-            raise FingerprintError(
-                f"plugin {plugin!r} differs between driver and worker: driver {reference.fingerprint}, worker {here}; "
-                "install the same version on every node"
-            )
+            raise FingerprintError(code_differs(plugin, reference.fingerprint, here))
         return component
 
     def bind(self, component: Component, options: Mapping[str, Any]) -> Any:

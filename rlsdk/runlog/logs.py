@@ -108,9 +108,9 @@ def log_to(plan: Plan, console: Console | logging.Handler, file: str = "") -> No
 
 
 SHOWN = (
-    ("reward", "reward/mean", "{:.3f}"),
+    ("reward", "reward/mean", "{:z.3f}"),
     ("accuracy", "accuracy/mean", "{:.1%}"),
-    ("loss", "actor/loss", "{:.4f}"),
+    ("loss", "actor/loss", "{:z.4f}"),
     ("tokens/s", "time/tokens_per_second", "{:,.0f}"),
 )
 """(label, metric, format) of the progress line."""

@@ -12,7 +12,7 @@ import attrs
 from rlsdk import contracts
 from rlsdk.calls import ARGUMENTS
 from rlsdk.components import Component
-from rlsdk.errors import MissingFieldError, described
+from rlsdk.errors import MissingFieldError, definition_of, described
 from rlsdk.kinds import Kind
 from rlsdk.options import Option
 from rlsdk.plugins import CORE, Plugins
@@ -75,7 +75,11 @@ class Subject:
         return self.component.name if self.plugin in ("", CORE) else f"{self.plugin}/{self.component.name}"
 
     def __str__(self) -> str:
-        return f"{self.component.kind} {self.name}" + (f" ({self.origin})" if self.origin else "")
+        place = definition_of(self.component.obj)
+        if place and self.origin.endswith(".py"):  # a single file, as the user wrote its path
+            place = f"line {place.rpartition(', line ')[2]}"
+        where = ", ".join(each for each in (self.origin, place) if each)
+        return f"{self.component.kind} {self.name}" + (f" ({where})" if where else "")
 
     @functools.cached_property
     def own_options(self) -> tuple[Option, ...]:

@@ -100,6 +100,8 @@ def test_an_option_that_refers_to_nothing_is_not_also_called_missing(faults, mon
     monkeypatch.delenv("RLSDK_TEST_NOWHERE", raising=False)
     (found,) = faults("tasks.train={use: parquet, path: '${oc.env:RLSDK_TEST_NOWHERE}/train.parquet'}")
     assert found.startswith("tasks.train.path: '${oc.env:RLSDK_TEST_NOWHERE}/train.parquet' cannot be resolved")
+    (found,) = faults("steps=${oc.env:RLSDK_TEST_NOWHERE}")
+    assert found.startswith("steps: '${oc.env:RLSDK_TEST_NOWHERE}' cannot be resolved")
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,13 @@ def test_every_reference_that_leads_nowhere_is_reported(monkeypatch):
     assert by_path["steps"].startswith("'${stepps}' cannot be resolved: Interpolation key 'stepps' not found")
 
 
+@pytest.mark.parametrize("value", ["${RUN_NAME}", "runs/${env:RUN_NAME}"])
+def test_a_variable_written_as_in_a_shell_is_told_how(value):
+    (found,) = read({"out": value})[1]
+    assert found.startswith(f"out: {value!r} cannot be resolved: ")
+    assert found.endswith("; an environment variable is written ${oc.env:RUN_NAME}")
+
+
 @pytest.mark.parametrize("value", ["${", "${a b}", "cost: ${"])
 def test_an_interpolation_that_is_not_one_says_how_to_write_a_dollar_sign(value, tmp_path):
     file = tmp_path / "a.yaml"
@@ -183,6 +190,31 @@ def test_files_that_hold_no_configuration(tmp_path, content, message):
     with pytest.raises(ConfigError, match=message) as caught:
         read(file)
     assert "bad.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "line 3, column 1 (a: 3): found duplicate key a; keep one of them"),
+        (
+            "a:\n  b: 1\n\tc: 2\n",
+            "line 3, column 1 (c: 2): found a tab character that violates indentation; indent with spaces",
+        ),
+        ("a: 1\nsteps 150\nb: 2\n", "line 2, column 1 (steps 150): could not find expected ':'"),
+        ("a: *nothing\n", "line 1, column 4 (a: *nothing): found undefined alias; define it above as &nothing"),
+        ("a: b: c\n", "line 1, column 5 (a: b: c): mapping values are not allowed in this context; put text that"),
+        ("a:\n  b: 1\n c: 2\n", "; indent the keys of a section equally"),
+        ("a: 1\nb: [1\nc: 2\n", "; the bracket was opened in line 2"),
+        ("a: 1\nb: [1,\n", "line 3, column 1: did not find expected node content; a bracket is not closed"),
+    ],
+)
+def test_a_file_that_is_not_yaml_is_explained_by_line(tmp_path, content, message):
+    file = tmp_path / "bad.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        read(file)
+    (found,) = caught.value.faults
+    assert message in found and "while " not in found
 
 
 def test_a_folder_instead_of_a_file_is_refused(tmp_path):

@@ -426,7 +426,10 @@ def test_a_reference_holds_what_a_worker_needs_and_no_registry(mylab):
 def test_a_worker_with_other_code_refuses(mylab, change):
     reference = Plugins().reference("reward", "mylab/exact")
     other = attrs.evolve(reference, fingerprint=attrs.evolve(reference.fingerprint, **change))
-    with pytest.raises(FingerprintError, match=r"plugin 'mylab' differs between driver and worker: driver .*, worker "):
+    advice = "do not edit its code while a run starts" if "source" in change else "install the same version"
+    with pytest.raises(
+        FingerprintError, match=rf"plugin 'mylab' differs between driver and worker: driver .*, worker .*; {advice}"
+    ):
         Plugins().resolve(other)
 
 

@@ -161,8 +161,7 @@ def defaults_valid(subject: Subject, _: Any) -> None:
 @holds(
     "contract",
     *KINDS,
-    remedy="see the table of kinds in the documentation (design, kinds and their contracts) for the functions that are "
-    "called, and their arguments",
+    remedy="define what is expected; `rlsdk new KIND NAME.py` writes a working example of each kind",
     makes=False,
 )
 def contract(subject: Subject, _: Any) -> None:

@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlsdk.config.schema import LISTS
 from rlsdk.config.tree import current, normalise
+from rlsdk.config.yaml_errors import yaml_fault
 from rlsdk.errors import first_line
 from rlsdk.kinds import COMBINED, PART_LISTS
 from rlsdk.readiness.tasks import PlanFinding
@@ -31,7 +32,7 @@ def read_text(text: str) -> tuple[Tree | None, list[PlanFinding]]:
     try:
         loaded = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False) if text.strip() else {}
     except yaml.YAMLError as error:
-        return None, [PlanFinding("", f"this is not valid YAML: {' '.join(str(error).split())}")]
+        return None, [PlanFinding("", f"this is not valid YAML: {yaml_fault(error, text)}")]
     except (OmegaConfBaseException, OSError) as error:  # OSError: a bare number or text
         return None, [PlanFinding("", f"this is not a configuration: {first_line(error)}; expected `key: value` lines")]
     if not isinstance(loaded, dict):
