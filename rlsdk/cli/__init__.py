@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from rlsdk.cli.lazy import LazyGroup
-from rlsdk.isolation.process import interrupt_on_sigterm
+from rlsdk.isolation.process import interrupt_on_hangup, interrupt_on_sigterm
 
 COMMANDS = {
     "check": "Check a plugin's components, or a model's tokenizer and chat template.",
@@ -114,6 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     output = sys.stdout
     if arguments is None and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, interrupt_on_sigterm)
+    if arguments is None and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # under `nohup`, it stays ignored
+        signal.signal(signal.SIGHUP, interrupt_on_hangup)
     try:
         return root.main(args=None if arguments is None else list(arguments), prog_name="rlsdk")
     except SystemExit as leaving:

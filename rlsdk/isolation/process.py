@@ -99,6 +99,12 @@ def interrupt_on_sigterm(_: int, frame: FrameType | None) -> None:
     (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
 
 
+def interrupt_on_hangup(number: int, frame: FrameType | None) -> None:
+    """Handle the first SIGHUP like SIGTERM: when a terminal closes, both the kernel and the shell may send it."""
+    signal.signal(number, signal.SIG_IGN)
+    interrupt_on_sigterm(number, frame)
+
+
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
     """Handle SIGTERM like Ctrl-C while a block runs, unless the program has a handler of its own.

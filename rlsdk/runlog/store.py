@@ -125,6 +125,8 @@ class RolloutStore:
         self._engine = address.engine(poolclass=sa.pool.StaticPool, **how)
         self._run = address.run
         with self._explained():
+            if address.is_file and not Path(address.file).exists():
+                self._create_file(Path(address.file))
             self._connection = self._engine.connect()
             if address.is_file:
                 self._wait_for("PRAGMA journal_mode=WAL")  # readers never wait for the writer
@@ -134,6 +136,18 @@ class RolloutStore:
             METADATA.create_all(self._connection)
             create_indices(self._connection)
             self._connection.commit()
+
+    def _create_file(self, path: Path) -> None:
+        """Create the file aside with its tables: a run that is ended meanwhile leaves no file that lacks them."""
+        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        engine = attrs.evolve(self.address, url=f"{_LOCAL}{partial}").engine(poolclass=sa.pool.NullPool)
+        try:
+            with engine.begin() as connection:
+                METADATA.create_all(connection)
+            partial.replace(path)
+        finally:
+            engine.dispose()
+            partial.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Disconnect; a file of SQLite then stands alone, and reading it creates no others next to it."""

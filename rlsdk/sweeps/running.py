@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FrameType
 
 import attrs
 
@@ -64,7 +65,7 @@ def train_all(
         parallel: Maximum number of processes at once.
 
     Raises:
-        Interrupted: Ctrl-C or SIGTERM; the processes have finished their step and saved.
+        Interrupted: Ctrl-C, SIGTERM or SIGHUP; the processes have finished their step and saved.
     """
     queue = _Queue(list(runs), plans, notify)
     passed_on = 0
@@ -161,9 +162,15 @@ def _started(run: SweepRun) -> subprocess.Popen[bytes]:
 def _asked_to_end() -> Iterator[list[int]]:
     """Collect termination signals while the block runs."""
     asked: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, lambda number, _: asked.append(number))
+
+    def ask(number: int, _: FrameType | None) -> None:
+        if number != signal.SIGHUP or not asked:  # when a terminal closes, both the kernel and the shell send it
+            asked.append(number)
+
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under `nohup`, it stays ignored
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, ask) for number in numbers}
     try:
         yield asked
     finally:

@@ -99,3 +99,29 @@ def test_a_terminal_that_closes_ends_the_run_after_its_step_unless_nohup_protect
             assert asyncio.run(work()) == heard
     finally:
         signal.signal(signal.SIGHUP, shell)
+
+
+HANG_UP = """
+import os, signal, time
+from rlsdk import cli
+
+def command(**_):
+    try:
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(20)
+    except KeyboardInterrupt:
+        os.kill(os.getpid(), signal.SIGHUP)  # the kernel and the shell send one each
+        print("cleaned up", flush=True)
+        raise SystemExit(130)
+    raise SystemExit(0)
+
+cli.root.main, time.sleep = command, lambda seconds: None
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(("before", "said"), [("SIG_DFL", "cleaned up"), ("SIG_IGN", "")])
+def test_a_terminal_that_closes_ends_a_command_like_ctrl_c_unless_nohup_protects_it(before, said):
+    program = f"import signal; signal.signal(signal.SIGHUP, signal.{before})\n{HANG_UP}"
+    ran = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout.strip()) == (130 if said else 0, said), ran.stderr

@@ -350,6 +350,24 @@ def test_a_database_that_is_read_is_closed_and_opened_again(
         assert len(query(tmp_path)) == 4
 
 
+def test_a_run_that_is_ended_while_it_creates_its_database_leaves_none_without_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = sa.MetaData.create_all
+
+    def interrupted(self: sa.MetaData, *given: Any, **how: Any) -> None:
+        create(self, *given, **how)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sa.MetaData, "create_all", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        RolloutStore(Address.make(tmp_path, None, None))
+    assert Address.of(tmp_path) is None and list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    RolloutStore(Address.make(tmp_path, None, None)).close()
+    assert Address.of(tmp_path) is not None and query(tmp_path) == []
+
+
 def test_damage_in_the_middle_of_a_database_is_found_and_the_damaged_files_are_kept(
     entry: Make, tmp_path: Path
 ) -> None:

@@ -206,7 +206,10 @@ def test_runs_are_started_in_order_and_their_status_is_theirs(config: Path, monk
     assert told[0] == "0 kept" and {"1 finished", "2 failed", "3 interrupted"} < set(told)
 
 
-def test_ctrl_c_is_passed_on_and_nothing_more_is_started(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_ctrl_c_is_passed_on_and_nothing_more_is_started(
+    number: signal.Signals, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, runs, plans = sweep_of(config, [], [], seeds=3)
     waits = "import signal, sys, time; signal.signal(2, lambda *_: sys.exit(130)); print(flush=True); time.sleep(60)"
     started = processes(monkeypatch, waits)
@@ -215,7 +218,7 @@ def test_ctrl_c_is_passed_on_and_nothing_more_is_started(config: Path, monkeypat
     def tell(event: str, outcome: RunOutcome) -> None:
         told.append(event)
         if event == "begins":
-            threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            threading.Timer(1.5, os.kill, (os.getpid(), number)).start()
 
     began = time.monotonic()
     with pytest.raises(Interrupted):
