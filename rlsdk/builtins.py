@@ -43,6 +43,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "sampler": ("rlsdk.sources.sampling",),
     "engine": ("rlsdk.engines.vllm", "rlsdk.engines.transformers", "rlsdk.engines.openai"),
     "learner": ("rlsdk.learners.deepspeed",),
+    "optimizer": ("rlsdk.learners.optimizers",),
     "tracker": ("rlsdk.runlog.trackers",),
     "renderer": ("rlsdk.renderers.template",),
     "tool_parser": ("rlsdk.tool_parsers.general", "rlsdk.tool_parsers.native"),

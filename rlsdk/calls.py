@@ -28,9 +28,10 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "tasks": (),
     "workflow": ("task", "chat"),
     "diagnosis": ("history",),
+    "optimizer": ("groups",),
 }
 """Kind -> positional arguments that rlsdk passes to a function, or to `__call__` or `run` of a class's instance."""
-NOT_AWAITED = ("policy_loss", "correction", "kl", "filter", "buffer", "stop", "tasks", "diagnosis")
+NOT_AWAITED = ("policy_loss", "correction", "kl", "filter", "buffer", "stop", "tasks", "diagnosis", "optimizer")
 """Kinds that rlsdk calls without await."""
 _LIST = re.compile(r"(?:\w+\.)*(?:list|List|tuple|Tuple|Sequence|Iterable)\b")
 

@@ -16,7 +16,7 @@ from rlsdk.errors import OptionError, PluginError, RlsdkError, RunError, defined
 from rlsdk.fields import Field, declared_by
 from rlsdk.isolation.process_settings import settings_kept, told
 from rlsdk.kinds import SCHEDULED, SUPPLIED, Kind
-from rlsdk.options import CONVERTER, Option, check_options, options_of
+from rlsdk.options import CONVERTER, Option, check_options, options_of, structure
 from rlsdk.schedules import Schedule, Scheduled, number_of, schedules_in
 
 Where = Literal["pool", "driver", "actor"]
@@ -70,6 +70,7 @@ class Component:
         one_answer: True for a workflow whose rollouts are a prompt and one answer of at most `sampling.max_tokens`.
         costly: Function that tells whether reading a task source with given options is costly; None: it never is.
         isolation: How calls of an environment are isolated from other environments' calls.
+        whole_tensors: True for an optimiser that needs tensors in their shapes, not flattened or sharded.
     """
 
     kind: Kind
@@ -94,6 +95,7 @@ class Component:
     one_answer: bool = False
     costly: CostlyToRead | None = None
     isolation: Isolation = "thread"
+    whole_tensors: bool = False
 
     @cached_property
     def options(self) -> tuple[Option, ...]:
@@ -102,6 +104,15 @@ class Component:
         found = (option for option in options_of(self.obj) if option.name not in supplied)
         scheduled = self.kind in SCHEDULED
         return tuple(attrs.evolve(o, schedule=scheduled and number_of(o.type) is not None) for o in found)
+
+    def named_by(self, given: Mapping[str, Any]) -> Iterator[tuple[Kind, Use]]:
+        """Yield the kind and selection of each component that the given options name; invalid ones are skipped."""
+        for option in self.options:
+            kinds = [note.kind for note in get_args(option.type)[1:] if isinstance(note, NamesKind)]
+            if kinds and option.name in given:
+                use, faults = structure(given[option.name], Use)
+                if not faults:
+                    yield kinds[0], use
 
     @property
     def is_async(self) -> bool:
@@ -121,8 +132,9 @@ class Component:
     def bind(self, given: Mapping[str, Any] | None = None) -> Any:
         """Check options and instantiate the component: a `Bound` function, or an instance of the class.
 
-        If options are schedules, return a `Scheduled`, which instantiates the component for each training step. An
-        algorithm runs nothing itself and takes only numbers.
+        A class of optimisers is bound as a function is, since an optimiser needs parameters. If options are schedules,
+        return a `Scheduled`, which instantiates the component for each training step. An algorithm runs nothing itself
+        and takes only numbers.
 
         Raises:
             OptionError: An option is unknown, missing or of the wrong type; lists all faults.
@@ -134,7 +146,7 @@ class Component:
         values, faults = check_options(self.options, given)
         if faults:
             raise OptionError(f"{self.kind} {self.name!r}", faults)
-        if inspect.isclass(self.obj):
+        if inspect.isclass(self.obj) and self.kind != "optimizer":
             try:
                 return self.obj(**values)
             except (TypeError, ValueError) as error:
@@ -238,6 +250,24 @@ def _structure_use(value: Any, _: Any) -> Use:
 
 
 CONVERTER.register_structure_hook(Use, _structure_use)
+
+
+@attrs.frozen
+class NamesKind:
+    """Annotation of an option that names a component: `optimizer: Annotated[Use, NamesKind("optimizer")]`.
+
+    Attributes:
+        kind: Kind of the named component.
+    """
+
+    kind: Kind
+
+    @property
+    def TYPE_NAME(self) -> str:  # noqa: N802 - as the constant of other types
+        """The kind, as the name of the option's type."""
+        return self.kind
+
+
 OneOrMore: TypeAlias = Use | tuple[Use, ...] | None
 """A component, or a list of components that act as one; a list of one is that one."""
 

@@ -22,6 +22,7 @@ Kind = Literal[
     "sampler",
     "engine",
     "learner",
+    "optimizer",
     "tracker",
     "renderer",
     "tool_parser",

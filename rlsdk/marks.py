@@ -305,6 +305,21 @@ def learner(name: str) -> Callable[[T], T]:
 
 
 @named
+def optimizer(name: str, *, whole_tensors: bool = False) -> Callable[[T], T]:
+    """Mark an optimiser: `(groups, *, …) -> torch.optim.Optimizer`, a function or a subclass of that class.
+
+    `groups` are torch's parameter groups, each with `params`, `param_names`, `lr` and `weight_decay`. The learner clips
+    gradients and sets each group's `lr` before each step.
+
+    Args:
+        name: Name within the plugin.
+        whole_tensors: True if it needs tensors in their shapes, as Muon needs matrices. False if each element's step
+            depends only on that element's weight, gradients and state, so that tensors may be flattened and sharded.
+    """
+    return mark("optimizer", name, whole_tensors=whole_tensors)
+
+
+@named
 def tracker(name: str) -> Callable[[T], T]:
     """Mark a tracker: `open(run)`, `log(step, metrics)`, `close()`."""
     return mark("tracker", name)

@@ -236,7 +236,8 @@ def type_name(kind: Any) -> str:
         return "null"
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return written(type_name(args[0]), _limits(kind))
+        names = [str(note.TYPE_NAME) for note in args[1:] if hasattr(note, "TYPE_NAME")]
+        return written(names[0] if names else type_name(args[0]), _limits(kind))
     if origin in (Union, types.UnionType):
         return " | ".join(type_name(a) for a in args)
     if origin is Literal or _is_a(kind, enum.Enum):

@@ -33,6 +33,7 @@ KINDS: dict[Kind, str] = {
     "tool_parser": "Tool-call parsers",
     "engine": "Engines",
     "learner": "Learners",
+    "optimizer": "Optimisers",
     "weight_transfer": "Weight transfers",
     "buffer": "Buffers",
     "stop": "Stop rules",

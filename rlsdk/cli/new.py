@@ -31,6 +31,7 @@ DOES: Mapping[Kind, str] = {
     "tracker": "send metrics to a service",
     "engine": "sample responses",
     "learner": "update the weights",
+    "optimizer": "turn gradients into steps of the weights",
     "weight_transfer": "send weights from the learner to the engines",
     "diagnosis": "recognise a problem from the metrics of a run",
 }

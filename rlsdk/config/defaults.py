@@ -7,6 +7,7 @@ from rlsdk.components import Use
 ALGORITHM = Use("grpo")
 ENGINE = Use("vllm")
 LEARNER = Use("deepspeed")
+OPTIMIZER = Use("adamw")
 BUFFER = Use("fifo")
 STOP = Use("all")
 RENDERER = Use("template")

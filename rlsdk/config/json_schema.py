@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from rlsdk.components import Component, Use
+from rlsdk.components import Component, NamesKind, Use
 from rlsdk.config import defaults
 from rlsdk.config.reference import DEFAULTS, extra_keys, limited, section_of
 from rlsdk.config.rules import LEAST
@@ -148,6 +148,8 @@ class _Writer:
         if kind in SCALARS:
             return dict(SCALARS[kind])
         if origin is Annotated:
+            if named := [note.kind for note in args[1:] if isinstance(note, NamesKind)]:
+                return {"$ref": f"#/definitions/{named[0]}"}
             found = [note for note in args[1:] if isinstance(note, Limit) and math.isfinite(note.number)]
             limits = {LIMITS[note.sign]: note.number for note in found}
             return {**self.value(args[0]), **limits}

@@ -499,7 +499,7 @@ class TransformersLearner(LearnerOptions):
     @property
     def option_facts(self) -> dict[str, Any]:
         """Facts that the options alone determine, so that a resume can compare them before the learner starts."""
-        return {**self.facts, "lora": self.lora and self.lora.facts}
+        return {**self.facts, "lora": self.lora and self.lora.facts, "optimizer": self.optimizer_name}
 
     def export(self, folder: Path) -> None:
         """Write a folder for `transformers.from_pretrained`: safetensors weights, config, tokenizer; rank 0 writes.

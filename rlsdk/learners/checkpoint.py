@@ -16,7 +16,7 @@ from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.trained import TrainedModule
 
 _PREFIX = "manifest-"
-_OF_EARLIER_VERSIONS = {"weight_decay_on": "all"}
+_OF_EARLIER_VERSIONS = {"weight_decay_on": "all", "optimizer": "adamw"}
 """Settings that manifests of earlier versions do not name, as those versions had them."""
 _SHOWN = 80
 """Maximum characters of an invalid manifest in a message."""

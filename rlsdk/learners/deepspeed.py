@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
 
@@ -51,6 +52,8 @@ class DeepSpeedOptions(LearnerOptions):
             that `CXX` names.
     """
 
+    takes_optimizers: ClassVar[bool] = True
+
     zero_stage: Literal[0, 1, 2, 3] = 1
     offload: Offload = "none"
     sequence_parallel: int = attrs.field(default=1, validator=attrs.validators.ge(1))
@@ -62,6 +65,11 @@ class DeepSpeedOptions(LearnerOptions):
         if self.offload == "all" and self.zero_stage != 3:
             raise ValueError(f"offload: all needs zero_stage 3, which splits weights; got zero_stage {self.zero_stage}")
         super().__attrs_post_init__()
+        if self.zero_stage and self.needs_whole_tensors:
+            raise ValueError(
+                f"optimizer: {self.optimizer_name} needs whole tensors, but zero_stage: {self.zero_stage} flattens "
+                "them; set zero_stage: 0"
+            )
         self.check_readers("sequence_parallel")
         if self.compile and (self.sequence_parallel > 1 or self.lora):
             raise ValueError("compile cannot be combined with sequence_parallel or lora yet; choose one")
@@ -137,11 +145,21 @@ class DeepSpeedOptions(LearnerOptions):
                 "compile: true is not tested with them; leave it out": self.compile,
             },
         )
+        faults = [*super().model_faults(model), *unseen]
+        if self.needs_whole_tensors and str(model.dtype) == "torch.bfloat16":
+            faults.append(self._flattened)
         if self.sequence_parallel == 1:
-            return [*super().model_faults(model), *unseen]
+            return faults
         from rlsdk.learners.ulysses import sequence_faults
 
-        return [*super().model_faults(model), *unseen, *sequence_faults(model, self.sequence_parallel)]
+        return [*faults, *sequence_faults(model, self.sequence_parallel)]
+
+    @property
+    def _flattened(self) -> str:
+        return (
+            f"optimizer: {self.optimizer_name} needs whole tensors, but DeepSpeed flattens those of a bfloat16 model "
+            "in every stage; set model.dtype=float32"
+        )
 
     def routing_faults(self, model: Any) -> Sequence[str]:
         """Return why the engine's expert routing cannot be replayed with these options."""
@@ -203,8 +221,9 @@ class _TrainedBytes:
             gradients += width * trained
         buckets = 0 if stage == 0 or narrow else 1 if stage == 3 else 2
         gathered = min(every, LIVE_ELEMENTS) * width if stage == 3 and ranks > 1 else 0
-        # Two moments and, with ZeRO, a copy of the weights in float32.
-        optimizer, on_host = share * (12 if stage else 8), cuda and options.offload != "none"
+        # Its state, such as two moments, and, with ZeRO, a copy of the weights in float32.
+        optimizer = int(share * (options.state_bytes + (4 if stage else 0)))
+        on_host = cuda and options.offload != "none"
         kept = 4 * (trained if narrow else share if stage == 3 else 0)  # other gradients are freed after each step
         return cls(
             weights=every * width // (ranks if stage == 3 else 1) + gathered,
@@ -263,6 +282,8 @@ class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
 
     def train(self, module: Any, model: Model, rate: LearningRate, role: TrainedRole) -> Trained:
         """Wrap a module in a DeepSpeed engine."""
+        if self.needs_whole_tensors and model.dtype == "bfloat16":
+            raise LearnerError(self._flattened)
         config, ranks = self._config(model, rate.peak), self.place.world_size
         undecayed = self.undecayed(module)
         return Trained(module, config, rate, ranks, role=role, skip_limit=self.skip_limit, undecayed=undecayed)
@@ -299,6 +320,7 @@ class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
             offload=self.offload,
             dtype=model.dtype,
             device=self.place.device,
+            make_optimizer=None if self.uses_adamw else partial(self.make_optimizer, lr=lr),
         )
 
     @property

@@ -150,7 +150,7 @@ class LearnerGroup:
     def start(self, reference: ComponentRef, roles: Roles, loss: LossSpec, total_updates: int) -> None:
         """Make every rank load its models; a second call restarts the learner in the same processes."""
         corrections = loss.correction.singles.values() if loss.correction else ()
-        for each in (reference, loss.policy_loss, *corrections, loss.kl, self.transfer):
+        for each in (reference, *reference.named, loss.policy_loss, *corrections, loss.kl, self.transfer):
             _pickle_by_value(each)
         self._origin = reference.origin
         self._steps = OpenSteps(reference.name, Plugins().resolve(reference), roles)

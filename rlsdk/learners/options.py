@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import attrs
 
+from rlsdk.components import NamesKind, Use, component_of
+from rlsdk.config import defaults
 from rlsdk.contracts import ActorSpec, DType, MemoryUse, Roles, UpdateShape
 from rlsdk.contracts.generation import DTYPE_BYTES
+from rlsdk.errors import OptionError, RlsdkError
 from rlsdk.learners.lora import Lora, adapter_fault, count_adapter
+from rlsdk.learners.optimization import Factory, created, state_bytes
 from rlsdk.learners.rows import RowStyle
 from rlsdk.learners.trained import DecayShape, Schedule
 from rlsdk.limits import NonNegative, Positive, Share, at_least, below
+from rlsdk.plugins import faults_of, load, short_name
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.optim import Optimizer
 
     from rlsdk.learners.estimate import RankMemory
 
@@ -39,9 +45,10 @@ class LearnerOptions(ABC):
     Attributes:
         lr: Peak learning rate of the actor.
         critic_lr: Peak learning rate of the critic; default: ten times the actor's.
+        optimizer: Optimiser, with its own options; only AdamW's are `betas` and `eps` of the learner.
         betas: AdamW's decay rates of the two moments.
         eps: AdamW's epsilon, added to the denominator.
-        weight_decay: AdamW's weight decay.
+        weight_decay: Weight decay of any optimiser.
         weight_decay_on: Parameters that `weight_decay` applies to: all, or matrices, which leaves out biases and
             tensors of one dimension, such as the scales of norms, as transformers' trainer does.
         grad_clip: Maximum gradient norm; 0 disables clipping.
@@ -75,8 +82,12 @@ class LearnerOptions(ABC):
             `sync`, `path`); needs about ten times the learning rate. Default: train all weights.
     """
 
+    takes_optimizers: ClassVar[bool] = False
+    """True if the learner creates its optimiser with `make_optimizer`; otherwise it always uses AdamW."""
+
     lr: NonNegative = 1e-6
     critic_lr: NonNegative | None = None
+    optimizer: Annotated[Use, NamesKind("optimizer")] = defaults.OPTIMIZER
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     eps: NonNegative = 1e-8
     weight_decay: NonNegative = 0.0
@@ -96,9 +107,11 @@ class LearnerOptions(ABC):
     value_init: ValueInit = "zero"
     router_loss_coef: NonNegative | None = None
     lora: Lora | None = None
+    _factory: Factory = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         self._check_schedule()
+        self._check_optimizer()
         if self.rows == "shared" and self.gradient_checkpointing:
             raise ValueError("rows: shared keeps the keys of prompts, gradient_checkpointing drops them; choose one")
         if self.rows in ("shared", "tree") and self.attention == "flash_attention_2":
@@ -115,6 +128,70 @@ class LearnerOptions(ABC):
         for option, kinds in readers.items():
             if getattr(self, option) is not None and self.schedule not in kinds:
                 raise ValueError(f"{option} belongs to schedule: {' or '.join(kinds)}; got schedule: {self.schedule}")
+
+    def _check_optimizer(self) -> None:
+        faults = faults_of("optimizer", self.optimizer, "optimizer")
+        if self.optimizer.name == defaults.OPTIMIZER.name:
+            shared = {f"optimizer.{name}": name for name in self.optimizer.options if name in ("betas", "eps")}
+            faults = [
+                (path, f"AdamW takes it from the learner; set learner.{shared[path]}")
+                if path in shared
+                else (path, text)
+                for path, text in faults
+            ]
+        if faults:
+            raise OptionError("learner", faults)
+        self._factory = load("optimizer", self.optimizer.name, **self.optimizer.options)
+        if self.uses_adamw:
+            return
+        if not self.takes_optimizers:
+            raise ValueError(f"optimizer: this learner always uses AdamW; got {self.optimizer_name}")
+        defaults_of = {field.name: field.default for field in attrs.fields(type(self))}
+        for option in ("betas", "eps"):
+            if getattr(self, option) != defaults_of[option]:
+                own = "set the optimiser's own options under learner.optimizer: {use: …}"
+                raise ValueError(f"{option} belongs to optimizer: adamw; got {self.optimizer_name}; {own}")
+
+    @property
+    def uses_adamw(self) -> bool:
+        """True if the optimiser is the built-in AdamW."""
+        chosen, adamw = component_of(self._factory), component_of(load("optimizer", defaults.OPTIMIZER.name))
+        return chosen is adamw
+
+    @property
+    def optimizer_name(self) -> str:
+        """Name of the optimiser as in a configuration."""
+        name = self.optimizer.name
+        component = component_of(self._factory)
+        return short_name(name) if isinstance(name, str) or component is None else component.name
+
+    @property
+    def needs_whole_tensors(self) -> bool:
+        """True if the optimiser needs tensors in their shapes, not flattened or sharded."""
+        component = component_of(self._factory)
+        return component is not None and component.whole_tensors
+
+    @property
+    def state_bytes(self) -> float:
+        """Bytes of the optimiser's state per trained parameter."""
+        return state_bytes(self._factory)
+
+    def make_optimizer(self, groups: Sequence[Mapping[str, Any]], lr: float) -> Optimizer:
+        """Create the optimiser of a trained module.
+
+        Args:
+            groups: Parameter groups, each with `params` and `param_names`, and with `weight_decay` if it is not the
+                learner's.
+            lr: Learning rate.
+
+        Raises:
+            LearnerError: The component did not return an optimiser of these parameters.
+            RunError: The component failed.
+        """
+        settings: dict[str, Any] = {"lr": lr, "weight_decay": self.weight_decay}
+        if self.uses_adamw:
+            settings |= {"betas": self.betas, "eps": self.eps}
+        return created(self._factory, [{**settings, **group} for group in groups])
 
     def check_readers(self, option: str) -> None:
         """Reject row layouts that ranks cannot split; `option` names the setting of the number of ranks."""
@@ -161,12 +238,12 @@ class LearnerOptions(ABC):
         return update_memory(self, roles, place, shape)
 
     def checkpoint_bytes(self, model: Any, dtype: DType, *, critic: bool) -> int:
-        """Estimate the bytes of a role's checkpoint: trained weights in `dtype`, a copy and two moments in float32."""
+        """Estimate the bytes of a role's checkpoint: trained weights, a copy in float32, and the optimiser's state."""
         if self.lora is not None and not critic:
             trained = count_adapter(model, self.lora)
         else:
             trained = sum(p.numel() for p in model.parameters())
-        return trained * (DTYPE_BYTES[dtype] + 12)
+        return trained * (DTYPE_BYTES[dtype] + 4) + int(trained * self.state_bytes)
 
     def model_faults(self, model: Any) -> Sequence[str]:
         """Return why a model cannot be trained with these options; the model may have no weights."""
@@ -176,6 +253,11 @@ class LearnerOptions(ABC):
         from rlsdk.learners.router import router_faults, shared_rows_fault
 
         narrow = [NO_FLOAT16] if model.dtype == torch.float16 else []
+        if not self.uses_adamw:
+            try:
+                _ = self.state_bytes  # a step on small tensors
+            except RlsdkError as error:
+                narrow.append(str(error))
         if self.attention == "flash_attention_2" and model.dtype == torch.float32:
             narrow = ["flash attention cannot compute in float32; set model.dtype=bfloat16 or learner.attention=sdpa"]
         adapter = self.lora and adapter_fault(model, self.lora)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from rlsdk.learners.trained import LearningRate, PhaseTimer, TrainedModule, Want
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.optim import Optimizer
 
 Offload = Literal["none", "optimizer", "all"]
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
@@ -42,6 +43,7 @@ class DeepSpeedConfig:
         offload: State kept in main memory.
         dtype: float32 or bfloat16.
         device: cpu or cuda.
+        make_optimizer: Creates the optimiser of parameter groups; None for AdamW, created by DeepSpeed.
     """
 
     lr: float
@@ -53,6 +55,7 @@ class DeepSpeedConfig:
     offload: Offload
     dtype: str
     device: str
+    make_optimizer: Callable[[list[dict[str, Any]]], Optimizer] | None = None
 
     @property
     def deepspeed(self) -> dict[str, Any]:
@@ -78,6 +81,9 @@ class DeepSpeedConfig:
             "gradient_clipping": self.grad_clip if self.stage else 0.0,
             "zero_force_ds_cpu_optimizer": False,
         }
+        if self.make_optimizer is not None:
+            del config["optimizer"]
+            config["zero_allow_untested_optimizer"] = True
         if self.dtype == "bfloat16":
             # bfloat16 would lose precision in sums over micro-batches and ranks.
             # An update with a non-finite gradient is skipped in bfloat16 as well.
@@ -124,10 +130,17 @@ class Trained(TrainedModule):
 
         super().__init__(rate, role=role, skip_limit=skip_limit)
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        decayed = {"params": [p for name, p in trained.items() if name not in undecayed]}
-        others = {"params": [p for name, p in trained.items() if name in undecayed], "weight_decay": 0.0}
-        groups = [group for group in (decayed, others) if group["params"]]  # DeepSpeed refuses an empty one
-        self.engine = deepspeed.initialize(model=module, model_parameters=groups, config=config.deepspeed)[0]
+        names = [[n for n in trained if n not in undecayed], [n for n in trained if n in undecayed]]
+        groups: list[dict[str, Any]] = [
+            {"params": [trained[name] for name in part], **more}
+            for part, more in zip(names, ({}, {"weight_decay": 0.0}), strict=True)
+        ]
+        given: dict[str, Any] = {}
+        if config.make_optimizer is not None:
+            groups = [{**group, "param_names": part} for group, part in zip(groups, names, strict=True)]
+            given["optimizer"] = config.make_optimizer
+        given["model_parameters"] = [group for group in groups if group["params"]]  # DeepSpeed refuses an empty one
+        self.engine = deepspeed.initialize(model=module, config=config.deepspeed, **given)[0]
         self._config, self._world = config, world
 
     @property

@@ -62,6 +62,7 @@ class ComponentRef:
         file: (path, source) of a single-file plugin.
         obj: The marked object itself, if one was given instead of a name.
         parts: References of the components that act as one; empty for a single component.
+        named: References of the components that its options name.
     """
 
     kind: Kind
@@ -71,6 +72,7 @@ class ComponentRef:
     file: tuple[str, str] | None = None
     obj: Any = None
     parts: tuple[ComponentRef, ...] = ()
+    named: tuple[ComponentRef, ...] = ()
 
     @classmethod
     def combined(cls, parts: Sequence[ComponentRef]) -> ComponentRef:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -166,8 +167,9 @@ class Plugins(pluggy.PluginManager):
         component = None if isinstance(name, str) else component_of(name)
         if component is None:
             entry, component = self.find(kind, name)
-            mark = self.fingerprint(entry.name)
-            return ComponentRef(kind, f"{entry.name}/{component.name}", options, mark, self._files.get(entry.name))
+            mark, file = self.fingerprint(entry.name), self._files.get(entry.name)
+            named = self._named(component, options)
+            return ComponentRef(kind, f"{entry.name}/{component.name}", options, mark, file, named=named)
         if component.kind != kind:
             raise UnknownComponentError(
                 f"{name!r} is marked as {component.kind} {component.name!r}; expected here: {kind}"
@@ -176,7 +178,13 @@ class Plugins(pluggy.PluginManager):
         self._objects[f"{kind} {component.name} (object)"] = (component.obj, mark)
         kept = self.kept_name(component.obj)
         own = f"{kept}/{component.name}" if kept else component.name
-        return ComponentRef(kind, own, options, mark, obj=component.obj)
+        return ComponentRef(kind, own, options, mark, obj=component.obj, named=self._named(component, options))
+
+    def _named(self, component: Component, options: Mapping[str, Any]) -> tuple[ComponentRef, ...]:
+        """Return references of the components that options name; those that do not exist are reported elsewhere."""
+        with contextlib.suppress(PluginError):
+            return tuple(self.reference(kind, use.name, use.options) for kind, use in component.named_by(options))
+        return ()
 
     def resolve(self, reference: ComponentRef) -> Any:
         """Instantiate a referenced component, on a driver or a worker.
@@ -187,6 +195,8 @@ class Plugins(pluggy.PluginManager):
         """
         if reference.parts:
             return self._product(reference)
+        for each in reference.named:
+            self.component(each)  # adds its file, and compares fingerprints
         made = self.bind(self.component(reference), reference.options)
         if reference.kind != "algorithm":
             return made

@@ -159,6 +159,10 @@ def idle_notes(plan: Plan) -> Iterator[tuple[str, str]]:
             "learner.critic_lr": (not critic and options.get("critic_lr") is not None, no_critic),
             "learner.value_init": (not critic and "value_init" in options, no_critic),
             "learner.final_ratio": (constant and "final_ratio" in options, "nothing reads it: schedule is constant"),
+            **{
+                f"learner.{name}": (not learner.uses_adamw and name in options, "only the optimiser adamw reads it")
+                for name in ("betas", "eps")
+            },
             "learner.lr": (learner.lr == 0, "0 changes no weight of the policy"),
             "learner.warmup_steps": (
                 updates is not None and learner.warmup_steps > updates,

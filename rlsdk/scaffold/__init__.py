@@ -138,6 +138,13 @@ TEMPLATES: Mapping[Kind, NewKind] = {
     "learner": NewKind(
         words="learner", is_class=True, usage={"learner": "$name/$name"}, imports=("attrs",), tests=ACTOR_TESTS
     ),
+    "optimizer": NewKind(
+        words="optimiser",
+        is_class=True,
+        usage={"learner": "{use: deepspeed, lr: 1.0e-3, optimizer: $name/$name}"},
+        imports=("torch",),
+        tests="import torch\nfrom rlsdk.testing import check_component",
+    ),
     "renderer": NewKind(
         words="renderer",
         is_class=True,

@@ -24,7 +24,7 @@ from rlsdk.testing.findings import Case, NotApplicable, PropertyResult, Report, 
 from rlsdk.testing.subject import CREDIT, LOSSES, Property, Subject, fault_of
 from rlsdk.types import Group, Task
 
-MODULES = ("general", "packed", "losses", "scoring", "environments", "samplers", "rendering")
+MODULES = ("general", "packed", "losses", "scoring", "environments", "samplers", "rendering", "optimizers")
 """Modules of `rlsdk.testing.properties`, in checking order."""
 ON_TENSORS = ("packed", "losses")
 """Those of them that need torch; components of other kinds can be checked without it."""

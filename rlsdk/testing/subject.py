@@ -153,6 +153,8 @@ def fault_of(component: Component) -> Fault | None:
         return _no_task_source(obj)
     if kind == "workflow":
         return _no_workflow(obj)
+    if kind == "optimizer" and inspect.isclass(obj):
+        return _unbindable(obj.__init__, ("self", *ARGUMENTS[kind]), None, obj.__name__)
     return _uncallable(obj, ARGUMENTS[kind], SUPPLIED.get(kind, {})) or _hidden_options(obj, ARGUMENTS[kind])
 
 

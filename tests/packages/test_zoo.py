@@ -47,6 +47,7 @@ def test_it_shows_losses_and_algorithms(rlsdk):
     found = json.loads(rlsdk("plugins", "zoo", "--json").stdout)
     assert found["broken"] == []
     others = (("advantage", ["zoo/maxrl"]), ("correction", ["zoo/off_policy_mask", "zoo/rejection"]))
+    others += (("optimizer", ["zoo/lion", "zoo/muon"]),)
     for kind, names in (("policy_loss", NAMES), ("algorithm", ALGORITHMS), *others):
         assert [c["name"] for c in found["components"] if c["kind"] == kind] == names
     (kimi,) = (c for c in found["components"] if c["name"] == "zoo/kimi" and c["kind"] == "algorithm")

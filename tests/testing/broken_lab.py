@@ -664,3 +664,95 @@ def same_history_same_finding(history):
     """Counts its calls."""
     _SEEN.append(history.step)
     return Finding(f"looked at {len(_SEEN)} histories", "nothing") if history.step > 1 else None
+
+
+# --- optimisers
+
+
+class Descent(torch.optim.Optimizer):
+    """Gradient descent with weight decay, by directions that a subclass chooses."""
+
+    def __init__(self, groups):
+        super().__init__(groups, {})
+
+    def direction(self, parameter):
+        """Return the gradient."""
+        return parameter.grad
+
+    def rate(self, group):
+        """Return the learning rate of a group."""
+        return group["lr"]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Take a step."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.mul_(1 - self.rate(group) * group["weight_decay"])
+                    parameter.sub_(self.rate(group) * self.direction(parameter))
+
+
+@rlsdk.optimizer("creates-an-optimizer")
+def creates_an_optimizer(groups):
+    """Returns a function."""
+    return lambda: groups
+
+
+@rlsdk.optimizer("descends")
+def descends(groups):
+    """Climbs."""
+    return torch.optim.SGD(groups, maximize=True)
+
+
+@rlsdk.optimizer("obeys-its-groups")
+class Stubborn(Descent):
+    """Keeps the first learning rate."""
+
+    def rate(self, group):
+        """Return what it was at first."""
+        return group.setdefault("initial_lr", group["lr"])
+
+
+@rlsdk.optimizer("skips-missing-gradients")
+class Decays(Descent):
+    """Decays all weights."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Take a step."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        super().step()
+
+
+@rlsdk.optimizer("finite-on-zero-gradients")
+class Divides(Descent):
+    """Divides by the size of each number."""
+
+    def direction(self, parameter):
+        """Return the sign."""
+        return parameter.grad / parameter.grad.abs()
+
+
+@rlsdk.optimizer("resumes")
+class Forgets(Descent):
+    """Keeps its momentum outside of its state."""
+
+    def direction(self, parameter):
+        """Return the gradient, and half of the last direction."""
+        if not hasattr(self, "last"):
+            self.last = {}
+        self.last[parameter] = parameter.grad + 0.5 * self.last.get(parameter, 0.0)
+        return self.last[parameter]
+
+
+@rlsdk.optimizer("element-wise")
+class Normed(Descent):
+    """Divides by the norm of each tensor."""
+
+    def direction(self, parameter):
+        """Return a direction of length one."""
+        return parameter.grad / (parameter.grad.norm() + 1e-8)

@@ -49,6 +49,13 @@ WITHOUT_INPUT = {
     "parts-merge",
     "defaults-fit",
     "positive-on-average",
+    "creates-an-optimizer",
+    "descends",
+    "obeys-its-groups",
+    "skips-missing-gradients",
+    "finite-on-zero-gradients",
+    "resumes",
+    "element-wise",
 }
 """Properties of a component alone, or of what it makes."""
 

@@ -40,6 +40,8 @@ class FSDP2Learner(TransformersLearner):
 
     reshards: ClassVar[bool] = True  # checkpoints have whole tensors, however ranks shard models
 
+    takes_optimizers: ClassVar[bool] = True
+
     reshard_after_forward: bool = True
     offload: Literal["none", "all"] = "none"
     tensor_parallel: int = attrs.field(default=1, validator=attrs.validators.ge(1))
@@ -50,6 +52,11 @@ class FSDP2Learner(TransformersLearner):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         self.check_readers("context_parallel")
+        if self.needs_whole_tensors:
+            raise ValueError(
+                f"optimizer: {self.optimizer_name} needs whole tensors, but fsdp2 splits them over ranks; set "
+                "learner: {use: deepspeed, zero_stage: 0, …}"
+            )
 
     @property
     def sequence_parallel(self) -> int:
@@ -110,18 +117,13 @@ class FSDP2Learner(TransformersLearner):
 
     def train(self, module: Any, model: Model, rate: LearningRate, role: TrainedRole) -> Sharded:
         """Shard a module over the ranks, with its gradients and optimiser state."""
-        from rlsdk_fsdp2.sharded import AdamW, Sharded
+        from rlsdk_fsdp2.sharded import Sharded, Stepping
 
         self._divide(module, model, reshard=self.reshard_after_forward)
-        adamw = AdamW(
-            betas=self.betas,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            grad_clip=self.grad_clip,
-            undecayed=self.undecayed(module),
-        )
+        undecayed = self.undecayed(module)
+        stepping = Stepping(make_optimizer=self.make_optimizer, grad_clip=self.grad_clip, undecayed=undecayed)
         group = self._mesh["tensor"].get_group() if self.tensor_parallel > 1 else None
-        return Sharded(module, adamw, rate, group, dtype=model.dtype, role=role, skip_limit=self.skip_limit)
+        return Sharded(module, stepping, rate, group, dtype=model.dtype, role=role, skip_limit=self.skip_limit)
 
     def freeze(self, module: Any, model: Model) -> FrozenModule:
         """Shard a module that is not trained over the ranks."""

@@ -32,14 +32,14 @@ def rank_memory(learner: FSDP2Learner, roles: Roles, place: ActorSpec) -> RankMe
         parts += [
             ("learner weights", 4 * actor.trained + actor.frozen, actor.gathered, ""),
             ("learner gradients", 4 * actor.trained, 0, "learn"),
-            ("learner optimiser state", 8 * actor.trained, 0, "learn"),
+            ("learner optimiser state", int(learner.state_bytes * actor.trained), 0, "learn"),
         ]
     if roles.critic is not None:
         critic = _Size.of(learner, roles.critic, place)
         parts += [
             ("critic", 4 * critic.trained, critic.gathered, ""),
             ("critic gradients", 4 * critic.trained, 0, "learn"),
-            ("critic optimiser state", 8 * critic.trained, 0, "learn"),
+            ("critic optimiser state", int(learner.state_bytes * critic.trained), 0, "learn"),
         ]
     if roles.reference is not None and not (learner.lora and roles.reference == roles.actor):
         reference = _Size.of(learner, roles.reference, place)

@@ -1,4 +1,4 @@
-"""Modules sharded by torch's `fully_shard`: gradient sums, clipped AdamW steps, safetensors checkpoints."""
+"""Modules sharded by torch's `fully_shard`: gradient sums, clipped optimiser steps, safetensors checkpoints."""
 
 from __future__ import annotations
 
@@ -18,29 +18,27 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from rlsdk.errors import CheckpointError
+from rlsdk.errors import CheckpointError, LearnerError
 from rlsdk.kit import LearningRate, MovingReference, PhaseTimer, TrainedModule, read_state, write_state
 from rlsdk_fsdp2.tensor import partial_gradients
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _RUN = "run.safetensors"
+State = tuple[list[str], dict[str, Any]]
+"""An optimiser's state of a parameter: the names of its sharded tensors, and its other values."""
 
 
 @attrs.frozen(kw_only=True)
-class AdamW:
-    """Settings of the optimiser; see the learner's options of the same names.
+class Stepping:
+    """Settings of optimiser steps.
 
     Attributes:
-        betas: Decay rates of the two moments.
-        eps: Addition to the denominator.
-        weight_decay: Weight decay.
+        make_optimizer: Creates the optimiser of parameter groups with a learning rate.
         grad_clip: Maximum norm of the gradient; 0 for no limit.
         undecayed: Names of parameters without weight decay.
     """
 
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
+    make_optimizer: Callable[[list[dict[str, Any]], float], torch.optim.Optimizer]
     grad_clip: float
     undecayed: Collection[str] = ()
 
@@ -94,6 +92,11 @@ def local_shard(tensor: Tensor) -> Tensor:
     # `to_local` returns a view of a parameter.
     found: Tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     return found
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a parameter group without its parameters, and without the learning rate of a step."""
+    return {key: value for key, value in group.items() if key not in ("params", "param_names", "lr")}
 
 
 def _divided(module: nn.Module) -> list[FSDPModule]:
@@ -157,13 +160,13 @@ class Sharded(TrainedModule):
     """A trained module, sharded over all ranks with its gradients and optimiser state.
 
     Attributes:
-        optimizer: Torch's AdamW on this rank's shards.
+        optimizer: Optimiser of this rank's shards.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        adamw: AdamW,
+        stepping: Stepping,
         rate: LearningRate,
         tensor_group: Any,
         *,
@@ -172,7 +175,7 @@ class Sharded(TrainedModule):
         skip_limit: int,
     ) -> None:
         super().__init__(rate, role=role, skip_limit=skip_limit)
-        self._run, self._adamw, self._dtype = FrozenModule(module), adamw, getattr(torch, dtype)
+        self._run, self._stepping, self._dtype = FrozenModule(module), stepping, getattr(torch, dtype)
         self._trained: dict[str, Any] = {name: p for name, p in module.named_parameters() if p.requires_grad}
         # Norms, like torch's fused step, cover parameters that are sharded alike.
         self._alike: dict[Any, list[Any]] = {}
@@ -180,19 +183,21 @@ class Sharded(TrainedModule):
             self._alike.setdefault(parameter.device_mesh, []).append(parameter)
         self._group = tensor_group
         self._partial = set() if tensor_group is None else partial_gradients(module)
-        groups: dict[Any, list[Any]] = {}
+        groups: dict[Any, list[str]] = {}
         for name, parameter in self._trained.items():
-            groups.setdefault((parameter.device_mesh, name in adamw.undecayed), []).append(parameter)
-        self.optimizer = torch.optim.AdamW(
+            groups.setdefault((parameter.device_mesh, name in stepping.undecayed), []).append(name)
+        self.optimizer = stepping.make_optimizer(
             [
-                {"params": parameters, "weight_decay": 0.0 if undecayed else adamw.weight_decay}
-                for (_, undecayed), parameters in groups.items()
+                {
+                    "params": [self._trained[name] for name in names],
+                    "param_names": names,
+                    **({"weight_decay": 0.0} if undecayed else {}),
+                }
+                for (_, undecayed), names in groups.items()
             ],
-            lr=self.lr,
-            betas=adamw.betas,
-            eps=adamw.eps,
-            fused=True,
+            self.lr,
         )
+        self._settings = [_settings(group) for group in self.optimizer.param_groups]
 
     @property
     def module(self) -> Any:
@@ -221,11 +226,11 @@ class Sharded(TrainedModule):
         self.optimizer.zero_grad(set_to_none=True)
 
     def follow(self) -> float:
-        """Take a clipped AdamW step, and return the norm of the whole gradient before clipping."""
+        """Take a clipped optimiser step, and return the norm of the whole gradient before clipping."""
         gradients = self._gradients()
         norm = self._norm(gradients)
         if math.isfinite(norm):
-            limit = self._adamw.grad_clip
+            limit = self._stepping.grad_clip
             if limit and norm > limit:
                 for each in gradients:
                     torch._foreach_mul_(each, limit / (norm + 1e-6))
@@ -265,14 +270,21 @@ class Sharded(TrainedModule):
         return math.sqrt(found)
 
     def save(self, folder: Path, rank: int, state: Mapping[str, Any], *, frozen: bool) -> None:
-        """Write this rank's shards of weights and moments as safetensors; a collective."""
+        """Write this rank's shards of weights and optimiser state as safetensors; a collective."""
         folder.mkdir(parents=True, exist_ok=True)
+        states = self._states()
         save_shards(
-            self._tensors(frozen=frozen, moments=self._steps()),
+            self._tensors(frozen=frozen, states=states),
             storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True),
         )
         if rank == 0:
-            write_state(folder / _RUN, {"run": {**self.progress, **state}, "steps": self._steps(), "frozen": frozen})
+            kept = {"run": {**self.progress, **state}, "frozen": frozen}
+            changed = self._changed_settings()
+            if any(changed) or any((*sharded, *values) != (*_MOMENTS, "step") for sharded, values in states.values()):
+                kept |= {"states": states, "groups": changed}
+            else:  # AdamW's, as earlier versions wrote and read it
+                kept["steps"] = {name: float(values["step"]) for name, (_, values) in states.items()}
+            write_state(folder / _RUN, kept)
 
     def read(self, folder: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read this rank's shards into new memory; a collective.
@@ -282,14 +294,16 @@ class Sharded(TrainedModule):
         """
         run = read_state(folder / _RUN)  # the same file on all ranks, with the same fault
         try:
-            held = self._tensors(frozen=run["frozen"], moments=run["steps"])
+            states = run["states"] if "states" in run else self._adamw_states(run["steps"])
+            held = self._tensors(frozen=run["frozen"], states=states)
             found = {name: torch.zeros_like(tensor) for name, tensor in held.items()}
             load_shards(found, storage_reader=HuggingFaceStorageReader(str(folder)))
         except (KeyError, TypeError, ValueError, RuntimeError, AssertionError, CheckpointException) as error:
             raise CheckpointError(
                 f"the checkpoint's {self.role} in {folder} does not fit this one: {type(error).__name__}: {error}"
             ) from error
-        return {"tensors": found, "run": run["run"], "frozen": run["frozen"]}, {"steps": run["steps"]}
+        optimizer = {"states": states, "groups": run.get("groups", ())}
+        return {"tensors": found, "run": run["run"], "frozen": run["frozen"]}, optimizer
 
     def restore(self, model: Mapping[str, Any], saved: dict[str, Any], rank: int, *, strict: bool) -> dict[str, Any]:
         """Continue from what `read` returned; see `TrainedModule.restore`."""
@@ -298,12 +312,11 @@ class Sharded(TrainedModule):
             for name, tensor in self._weights(frozen=model["frozen"]).items():
                 tensor.copy_(tensors[f"weights.{name}"])
         self.optimizer.state.clear()
-        for name, steps in saved["steps"].items():
-            parameter = self._trained[name]
-            self.optimizer.state[parameter] = {
-                "step": torch.tensor(steps, dtype=torch.float32, device=parameter.device),
-                **{moment: tensors[f"{moment}.{name}"] for moment in _MOMENTS},
-            }
+        for name, (sharded, values) in saved["states"].items():
+            held = {key: tensors[f"{key}.{name}"] for key in sharded}
+            self.optimizer.state[self._trained[name]] = {**values, **held}
+        for group, changed in zip(self.optimizer.param_groups, saved["groups"], strict=False):
+            group.update(changed)
         state: dict[str, Any] = model["run"]
         self.set_progress(state)
         return state
@@ -315,18 +328,49 @@ class Sharded(TrainedModule):
         held = self.module.state_dict(keep_vars=True)
         return {name: t.detach() for name, t in {id(t): (name, t) for name, t in reversed(held.items())}.values()}
 
-    def _steps(self) -> dict[str, float]:
-        """Return the number of optimiser steps of each parameter that has taken any."""
-        states = {name: self.optimizer.state.get(p) for name, p in self._trained.items()}
-        return {name: float(state["step"]) for name, state in states.items() if state}
+    def _states(self) -> dict[str, State]:
+        """Return the optimiser's state of each parameter that has any.
 
-    def _tensors(self, *, frozen: bool, moments: Mapping[str, float]) -> dict[str, Tensor]:
-        """Return this rank's shards of a checkpoint's tensors, with moments of these parameters."""
+        Raises:
+            LearnerError: A tensor of the state is not sharded as its parameter is.
+        """
+        found: dict[str, State] = {}
+        for name, parameter in self._trained.items():
+            state = self.optimizer.state.get(parameter) or {}
+            values = {key: value for key, value in state.items() if not isinstance(value, DTensor)}
+            for key, value in values.items():
+                if isinstance(value, Tensor) and value.dim():
+                    raise LearnerError(
+                        f"the state {key!r} of the optimiser {type(self.optimizer).__name__} has another shape than "
+                        f"{name}, which fsdp2 cannot save; mark it with whole_tensors=True, and use another learner"
+                    )
+            if state:
+                found[name] = ([key for key in state if key not in values], values)
+        return found
+
+    def _adamw_states(self, steps: Mapping[str, float]) -> dict[str, State]:
+        """Return what `_states` does, for AdamW after these numbers of optimiser steps."""
+        device = {name: parameter.device for name, parameter in self._trained.items()}
+        return {
+            name: (list(_MOMENTS), {"step": torch.tensor(count, dtype=torch.float32, device=device[name])})
+            for name, count in steps.items()
+        }
+
+    def _changed_settings(self) -> list[dict[str, Any]]:
+        """Return the entries of each parameter group that the optimiser has changed, such as a counter of steps."""
+        pairs = zip(self.optimizer.param_groups, self._settings, strict=True)
+        return [
+            {key: value for key, value in _settings(group).items() if key not in first or first[key] != value}
+            for group, first in pairs
+        ]
+
+    def _tensors(self, *, frozen: bool, states: Mapping[str, State]) -> dict[str, Tensor]:
+        """Return this rank's shards of a checkpoint's tensors, with these parts of the optimiser's state."""
         found = {f"weights.{name}": tensor for name, tensor in self._weights(frozen=frozen).items()}
-        for name in moments:
+        for name, (sharded, _) in states.items():
             parameter = self._trained[name]
-            held = self.optimizer.state.get(parameter) or dict.fromkeys(_MOMENTS, parameter.detach())
-            found |= {f"{moment}.{name}": held[moment] for moment in _MOMENTS}
+            held = self.optimizer.state.get(parameter) or dict.fromkeys(sharded, parameter.detach())
+            found |= {f"{key}.{name}": held[key] for key in sharded}
         return found
 
     def full_tensors(
@@ -353,9 +397,9 @@ class Sharded(TrainedModule):
         yield from self.module.named_parameters()
 
     def update_tensors(self) -> Iterator[Tensor]:
-        """Yield this rank's shards of the moments."""
+        """Yield this rank's shards of the optimiser's state."""
         for state in self.optimizer.state.values():
-            yield from (local_shard(state[moment]) for moment in _MOMENTS)
+            yield from (local_shard(value) for value in state.values() if isinstance(value, DTensor))
 
     def close(self) -> None:
         """Do nothing: there is only memory to free."""

@@ -225,6 +225,7 @@ def leave_or_resume(
         pytest.param(2, "untied", {"tensor_parallel": 2}, marks=pytest.mark.slow),
         pytest.param(2, "bfloat", {"tensor_parallel": 2}, marks=pytest.mark.slow),
         (2, "bfloat", {"context_parallel": 2}),
+        (2, "tied", {"optimizer": rlsdk.Use("sgd", momentum=0.9)}),
         pytest.param(2, "bfloat", {"offload": "all", "tensor_parallel": 2}, marks=pytest.mark.slow),
     ],
 )
@@ -300,7 +301,7 @@ def whole_state(learner: FSDP2Learner) -> dict[str, torch.Tensor]:
     """Weights and moments of all models, gathered from all ranks."""
     found = {}
     for role, trained in learner._trained.items():
-        for name, tensor in trained._tensors(frozen=True, moments=trained._steps()).items():
+        for name, tensor in trained._tensors(frozen=True, states=trained._states()).items():
             found[f"{role}.{name}"] = (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
     return found
 
@@ -323,6 +324,7 @@ def save_or_load(
         ((1, {}), (2, {}), "bfloat", {}),
         ((2, {}), (1, {}), "tied", {"lora": LORA}),
         ((2, {"tensor_parallel": 2}), (1, {}), "normed", {}),
+        ((2, {}), (1, {}), "tied", {"optimizer": rlsdk.Use("sgd", momentum=0.9)}),
         pytest.param((1, {}), (2, {"tensor_parallel": 2}), "normed", {"lora": LORA}, marks=pytest.mark.slow),
         pytest.param((2, {"tensor_parallel": 2}), (2, {"context_parallel": 2}), "bfloat", {}, marks=pytest.mark.slow),
         pytest.param((4, {"tensor_parallel": 2}), (2, {}), "normed", {}, marks=pytest.mark.slow),
@@ -344,7 +346,9 @@ def test_a_run_is_resumed_with_other_ranks(
     model = request.getfixturevalue(which)
     roles, found = Roles(actor=model, critic=model), []
     for load, (world, more) in enumerate((before, after)):
-        own = {"lr": 1e-3, "eps": 1e-3, "micro_batch_tokens": 80, **options, **more}
+        own = {"lr": 1e-3, "micro_batch_tokens": 80, **options, **more}
+        if "optimizer" not in own:
+            own["eps"] = 1e-3
         parts = shares(batch, world, "even")
         results = ranks(world, save_or_load, roles, own, parts, totals_of(batch), tmp_path, bool(load))
         for other in results[1:]:
@@ -352,8 +356,10 @@ def test_a_run_is_resumed_with_other_ranks(
         found.append(results[0])
     (written, alone), (read, resumed) = found
     assert read.keys() == written.keys()
-    moments = [name for name in written if ".exp_avg" in name]
-    assert len(moments) > 40 and all(torch.equal(tensor, read[name]) for name, tensor in written.items())
+    moments = [name for name in written if ".exp_avg" in name or ".momentum_buffer" in name]
+    assert len(moments) > 20 * (1 if "optimizer" in options else 2) and all(
+        torch.equal(tensor, read[name]) for name, tensor in written.items()
+    )
     # Of 16 bits, and the greatest ratio of one token is among the metrics.
     tolerance = {"rel": 1e-1, "abs": 2e-2} if which == "bfloat" else {"rel": 1e-4, "abs": 1e-5}
     for one, two in zip(alone, resumed, strict=True):
@@ -674,6 +680,21 @@ def test_weight_decay_leaves_out_norms_and_biases_if_it_is_set_so(
         torch.testing.assert_close(everywhere[name], plain[name] - 0.1 * tensor, rtol=1e-5, atol=1e-5, msg=name)
         decayed = tensor.ndim > 1
         torch.testing.assert_close(matrices[name], everywhere[name] if decayed else plain[name], msg=name)
+
+
+def test_sgd_steps_along_the_gradient_of_all_ranks(ranks: Ranks, tied: Model, batch: TrainBatch) -> None:
+    """Unlike AdamW's, a step of SGD has the length of the clipped gradient, times the learning rate."""
+
+    def step(**options: Any) -> Any:
+        given = {"optimizer": rlsdk.Use("sgd"), **options}
+        return ranks(2, step_with_decay, Roles(actor=tied), given, shares(batch, 2, "even"), totals_of(batch))[0]
+
+    before, whole = step(lr=0.5, grad_clip=1.0)
+    _, clipped = step(lr=0.5, grad_clip=0.1)
+    squares = sum(float((whole[name] - tensor).double().square().sum()) for name, tensor in before.items())
+    assert squares**0.5 == pytest.approx(0.5, rel=1e-3)
+    for name, tensor in before.items():
+        torch.testing.assert_close(clipped[name] - tensor, (whole[name] - tensor) / 10, rtol=1e-3, atol=1e-6, msg=name)
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(ranks: Ranks, tied: Model, batch: TrainBatch) -> None:

@@ -14,6 +14,12 @@ from rlsdk.contracts import ActorSpec, MemoryUse, Model, Roles, UpdateShape
 from rlsdk.errors import LearnerError, OptionError
 
 
+@rlsdk.optimizer("by_matrix", whole_tensors=True)
+def by_matrix(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """SGD, as if it needed matrices."""
+    return torch.optim.SGD(groups)
+
+
 def make(**options: Any) -> FSDP2Learner:
     found: FSDP2Learner = rlsdk.load("learner", FSDP2Learner, **options)
     return found
@@ -50,6 +56,8 @@ def test_it_replays_no_experts() -> None:
         ({"offload": "optimizer"}, "offload"),
         ({"context_parallel": 2, "rows": "shared"}, "packed or tree, .* got rows: shared and attention: sdpa"),
         ({"context_parallel": 2, "attention": "eager"}, "got rows: padded and attention: eager"),
+        ({"optimizer": by_matrix}, "by_matrix needs whole tensors, but fsdp2 splits them over ranks; set learner"),
+        ({"optimizer": "sgd", "betas": [0.9, 0.99]}, "betas belongs to optimizer: adamw; got sgd"),
     ],
 )
 def test_options_that_it_lacks_or_that_exclude_each_other_are_refused(options: Any, message: str) -> None:

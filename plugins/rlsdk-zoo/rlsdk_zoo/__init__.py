@@ -1,4 +1,4 @@
-"""The plugin `zoo`: new or rarely used parts of algorithms; modules are imported by kind.
+"""The plugin `zoo`: new or rarely used parts of algorithms, and optimisers; modules are imported by kind.
 
 `pip install rlsdk-zoo`, then `algorithm: zoo/dppo` or `policy_loss: zoo/dppo`.
 """
@@ -10,4 +10,5 @@ MODULES: dict[str, tuple[str, ...]] = {
     "policy_loss": ("rlsdk_zoo.token", "rlsdk_zoo.sequence", "rlsdk_zoo.experts"),
     "correction": ("rlsdk_zoo.corrections",),
     "algorithm": ("rlsdk_zoo.named",),
+    "optimizer": ("rlsdk_zoo.optimizers",),
 }

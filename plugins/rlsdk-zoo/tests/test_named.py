@@ -31,7 +31,7 @@ def marked(kind: str) -> dict[str, Component]:
 
 
 LOSSES, ALGORITHMS = marked("policy_loss"), marked("algorithm")
-OTHERS = {**marked("advantage"), **marked("correction")}
+OTHERS = {**marked("advantage"), **marked("correction"), **marked("optimizer")}
 
 
 def test_each_name_is_a_loss_and_an_algorithm():
