@@ -105,14 +105,14 @@ class Component:
         scheduled = self.kind in SCHEDULED
         return tuple(attrs.evolve(o, schedule=scheduled and number_of(o.type) is not None) for o in found)
 
-    def named_by(self, given: Mapping[str, Any]) -> Iterator[tuple[Kind, Use]]:
-        """Yield the kind and selection of each component that the given options name; invalid ones are skipped."""
+    def named_by(self, given: Mapping[str, Any]) -> Iterator[tuple[str, Kind, Use]]:
+        """Yield each given option that names a component, with its kind and selection; invalid ones are skipped."""
         for option in self.options:
             kinds = [note.kind for note in get_args(option.type)[1:] if isinstance(note, NamesKind)]
             if kinds and option.name in given:
                 use, faults = structure(given[option.name], Use)
                 if not faults:
-                    yield kinds[0], use
+                    yield option.name, kinds[0], use
 
     @property
     def is_async(self) -> bool:

@@ -162,6 +162,9 @@ def _options_that_exclude_each_other(config: dict[str, Any]) -> tuple[str, ...]:
     if split and learner.get("attention", "sdpa") != "sdpa":
         notes.append(f"learner.attention: sequence_parallel needs sdpa, instead of {learner['attention']}")
         learner["attention"] = "sdpa"
+    if learner.get("optimizer"):
+        for name in ("betas", "eps"):  # AdamW's, which are written out even if they are the other trainer's defaults
+            learner.pop(name, None)
     if learner.get("compile") and (split or learner.get("lora")):
         notes.append("learner.compile: cannot be combined with sequence_parallel or lora, and is left out")
         del learner["compile"]

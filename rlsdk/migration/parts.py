@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import PurePath
 from typing import Any
+
+import attrs
 
 from rlsdk.migration.rows import (
     NOTES,
@@ -81,6 +83,9 @@ EVALUATION_NOTE = "section eval has samples, greedy, temperature, top_p, top_k a
 TEMPLATE_NOTE = "set model.renderer: {use: template, file: FILE}"
 LEARNER_NOTE = "rlsdk's learner is DeepSpeed ZeRO"
 CRITIC_WARMUP_NOTE = "critic_warmup is the first step that trains the actor, counted from 1"
+OPTIMIZER_NOTE = "learner.optimizer is adamw, sgd, or one of a plugin (howto/optimizer.md)"
+OPTIMIZER_OPTIONS_NOTE = "options of an optimiser: learner.optimizer: {use: …} (howto/optimizer.md)"
+MUON_NOTE = "learner.optimizer=zoo/muon needs model.dtype=float32 and learner.zero_stage=0"
 ZOO = "from a plugin: pip install rlsdk-zoo"
 
 
@@ -219,6 +224,41 @@ def weight_decay(key: str, sample: float, matrices: Callable[[Given], bool] = la
         return {"learner.weight_decay": value, **left_out}
 
     return KeyRule(key, "mapped", ("learner.weight_decay", "learner.weight_decay_on"), "", sample, number, give)
+
+
+def optimizer(
+    key: str, sample: str, adamw: Container[str], betas: Callable[[Given], list[float]] | None = None
+) -> KeyRule:
+    """Return the rule of the optimiser's name.
+
+    Args:
+        key: Key of the name.
+        sample: Name of an optimiser.
+        adamw: Names of AdamW, in lower case.
+        betas: Reads the betas of Lion from the other keys; None for its defaults.
+    """
+
+    def give(value: str, given: Given) -> KeyOutcome:
+        name = value.lower()
+        if name in adamw:
+            return KeyOutcome({}, "ignored", "AdamW, the default")
+        found = optimizer_of(name)
+        if betas is not None and found.values == {"learner.optimizer": "zoo/lion"}:
+            return attrs.evolve(found, values={"learner.optimizer": {"use": "zoo/lion", "betas": betas(given)}})
+        return found
+
+    return KeyRule(key, "mapped", ("learner.optimizer",), "", sample, text, give)
+
+
+def optimizer_of(name: str) -> KeyOutcome:
+    """Convert the name of an optimiser other than AdamW, in lower case."""
+    if name == "sgd":
+        return KeyOutcome({"learner.optimizer": "sgd"}, "mapped", "")
+    if re.fullmatch(r"(paged_)?lion(_(8|32)bit)?", name):
+        return KeyOutcome({"learner.optimizer": "zoo/lion"}, "changed", ZOO)
+    if "muon" in name:
+        return KeyOutcome({}, "missing", MUON_NOTE)
+    return KeyOutcome({}, "missing", OPTIMIZER_NOTE)
 
 
 def lora_of(alpha: str, usual: float) -> Give:

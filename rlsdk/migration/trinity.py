@@ -23,6 +23,7 @@ from rlsdk.migration.parts import (
     no_cut,
     of_critic,
     of_vllm,
+    optimizer,
     routing_replay,
     share_of_steps,
     switched,
@@ -764,7 +765,7 @@ ROWS = (
             lambda v, given: {"learner.warmup_steps": v * _updates(given)} if v >= 0 else {}),
     changed("algorithm.optimizer.lr_warmup_steps_ratio", "learner.warmup_steps", number, 0.1, "in optimiser steps",
             _warmup_ratio),
-    unless("algorithm.optimizer.optimizer_type", ("adam", "adamw"), "the learner's optimiser is AdamW", "sgd"),
+    optimizer("algorithm.optimizer.optimizer_type", "sgd", ("adam", "adamw")),
     # Model
     same("model.model_path", "model.path", text, "Qwen/Qwen2.5-0.5B"),
     same("model.critic_model_path", "model.critic", text, "Qwen/Qwen2.5-0.5B",

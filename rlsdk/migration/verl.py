@@ -15,6 +15,7 @@ from rlsdk.migration.parts import (
     EVALUATION_NOTE,
     KL,
     LEARNER_NOTE,
+    OPTIMIZER_OPTIONS_NOTE,
     SCHEDULE,
     TEMPLATE_NOTE,
     ZOO,
@@ -32,6 +33,7 @@ from rlsdk.migration.parts import (
     no_cut,
     of_critic,
     of_vllm,
+    optimizer_of,
     routing_replay,
     share_of_steps,
     switched,
@@ -424,8 +426,8 @@ def _uses_megatron(given: Given) -> bool:
 def _optimizer(name: str, given: Given) -> KeyOutcome:
     """Megatron's adam has the weight decay of AdamW, torch's Adam has not."""
     if name.lower() == "adamw" or (name.lower() == "adam" and _uses_megatron(given)):
-        return KeyOutcome({}, "ignored", "AdamW, as always in rlsdk")
-    return KeyOutcome({}, "missing", "the learner's optimiser is AdamW")
+        return KeyOutcome({}, "ignored", "AdamW, the default")
+    return optimizer_of(name.lower())
 
 
 def _warmup(value: Any, given: Given) -> KeyOutcome:
@@ -809,19 +811,19 @@ ROWS = (
     unless(f"{ACTOR}.optim.lr_warmup_init", (0, 0.0), "warm-up starts at 0", 1e-7),
     ignored(f"{ACTOR}.optim.num_cycles", "the cosine schedule has a single cycle"),
     ignored(f"{ACTOR}.optim.total_training_steps", "taken from steps or epochs", -1),
-    changed(f"{ACTOR}.optim.optimizer", "", text, "Muon", "the learner's optimiser is AdamW", _optimizer),
+    changed(f"{ACTOR}.optim.optimizer", "learner.optimizer", text, "SGD", "", _optimizer),
     ignored(f"{ACTOR}.optim.muon_*", "see optim.optimizer", 0.95),
     unless(f"{ACTOR}.optim.weight_decay_incr_style", ("constant",), "weight decay is the same in all steps", "linear"),
     *(ignored(f"{ACTOR}.optim.{name}", LEARNER_NOTE, False) for name in (
         "use_checkpoint_opt_param_scheduler", "use_precision_aware_optimizer", "use_layer_wise_distributed_optimizer",
         "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")),
-    ignored(f"{ACTOR}.optim.optimizer_impl", "DeepSpeed's or torch's AdamW, depending on the device", "torch.optim"),
+    ignored(f"{ACTOR}.optim.optimizer_impl", "see optim.optimizer", "torch.optim"),
     changed(f"{ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload", "learner.offload", flag, True, LEARNER_NOTE,
             switched({"learner.offload": "optimizer"}, LEARNER_NOTE)),
     *(ignored(f"{ACTOR}.optim.override_optimizer_config.{name}", LEARNER_NOTE, 1) for name in (
         "optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d", "use_precision_aware_optimizer")),
-    missing(f"{ACTOR}.optim.override_optimizer_config", "the learner's optimiser is AdamW", "x"),
-    missing(f"{ACTOR}.optim.override_optimizer_config.**", "the learner's optimiser is AdamW; see learner.offload", "x"),
+    missing(f"{ACTOR}.optim.override_optimizer_config", OPTIMIZER_OPTIONS_NOTE, "x"),
+    missing(f"{ACTOR}.optim.override_optimizer_config.**", f"{OPTIMIZER_OPTIONS_NOTE}; see learner.offload", "x"),
     same(f"{ACTOR}.optim.lr_decay_style", "learner.schedule", SCHEDULE, "cosine"),
     changed(f"{ACTOR}.optim.lr_decay_steps", "learner.decay_steps", count, 100, "in optimiser steps, without warm-up",
             _decay_steps),

@@ -183,7 +183,7 @@ class Plugins(pluggy.PluginManager):
     def _named(self, component: Component, options: Mapping[str, Any]) -> tuple[ComponentRef, ...]:
         """Return references of the components that options name; those that do not exist are reported elsewhere."""
         with contextlib.suppress(PluginError):
-            return tuple(self.reference(kind, use.name, use.options) for kind, use in component.named_by(options))
+            return tuple(self.reference(kind, use.name, use.options) for _, kind, use in component.named_by(options))
         return ()
 
     def resolve(self, reference: ComponentRef) -> Any:

@@ -202,8 +202,13 @@ def settings_of(plan: Plan) -> dict[str, Any]:
             return None
         if reference.parts:
             return [of(part) for part in reference.parts]
-        options = {o.name: o.default for o in plan.plugins.component(reference).options if not o.required}
-        return {"use": short_name(reference.name), **options, **reference.options}
+        component = plan.plugins.component(reference)
+        options = {o.name: o.default for o in component.options if not o.required} | dict(reference.options)
+        named = {
+            name: of(plan.plugins.reference(kind, use.name, use.options))
+            for name, kind, use in component.named_by(options)
+        }
+        return {"use": short_name(reference.name), **options, **named}
 
     tree = attrs.asdict(plan.config)
     tree |= {"workflow": of(plan.workflow), "engine": of(plan.engine), "learner": of(plan.learner)}

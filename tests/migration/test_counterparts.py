@@ -783,3 +783,36 @@ def test_routing_replay_takes_the_learners_old_logprobs():
     assert found.config["algorithm"]["correction"] == [{"use": "routing_replay", "cap": None}]
     assert found.config["old_logprobs"] == "learner"
     assert "old_logprobs: routing_replay needs those of the learner" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("trainer", "keys", "expected"),
+    [
+        ("trl", ["--optim", "sgd", "--adam_beta2", "0.99"], "sgd"),
+        ("trl", ["--optim", "lion_32bit", "--adam_beta2", "0.99"], {"use": "zoo/lion", "betas": [0.9, 0.99]}),
+        ("verl", ["actor_rollout_ref.actor.optim.optimizer=SGD"], "sgd"),
+        ("trinity", ["algorithm.optimizer.optimizer_type=sgd"], "sgd"),
+    ],
+)
+def test_an_optimiser_is_converted_without_the_options_of_adamw(trainer: str, keys: list[str], expected: Any) -> None:
+    learner = migrate(trainer, keys, {}).config["learner"]
+    assert learner["optimizer"] == expected
+    assert {"betas", "eps"}.isdisjoint(learner)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "key", "said"),
+    [
+        ("openrlhf", "--actor.optim muon", "learner.optimizer=zoo/muon needs model.dtype=float32"),
+        (
+            "verl",
+            "actor_rollout_ref.actor.optim.optimizer=Muon",
+            "learner.optimizer=zoo/muon needs model.dtype=float32",
+        ),
+        ("trl", "--optim galore_adamw", "learner.optimizer is adamw, sgd, or one of a plugin"),
+        ("trl", "--optim adamw_torch", "AdamW, the default"),
+    ],
+)
+def test_an_optimiser_without_a_counterpart_is_explained(trainer: str, key: str, said: str) -> None:
+    (entry,) = migrate(trainer, key.split(), {}).entries
+    assert entry.note.startswith(said)
