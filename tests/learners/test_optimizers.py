@@ -11,11 +11,13 @@ import pytest
 import torch
 
 import rlsdk
+from rlsdk.config import check
 from rlsdk.contracts import Roles, TrainBatch
 from rlsdk.errors import CheckpointError, LearnerError, OptionError, RunError
 from rlsdk.learners.deepspeed import DeepSpeedLearner
 from rlsdk.marks import optimizer
 from rlsdk.plugins import Plugins, load
+from rlsdk.trainer.changes import settings_of
 from tests.learners.full_gradients import gradients, keep_gradients
 from tests.learners.test_learner import everything, halves, poisoned, same, spec
 
@@ -236,3 +238,20 @@ def test_an_optimiser_of_a_plugin_file_is_found_by_ranks_which_get_the_file(tmp_
     made = learner.make_optimizer([{"params": [weight], "param_names": ["weight"]}], lr=1.0)
     assert made.param_groups[0]["lr"] == 0.25
     assert learner.optimizer_name == "opt_lab/slow"
+
+
+def test_an_optimiser_of_a_run_is_kept_and_compared_with_its_defaults() -> None:
+    tree = {
+        "steps": 1,
+        "model": "m",
+        "tasks": {"train": {"use": "countdown", "split": "train", "size": 8}},
+        "reward": "countdown",
+    }
+
+    def settings(*overrides: str) -> dict[str, Any]:
+        found = settings_of(check({"name": "x", **tree}, overrides))
+        return {path: value for path, value in found.items() if path.startswith("learner.optimizer")}
+
+    assert settings() == settings("learner.optimizer=adamw") == {"learner.optimizer.use": "adamw"}
+    sgd = {"learner.optimizer.use": "sgd", "learner.optimizer.momentum": 0.9, "learner.optimizer.nesterov": False}
+    assert settings("learner.optimizer={use: sgd, momentum: 0.9}") == sgd
