@@ -107,6 +107,7 @@ from rlsdk.contracts.training import (
     TrainedRole,
 )
 from rlsdk.contracts.transferring import (
+    CopiesEngines,
     GivesRankTensors,
     GivesWeightParts,
     GivesWeightTensors,
@@ -133,6 +134,7 @@ __all__ = [
     "Closes",
     "Completion",
     "ComputesExactly",
+    "CopiesEngines",
     "DType",
     "DrivesOtherCode",
     "Engine",

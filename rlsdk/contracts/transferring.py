@@ -41,7 +41,9 @@ class WeightTransfer(Protocol):
 class StreamsWeights(Protocol):
     """Optional interface of a weight transfer that streams: engines load parts as they arrive.
 
-    An engine that starts later cannot receive an old offer; the learner sends it its current weights.
+    An engine that starts later cannot receive an old offer. If engines are `CopiesEngines`, and the transfer is not
+    `SendsFromEachRank`, another engine sends it its weights, by another instance; otherwise the learner sends its
+    current ones.
     """
 
     def send(self, parts: Iterator[Weights | None]) -> None:
@@ -163,6 +165,31 @@ class LoadsWeightTensors(LoadsWeightParts, Protocol):
     @property
     def loads_tensors(self) -> bool:
         """True if `load_weight_parts` takes torch tensors on the engine's device."""
+        ...
+
+
+@runtime_checkable
+class CopiesEngines(Protocol):
+    """Optional interface of an engine that can copy the weights of another engine, for one that starts later.
+
+    Both have the same component, options and model. The weights are in whatever form the engine holds them, and are
+    sent by the run's weight transfer, with the other engine in place of the learner.
+    """
+
+    def weight_layout(self) -> str:
+        """Return a text that is equal for engines that can copy each other's weights; empty if this one cannot."""
+        ...
+
+    def held_weights(self) -> Iterator[Weights]:
+        """Return the weights in parts, as torch tensors, which are read in a thread while the engine samples."""
+        ...
+
+    def copy_weights(self, version: int, parts: Iterator[Weights]) -> None:
+        """Replace the weights by those of another engine of the same layout, arrays or torch tensors.
+
+        Raises:
+            TransferError: The parts ended early. A later load of all weights must still succeed.
+        """
         ...
 
 

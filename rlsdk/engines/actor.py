@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,15 @@ from rlsdk.contracts import (
     ActorSpec,
     Adapter,
     Completion,
+    CopiesEngines,
     LimitsConcurrency,
     LoadsWeightParts,
     LoadsWeightTensors,
     Model,
     Request,
+    SendsFromEachRank,
     ShowsProgress,
+    StreamsTensors,
     StreamsWeights,
     WakesInParts,
     Weights,
@@ -34,7 +37,7 @@ from rlsdk.engines.checks import check_prompts
 from rlsdk.engines.completion_stream import CompletionStream
 from rlsdk.engines.messages import Bundle, Progress
 from rlsdk.engines.pretrained import vocabulary_size
-from rlsdk.errors import EngineError
+from rlsdk.errors import EngineError, TransferError, first_line
 from rlsdk.isolation.process import settle
 from rlsdk.isolation.vitals import peak_memory
 from rlsdk.plugins import CORE, ComponentRef, Plugins
@@ -71,6 +74,8 @@ class EngineActor(RunActor):
         self._engine: Any = Plugins().resolve(reference)
         self._origin = "" if reference.name.startswith(f"{CORE}/") else f" ({reference.origin})"
         self._transfer: Any = None if transfer is None else Plugins().resolve(transfer)
+        self._transfer_reference: Any = transfer
+        self._sender: Any = None
         self._limited = isinstance(self._engine, LimitsConcurrency)
         self._streams: dict[str, CompletionStream] = {}
         self._streaming: list[CompletionStream] = []
@@ -146,7 +151,7 @@ class EngineActor(RunActor):
                 self._engine.abort([r.id for r in requests])
 
     async def load_weights(
-        self, offer: Any, canary: np.ndarray | None = None, *, version: int = 0, seat: int = 0
+        self, offer: Any, canary: np.ndarray | None = None, *, version: int = 0, seat: int = 0, copied: bool = False
     ) -> np.ndarray | None:
         """Replace the weights between steps, and return the canary's logprobs under the new weights.
 
@@ -155,6 +160,7 @@ class EngineActor(RunActor):
             canary: Fixed tokens, int64 `[k]`.
             version: Version of the weights.
             seat: Number of this engine among the receivers, from 1.
+            copied: True if another engine sends what `CopiesEngines.held_weights` yields.
 
         Raises:
             TransferError: The transfer ended early. Nothing is sampled until other weights are loaded.
@@ -169,7 +175,11 @@ class EngineActor(RunActor):
             raise EngineError(f"{name}.offer returned {offer!r}; expected Weights, or methods send and receive")
         else:
             self._torn = True  # if an exception follows, layers have mixed versions
-            self._receive(version, self._transfer.receive(offer, seat))
+            parts = self._transfer.receive(offer, seat)
+            if copied:
+                self._engine.copy_weights(version, parts)
+            else:
+                self._receive(version, parts)
         self._torn = False
         self._clock["load_seconds"] += time.perf_counter() - started
         return None if canary is None else self._logprobs(canary)
@@ -181,6 +191,42 @@ class EngineActor(RunActor):
             self._engine.load_weight_parts(version, parts if takes_tensors else map(transport.on_host, parts))
         elif (weights := transport.joined(parts, copy=True)) is not None:
             self._engine.load_weights(weights)
+
+    async def weight_layout(self) -> tuple[int, str]:
+        """Return the version of the weights, and their layout, which is empty if no other engine can copy them."""
+        self._check()
+        copies = isinstance(self._engine, CopiesEngines) and isinstance(self._transfer, StreamsWeights)
+        if not copies or self._torn or isinstance(self._transfer, SendsFromEachRank):
+            return self._version, ""
+        return self._version, self._engine.weight_layout()
+
+    async def offer_copy(self) -> Any:
+        """Return an offer of this engine's weights for another engine; `send_copy` sends them.
+
+        Raises:
+            TransferError: The weight transfer makes no offer in an engine.
+        """
+        import ray
+
+        self._check()
+        if self._sender is None:  # apart from the instance that receives
+            self._sender = Plugins().resolve(self._transfer_reference)
+        with _sending():
+            return self._sender.offer(self._held(), 1, str(ray.util.get_node_ip_address()))
+
+    async def send_copy(self) -> None:
+        """Send this engine's weights in a thread, while it continues to sample.
+
+        Raises:
+            TransferError: The other engine left, or the weight transfer cannot send from an engine.
+        """
+        self._check()
+        with _sending():
+            await asyncio.to_thread(self._sender.send, self._held())
+
+    def _held(self) -> Iterator[Weights]:
+        parts = self._engine.held_weights()
+        return parts if isinstance(self._sender, StreamsTensors) else map(transport.on_host, parts)
 
     async def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
         """Return the logprob of each token given those before it, at temperature 1, float32 `[k - 1]`."""
@@ -366,6 +412,17 @@ class EngineActor(RunActor):
         for stream in self._streams.values():
             stream.release()
         self._work.set()
+
+
+@contextmanager
+def _sending() -> Iterator[None]:
+    """Convert all exceptions to `TransferError`: a plugin's transfer may not work outside of a learner."""
+    try:
+        yield
+    except TransferError:
+        raise
+    except Exception as error:
+        raise TransferError(f"weights were not sent to another engine: {first_line(error)}") from error
 
 
 def launch(

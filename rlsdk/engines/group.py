@@ -219,7 +219,7 @@ class EngineGroup:
                 received = await received_checksums(self, learner, found.weights, ids)
                 sent = await asyncio.to_thread(learner.checksums)
                 raise CanaryError(f"{error}\n{describe_checksums(sent, received)}") from error
-            self._delivered = Delivered(learner, canary, found.weights)  # for engines that start later
+            self._delivered = Delivered(learner, canary, version, found.weights)  # for engines that start later
             return gap
 
     async def clock(self) -> dict[str, float]:
@@ -368,7 +368,7 @@ class EngineGroup:
             await until_ready(rank, ready)
             async with self._syncing:
                 if self._delivered is not None:
-                    await deliver_late(self._delivered, rank, actor)
+                    await deliver_late(self._delivered, rank, actor, self)
                 if self._seeding is not None:
                     await actor.reseed.remote(_seeds([*self._seeding, rank, incarnation], 1)[0])
                 self._actors[rank] = actor

@@ -13,6 +13,7 @@ import numpy as np
 from rlsdk.contracts import ActorSpec, Completion, Finish, MemoryUse, Model, Request, Sampled, Weights
 from rlsdk.engines.checks import check_images, check_known, check_requests
 from rlsdk.engines.continuation import StopStrings
+from rlsdk.engines.copying import copy_parts, held_parts, layout_of
 from rlsdk.engines.memory import transformers_memory
 from rlsdk.engines.pretrained import end_ids, open_tokenizer
 from rlsdk.engines.rows import EndTable, Pending, room
@@ -244,6 +245,20 @@ class Transformers:
             EngineError: A tensor is missing, has a different shape, or does not belong to the model.
         """
         self._loaded.replace_parts(version, parts)
+        self._version = version
+        self._read_again()
+
+    def weight_layout(self) -> str:
+        """Return a digest of the names, dtypes and shapes of the model's tensors; see `CopiesEngines`."""
+        return layout_of(self.net.state_dict())
+
+    def held_weights(self) -> Iterator[Weights]:
+        """Return the model's tensors in parts; see `CopiesEngines`."""
+        return held_parts(self._version, self.net.state_dict())
+
+    def copy_weights(self, version: int, parts: Iterator[Weights]) -> None:
+        """Replace the weights by those of another engine; see `CopiesEngines`."""
+        copy_parts(self.net.state_dict(), parts)
         self._version = version
         self._read_again()
 

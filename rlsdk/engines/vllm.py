@@ -25,6 +25,7 @@ from rlsdk.engines.checks import (
     with_tied_heads,
 )
 from rlsdk.engines.continuation import Continuation
+from rlsdk.engines.copying import copy_parts, held_parts, layout_of
 from rlsdk.engines.memory import vllm_memory
 from rlsdk.engines.pretrained import end_ids, open_tokenizer, positions
 from rlsdk.engines.vllm_arguments import OWNED, engine_arguments, prompt_with_images
@@ -404,6 +405,31 @@ class Vllm:
         fitting = checked(version, with_tied_heads(parts, tied), self._expected)
         self._llm.collective_rpc("rlsdk_load_parts", args=(fitting,))
         self._loaded(version)
+
+    def weight_layout(self) -> str:
+        """Return a digest of the names, dtypes and shapes of vLLM's tensors; see `CopiesEngines`.
+
+        It is empty, and other engines get their weights from the learner, if several processes share the model, or if
+        the model holds weights elsewhere too, as on CPUs, where vLLM prepacks them.
+        """
+        return layout_of(self._held())
+
+    def held_weights(self) -> Iterator[Weights]:
+        """Return vLLM's tensors in parts; see `CopiesEngines`."""
+        return held_parts(self._version, self._held())
+
+    def copy_weights(self, version: int, parts: Iterator[Weights]) -> None:
+        """Replace the weights by those of another engine; see `CopiesEngines`."""
+        self._prepare(version, None)
+        copy_parts(self._held(), parts)
+        self._loaded(version)
+
+    def _held(self) -> Mapping[str, Any]:
+        if self.tensor_parallel_size > 1 or self._adapter is not None:
+            return {}
+        (found,) = self._llm.collective_rpc("rlsdk_held")
+        held: Mapping[str, Any] = found
+        return held
 
     def _prepare(self, version: int, adapter: Adapter | None) -> None:
         self._check_awake(self._weights_asleep)

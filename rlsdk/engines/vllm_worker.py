@@ -60,6 +60,25 @@ class WorkerExtension:
             if faults:
                 raise faults[0]
 
+    def rlsdk_held(self) -> dict[str, Any]:
+        """Return the tensors that determine the model's output; none if some of them are out of reach.
+
+        Out of reach are tensors that the CPU's kernels have prepacked, which leave an empty parameter, and those that
+        vLLM computes from others when it loads them, such as latent attention's, which are plain attributes. Plain
+        scalars are copies of the cache's scales.
+        """
+        import torch
+
+        model = self.model_runner.get_model()
+        held: dict[str, Any] = model.state_dict()
+        prepacked = any(not tensor.numel() for tensor in held.values())
+        derived = any(
+            isinstance(value, torch.Tensor) and value.ndim and not name.startswith("kv_cache")
+            for module in model.modules()
+            for name, value in vars(module).items()
+        )
+        return {} if prepacked or derived else held
+
     @contextmanager
     def _new_expert_kernels(self) -> Iterator[None]:
         """Context manager: make vLLM 0.32 pad and prepack experts on a CPU, which it does only on kernel setup.

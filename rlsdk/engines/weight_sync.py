@@ -10,8 +10,10 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
+from rlsdk.cluster.actors import cause_of
 from rlsdk.contracts import FreesDevice, StreamsToEngines
 from rlsdk.engines.canary import Canary
+from rlsdk.errors import CanaryError, TransferError
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +61,13 @@ class Delivered:
     Attributes:
         learner: Learner that sent them.
         canary: Check that they passed.
+        version: Their version.
         weights: `ObjectRef` of the weights; None if they were streamed.
     """
 
     learner: WeightSource
     canary: Canary
+    version: int
     weights: Any = None
 
 
@@ -148,15 +152,17 @@ async def _stream(
     return Delivery(seen, expected)
 
 
-async def deliver_late(delivered: Delivered, rank: int, actor: Any) -> None:
+async def deliver_late(delivered: Delivered, rank: int, actor: Any, engines: CallsEngines) -> None:
     """Load the other engines' weights into a newly started engine, and compare.
 
-    If no object holds them, the learner sends its current weights, which may be newer.
+    If no object holds them, another engine sends them while it samples. If none can, the learner sends its current
+    weights, which may be newer, once it is idle.
 
     Args:
         delivered: Weights of the other engines.
         rank: Rank of the engine.
         actor: Its handle.
+        engines: The other engines.
 
     Raises:
         CanaryError: Engine and learner disagree.
@@ -165,10 +171,39 @@ async def deliver_late(delivered: Delivered, rank: int, actor: Any) -> None:
     if delivered.weights is not None or not isinstance(learner, StreamsToEngines):
         canary.join(rank, await actor.load_weights.remote(delivered.weights, canary.token_ids))
         return
+    if await _copy(delivered, rank, actor, engines):
+        return
     stream = await asyncio.to_thread(learner.stream, 1, canary.token_ids)
     load = actor.load_weights.remote(stream.offer, canary.token_ids, version=stream.version, seat=1)
     (_, expected), seen = await asyncio.gather(asyncio.to_thread(stream.finish), load)
     canary.join(rank, seen, (stream.version, expected))
+
+
+async def _copy(delivered: Delivered, rank: int, actor: Any, engines: CallsEngines) -> bool:
+    """Copy the weights of another engine; False if none could send them."""
+    version, ids = delivered.version, delivered.canary.token_ids
+    _, layout = await actor.weight_layout.remote()
+    if not layout:
+        return False
+    layouts = await engines.all("weight_layout")
+    peer = next((each for each, found in layouts.items() if found == (version, layout)), None)
+    offer = () if peer is None else await engines.call(peer, "offer_copy")
+    if peer is None or not offer:
+        return False
+    load = actor.load_weights.remote(*offer, ids, version=version, seat=1, copied=True)
+    # Both end before anything else is loaded: if either side dies, the transfer ends the other's part.
+    sent, seen = await asyncio.gather(engines.call(peer, "send_copy"), load, return_exceptions=True)
+    if isinstance(sent, BaseException):
+        raise sent
+    try:
+        if isinstance(seen, BaseException):
+            raise cause_of(seen) if isinstance(cause_of(seen), TransferError) else seen
+        delivered.canary.join(rank, seen)
+    except (TransferError, CanaryError) as error:
+        log.warning("engine %d gets the weights of the learner instead of engine %d's: %s", rank, peer, error)
+        return False
+    log.info("engine %d has the weights of engine %d", rank, peer)
+    return True
 
 
 async def received_checksums(

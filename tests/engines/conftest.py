@@ -66,7 +66,7 @@ def launched(model: Model, cluster: None) -> Launched:
         options: Mapping[str, Any],
         adapter: Adapter | None = None,
         *,
-        name: str = "vllm",
+        name: str | type = "vllm",
         model: Model = model,
     ) -> Iterator[Subject]:
         place = ActorSpec(role="engine", cache=str(folder / "cache"), threads=1, cpus=os.cpu_count() or 1)
@@ -79,7 +79,7 @@ def launched(model: Model, cluster: None) -> Launched:
             ray.get(actor.start.remote(model, place, adapter))
             address = ray.get_runtime_context().gcs_address
             ray.cloudpickle.register_pickle_by_value(tiny)
-            yield Subject(name, run, actor)
+            yield Subject(str(name), run, actor)
             # A test may have ended this Ray, and another may have started one since.
             if ray.is_initialized() and ray.get_runtime_context().gcs_address == address:
                 ray.get(actor.stop.remote())

@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+import torch
 
 import rlsdk
 from rlsdk.contracts import ActorSpec, Completion, Model, Request, Sampled, Sampling, TopTokens, Weights
@@ -425,6 +426,80 @@ def test_an_engine_wakes_in_parts_if_it_can_and_computes_the_canary_before_reque
         assert engine.notes == (["wake weights", "wake"] if kind is InParts else ["wake"])
 
     play(body, kind=kind)
+
+
+@rlsdk.engine("copies")
+@attrs.define(kw_only=True, slots=False)
+class Copies(Scripted):
+    """Sends three parts, and takes a step between any two."""
+
+    got: dict[str, Any] = attrs.field(init=False, factory=dict)
+
+    def weight_layout(self) -> str:
+        return "one layer"
+
+    def held_weights(self) -> Iterator[Weights]:
+        for index in range(3):
+            started, deadline = self.steps, time.monotonic() + 10
+            while self.unfinished and self.steps == started:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            tensor = torch.full((2**18,), float(index))
+            yield Weights(self.version, {f"{index}": tensor}, {f"{index}": "float32"})
+
+    def copy_weights(self, version: int, parts: Iterator[Weights]) -> None:
+        for part in parts:
+            self.got |= {name: np.array(values) for name, values in part.tensors.items()}
+        self.version = version
+
+
+@pytest.mark.parametrize("way", ["shared_memory", "gloo"])
+def test_an_engine_samples_while_another_copies_its_weights(way: str) -> None:
+    async def go() -> None:
+        plugins = Plugins()
+        transfer = plugins.reference("weight_transfer", way, {"bucket_mib": 1, "timeout": 20})
+        actors = [EngineActor(plugins.reference("engine", Copies), transfer=transfer) for _ in range(2)]
+        for actor in actors:
+            await actor.start(MODEL, PLACE)
+        sender, receiver = actors
+        await sender.load_weights(Weights(5, {}, {}))
+        assert await sender.weight_layout() == (5, "one layer") and await receiver.weight_layout() == (0, "one layer")
+        for steps in (3, 6):  # the same two may meet again
+            running = asyncio.create_task(collect(sender, ask("a", 1000)))
+            await reach(sender._engine, 1)
+            offer = await sender.offer_copy()
+            load = receiver.load_weights(offer, version=5, seat=1, copied=True)  # in a loop of its own, as in an actor
+            loading = asyncio.create_task(asyncio.to_thread(asyncio.run, load))
+            await sender.send_copy()
+            await loading
+            assert sender._engine.steps >= steps and not running.done()
+            await sender.abort()
+            await running
+        assert receiver._engine.version == 5
+        assert {name: (len(v), v.min(), v.max()) for name, v in receiver._engine.got.items()} == {
+            str(i): (2**18, i, i) for i in range(3)
+        }
+        for actor in actors:
+            await actor.stop()
+
+    asyncio.run(asyncio.wait_for(go(), 40))
+
+
+def test_weights_are_not_copied_without_a_stream_or_from_an_engine_that_cannot(tmp_path: Path) -> None:
+    async def layout(engine: type, way: str | None) -> str:
+        plugins = Plugins()
+        transfer = None if way is None else plugins.reference("weight_transfer", way)
+        actor = EngineActor(plugins.reference("engine", engine), transfer=transfer)
+        await actor.start(MODEL, PLACE)
+        return (await actor.weight_layout())[1]
+
+    async def go() -> list[str]:
+        return [
+            await layout(*each)
+            for each in ((Scripted, "gloo"), (Copies, None), (Copies, "object_store"), (Copies, "cuda_ipc"))
+        ]
+
+    assert asyncio.run(go()) == [""] * 4
 
 
 def test_abort_hands_out_what_was_sampled() -> None:

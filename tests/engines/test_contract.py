@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import tiny
 
-from rlsdk.contracts import Completion, Model, Request, Sampling, Weights
+import rlsdk
+from rlsdk.contracts import ActorSpec, Completion, Model, Request, Sampling, Weights
+from rlsdk.engines.vllm import Vllm
 from rlsdk.errors import EngineError, RlsdkError
-from rlsdk.weights import to_weights
+from rlsdk.weights import on_host, to_weights
 
 LONG = Sampling(max_tokens=12, ignore_eos=True)
 PROMPTS = [np.array([20 + i, 7, 30, 3, 40 + i, 12][i % 3 :]) for i in range(6)]
@@ -256,6 +258,63 @@ def test_an_engine_that_sleeps_or_has_no_weights_yet_does_not_step(vllm_engine: 
     discarded = "the engine discarded its weights when it went to sleep; call load_weights() first"
     said = vllm_engine.run(refusals, requests(), tiny.original(model))
     assert said == [asleep, asleep, asleep, discarded, "6 completions"]
+
+
+def copied(engine: Any, asked: list[Request], ids: np.ndarray, old: Weights, new: Weights) -> list[Completion] | None:
+    """Copy the new weights over the old ones while requests are in flight; None if the engine cannot."""
+    layout = engine.weight_layout()
+    if not layout:
+        return None
+    engine.load_weights(new)
+    seen = engine.logprobs(ids)
+    sent = [on_host(part, copy=True) for part in engine.held_weights()]
+    engine.load_weights(old)
+    before = engine.logprobs(ids)
+    engine.add(asked)
+    engine.step()
+    engine.copy_weights(7, iter(sent))
+    assert np.array_equal(engine.logprobs(ids), seen) and not np.array_equal(seen, before)
+    assert engine.weight_layout() == layout and {part.version for part in sent} == {7}
+    return finish(engine)
+
+
+def check_copied(subject: Any, model: Model) -> None:
+    new = tiny.changed(model, 7)
+    done = subject.run(copied, requests(n=2, seed=2), np.concatenate(PROMPTS), tiny.original(model), new)
+    assert len(done) == 12
+    for completion in done:
+        change = int((completion.versions == 0).sum())
+        assert 0 < change < 12
+        fresh = expected(model, completion, new)
+        np.testing.assert_allclose(completion.logprobs[change:], fresh[change:], atol=1e-4)
+
+
+def test_an_engine_copies_the_weights_of_another_bit_for_bit(transformers_engine: Any, model: Model) -> None:
+    transformers_engine.run(lambda engine: engine.load_weights(tiny.original(model)))
+    check_copied(transformers_engine, model)
+
+
+@rlsdk.engine("torchs_kernels")
+class TorchsKernels(Vllm):
+    """vLLM on a CPU with torch's kernel for linear layers, which leaves weights as they are, as on a GPU."""
+
+    def start(self, model: Model, place: ActorSpec) -> None:
+        from vllm import _custom_ops
+
+        _custom_ops._supports_onednn = False
+        super().start(model, place)
+
+
+@pytest.mark.slow
+@pytest.mark.stack
+def test_vllm_copies_the_weights_of_another_bit_for_bit(launched: Any, tmp_path: Path, model: Model) -> None:
+    with launched(tmp_path, {}, name=TorchsKernels) as subject:
+        check_copied(subject, model)
+
+
+@pytest.mark.stack
+def test_vllm_with_prepacked_weights_leaves_it_to_the_learner_to_send_them(vllm_engine: Any) -> None:
+    assert vllm_engine.run(lambda engine: engine.weight_layout()) == ""
 
 
 def test_a_prompt_read_under_old_weights_is_not_reused(subject: Any, model: Model) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ import tiny
 from test_adapter import ADAPTER, random_adapter
 
 from rlsdk.contracts import Model, WakesInParts, WeightStream
+from rlsdk.engines.canary import Canary
 from rlsdk.engines.transformers import Transformers
 from rlsdk.engines.vllm import Vllm
-from rlsdk.engines.weight_sync import deliver
+from rlsdk.engines.weight_sync import Delivered, deliver, deliver_late
 
 IDS = np.arange(3)
 LOGPROBS = np.zeros(2, np.float32)
@@ -190,3 +192,23 @@ def test_vllm_keeps_a_base_model_and_loads_its_adapter_before_it_has_its_cache(
         ("wake_up", ["kv_cache"]),
         [],
     ]
+
+
+def test_an_engine_that_starts_later_loads_the_object_of_the_others_such_as_an_adapter() -> None:
+    calls: list[str] = []
+
+    class Late:
+        """A new engine's handle; its methods return coroutines, as an actor's return references."""
+
+        def __getattr__(self, method: str) -> Any:
+            async def remote(*arguments: Any, **options: Any) -> np.ndarray:
+                calls.append(f"late {method} {arguments[0]}")
+                return LOGPROBS
+
+            return SimpleNamespace(remote=remote)
+
+    canary = Canary(IDS, 1e-3)
+    canary.check(3, LOGPROBS, {0: LOGPROBS}, updated=False)
+    delivered = Delivered(Streams(calls), canary, 3, "an adapter")
+    asyncio.run(deliver_late(delivered, 1, Late(), Engines(calls)))
+    assert calls == ["late load_weights an adapter"]

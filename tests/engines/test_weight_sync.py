@@ -27,10 +27,11 @@ from rlsdk.weights import checksums, joined
 
 pytestmark = pytest.mark.stack
 LAYERS, VALUES = 24, 2**16
-WRONG = 99
-"""Step whose update leaves the learner with logprobs that are not those of its weights."""
+WRONG, LONG = 99, 98
+"""Steps whose update leaves the learner with logprobs that are not those of its weights, or waits for a file."""
 STREAM = {"bucket_mib": 1, "timeout": 30}
 WAYS = {"object_store": {}, "gloo": STREAM, "shared_memory": STREAM}
+STREAMED = ["gloo", "shared_memory"]
 
 
 def layer(index: int, version: int) -> Weights:
@@ -52,6 +53,7 @@ class Counting:
 
     def start(self, roles: Roles, loss: LossSpec, place: ActorSpec, total_updates: int) -> None:
         self.rank, self.updates, self.error = place.rank, 0, 0.0
+        self.ends = Path(roles.main.path) / "update ends"
 
     def weights(self, version: int) -> Weights | None:
         return joined(self.weight_parts(version))
@@ -67,6 +69,8 @@ class Counting:
 
     def update(self, minibatches: Sequence[Any], step: int) -> dict[str, float]:
         time.sleep(0.5)
+        while step == LONG and not self.ends.exists():
+            time.sleep(0.05)
         self.updates += 1
         self.error = float(step == WRONG)
         return {}
@@ -80,7 +84,7 @@ class Whole:
         return {}
 
     def start(self, model: Model, place: ActorSpec) -> None:
-        self.dies_at = int(model.path or -1)
+        self.dies_at, self.dies_sending = (-1, True) if model.path == "sending" else (int(model.path or -1), False)
         self.held: dict[str, np.ndarray] = {}
         self.unfinished, self.version, self.loads = 0, -1, 0
 
@@ -107,6 +111,25 @@ class Keeping(Whole):
         self.take(version, parts)
 
 
+@rlsdk.engine("copying")
+class Copying(Keeping):
+    """Copies those of another one, which may be killed while it sends them."""
+
+    def weight_layout(self) -> str:
+        return "layers"
+
+    def held_weights(self) -> Iterator[Weights]:
+        import torch
+
+        for count, (name, array) in enumerate(self.held.items()):
+            if self.dies_sending and count == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield Weights(self.version, {name: torch.from_numpy(array)}, {name: "float32"})
+
+    def copy_weights(self, version: int, parts: Iterator[Weights]) -> None:
+        self.take(version, parts)
+
+
 class Stand:
     """Two engines, and a learner of two ranks."""
 
@@ -120,7 +143,7 @@ class Stand:
         loss, place = plugins.reference("policy_loss", "reinforce"), ActorSpec(role="learner", world_size=2)
         self.learner = LearnerGroup.launch(
             plugins.reference("learner", Counting),
-            Roles(actor=Model(path="")),
+            Roles(actor=Model(path=str(folder))),
             LossSpec(policy_loss=loss),
             place,
             total_updates=9,
@@ -253,6 +276,53 @@ def test_a_replaced_engine_gets_the_learners_current_weights(stand: Stand) -> No
         assert await stand.held() == {0: (1, 2, expected(1)), 1: (1, 2, expected(1))}
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize("stand", [(way, "", Copying) for way in STREAMED], indirect=True, ids=STREAMED)
+def test_a_replaced_engine_gets_the_others_weights_while_the_learner_trains(stand: Stand, tmp_path: Path) -> None:
+    async def go() -> None:
+        await stand.publish(0, updated=False)
+        await stand.update(0)
+        await stand.publish(1)
+        updating = asyncio.create_task(stand.update(LONG))
+        await stand.kill(0)
+        await stand.until(1)
+        await stand.until(2)
+        assert not updating.done()
+        assert await stand.held() == {0: (1, 1, expected(1)), 1: (1, 2, expected(1))}
+        (tmp_path / "update ends").touch()
+        await updating
+        assert await stand.publish(2) == 0
+        assert await stand.held() == {0: (2, 2, expected(2)), 1: (2, 3, expected(2))}
+        assert len(stand.engines.lost) == 1
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("stand", [("gloo", "sending", Copying)], indirect=True)
+def test_an_engine_whose_peer_is_killed_while_it_sends_gets_the_learners_weights(
+    stand: Stand, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def go() -> None:
+        await stand.publish(0, updated=False)
+        await stand.kill(0)
+        async with asyncio.timeout(50):
+            while len(stand.engines.lost) < 2:
+                await stand.engines.all("clock")
+                await asyncio.sleep(0.05)
+        await stand.until(2)  # engine 0 from the learner, then engine 1 from engine 0
+        held = await stand.held()
+        assert {rank: (version, sums) for rank, (version, _, sums) in held.items()} == {
+            rank: (0, expected(0)) for rank in range(2)
+        }
+        assert len(stand.engines.lost) == 2
+        assert "engine 0 gets the weights of the learner instead of engine 1's: " in caplog.text
+        await stand.update(0)
+        assert await stand.publish(1) == 0
+
+    caplog.set_level("INFO")
+    asyncio.run(go())
+    assert "engine 1 has the weights of engine 0" in caplog.text
 
 
 @pytest.mark.parametrize("stand", [("gloo", "", Whole)], indirect=True)
