@@ -243,7 +243,7 @@ def test_an_optimiser_of_a_plugin_file_is_found_by_ranks_which_get_the_file(tmp_
 def test_an_optimiser_of_a_run_is_kept_and_compared_with_its_defaults() -> None:
     tree = {
         "steps": 1,
-        "model": "m",
+        "model": "o/m",
         "tasks": {"train": {"use": "countdown", "split": "train", "size": 8}},
         "reward": "countdown",
     }
