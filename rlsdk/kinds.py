@@ -45,7 +45,7 @@ OTHER_NAMES: Mapping[str, Kind] = {
     "source": "tasks",
     "backend": "engine",
     "inference": "engine",
-    "optimizer": "learner",
+    "optimiser": "optimizer",
     "logger": "tracker",
     "chat_template": "renderer",
     "template": "renderer",

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from rlsdk.cli import COMMANDS, READS_MODELS, root
 from rlsdk.cli.eval import _prepare as prepare
 from rlsdk.errors import ConfigError
+from rlsdk.kinds import KINDS, OTHER_NAMES
 
 HELLO = """
     import click
@@ -118,6 +119,7 @@ def test_a_wrong_command_is_answered_with_the_nearest():
     assert ran.exit_code == 2
     assert "No such command 'trian'. Did you mean 'train'?" in ran.output
     assert "No such kind 'loss'. Did you mean 'policy_loss'?" in run("new", "loss").output
+    assert not OTHER_NAMES.keys() & set(KINDS)
     assert "No such kind 'filtr'. Did you mean 'filter'?" in run("new", "filtr").output
     assert "There are: advantage, algorithm," in run("new", "zzz").output
     assert "There are: check, compare, config, data, debug, diagnose, doctor, engines, eval" in run("zzz").output
