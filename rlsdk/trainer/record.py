@@ -152,8 +152,8 @@ def only_run(folder: Path) -> Iterator[None]:
     """
     if _OPEN:
         raise RunError(
-            f"this program has another trainer open, in {_OPEN[0]}: close it first (trainer.close(), or the end of its "
-            "`with` block), or train in another process"
+            f"this program has another trainer open, in {_OPEN[0]}: close it first (trainer.close(), the end of its "
+            "`with` block or, if its variable is gone, rlsdk.Trainer.close_open()), or train in another process"
         )
     _OPEN.append(folder)
     try:

@@ -199,7 +199,17 @@ class Trainer:
             trainer = cls.of_run(record, parts, callbacks)
             run_async(trainer.prepare())
             trainer.resources = stack.pop_all()
+        _OPENED.append(trainer)
         return trainer
+
+    @staticmethod
+    def close_open() -> None:
+        """Close the trainer that `from_config` started in this program, if it is still open.
+
+        It works where no variable refers to the trainer any more, as in a notebook after `del trainer`.
+        """
+        for trainer in _OPENED:
+            trainer.close()
 
     @classmethod
     def of_run(cls, record: RunRecord, parts: Parts, callbacks: Iterable[Callback] = ()) -> Self:
@@ -657,7 +667,13 @@ class Trainer:
 
     def __exit__(self, *error: Any) -> None:
         self.closed_down = True
+        if self in _OPENED:
+            _OPENED.remove(self)
         self.resources.__exit__(*error)
+
+
+_OPENED: list[Trainer] = []
+"""The trainer that `from_config` started, until it is closed."""
 
 
 def _counts_inside(learner: Mapping[str, float], counters: RolloutCounters) -> dict[str, float]:

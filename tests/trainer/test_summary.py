@@ -10,7 +10,9 @@ import os
 import re
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +24,9 @@ from rlsdk.errors import RunError
 from rlsdk.runlog.actors import read_status
 from rlsdk.runlog.report import draw_curves, print_report
 from rlsdk.trainer import record, summary
-from tests.trainer.fakes import make_plan
+from rlsdk.trainer import trainer as trainer_module
+from rlsdk.trainer.trainer import Trainer
+from tests.trainer.fakes import FakeLearner, ScriptedRollouts, make_plan
 
 
 def failed() -> BaseException:
@@ -116,6 +120,30 @@ def test_a_second_run_in_one_program_is_refused_until_the_first_is_closed(
     assert not second.folder.exists()
     with opened(second):
         pass
+
+
+def test_a_trainer_whose_variable_is_gone_can_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(tmp_path)
+
+    @contextlib.contextmanager
+    def started(*_: Any, **__: Any) -> Iterator[Any]:
+        yield SimpleNamespace(rollouts=ScriptedRollouts(plan), learner=FakeLearner(), steps=1)
+        closed.append("parts")
+
+    closed: list[str] = []
+    monkeypatch.setattr(record, "ray_cluster", lambda _, **__: contextlib.nullcontext(0))
+    for name, found in (("template", contextlib.nullcontext("")), ("examined", ({}, None)), ("check", plan)):
+        monkeypatch.setattr(trainer_module, name, lambda *_, found=found: found)
+    monkeypatch.setattr(trainer_module, "started", started)
+    Trainer.from_config({}, console=Console(quiet=True))  # no variable, or `del trainer`
+    with pytest.raises(RunError, match=r"close it first .* rlsdk\.Trainer\.close_open\(\)"):
+        Trainer.from_config({}, console=Console(quiet=True))
+    Trainer.close_open()
+    assert closed == ["parts"]
+    Trainer.close_open()
+    with Trainer.from_config({}, overwrite=True, console=Console(quiet=True)):
+        pass
+    assert closed == ["parts"] * 2
 
 
 def test_a_run_that_an_error_ends_leaves_a_report_that_names_it(
