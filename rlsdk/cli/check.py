@@ -26,6 +26,11 @@ from rlsdk.plurals import counted
 from rlsdk.testing.findings import PropertyResult, Report
 
 FAULTY = 1
+_MORE: Mapping[Kind, str] = {
+    "engine": "`rlsdk check model PATH --engine {name}` compares its logprobs with the learner's",
+    "learner": "train a small model with it: rlsdk model new nano model && rlsdk train CONFIG learner={name} steps=2",
+}
+"""Kind whose components are checked for their methods only -> what shows their behaviour."""
 
 
 @click.command()
@@ -243,6 +248,10 @@ def _print(report: Report, seconds: float) -> None:
         out.print(f"\n[red]{escape(str(finding.fault))}[/red]", soft_wrap=True)
     for kind, cause in report.broken.items():
         out.print(f"\n[red]{kind}: {escape(cause)}[/red]", soft_wrap=True)
+    for kind, more in _MORE.items():
+        if names := [name for held, name in by_component if held == kind]:
+            told = more.format(name=f"{report.plugin}/{names[0]}")
+            out.print(f"\n{kind}: only the methods were checked, without a model; {told}", soft_wrap=True, markup=False)
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in report.counts().items())
     plugin = f"{escape(report.plugin)} ({escape(report.origin)})"
     out.print(f"\n{plugin}: {counted(len(by_component), 'component')}, {outcomes} in {seconds:.1f} s")
