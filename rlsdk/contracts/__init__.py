@@ -95,6 +95,7 @@ from rlsdk.contracts.tasks import (
 )
 from rlsdk.contracts.training import (
     ApartRole,
+    ContinuesAdapter,
     GivesAdapter,
     GivesPrimitives,
     Learner,
@@ -134,6 +135,7 @@ __all__ = [
     "Closes",
     "Completion",
     "ComputesExactly",
+    "ContinuesAdapter",
     "CopiesEngines",
     "DType",
     "DrivesOtherCode",

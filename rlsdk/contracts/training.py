@@ -420,6 +420,16 @@ class CountsTraining(Protocol):
 
 
 @runtime_checkable
+class ContinuesAdapter(Protocol):
+    """Optional interface of a learner that can continue an adapter from files."""
+
+    @property
+    def adapter_base(self) -> str:
+        """Path or name of the model that the adapter was trained on; empty without an adapter, or if it is not told."""
+        ...
+
+
+@runtime_checkable
 class GivesAdapter(Protocol):
     """Optional interface of a learner that can send engines an adapter instead of the whole model."""
 

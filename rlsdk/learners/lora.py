@@ -164,6 +164,16 @@ def _continue_from(path: str, model: Any, lora: Lora) -> None:
         ) from error
 
 
+def base_of(path: str) -> str:
+    """Return the base model that the files of an adapter name; empty if they name none or cannot be read."""
+    try:
+        config = json.loads((Path(path).expanduser() / _CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # reported when the adapter is opened
+        return ""
+    base = config.get("base_model_name_or_path") if isinstance(config, Mapping) else None
+    return base if isinstance(base, str) else ""
+
+
 def _config_faults(config: Mapping[str, Any], lora: Lora) -> list[str]:
     """Return why the adapter of a peft config cannot be continued with these options."""
     if config.get("peft_type") != "LORA":

@@ -13,7 +13,7 @@ from rlsdk.config import defaults
 from rlsdk.contracts import ActorSpec, DType, MemoryUse, Roles, UpdateShape
 from rlsdk.contracts.generation import DTYPE_BYTES
 from rlsdk.errors import OptionError, RlsdkError
-from rlsdk.learners.lora import Lora, adapter_fault, count_adapter
+from rlsdk.learners.lora import Lora, adapter_fault, base_of, count_adapter
 from rlsdk.learners.optimization import Factory, created, state_bytes
 from rlsdk.learners.rows import RowStyle
 from rlsdk.learners.trained import DecayShape, Schedule
@@ -266,6 +266,11 @@ class LearnerOptions(ABC):
         if self.readers > 1 and (unshared := shared_rows_fault(model, self.router_loss_coef)):
             balance.append(unshared)
         return [*narrow, *policy, *balance, *([adapter] if adapter else [])]
+
+    @property
+    def adapter_base(self) -> str:
+        """Base model in the files of `lora.path`; see `ContinuesAdapter`."""
+        return base_of(self.lora.path) if self.lora and self.lora.path else ""
 
     def exact_faults(self) -> Sequence[str]:
         """Return the options that conflict with `model.exact`."""

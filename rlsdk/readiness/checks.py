@@ -34,6 +34,7 @@ from rlsdk.errors import ConfigError, EnvironmentFault
 from rlsdk.learners.base import TransformersLearner
 from rlsdk.plugins import ComponentRef, short_name
 from rlsdk.plurals import counted
+from rlsdk.readiness.base_models import adapter_notes
 from rlsdk.readiness.disk import DiskEstimate, estimate, skeleton
 from rlsdk.readiness.models import exact_faults, idle_notes, image_faults, length_notes, model_faults, rank_faults
 from rlsdk.readiness.tasks import PlanChecks, PlanFinding
@@ -251,7 +252,7 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
         found.faults += _rank_transfer_faults(plan)
     if trains:
         found.faults += [PlanFinding(*fault) for fault in rank_faults(plan)]
-        found.notes += [PlanFinding(*note) for note in chain(idle_notes(plan), _part_notes(plan))]
+        found.notes += [PlanFinding(*note) for note in chain(idle_notes(plan), _part_notes(plan), adapter_notes(plan))]
     codec = found.codec()
     net, _ = built = skeleton(plan, download=starts)
     _check_model(found, built, codec, trains=trains)

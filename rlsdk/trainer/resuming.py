@@ -23,6 +23,7 @@ from rlsdk.errors import ConfigError
 from rlsdk.learners.checkpoint import find_other_settings, ranks_of
 from rlsdk.plugins import short_name
 from rlsdk.plurals import counted
+from rlsdk.readiness.base_models import changed_models
 from rlsdk.runlog.folder import (
     finish_removal,
     is_foreign,
@@ -36,7 +37,6 @@ from rlsdk.runlog.folder import (
 from rlsdk.runlog.metrics import METRICS, garbled_lines, lines_up_to
 from rlsdk.runlog.report import SUMMARY
 from rlsdk.runlog.store import DATABASE, damage_of, set_aside
-from rlsdk.trainer.base_models import changed_models
 from rlsdk.trainer.changes import (
     KEPT,
     Difference,

@@ -27,11 +27,11 @@ from rlsdk.isolation.process import settle, sigterm_as_interrupt
 from rlsdk.isolation.vitals import peak_memory
 from rlsdk.loops.signals import handled
 from rlsdk.plurals import counted
+from rlsdk.readiness.base_models import fingerprints
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.step_batch import StepBatch, apply_filters, pack, produce
 from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.assembly import Parts, examined, started, steps_of
-from rlsdk.trainer.base_models import fingerprints
 from rlsdk.trainer.callbacks import Callback, LeavingNodes, Metrics, checked_callbacks, standard_callbacks
 from rlsdk.trainer.credit import CreditAssigner, labels, minibatches, train_critic
 from rlsdk.trainer.interactive import in_event_loop, run_async, whole_updates

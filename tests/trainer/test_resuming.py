@@ -18,9 +18,9 @@ from rlsdk.checkpoints.checkpoint import SECTIONS, Checkpoints
 from rlsdk.config import Plan, check
 from rlsdk.errors import CheckpointError, ConfigError, PluginError, RlsdkError
 from rlsdk.learners.checkpoint import write_manifest
+from rlsdk.readiness.base_models import fingerprints
 from rlsdk.runlog.store import DATABASE, Address, RolloutStore
 from rlsdk.trainer import Trainer
-from rlsdk.trainer.base_models import fingerprints
 from rlsdk.trainer.changes import HARMLESS, settings_of
 from rlsdk.trainer.resuming import Prepared, check_resumed, finished_before, prepare_folder
 from tests.trainer.fakes import MODEL, FakeLearner, ScriptedRollouts, make_plan

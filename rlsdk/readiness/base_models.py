@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlsdk.config import Plan
+from rlsdk.contracts import ContinuesAdapter
 from rlsdk.preflight import cached_folder
 
 _TEXTS = frozenset({".json", ".jinja", ".model", ".tiktoken", ".txt"})
@@ -38,7 +39,7 @@ def fingerprints(plan: Plan) -> dict[str, dict[str, str]]:
     if plan.algorithm.critic and plan.config.model.critic:
         given["model.critic"] = plan.critic.path
     found = {
-        setting: _fingerprint(Path(path)) if Path(path).is_dir() else _revision(path) for setting, path in given.items()
+        setting: fingerprint(Path(path)) if Path(path).is_dir() else _revision(path) for setting, path in given.items()
     }
     return {setting: marks for setting, marks in found.items() if marks}
 
@@ -67,7 +68,28 @@ def changed_models(plan: Plan, then: Any) -> dict[str, str]:
     return found
 
 
-def _fingerprint(folder: Path) -> dict[str, str]:
+def adapter_notes(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Note an adapter to continue that was trained on another model than the plan's, as far as its files tell."""
+    learner, given = plan.plugins.resolve(plan.learner), plan.model.path
+    base = learner.adapter_base if isinstance(learner, ContinuesAdapter) else ""
+    if not base or base == given:
+        return
+    folders = [Path(path).expanduser() for path in (base, given)]
+    if all(folder.is_dir() for folder in folders):
+        weights = [fingerprint(folder)["weights"] for folder in folders]
+        differs = weights[0] != weights[1]
+    else:  # copies and mirrors usually keep the last part of the name
+        differs = Path(base).name.casefold() != Path(given).name.casefold()
+    if differs:
+        yield (
+            "model.path",
+            f"{given}, but the adapter to continue was trained on {base} (adapter_config.json): above other weights it "
+            "does not compute what it learned; give that model, unless both hold the same weights",
+        )
+
+
+def fingerprint(folder: Path) -> dict[str, str]:
+    """Return a hash of the weights in a folder, of which parts are read, and one of configuration and tokenizer."""
     hashes: dict[str, Any] = {"weights": hashlib.sha256(), "files": hashlib.sha256()}
     for path in sorted(folder.iterdir()):
         part = "weights" if path.suffix in _WEIGHTS else "files" if path.suffix in _TEXTS else ""
