@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -28,6 +29,7 @@ from rlsdk.contracts import (
     SendsFromEachRank,
     SpansGPUs,
     StreamsTensors,
+    UsesGPUs,
 )
 from rlsdk.conversion import WEIGHT_FILES
 from rlsdk.errors import ConfigError, EnvironmentFault
@@ -117,6 +119,7 @@ def _devices(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
     if place.device == "cuda" or gpus:
         for text in gpu_faults(plan, [GPUNode("this machine", gpus)], trains=trains):
             yield PlanFinding("placement.device", f"{text}; set placement.device=cpu, or train where the GPUs are")
+    yield from _reward_gpus(plan, gpus, trains=trains)
     counts = {"engines": place.engines if plan.needs_engine else 0, "learners": place.learners if trains else 0}
     for name, count in counts.items():
         if count > ENGINES_PER_CORE * cores:
@@ -125,6 +128,33 @@ def _devices(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
                 f"{count} {name} on {cores} CPU cores: each is a process that computes constantly, and a core can "
                 f"serve {ENGINES_PER_CORE}; give at most {ENGINES_PER_CORE * cores}",
             )
+
+
+def _reward_gpus(plan: Plan, gpus: int, *, trains: bool) -> Iterator[PlanFinding]:
+    """Report rewards whose actors would wait forever for GPUs that engines and learner do not leave free.
+
+    Args:
+        plan: Checked plan.
+        gpus: GPUs of this machine that engines and learner may use.
+        trains: True for a program with a learner.
+    """
+    rewards = [(each.rule.name, plan.plugins.resolve(each.reference)) for each in plan.rewards]
+    wanted = {name: float(reward.gpus) for name, reward in rewards if isinstance(reward, UsesGPUs) and reward.gpus > 0}
+    if not wanted:
+        return
+    taken = 0
+    if gpus:
+        with suppress(EnvironmentFault):  # reported by gpu_faults
+            rows = gpu_map(plan, [GPUNode("this machine", gpus)], ROLES if trains else ("engine",)).rows()
+            taken = sum(bool(users) for _, _, users in rows)
+    there = preflight.gpu_count()
+    if sum(wanted.values()) > there - taken:
+        asked = ", ".join(f"{name} {count:g}" for name, count in wanted.items())
+        yield PlanFinding(
+            "reward",
+            f"its actors reserve GPUs of their own ({asked}), but this machine has {there}, of which engines and "
+            f"learner take {taken}; set gpus: 0 to score on the CPU, or train where there are more GPUs",
+        )
 
 
 def _device_of_transfer(plan: Plan) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,6 +63,20 @@ class RewardModel:
             raise ValueFault(
                 f"path: there is no folder {self.path!r} with a config.json (nor is it a hub id, ORG/NAME)"
             )
+        if (config := Path(self.path).expanduser() / "config.json").is_file():
+            self._check(json.loads(config.read_text(encoding="utf-8")))
+
+    def _check(self, config: Mapping[str, Any]) -> None:
+        """Refuse a model's configuration without a classifier, or with too few labels, before anything starts."""
+        models = config.get("architectures") or []
+        if models and all(model.endswith("ForCausalLM") for model in models):
+            raise ValueFault(
+                f"path: {self.path!r} is a language model ({', '.join(models)}), not a trained classifier; give one "
+                "that transformers' AutoModelForSequenceClassification saved, or use the reward judge"
+            )
+        logits = len(config.get("id2label") or (0, 1))  # transformers writes the labels unless there are two
+        if self.label >= logits:
+            raise ValueFault(f"label: {self.label} given, but {self.path!r} has {logits} logits, numbered from 0")
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """Score rollouts.

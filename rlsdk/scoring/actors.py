@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,10 @@ from rlsdk.plugins import ComponentRef, Plugins
 from rlsdk.scoring.outcome import scores_of
 from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.types import Rollout, Score
+
+log = logging.getLogger(__name__)
+START_SECONDS = 10.0
+"""Seconds after which the log names a reward's actor that waits for GPUs."""
 
 
 class RewardActor(RunActor):
@@ -77,7 +82,10 @@ def reward_actors(plan: Plan, terms: Sequence[RewardTerm]) -> Iterator[dict[str,
             actors[term.rule.name] = actor = spawn(RewardActor, term.reference, str(log_path), gpus=gpus)
             stack.callback(kill, actor)
             try:
-                ray.get(actor.ready.remote())
+                ready = actor.ready.remote()
+                if gpus and not ray.wait([ready], timeout=START_SECONDS)[0]:
+                    log.info("waiting for the actor of reward %r: it reserves %g GPUs of its own", term.rule.name, gpus)
+                ray.get(ready)
             except ray.exceptions.RayError as error:
                 raise ScoringError(
                     f"the actor of reward {term.rule.name!r} did not start: {cause_of(error)}; see {log_path}"

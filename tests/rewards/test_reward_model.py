@@ -97,11 +97,16 @@ def test_faults(classifier: Path, tmp_path: Path) -> None:
         rlsdk.load("reward", "reward_model", path=str(tmp_path / "nowhere"))
     with pytest.raises(OptionError, match="at least 1"):
         rlsdk.load("reward", "reward_model", path=str(classifier), batch_tokens=0)
-    with pytest.raises(DataError, match="has 2 logits; label 2 does not exist"):
-        rlsdk.load("reward", "reward_model", path=str(classifier), label=2)(rollouts(["1"]))
-    nano.create(tmp_path / "policy")
+    with pytest.raises(OptionError, match=r"label: 2 given, but .* has 2 logits, numbered from 0"):
+        rlsdk.load("reward", "reward_model", path=str(classifier), label=2)
+    policy = tmp_path / "policy"
+    nano.create(policy)
+    with pytest.raises(OptionError, match=r"is a language model \(LlamaForCausalLM\), not a trained classifier"):
+        rlsdk.load("reward", "reward_model", path=str(policy))
+    config = json.loads((policy / "config.json").read_text())
+    (policy / "config.json").write_text(json.dumps({**config, "architectures": None}))  # found only with the weights
     with pytest.raises(DataError, match=r"policy is not a trained classifier: it lacks score\.weight"):
-        rlsdk.load("reward", "reward_model", path=str(tmp_path / "policy"))(rollouts(["1"]))
+        rlsdk.load("reward", "reward_model", path=str(policy))(rollouts(["1"]))
 
 
 def test_nothing_to_score(classifier: Path) -> None:

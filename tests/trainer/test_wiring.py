@@ -88,6 +88,21 @@ def test_too_few_gpus_are_reported_before_ray_starts(
     assert any("needs 2 GPUs" in each.message and "this machine has 1" in each.message for each in found)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "device", "waits"), [(0, "cpu", True), (1, "cpu", False), (1, "cuda", True), (2, "cuda", False)]
+)
+def test_a_reward_for_whose_gpus_its_actor_would_wait_forever_is_reported(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpus: int, device: str, waits: bool
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(preflight, "gpu_capability", list)
+    monkeypatch.setattr(preflight, "gpu_count", lambda: gpus)
+    (tmp_path / "config.json").write_text("{}")
+    reward = f"reward={{use: reward_model, path: {tmp_path}, gpus: 0.5}}"
+    found = [str(each) for each in examine(plan(f"placement.device={device}", reward), starts=False).warnings]
+    assert any("reward: its actors reserve GPUs of their own (reward_model 0.5)" in text for text in found) == waits
+
+
 def test_low_limits_of_open_files_and_file_sizes_are_reported_before_ray_hangs(
     plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
