@@ -181,7 +181,7 @@ def test_all_faults_are_reported_together(run: Path) -> None:
         (["--algorithm", "{use: ppo, shaping: []}"], "reads values, the values of a critic"),
         (["--algorithm", "sft"], "algorithm: it learns from demonstrations"),
         (["algorithm.top_entropy_quantile=0.2"], "the run stored no entropies, which the algorithm reads"),
-        (["--reward", f"{{use: reward_model, path: '{MODEL}'}}"], "holds a model in a Ray actor"),
+        (["--reward", "{use: reward_model, path: my-org/my-classifier}"], "holds a model in a Ray actor"),
         (["--reward", "{use: ["], "--reward: '{use: [' is not YAML"),
         (["--steps", "a"], "--steps: 'a' given; expected a step or a range"),
         (["--steps", "7-"], "has stored no groups of steps 7- yet"),
