@@ -129,6 +129,9 @@ class SharedMemory:
             raise TransferError("this engine is not on the node of the learner's rank 0; use weight_transfer=gloo")
         if offer.path != self._opened:
             self._regions.clear()
+            if self._opened:  # another sender's memory
+                os.close(self._file)
+                self._opened = ""
             try:
                 self._file, self._opened = os.open(offer.path, os.O_RDWR), offer.path
             except OSError as error:

@@ -67,6 +67,16 @@ def test_a_larger_bucket_gets_a_region_of_its_size() -> None:
     assert [region.nbytes for region in sender._regions] == [2**20 + mmap.PAGESIZE] * 3
 
 
+def test_an_engine_that_gets_weights_from_another_sender_lets_go_of_the_memory_of_the_last_one() -> None:
+    receiver, former = SharedMemory(bucket_mib=3), SharedMemory(bucket_mib=3)
+    carried(former, receiver)
+    carried(SharedMemory(bucket_mib=3), receiver)
+    memory = os.fstat(former._file).st_ino
+    numbers = [int(each) for each in os.listdir("/proc/self/fd")]
+    opened = [each for each in numbers if os.path.exists(f"/proc/self/fd/{each}") and os.fstat(each).st_ino == memory]
+    assert len(opened) == 1 + len(former._regions)  # the sender's own: each mapped region has one, too
+
+
 def test_an_engine_of_another_node_or_of_a_learner_that_is_gone_says_so() -> None:
     offer = SharedMemory(timeout=1).offer(iter(()), 1, "127.0.0.1")
     with pytest.raises(TransferError, match="not on the node of the learner's rank 0; use weight_transfer=gloo"):
