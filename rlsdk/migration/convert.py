@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import attrs
@@ -125,6 +125,7 @@ def convert(table: Framework, source: ForeignConfig) -> Migration:
     for path, value in finished.items():
         put(config, path, value)
     _append(config)
+    _name_sources(config)
     notes += (*_options_that_exclude_each_other(config), *_files_that_no_source_reads(config))
     dropped = _without_options_of_vllm(config)
     reports = {key: _used(_left(entry, dropped), rows[key], config) for key, entry in reports.items()}
@@ -169,6 +170,19 @@ def _options_that_exclude_each_other(config: dict[str, Any]) -> tuple[str, ...]:
         notes.append("learner.compile: cannot be combined with sequence_parallel or lora, and is left out")
         del learner["compile"]
     return tuple(notes)
+
+
+def _name_sources(config: Mapping[str, Any]) -> None:
+    """Give sources of one kind names of their own, those of their files or data sets."""
+    for key in ("train", "eval"):
+        sources = _at(config, f"tasks.{key}")
+        uses = Counter(each["use"] for each in sources if "source" not in each) if isinstance(sources, list) else {}
+        for index, source in enumerate(sources if isinstance(sources, list) else []):
+            if "source" not in source and uses[source["use"]] > 1:
+                path = source.get("name") or source.get("path")
+                stem = PurePath(str(path[0] if isinstance(path, list) else path)).stem
+                taken = [each.get("source") for each in sources]
+                source["source"] = f"{stem}_{index}" if stem in taken else stem
 
 
 def _files_that_no_source_reads(config: Mapping[str, Any]) -> tuple[str, ...]:

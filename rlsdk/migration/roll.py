@@ -517,7 +517,8 @@ def _finish_rlvr(given: Given) -> dict[str, Any]:
     if files := _files_of_domains(given):
         shares = given.section(f"{data}.domain_interleave_probs")
         found["tasks.train"] = [
-            {**dataset(paths, "train", columns), "weight": number(shares[domain])} for domain, paths in files.items()
+            {**dataset(paths, "train", columns), "source": domain, "weight": number(shares[domain])}
+            for domain, paths in files.items()
         ]
     if filters := _domain_filters(given):
         found |= {"algorithm.filters[]": filters[0], "rollout.dynamic_sampling": True}
@@ -536,8 +537,8 @@ def _finish_rlvr(given: Given) -> dict[str, Any]:
     rewards = []
     for domain in given.section("rewards"):
         if reward := _reward_of(domain, given):
-            tags = given.get(f"rewards.{domain}.tag_included")
-            rewards.append({**reward, **({"sources": texts(tags)} if tags else {})})
+            tags = [*([domain] if domain in files else []), *given.read(f"rewards.{domain}.tag_included", texts, [])]
+            rewards.append({**reward, **({"sources": tags} if tags else {})})
     return {**found, "reward": rewards} if rewards else found
 
 

@@ -682,6 +682,7 @@ ROWS = (
     changed("checkpoint_root_dir", "out", text, "./checkpoints", "a run's folder is out/name", _out),
     ignored("continue_from_checkpoint", "rlsdk resumes only on request: rlsdk train CONFIG --resume", True),
     ignored("ray_namespace", "each run has its own namespace", "x"),
+    missing("stages", "write one config per stage, each starting from the previous stage's export", "x"),
     ignored("ignore_validator_suggestions", "`rlsdk explain` reports faults and warnings", True),
     missing("stages.**", "write one config per stage, each starting from the previous stage's export", "x"),
     # Algorithm

@@ -747,7 +747,8 @@ ROWS = (
             _balance),
     part("max_tool_calling_iterations", "workflow.max_turns", count, 4, "rlsdk counts answers, one more than rounds of calls"),
     changed("tools", "workflow", lambda value: value, ["my_reward.py:add"], "the workflow tools", _tools),
-    missing("environment_factory", "workflow: {use: environment, environment: ...} (howto/environment.md)", "x"),
+    *(missing(f"environment_factory{end}", "workflow: {use: agent, agent: 'FILE.py:play'}, a function that makes the environment, offers its "
+              "methods as tools and returns its reward (howto/workflow.md)", "x") for end in ("", ".**")),
     missing("rollout_func", "write a workflow (howto/workflow.md)", "x"),
     # Optimisation
     same("learning_rate", "learner.lr", number, 1e-6),
@@ -798,6 +799,8 @@ ROWS = (
     unless("peft_config.bias", ("none",), "learner.lora has rank, alpha, targets and sync", "all"),
     unless("peft_config.use_dora", (False,), "learner.lora trains plain adapters", True),
     ignored("peft_config.inference_mode", "adapters are trained", False),
+    unless("peft_config.init_lora_weights", (True,), "adapters start as the model: a random A, and a B of zeros", "pissa"),
+    unless("peft_config.fan_in_fan_out", (False,), "the adapted layers are linear", True),
     missing("peft_config.**", "learner.lora has rank, alpha, targets and sync", "x"),
     changed("lora_dropout", "", number, 0.05, "", _dropout),
     ignored("lora_task_type", "models are language models", "CAUSAL_LM"),
@@ -925,6 +928,7 @@ FRAMEWORK = Framework(
         "peft_config.lora_alpha": "lora_alpha",
         "peft_config.target_modules": "lora_target_modules",
         "peft_config.lora_dropout": "lora_dropout",
+        "peft_config.modules_to_save": "lora_modules_to_save",
         "max_new_tokens": "max_completion_length",
         "response_length": "max_completion_length",
         "num_ppo_epochs": "num_iterations",

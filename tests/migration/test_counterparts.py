@@ -235,8 +235,8 @@ def test_openrlhfs_probabilities_are_weights_of_sources():
     found = migrate("openrlhf", words, {})
     hub = {"use": "hub", "split": "train", "columns": {"prompt": "q"}}
     assert found.config["tasks"]["train"] == [
-        {**hub, "name": "o/a", "weight": 0.7},
-        {**hub, "name": "o/b", "weight": 0.3},
+        {**hub, "name": "o/a", "weight": 0.7, "source": "a"},
+        {**hub, "name": "o/b", "weight": 0.3, "source": "b"},
     ]
     assert not todo(found)
     mixed = migrate("openrlhf", words[:2], {})
@@ -517,7 +517,7 @@ def test_trainings_without_shuffling_keep_the_order_of_their_data(tmp_path):
         ({"dataset_name": "o/d"}, {"use": "hub", "name": "o/d", "split": "train", "shuffle": False}),
         (
             {"datasets": [{"path": "o/d"}, {"path": "o/e"}]},
-            [{"use": "hub", "name": f"o/{n}", "split": "train", "shuffle": False} for n in "de"],
+            [{"use": "hub", "name": f"o/{n}", "split": "train", "shuffle": False, "source": n} for n in "de"],
         ),
     ):
         file.write_text(yaml.safe_dump({**content, **data}))
@@ -767,15 +767,27 @@ def test_rolls_frozen_modules_and_sizes_of_images_are_to_do(tmp_path):
 def test_rolls_domains_become_sources_with_weights_if_the_names_of_files_tell_them_apart(files, weights, tmp_path):
     shares = {"math_rule": 0.5, "llm_judge": 0.2, "crossthinkqa": 0.3, "unused": 0.0}
     data = {"file_name": files, "domain_interleave_probs": shares}
-    (tmp_path / "rlvr.yaml").write_text(json.dumps({"actor_train": {"data_args": data}}))
+    worker = "roll.pipeline.rlvr.rewards.math_rule_reward_worker.MathRuleRewardWorker"
+    rewards = {"math_rule": {"worker_cls": worker, "tag_included": ["deepmath"]}}
+    (tmp_path / "rlvr.yaml").write_text(json.dumps({"actor_train": {"data_args": data}, "rewards": rewards}))
     found = migrate("roll", [str(tmp_path / "rlvr.yaml")], {})
     sources = found.config["tasks"]["train"]
+    (reward,) = found.config["reward"]
     if weights is None:
-        assert sources["path"] == files
+        assert (sources["path"], reward["sources"]) == (files, ["deepmath"])
         assert len(todo(found)) == len(shares)
     else:
         assert [(source["path"], source["weight"]) for source in sources] == list(zip(files, weights, strict=True))
+        assert [source["source"] for source in sources] == ["math_rule", "llm_judge", "crossthinkqa"]
+        assert reward["sources"] == ["math_rule", "deepmath"]
         assert not todo(found)
+
+
+def test_sources_of_a_mixture_have_names_of_their_own():
+    paths = ["o/first", "p/first", "o/second"]
+    words = [f"datasets=[{','.join('{path: ' + path + '}' for path in paths)}]", "reward_funcs=[accuracy_reward]"]
+    found = migrate("trl", ["model_name_or_path=o/m", *words], {})
+    assert [source["source"] for source in found.config["tasks"]["train"]] == ["first", "first_1", "second"]
 
 
 def test_routing_replay_takes_the_learners_old_logprobs():
