@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 
 from rlsdk.config import Plan, check
 from rlsdk.config.kept import CODE, kept_config, names_only, plugin_files
+from rlsdk.config.paths import noted_folder
 from rlsdk.config.tree import current, leaves, plain, spelled_out
 from rlsdk.errors import ConfigError, PluginError, RlsdkError
 from rlsdk.plugins import CORE, ComponentRef, short_name
@@ -92,9 +94,10 @@ def differences(plan: Plan) -> list[Difference]:
     Raises:
         ConfigError: The file in the folder contains no configuration.
     """
-    kept = None
+    kept, started = None, None
     with contextlib.suppress(yaml.YAMLError, UnicodeDecodeError):
-        kept = yaml.safe_load((plan.folder / KEPT).read_text(encoding="utf-8"))
+        text = (plan.folder / KEPT).read_text(encoding="utf-8")
+        kept, started = yaml.safe_load(text), noted_folder(text, plan.folder)
     if not isinstance(kept, dict):
         remedy = "restore it from a copy, or delete it to resume without a comparison of the settings"
         raise ConfigError([f"name: {plan.folder / KEPT} is damaged: it contains no configuration; {remedy}"])
@@ -113,8 +116,16 @@ def differences(plan: Plan) -> list[Difference]:
     return [
         Difference(path, old.get(path, none), new.get(path, none))
         for path in paths
-        if old.get(path, none) != new.get(path, none)
+        if old.get(path, none) != new.get(path, none) and not _same_file(old.get(path), new.get(path), started)
     ]
+
+
+def _same_file(old: str | None, new: str | None, started: Path | None) -> bool:
+    """Return whether two settings name one file, the first one from the folder in which the run was started."""
+    if started is None or not old or not new:
+        return False
+    target = os.path.realpath(os.path.expanduser(new))
+    return os.path.exists(target) and os.path.realpath(started / os.path.expanduser(old)) == target
 
 
 def kept_files(folder: Path) -> dict[str, str]:

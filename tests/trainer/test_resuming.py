@@ -396,6 +396,22 @@ def test_another_revision_of_a_hub_model_in_the_cache_is_refused(run: Run, monke
     assert run.resume(allow_changes=True).step == 5
 
 
+def test_a_path_that_names_the_same_files_from_another_folder_has_not_changed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.folder)
+    run.common |= {"model": "model", "out": "runs"}
+    run.begin()
+    (run.folder / "other" / "model").mkdir(parents=True)
+    (run.folder / "other" / "model" / "config.json").write_text("{}")
+    monkeypatch.chdir(run.folder / "other")
+    run.common |= {"model": "../model", "out": "../runs"}
+    assert run.resume() == Prepared(4)
+    run.common["model"] = "./model"
+    with pytest.raises(ConfigError, match=r"model\.path: was model, is \./model"):
+        run.resume()
+
+
 def test_what_killed_processes_had_written_aside_is_deleted_and_what_others_write_is_not(run: Run) -> None:
     run.begin()
     folder, dead = run.folder / "runs" / "trial", 2**22 + 1  # beyond the greatest id of a process
