@@ -196,7 +196,7 @@ def on_config(config: Any) -> Any:
     """Insert the pages into the navigation, in place of the first page."""
     parts = [{title: f"algorithms/parts/{kind}.md"} for kind, title in PARTS.items()]
     named = [{algorithm.name: f"algorithms/{algorithm.name}.md"} for algorithm in components("algorithm")]
-    entries = ["algorithms/index.md", {"Parts": parts}, {"Named": named}]
+    entries = ["algorithms/index.md", {"Parts": parts}, {"Algorithms by name": named}]
     config.nav = replaced(config.nav, "algorithms/index.md", entries)
     return config
 

@@ -160,7 +160,10 @@ def _print_tasks(console: Console, tasks: Mapping[str, int]) -> None:
     expired = tasks.get("expired", 0)
     if tasks.get("issued", 0) == tasks.get("trained", 0) and not expired:
         return
-    ends = ", ".join(f"{count:,} {name}" for name, count in tasks.items() if name not in ("issued", "expired"))
+    words = {"returned": "unfinished when the run ended"}
+    ends = ", ".join(
+        f"{count:,} {words.get(name, name)}" for name, count in tasks.items() if name not in ("issued", "expired")
+    )
     old = f"; {counted(expired, 'group')} expired before they could be trained" if expired else ""
     console.print(f"{counted(tasks['issued'], 'task')}: {ends}{old}", highlight=False)
 

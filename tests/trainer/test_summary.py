@@ -57,9 +57,18 @@ def test_the_ledger_adds_up_and_names_what_expired() -> None:
 @pytest.mark.parametrize(
     ("tasks", "said"),
     [
-        ({"issued": 178, "trained": 160, "returned": 18, "expired": 20}, "18 returned; 20 groups expired before they"),
-        ({"issued": 160, "trained": 160, "returned": 0, "expired": 2}, "0 returned; 2 groups expired before they"),
-        ({"issued": 161, "trained": 160, "returned": 1, "expired": 0}, "161 tasks: 160 trained, 1 returned\n"),
+        (
+            {"issued": 178, "trained": 160, "returned": 18, "expired": 20},
+            "18 unfinished when the run ended; 20 groups expired before they",
+        ),
+        (
+            {"issued": 160, "trained": 160, "returned": 0, "expired": 2},
+            "0 unfinished when the run ended; 2 groups expired before they",
+        ),
+        (
+            {"issued": 161, "trained": 160, "returned": 1, "expired": 0},
+            "161 tasks: 160 trained, 1 unfinished when the run ended\n",
+        ),
     ],
 )
 def test_the_table_at_the_end_names_what_expired(tasks: dict[str, int], said: str) -> None:
