@@ -236,10 +236,13 @@ def read_hub(name: str, config: str | None, split: str, revision: str | None) ->
             return Columnar(f"{name}/{split}", datasets.load_from_disk(name))
         data = datasets.load_dataset(name, config, split=split, revision=revision)
     except Exception as error:  # network, permissions, layout
+        if preflight.hub_is_offline():
+            advice = "Only this machine's cache was read: load it once with a connection to the hub"
+        else:
+            advice = "Without a connection to the hub, set HF_HUB_OFFLINE=1 to read what is in this machine's cache"
         raise UnreachableDataError(
-            f"dataset {name!r}, split {split!r}: {type(error).__name__}: {error}. Without a connection to the hub, set "
-            "HF_HUB_OFFLINE=1 to read what is in this machine's cache, give `name` a folder with the dataset, or use a "
-            "source of local files, such as parquet or jsonl"
+            f"dataset {name!r}, split {split!r}: {type(error).__name__}: {error}. {advice}, give `name` a folder with "
+            "the dataset, or use a source of local files, such as parquet or jsonl"
         ) from error
     return Columnar(f"{name}/{split}", data)
 

@@ -304,6 +304,17 @@ def test_hub_datasets(tmp_path):
         load("hub", name=str(tmp_path / "saved"), split="test")
 
 
+@pytest.mark.parametrize(("offline", "advice"), [
+    (True, "Only this machine's cache was read: load it once with a connection to the hub, give `name` a folder"),
+    (False, "Without a connection to the hub, set HF_HUB_OFFLINE=1 to read what is in this machine's cache, give"),
+])  # fmt: skip
+def test_a_dataset_that_cannot_be_read_is_refused_with_what_is_left_to_do(tmp_path, monkeypatch, offline, advice):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    with pytest.raises(DataError) as caught:
+        load("hub", name=str(tmp_path))
+    assert advice in str(caught.value)
+
+
 def test_the_other_kind_of_file_is_named(tmp_path):
     parquet, lines = (
         save_parquet(tmp_path / "a.parquet", [{"prompt": "1"}]),
