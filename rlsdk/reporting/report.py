@@ -18,7 +18,7 @@ import yaml
 from rlsdk.config.kept import CODE, plugin_files
 from rlsdk.config.tree import leaves, spelled_out
 from rlsdk.contracts import History, Series
-from rlsdk.errors import ArgumentError, EnvironmentFault, described, install_command
+from rlsdk.errors import ArgumentError, EnvironmentFault, RunError, ValueFault, described, install_command
 from rlsdk.preflight import version
 from rlsdk.reporting.page import chart, escaped, page, table, text_block
 from rlsdk.runlog.alerts import Alert, read_alerts
@@ -258,7 +258,10 @@ def _samples(run: FinishedRun) -> str:
         return ""
     rows = []
     for order in ("step", "step desc"):
-        found = query(run.folder, "step is not null", order_by=order, limit=5, seconds=30)
+        try:
+            found = query(run.folder, "step is not null", order_by=order, limit=5, seconds=30)
+        except (RunError, ValueFault) as error:  # a damaged or slow database; everything else is in other files
+            return f"<p>{escaped(error)}</p>"
         rows += [
             (r["step"], r["prompt"][-300:], r["response"][-600:], "" if r["reward"] is None else f"{r['reward']:.3g}")
             for r in (found if order == "step" else found[::-1])

@@ -20,7 +20,7 @@ from rlsdk.errors import ConfigError
 from rlsdk.reporting import report as reporting
 from rlsdk.reporting.compare import SeedGroup, comparison, comparison_page
 from rlsdk.reporting.report import FinishedRun, read_run, report_page, try_report, write_report
-from rlsdk.runlog.store import Address, RolloutStore
+from rlsdk.runlog.store import DATABASE, Address, RolloutStore
 from rlsdk.runlog.tables import Entry
 from rlsdk.types import Group, Rollout, Score, Task
 
@@ -152,6 +152,13 @@ def test_a_run_that_failed_before_its_first_step_has_a_report(tmp_path: Path) ->
     (run / ".rlsdk-run").touch()
     (run / "summary.json").write_text(json.dumps({"status": "failed", "error": "no such model"}))
     assert "no such model" in report_page(read_run(run))
+
+
+def test_a_run_whose_rollouts_cannot_be_read_has_a_report_that_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "mine")
+    (run / DATABASE).write_bytes(b"not a database" * 1000)
+    text = write_report(run).read_text()
+    assert "rollouts.db cannot be read: file is not a database" in text and "<polyline" in text
 
 
 def test_another_folder_is_not_a_run(tmp_path: Path) -> None:
