@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import math
-import re
 from collections.abc import Mapping
 from functools import partial
-from pathlib import PurePath
 from typing import Any
 
 from rlsdk.migration.parts import (
@@ -35,6 +33,16 @@ from rlsdk.migration.parts import (
     trackers_with,
     transformers_schedule,
     weight_decay,
+)
+from rlsdk.migration.roll_domains import (
+    convert_filter,
+    convert_judge_key,
+    convert_share,
+    convert_sources,
+    convert_worker,
+    files_of_domains,
+    filters_of_domains,
+    reward_of,
 )
 from rlsdk.migration.rows import (
     NOTES,
@@ -66,12 +74,6 @@ ENVIRONMENTS = {"sokoban": "gridworlds/sokoban", "frozen_lake": "gridworlds/froz
 """`env_type` -> an environment of the plugin rlsdk-gridworlds, whose options have ROLL's names."""
 BESIDE = ("user_prompt_format", "added_text", "max_tokens_per_step")
 """Keys beside `env_config` that are options of the environment here."""
-REWARDS: Mapping[str, Mapping[str, Any]] = {
-    "MathRuleRewardWorker": {"use": "math"},
-    "CodeSandboxRewardWorker": {"use": "code_tests"},
-    "CrossThinkQARuleRewardWorker": {"use": "exact_match", "where": "answer"},
-}
-"""Worker of a reward -> what is nearest here."""
 ZERO = {"deepspeed_zero": 1, "deepspeed_zero2": 2, "deepspeed_zero3": 3, "deepspeed_zero3_cpuoffload": 3}
 _GRID_NOTE = "an option of the environment, under the same name (pip install rlsdk-gridworlds)"
 
@@ -265,80 +267,10 @@ def _difficulty(value: bool, given: Given) -> KeyOutcome:
     return KeyOutcome({"algorithm.filters[]": {"use": "pass_rate", **bounds}}, "changed", note)
 
 
-def _worker(value: str, given: Given) -> KeyOutcome:
-    name = value.rsplit(".", 1)[-1]
-    if name in REWARDS:
-        return KeyOutcome({}, "changed", "the nearest built-in reward")
-    if "Judge" not in name:
-        return KeyOutcome({}, "missing", "no built-in reward is like it: write one (howto/reward.md)")
-    if any(_judge(domain, given) for domain in given.section("rewards")):
-        return KeyOutcome({}, "changed", "a judge with rlsdk's own rubric and form of the score")
-    note = "no built-in reward is like it: use judge, with base_url and model of a server such as vLLM's"
-    return KeyOutcome({}, "missing", note)
-
-
-def _judge(domain: str, given: Given) -> dict[str, Any]:
-    """Return the reward of a judge that is called through its API; empty if there is none."""
-    where = f"rewards.{domain}.judge"
-    url, model = given.read(f"{where}_api_url", text), given.read(f"{where}_model_name", text)
-    if url is None or model is None or str(given.get(f"{where}_model_type", "api")) != "api":
-        return {}
-    key = re.fullmatch(r"\$\{oc\.env:(\w+)[^}]*\}", str(given.get(f"{where}_api_key")))
-    return {"use": "judge", "base_url": url, "model": model, **({"api_key_env": key[1]} if key else {})}
-
-
-def _reward_of(domain: str, given: Given) -> dict[str, Any]:
-    """Return the reward of a domain; empty if there is none like it."""
-    name = str(given.get(f"rewards.{domain}.worker_cls", "")).rsplit(".", 1)[-1]
-    return dict(REWARDS.get(name) or (_judge(domain, given) if "Judge" in name else {}))
-
-
-def _sources(_: Any, given: Given) -> KeyOutcome:
-    if _reward_of(given.key.split(".")[1], given):
-        return KeyOutcome({}, "changed", "sources of the reward")
-    return KeyOutcome({}, "ignored", "sources of the reward that worker_cls needs")
-
-
 def _bounded_rewards(_: Any, given: Given) -> KeyOutcome:
     estimator = _estimator(str(given.get("adv_estimator")), given).values["algorithm.use"]
     grouped = estimator == "grpo" and "ROLL bounds what is left after rewards are compared within their group"
     return KeyOutcome({}, "changed" if grouped else "mapped", grouped or "")
-
-
-def _judge_key(value: Any, _: Given) -> KeyOutcome:
-    if str(value).startswith("${oc.env:"):
-        return KeyOutcome({}, "mapped", "")
-    return KeyOutcome({}, "missing", "put it into an environment variable, and name that in the judge's api_key_env")
-
-
-def _filter_of(domain: str, given: Given) -> dict[str, Any] | None:
-    """Return the filter by which a domain's tasks are replaced."""
-    where = f"rewards.{domain}.query_filter_config"
-    if (kind := str(given.get(f"{where}.type"))) == "mean_filter":
-        bounds = {"low": "threshold_down", "high": "threshold_up"}
-        read = {end: given.read(f"{where}.filter_args.{key}", number) for end, key in bounds.items()}
-        usual = {"low": -1.0, "high": 2.0}  # beyond all shares
-        return {"use": "pass_rate", **{end: usual[end] if value is None else value for end, value in read.items()}}
-    least = given.read(f"{where}.filter_args.std_threshold", number, -1.0)
-    return {"use": "min_std", "threshold": least} if kind == "std_filter" and least >= 0 else None
-
-
-def _domain_filters(given: Given) -> list[dict[str, Any]]:
-    """Return the filter of all domains that have one; empty if they differ."""
-    found = [each for domain in given.section("rewards") if (each := _filter_of(domain, given))]
-    return found[:1] if all(each == found[0] for each in found) else []
-
-
-def _domain_filter(value: str, given: Given) -> KeyOutcome:
-    if value == "no_filter":
-        return KeyOutcome({}, "ignored", "off")
-    if not _domain_filters(given):
-        return KeyOutcome(
-            {}, "missing", "a filter applies to all domains, and theirs differ: write one (howto/plugin.md)"
-        )
-    notes = ["by the share of rollouts that pass, ROLL by their mean reward"] if value == "mean_filter" else []
-    notes += ["applies to all domains"] if len(given.section("rewards")) > 1 else []
-    return KeyOutcome({}, "changed" if notes else "mapped", "; ".join(notes))
 
 
 CORRECTION = "train_infer_correction"
@@ -514,13 +446,13 @@ def _finish_rlvr(given: Given) -> dict[str, Any]:
     for key, to in ((data, "tasks.train"), ("validation.data_args", "tasks.eval")):
         source = given.read(f"{key}.file_name", partial(dataset, split="train", columns=columns))
         found |= {to: source} if source else {}
-    if files := _files_of_domains(given):
+    if files := files_of_domains(given):
         shares = given.section(f"{data}.domain_interleave_probs")
         found["tasks.train"] = [
             {**dataset(paths, "train", columns), "source": domain, "weight": number(shares[domain])}
             for domain, paths in files.items()
         ]
-    if filters := _domain_filters(given):
+    if filters := filters_of_domains(given):
         found |= {"algorithm.filters[]": filters[0], "rollout.dynamic_sampling": True}
     if _distills(given):
         found |= _distillation(given)
@@ -536,38 +468,10 @@ def _finish_rlvr(given: Given) -> dict[str, Any]:
         }
     rewards = []
     for domain in given.section("rewards"):
-        if reward := _reward_of(domain, given):
+        if reward := reward_of(domain, given):
             tags = [*([domain] if domain in files else []), *given.read(f"rewards.{domain}.tag_included", texts, [])]
             rewards.append({**reward, **({"sources": tags} if tags else {})})
     return {**found, "reward": rewards} if rewards else found
-
-
-def _files_of_domains(given: Given) -> dict[str, list[str]]:
-    """Return the files of each domain, which their names tell; empty if they do not, or if there is one domain."""
-    where = f"{TRAIN}.data_args"
-    shares = given.section(f"{where}.domain_interleave_probs")
-    domains: dict[str, list[str]] = {domain: [] for domain, share in shares.items() if share}
-    for path in given.read(f"{where}.file_name", texts, []):
-        name = re.sub(r"[^a-z]", "", PurePath(path).stem.lower())
-        fitting = [each for each in domains if _named(each, name)]
-        if len(fitting) != 1:
-            return {}
-        domains[fitting[0]].append(path)
-    return domains if len(domains) > 1 and all(domains.values()) else {}
-
-
-def _named(domain: str, name: str) -> bool:
-    """True if the name of a file has the name of a domain in it, such as `math_rule`, or the long words of one."""
-    words = [word for word in domain.lower().split("_") if word not in ("rule", "sandbox", "cv")]
-    return all(re.sub(r"[^a-z]", "", word) in name for word in words)
-
-
-def _interleaved(value: float, given: Given) -> KeyOutcome:
-    if _files_of_domains(given):
-        return KeyOutcome({}, "changed", "the weight of a source of its own, whose files are guessed from their names")
-    if value == 1:
-        return KeyOutcome({}, "ignored", "the only domain")
-    return KeyOutcome({}, "missing", "tasks.train: one source per domain, with its weight")
 
 
 def _distills(given: Given) -> bool:
@@ -762,7 +666,7 @@ ROWS = (
     ignored(f"{TRAIN}.data_args.response", "rewards read the column ground_truth", "solution"),
     part(f"{TRAIN}.data_args.tag", "tasks.train.columns.source", text, "tag"),
     changed(f"{TRAIN}.data_args.domain_interleave_probs.*", "tasks.train", number, 0.5,
-            "the weight of a source of its own", _interleaved),
+            "the weight of a source of its own", convert_share),
     ignored(f"{TRAIN}.data_args.template", "the tokenizer's chat template is used", "qwen2_5"),
     *(missing(f"{TRAIN}.data_args.image_{end}_pixels", "images get the size that preprocessor_config.json in the model's folder "
               "sets: change it", 1048576) for end in ("min", "max")),
@@ -902,17 +806,17 @@ ROWS = (
     ignored("max_additional_running_prompts", "rollout.oversample", 16),
     ignored("generate_opt_level", "requests are balanced over engines", 1),
     # Rewards of RLVR
-    changed("rewards.*.worker_cls", "reward", text, "roll.x.MathRuleRewardWorker", "the nearest built-in reward", _worker),
-    changed("rewards.*.tag_included", "reward", texts, ["math"], "sources of the reward", _sources),
+    changed("rewards.*.worker_cls", "reward", text, "roll.x.MathRuleRewardWorker", "the nearest built-in reward", convert_worker),
+    changed("rewards.*.tag_included", "reward", texts, ["math"], "sources of the reward", convert_sources),
     same("rewards.*.query_filter_config.type", "algorithm.filters rollout.dynamic_sampling",
-         choice(("no_filter", "mean_filter", "std_filter"), "the filter"), "std_filter", _domain_filter),
+         choice(("no_filter", "mean_filter", "std_filter"), "the filter"), "std_filter", convert_filter),
     *(part(f"rewards.*.query_filter_config.filter_args.{name}", "algorithm.filters", number, sample)
       for name, sample in (("threshold_down", 0.1), ("threshold_up", 0.9), ("std_threshold", 0.0))),
     missing("rewards.*.query_filter_config.**", "algorithm.filters: [min_std] or [pass_rate]", 1),
     part("rewards.*.judge_api_url", "reward", text, "http://localhost:8000/v1"),
     part("rewards.*.judge_model_name", "reward", text, "judge"),
     part("rewards.*.judge_model_type", "reward", text, "api"),
-    same("rewards.*.judge_api_key", "reward", text, "${oc.env:KEY}", _judge_key),
+    same("rewards.*.judge_api_key", "reward", text, "${oc.env:KEY}", convert_judge_key),
     missing("rewards.*.judge_prompt", "rubric of the judge, with {prompt}, {response} and {reference}", "x"),
     missing("rewards.*.format_pattern", "reward: [..., {use: format, pattern: ...}]", "x"),
     unless("rewards.*.response_length_penalty_coef", (0, 0.0), "reward: [..., length_penalty]", 0.1),

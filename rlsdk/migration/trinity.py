@@ -16,7 +16,6 @@ from rlsdk.migration.parts import (
     checkpoints_kept,
     critic_warmup,
     dataset,
-    evaluated,
     likely_reward,
     lora_of,
     minibatches,
@@ -29,7 +28,6 @@ from rlsdk.migration.parts import (
     switched,
     template_file,
     trackers_with,
-    unshuffled,
     weight_decay,
 )
 from rlsdk.migration.rows import (
@@ -55,6 +53,18 @@ from rlsdk.migration.rows import (
     texts,
     unless,
     whole,
+)
+from rlsdk.migration.trinity_tasks import (
+    INPUT,
+    NO_SELECTOR,
+    TASKSET_KEYS,
+    TASKSETS,
+    evaluation_sampling,
+    features_rule,
+    most_samples,
+    selector_rule,
+    source_of,
+    training_sources,
 )
 
 ALGORITHMS: Mapping[str, tuple[str, str, str]] = {
@@ -135,12 +145,9 @@ REWARDS: Mapping[str, Mapping[str, Any]] = {
     "format_reward": {"use": "format"},
 }
 OPERATORS = "data_processor.experience_pipeline.operators"
-INPUT = "buffer.explorer_input"
 VERL = "trainer.trainer_config"
 EXPERIENCE = "buffer.trainer_input.experience_buffer"
 REPLAY = f"{EXPERIENCE}.replay_buffer"
-TASKSETS = (f"{INPUT}.taskset", f"{INPUT}.tasksets.*")
-TASKSET_KEYS = (INPUT, f"{INPUT}.taskset", *(f"{INPUT}.tasksets.{index}" for index in range(64)))
 
 
 def _updates(given: Given) -> int:
@@ -372,32 +379,6 @@ def _argument(kind: str, name: str, sample: Any) -> KeyRule:
     return part(f"algorithm.{where}.{name}", f"{to}.{here}", lambda v: v, sample, f"an option of the {kind}")
 
 
-def _samples(value: int, given: Given) -> dict[str, Any]:
-    every = [
-        given.whole(f"{INPUT}.eval_tasksets.{i}.{key}") for i in range(64) for key in ("repeat_times", "rollout_args.n")
-    ]
-    return {"eval.samples": max(value, *every)}
-
-
-def _eval_sampling(name: str, sample: float) -> KeyRule:
-    """Return the rule of a sampling parameter of evaluations, which must be the same for all held-out tasks."""
-    where = f"{INPUT}.eval_tasksets"
-
-    def all_of(of: str, given: Given) -> list[float]:
-        fallback = given.read(f"model.{of}", number, {"temperature": 1.0, "top_p": 1.0, "top_k": -1.0}[of])
-        tasksets = sorted({key.removeprefix(where).split(".")[1] for key in given.flat if key.startswith(f"{where}.")})
-        return [given.read(f"{where}.{i}.rollout_args.{of}", number, fallback) for i in tasksets]
-
-    def give(value: float, given: Given) -> KeyOutcome:
-        every = all_of(name, given)
-        if len(set(every)) > 1:
-            found = ", ".join(f"{each:g}" for each in every)
-            return KeyOutcome({}, "missing", f"eval.{name} is one for all held-out tasks, and they have {found}")
-        return evaluated(name, value, max(all_of("temperature", given)))
-
-    return same(f"{where}.*.rollout_args.{name}", f"eval.{name}", number, sample, give)
-
-
 def _temperature(value: float, given: Given) -> dict[str, Any]:
     """Set the temperature of rollouts and, unless their tasks have one, of evaluations."""
     evaluates = any(key.startswith(f"{INPUT}.eval_tasksets.") for key in given.flat)
@@ -453,106 +434,6 @@ def _mode(value: Any, given: Given) -> KeyOutcome:
     return KeyOutcome({}, "missing", f"rlsdk train CONFIG --mode {value}")
 
 
-def _source(given: Given, where: str) -> dict[str, Any] | None:
-    """A taskset as a source of tasks."""
-    path = given.read(f"{where}.path", text)
-    if path is None:
-        return None
-    columns = {
-        name: str(given.get(f"{where}.format.{key}", usual))
-        for name, key, usual in (("prompt", "prompt_key", "prompt"), ("answer", "response_key", "response"))
-    }
-    more: dict[str, Any] = {"chat": True}
-    if given.get(f"{where}.subset_name"):
-        more["config"] = str(given.get(f"{where}.subset_name"))
-    for key, to in (("system_prompt", "system"), ("reply_prefix", "prefill")):
-        if (words := given.get(f"{where}.format.{key}") or given.get(f"{INPUT}.{key}")) is not None:
-            more[to] = str(words)
-    found = dataset(path, str(given.get(f"{where}.split", "train")), columns, **more)
-    if found["use"] != "hub":
-        found.pop("config", None)
-    return found
-
-
-_NO_SELECTOR = (
-    "the data can be kept in order, shuffled or sorted once; for another order, write a sampler (howto/tasks.md)"
-)
-_BY_DIFFICULTY = (
-    "difficulty_based becomes by_pass_rate, which averages the pass rates of a task's own groups and predicts none "
-    "from features"
-)
-
-
-def _order(given: Given, where: str) -> tuple[str, str | None]:
-    """Return the selector of a taskset, and the option `sort_by` for one that begins with easy tasks."""
-    kind = "sequential"
-    keys: list[str] = []
-    for selector in (f"{where}.task_selector", f"{where}.data_selector"):
-        kind = str(given.get(f"{selector}.selector_type", kind))
-        keys = given.read(f"{selector}.feature_keys", texts, keys)
-    return kind, f"-{keys[0]}" if len(keys) == 1 else None
-
-
-def _ordered(source: dict[str, Any], given: Given, where: str) -> dict[str, Any]:
-    """Return a source in the order of Trinity's selector, by default that of the data."""
-    kind, sort_by = _order(given, where)
-    if kind == "offline_easy2hard" and sort_by:
-        return dict(unshuffled(source, sort_by=sort_by))
-    return dict(unshuffled(source)) if kind == "sequential" else source
-
-
-def _selector(key: str) -> KeyRule:
-    """Return the rule of the selector, which orders the tasks."""
-
-    def give(value: Any, given: Given) -> KeyOutcome:
-        kind, sort_by = _order(given, given.key.rsplit(".", 2)[0])
-        if kind in ("sequential", "shuffle", "random"):
-            return KeyOutcome({}, "mapped", "")
-        if kind == "offline_easy2hard":
-            if sort_by:
-                return KeyOutcome({}, "changed", "tasks with equal values keep the order of the data")
-            return KeyOutcome(
-                {}, "missing", "tasks.train.sort_by takes one column: write a column that orders the tasks"
-            )
-        if kind == "difficulty_based":
-            target = given.read(f"{given.key.rpartition('.')[0]}.kwargs.target_reward", number, 1.0)
-            return KeyOutcome({"rollout.sampler": {"use": "by_pass_rate", "target": target}}, "changed", _BY_DIFFICULTY)
-        return KeyOutcome({}, "missing", _NO_SELECTOR)
-
-    to = ("tasks.train.shuffle", "rollout.sampler")
-    return KeyRule(f"{key}.selector_type", "mapped", to, "", "sequential", text, give)
-
-
-def _features(key: str) -> KeyRule:
-    """Return the rule of the columns that the selector reads."""
-
-    def give(value: Any, given: Given) -> KeyOutcome:
-        kind, _ = _order(given, given.key.rsplit(".", 2)[0])
-        return KeyOutcome({}, "ignored", _BY_DIFFICULTY) if kind == "difficulty_based" else KeyOutcome({}, "mapped", "")
-
-    return KeyRule(f"{key}.feature_keys", "mapped", ("tasks.train.sort_by",), "", ["pass_rate"], texts, give)
-
-
-def _train(given: Given) -> dict[str, Any]:
-    """Return the sources of training tasks, and a note on the shares of several."""
-    places = [place for place in TASKSET_KEYS[1:] if f"{place}.path" in given.flat]
-    if f"{INPUT}.taskset" in places:
-        places = [f"{INPUT}.taskset"]
-    sources = [(place, source) for place in places if (source := _source(given, place))]
-    ordered = [(place, _ordered(source, given, place)) for place, source in sources]
-    if len(ordered) < 2:
-        return {"tasks.train": ordered[0][1]} if ordered else {}
-    named = [
-        {**source, "source": str(given.get(f"{place}.name") or f"taskset_{i}")}
-        for i, (place, source) in enumerate(ordered)
-    ]
-    notes = ["tasks.train: Trinity draws from tasksets in proportion to their sizes; here, give each a `weight`"]
-    keys = ("default_workflow_type", "default_reward_fn_type")
-    if any(len({given.get(f"{place}.{key}") for place in places}) > 1 for key in keys):
-        notes.append(f"workflow: tasksets differ in theirs or in their reward; those of {places[0]} are converted")
-    return {"tasks.train": named, NOTES: tuple(notes)}
-
-
 def _finish(given: Given) -> dict[str, Any]:
     where = f"{INPUT}.taskset" if f"{INPUT}.taskset.path" in given.flat else f"{INPUT}.tasksets.0"
     found: dict[str, Any] = {
@@ -563,10 +444,10 @@ def _finish(given: Given) -> dict[str, Any]:
     }
     if "qwen3" in str(given.get("model.model_path", "")).lower() and "model.enable_thinking" not in given.flat:
         found[NOTES] = (_THINKING,)
-    train = _train(given)
+    train = training_sources(given)
     found |= {**train, NOTES: (*found.get(NOTES, ()), *train.get(NOTES, ()))}
     found |= _demonstrations(given)
-    held_out = [source for i in range(64) if (source := _source(given, f"{INPUT}.eval_tasksets.{i}"))]
+    held_out = [source for i in range(64) if (source := source_of(given, f"{INPUT}.eval_tasksets.{i}"))]
     names = [given.get(f"{INPUT}.eval_tasksets.{i}.name") for i in range(len(held_out))]
     if held_out:
         labelled = [{**s, "source": str(name)} if name else s for s, name in zip(held_out, names, strict=True)]
@@ -836,12 +717,12 @@ ROWS = (
         part(f"{where}.reward_fn_args.cache_length", "algorithm.shaping", count, 256),
         missing(f"{where}.reward_fn_args.**", "set options of the reward", 1),
         *(row for selector in ("data_selector", "task_selector") for row in (
-            _selector(f"{where}.{selector}"),
-            _features(f"{where}.{selector}"),
+            selector_rule(f"{where}.{selector}"),
+            features_rule(f"{where}.{selector}"),
             part(f"{where}.{selector}.kwargs.target_reward", "rollout.sampler.target", number, 0.8),
             missing(f"{where}.{selector}.kwargs.**", "rollout.sampler: by_pass_rate has the options target, newest and least", 16),
             ignored(f"{where}.{selector}.seed", "there is one seed for everything", 42),
-            missing(f"{where}.{selector}.**", _NO_SELECTOR, "x"))),
+            missing(f"{where}.{selector}.**", NO_SELECTOR, "x"))),
         ignored(f"{where}.storage_type", "files and hub data sets are recognised by name", "file"),
         ignored(f"{where}.**", "the run's settings apply", 1),
     )),
@@ -850,11 +731,11 @@ ROWS = (
     part(f"{INPUT}.eval_tasksets.*.split", "tasks.eval", text, "test"),
     part(f"{INPUT}.eval_tasksets.*.subset_name", "tasks.eval", text, "main"),
     part(f"{INPUT}.eval_tasksets.*.format.*", "tasks.eval", text, "question"),
-    changed(f"{INPUT}.eval_tasksets.*.repeat_times", "eval.samples", count, 4, "of all tasks", _samples),
-    changed(f"{INPUT}.eval_tasksets.*.rollout_args.n", "eval.samples", count, 4, "of all tasks", _samples),
-    _eval_sampling("temperature", 0.6),
-    _eval_sampling("top_p", 0.95),
-    _eval_sampling("top_k", 20),
+    changed(f"{INPUT}.eval_tasksets.*.repeat_times", "eval.samples", count, 4, "of all tasks", most_samples),
+    changed(f"{INPUT}.eval_tasksets.*.rollout_args.n", "eval.samples", count, 4, "of all tasks", most_samples),
+    evaluation_sampling("temperature", 0.6),
+    evaluation_sampling("top_p", 0.95),
+    evaluation_sampling("top_k", 20),
     changed(f"{INPUT}.eval_tasksets.*.rollout_args.max_tokens", "eval.max_tokens", count, 1024, "of all tasks"),
     ignored(f"{INPUT}.eval_tasksets.*.rollout_args.logprobs", "engines always return the logprobs they sampled with", 0),
     missing(f"{INPUT}.eval_tasksets.*.rollout_args.**", EVALUATION_NOTE, 0.6),
