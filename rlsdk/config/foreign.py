@@ -8,6 +8,7 @@ from typing import Any
 
 from rlsdk.config.schema import Config
 from rlsdk.config.tree import Source, leaves
+from rlsdk.contracts import AlgorithmDefaults
 
 _UNKNOWN = re.compile(r"(?P<path>[\w.\[\]@-]+): (?P<says>unknown (?:key|option) '(?P<name>[^']+)').*", re.DOTALL)
 
@@ -37,5 +38,19 @@ def explained(source: Source, tree: Mapping[str, Any], faults: Sequence[str]) ->
         if match:
             below = [path for path, _ in leaves(tree) if path.startswith((f"{match['path']}.", f"{match['path']}["))]
             known = list(dict.fromkeys(filter(None, map(hint, below or [match["path"]]))))
+            near = "unknown option" in fault and "did you mean" in fault  # of the component's own
+            own = [] if near else own_paths(match["name"])
+            if own and not any(path in text for path in own for text in known):
+                known = [f", did you mean {' or '.join(own)}?"]
         texts.append(f"{match['path']}: {match['says']}{''.join(known)}" if match and known else fault)
     return texts
+
+
+def own_paths(name: str) -> list[str]:
+    """Return where a configuration has a key of this name; empty for a name that is used too often to be a hint."""
+    from rlsdk.config.reference import settings
+
+    paths = [key.path for key in settings() if key.path.rpartition(".")[2] == name]
+    paths += [f"algorithm.{name}"] if name in AlgorithmDefaults.__annotations__ else []
+    shown = [path if "." in path else f"{path} at the top level" for path in paths]
+    return shown if len(shown) <= 3 and name not in ("name", "steps") else []

@@ -211,7 +211,10 @@ def _assign(tree: Tree, keys: list[str], value: Any, text: str) -> str | None:
             return None
         child = _spelt_out(".".join(keys[: depth + 1]), node[index] if isinstance(node, list) else node.get(key))
         if not isinstance(child, dict | list):
-            return f"override {text!r}: {'.'.join(keys[: depth + 1])} is {child!r}, which has no keys"
+            path = ".".join(keys[: depth + 1])
+            named = isinstance(child, str) and depth == len(keys) - 2 and depth > 0
+            hint = f"; for a component, write {path}='{{use: {child}, {keys[-1]}: …}}'" if named else ""
+            return f"override {text!r}: {path} is {child!r}, which has no keys{hint}"
         node[index] = child
         node = child
     return None

@@ -495,3 +495,21 @@ def test_settings_of_production_that_go_together(plan, section, ahead):
     found = plan(f"rollout={section}")
     assert found.config.rollout.runs_ahead is ahead
     assert found.stop.name == ("core/enough" if "enough" in section else "core/all")
+
+
+@pytest.mark.parametrize(
+    ("override", "found"),
+    [
+        ("engines=2", "engines: unknown key 'engines', did you mean placement.engines?"),
+        ("kl_coef=0.1", "kl_coef: unknown key 'kl_coef', did you mean algorithm.kl_coef?"),
+        (
+            "sampling.group_size=4",
+            "sampling.group_size: unknown key 'group_size', did you mean group_size at the top level?",
+        ),
+        ("every=2", "every: unknown key 'every', did you mean eval.every or checkpoint.every?"),
+        ("temperature=1.0", "temperature: unknown key 'temperature'; TRL's temperature is sampling.temperature"),
+    ],
+)
+def test_a_key_in_the_wrong_section_is_told_where_it_belongs(faults, override, found):
+    (fault,) = faults(override)
+    assert fault.startswith(found)

@@ -74,13 +74,14 @@ def test_an_item_of_a_list_is_replaced():
         ("reward.first=z", "reward is a list of 2; 'first' is not an index of it"),
         ("steps.every=1", "override 'steps.every=1': steps is 3, which has no keys"),
         ("name.first=a", "name is 'trial', which has no keys"),
+        ("in.place.size=2", "in.place is 'hall', which has no keys; for a component, write in.place='{use: hall, size"),
         ("steps", "override 'steps': expected key=value"),
         ("steps: 3", "expected key=value"),
         ("=3", "expected key=value"),
     ],
 )
 def test_overrides_that_fit_nowhere(text, message):
-    assert message in fault({"reward": ["x", "y"], "steps": 3, "name": "trial"}, text)
+    assert message in fault({"reward": ["x", "y"], "steps": 3, "name": "trial", "in": {"place": "hall"}}, text)
 
 
 @pytest.mark.parametrize("text", ["\\", "", " ", "steps=3\\", "steps=3\nbatch_size=4", " steps", "steps\\"])
