@@ -100,7 +100,7 @@ class Threads:
         if threads is None:
             threads = self._by_loop[loop] = _LoopThreads(self._limit)
             weakref.finalize(loop, threads.dismiss)
-        call = _Call(function, arguments, loop.create_future(), seconds)
+        call = _ThreadCall(function, arguments, loop.create_future(), seconds)
         try:
             threads.begin(call)
             return await call.future  # type: ignore[no-any-return]
@@ -113,7 +113,7 @@ class Threads:
 
 
 @attrs.define(eq=False)
-class _Call:
+class _ThreadCall:
     """A call and its state.
 
     Attributes:
@@ -147,15 +147,15 @@ class _LoopThreads:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._lock = threading.Lock()
-        self._waiting: deque[_Call] = deque()
-        self._ended: deque[_Call] = deque()
+        self._waiting: deque[_ThreadCall] = deque()
+        self._ended: deque[_ThreadCall] = deque()
         self._idle: list[_Worker] = []
         self._working: set[_Worker] = set()
         self._begun, self._seen = 0, 0  # calls begun: until now, and until the last tick
         self._last = 0.0  # time of the last begun call or awakened thread
         self._ticking = self._dismissed = False
 
-    def begin(self, call: _Call) -> None:
+    def begin(self, call: _ThreadCall) -> None:
         """Queue a call, and give it a thread at once unless one is busy with quick calls."""
         with self._lock:
             self._waiting.append(call)
@@ -169,7 +169,7 @@ class _LoopThreads:
             self._ticking = True
             loop.call_later(PATIENCE, self._tick, loop)
 
-    def leave(self, call: _Call) -> set[_Worker]:
+    def leave(self, call: _ThreadCall) -> set[_Worker]:
         """Give up a call; return the thread that still runs it, if any."""
         with self._lock:
             if call in self._waiting:
@@ -180,7 +180,7 @@ class _LoopThreads:
             worker.dismiss()
         return left
 
-    def take(self, worker: _Worker) -> _Call | None:
+    def take(self, worker: _Worker) -> _ThreadCall | None:
         """Return the next call for a thread; None if there is none, or the thread was abandoned."""
         with self._lock:
             ended = worker.call
@@ -221,7 +221,7 @@ class _LoopThreads:
         for worker in self._idle:
             worker.dismiss()
 
-    def _check(self, call: _Call, seconds: float) -> None:
+    def _check(self, call: _ThreadCall, seconds: float) -> None:
         """Fail a call that has exceeded its time limit."""
         self.settle()
         if call.future.done():
@@ -269,7 +269,7 @@ class _Worker:
     """
 
     def __init__(self, threads: _LoopThreads) -> None:
-        self.call: _Call | None = None
+        self.call: _ThreadCall | None = None
         self._threads = threads
         self._signals: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="rlsdk-call", daemon=True)

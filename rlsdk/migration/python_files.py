@@ -113,7 +113,7 @@ def read(
                for base in map(_name, each.bases) if base in constructors}  # fmt: skip
     constructors = {**constructors, **{name: constructors[base] for name, base in derived.items()}}
     functions, to_move = _functions(module, Path(name), constructors)
-    reader = _Reader(environ, constructors, functions, flags)
+    reader = _ScriptReader(environ, constructors, functions, flags)
     try:
         tree = reader.collected(module, derived)
     except RecursionError as error:
@@ -174,7 +174,7 @@ def _name(node: ast.expr) -> str:
 
 
 @attrs.define
-class _Reader:
+class _ScriptReader:
     environ: Mapping[str, str]
     constructors: Mapping[str, Sequence[str]]
     names: dict[str, Any]

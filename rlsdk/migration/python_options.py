@@ -37,7 +37,7 @@ class Omitted(Unread):
 
 
 @attrs.frozen
-class Option:
+class ScriptOption:
     """An option of argparse.
 
     Attributes:
@@ -69,7 +69,7 @@ class OptionParser:
         classes: Names of the dataclasses that it fills.
     """
 
-    options: dict[str, Option] = attrs.field(factory=dict)
+    options: dict[str, ScriptOption] = attrs.field(factory=dict)
     classes: tuple[str, ...] = ()
 
     def add(self, words: list[Any], settings: Mapping[str, Any], line: int) -> None:
@@ -89,7 +89,7 @@ class OptionParser:
         required = settings.get("required") is True or not str(words[0]).startswith("-")
         if required and default is None:
             default = Unread(f"line {line}: {words[0]} has no default; give the command that runs this script")
-        self.options[str(settings.get("dest", (long or names)[0]))] = Option(tuple(names), default, action)
+        self.options[str(settings.get("dest", (long or names)[0]))] = ScriptOption(tuple(names), default, action)
 
     def parsed(self, flags: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of all options in a command, or their defaults."""

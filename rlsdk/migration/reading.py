@@ -102,7 +102,7 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
         )
     if not tree:
         raise ConfigError([f"{first}: no keys of a {framework.title} configuration were found in it"])
-    resolver = _Resolver(tree, environ)
+    resolver = _ReferenceResolver(tree, environ)
     resolved = _restored(resolver.walk(tree, ()))
     notes = (*notes, *dict.fromkeys(resolver.notes))
     return ForeignConfig(resolved, notes, command, environ, frozenset(resolver.referred))
@@ -432,7 +432,7 @@ _INNER = re.compile(r"\$\{([^${}]*)\}")
 
 
 @attrs.define
-class _Resolver:
+class _ReferenceResolver:
     """Fills in references `${key}` in a configuration.
 
     Attributes:

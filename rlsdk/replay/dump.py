@@ -72,7 +72,7 @@ def dump_of(found: Recognised, *, rewards: Sequence[str] = (), group_size: int |
     Raises:
         DataError: Fields are missing or inconsistent; names the field, the rollout and the expected value.
     """
-    reader = _Reader(found)
+    reader = _FieldReader(found)
     masks = reader.masks()
     scores, shaped = reader.rewards(rewards, masks)
     prompts, responses = reader.ids(masks)
@@ -97,7 +97,7 @@ def dump_of(found: Recognised, *, rewards: Sequence[str] = (), group_size: int |
     )
 
 
-class _Reader:
+class _FieldReader:
     """Read the fields of one file."""
 
     def __init__(self, found: Recognised) -> None:

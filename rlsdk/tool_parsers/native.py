@@ -258,7 +258,7 @@ def _read(body: str) -> Call | Malformed:
     head = _HEAD.match(body.strip())
     if not head:
         return Malformed("expected call:NAME{KEY:VALUE,…} after <|tool_call>")
-    reader = _Reader(body.strip(), head.end())
+    reader = _ValueReader(body.strip(), head.end())
     try:
         arguments = reader.value()
     except ValueError as error:
@@ -269,7 +269,7 @@ def _read(body: str) -> Call | Malformed:
 
 
 @attrs.define
-class _Reader:
+class _ValueReader:
     """Reads values one after another."""
 
     text: str

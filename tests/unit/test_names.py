@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,3 +94,14 @@ def test_annotations_name_rooms_below_their_own() -> None:
                 if other != own and other in layer and layer[other] <= layer[own]:
                     upwards.add((own, other))
     assert upwards == {("schedules", "components")}  # a scheduled component says what it is
+
+
+def test_no_two_classes_have_one_name() -> None:
+    found = Counter(
+        node.name
+        for path in sorted((ROOT / "rlsdk").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert len(found) > 500
+    assert [name for name, count in found.items() if count > 1] == []

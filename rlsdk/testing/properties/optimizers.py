@@ -30,7 +30,7 @@ SHAPES = {
 NEEDS = ("creates-an-optimizer",)
 
 
-class _Run:
+class _OptimizerRun:
     """An optimiser and the weights that it changes; the weights with one dimension have no weight decay."""
 
     def __init__(self, subject: Subject, weights: dict[str, Tensor], *, decay: float = 0.0, lr: float = LR) -> None:
@@ -76,7 +76,7 @@ def _distance(weights: dict[str, Tensor], goal: dict[str, Tensor]) -> float:
 )
 def creates_an_optimizer(subject: Subject, _: Any) -> None:
     """It returns a `torch.optim.Optimizer` of the parameters in the groups that it is given."""
-    _Run(subject, _random(0))
+    _OptimizerRun(subject, _random(0))
 
 
 @holds(
@@ -87,7 +87,7 @@ def creates_an_optimizer(subject: Subject, _: Any) -> None:
 )
 def descends(subject: Subject, _: Any) -> None:
     """Its steps reduce a quadratic, and keep shape, dtype and finiteness of the weights."""
-    run, goal = _Run(subject, _random(0)), _random(1)
+    run, goal = _OptimizerRun(subject, _random(0)), _random(1)
     first = before = run.weights()
     for _step in range(STEPS):
         run.step({name: weight - goal[name] for name, weight in before.items()})
@@ -112,7 +112,7 @@ def descends(subject: Subject, _: Any) -> None:
 )
 def obeys_its_groups(subject: Subject, _: Any) -> None:
     """A learning rate of 0, set before a step, changes no weight; weight decay shrinks the weights of its group."""
-    run, gradients = _Run(subject, _random(0), decay=0.5), _random(1)
+    run, gradients = _OptimizerRun(subject, _random(0), decay=0.5), _random(1)
     run.step(gradients)
     for group in run.optimizer.param_groups:
         group["lr"] = 0.0
@@ -127,7 +127,7 @@ def obeys_its_groups(subject: Subject, _: Any) -> None:
             )
     sizes = []
     for decay in (0.0, 0.5):
-        run = _Run(subject, _random(0), decay=decay)
+        run = _OptimizerRun(subject, _random(0), decay=decay)
         for _step in range(STEPS):
             run.step(gradients)
         sizes.append({name: float(weight.square().sum()) for name, weight in run.weights().items()})
@@ -154,7 +154,7 @@ def obeys_its_groups(subject: Subject, _: Any) -> None:
 )
 def skips_missing_gradients(subject: Subject, _: Any) -> None:
     """It leaves parameters without a gradient as they are, before and after they had one."""
-    run, gradients = _Run(subject, _random(0), decay=0.5), _random(1)
+    run, gradients = _OptimizerRun(subject, _random(0), decay=0.5), _random(1)
     for missing in SHAPES:
         before = run.weights()[missing]
         run.step({name: gradient for name, gradient in gradients.items() if name != missing})
@@ -170,7 +170,7 @@ def skips_missing_gradients(subject: Subject, _: Any) -> None:
 )
 def finite_on_zero_gradients(subject: Subject, _: Any) -> None:
     """Gradients of zero, at first and later, leave the weights finite."""
-    run, gradients = _Run(subject, _random(0)), _random(1)
+    run, gradients = _OptimizerRun(subject, _random(0)), _random(1)
     zeros = {name: gradient * 0 for name, gradient in gradients.items()}
     for given in (zeros, zeros, gradients, zeros, zeros):
         run.step(given)
@@ -190,10 +190,10 @@ def resumes(subject: Subject, _: Any) -> None:
     """With its `state_dict` from a checkpoint it continues bit by bit as it would have done."""
     if importlib.util.find_spec("safetensors") is None:
         raise NotApplicable("checkpoints need safetensors: pip install 'rlsdk[train]'")
-    run = _Run(subject, _random(0), decay=0.1)
+    run = _OptimizerRun(subject, _random(0), decay=0.1)
     for seed in (1, 2, 3):
         run.step(_random(seed))
-    resumed = _Run(subject, run.weights(), decay=0.1)
+    resumed = _OptimizerRun(subject, run.weights(), decay=0.1)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "optimizer.safetensors"
         subject.call(lambda: write_state(file, {"state": run.optimizer.state_dict()}))
@@ -219,7 +219,7 @@ def element_wise(subject: Subject, _: Any) -> None:
 
     if subject.component.whole_tensors:
         raise NotApplicable("it needs whole tensors")
-    run, flat = _Run(subject, _random(0)), _Run(subject, _pieces(_random(0)))
+    run, flat = _OptimizerRun(subject, _random(0)), _OptimizerRun(subject, _pieces(_random(0)))
     for seed in (1, 2, 3):
         run.step(_random(seed))
         flat.step(_pieces(_random(seed)))
