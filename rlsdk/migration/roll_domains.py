@@ -22,6 +22,11 @@ def convert_worker(value: str, given: Given) -> KeyOutcome:
     name = value.rsplit(".", 1)[-1]
     if name in REWARDS:
         return KeyOutcome({}, "changed", "the nearest built-in reward")
+    if name == "GeneralRuleRewardWorker":
+        note = (
+            "IFEval's instructions are checked by ifeval/followed of rlsdk-ifeval; its tasks name them in two columns"
+        )
+        return KeyOutcome({}, "missing", f"{note} (howto/ifeval.md)")
     if "Judge" not in name:
         return KeyOutcome({}, "missing", "no built-in reward is like it: write one (howto/reward.md)")
     if any(_judge(domain, given) for domain in given.section("rewards")):

@@ -828,3 +828,10 @@ def test_an_optimiser_is_converted_without_the_options_of_adamw(trainer: str, ke
 def test_an_optimiser_without_a_counterpart_is_explained(trainer: str, key: str, said: str) -> None:
     (entry,) = migrate(trainer, key.split(), {}).entries
     assert entry.note.startswith(said)
+
+
+def test_rolls_reward_of_ifeval_names_the_package_that_checks_its_instructions(tmp_path: Path) -> None:
+    worker = "roll.pipeline.rlvr.rewards.ifeval_rule_reward_worker.GeneralRuleRewardWorker"
+    found = roll(tmp_path, {"rewards": {"ifeval": {"worker_cls": worker, "tag_included": ["ifeval"]}}, "seed": 1})
+    (entry,) = (entry for entry in found.entries if entry.key == "rewards.ifeval.worker_cls")
+    assert entry.status == "missing" and "ifeval/followed of rlsdk-ifeval" in entry.note
