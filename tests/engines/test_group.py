@@ -274,6 +274,7 @@ def test_engines_on_a_draining_node_finish_or_hand_back_and_are_started_again_wi
     asyncio.run(go())
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_too_often_or_comes_back_otherwise_fails_the_run(cluster: None) -> None:
     async def go() -> None:
         wrong, broken, mortal = Stand(1, again="wrong"), Stand(1, again="broken"), Stand(2, most=0)
@@ -316,6 +317,7 @@ async def _calls(stand: Stand) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_while_the_learner_has_its_gpu_is_replaced_after_the_next_sync(cluster: None) -> None:
     def make_frail(owner: Any) -> None:
         owner._engine.frail = True

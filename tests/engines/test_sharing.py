@@ -176,6 +176,7 @@ def test_vllm_loads_a_whole_model_before_it_has_its_cache(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.stack
 def test_vllm_keeps_a_base_model_and_loads_its_adapter_before_it_has_its_cache(
     launched: Callable[..., Any], tmp_path: Any, model: Model

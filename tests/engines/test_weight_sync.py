@@ -299,6 +299,7 @@ def test_a_replaced_engine_gets_the_others_weights_while_the_learner_trains(stan
     asyncio.run(go())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stand", [("gloo", "sending", Copying)], indirect=True)
 def test_an_engine_whose_peer_is_killed_while_it_sends_gets_the_learners_weights(
     stand: Stand, caplog: pytest.LogCaptureFixture
@@ -325,6 +326,7 @@ def test_an_engine_whose_peer_is_killed_while_it_sends_gets_the_learners_weights
     assert "engine 1 has the weights of engine 0" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stand", [("gloo", "", Whole)], indirect=True)
 def test_an_engine_without_parts_gets_them_joined_and_a_disagreement_names_tensors(stand: Stand) -> None:
     async def go() -> None:

@@ -78,6 +78,7 @@ def test_peaks_are_found_by_the_name_of_the_gpu(device: str, peak: float | None)
     assert peak_tflops(device) == peak
 
 
+@pytest.mark.slow
 @pytest.mark.stack
 def test_ranks_count_the_flop_of_every_rollout_once(
     tied: Model, launch: Callable[..., Any], make_batch: Callable[..., TrainBatch]
