@@ -212,13 +212,12 @@ def resumes(subject: Subject, _: Any) -> None:
     remedy="mark it with whole_tensors=True, if a step needs whole matrices, rows or norms; otherwise let the step of "
     "each element depend only on its own weight, gradient and state",
     after=NEEDS,
+    only=lambda component: not component.whole_tensors,
 )
 def element_wise(subject: Subject, _: Any) -> None:
     """Unless it is marked with `whole_tensors`, it takes the same steps on flattened and split tensors."""
     import torch
 
-    if subject.component.whole_tensors:
-        raise NotApplicable("it needs whole tensors")
     run, flat = _OptimizerRun(subject, _random(0)), _OptimizerRun(subject, _pieces(_random(0)))
     for seed in (1, 2, 3):
         run.step(_random(seed))
