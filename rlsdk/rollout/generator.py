@@ -192,7 +192,8 @@ class RolloutGenerator:
             chat = TokenChat(prompt, context, group, seed, member=member, scorer=scorer, home=home)
             try:
                 rollouts = await self._attempt(prompt.task, chat, group, user_loop)
-                _check_tokens(rollouts, context.vocabulary)
+                if self._users:  # built-in workflows return what engines sampled, which is checked there
+                    _check_tokens(rollouts, context.vocabulary)
                 if any(rollout.status == "aborted" for rollout in rollouts):
                     return _Made(rollouts, [ABORTED], is_new=False)
                 judged = await self._judged(rollouts[-1:] if self._at_end else rollouts)
