@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
+import torch
+
+from rlsdk.contracts import Model, TrainBatch
 
 
 def keep_gradients(group: Any) -> None:
@@ -16,6 +21,52 @@ def keep_gradients(group: Any) -> None:
 def gradients(group: Any, role: str = "actor") -> list[dict[str, np.ndarray]]:
     """Of each rank, the full gradients of the last optimiser step before clipping, float32, by name."""
     return ray.get([actor.__ray_call__.remote(_recorded, role) for actor in group.actors])
+
+
+def check_steps_are_torchs(
+    start: Callable[[], Any],
+    model: Model,
+    batch: TrainBatch,
+    minibatches: Sequence[np.ndarray],
+    make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
+    decay: float,
+    steps: int,
+    checkpoint: Path,
+) -> None:
+    """Compare a learner, started again from its checkpoint before each step, with torch's optimiser on whole tensors.
+
+    Args:
+        start: Starts the learner, whose weight decay is on matrices.
+        model: Its model.
+        batch: Batch of each step.
+        minibatches: Its one minibatch.
+        make: Creates torch's optimiser of parameter groups.
+        decay: Weight decay.
+        steps: Number of steps.
+        checkpoint: Folder to write the checkpoints to.
+    """
+    from transformers import AutoModelForCausalLM
+
+    from rlsdk.weights import from_weights
+
+    expected = AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.float32)
+    named = dict(expected.named_parameters())
+    groups = [{"params": [p for n, p in named.items() if "norm" not in n], "weight_decay": decay}]
+    groups += [{"params": [p for n, p in named.items() if "norm" in n], "weight_decay": 0.0}]
+    optimizer = make(groups)
+    for step in range(steps):
+        group = start()
+        if step:
+            group.load(checkpoint)
+        keep_gradients(group)
+        group.update(batch, minibatches, step)
+        for name, gradient in gradients(group)[0].items():
+            named[name].grad = torch.from_numpy(gradient.copy())
+        optimizer.step()
+        group.save(checkpoint)
+    rough = 2e-2 if model.dtype == "bfloat16" else 1e-5
+    for name, tensor in from_weights(group.fetch_weights(steps)):
+        torch.testing.assert_close(tensor.float(), expected.state_dict()[name], rtol=rough, atol=rough, msg=name)
 
 
 def _record(actor: Any) -> None:

@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from rlsdk.contracts import LossSpec, Model, Roles, TrainBatch, Weights
 from rlsdk.errors import CheckpointError, LearnerError
 from rlsdk.marks import policy_loss
 from rlsdk.plugins import Plugins
-from tests.learners.full_gradients import gradients, keep_gradients
+from tests.learners.full_gradients import check_steps_are_torchs, gradients, keep_gradients
 
 pytestmark = pytest.mark.stack
 Launch = Callable[..., Any]
@@ -358,33 +359,14 @@ def test_weight_decay_on_matrices_is_torchs_adamw_with_two_groups_also_when_resu
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    from transformers import AutoModelForCausalLM
-
-    from rlsdk.weights import from_weights
-
-    model, batch = request.getfixturevalue(which), make_batch(10)
+    model, batch, checkpoint = request.getfixturevalue(which), make_batch(10), tmp_path / "checkpoint"
     options = {"zero_stage": stage, "lr": 0.02, "grad_clip": 0.0, "weight_decay": 5.0, "weight_decay_on": "matrices"}
-    expected = AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.float32)
-    named = dict(expected.named_parameters())
-    groups = [{"params": [p for n, p in named.items() if "norm" not in n], "weight_decay": 5.0}]
-    groups += [{"params": [p for n, p in named.items() if "norm" in n], "weight_decay": 0.0}]
-    adamw = torch.optim.AdamW(groups, lr=0.02, betas=(0.9, 0.95), eps=1e-8)
-    for step in range(2):
-        group = launch(world, Roles(actor=model), spec(), **options)
-        if step:
-            group.load(tmp_path / "checkpoint")
-        keep_gradients(group)
-        group.update(batch, everything(batch), step)
-        for name, gradient in gradients(group)[0].items():
-            named[name].grad = torch.from_numpy(gradient.copy())
-        adamw.step()
-        group.save(tmp_path / "checkpoint")
-    rough = 2e-2 if which == "bfloat" else 1e-5
-    for name, tensor in from_weights(group.fetch_weights(2)):
-        torch.testing.assert_close(tensor.float(), expected.state_dict()[name], rtol=rough, atol=rough, msg=name)
+    start = partial(launch, world, Roles(actor=model), spec(), **options)
+    adamw = partial(torch.optim.AdamW, lr=0.02, betas=(0.9, 0.95), eps=1e-8)
+    check_steps_are_torchs(start, model, batch, everything(batch), adamw, decay=5.0, steps=2, checkpoint=checkpoint)
     others = {**options, "weight_decay_on": "all"}
     with pytest.raises(CheckpointError, match="weight_decay_on 'matrices' there, 'all' here"):
-        launch(world, Roles(actor=model), spec(), **others).load(tmp_path / "checkpoint")
+        launch(world, Roles(actor=model), spec(), **others).load(checkpoint)
 
 
 @pytest.mark.parametrize(

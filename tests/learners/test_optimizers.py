@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rlsdk.learners.deepspeed import DeepSpeedLearner
 from rlsdk.marks import optimizer
 from rlsdk.plugins import Plugins, load
 from rlsdk.trainer.changes import settings_of
-from tests.learners.full_gradients import gradients, keep_gradients
+from tests.learners.full_gradients import check_steps_are_torchs
 from tests.learners.test_learner import everything, halves, poisoned, same, spec
 
 Launch = Callable[..., Any]
@@ -147,33 +148,14 @@ def test_sgd_is_torchs_in_every_stage_also_when_resumed(
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    from transformers import AutoModelForCausalLM
-
-    from rlsdk.weights import from_weights
-
-    model, batch = request.getfixturevalue(which), make_batch(10)
+    model, batch, checkpoint = request.getfixturevalue(which), make_batch(10), tmp_path / "checkpoint"
     decay = {"weight_decay": 0.1, "weight_decay_on": "matrices"}
     options = {"zero_stage": stage, "lr": 0.5, "grad_clip": 0.0, "optimizer": MOMENTUM, **decay}
-    expected = AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.float32)
-    named = dict(expected.named_parameters())
-    groups = [{"params": [p for n, p in named.items() if "norm" not in n], "weight_decay": 0.1}]
-    groups += [{"params": [p for n, p in named.items() if "norm" in n], "weight_decay": 0.0}]
-    sgd = torch.optim.SGD(groups, lr=0.5, momentum=0.9)
-    for step in range(3):
-        group = launch(world, Roles(actor=model), spec(), **options)
-        if step:
-            group.load(tmp_path / "checkpoint")
-        keep_gradients(group)
-        group.update(batch, everything(batch), step)
-        for name, gradient in gradients(group)[0].items():
-            named[name].grad = torch.from_numpy(gradient.copy())
-        sgd.step()
-        group.save(tmp_path / "checkpoint")
-    rough = 2e-2 if which == "bfloat" else 1e-5
-    for name, tensor in from_weights(group.fetch_weights(3)):
-        torch.testing.assert_close(tensor.float(), expected.state_dict()[name], rtol=rough, atol=rough, msg=name)
+    start = partial(launch, world, Roles(actor=model), spec(), **options)
+    sgd = partial(torch.optim.SGD, lr=0.5, momentum=0.9)
+    check_steps_are_torchs(start, model, batch, everything(batch), sgd, decay=0.1, steps=3, checkpoint=checkpoint)
     with pytest.raises(CheckpointError, match="optimizer 'sgd' there, 'adamw' here"):
-        launch(world, Roles(actor=model), spec(), zero_stage=stage, **decay).load(tmp_path / "checkpoint")
+        launch(world, Roles(actor=model), spec(), zero_stage=stage, **decay).load(checkpoint)
 
 
 LORA = {"rank": 4, "alpha": 8, "targets": ["q_proj", "v_proj"]}
