@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
+from rlsdk.learners.optimization import Group
 from rlsdk.limits import at_least, below
 from rlsdk.marks import optimizer
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-
-Group = dict[str, Any]
 
 
 @optimizer("adamw")

@@ -10,7 +10,6 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path, PurePath
@@ -406,7 +405,7 @@ class Plugins(pluggy.PluginManager):
         for name in self._tables[plugin].pop(kind, ()):
             what = f"plugin {plugin!r}: module {name}"
             try:
-                with guard.imported(what) if name not in sys.modules else nullcontext():
+                with guard.imported(what) if name not in sys.modules else contextlib.nullcontext():
                     module = importlib.import_module(name)
             except KeyboardInterrupt:
                 raise

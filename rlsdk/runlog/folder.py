@@ -29,7 +29,7 @@ COMPILED = "cache"
 _DELETED = ".deleted-"
 """Part of the name of a folder that is being deleted, after the run's."""
 _ASIDE = re.compile(r"\..+\.(\d{1,9})\.partial")
-"""Name of a file that `replace_text` writes aside, with the id of the process."""
+"""Name that `aside` gives to a file, with the id of the process."""
 _ASIDE_SECONDS = 60.0
 """Age in seconds at which such a file is left over, even if its process may run on another machine."""
 LEASE_SECONDS = 30.0
@@ -46,13 +46,18 @@ def naming(path: str | Path) -> Iterator[None]:
         raise
 
 
+def aside(path: Path) -> Path:
+    """Return where this process writes a file before it renames it; `remove_unfinished` deletes what it left there."""
+    return path.with_name(f".{path.name}.{os.getpid()}.partial")
+
+
 def replace_text(path: Path, text: str) -> None:
     """Write a file aside and rename it: if the disk is full or the process is killed, the previous file stays.
 
     Raises:
         OSError: The file cannot be written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = aside(path)
     try:
         with naming(path):
             partial.write_text(text, encoding="utf-8")
@@ -64,7 +69,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Delete what `replace_text` had written aside in processes that were killed; one that still writes is left."""
+    """Delete what killed processes had written `aside`; what a living one writes there is left."""
     import psutil
 
     for path in folder.glob(".*.partial"):

@@ -22,7 +22,7 @@ import attrs
 import sqlalchemy as sa
 
 from rlsdk.errors import EnvironmentFault, RunError, ValueFault, first_line
-from rlsdk.runlog.folder import replace_text
+from rlsdk.runlog.folder import aside, replace_text
 from rlsdk.runlog.serialization import decode
 from rlsdk.runlog.tables import GROUPS, METADATA, ROLLOUTS, Entry, create_indices, group_row, rollout_rows
 from rlsdk.types import Group, Task
@@ -139,7 +139,7 @@ class RolloutStore:
 
     def _create_file(self, path: Path) -> None:
         """Create the file aside with its tables: a run that is ended meanwhile leaves no file that lacks them."""
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        partial = aside(path)
         engine = attrs.evolve(self.address, url=f"{_LOCAL}{partial}").engine(poolclass=sa.pool.NullPool)
         try:
             with engine.begin() as connection:

@@ -99,15 +99,11 @@ def muon(
     others: list[Group] = []
     for group in groups:
         named = list(zip(group["param_names"], group["params"], strict=True))
-        chosen = [weight.dim() == 2 and _in_layer(name) for name, weight in named]
+        # Matrices of numbered layers, such as `model.layers.0.mlp.up_proj.weight`; heads and embeddings have no number.
+        chosen = [weight.dim() == 2 and any(map(str.isdigit, name.split("."))) for name, weight in named]
         for part, wanted in ((matrices, True), (others, False)):
             held = [pair for pair, in_layer in zip(named, chosen, strict=True) if in_layer is wanted]
             if held:
                 part.append({**group, "param_names": [n for n, _ in held], "params": [w for _, w in held]})
     scaled = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps, "adjust_lr_fn": "match_rms_adamw"}
     return MuonWithAdamW(matrices, others, scaled, {"betas": betas, "eps": eps})
-
-
-def _in_layer(name: str) -> bool:
-    """Return True for a weight of a numbered layer, such as `model.layers.0.mlp.up_proj.weight`, but no head."""
-    return any(part.isdigit() for part in name.split("."))
