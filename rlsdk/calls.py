@@ -68,11 +68,6 @@ def fault_of(kind: str, obj: Any, *, lists: bool, apart: bool = False) -> str:
 def known_fields(kind: str, name: str, needs: Iterable[Any]) -> tuple[str, ...]:
     """Return `needs` as a tuple of field names that the kind may read.
 
-    Args:
-        kind: Kind of the component.
-        name: Name of the component.
-        needs: Names of fields, and functions that declare a field.
-
     Raises:
         PluginError: A name is not a field, or this kind cannot read it.
     """

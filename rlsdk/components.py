@@ -363,11 +363,6 @@ def named(make: Callable[P, R]) -> Callable[P, R]:
 def mark(kind: Kind, name: str, **extra: Any) -> Callable[[T], T]:
     """Return the decorator that makes a function or class a component of a kind.
 
-    Args:
-        kind: Kind of the component.
-        name: Name within its plugin.
-        **extra: Further attributes of the `Component`.
-
     Raises:
         PluginError: The name, the needed fields, or the marked object is invalid.
     """

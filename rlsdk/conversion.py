@@ -187,11 +187,7 @@ def without_weights(model: Model, **options: Any) -> Any:
 
 
 def policy_class(config: Any) -> Any:
-    """Return the transformers class that loads a policy of this config: a causal or a vision-language model.
-
-    Args:
-        config: Config of the model.
-    """
+    """Return the transformers class that loads a policy of this config: a causal or a vision-language model."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     known = AutoModelForCausalLM._model_mapping

@@ -74,9 +74,6 @@ class Option:
 def options_of(obj: Any) -> tuple[Option, ...]:
     """Return the options declared by `obj`: keyword-only parameters of a function or `__init__`, or attrs fields.
 
-    Args:
-        obj: A function or a class.
-
     Returns:
         Options in the order of declaration; help comes from the docstring's `Args:` or `Attributes:`.
 

@@ -343,9 +343,6 @@ def _runs(arch: str, capability: tuple[int, int]) -> bool:
 def require(faults: Iterable[str]) -> None:
     """Raise an error if a check found faults.
 
-    Args:
-        faults: Messages of all checks.
-
     Raises:
         EnvironmentFault: There are faults; the message lists all of them.
     """

@@ -296,10 +296,6 @@ class Dialect:
     def named(cls, name: str, component: str) -> Dialect:
         """Return the dialect named by an option `parser`: a component `tool_parser`, or `FILE.py:FUNCTION`.
 
-        Args:
-            name: Value of the option.
-            component: Component with the option.
-
         Raises:
             OptionError: The parser does not exist.
         """

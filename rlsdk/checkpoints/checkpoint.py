@@ -194,10 +194,6 @@ class Checkpoints:
     def require(self, step: int, part: Part = "learner") -> None:
         """Raise unless the checkpoint of a step exists and is intact.
 
-        Args:
-            step: Step of the checkpoint.
-            part: Required part; see `verify`.
-
         Raises:
             CheckpointError: There is no checkpoint of this step, or one of its files is missing or changed.
         """

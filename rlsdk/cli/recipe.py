@@ -55,11 +55,7 @@ def list_(as_json: bool) -> None:
 
 
 def summary(found: Recipe) -> dict[str, Any]:
-    """Return a recipe's row of the list, as plain values.
-
-    Args:
-        found: The recipe.
-    """
+    """Return a recipe's row of the list, as plain values."""
     measured = found.measurement()
     start, end = ends(found, measured)
     return {
@@ -131,12 +127,7 @@ def show(name: str, as_json: bool) -> None:
 
 
 def curve(measured: RecipeRun, metric: str) -> list[str]:
-    """Return a curve as lines with step, bar, value and the other accuracies.
-
-    Args:
-        measured: Measured run.
-        metric: Metric of the bars.
-    """
+    """Return a curve as lines with step, bar, value and the other accuracies."""
     others = [n for n in measured.points[0] if n.startswith("eval/") and n != metric and not n.endswith(LEFT_OUT)]
     shown = [metric, *others]
     lines = [f"{'step':>5}  {'':<{WIDTH}}  {'  '.join(n.removeprefix('eval/') for n in shown)}"]

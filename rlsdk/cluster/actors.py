@@ -110,11 +110,7 @@ def kill(actor: Any) -> None:
 
 
 def died(error: BaseException) -> bool:
-    """Return True if the actor is dead, False if its code raised.
-
-    Args:
-        error: Exception raised by a call of an actor.
-    """
+    """Return True if the actor is dead, False if its code raised."""
     from ray import exceptions
 
     if isinstance(error, exceptions.RayTaskError):  # its code raised, perhaps because another actor died
@@ -208,13 +204,7 @@ class ActorFailures:
         self.sentences: list[str] = []
 
     def add(self, rank: int, step: int, error: BaseException) -> str:
-        """Add a death, and return its sentence.
-
-        Args:
-            rank: Rank of the actor.
-            step: Step of the training.
-            error: Error of a call to the actor.
-        """
+        """Add a death, and return its sentence."""
         words = last_words(self._logs / self._log(rank)) if self._logs is not None else ""
         said = f"step {step}: {self._role} {rank}: {reason(error)}" + (
             f"; its log ends with {words!r}" if words else ""

@@ -179,13 +179,7 @@ def check_nodes(plan: Plan, *, trains: bool) -> None:
 
 
 def package_faults(here: Mapping[str, str], packages: Sequence[str], reports: Sequence[NodeReport]) -> list[str]:
-    """List packages that nodes lack or have in another version, one line per node, with the command that fixes it.
-
-    Args:
-        here: Versions on this machine.
-        packages: Packages to compare.
-        reports: The nodes' answers.
-    """
+    """List packages that nodes lack or have in another version, one line per node, with the command that fixes it."""
     lines = []
     for report in reports:
         wrong = []
@@ -237,13 +231,7 @@ def _has_room(node: Mapping[str, float], resources: Mapping[str, float]) -> bool
 
 
 def _ask(plan: Plan, packages: Sequence[str], mark: str) -> list[NodeReport]:
-    """Query every node that may get an engine or a rank; skip those that do not answer in time.
-
-    Args:
-        plan: Plan of the run.
-        packages: Packages to look for.
-        mark: File to look for; empty for none.
-    """
+    """Query every node that may get an engine or a rank; skip those that do not answer in time."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -57,9 +57,6 @@ def silence_reports_of_actor_failures() -> None:
 def start_ray(**options: Any) -> None:
     """Start Ray on this machine, with retries, since its 30 s startup timeout is too short on a busy machine.
 
-    Args:
-        **options: Options of `ray.init`.
-
     Raises:
         RunError: No attempt succeeded; the message has Ray's reason and the load of the machine.
     """
@@ -259,11 +256,6 @@ def threads_of(placement: PlacementSection, cores: int) -> tuple[int, int]:
 
 def gpu_map(plan: Plan, nodes: Sequence[GPUNode], roles: Sequence[RoleName | ApartRole] = ROLES) -> GPUMap:
     """Assign GPUs to the actors of a plan, which has no engines if nothing is sampled.
-
-    Args:
-        plan: Plan of the run.
-        nodes: Nodes of the cluster.
-        roles: Roles to place, among those of the plan.
 
     Raises:
         EnvironmentFault: There are too few GPUs for all actors.

@@ -122,13 +122,7 @@ class Watchdog:
             self._watched = [each for each in self._watched if each.actor is not actor]
 
     def add_process(self, name: str, identity: Identity, log: str) -> None:
-        """Watch a process of this machine without which the run cannot continue.
-
-        Args:
-            name: Name in messages.
-            identity: The process.
-            log: File with its output.
-        """
+        """Watch a process of this machine without which the run cannot continue."""
         self._add(Watched(name, log, identity=identity, vital=True))
 
     def add_gcs(self, address: str) -> None:

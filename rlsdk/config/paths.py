@@ -38,12 +38,7 @@ def working_folder_note(run: Path) -> str:
 
 
 def noted_folder(text: str, run: Path) -> Path | None:
-    """Return the working folder in which a run was started; None if its configuration does not note it.
-
-    Args:
-        text: Text of the configuration in the run's folder.
-        run: The run's folder.
-    """
+    """Return the working folder in which a run was started; None if its configuration does not note it."""
     match = _NOTE.search(text)
     return None if match is None else Path(os.path.normpath(run.resolve() / json.loads(match[1])))
 

@@ -171,15 +171,7 @@ def facts_of(
     *,
     one_answer: bool,
 ) -> RunFacts:
-    """Collect the facts about the run that components' checks receive.
-
-    Args:
-        config: Typed configuration.
-        algorithm: Algorithm, with parts replaced by the configuration.
-        rewards: Parts of the reward.
-        chosen: Components of the run.
-        one_answer: True if a rollout consists of one answer.
-    """
+    """Collect the facts about the run that components' checks receive."""
     path, reference, room = config.model.path, config.model.reference, config.model.max_length - 1
     return RunFacts(
         teacher=reference is not None and located(reference) != located(path),

@@ -44,10 +44,6 @@ def check_requests(requests: Sequence[Request], *, max_length: int, vocabulary: 
 def check_prompts(requests: Sequence[Request], vocabulary: int) -> None:
     """Refuse prompts with tokens that the model has no embeddings for, before any request is admitted.
 
-    Args:
-        requests: Requests to check.
-        vocabulary: Number of tokens that the model has embeddings for.
-
     Raises:
         ValueFault: A prompt contains unknown token ids.
     """
@@ -62,10 +58,6 @@ def check_prompts(requests: Sequence[Request], vocabulary: int) -> None:
 
 def check_images(requests: Sequence[Request], vision: Vision | None) -> None:
     """Refuse images that cannot be read, before any request is admitted.
-
-    Args:
-        requests: Requests to check.
-        vision: Image processing of the model; None if it reads no images.
 
     Raises:
         ValueFault: The model or the engine reads no images, or a request's image tokens do not match its images.

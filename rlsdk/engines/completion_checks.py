@@ -57,12 +57,7 @@ def _value_fault(completion: Completion, request: Request, version: int, vocabul
 
 
 def outside(token_ids: np.ndarray, vocabulary: int) -> int | None:
-    """Return a token id that the model has no embedding for; None if there is none.
-
-    Args:
-        token_ids: Integers `[t]`.
-        vocabulary: Number of tokens that the model has embeddings for.
-    """
+    """Return a token id that the model has no embedding for; None if there is none."""
     if not len(token_ids):
         return None
     least, greatest = int(token_ids.min()), int(token_ids.max())

@@ -116,9 +116,6 @@ class EngineGroup:
     def resize(self, count: int) -> str:
         """Start changing the number of engines without waiting: new ones start, or the last ones are drained.
 
-        Args:
-            count: Number of engines, at least 1.
-
         Returns:
             Reason why the number cannot change now; empty if it will.
         """

@@ -144,12 +144,7 @@ class PausableClient:
         self._interrupted = False
 
     def after(self, rollout: Rollout, member: int) -> PartialRolloutClient:
-        """Return a client whose first answer starts with the tokens of an aborted rollout.
-
-        Args:
-            rollout: The aborted rollout.
-            member: Index in its group.
-        """
+        """Return a client whose first answer starts with the tokens of an aborted rollout."""
         return PartialRolloutClient(self, rollout, member)
 
     async def _ask(self, request: GenerateRequest, kept: Completion | None) -> Answer:
@@ -192,13 +187,7 @@ class PartialRolloutClient:
     """Client for one conversation whose first answer already exists in part; later answers are sampled as usual."""
 
     def __init__(self, client: PausableClient, rollout: Rollout, member: int) -> None:
-        """Create a client for one rollout.
-
-        Args:
-            client: Client to sample with.
-            rollout: The partial rollout.
-            member: Index in its group.
-        """
+        """Create a client for one rollout."""
         self._client, self._images = client, rollout.images
         self._begun = beginning(rollout, member)
 
@@ -213,10 +202,6 @@ def beginning(rollout: Rollout, member: int = 0) -> tuple[np.ndarray, Completion
     """Return a rollout's prompt and its sampled tokens; None unless these are a single answer at its end.
 
     Multi-turn rollouts are not resumed, since the state of tools and environments would have to be restored.
-
-    Args:
-        rollout: An aborted rollout.
-        member: Index in its group.
     """
     start, end = rollout.span
     if start == end or end < len(rollout.token_ids) or not rollout.loss_mask[start:].all():

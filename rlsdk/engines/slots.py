@@ -316,12 +316,7 @@ def prefill(
 
 
 def use_attention(net: Any, compiled: bool) -> None:
-    """Use `_attention` for decoding if it is faster than transformers' `sdpa`.
-
-    Args:
-        net: The model.
-        compiled: True if decoding is compiled.
-    """
+    """Use `_attention` for decoding if it is faster than transformers' `sdpa`."""
     config = net.config.get_text_config()
     kept = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if config._attn_implementation == "sdpa" and (compiled or kept < config.num_attention_heads):

@@ -101,10 +101,6 @@ def started_engines(plan: Plan, starting: Sequence[tuple[Any, Any]]) -> list[Any
 def engines_alone(plan: Plan, gpus: int) -> list[Any]:
     """Start the engines of a plan without a learner, which are not replaced if they die; return those ready to use.
 
-    Args:
-        plan: The plan.
-        gpus: Number of GPUs in the Ray cluster.
-
     Raises:
         EngineError: One did not start.
     """

@@ -191,10 +191,6 @@ def load_blank_adapter(llm: Any) -> None:
 def load_adapter(llm: Any, weights: Weights) -> None:
     """Replace the adapter on every worker; in-flight requests keep its id, so they continue with the new adapter.
 
-    Args:
-        llm: vLLM's `LLMEngine`.
-        weights: Weights of the adapter.
-
     Raises:
         EngineError: vLLM rejected the adapter.
     """

@@ -37,12 +37,7 @@ class DecodeScheduler(Scheduler):
 
     @contextmanager
     def before_others(self, name: str, count: int) -> Iterator[None]:
-        """Prefill a waiting prompt in its own step, unless other requests are running and share the step anyway.
-
-        Args:
-            name: Name of the request.
-            count: Number of its tokens.
-        """
+        """Prefill a waiting prompt in its own step, unless other requests are running and share the step anyway."""
         if self.running:
             yield
             return

@@ -158,12 +158,6 @@ async def deliver_late(delivered: Delivered, rank: int, actor: Any, engines: Cal
     If no object holds them, another engine sends them while it samples. If none can, the learner sends its current
     weights, which may be newer, once it is idle.
 
-    Args:
-        delivered: Weights of the other engines.
-        rank: Rank of the engine.
-        actor: Its handle.
-        engines: The other engines.
-
     Raises:
         CanaryError: Engine and learner disagree.
     """

@@ -150,9 +150,6 @@ class Gymnasium:
     def step(self, text: str) -> Step:
         """Take the action stated in a text.
 
-        Args:
-            text: Text from the model.
-
         Raises:
             ValueFault: No episode is in progress.
         """
@@ -235,12 +232,7 @@ def _gymnasium() -> Any:
 
 
 def written(value: Any, precision: int) -> str:
-    """Format an observation as text: numbers with few decimals, mappings with a line per key.
-
-    Args:
-        value: Observation from any space.
-        precision: Number of decimals.
-    """
+    """Format an observation as text: numbers with few decimals, mappings with a line per key."""
     if isinstance(value, Mapping):
         return "\n".join(f"{key}: {written(each, precision)}" for key, each in value.items())
     if isinstance(value, tuple):
@@ -255,9 +247,6 @@ def written(value: Any, precision: int) -> str:
 
 def described(space: Any) -> str:
     """Describe the actions of a space in words.
-
-    Args:
-        space: The action space.
 
     Raises:
         ValueFault: Actions of this kind of space cannot be read from text.

@@ -37,11 +37,7 @@ class EnvPlaces:
     """
 
     def __init__(self, count: int) -> None:
-        """Create the slots.
-
-        Args:
-            count: Number of slots.
-        """
+        """Create the slots."""
         self._count, self._warned = count, False
         self._held: Counter[object] = Counter()
         self._waiting: dict[asyncio.Future[None], object] = {}

@@ -371,10 +371,6 @@ class TransformersLearner(LearnerOptions):
         """Set the peak learning rate from the next optimiser step on; the schedule scales it and `save` stores it.
 
         On resume, a learning rate set this way overrides `lr` and `critic_lr`.
-
-        Args:
-            lr: Peak learning rate.
-            role: Model to set it for.
         """
         self._trained[role].peak_lr = lr
 

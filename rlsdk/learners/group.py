@@ -296,10 +296,6 @@ class LearnerGroup:
     def set_learning_rate(self, lr: float, role: TrainedRole = "actor") -> None:
         """Set the peak learning rate from the next optimiser step on; the schedule scales it and `save` stores it.
 
-        Args:
-            lr: Peak learning rate.
-            role: Model to set it for.
-
         Raises:
             LearnerError: The learning rate is negative or not finite, or the learner has no such method.
         """

@@ -91,10 +91,6 @@ class RouterLoss:
     def __call__(self, part: ExpertUse, totals: ExpertTotals) -> Tensor:
         """Compute a micro-batch's contribution to the penalty of a whole batch, without the coefficient.
 
-        Args:
-            part: Use of experts by the micro-batch.
-            totals: Use of experts by the whole batch.
-
         Returns:
             Scalar, float32. All contributions add up to `chosen` if tokens are spread evenly over experts.
         """

@@ -145,12 +145,7 @@ class Updates:
         return found
 
     def means(self, accumulator: MetricAccumulator, roles: Iterable[TrainedRole]) -> dict[str, float]:
-        """Return the metrics of optimiser steps over all ranks; a collective.
-
-        Args:
-            accumulator: Merged results of the optimiser steps on this rank.
-            roles: Roles that took optimiser steps.
-        """
+        """Return the metrics of optimiser steps over all ranks; a collective."""
         merged = MetricAccumulator()
         for role in roles:
             merged.add(f"{role}/skipped_updates", 0.0, 1.0)  # a count: steps add to the sum, not to the weight

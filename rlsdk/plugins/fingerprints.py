@@ -221,10 +221,6 @@ def source_of(objects: Sequence[Any]) -> str:
 def overwritten(text: str, marks: frozenset[str]) -> tuple[str, int, int] | None:
     """Find a marked function or class in the source of a module whose name is defined again further down.
 
-    Args:
-        text: Source of the module.
-        marks: Names of the decorators that mark.
-
     Returns:
         Its name, its line, and the line of the later definition; None if there is no such function or class.
     """

@@ -30,9 +30,6 @@ def imported(what: str) -> Iterator[None]:
     reported, and an interrupted one is named. Settings of the process that it changes, such as torch's default dtype,
     are changed back, with a warning.
 
-    Args:
-        what: The plugin, for messages.
-
     Raises:
         ImportError: The import changed the working folder, which is changed back.
         SystemExit: The import called `os._exit`.

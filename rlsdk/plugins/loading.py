@@ -46,13 +46,7 @@ def load(kind: Kind, name: Any, /, **options: Any) -> Any:
 
 
 def faults_of(kind: Kind, use: Use, path: str) -> list[Fault]:
-    """Find the faults of a component named by an option.
-
-    Args:
-        kind: Kind of the component.
-        use: The component and its options, as written.
-        path: Path of the option, which prefixes each fault.
-    """
+    """Find the faults of a component named by an option."""
     try:
         made = load(kind, use.name, **use.options)
     except OptionError as error:

@@ -24,9 +24,6 @@ _SAMPLE = 2**14
 def fingerprints(plan: Plan) -> dict[str, dict[str, str]]:
     """Return the fingerprints of the models of a run, by setting; a hub model that is not cached has none.
 
-    Args:
-        plan: Checked plan.
-
     Returns:
         Setting -> `weights` and `files` (configuration and tokenizer), each a hash; of a hub model, `revision`: the
         commit in this machine's cache.

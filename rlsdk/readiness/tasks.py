@@ -370,11 +370,6 @@ def check_demonstrations(plan: Plan, tasks: Sequence[Task], codec: ChatTokenizer
 
     A user's workflow may do anything, and is left to the run.
 
-    Args:
-        plan: The plan.
-        tasks: Tasks to train on.
-        codec: Tokenizer of its model.
-
     Raises:
         RlsdkError: A task has no demonstration, an unusable one, or no label although the loss reads it.
     """

@@ -139,9 +139,6 @@ def names() -> list[str]:
 def read(name: str) -> Recipe:
     """Read a recipe.
 
-    Args:
-        name: Name of its folder.
-
     Raises:
         ValueFault: The recipe does not exist.
         DataError: Its `recipe.yaml` is invalid.
@@ -329,11 +326,7 @@ def _digest(recipe: Recipe) -> str:
 
 
 def evaluations(folder: Path) -> list[dict[str, float]]:
-    """Return the evaluations of a run: step, accuracies and rewards.
-
-    Args:
-        folder: Its folder.
-    """
+    """Return the evaluations of a run: step, accuracies and rewards."""
     points = []
     for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         metrics = json.loads(line)

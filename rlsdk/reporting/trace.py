@@ -27,11 +27,6 @@ def chrome_trace(lines: Iterable[Mapping[str, Any]], name: str, spans: Sequence[
     If the run recorded spans, all times are wall-clock times. Engines and workers count as busy while they have
     requests, learner ranks from a call until its answer; counters show an engine's requests and tokens.
     Without spans, as in runs of an earlier rlsdk, steps follow each other without gaps and show the driver's phases.
-
-    Args:
-        lines: Lines of its `metrics.jsonl`.
-        name: Name of the run.
-        spans: Spans of its `spans.jsonl`.
     """
     drawn = all_spans(lines, spans)
     begun = min((each.begin for each in drawn), default=0.0)

@@ -181,12 +181,7 @@ class EngineScaling:
 
 
 def request_engines(folder: Path, count: int) -> None:
-    """Request a number of engines; the run reads the request at the start of each step and when it is resumed.
-
-    Args:
-        folder: Run folder.
-        count: Total number of engines.
-    """
+    """Request a number of engines; the run reads the request at the start of each step and when it is resumed."""
     _write(folder / REQUEST, {"count": count})
 
 

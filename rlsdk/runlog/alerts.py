@@ -84,12 +84,7 @@ class Diagnoses:
 
 
 def diagnose(lines: Iterable[Mapping[str, Any]], rules: Mapping[str, Rule]) -> list[Alert]:
-    """Return what the rules would have found while a run trained.
-
-    Args:
-        lines: Lines of its `metrics.jsonl`.
-        rules: Diagnoses by name.
-    """
+    """Return what the rules would have found while a run trained."""
     whole, diagnoses = History.of(lines), Diagnoses(rules)
     steps = sorted({int(step) for series in whole.series.values() for step in series.steps})
     return [alert for step in steps for alert in diagnoses.look(whole.until(step))]
@@ -119,10 +114,6 @@ def unjudged(history: History, rules: Mapping[str, Rule]) -> list[Unjudged]:
 
     A diagnosis is listed if it asks `History.enough` or `History.current` for more values than a metric has, and finds
     nothing. Metrics that the run lacks do not count.
-
-    Args:
-        history: The run's metrics.
-        rules: Diagnoses by name.
     """
     found = []
     for name, rule in rules.items():

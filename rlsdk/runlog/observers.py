@@ -155,12 +155,7 @@ class Observers:
             thread.submit(hook, partial(call, **arguments))
 
     def open(self, trackers: Mapping[str, Tracker], run: Run) -> None:
-        """Start each tracker in its own thread.
-
-        Args:
-            trackers: Name -> tracker.
-            run: The run, passed to each tracker.
-        """
+        """Start each tracker in its own thread."""
         for name, tracker in trackers.items():
             thread = ObserverThread(f"tracker {name}")
             self._trackers[name] = thread, tracker

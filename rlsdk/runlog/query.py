@@ -178,10 +178,6 @@ def reader(address: Address, seconds: float = math.inf) -> sa.Engine:
 
     For a file, the time starts with the connection; for PostgreSQL, with each statement. Reuse the engine for frequent
     queries: creating it takes longer than a query.
-
-    Args:
-        address: The database.
-        seconds: Time limit.
     """
     how: dict[str, Any] = {"poolclass": sa.pool.NullPool}
     if address.is_file:

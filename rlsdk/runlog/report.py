@@ -74,12 +74,7 @@ def draw_curves(folder: Path, title: str) -> Path | None:
 
 
 def figure_text(figure: float | None, form: str = ".1%") -> str:
-    """Format a figure for display; None, which means that nothing could be scored, becomes `n/a`.
-
-    Args:
-        figure: The figure.
-        form: Python format specification.
-    """
+    """Format a figure for display; None, which means that nothing could be scored, becomes `n/a`."""
     return "n/a" if figure is None else format(figure, form)
 
 

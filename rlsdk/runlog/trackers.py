@@ -48,24 +48,13 @@ class JsonlTracker:
 
 
 def service_run(run: Run, service: str) -> str | None:
-    """Return the id of a resumed run on a service; None for a new run.
-
-    Args:
-        run: The run.
-        service: Name of the service.
-    """
+    """Return the id of a resumed run on a service; None for a new run."""
     path = run.folder / "trackers" / service
     return path.read_text(encoding="utf-8") if run.resumed_from and path.is_file() else None
 
 
 def keep_service_run(run: Run, service: str, identity: str) -> None:
-    """Record the id of a run on a service, for a resume.
-
-    Args:
-        run: The run.
-        service: Name of the service.
-        identity: Id assigned by the service.
-    """
+    """Record the id of a run on a service, for a resume."""
     path = run.folder / "trackers" / service
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, identity)

@@ -212,12 +212,7 @@ def plugin_name(given: str) -> str:
 
 
 def package(kind: Kind, name: str) -> dict[str, str]:
-    """Return the files of a package with one component: path -> text.
-
-    Args:
-        kind: Kind of the component.
-        name: Checked name of the plugin and of its component.
-    """
+    """Return the files of a package with one component: path -> text."""
     values = _values(kind, name)
     code = f'"""The plugin `{name}` of rlsdk."""\n\n{_render(f"code/{kind}.py", values)}'
     tests = _render("tests.py", values) + _render(f"tests/{kind}.py", values)

@@ -55,10 +55,6 @@ def reward_actors(plan: Plan, terms: Sequence[RewardTerm]) -> Iterator[dict[str,
 
     Starts Ray if any actor is needed and Ray is not running.
 
-    Args:
-        plan: Plan of the run.
-        terms: Terms of its reward.
-
     Yields:
         Name of a term -> handle of its actor.
 

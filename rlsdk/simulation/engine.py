@@ -93,13 +93,7 @@ class SimulatedEngine:
     """
 
     def __init__(self, rates: Rates, lengths: Lengths, seed: Sequence[int]) -> None:
-        """Create an engine on the running event loop.
-
-        Args:
-            rates: Speed of the engine.
-            lengths: Lengths of its responses.
-            seed: Seed of the lengths.
-        """
+        """Create an engine on the running event loop."""
         self._rates, self._lengths = rates, lengths
         self._random = np.random.default_rng(seed)
         self._drawn = itertools.count()
@@ -128,12 +122,7 @@ class SimulatedEngine:
         return self._count
 
     def load(self, version: int, seconds: float) -> None:
-        """Load weights; running requests continue with them after recomputing their KV cache.
-
-        Args:
-            version: Version of the weights.
-            seconds: Time in which nothing is generated.
-        """
+        """Load weights; running requests continue with them after recomputing their KV cache."""
         self._advance()
         self._loading += seconds
         self._reading += sum(map(self._cached, self._running)) / self._rates.prompt_rate

@@ -167,13 +167,7 @@ def fit(first: np.ndarray, second: np.ndarray, seconds: np.ndarray) -> tuple[flo
 
 
 def lengths_of(folder: Path, lines: Sequence[Mapping[str, Any]], limit: int) -> Lengths:
-    """Return the lengths of a run's saved responses; without any, log-normal ones with the mean of the run.
-
-    Args:
-        folder: Folder of the run.
-        lines: Lines of its metrics.
-        limit: Maximum tokens of a response.
-    """
+    """Return the lengths of a run's saved responses; without any, log-normal ones with the mean of the run."""
     if Address.of(folder) is not None:
         seen = tuple(row["tokens"] for row in query(folder, "tokens > 0 and step is not null"))
         if seen:

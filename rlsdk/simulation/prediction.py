@@ -126,14 +126,6 @@ def sliced(setup: Setup, most: int) -> Setup:
 def setup_of(plan: Plan, rates: Rates, lengths: Lengths, *, engines: int, learners: int, steps: int) -> Setup:
     """Return the setup of a config at these rates.
 
-    Args:
-        plan: Checked config.
-        rates: Rates of the parts.
-        lengths: Lengths of responses.
-        engines: Number of engines.
-        learners: Number of ranks of the learner.
-        steps: Number of simulated steps.
-
     Raises:
         ConfigError: The config generates nothing, or no batch would ever be complete.
     """

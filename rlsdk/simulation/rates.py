@@ -265,11 +265,6 @@ def derived(hardware: Hardware, size: ModelSize, work: Work) -> dict[str, Any]:
 
     A decode step reads all weights once, and the keys and values of each sequence. A token costs two operations per
     active parameter in the forward pass and four in the backward pass. The optimiser is memory-bound.
-
-    Args:
-        hardware: Data sheet.
-        size: Size of the model.
-        work: Work of a step.
     """
     memory, flops = hardware.memory * DECODE * work.gpus_per_engine, hardware.flops * work.gpus_per_engine
     weights = size.parameters * size.width

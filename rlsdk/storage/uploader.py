@@ -76,11 +76,6 @@ class Staged:
 def stage(run: Path, step: int, database: str) -> Staged:
     """Take a snapshot of a checkpoint and of the run's own files.
 
-    Args:
-        run: Local folder of the run.
-        step: Step of the checkpoint.
-        database: Name of the SQLite file of rollouts.
-
     Raises:
         OSError: The disk is full, or a file cannot be read.
     """

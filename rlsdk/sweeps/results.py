@@ -70,10 +70,6 @@ def default_metric(plans: Iterable[Plan]) -> str:
 def check_metric(plans: Mapping[str, Plan], metric: str) -> None:
     """Reject a metric of evaluations, before anything is trained, if some runs will not evaluate.
 
-    Args:
-        plans: Run name -> plan.
-        metric: The metric.
-
     Raises:
         ConfigError: Names the first of these runs.
     """

@@ -128,10 +128,6 @@ def conversations(count: int, seed: int = 0) -> list[tuple[Message, ...]]:
 
     Each text occurs once, so that it can be found in a rendering. No text begins or ends with white space, which many
     templates trim.
-
-    Args:
-        count: Number of conversations.
-        seed: Seed of the random ones.
     """
     shapes = ["u", "uau", "uat", "su", "suau", "uatau", "uauau", "uatt"]
     draw = random.Random(seed)

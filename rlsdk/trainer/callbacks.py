@@ -120,12 +120,7 @@ class RolloutStorage(Callback):
         await self.writer.submit(partial(_store_step, trainer.closed, step=step, every=every))
 
     async def store_evaluation(self, step: int, found: Evaluation) -> None:
-        """Store the answers of an evaluation.
-
-        Args:
-            step: Training steps done.
-            found: The evaluation.
-        """
+        """Store the answers of an evaluation."""
         entries = evaluated_entries(step, dict(zip(EVALUATED, (found.greedy, found.sampled), strict=True)))
         await self.writer.submit(lambda store: store.put(entries))
 
@@ -232,11 +227,7 @@ class LeavingNodes(Callback):
     """End the run after its step, with a checkpoint, if the node of a learner rank or of this program is drained."""
 
     def __init__(self, learner: DividedLearnerGroup) -> None:
-        """Create a callback that watches the learner's nodes.
-
-        Args:
-            learner: Started learner.
-        """
+        """Create a callback that watches the learner's nodes."""
         self._learner = learner
         self._places: dict[str, list[str]] = {}
         self._watch: asyncio.Task[None] | None = None
@@ -252,12 +243,7 @@ class LeavingNodes(Callback):
         self._watch = asyncio.get_running_loop().create_task(watch_nodes(partial(self.leave, trainer)))
 
     async def leave(self, trainer: Trainer, nodes: Sequence[DrainingNode]) -> None:
-        """End the run if it depends on one of these nodes.
-
-        Args:
-            trainer: Trainer of the run.
-            nodes: Draining nodes.
-        """
+        """End the run if it depends on one of these nodes."""
         found = {node: self._places[node.id] for node in nodes if node.id in self._places}
         if not found or self._reason:
             return

@@ -59,11 +59,7 @@ class ReplayBuffer:
         self._held: list[ReplayedGroup] = []
 
     def draw(self, step: int) -> list[ReplayedGroup]:
-        """Return the groups that a step trains on again, with this use counted; `add` counts it once the step is done.
-
-        Args:
-            step: Number of steps done.
-        """
+        """Return the groups to train on again in a step, with this use counted; `add` counts it after the step."""
         self._held = [u for u in self._held if u.uses < self._most_uses and self._young(u.group, step) is not None]
         asked = [(priority_of(self._policy, u.group, step=step, uses=u.uses), u.number, u) for u in self._held]
         ranked = sorted((-priority, number, used) for priority, number, used in asked if priority is not None)

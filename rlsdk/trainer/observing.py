@@ -134,11 +134,7 @@ class Profiling(Callback):
     """Record the learner with torch's profiler in the steps of `profile.steps`."""
 
     def __init__(self, learner: LearnerGroup) -> None:
-        """Create a callback.
-
-        Args:
-            learner: Started learner.
-        """
+        """Create a callback."""
         self._learner = learner
 
     async def on_start(self, trainer: Trainer) -> None:

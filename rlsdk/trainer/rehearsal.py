@@ -62,10 +62,6 @@ async def rehearse(plan: Plan, tasks: Sequence[Sequence[Task]]) -> Rehearsal:
 
     The rehearsal creates its own reward instances, so stateful rewards start the run with fresh state.
 
-    Args:
-        plan: The plan.
-        tasks: Tasks of each training source.
-
     Raises:
         ConfigError: A term could score none of the answers to a task, or a task lacks what it needs; names the term,
             the task and the cause.
@@ -141,12 +137,6 @@ def _next(texts: Iterator[str], _: str) -> str:
 
 async def _faults(plan: Plan, path: str, part: RewardTerm, rollouts: Sequence[Rollout]) -> list[str]:
     """Return a fault if a term can score none of the rollouts, or if a score depends on the rest of its batch.
-
-    Args:
-        plan: The plan.
-        path: Setting that names the term.
-        part: The term.
-        rollouts: Rollouts of one task.
 
     Raises:
         ConfigError: The task lacks what the term needs.

@@ -40,13 +40,7 @@ async def snapshot(trainer: Trainer) -> tuple[dict[str, Any], list[Entry]]:
 
 
 def write_checkpoint(trainer: Trainer, state: dict[str, Any], *, last: bool) -> Path:
-    """Write a checkpoint with the learner's files and, if configured, an export.
-
-    Args:
-        trainer: Trainer of the run.
-        state: State from `snapshot`.
-        last: True for the last checkpoint of the run.
-    """
+    """Write a checkpoint with the learner's files and, if configured, an export."""
     wanted = trainer.plan.config.checkpoint.export
 
     def write(folder: Path) -> None:

@@ -215,12 +215,7 @@ class RunCounters:
 
 
 def summarise(trainer: Trainer, rollouts: RolloutSummary) -> dict[str, Any]:
-    """Return the summary of an ended run, before its callbacks add to it.
-
-    Args:
-        trainer: Trainer of the run.
-        rollouts: Final summary of its rollouts.
-    """
+    """Return the summary of an ended run, before its callbacks add to it."""
     plan, counters, times = trainer.plan, trainer.counters, trainer.times
     export = trainer.checkpoints.path(trainer.version) / "export"
     interrupted = trainer.interrupted and trainer.version < trainer.steps

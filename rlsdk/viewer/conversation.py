@@ -24,11 +24,7 @@ _UNFINISHED = "\ufffd"
 
 
 def group_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored group: its task, and each rollout's conversation and score, without tokens.
-
-    Args:
-        row: Row of the group, with its payload.
-    """
+    """Return a stored group: its task, and each rollout's conversation and score, without tokens."""
     group = decode(row["payload"])
     summary = {name: row[name] for name in ("number", "step", "source", "state", "uses")}
     return {
@@ -97,11 +93,6 @@ def tokens_json(row: Mapping[str, Any], i: int, vocabulary: Vocabulary) -> dict[
     """Return the tokens of a rollout with their texts and numbers; columns that were not stored are absent.
 
     `ratio` is the learner's probability before the update divided by the engine's.
-
-    Args:
-        row: Row of the group, with its payload.
-        i: Position of the rollout in the group.
-        vocabulary: Texts of tokens.
     """
     rollout: Rollout = decode(row["payload"]).rollouts[i]
     learned = {name: each[i] for name, each in decode_learned(row["payload"]).items()}

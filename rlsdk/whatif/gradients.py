@@ -81,10 +81,6 @@ class Gradients:
     def __init__(self, asked: WhatIfQuestion, model: Path) -> None:
         """Load the weights.
 
-        Args:
-            asked: Both plans.
-            model: Folder of the model.
-
         Raises:
             LearnerError: The model cannot be loaded as a policy.
         """

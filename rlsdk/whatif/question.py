@@ -100,10 +100,6 @@ class WhatIfQuestion:
 def question(run: Path, asked: Asked) -> WhatIfQuestion:
     """Check a question about a run.
 
-    Args:
-        run: Folder of the run.
-        asked: The changes.
-
     Raises:
         ConfigError: Lists all faults: of the options, and of changes that stored rollouts cannot answer.
     """

@@ -266,13 +266,7 @@ class RolloutWorker:
     """
 
     def __init__(self, rank: int, actor: Any, events: WorkerEvents) -> None:
-        """Create a client; the actor may still be starting.
-
-        Args:
-            rank: Number of the worker.
-            actor: Its handle.
-            events: Callbacks.
-        """
+        """Create a client; the actor may still be starting."""
         self.rank, self.load, self.leaving, self.gone = rank, 0, False, False
         self.counters = MakerCounters()
         self.actor, self._events = actor, events

@@ -46,11 +46,7 @@ class ExplorerRegistry:
     """Find explorers on the cluster for a trainer, which works with one of them while the others wait."""
 
     def __init__(self, plan: Plan) -> None:
-        """Create a registry, and the actor whose death tells explorers that this program has ended.
-
-        Args:
-            plan: Plan of the run.
-        """
+        """Create a registry, and the actor whose death tells explorers that this program has ended."""
         self._plan, self._own = plan, PeerInfo.of(plan)
         self._presence = spawn_named(plan, "trainer", TrainerPresence)
         self._tried: set[str] = set()
@@ -122,13 +118,7 @@ class RemoteExplorer:
     """
 
     def __init__(self, plan: Plan, explorers: ExplorerRegistry, explorer: Any) -> None:
-        """Create a proxy.
-
-        Args:
-            plan: Plan of the run.
-            explorers: Registry of available explorers.
-            explorer: Actor of the first explorer.
-        """
+        """Create a proxy."""
         self._plan, self._explorers, self._explorer = plan, explorers, explorer
         self.eval_tasks, self._canary_ids = 0, np.zeros(0, np.int64)
         self._state: dict[str, Any] | None = None

@@ -235,12 +235,6 @@ class Trainings:
     def start(self, name: str, folder: str, file: Path, *, resume: bool = False) -> Started:
         """Start a run, or resume it.
 
-        Args:
-            name: Checked name of the run.
-            folder: Folder of the run.
-            file: Configuration file.
-            resume: Continue from the newest checkpoint.
-
         Raises:
             ValueFault: The run is already in progress.
         """
