@@ -10,10 +10,14 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-import click
+try:
+    import click
 
-from rlsdk.cli.lazy import LazyGroup
-from rlsdk.isolation.process import interrupt_on_hangup, interrupt_on_sigterm
+    from rlsdk.cli.lazy import LazyGroup
+    from rlsdk.isolation.process import interrupt_on_hangup, interrupt_on_sigterm
+except KeyboardInterrupt:  # before `LazyGroup` can report it
+    sys.stderr.write("rlsdk: interrupted\n")
+    sys.exit(130)
 
 COMMANDS = {
     "check": "Check a plugin's components, or a model's tokenizer and chat template.",

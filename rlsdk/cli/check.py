@@ -15,13 +15,12 @@ from click.core import ParameterSource
 from rich.markup import escape
 from rich.table import Table
 
-from rlsdk.cli.listing import console
+from rlsdk.cli.listing import console, no_plugin
 from rlsdk.cli.parameters import plugin_files
 from rlsdk.components import Use
 from rlsdk.errors import ConfigError, OptionError, PluginError, UnknownComponentError, ValueFault
 from rlsdk.kinds import KINDS, Kind
-from rlsdk.options import nearest
-from rlsdk.plugins import Plugins, misspelt_group
+from rlsdk.plugins import Plugins
 from rlsdk.plurals import counted
 from rlsdk.testing.findings import PropertyResult, Report
 
@@ -101,6 +100,7 @@ def check(
             return _trace_model(context, path, engine, trust_remote_code, as_json)
         use = Use(renderer, _options_of(renderer, options))
         how = {"max_length": max_length, "renderer": use, "trust_remote_code": trust_remote_code}
+        how |= {"plugins": Plugins(files)}
         return _check_model(context, path, how, engine, as_json)
     of_model = {"max_length", "renderer", "trust_remote_code", "engine", "trace"}
     if given := [
@@ -147,7 +147,8 @@ def _check_model(context: click.Context, path: str, how: Mapping[str, Any], engi
         raise click.UsageError("; ".join(error.faults)) from error
     except (PluginError, OptionError) as error:
         raise click.UsageError(f"--renderer: {error}") from error
-    compared = agreement(subject, path, engine=engine or ENGINE, trust_remote_code=how["trust_remote_code"])
+    common = {name: how[name] for name in ("trust_remote_code", "plugins")}
+    compared = agreement(subject, path, engine=engine or ENGINE, **common)
     properties = [*check_model(subject), compared]
     ok = all(each.ok for each in properties)
     if as_json:
@@ -206,19 +207,8 @@ def _report(
 
     plugins = Plugins(files)
     if plugin not in plugins.entries and not plugin.endswith(".py"):
-        near = nearest(plugin, plugins.entries)
-        hint = f"; did you mean {near!r}?" if near else "."
-        if plugin == "model":
-            hint = "; to check a model, give its folder: rlsdk check model PATH."
-        broken = [
-            f" {name} is broken: {entry.broken}." for name, (entry, *_) in plugins.entries.items() if entry.broken
-        ]
-        raise click.BadParameter(
-            f"no plugin {plugin!r}{hint} There are: {', '.join(plugins.entries)}.{''.join(broken)} "
-            "Install its package (pip install …), or give a file: rlsdk check FILE.py."
-            f"{misspelt_group(plugin)}",
-            param_hint="PLUGIN",
-        )
+        hint = "; to check a model, give its folder: rlsdk check model PATH." if plugin == "model" else ""
+        raise click.BadParameter(no_plugin(plugins, plugin, hint=hint), param_hint="PLUGIN")
     try:
         chosen: dict[str, Any] = {"options": read_options(options), "tasks": read_tasks(tasks)}
         report = check_plugin(plugins, plugin, kind=kind, component=component, **chosen)

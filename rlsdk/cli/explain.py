@@ -104,6 +104,8 @@ def explain(
         click.echo(f"rlsdk: note: {note}", err=True)
     if found.faults:
         raise ConfigError(map(str, found.faults))
+    warned = f", but {counted(len(found.warnings), 'warning')}: `rlsdk train` would not start here"
+    click.echo(f"rlsdk: the configuration has no faults{warned if found.warnings else ''}", err=True)
 
 
 def _nodes(text: str) -> list[GPUNode]:

@@ -16,9 +16,9 @@ from rich.table import Table
 
 from rlsdk.components import Component, Use, brief
 from rlsdk.errors import PluginError
-from rlsdk.kinds import Kind
-from rlsdk.options import Option
-from rlsdk.plugins import CORE, PluginEntry, Plugins
+from rlsdk.kinds import OTHER_NAMES, Kind
+from rlsdk.options import Option, nearest
+from rlsdk.plugins import CORE, PluginEntry, Plugins, misspelt_group
 
 WIDTH = 160
 """Width of data tables if neither a terminal nor COLUMNS limits it."""
@@ -187,6 +187,25 @@ def show(content: RenderableType, unlimited: int = TEXT_WIDTH) -> None:
     with out.capture() as written:
         out.print(content)
     click.echo("\n".join(line.rstrip() for line in written.get().splitlines()))
+
+
+def no_plugin(plugins: Plugins, name: str, *, kinds: Sequence[Kind] = (), hint: str = "") -> str:
+    """Return the error message for an unknown plugin.
+
+    Args:
+        plugins: Known plugins.
+        name: Name that was given.
+        kinds: Kinds of components, where those could be given instead.
+        hint: Advice, instead of the nearest name.
+    """
+    near = (OTHER_NAMES.get(name) if kinds else None) or nearest(name, [*kinds, *plugins.entries])
+    hint = hint or (f"; did you mean {near!r}?" if near else ".")
+    broken = [f" {each} is broken: {entry.broken}." for each, (entry, *_) in plugins.entries.items() if entry.broken]
+    listed = f"Kinds: {', '.join(kinds)}. " if kinds else ""
+    return (
+        f"no plugin {name!r}{hint} {listed}Plugins: {', '.join(plugins.entries)}.{''.join(broken)} "
+        f"Install its package (pip install …), or load a file: --plugin FILE.py.{misspelt_group(name)}"
+    )
 
 
 def print_entries(entries: Sequence[tuple[PluginEntry, str]]) -> None:

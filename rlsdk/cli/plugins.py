@@ -12,10 +12,9 @@ import click
 
 from rlsdk.cli import listing
 from rlsdk.cli.parameters import plugin_files
-from rlsdk.errors import PluginError, UnknownComponentError
-from rlsdk.kinds import KINDS, OTHER_NAMES
-from rlsdk.options import nearest
-from rlsdk.plugins import CORE, Plugins, misspelt_group
+from rlsdk.errors import PluginError
+from rlsdk.kinds import KINDS
+from rlsdk.plugins import CORE, Plugins
 
 BROKEN = 1
 
@@ -30,8 +29,8 @@ def plugins(context: click.Context, what: str | None, files: tuple[str, ...], wh
     """List plugins with their components and options.
 
     Without an argument, all plugins are listed from package metadata. KIND (such as reward) lists the components of a
-    kind, NAME those of a plugin; only this imports plugins. Exit status: 0, or 1 if there is no such kind or plugin, or
-    if the plugin NAME is broken.
+    kind, NAME those of a plugin; only this imports plugins. Exit status: 0, 1 if the plugin NAME is
+    broken, 2 if there is no such kind or plugin.
     """
     found = Plugins(files)
     if what is None:
@@ -59,7 +58,6 @@ def _offers(found: Plugins, what: str) -> listing.Offers:
         return listing.collect(found, found.entries, what)
     if what in found.entries:
         return listing.collect(found, [what], None)
-    near = OTHER_NAMES.get(what) or nearest(what, [*KINDS, *found.entries])
     kinds = []
     for kind in KINDS:
         with contextlib.suppress(PluginError):  # without torch, some kinds cannot be imported
@@ -67,14 +65,9 @@ def _offers(found: Plugins, what: str) -> listing.Offers:
                 kinds.append(kind)
     if kinds:
         commands = " or ".join(f"`rlsdk plugins {kind}`" for kind in kinds)
-        raise UnknownComponentError(f"{what!r} is a component of {CORE}, not a plugin; {commands} shows its options")
-    if what.endswith(".py"):
-        raise UnknownComponentError(
-            f"{what!r} is a file; `rlsdk plugins {Path(what).stem} --plugin {what}` shows what it offers"
-        )
-    raise UnknownComponentError(
-        f"{what!r} is neither a kind nor a plugin{f'; did you mean {near!r}?' if near else ''}\n"
-        f"kinds: {', '.join(KINDS)}\n"
-        f"plugins: {', '.join(found.entries)} (a package is listed once it is installed: pip install …)"
-        f"{misspelt_group(what)}"
-    )
+        text = f"{what!r} is a component of {CORE}, not a plugin; {commands} shows its options"
+    elif what.endswith(".py"):
+        text = f"{what!r} is a file; `rlsdk plugins {Path(what).stem} --plugin {what}` shows what it offers"
+    else:
+        text = listing.no_plugin(found, what, kinds=KINDS)
+    raise click.BadParameter(text, param_hint="KIND or NAME")

@@ -36,7 +36,12 @@ _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
 def agreement(
-    subject: ModelSubject, path: str, *, engine: str = ENGINE, trust_remote_code: bool = False
+    subject: ModelSubject,
+    path: str,
+    *,
+    engine: str = ENGINE,
+    trust_remote_code: bool = False,
+    plugins: Plugins | None = None,
 ) -> ModelProperty:
     """Check that engine and learner agree on logprobs, within the tolerance of a run's canary.
 
@@ -45,6 +50,7 @@ def agreement(
         path: Folder of the model.
         engine: Name of an engine.
         trust_remote_code: Run code shipped with the model.
+        plugins: Where the engine is looked up; None for the installed plugins.
     """
     if not has_weights(path):
         return ModelProperty(NAME, "n/a", f"{path!r} is not a folder with weights ({', '.join(_WEIGHTS)})")
@@ -55,7 +61,7 @@ def agreement(
         return ModelProperty(NAME, False, f"a text has {wrong}")
     try:
         read_header(path)
-        with started(engine, model) as running:
+        with started(engine, model, plugins) as running:
             gaps = np.abs(running.logprobs(tokens) - _learned(open_policy(model), tokens))
     except (RlsdkError, ImportError) as error:
         return ModelProperty(NAME, False, f"engine {engine!r}: {error}")
@@ -105,13 +111,13 @@ def _length(subject: ModelSubject) -> int:
 
 
 @contextmanager
-def started(name: str, model: Model) -> Iterator[Any]:
+def started(name: str, model: Model, plugins: Plugins | None = None) -> Iterator[Any]:
     """Run an engine in this process.
 
     Raises:
         RlsdkError: There is no such engine, or it cannot run the model.
     """
-    plugins = Plugins()
+    plugins = plugins or Plugins()
     engine = plugins.resolve(plugins.reference("engine", name))
     if isinstance(engine, ExaminesModel) and (faults := engine.model_faults(without_weights(model))):
         raise ConfigError(faults)

@@ -16,7 +16,7 @@ from rlsdk.config import defaults
 from rlsdk.contracts import ReplacesTemplate
 from rlsdk.errors import ConfigError
 from rlsdk.messages import ToolCall
-from rlsdk.plugins import load
+from rlsdk.plugins import Plugins, load
 from rlsdk.renderers.text import TextRenderer
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.testing.findings import NotApplicable
@@ -68,7 +68,12 @@ class ModelSubject:
 
 
 def open_subject(
-    path: str, *, trust_remote_code: bool = False, max_length: int | None = None, renderer: Use = defaults.RENDERER
+    path: str,
+    *,
+    trust_remote_code: bool = False,
+    max_length: int | None = None,
+    renderer: Use = defaults.RENDERER,
+    plugins: Plugins | None = None,
 ) -> ModelSubject:
     """Read the tokenizer and the configuration of a model, without its weights.
 
@@ -77,6 +82,7 @@ def open_subject(
         trust_remote_code: Run code shipped with the tokenizer.
         max_length: `model.max_length` of the planned run.
         renderer: Renderer of the run.
+        plugins: Where the renderer is looked up; None for the installed plugins.
 
     Raises:
         ConfigError: There is no tokenizer, or a file is not JSON.
@@ -86,7 +92,8 @@ def open_subject(
     tokenizer = _tokenizer(path, folder, trust_remote_code)
     given = (tokenizer.eos_token_id, config.get("eos_token_id"), generation.get("eos_token_id"))
     stops = {stop for each in given for stop in (each if isinstance(each, list) else [each]) if stop is not None}
-    rendering = load("renderer", renderer.name, **renderer.options)
+    plugins = plugins or Plugins()
+    rendering = plugins.resolve(plugins.reference("renderer", renderer.name, renderer.options))
     if isinstance(rendering, ReplacesTemplate) and (template := rendering.read_template()) is not None:
         tokenizer.chat_template = template
     codec = ChatTokenizer(tokenizer, renderer=rendering)

@@ -228,6 +228,12 @@ def test_an_interrupt_ends_with_status_130(site):
     assert (process.returncode, errors) == (130, "rlsdk: interrupted\n")
 
 
+def test_an_interrupt_during_the_first_imports_ends_with_status_130(tmp_path):
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt")
+    ran = start("--version", env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"})
+    assert (ran.returncode, ran.stderr) == (130, "rlsdk: interrupted\n")
+
+
 # --- commands of plugins
 
 

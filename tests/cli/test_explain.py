@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from rlsdk.cli import root
 
+EXAMPLE = Path(__file__).parents[2] / "examples/countdown_nano.yaml"
 YAML = """\
 name: trial
 model: MODEL
@@ -116,6 +118,15 @@ def test_as_text(explain):
     assert "algorithm\n  name: grpo\n" in text
     assert "  rewards: 1 × countdown; 0.1 × format\n" in text
     assert "  reference model: yes\n  critic: no\n" in text
+
+
+def test_the_last_line_says_that_there_are_no_faults(monkeypatch):
+    def said():
+        return CliRunner().invoke(root, ["explain", str(EXAMPLE)]).stderr.splitlines()[-1]
+
+    assert said() == "rlsdk: the configuration has no faults"
+    monkeypatch.setattr("rlsdk.readiness.memory.DRIVER_BYTES", 2**60)
+    assert said() == "rlsdk: the configuration has no faults, but 1 warning: `rlsdk train` would not start here"
 
 
 def test_long_values_wrap_where_columns_are_limited_and_nothing_is_lost(explain, monkeypatch, tmp_path):

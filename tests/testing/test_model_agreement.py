@@ -177,3 +177,26 @@ def test_the_command_traces_and_compares(model: Path, tmp_path: Path) -> None:
     without = run(str(tmp_path), "--trace")
     assert without.exit_code == 2
     assert "--trace follows the modules" in run(str(model), "--trace", "--engine", "vllm").output
+
+
+def test_engine_and_renderer_may_be_in_a_file(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("""
+import rlsdk
+from rlsdk.engines.transformers import Transformers
+from rlsdk.renderers.template import TemplateRenderer
+
+@rlsdk.engine("shifted")
+class Shifted(Transformers):
+    "An engine with other logprobs than the learner."
+    def logprobs(self, tokens):
+        return super().logprobs(tokens) - 1
+
+@rlsdk.renderer("same")
+class Same(TemplateRenderer):
+    "The template's renderer."
+""")
+    command = ["check", "model", str(model), "--engine", "mine/shifted", "--renderer", "mine/same"]
+    ran = CliRunner().invoke(root, [*command, "--plugin", str(file), "--json"])
+    found = {each["name"]: each["reason"] for each in json.loads(ran.stdout)["properties"]}
+    assert "engine 'mine/shifted' and the learner differ by 1" in found["logprobs"]
