@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import importlib
 import inspect
 import logging
@@ -52,6 +54,33 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return folder if folder in SHARING else super()._split_scope(nodeid)
 
     return LoadFolderScheduling(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Exclude the tests and the modules they import from garbage collection: millions of objects that stay to the end.
+
+    A complete collection would otherwise take half a second, and some of the code under test asks for one.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """When only tests of the stack are wanted, do not import the files of folders without any."""
+    if config.option.markexpr.startswith("stack and ") and collection_path.match("test_*.py"):
+        return None if uses_stack(collection_path.parent) else True
+    return None
+
+
+@functools.cache
+def uses_stack(folder: Path) -> bool:
+    """Return True if a file of a folder, a helper or a conftest.py of it included, marks tests with `stack`."""
+    return any("mark.stack" in path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marker
