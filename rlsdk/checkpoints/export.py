@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,16 @@ import attrs
 
 from rlsdk.checkpoints.checkpoint import EXPORT, LEARNER, Checkpoints
 from rlsdk.cluster.placement import layout, ray_cluster
+from rlsdk.cluster.watched import watched
 from rlsdk.config import Plan, check, read
 from rlsdk.config.kept import described_code, other_plugins, untrusted_code
 from rlsdk.config.paths import resolve_paths
 from rlsdk.config.tree import normalise
 from rlsdk.contracts import ActorSpec
 from rlsdk.errors import CheckpointError, ConfigError, RlsdkError
+from rlsdk.isolation.reaper import reaped
 from rlsdk.isolation.scratch import scratch_folder
+from rlsdk.isolation.watching import CURRENT
 from rlsdk.learners.apart import roles
 from rlsdk.learners.group import LearnerGroup
 from rlsdk.runlog.folder import why_no_run
@@ -169,7 +172,12 @@ def _export_by_learner(plan: Plan, run: Path, checkpoint: Path, folder: Path) ->
     """Start the run's learner without a reference model, load the checkpoint, and have it export the model."""
     config = plan.config
     logs, cores = run / "logs" / "export", os.cpu_count() or 1
-    with scratch_folder("rlsdk-export-") as compiled, ray_cluster(plan) as gpus:
+    with ExitStack() as stack:
+        if CURRENT.get() is None:  # otherwise a server exports, which is watched, and whose processes all end with it
+            stack.enter_context(watched(config.watchdog, "the export"))
+            stack.enter_context(reaped())
+        compiled = stack.enter_context(scratch_folder("rlsdk-export-"))
+        gpus = stack.enter_context(ray_cluster(plan))
         found = layout(plan, cores, gpus, roles=["learner"])
         place = ActorSpec(
             role="learner",

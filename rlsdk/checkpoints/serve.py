@@ -18,14 +18,13 @@ from rlsdk import preflight
 from rlsdk.checkpoints.checkpoint import Checkpoints
 from rlsdk.checkpoints.export import export
 from rlsdk.checkpoints.mirror import local_copy, uploads
-from rlsdk.cluster.actors import described
 from rlsdk.cluster.placement import ray_cluster
 from rlsdk.cluster.watched import watched
 from rlsdk.config import Plan
 from rlsdk.contracts import Weights
 from rlsdk.engines.client import EngineClient
-from rlsdk.engines.starting import engines_alone, load_weights
-from rlsdk.errors import CheckpointError, ConfigError, EngineError, RlsdkError, RunError
+from rlsdk.engines.starting import engine_clocks, engines_alone, load_weights
+from rlsdk.errors import CheckpointError, ConfigError, RlsdkError, RunError
 from rlsdk.isolation.reaper import reaped
 from rlsdk.isolation.scratch import scratch_folder
 from rlsdk.isolation.watching import main_loop
@@ -218,11 +217,7 @@ class _Serving:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             looked += 1
-            for rank, engine in enumerate(self._engines):
-                try:
-                    clock = await engine.clock.remote()
-                except Exception as error:
-                    raise EngineError(f"engine {rank} failed while serving: {described(error)}") from error
+            for rank, clock in enumerate(await engine_clocks(self._engines)):
                 for name, shown in _COUNTERS.items():
                     key = f'{shown}{{engine="{rank}"}}'
                     self._counters[key] = clock[name]

@@ -319,6 +319,15 @@ class EngineActor(RunActor):
         """
         return {**self._clock, "host_bytes": float(peak_memory())}
 
+    async def health(self) -> dict[str, float]:
+        """Return `clock`.
+
+        Raises:
+            EngineError: The engine failed and answers nothing more.
+        """
+        self._check()
+        return await self.clock()
+
     async def stop(self) -> None:
         """End the step loop and free everything; waiting `generate` calls fail."""
         if self._failure is None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
-from rlsdk.cluster.actors import cause_of, died
+from rlsdk.cluster.actors import cause_of, described, died
 from rlsdk.contracts import Completion, Request, Sampled, Sampling
 from rlsdk.engines.messages import Progress
 from rlsdk.errors import EngineError, ValueFault
@@ -351,8 +351,10 @@ class EngineClient:
             engine.busy.drop()
         if self.lost is None or not died(error):
             cause = cause_of(error)
-            if isinstance(cause, EngineError):  # the text of Ray's error is the traceback, which is in the engine's log
-                cause = EngineError(f"engine {engine.rank}: {cause}")
+            # The text of Ray's error is the traceback, which is in the engine's log, or a page on what ends processes.
+            if isinstance(cause, EngineError) or died(error):
+                said = f": {cause}" if isinstance(cause, EngineError) else f" failed: {described(error)}"
+                cause = EngineError(f"engine {engine.rank}{said}")
                 cause.__cause__ = error
             _fail(itertools.chain.from_iterable(merged.futures for _, merged in batch), cause)
             return

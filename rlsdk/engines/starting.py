@@ -108,6 +108,21 @@ def engines_alone(plan: Plan, gpus: int) -> list[Any]:
     return started_engines(plan, start_engines(plan, found, replaced=False))
 
 
+async def engine_clocks(engines: Sequence[Any]) -> list[dict[str, float]]:
+    """Return the counters of engines that serve.
+
+    Raises:
+        EngineError: One of them has died, or its code raised.
+    """
+    found = []
+    for rank, engine in enumerate(engines):
+        try:
+            found.append(await engine.health.remote())
+        except Exception as error:
+            raise EngineError(f"engine {rank} failed while serving: {described(error)}") from error
+    return found
+
+
 async def until_ready(rank: int, ready: Any) -> Any:
     """Wait for a step of an engine's start and return its result; if it takes long, log the free resources."""
     import ray

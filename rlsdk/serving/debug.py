@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from rlsdk.cluster.watched import watched
 from rlsdk.config import Plan
 from rlsdk.contracts import Completion, Finish, Sampling
 from rlsdk.engines.client import Answer, EngineClient, GenerateRequest
-from rlsdk.engines.starting import engines_alone
+from rlsdk.engines.starting import engine_clocks, engines_alone
 from rlsdk.errors import ConfigError, DataError, EngineError
 from rlsdk.isolation.reaper import reaped
 from rlsdk.isolation.watching import main_loop
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 FILE = "debug.json"
 """File in the run's folder with the address of the running engine, readable only by its owner."""
+POLL_SECONDS = 2.0
 
 
 @attrs.frozen
@@ -79,7 +80,7 @@ def serve_engines(plan: Plan, ready: Callable[[str], None]) -> None:
 
     Raises:
         ConfigError: The plan generates nothing.
-        EngineError: An engine did not start.
+        EngineError: An engine did not start, or died.
         RunError: A process was silent for too long.
     """
     if not plan.needs_engine:
@@ -101,7 +102,18 @@ async def _serve(plan: Plan, engines: list[Any], ready: Callable[[str], None]) -
     place = (await endpoint()).mount(service.routes)
     with main_loop(), _announced(plan.folder / FILE, place.base_url):
         ready(place.base_url)
+        watching = asyncio.create_task(_until_an_engine_fails(engines))
+        watching.add_done_callback(lambda _: ended.set())
         await ended.wait()
+        if watching.done():
+            watching.result()  # raises the error of an engine
+        watching.cancel()
+
+
+async def _until_an_engine_fails(engines: Sequence[Any]) -> None:
+    while True:
+        await asyncio.sleep(POLL_SECONDS)
+        await engine_clocks(engines)
 
 
 @contextmanager

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
 import yaml
 from click.testing import CliRunner
 
+from rlsdk.checkpoints import export as exporting
 from rlsdk.checkpoints.checkpoint import SECTIONS, Checkpoints
 from rlsdk.cli import root
+from rlsdk.errors import RunError
+from rlsdk.isolation import reaper
+from rlsdk.isolation.watching import CURRENT
 
 pytest.importorskip("ray")
 
@@ -131,6 +137,25 @@ def test_a_run_that_must_start_its_learner_is_checked_first(finished, tmp_path):
     without_export(finished, {})
     assert "model: is required" in export(finished, tmp_path / "model", status=2)
     assert not list(tmp_path.glob("*model*"))
+
+
+def test_processes_that_are_started_for_an_export_are_watched_and_end_with_it(finished, tmp_path, monkeypatch):
+    seen = []
+
+    @contextmanager
+    def cluster(plan):
+        seen.extend((CURRENT.get() is not None, reaper.MARK in os.environ))
+        raise RunError("enough")
+        yield
+
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text("{}")
+    model = {"path": str(tmp_path / "base")}
+    without_export(finished, {"model": model, "tasks": {"train": "countdown"}, "reward": "countdown", "steps": 1})
+    monkeypatch.setattr(exporting, "ray_cluster", cluster)
+    assert "enough" in export(finished, tmp_path / "model", status=1)
+    assert seen == [True, True]
+    assert reaper.MARK not in os.environ
 
 
 def test_a_damaged_checkpoint_is_not_exported(finished, tmp_path):

@@ -11,16 +11,19 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import numpy as np
 import pytest
 import torch
+from ray.exceptions import ActorDiedError
 
 import rlsdk
 from rlsdk.contracts import ActorSpec, Completion, Model, Request, Sampled, Sampling, TopTokens, Weights
 from rlsdk.engines.actor import Bundle, EngineActor, Progress, launch
+from rlsdk.engines.starting import engine_clocks
 from rlsdk.errors import EngineError, ValueFault
 from rlsdk.plugins import Plugins
 
@@ -232,6 +235,29 @@ def test_an_engine_whose_steps_return_no_completions_fails_with_what_is_missing(
     monkeypatch.setattr(Scripted, "step", step)
     with pytest.raises(EngineError, match=f"the engine failed: {said}"):
         play(lambda actor, engine: collect(actor, ask("a"), ask("b")))
+
+
+def test_a_server_hears_of_an_engine_that_answers_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def remote(call: Callable[[], Awaitable[Any]]) -> Any:
+        return SimpleNamespace(health=SimpleNamespace(remote=call))
+
+    async def dead() -> None:
+        raise ActorDiedError
+
+    async def body(actor: EngineActor, engine: Scripted) -> None:
+        (clock,) = await engine_clocks([remote(actor.health)])
+        assert clock == await actor.clock()
+        with pytest.raises(EngineError, match=r"^engine 1 failed while serving: its process died: .*$"):
+            await engine_clocks([remote(actor.health), remote(dead)])
+        monkeypatch.setattr(Scripted, "step", lambda engine: None)
+        with pytest.raises(EngineError):
+            await collect(actor, ask("a"))
+        with pytest.raises(
+            EngineError, match=r"^engine 0 failed while serving: .*Scripted returned NoneType from step"
+        ):
+            await engine_clocks([remote(actor.health)])
+
+    play(body)
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ async def test_nobody_who_waits_for_an_engine_waits_for_ever() -> None:
     engine.dies_after = 0
     engine.go.set()
     asked = client([engine])
-    with pytest.raises(ActorDiedError):  # nobody brings it back
+    with pytest.raises(EngineError, match=r"^engine 0 failed: its process died: [^\n]+$"):  # nobody brings it back
         await asked.sample(GenerateRequest("g", PROMPT, Sampling()))
     asked.lost = lambda rank, actor, error: None
     waiting = [asked.sample(GenerateRequest("g", PROMPT, Sampling())) for _ in range(2)]

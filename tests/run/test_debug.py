@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.run.conftest import CONFIG, alive, descendants, wait_for
+from tests.run.conftest import CONFIG, alive, descendants, title_of, wait_for
 
 TOKENS = {"logprobs": 0, "return_token_ids": True}
 pytestmark = [pytest.mark.slow, pytest.mark.stack]
@@ -130,3 +130,17 @@ def test_zz_ctrl_c_ends_it_with_status_0_and_nothing_left(debugging):
     assert debugging.process.wait(60) == 0, (debugging.folder / "console.log").read_text()
     wait_for(lambda: not alive(family), 20)
     assert not (debugging.folder / "run" / "debug.json").exists()
+
+
+def test_zz_a_killed_engine_ends_it_with_its_name(model, tmp_path):
+    other = Debugging(tmp_path, model)
+    family = descendants(other.process.pid)
+    engine = next(process for process in family if title_of(process).startswith("ray::EngineActor"))
+    engine.kill()
+    assert other.process.wait(60) == 1
+    said = (tmp_path / "console.log").read_text()
+    assert re.search(
+        r"rlsdk: engine \d failed while serving: its process died: it crashed, or something killed it", said
+    )
+    wait_for(lambda: not alive(family), 20)
+    assert not (tmp_path / "run" / "debug.json").exists()
