@@ -19,7 +19,10 @@ from rlsdk.errors import OptionError, PluginError, UnknownComponentError, ValueF
 from rlsdk.plugins import load, names
 from rlsdk.plugins.discovery import find
 
-__all__ = ["MAX_CHARACTERS", "Call", "Dialect", "Malformed", "ToolParser", "is_users"]
+__all__ = ["MAX_CHARACTERS", "TOOL_STATE", "Call", "Dialect", "Malformed", "ToolParser", "is_users"]
+
+TOOL_STATE = "tool_state"
+"""Key in the metadata of a rollout's task: name of a tool class -> public attributes that its object had at the end."""
 
 MAX_CHARACTERS = 65_536
 """Maximum characters of an answer that may contain calls; a longer one is refused."""

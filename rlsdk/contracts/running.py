@@ -221,6 +221,27 @@ class PlaysEpisodes(Protocol):
 
 
 @runtime_checkable
+class KeepsToolObjects(Protocol):
+    """Optional interface of a workflow that may give each rollout objects of its own, whose methods are tools.
+
+    Their public attributes are in the task of the finished rollout, where rewards read them.
+    """
+
+    @property
+    def tool_classes(self) -> tuple[str, ...]:
+        """Names of the objects' classes; empty if there are none."""
+        ...
+
+    def check_task(self, task: Task) -> None:
+        """Check that the objects can start with a task.
+
+        Raises:
+            DataError: The task lacks a field that one of them requires.
+        """
+        ...
+
+
+@runtime_checkable
 class RunsUserCode(Protocol):
     """Optional interface of a built-in workflow that may call users' functions or coroutines, named by its options."""
 

@@ -148,6 +148,16 @@ class WholeGroups(Protocol):
 
 
 @runtime_checkable
+class ReadsToolObjects(Protocol):
+    """Optional interface of a reward that may read the objects of a workflow that `KeepsToolObjects`."""
+
+    @property
+    def reads_tool_objects(self) -> bool:
+        """True if it scores only rollouts that have such an object."""
+        ...
+
+
+@runtime_checkable
 class HasTimeout(Protocol):
     """Optional interface of a reward that limits its own calls, such as requests to a server."""
 

@@ -40,6 +40,7 @@ from rlsdk.readiness.base_models import adapter_notes
 from rlsdk.readiness.disk import DiskEstimate, estimate, skeleton
 from rlsdk.readiness.models import exact_faults, idle_notes, image_faults, length_notes, model_faults, rank_faults
 from rlsdk.readiness.tasks import PlanChecks, PlanFinding
+from rlsdk.readiness.tool_objects import unread_objects
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.types import Task
 
@@ -283,6 +284,7 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True, devices: bo
     if trains:
         found.faults += [PlanFinding(*fault) for fault in rank_faults(plan)]
         found.notes += [PlanFinding(*note) for note in chain(idle_notes(plan), _part_notes(plan), adapter_notes(plan))]
+    found.faults += [PlanFinding(*fault) for fault in unread_objects(plan)]
     codec = found.codec()
     net, _ = built = skeleton(plan, download=starts)
     _check_model(found, built, codec, trains=trains)

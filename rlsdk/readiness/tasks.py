@@ -33,6 +33,7 @@ from rlsdk.isolation.threads import run_to_end
 from rlsdk.messages import parts_of
 from rlsdk.plugins import load
 from rlsdk.plurals import counted
+from rlsdk.readiness.tool_objects import unstartable
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.generator import RolloutGenerator, first_error
@@ -231,10 +232,14 @@ class PlanChecks:
             self.faults.append(PlanFinding("reward", text))
 
     def _unplayed(self, path: str, tasks: Sequence[Task]) -> None:
-        """Report the first task that names no environment, or one that is not there, though the workflow plays one."""
+        """Report the first task that lacks what the workflow's environment or tool classes start with."""
         plan, trained = self.plan, path.startswith("tasks.train")
         workflow = plan.plugins.resolve(plan.workflow if trained else plan.eval_workflow)
-        if not isinstance(workflow, PlaysEpisodes) or (trained and not plan.sampled):
+        if trained and not plan.sampled:
+            return
+        if fault := unstartable(workflow, tasks):
+            self.faults.append(PlanFinding(path, fault))
+        if not isinstance(workflow, PlaysEpisodes):
             return
         for task in tasks:
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ import attrs
 from rlsdk.rewards import results
 from rlsdk.rewards.countdown import last_answer
 from rlsdk.rewards.results import Log
+from rlsdk.tool_calls import TOOL_STATE
 from rlsdk.types import Message, Rollout, Score
 
 Reader = Callable[[Any, int], list[Score]]
@@ -150,7 +152,31 @@ def _trl(rollouts: Sequence[Rollout]) -> PreparedCall:
     }
     if all(rollout.loss_mask.any() for rollout in rollouts):  # rollouts scored offline have no tokens
         named["completion_ids"] = [_token_ids(rollout) for rollout in rollouts]
+    states = [rollout.task.metadata.get(TOOL_STATE, {}) for rollout in rollouts]
+    if all(len(state) == 1 for state in states):
+        named["environments"] = [ToolState(*item) for state in states for item in state.items()]
     return PreparedCall(named, partial(results.per_rollout, log=log))
+
+
+class ToolState:
+    """Stand-in for the object of a tool class that functions of TRL get in `environments`: its public attributes."""
+
+    def __init__(self, name: str, attributes: Mapping[str, Any]) -> None:
+        """Copy the attributes.
+
+        Args:
+            name: Name of the tool class.
+            attributes: What its object had at the end of the rollout.
+        """
+        self.__dict__.update(deepcopy(dict(attributes)))
+        self.__dict__["_class_name"] = name
+
+    def __getattr__(self, name: str) -> Any:
+        known = ", ".join(key for key in self.__dict__ if key != "_class_name") or "none"
+        raise AttributeError(
+            f"the rollout keeps only the public attributes of {self.__dict__.get('_class_name')} that JSON can express "
+            f"({known}), not {name!r}; set such an attribute, or compute the reward in a method get_reward"
+        )
 
 
 def _extra_info(rollout: Rollout) -> dict[str, Any]:
@@ -266,7 +292,7 @@ def _xtuner(rollouts: Sequence[Rollout]) -> PreparedCall:
 
 def _is_trl(p: Parameters) -> bool:
     elsewhere = ("prompt", "completion", "queries", "states", "infos", "tasks")
-    return p.names_any("completions", "completion_ids") and not p.names_any(*elsewhere)
+    return p.names_any("completions", "completion_ids", "environments") and not p.names_any(*elsewhere)
 
 
 CONVENTIONS: dict[str, Convention] = {
@@ -274,10 +300,10 @@ CONVENTIONS: dict[str, Convention] = {
     for convention in (
         Convention(
             "trl",
-            "f(prompts, completions, completion_ids, COLUMN, …, log_extra, log_metric, **kwargs) -> list",
+            "f(prompts, completions, completion_ids, environments, COLUMN, …, log_extra, log_metric, **kwargs) -> list",
             _is_trl,
             _trl,
-            ("prompts", "completions", "completion_ids", "log_extra", "log_metric"),
+            ("prompts", "completions", "completion_ids", "environments", "log_extra", "log_metric"),
             batch=True,
             columns=True,
         ),

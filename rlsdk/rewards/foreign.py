@@ -81,6 +81,11 @@ class Foreign:
         return self._convention.batch and self.batch == "group"
 
     @property
+    def reads_tool_objects(self) -> bool:
+        """True if the function requires TRL's `environments`."""
+        return "environments" in self._parameters.required
+
+    @property
     def marks(self) -> dict[str, Fingerprint]:
         """Hash of the file that holds the function; resuming a run with a different file is refused."""
         call = self._call if inspect.isroutine(self._call) else type(self._call)
@@ -128,6 +133,8 @@ class Foreign:
         offered = {**prepared.named, **self._extra}
         filled = set(self._parameters.names[: len(prepared.positional)])
         missing = sorted(self._parameters.required - filled - set(offered))
+        if "environments" in missing:
+            raise DataError(f"task {chunk[0].task.id!r}: {self.path} asks for environments, but {_NO_OBJECTS}")
         if missing:
             task = chunk[0].task
             columns = ", ".join(map(str, task.metadata)) or "none"
@@ -182,6 +189,9 @@ async def _settled(result: Any) -> Any:
         return await result if inspect.isawaitable(result) else result
     except Exception as error:  # noqa: BLE001 - as above
         return error
+
+
+_NO_OBJECTS = "the workflow has no tool class, or several: name one, workflow: {use: tools, tools: ['FILE.py:CLASS']}"
 
 
 def _fault(option: str, text: str) -> OptionError:
@@ -250,9 +260,8 @@ def _check(parameters: Parameters, convention: Convention, extra: Mapping[str, A
         raise _fault("arguments", f"{path} takes {parameters.text}; it has no {', '.join(refused)}")
     ours = set(parameters.names[: convention.positional]) | set(convention.offers) | set(extra)
     unknown = sorted(parameters.required - ours)
-    trainers = [name for name in unknown if name in {"trainer_state", "environments"}]
-    if trainers:
-        raise _fault("path", f"{path} asks for {', '.join(trainers)}, which only TRL's trainer has")
+    if "trainer_state" in unknown:
+        raise _fault("path", f"{path} asks for trainer_state, which only TRL's trainer has")
     if unknown and not convention.columns:
         raise _fault(
             "arguments",

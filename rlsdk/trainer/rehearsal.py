@@ -17,7 +17,7 @@ import numpy as np
 from rlsdk.components import component_of
 from rlsdk.config import Plan, defaults
 from rlsdk.config.rules import longest_prompt
-from rlsdk.contracts import RewardSpec, batch_of
+from rlsdk.contracts import KeepsToolObjects, RewardSpec, batch_of
 from rlsdk.errors import ConfigError, DataError
 from rlsdk.isolation.reaper import marked_early
 from rlsdk.plugins import load
@@ -71,6 +71,10 @@ async def rehearse(plan: Plan, tasks: Sequence[Sequence[Task]]) -> Rehearsal:
     workflow = plan.plugins.component(plan.workflow)
     if workflow.rewards:
         return Rehearsal((f"the reward is not tried out before the start: workflow {workflow.name!r} gives it",))
+    objects = plan.plugins.resolve(plan.workflow)
+    if isinstance(objects, KeepsToolObjects) and objects.tool_classes:
+        read = ", ".join(objects.tool_classes)
+        return Rehearsal((f"the reward is not tried out before the start: it may read the rollout's {read}",))
     terms = reward_terms(plan)
     parts = {"reward" if len(terms) == 1 else f"reward[{i}]": term for i, term in enumerate(terms)}
     reasons = {path: reason for path, part in parts.items() if (reason := _kept_from(part))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -17,11 +17,12 @@ from rlsdk.isolation.threads import Threads
 from rlsdk.limits import Count, Positive
 from rlsdk.options import nearest
 from rlsdk.plugins.discovery import find
-from rlsdk.tool_calls import Call, Dialect, Malformed, is_users
+from rlsdk.tool_calls import TOOL_STATE, Call, Dialect, Malformed, is_users
 from rlsdk.types import Rollout, Status, Task
 from rlsdk.workflows.functions import Tool, WrongCallError, as_text
 from rlsdk.workflows.limits import limited
 from rlsdk.workflows.mcp_servers import Connection, McpTool, Server
+from rlsdk.workflows.tool_objects import ObjectMethod, ToolClass, ToolObject, ToolObjectError
 
 NAME = "workflow 'tools'"
 Offered = Mapping[str, Tool | McpTool]
@@ -36,11 +37,13 @@ class Tools:
     Tools are typed Python functions, sync or async; their descriptions for the policy come from signatures and
     docstrings. If a call cannot be parsed, has wrong arguments, raises or takes too long, its result is the error, and
     the rollout continues. Sync functions run in threads of the run's own process, so they must not execute code written
-    by the policy. Tools of MCP servers can also be offered; a server that exits is restarted by the next call, and only
-    the calls in progress get an error. Metrics: `calls` and `failed_calls`.
+    by the policy. Of a class, each rollout has its own object, whose public methods are the tools; a method that takes
+    too long fails the rollout. Tools of MCP servers can also be offered; a server that exits is restarted by the next
+    call, and only the calls in progress get an error. Metrics: `calls` and `failed_calls`.
 
     Attributes:
-        tools: Functions, each as `my_file.py:function` or `package.module:function`; may be empty if there are servers.
+        tools: Functions and classes, each as `my_file.py:function` or `package.module:Class`; may be empty if there are
+            servers.
         servers: Name -> MCP server: `{command: …, args: […], env: {…}}` to start one here, or `{url: …}`; `only: [name,
             …]` offers only some of its tools.
         parser: Syntax of tool calls: the name of a `tool_parser`, or your own `my_file.py:function`, which turns the
@@ -68,16 +71,21 @@ class Tools:
     timeout: Positive | None = None
     threads: Count = 16
     _tools: dict[str, Tool] = attrs.field(init=False, eq=False, repr=False)
+    _classes: tuple[ToolClass, ...] = attrs.field(init=False, eq=False, repr=False)
     _connections: tuple[Connection, ...] = attrs.field(init=False, eq=False, repr=False)
     _dialect: Dialect | None = attrs.field(init=False, eq=False, repr=False)
     _threads: Threads = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         found = [_tool(path, i) for i, path in enumerate(self.tools)]
-        if not (found or self.servers) or len({tool.name for tool in found}) < len(found):
+        classes = tuple(each for each in found if isinstance(each, ToolClass))
+        functions = [each for each in found if isinstance(each, Tool)]
+        if not (found or self.servers) or len({each.name for each in found}) < len(found):
             raise OptionError(
                 NAME, [("tools", f"expected functions with different names, or servers; got {list(self.tools)}")]
             )
+        if twice := _repeated([*functions, *(tool for each in classes for tool in each.tools)]):
+            raise OptionError(NAME, [("tools", f"several functions or methods are named {twice}; rename them")])
         for name, server in self.servers.items():
             try:
                 server.check()
@@ -85,7 +93,8 @@ class Tools:
                 raise OptionError(NAME, [(f"servers.{name}", str(error))]) from error
         connections = tuple(Connection(name, server) for name, server in self.servers.items())
         object.__setattr__(self, "_connections", connections)
-        object.__setattr__(self, "_tools", {tool.name: tool for tool in found})
+        object.__setattr__(self, "_tools", {tool.name: tool for tool in functions})
+        object.__setattr__(self, "_classes", classes)
         object.__setattr__(self, "_dialect", None if self.parser is None else Dialect.named(self.parser, NAME))
         object.__setattr__(self, "_threads", Threads(self.threads))
 
@@ -98,22 +107,45 @@ class Tools:
     def runs_user_code(self) -> bool:
         """True with async tools, and with the user's own parser; sync tools run in threads."""
         is_async = any(inspect.iscoroutinefunction(tool.function) for tool in self._tools.values())
-        return is_async or is_users(self.parser)
+        return is_async or is_users(self.parser) or any(each.is_async for each in self._classes)
+
+    @property
+    def tool_classes(self) -> tuple[str, ...]:
+        """Names of the classes among the tools."""
+        return tuple(each.name for each in self._classes)
+
+    def check_task(self, task: Task) -> None:
+        """Check that a task has the fields that `reset` of each class requires.
+
+        Raises:
+            DataError: It lacks one.
+        """
+        for each in self._classes:
+            each.reset_arguments(task)
 
     async def run(self, task: Task, chat: Chat) -> Rollout:
         """Answer calls until an answer has none."""
         served = [tool for connection in self._connections for tool in await connection.tools()]
-        twice = [name for name, count in Counter([*self._tools, *(tool.name for tool in served)]).items() if count > 1]
-        if twice:
-            raise ConfigError([f"workflow.servers: several tools are named {', '.join(twice)}; choose with `only`"])
-        offered: Offered = {**self._tools, **{tool.name: tool for tool in served}}
+        objects = [ToolObject(each, self._threads, self.call_timeout) for each in self._classes]
+        own: list[Tool | McpTool] = [*self._tools.values(), *(tool for each in objects for tool in each.tools)]
+        if twice := _repeated([*own, *served]):
+            raise ConfigError([f"workflow.servers: several tools are named {twice}; choose with `only`"])
+        offered: Offered = {tool.name: tool for tool in [*own, *served]}
         schemas = [tool.schema for tool in offered.values()]
         chat.offer(schemas, describe=self.describe, parser=self._dialect)
         metrics = {"calls": 0.0, "failed_calls": 0.0}
         status: Status = "truncated"
-        async with limited(self.timeout):
-            status = await self._talk(chat, offered, metrics)
-        return chat.finish(status=status, metrics=metrics)
+        try:
+            for each in objects:
+                await each.start(task, chat)
+            async with limited(self.timeout):
+                status = await self._talk(chat, offered, metrics)
+            state = {name: values for each in objects for name, values in (await each.finish(chat)).items()}
+        finally:
+            for each in objects:
+                await each.close()
+        kept = {"task": attrs.evolve(task, metadata={**task.metadata, TOOL_STATE: state})} if objects else {}
+        return chat.finish(status=status, metrics=metrics, **kept)
 
     async def _talk(self, chat: Chat, offered: Offered, metrics: dict[str, float]) -> Status:
         for _ in range(self.max_turns):
@@ -140,6 +172,8 @@ class Tools:
             return as_text(await self._call(offered, call), self.max_result), False
         except WrongCallError as error:
             return as_text(f"error: {error}", self.max_result), True
+        except ToolObjectError:
+            raise
         except Exception as error:  # noqa: BLE001 - a tool's code; the policy is shown its exception
             return as_text(f"error: {type(error).__name__}: {error}", self.max_result), True
 
@@ -150,6 +184,8 @@ class Tools:
             hint = f", did you mean {near!r}?" if near else ""
             raise WrongCallError(f"there is no tool {call.name!r}{hint}; there are: {', '.join(offered)}")
         arguments = tool.arguments(call)
+        if isinstance(tool, ObjectMethod):
+            return await tool.owner.call(tool.name, arguments)
         if inspect.iscoroutinefunction(tool.function):
             try:
                 async with asyncio.timeout(self.call_timeout) as limit:
@@ -160,11 +196,18 @@ class Tools:
         return await self._threads.call(lambda: tool.function(**arguments), seconds=self.call_timeout)
 
 
-def _tool(path: str, index: int) -> Tool:
+def _tool(path: str, index: int) -> Tool | ToolClass:
     try:
         found = find(path)
+        if inspect.isclass(found):
+            return ToolClass.of(found)
         if not inspect.isroutine(found):
-            raise ValueFault(f"{path} is of type {type(found).__name__}; expected a function")
+            raise ValueFault(f"{path} is of type {type(found).__name__}; expected a function or a class")
         return Tool.of(found)
     except ValueFault as error:
         raise OptionError(NAME, [(f"tools[{index}]", str(error))]) from error
+
+
+def _repeated(tools: Iterable[Tool | McpTool]) -> str:
+    """Return the names that several tools have, separated by commas."""
+    return ", ".join(name for name, count in Counter(tool.name for tool in tools).items() if count > 1)
