@@ -99,7 +99,7 @@ def check(
         if trace:
             return _trace_model(context, path, engine, trust_remote_code, as_json)
         use = Use(renderer, _options_of(renderer, options))
-        how = {"max_length": max_length, "renderer": use, "trust_remote_code": trust_remote_code}
+        how: dict[str, Any] = {"max_length": max_length, "renderer": use, "trust_remote_code": trust_remote_code}
         how |= {"plugins": Plugins(files)}
         return _check_model(context, path, how, engine, as_json)
     of_model = {"max_length", "renderer", "trust_remote_code", "engine", "trace"}

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from rlsdk.storage.location import is_url
 log = logging.getLogger(__name__)
 WRITTEN = frozenset({"name", "out", "mirror"})
 """Top-level keys that name outputs of a run: always relative to the working folder."""
-KEYS = frozenset({"path", "file", "tokenizer", "reference", "critic"})
+KEYS = frozenset({"path", "file", "tokenizer", "reference", "critic", "out", "mirror"})
 """Keys whose text is a path even without a slash or suffix."""
 _FUNCTION = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_][\w.-]*)")
 _SUFFIX = re.compile(r".+\.[A-Za-z][A-Za-z0-9]{0,7}")
@@ -47,19 +47,20 @@ def absolute_paths(tree: Mapping[str, Any], folder: Path | None) -> dict[str, An
     """Return a configuration in which equal paths are equal texts.
 
     Args:
-        tree: The configuration.
-        folder: Folder in which its relative paths begin: those that exist become absolute. None if it is not known.
+        tree: The configuration, nested or by dotted paths.
+        folder: Folder in which its relative paths begin: paths that exist become absolute, without links. None if it
+            is not known.
     """
 
     def written(text: str, path: str, key: str) -> str:
-        file = _relative(text, key)
+        file = _file_in(text, key)
         if not file:
             return text
-        if folder is not None and _exists(target := Path(os.path.realpath(folder / file))):
+        if folder is not None and _exists(target := Path(os.path.realpath(folder / os.path.expanduser(file)))):
             return f"{target}{text.removeprefix(file)}"
         return os.path.normpath(file) + text.removeprefix(file) if file.startswith(".") or "/.." in file else text
 
-    return _mapped(tree, written)
+    return _mapped(tree, written, kept={"name"})
 
 
 def resolve_paths(tree: Mapping[str, Any], source: Path) -> dict[str, Any]:
@@ -83,8 +84,10 @@ def resolve_paths(tree: Mapping[str, Any], source: Path) -> dict[str, Any]:
     return _mapped(tree, lambda text, path, key: _located(text, path, key, elsewhere))
 
 
-def _mapped(tree: Mapping[str, Any], change: Callable[[str, str, str], str]) -> dict[str, Any]:
-    """Return a tree whose texts are changed, except those that name outputs; `change` gets text, path and key."""
+def _mapped(
+    tree: Mapping[str, Any], change: Callable[[str, str, str], str], kept: Container[str] = WRITTEN
+) -> dict[str, Any]:
+    """Return a tree whose texts are changed, except those under `kept` keys; `change` gets text, path and key."""
 
     def mapped(value: Any, path: str, key: str) -> Any:
         if isinstance(value, Mapping):
@@ -93,21 +96,21 @@ def _mapped(tree: Mapping[str, Any], change: Callable[[str, str, str], str]) -> 
             return [mapped(below, f"{path}[{i}]", key) for i, below in enumerate(value)]
         return change(value, path, key) if isinstance(value, str) else value
 
-    return {key: value if key in WRITTEN else mapped(value, key, key) for key, value in tree.items()}
+    return {key: value if key in kept else mapped(value, key, key) for key, value in tree.items()}
 
 
-def _relative(text: str, key: str) -> str:
-    """Return the file or folder that a text names by a relative path; empty if it names none."""
+def _file_in(text: str, key: str) -> str:
+    """Return the file or folder that a text names; empty if it names none."""
     match = _FUNCTION.fullmatch(text)
     file = match["file"] if match else text
-    named = key in KEYS or "/" in file or _SUFFIX.fullmatch(file) is not None
-    other = len(file) > 1024 or "\n" in file or file.startswith("~") or os.path.isabs(file) or is_url(file)
-    return file if named and not other else ""
+    named = key.rpartition(".")[2] in KEYS or "/" in file or _SUFFIX.fullmatch(file) is not None
+    return file if named and len(file) <= 1024 and "\n" not in file and not is_url(file) else ""
 
 
 def _located(text: str, path: str, key: str, folders: Mapping[Path, str]) -> str:
-    file = _relative(text, key)
-    folder = next((folder for folder in folders if file and _exists(folder / file)), None)
+    file = _file_in(text, key)
+    relative = file and not file.startswith("~") and not os.path.isabs(file)
+    folder = next((folder for folder in folders if relative and _exists(folder / file)), None)
     if folder is None:
         return text
     adjacent = folder / file

@@ -247,6 +247,7 @@ def _work(plan: Plan, lengths: Lengths, prompt: int, *, on_cpu: bool) -> Work:
         passes=config.passes,
         updates=config.updates,
         recomputes=bool(getattr(learner, "gradient_checkpointing", False)),
+        state_bytes=getattr(learner, "state_bytes", 8.0),
         context=prompt + lengths.median / 2,
         colocated=takes_turns(plan) and not on_cpu,
     )

@@ -143,8 +143,8 @@ class Lengths:
 
 DECODE, PREFILL, TRAIN = 0.6, 0.5, 0.35
 """Achieved share of the data sheet: of bandwidth in decoding, of FLOPs in other passes."""
-STATE_BYTES = 16
-"""Bytes that the optimiser reads or writes per parameter: gradient, weight and two moments in float32."""
+WEIGHT_BYTES = 8
+"""Bytes that the optimiser reads or writes per parameter besides its state: gradient and weight in float32."""
 MIXED_BYTES = 4
 """Bytes of a parameter's gradient in the all-reduce between ranks."""
 
@@ -246,6 +246,7 @@ class Work:
         passes: Number of passes over a batch.
         updates: Number of optimiser steps per batch.
         recomputes: True if the backward pass recomputes activations.
+        state_bytes: Bytes of the optimiser's state per parameter; AdamW has two moments in float32.
         context: Mean number of tokens in a sequence's cache during sampling.
         colocated: True if engines and learner take turns on the same accelerators.
     """
@@ -256,6 +257,7 @@ class Work:
     passes: int = 1
     updates: int = 1
     recomputes: bool = False
+    state_bytes: float = 8.0
     context: float = 0.0
     colocated: bool = False
 
@@ -270,13 +272,14 @@ def derived(hardware: Hardware, size: ModelSize, work: Work) -> dict[str, Any]:
     weights = size.parameters * size.width
     training = (6 + 2 * work.recomputes) * work.trained * work.passes + 2 * work.forward
     engines_per_node = max(1, hardware.per_node // work.gpus_per_engine)
-    switched = (size.parameters * STATE_BYTES * work.trained + weights) / hardware.host
+    optimised = work.trained * size.parameters * (WEIGHT_BYTES + work.state_bytes)
+    switched = (optimised + weights) / hardware.host
     return {
         "step_seconds": hardware.decode_overhead + weights / memory,
         "sequence_seconds": 2 * size.active / (flops * PREFILL) + size.cache * work.context / memory,
         "prompt_rate": flops * PREFILL / (2 * size.active),
         "token_seconds": training * size.active / (hardware.flops * TRAIN),
-        "learner_seconds": work.updates * work.trained * size.parameters * STATE_BYTES / hardware.memory,
+        "learner_seconds": work.updates * optimised / hardware.memory,
         "exchanged_bytes": 2.0 * work.updates * work.trained * size.parameters * MIXED_BYTES,
         "link": hardware.link,
         "network": hardware.network,

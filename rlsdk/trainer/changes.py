@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ import yaml
 
 from rlsdk.config import Plan, check
 from rlsdk.config.kept import CODE, kept_config, names_only, plugin_files
-from rlsdk.config.paths import noted_folder
+from rlsdk.config.paths import absolute_paths, noted_folder
 from rlsdk.config.tree import current, leaves, plain, spelled_out
 from rlsdk.errors import ConfigError, PluginError, RlsdkError
 from rlsdk.plugins import CORE, ComponentRef, short_name
@@ -111,21 +112,21 @@ def differences(plan: Plan) -> list[Difference]:
         with contextlib.suppress(RlsdkError):
             then, now = settings_of(check(kept, (), files)), settings_of(plan)
     old, new = {path: _shown(v) for path, v in then.items()}, {path: _shown(v) for path, v in now.items()}
-    paths = dict.fromkeys([*new, *old])
-    none = "nothing"
-    return [
-        Difference(path, old.get(path, none), new.get(path, none))
-        for path in paths
-        if old.get(path, none) != new.get(path, none) and not _same_file(old.get(path), new.get(path), started)
-    ]
+    old_paths, new_paths = absolute_paths(old, started), absolute_paths(new, started and Path.cwd())
+    found, none = [], "nothing"
+    for path in dict.fromkeys([*new, *old]):
+        was, now_is = old.get(path, none), new.get(path, none)
+        meant = old_paths.get(path, none), new_paths.get(path, none)
+        if was == now_is and _differ(*meant):
+            found.append(Difference(path, *meant))
+        elif was != now_is and meant[0] != meant[1]:
+            found.append(Difference(path, was, now_is))
+    return found
 
 
-def _same_file(old: str | None, new: str | None, started: Path | None) -> bool:
-    """Return whether two settings name one file, the first one from the folder in which the run was started."""
-    if started is None or not old or not new:
-        return False
-    target = os.path.realpath(os.path.expanduser(new))
-    return os.path.exists(target) and os.path.realpath(started / os.path.expanduser(old)) == target
+def _differ(old: str, new: str) -> bool:
+    """Return whether two texts name files with different content."""
+    return old != new and os.path.isfile(old) and os.path.isfile(new) and not filecmp.cmp(old, new, shallow=False)
 
 
 def kept_files(folder: Path) -> dict[str, str]:
@@ -157,6 +158,8 @@ def check_code(plan: Plan, then: Mapping[str, Any], replaced: Sequence[str], *, 
     notices = list(replaced) if allow_changes else []
     wrong = [] if allow_changes else list(replaced)
     for name in sorted(({*then} ^ {*now}) - {CORE}):
+        if " " in name and (now.get(name) or then[name]) in (then if name in now else now).values():
+            continue  # the same file, named from another folder; a different function in it is a changed setting
         if allow_changes:
             notices.append(f"plugin {name} is {'new' if name in now else 'left out'}")
         elif name in now:

@@ -804,6 +804,7 @@ def test_routing_replay_takes_the_learners_old_logprobs():
         ("trl", ["--optim", "lion_32bit", "--adam_beta2", "0.99"], {"use": "zoo/lion", "betas": [0.9, 0.99]}),
         ("verl", ["actor_rollout_ref.actor.optim.optimizer=SGD"], "sgd"),
         ("trinity", ["algorithm.optimizer.optimizer_type=sgd"], "sgd"),
+        ("roll", ["actor_train.strategy_args.strategy_config.optimizer=sgd"], "sgd"),
     ],
 )
 def test_an_optimiser_is_converted_without_the_options_of_adamw(trainer: str, keys: list[str], expected: Any) -> None:

@@ -56,6 +56,12 @@ def test_further_passes_and_shared_devices_cost_more() -> None:
     assert found.engines_per_node == 2
 
 
+def test_an_optimiser_with_less_state_takes_less_time() -> None:
+    found = Rates(**derived(SHEET, BILLION, Work(state_bytes=0.0, colocated=True)))
+    assert found.learner_seconds == pytest.approx(8e9 / 1e11)
+    assert found.switch_seconds == pytest.approx((8e9 + 2e9) / 2e9)
+
+
 def test_the_size_of_a_model_comes_from_its_config(tmp_path: Path) -> None:
     folder = with_config(
         tmp_path / "moe", architectures=["MixtralForCausalLM"], model_type="mixtral", hidden_size=64,
@@ -123,6 +129,8 @@ def test_rates_say_where_they_come_from(tmp_path: Path) -> None:
     assert found["origins"]["step_seconds"] == "494,032,768 parameters on the data sheet of h100"
     assert found["origins"]["median"] == "--rate"
     assert found["origins"]["engines_per_node"] == found["origins"]["step_seconds"]  # also where it is the default
+    _, plain = run(str(QUICKSTART), *model, "learner.optimizer=sgd", "--gpus", "8", "--steps", "4", "--json")
+    assert json.loads(plain)["rates"]["learner_seconds"] == pytest.approx(found["rates"]["learner_seconds"] / 2)
     assert found["origins"]["efficiency"] == "assumed"
     code, out = run(str(QUICKSTART), "--steps", "4")
     assert code == 0

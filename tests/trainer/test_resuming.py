@@ -412,6 +412,40 @@ def test_a_path_that_names_the_same_files_from_another_folder_has_not_changed(
         run.resume()
 
 
+def test_the_function_of_a_file_named_from_another_folder_has_not_changed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.folder)
+    code = "def mine(completions, **kwargs):\n    return [1.0 for _ in completions]\nother = mine\n"
+    (run.folder / "lab.py").write_text(code)
+    run.common["reward"] = {"use": "foreign", "path": "./lab.py:mine"}
+    run.begin()
+    (run.folder / "other").mkdir()
+    monkeypatch.chdir(run.folder / "other")
+    run.common["reward"] = {"use": "foreign", "path": "../lab.py:mine"}
+    (told,) = run.resume().notices
+    assert told.startswith("this run executes foreign ../lab.py:mine")
+    run.common["reward"]["path"] = "../lab.py:other"
+    with pytest.raises(ConfigError, match=r"reward\[0\]\.path: was \./lab\.py:mine, is \.\./lab\.py:other"):
+        run.resume()
+
+
+def test_a_file_of_the_same_name_in_another_folder_has_changed_if_its_content_has(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run.folder / "other").mkdir()
+    for folder in (run.folder, run.folder / "other"):
+        (folder / "tasks.jsonl").write_text('{"prompt": "1 + 1?", "answer": "2"}\n')
+    monkeypatch.chdir(run.folder)
+    run.common["tasks"] = {"train": {"use": "jsonl", "path": "tasks.jsonl"}}
+    run.begin()
+    monkeypatch.chdir(run.folder / "other")
+    assert run.resume() == Prepared(4)
+    Path("tasks.jsonl").write_text('{"prompt": "1 + 2?", "answer": "3"}\n')
+    with pytest.raises(ConfigError, match=r"tasks\.train\.path: was /.*/tasks\.jsonl, is /.*/other/tasks\.jsonl"):
+        run.resume()
+
+
 def test_what_killed_processes_had_written_aside_is_deleted_and_what_others_write_is_not(run: Run) -> None:
     run.begin()
     folder, dead = run.folder / "runs" / "trial", 2**22 + 1  # beyond the greatest id of a process
