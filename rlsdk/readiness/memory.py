@@ -133,6 +133,9 @@ def estimate_memory(
     if plan.needs_engine:
         found.engines(net)
         found.sync(net)
+    for part in plan.rewards:
+        if plan.plugins.component(part.reference).runs == "actor":
+            found.unknown.append(f"the reward {part.reference.name!r} runs in its own process, which is not estimated")
     found.add([MemoryUse("driver and Ray", DRIVER_BYTES, on_host=True)], "host", 1)
     return MemoryEstimate(rows=tuple(found.rows), unknown=tuple(found.unknown), remedies=found.remedies)
 

@@ -22,6 +22,7 @@ from rlsdk.learners import activations, estimate
 from rlsdk.learners.deepspeed import DeepSpeedLearner
 from rlsdk.learners.lora import Lora
 from rlsdk.readiness.memory import MemoryEstimate, MemoryRow
+from tests.engines.tiny import make_classifier
 
 NANO = Path(__file__).resolve().parents[2] / "examples" / "models" / "countdown-nano"
 GIB = 2**30
@@ -332,6 +333,14 @@ def test_explain_tells_what_does_not_fit_and_what_to_lower(seven_b: Model, tmp_p
 def test_every_layout_of_rows_has_an_estimate(rows: str):
     found = sizes(Model(path=str(NANO), max_length=32), device="cpu", rows=rows)
     assert found["learner activations"] > 0
+
+
+def test_a_reward_model_is_named_as_not_estimated(tmp_path: Path):
+    make_classifier(tmp_path)
+    reward = f"reward={{use: reward_model, path: {tmp_path}}}"
+    ran = CliRunner().invoke(root, ["explain", str(NANO.parents[1] / "quickstart.yaml"), reward])
+    said = "the reward 'core/reward_model' runs in its own process, which is not estimated"
+    assert said in " ".join(ran.stdout.split()), ran.output
 
 
 @pytest.mark.parametrize("example", ["quickstart", "calculator_nano", "dialogue_nano"])
