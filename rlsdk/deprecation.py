@@ -11,14 +11,7 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Deprecation:
-    """A deprecated name that still works.
-
-    Attributes:
-        old: Deprecated name.
-        new: Replacement.
-        since: Version that introduced the replacement.
-        until: Version that removes the old name.
-    """
+    """A deprecated name that still works."""
 
     old: str
     new: str

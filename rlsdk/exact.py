@@ -60,21 +60,13 @@ def sequence_logprobs(net: Any, token_ids: np.ndarray, width: int, temperature: 
 
 
 def expert_count(config: Any) -> int:
-    """Return the number of experts per layer; 0 if the model is not a mixture of experts.
-
-    Args:
-        config: Configuration of the text model.
-    """
+    """Return the number of experts per layer; 0 if the model is not a mixture of experts."""
     names = ("num_local_experts", "num_experts", "n_routed_experts")
     return next((int(count) for name in names if (count := getattr(config, name, None))), 0)
 
 
 def architecture_fault(config: Any) -> str | None:
-    """Explain why exact logprobs are impossible for a model; None if they are possible.
-
-    Args:
-        config: Configuration of the text model.
-    """
+    """Explain why exact logprobs are impossible for a model; None if they are possible."""
     if expert_count(config):
         return (
             f"model type {config.model_type!r} has experts, and each processes the tokens routed to it together: "

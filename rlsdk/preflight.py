@@ -118,10 +118,6 @@ def programs(needed: Iterable[str], what: str) -> list[str]:
 def free_space(folder: str | os.PathLike[str], needed_bytes: int) -> list[str]:
     """Check that enough disk space is free for a folder, which need not exist yet.
 
-    Args:
-        folder: Local folder; it need not exist yet.
-        needed_bytes: Bytes that will be written there.
-
     Returns:
         One message if the space does not suffice, a file is in the way, or the folder cannot be written to.
     """

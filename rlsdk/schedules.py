@@ -155,11 +155,6 @@ class Scheduled:
     ) -> None:
         """Create the component for the first training step.
 
-        Args:
-            component: The component.
-            make: Function that creates the component from values of the scheduled options.
-            schedules: Option name -> schedule.
-
         Raises:
             OptionError: The component rejects one of the values, or a scheduled option sets its initial state.
         """

@@ -61,11 +61,7 @@ def layout_faults(net: Any, options: Mapping[str, bool]) -> list[str]:
 
 @attrs.define(eq=False)
 class Vision:
-    """Image processing of one model; its files are opened on the first image.
-
-    Attributes:
-        model: The model.
-    """
+    """Image processing of one model; its files are opened on the first image."""
 
     model: Model
     _pixels: dict[str, dict[str, Tensor]] = attrs.field(init=False, factory=dict, repr=False)

@@ -94,11 +94,7 @@ class PluginCommand:
 
 
 def plugin_commands(builtin: Container[str]) -> dict[str, PluginCommand]:
-    """Return the commands that installed distributions declare, by name, without importing them.
-
-    Args:
-        builtin: Reserved names of built-in commands.
-    """
+    """Return the commands that installed distributions declare, by name, without importing them."""
     found: dict[str, dict[str, importlib.metadata.EntryPoint]] = {}
     for point in declared(GROUP):
         origin = f"{point.dist.name} {point.dist.version}" if point.dist else point.value

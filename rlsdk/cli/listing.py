@@ -162,12 +162,7 @@ def _is_limited() -> bool:
 
 
 def wrapped(line: str, indent: int) -> str:
-    """Wrap a line if a terminal or COLUMNS limits the width; words such as paths are not broken.
-
-    Args:
-        line: The line.
-        indent: Number of spaces before continuation lines.
-    """
+    """Wrap a line if a terminal or COLUMNS limits the width; words such as paths are not broken."""
     if not _is_limited():
         return line
     fold = textwrap.TextWrapper(

@@ -84,15 +84,7 @@ def sweep(
 def train_runs(
     folder: Path, runs: Sequence[SweepRun], plans: Mapping[str, Plan], metric: str, parallel: int
 ) -> list[RunOutcome]:
-    """Train all runs of a folder, and print a line when each starts and ends; exit if interrupted.
-
-    Args:
-        folder: Folder of the runs, which no other command may use meanwhile.
-        runs: The runs.
-        plans: Run name -> plan.
-        metric: Metric to compare.
-        parallel: Maximum number of concurrent runs.
-    """
+    """Train all runs of a folder, and print a line when each starts and ends; exit if interrupted."""
     from rlsdk.runlog.folder import held
     from rlsdk.sweeps.running import Interrupted, train_all
 

@@ -185,11 +185,7 @@ def out_of_memory(text: str) -> str:
 
 
 class ActorFailures:
-    """Deaths of actors of one role.
-
-    Attributes:
-        sentences: A sentence for each death: which actor, when and why.
-    """
+    """Deaths of actors of one role."""
 
     def __init__(self, role: str, most: int, logs: Path | None = None) -> None:
         """Create a record without failures.

@@ -52,9 +52,6 @@ class RayAddress:
     def join(self, **options: Any) -> None:
         """Connect this process to the cluster.
 
-        Args:
-            **options: Options of `ray.init`.
-
         Raises:
             RunError: The cluster does not exist or does not answer in time; the message names the origin.
         """
@@ -138,10 +135,6 @@ class RayToken:
 
 def access(target: str, token: str = "") -> Access:
     """Ask a cluster's GCS for its id.
-
-    Args:
-        target: `HOST:PORT` of the GCS.
-        token: Token to present; empty for none.
 
     Returns:
         `open` if the call succeeded without a token, `granted` with one, `refused` if it was rejected; `unknown` if no

@@ -53,14 +53,7 @@ class GPUPlace:
 
 @attrs.frozen
 class GPUMap:
-    """GPUs of all engines and ranks.
-
-    Attributes:
-        nodes: Nodes of the cluster.
-        engines: Place of each engine, by rank.
-        learners: Place of each learner rank.
-        apart: Places of ranks of models with separate processes.
-    """
+    """GPUs of all engines and ranks."""
 
     nodes: tuple[GPUNode, ...]
     engines: tuple[GPUPlace, ...] = ()

@@ -95,12 +95,7 @@ def node_name(node: Mapping[str, Any]) -> str:
 
 
 async def on_draining(nodes: Sequence[DrainingNode], actors: Mapping[T, Any]) -> dict[T, DrainingNode]:
-    """Return the actors on draining nodes; actors that do not answer in time are left out.
-
-    Args:
-        nodes: Draining nodes.
-        actors: Handles of `RunActor`s, by any key.
-    """
+    """Return the actors on draining nodes; actors that do not answer in time are left out."""
     by_id = {node.id: node for node in nodes}
     asked = {asyncio.ensure_future(_node_of(actor)): name for name, actor in actors.items()}
     if not asked:

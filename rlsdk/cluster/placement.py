@@ -242,12 +242,7 @@ def sections_apart(plan: Plan) -> dict[ApartRole, RoleSection]:
 
 
 def threads_of(placement: PlacementSection, cores: int) -> tuple[int, int]:
-    """Return the OpenMP threads of each engine and of each rank of the learner.
-
-    Args:
-        placement: Numbers of actors and, if given, threads.
-        cores: CPU cores of one machine.
-    """
+    """Return the OpenMP threads of each engine and of each rank of the learner."""
     return (
         placement.engine_threads or max(1, cores // placement.engines),
         placement.learner_threads or max(1, cores // placement.learners),
@@ -371,14 +366,7 @@ def _runtime_env(placement: PlacementSection) -> dict[str, Any]:
 
 
 def no_room(plan: Plan, found: Layout, now: int, wanted: int) -> str:
-    """Return what is missing for more engines, as the end of a sentence; empty if nothing is.
-
-    Args:
-        plan: Plan of the run.
-        found: Resources of each actor.
-        now: Current number of engines.
-        wanted: Desired number of engines, which is greater.
-    """
+    """Return what is missing for more engines, as the end of a sentence; empty if nothing is."""
     import ray
 
     if found.engines:  # their GPUs stay reserved as long as the node exists

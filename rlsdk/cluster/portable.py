@@ -21,12 +21,7 @@ OF_THE_PROCESS = ("RAY_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 @attrs.frozen
 class Surroundings:
-    """Working folder and environment variables of a program; by default, this one's.
-
-    Attributes:
-        folder: Working folder, to which relative paths refer.
-        environment: Environment variables.
-    """
+    """Working folder and environment variables of a program; by default, this one's."""
 
     folder: str = attrs.field(factory=os.getcwd)
     environment: Mapping[str, str] = attrs.field(factory=lambda: dict(os.environ), repr=False)

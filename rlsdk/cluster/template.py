@@ -63,13 +63,7 @@ main()
 
 @attrs.frozen
 class TemplateRole:
-    """Actors whose processes are forked from one template.
-
-    Attributes:
-        name: engine or learner.
-        component: Component that their processes run.
-        environment: Environment variables of their processes.
-    """
+    """Actors whose processes are forked from one template."""
 
     name: RoleName
     component: ComponentRef
@@ -78,14 +72,7 @@ class TemplateRole:
 
 @attrs.frozen(eq=False)
 class Template:
-    """A template that imports what all roles need, and waits for the roles.
-
-    Attributes:
-        process: Its process.
-        folder: Folder of its sockets.
-        listeners: Sockets, by role.
-        compiler: Compiler variables that it was started with.
-    """
+    """A template that imports what all roles need, and waits for the roles."""
 
     process: subprocess.Popen[bytes]
     folder: Path

@@ -62,13 +62,7 @@ def critic_faults(advantage: Any) -> list[str]:
 
 
 def pair_faults(size: int, loss: Any, filters: Sequence[Any]) -> list[str]:
-    """Report filters that leave a pairwise loss groups other than pairs of a better and a worse rollout.
-
-    Args:
-        size: The run's `group_size`.
-        loss: Policy loss, ready to run.
-        filters: Filters, ready to run.
-    """
+    """Report filters that leave a pairwise loss groups other than pairs of a better and a worse rollout."""
     component = component_of(loss)
     if component is None or "pairs" not in component.needs:
         return []

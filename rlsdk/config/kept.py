@@ -93,9 +93,6 @@ _WORD = re.compile(r"[\w+-]*")
 def named_code(tree: Mapping[str, Any]) -> dict[str, str]:
     """Find the code that a configuration names, except installed plugins.
 
-    Args:
-        tree: Configuration as written by the user.
-
     Returns:
         Path -> value: `FILE.py`, `FILE.py:function`, `module:function`, and `trust_remote_code: true`.
     """

@@ -36,13 +36,7 @@ class Origin:
 
 
 def origins(source: str | Path | Mapping[str, Any], overrides: Sequence[str], plan: Plan) -> list[Origin]:
-    """Return every value of a checked run with its origin, including component options.
-
-    Args:
-        source: The checked file or mapping.
-        overrides: The `key=value` texts used in the check.
-        plan: Result of the check.
-    """
+    """Return every value of a checked run with its origin, including component options."""
     written = _Written(source, overrides)
     found: list[Origin] = []
     components = dict(_components(plan))
@@ -169,12 +163,7 @@ class _Written:
     """Values given in a configuration file and overrides, by path."""
 
     def __init__(self, source: str | Path | Mapping[str, Any], overrides: Sequence[str]) -> None:
-        """Read both; they have already been checked.
-
-        Args:
-            source: The file, or a mapping.
-            overrides: The `key=value` texts, in order.
-        """
+        """Read both; they have already been checked."""
         if isinstance(source, Mapping):
             self._found = {_current(path): "argument" for path, _ in leaves(dict(source))}
         else:

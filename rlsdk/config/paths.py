@@ -68,10 +68,6 @@ def resolve_paths(tree: Mapping[str, Any], source: Path) -> dict[str, Any]:
 
     These are the configuration's own folder and, for the one kept by a run, the working folder of the run's start. If a
     path exists in several places, the one in the working folder is used, and a warning names the other.
-
-    Args:
-        tree: The configuration, with short forms expanded.
-        source: Its file.
     """
     try:
         started = noted_folder(source.read_text(encoding="utf-8"), source.parent)

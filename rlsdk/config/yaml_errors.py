@@ -8,12 +8,7 @@ import yaml
 
 
 def yaml_fault(error: yaml.YAMLError, text: str) -> str:
-    """Return where a text stops being YAML, why, and the line itself.
-
-    Args:
-        error: The parser's error.
-        text: What was parsed.
-    """
+    """Return where a text stops being YAML, why, and the line itself."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return " ".join(str(error).split())
     problem, mark = error.problem or "", error.problem_mark

@@ -68,9 +68,6 @@ def positions(config: Any) -> float:
     """Return the maximum number of tokens that a model supports; infinity if its config has no limit.
 
     Includes the scaling factor of rotary positions, unless `max_position_embeddings` already does.
-
-    Args:
-        config: transformers config of the language model.
     """
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
     named = [found for name in names if (found := getattr(config, name, None))]

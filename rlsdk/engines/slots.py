@@ -374,10 +374,6 @@ def layer_kinds(config: Any) -> list[str]:
 def check_layers(config: Any, compiled: bool) -> None:
     """Refuse models with layers that have no cache here.
 
-    Args:
-        config: Configuration of the text model.
-        compiled: True if decoding is compiled.
-
     Raises:
         EngineError: A layer has an unsupported type, or the model needs a cache of its own.
     """

@@ -269,12 +269,7 @@ def described(space: Any) -> str:
 
 
 def parsed(space: Any, text: str) -> tuple[bool, Any]:
-    """Parse a text into (valid, action) for an action space.
-
-    Args:
-        space: Discrete, Box, MultiDiscrete, MultiBinary or Text.
-        text: Text to parse.
-    """
+    """Parse a text into (valid, action) for an action space."""
     if len(text) > _LONGEST:
         return False, None
     if _kind(space) == "Text":

@@ -44,11 +44,7 @@ class EnvPlaces:
         self._requests: Counter[object] = Counter()
 
     async def acquire(self, owner: object) -> None:
-        """Wait for a slot.
-
-        Args:
-            owner: Rollout that gets the slot.
-        """
+        """Wait for a slot."""
         place = asyncio.get_running_loop().create_future()
         self._waiting[place] = owner
         self._requests[owner] += 1

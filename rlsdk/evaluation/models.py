@@ -106,10 +106,6 @@ def samples_elsewhere(plan: Plan) -> bool:
 def refuse_checkpoints(plan: Plan, given: str) -> None:
     """Refuse to evaluate a run's checkpoints with an engine that cannot load them.
 
-    Args:
-        plan: Checked plan.
-        given: Command-line option that asks for checkpoints.
-
     Raises:
         ArgumentError: The engine samples from a model of its own.
     """

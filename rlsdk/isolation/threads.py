@@ -114,18 +114,7 @@ class Threads:
 
 @attrs.define(eq=False)
 class _ThreadCall:
-    """A call and its state.
-
-    Attributes:
-        function: Function to call.
-        arguments: Its positional arguments.
-        future: Future that the caller waits for.
-        seconds: Time limit; None for no limit.
-        timer: Timer of the limit.
-        begun: Time at which a thread began the call, as of `time.monotonic`.
-        result: Returned value.
-        error: Raised exception.
-    """
+    """A call and its state."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -262,11 +251,7 @@ class _LoopThreads:
 
 
 class _Worker:
-    """A thread that runs calls one after another.
-
-    Attributes:
-        call: The call that it runs.
-    """
+    """A thread that runs calls one after another."""
 
     def __init__(self, threads: _LoopThreads) -> None:
         self.call: _ThreadCall | None = None

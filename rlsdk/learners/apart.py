@@ -27,9 +27,6 @@ class DividedLearnerGroup(LearnerGroup):
     """Ranks of the policy and dedicated ranks of other models, which compute concurrently.
 
     Results equal those of a single group with all models, except for rounding if the numbers of ranks differ.
-
-    Attributes:
-        apart: Groups of the models with dedicated processes, by role.
     """
 
     apart: dict[ApartRole, LearnerGroup] = attrs.field(factory=dict)

@@ -86,10 +86,6 @@ class TransformersLearner(LearnerOptions):
         """Make a module from `freeze` a reference model that follows the policy; see `MovesReference`.
 
         A learner that can do so overrides it, implements `TrainedModule.masters` and has a method `reference_faults`.
-
-        Args:
-            module: The module.
-            mix: Share of the policy's weights in each move.
         """
         raise LearnerError(f"{type(self).__name__} cannot move its reference model; set reference.update_every=0")
 

@@ -32,12 +32,6 @@ GRACE_SECONDS = 5.0
 def answers(name: str, what: str, refs: Sequence[Any], logs: Sequence[Path]) -> list[Any]:
     """Wait for the answers of all ranks.
 
-    Args:
-        name: Name of the ranks, in messages and in the record of process activity.
-        what: Name of the call.
-        refs: Ray references of the answers, by rank.
-        logs: Log files of the ranks.
-
     Raises:
         RlsdkError: A rank failed; its own error if that is an `RlsdkError`, otherwise a `LearnerError`.
     """
@@ -133,9 +127,6 @@ class OpenSteps:
 
     def check_none(self, what: str) -> None:
         """Refuse an action that would lose an accumulated gradient.
-
-        Args:
-            what: Method that is called.
 
         Raises:
             LearnerError: An optimiser step was started and not taken.

@@ -17,13 +17,7 @@ _PATIENCE = 60.0
 
 @attrs.frozen
 class Ranks:
-    """The learner's process group.
-
-    Attributes:
-        rank: Rank of this process.
-        world: Number of ranks.
-        device: Device on which tensor collectives run.
-    """
+    """The learner's process group."""
 
     rank: int
     world: int

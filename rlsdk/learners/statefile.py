@@ -62,11 +62,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 class _Packer:
-    """Moves tensors from a nested value to a flat mapping.
-
-    Attributes:
-        tensors: Tensors by their path in the value.
-    """
+    """Moves tensors from a nested value to a flat mapping."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -126,12 +122,6 @@ def _unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def read_pickled(folder: Path, rank: int, *, stage: int, dtype: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read the files of DeepSpeed's `save_checkpoint`.
-
-    Args:
-        folder: Folder of a role, actor or critic.
-        rank: Rank of this process.
-        stage: ZeRO stage.
-        dtype: Compute dtype of the weights.
 
     Returns:
         State of the model and of the optimiser, in the form that `TrainedModule.save` writes.

@@ -109,11 +109,7 @@ class DeepSpeedConfig:
 
 
 class Trained(TrainedModule):
-    """A module trained by DeepSpeed.
-
-    Attributes:
-        engine: DeepSpeed engine.
-    """
+    """A module trained by DeepSpeed."""
 
     def __init__(
         self,

@@ -46,12 +46,7 @@ class LoopBridge:
     """
 
     def __init__(self, source: asyncio.AbstractEventLoop, target: asyncio.AbstractEventLoop) -> None:
-        """Connect two loops.
-
-        Args:
-            source: Loop on which `run` and `post` are called.
-            target: Loop on which the work runs.
-        """
+        """Connect two loops."""
         self._source, self._target = source, target
         self._sending: list[tuple[Callable[[], None], _Call[Any] | None]] = []  # only the source's thread touches it
         self._ended: list[_Call[Any]] = []  # only the target's thread touches it

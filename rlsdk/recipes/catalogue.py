@@ -67,15 +67,7 @@ class Expected:
 
 @attrs.frozen(kw_only=True)
 class RecipeRun:
-    """A run of the recipe, read from `curve.json`.
-
-    Attributes:
-        commit: Commit of rlsdk.
-        date: Day of the run.
-        machine: Machine it ran on.
-        minutes: Time of all stages.
-        points: Evaluations of the last stage: step and metrics.
-    """
+    """A run of the recipe, read from `curve.json`."""
 
     commit: str
     date: str

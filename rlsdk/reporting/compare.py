@@ -28,12 +28,7 @@ LAST = 10
 
 @attrs.frozen(eq=False)
 class SeedGroup:
-    """Runs that differ only in their seed.
-
-    Attributes:
-        label: Name in tables, taken from its first run.
-        runs: The runs.
-    """
+    """Runs that differ only in their seed."""
 
     label: str
     runs: tuple[FinishedRun, ...]

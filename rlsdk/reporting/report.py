@@ -131,10 +131,6 @@ def try_report(folder: Path) -> None:
 def write_pictures(folder: Path, into: Path) -> list[Path]:
     """Draw the curves of a report as PNG files, one per chart, and return their paths.
 
-    Args:
-        folder: Folder of the run.
-        into: Folder for the files; created if missing.
-
     Raises:
         ArgumentError: It is not a run's folder.
         EnvironmentFault: matplotlib is not installed.

@@ -81,11 +81,7 @@ class Actors:
         return next((each for each in self.actors if each.name == name), None)
 
     def as_json(self, now: float) -> list[dict[str, Any]]:
-        """Return the processes as JSON, with the state of processes that have ended meanwhile updated.
-
-        Args:
-            now: Current time.
-        """
+        """Return the processes as JSON, with the state of processes that have ended meanwhile updated."""
         gone = [attrs.evolve(each, state="gone") if each.is_gone else each for each in self.actors]
         older = now - self.written
         return [attrs.asdict(a) | ({"silent_for": a.silent_for + older} if a.silent else {}) for a in gone]

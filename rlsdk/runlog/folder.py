@@ -206,12 +206,7 @@ def _holder(path: Path) -> tuple[str, str]:
 
 
 def why_no_run(path: Path, missing: str) -> str:
-    """Explain why a path given by a user is not a run's folder, and suggest the intended one.
-
-    Args:
-        path: Path that was given.
-        missing: File that a run's folder would contain.
-    """
+    """Explain why a path given by a user is not a run's folder, and suggest the intended one."""
     if not path.exists():
         near = nearest(path.name, (each.name for each in path.parent.iterdir())) if path.parent.is_dir() else None
         return f"{path}: there is no such folder{f'; did you mean {path.parent / near}?' if near else ''}"

@@ -33,11 +33,7 @@ class ObserverThread:
     """
 
     def __init__(self, name: str) -> None:
-        """Start the thread.
-
-        Args:
-            name: Name of the observer in warnings and in the summary.
-        """
+        """Start the thread."""
         self.name = name
         self._calls: queue.Queue[tuple[str, Callable[[], object], bool] | None] = queue.Queue(WAITING_CALLS)
         self._made = self._failed = self._dropped = 0
@@ -67,9 +63,6 @@ class ObserverThread:
 
     def close(self, seconds: float) -> str:
         """Wait for the queued calls and summarise their results.
-
-        Args:
-            seconds: Maximum time to wait.
 
         Returns:
             `ok`, or a sentence that names what failed.
@@ -120,11 +113,7 @@ class Observers:
     """The trackers of a run and the plugins that implement hooks."""
 
     def __init__(self, plugins: Plugins) -> None:
-        """Start a thread for each plugin that implements a hook.
-
-        Args:
-            plugins: Plugins used by the run.
-        """
+        """Start a thread for each plugin that implements a hook."""
         self._hooks: dict[str, list[tuple[ObserverThread, Callable[..., object]]]] = {}
         self._threads: list[ObserverThread] = []
         self._trackers: dict[str, tuple[ObserverThread, Tracker]] = {}
@@ -186,9 +175,6 @@ class Observers:
 
     def close(self, seconds: float = CLOSE_SECONDS) -> dict[str, str]:
         """Wait for the hooks of all plugins.
-
-        Args:
-            seconds: Maximum time to wait for all of them together.
 
         Returns:
             Name -> what went wrong; plugins without a failure are left out.

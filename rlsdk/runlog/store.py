@@ -92,9 +92,6 @@ class Address:
     def engine(self, **how: Any) -> sa.Engine:
         """Create an SQLAlchemy engine for the database.
 
-        Args:
-            **how: Further arguments of `sqlalchemy.create_engine`.
-
         Raises:
             EnvironmentFault: The package for PostgreSQL is not installed.
         """

@@ -131,12 +131,7 @@ def pickled(value: Any, rollouts: Sequence[Rollout]) -> bytes:
 
 
 def task_fault(tasks: Iterable[Task], dumps: Callable[[Task], bytes]) -> DataError | None:
-    """Return an error that names the first task that cannot be pickled; None if all can.
-
-    Args:
-        tasks: Tasks to send to another process.
-        dumps: Pickles a task.
-    """
+    """Return an error that names the first task that cannot be pickled; None if all can."""
     for task in tasks:
         try:
             dumps(task)

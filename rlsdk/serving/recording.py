@@ -29,15 +29,7 @@ from rlsdk.types import Message, Rollout, Task
 
 @attrs.frozen(eq=False)
 class _Node:
-    """A conversation right after an answer; its continuations are its children.
-
-    Attributes:
-        chat: Conversation.
-        parent: Node of the previous answer.
-        length: Number of tokens.
-        serial: Number of its last request.
-        children: Continuations.
-    """
+    """A conversation right after an answer; its continuations are its children."""
 
     chat: TokenChat
     parent: _Node | None

@@ -162,14 +162,7 @@ async def all_answers(starts: Iterable[Callable[[None], Awaitable[T]]]) -> list[
 
 @attrs.frozen(kw_only=True)
 class ChatReplies:
-    """Writer of the answers to one request of `/chat/completions`.
-
-    Attributes:
-        asked: The request.
-        head: Fields that all parts of an answer share.
-        codec: Tokenizer of the model.
-        dialect: Parser of tool calls.
-    """
+    """Writer of the answers to one request of `/chat/completions`."""
 
     asked: ChatCompletionRequest
     head: AnswerHead

@@ -64,12 +64,7 @@ class LiveAnswer:
     """
 
     def __init__(self, codec: ChatTokenizer, stops: Sequence[str] = ()) -> None:
-        """Create an empty answer.
-
-        Args:
-            codec: Tokenizer of the model.
-            stops: Stop strings, which are not part of the answer.
-        """
+        """Create an empty answer."""
         self._codec, self._stops = codec, tuple(stops)
         self._tokens: list[tuple[int, float, int]] = []
         self._top: list[tuple[np.ndarray, np.ndarray]] = []

@@ -165,11 +165,7 @@ class SimulatedTraining:
     """One simulated run; on a virtual event loop it takes no time, on a real one it sleeps."""
 
     def __init__(self, setup: Setup) -> None:
-        """Create a run on the running event loop.
-
-        Args:
-            setup: Parameters of the simulation.
-        """
+        """Create a run on the running event loop."""
         self._setup = setup
         engines = range(setup.engines)
         self._engines = [SimulatedEngine(setup.rates, setup.lengths, (setup.seed, i)) for i in engines]

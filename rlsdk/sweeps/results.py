@@ -192,9 +192,6 @@ def interquartile_mean(scores: Mapping[str, Sequence[float]]) -> Estimate:
     """Estimate the mean of the middle half of all scores, as arXiv:2108.13264 recommends.
 
     The interval is a percentile bootstrap that draws seeds within each task, so that every task keeps its share.
-
-    Args:
-        scores: Task -> scores of its seeds.
     """
     value = float(trimmed_mean(np.concatenate([np.asarray(each, float) for each in scores.values()])))
     if min(map(len, scores.values())) < 2:

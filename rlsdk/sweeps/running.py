@@ -58,12 +58,6 @@ def train_all(
 
     The processes of a sweep that was killed continue. Their runs are waited for, as if this sweep had started them.
 
-    Args:
-        runs: The runs.
-        plans: Run name -> plan.
-        notify: Called when a run starts and ends.
-        parallel: Maximum number of processes at once.
-
     Raises:
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; the processes have finished their step and saved.
     """

@@ -195,12 +195,6 @@ def sweep_of(
 ) -> tuple[Path, list[SweepRun], Mapping[str, Plan]]:
     """Return the folder of a sweep, its runs and their checked plans.
 
-    Args:
-        config: YAML file.
-        settings: Settings with one or several values.
-        plugins: Files of plugins.
-        seeds: Number of runs per combination.
-
     Raises:
         ConfigError: Lists all faults of all combinations, or names two equal ones.
     """
@@ -249,12 +243,7 @@ def _seeds(values: Sequence[str]) -> list[int]:
 
 @attrs.frozen
 class Axis:
-    """A setting with several values.
-
-    Attributes:
-        key: Path of the setting.
-        values: Values, as in an override.
-    """
+    """A setting with several values."""
 
     key: str
     values: tuple[str, ...]

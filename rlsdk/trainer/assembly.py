@@ -60,13 +60,7 @@ def steps_of(plan: Plan, tasks: Sequence[Sequence[Task]] | None = None) -> int:
 
 @attrs.frozen
 class Parts:
-    """Rollouts and learner of a trainer.
-
-    Attributes:
-        rollouts: Started source of rollouts.
-        learner: Started learner.
-        steps: Number of steps of the run.
-    """
+    """Rollouts and learner of a trainer."""
 
     rollouts: Rollouts
     learner: DividedLearnerGroup
@@ -141,15 +135,7 @@ def started(
 def explorer_on(
     plan: Plan, engines: Sequence[Any], found: Layout, tasks: Sequence[Sequence[Task]], observers: Observers
 ) -> Iterator[Explorer]:
-    """Context manager: create the explorer of a plan, with rollout workers, scorer and environments.
-
-    Args:
-        plan: Plan of the run.
-        engines: Handles of engine actors that are ready.
-        found: Resources of each actor.
-        tasks: Tasks of each training source.
-        observers: Observers of every rollout.
-    """
+    """Context manager: create the explorer of a plan, with rollout workers, scorer and environments."""
     config, codec, hook = plan.config, ChatTokenizer.of(plan), "rlsdk_rollout_done"
 
     def observer(rollout: Rollout, score: Score, step: int) -> None:

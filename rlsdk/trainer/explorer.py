@@ -74,11 +74,7 @@ class DropLimit:
 
 
 class Explorer:
-    """Sample the batches of a run with the weights that the learner publishes.
-
-    Attributes:
-        engines: All engines.
-    """
+    """Sample the batches of a run with the weights that the learner publishes."""
 
     def __init__(
         self,
@@ -90,16 +86,7 @@ class Explorer:
         streams: TaskStreams,
         canary: Canary,
     ) -> None:
-        """Create an explorer; no task starts before the first `take`.
-
-        Args:
-            plan: Checked configuration.
-            engines: All engines.
-            maker: Produces groups, in this process or in rollout workers.
-            sampling: Sampling parameters for training.
-            streams: Task sources.
-            canary: Comparison of engines and learner.
-        """
+        """Create an explorer; no task starts before the first `take`."""
         config, resolve = plan.config, plan.plugins.resolve
         self._plan, self._maker, self._sampling = plan, maker, sampling
         self._streams, self._canary = streams, canary
@@ -188,11 +175,7 @@ class Explorer:
         return len(available), again
 
     async def take(self, version: int) -> TakenBatch:
-        """Wait for the batch of a step and return it; see `RolloutScheduler.take`.
-
-        Args:
-            version: Number of steps done.
-        """
+        """Wait for the batch of a step and return it; see `RolloutScheduler.take`."""
         self._done, self.engines.step = version, version + 1
         if self._watch is None:
             self._watch = asyncio.get_running_loop().create_task(watch_nodes(self._leave))

@@ -70,11 +70,6 @@ class Prepared:
 def check_resumed(config: Source, overrides: Sequence[str], files: Sequence[str | Path]) -> Plan:
     """Check the configuration of a run to resume; errors name plugin files that the run had and the command lacks.
 
-    Args:
-        config: A YAML file, an `rlsdk.Config` or a mapping.
-        overrides: Settings as `key=value` strings.
-        files: Plugin files.
-
     Raises:
         ConfigError: Lists every fault; missing plugin files come first, since they may explain the others.
     """

@@ -125,22 +125,12 @@ def teaches(batch: StepBatch, metrics: Mapping[str, float], role: TrainedRole = 
 
 
 def skips_all(metrics: Mapping[str, float], role: TrainedRole) -> bool:
-    """Return True if every update of a step was skipped, since no gradient was finite.
-
-    Args:
-        metrics: Metrics of the step.
-        role: Model that should have learned.
-    """
+    """Return True if every update of a step was skipped, since no gradient was finite."""
     return bool(metrics.get(f"{role}/skipped_updates")) and f"{role}/grad_norm" not in metrics
 
 
 def reason(metrics: Mapping[str, float], role: TrainedRole = "actor") -> str:
-    """Return why a step taught nothing, and what to do about it.
-
-    Args:
-        metrics: Metrics of the step.
-        role: Model that should have learned.
-    """
+    """Return why a step taught nothing, and what to do about it."""
     if metrics.get(f"{role}/skipped_updates"):
         return (
             "every update was skipped, since its loss or gradient was not finite; look for a division by zero, a "

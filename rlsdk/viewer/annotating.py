@@ -76,12 +76,6 @@ def queue(
 ) -> dict[str, Any]:
     """Return the next questions of a queue.
 
-    Args:
-        browser: Stored rollouts of the run.
-        made: Annotations of the run.
-        asked: The question and its filter.
-        cursor: `next` of the previous questions; None to start at the beginning.
-
     Returns:
         `items`, each a list of places (number of the group, position in it); `next`; `done`, true if there are no more;
         `left`, number of questions found after the cursor; `counted`, true if these are all; `made`, number of

@@ -45,12 +45,7 @@ _GAP = math.nan
 
 
 class RunFolder:
-    """One run; files are re-read when they change.
-
-    Attributes:
-        id: Short name of the run in URLs.
-        path: Folder of the run.
-    """
+    """One run; files are re-read when they change."""
 
     def __init__(self, path: Path, shown: str = "") -> None:
         self.path = path

@@ -128,12 +128,7 @@ class ExplorerActor(RunActor):
     """
 
     def __init__(self, own: PeerInfo, setup: ExplorerSetup) -> None:
-        """Prepare the actor; `run` does the work.
-
-        Args:
-            own: Description of the program that starts this actor.
-            setup: Its configuration and surroundings.
-        """
+        """Prepare the actor; `run` does the work."""
         super().__init__()
         self._own, self._setup = own, setup
         self._trainer: tuple[PeerInfo, Any] | None = None
@@ -192,10 +187,6 @@ class ExplorerActor(RunActor):
 
     async def meet(self, trainer: PeerInfo, presence: Any) -> str:
         """Bind this explorer to a trainer, and return where the explorer runs.
-
-        Args:
-            trainer: Description of the trainer's program.
-            presence: Handle of its `TrainerPresence`.
 
         Raises:
             ConfigError: Its configuration or its code differs.

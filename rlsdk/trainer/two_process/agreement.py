@@ -114,11 +114,7 @@ class TrainerPresence:
 
 
 async def until_gone(presence: Any) -> str:
-    """Wait until a trainer's program has ended, and return why.
-
-    Args:
-        presence: Handle of its `TrainerPresence`.
-    """
+    """Wait until a trainer's program has ended, and return why."""
     try:
         await presence.stay.remote()
     except Exception as error:

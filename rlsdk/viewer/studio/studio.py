@@ -120,9 +120,6 @@ class ConfigFiles:
     def path(self, name: str) -> Path:
         """Return the path of a file by its name.
 
-        Args:
-            name: Path relative to the folder.
-
         Raises:
             ValueFault: The name is not that of a YAML file below the folder.
         """
@@ -203,17 +200,7 @@ LOG_BYTES = 4000
 
 @attrs.frozen(kw_only=True)
 class Started:
-    """A training run started by the studio.
-
-    Attributes:
-        name: Name of the run.
-        folder: Folder of the run.
-        file: Configuration file.
-        begun: Time of the last start.
-        process: Process of the run.
-        stops: Number of stop requests.
-        code: Exit status; None while it runs, or if another server started it.
-    """
+    """A training run started by the studio."""
 
     name: str
     folder: str
