@@ -327,21 +327,13 @@ def tracker(name: str) -> Callable[[T], T]:
 
 @named
 def renderer(name: str) -> Callable[[T], T]:
-    """Mark a renderer: turns conversations into a model's tokens, and its answers into messages.
-
-    Args:
-        name: Name within the plugin.
-    """
+    """Mark a renderer: turns conversations into a model's tokens, and its answers into messages."""
     return mark("renderer", name)
 
 
 @named
 def tool_parser(name: str) -> Callable[[T], T]:
-    """Mark a tool parser: a class with `parse(text)`, `write(calls)`, `instructions` and `begins`.
-
-    Args:
-        name: Name within the plugin.
-    """
+    """Mark a tool parser: a class with `parse(text)`, `write(calls)`, `instructions` and `begins`."""
     return mark("tool_parser", name)
 
 
@@ -351,18 +343,11 @@ def diagnosis(name: str) -> Callable[[T], T]:
 
     It is called after each step of a run, and by `rlsdk diagnose`; `History` and `Finding` are in `rlsdk.contracts`. It
     only observes: the run continues even if it raises.
-
-    Args:
-        name: Name within the plugin.
     """
     return mark("diagnosis", name)
 
 
 @named
 def weight_transfer(name: str) -> Callable[[T], T]:
-    """Mark a weight transfer: sends weights from learner ranks to engines.
-
-    Args:
-        name: Name within the plugin.
-    """
+    """Mark a weight transfer: sends weights from learner ranks to engines."""
     return mark("weight_transfer", name)

@@ -123,21 +123,16 @@ class EnvCalls:
 class LocalEnvBackend:
     """Hosts environments in threads of this process."""
 
-    def __init__(self, plugins: Plugins | None = None, *, threads: int = THREADS) -> None:
-        """Create the backend; nothing is started until needed.
-
-        Args:
-            plugins: Plugins to look environments up in; by default, the installed ones.
-            threads: Maximum number of concurrent calls.
-        """
-        self._plugins, self._threads = plugins, threads
+    def __init__(self, plugins: Plugins | None = None) -> None:
+        """Create a backend that looks environments up in these plugins, or the installed ones; start nothing yet."""
+        self._plugins = plugins
         self._specs = EnvSpecs(plugins, None)
         self._host: EnvHost | None = None
         self._numbers = itertools.count()
 
     def open(self, environment: Use, seed: int, seconds: float, owner: object = None) -> EnvHandle:
         """Open a handle to an environment; see `EnvBackend`."""
-        self._host = self._host or EnvHost(self._threads, self._plugins)
+        self._host = self._host or EnvHost(THREADS, self._plugins)
         return _LocalEnv(self._host, self._numbers, self._specs.of(environment), environment, seed, seconds)
 
 

@@ -21,6 +21,9 @@ from rlsdk.runlog.serialization import exchange
 from rlsdk.scoring.scorer import Scorer, check_budget, unscored
 from rlsdk.types import Group, Score, Task
 
+_SHOWN = 3
+"""Sample answers of an evaluation that are shown."""
+
 
 @attrs.frozen
 class Answers:
@@ -104,21 +107,20 @@ async def evaluate(
     return Answers(tuple(greedy), tuple(sampled))
 
 
-def evaluation_of(answers: Answers, samples: int, *, scored: bool = True, show: int = 3) -> Evaluation:
+def evaluation_of(answers: Answers, samples: int, *, scored: bool = True) -> Evaluation:
     """Compute accuracy and metrics of an evaluation.
 
     Args:
         answers: Groups of the evaluation.
         samples: Sampled answers per task.
         scored: True if the run has a reward; without one no accuracy is available.
-        show: Number of sample answers to keep for people.
     """
     answers = answers if scored else answers.unscored()
     accuracy, metrics = _metrics(answers.greedy, answers.sampled, samples)
     for source, (plainly, drawn) in by_source(answers.greedy, answers.sampled).items():
         metrics |= {f"{source}/{name}": value for name, value in _metrics(plainly, drawn, samples)[1].items()}
     named = {f"eval/{name}": value for name, value in metrics.items()}
-    shown = tuple(_shown(g) for g in answers.sampled[:show])
+    shown = tuple(_shown(g) for g in answers.sampled[:_SHOWN])
     return Evaluation(accuracy, named, shown, greedy=answers.greedy, sampled=answers.sampled)
 
 

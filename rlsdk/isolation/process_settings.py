@@ -73,11 +73,7 @@ def _reopen_descriptors(but: frozenset[str]) -> None:
 
 
 def reopen_streams(but: frozenset[str] = frozenset()) -> None:
-    """Open standard streams that were closed, since what a program says next would raise an error.
-
-    Args:
-        but: Names of streams that may stay closed.
-    """
+    """Open standard streams that were closed, since what a program says next would raise an error; leave out `but`."""
     one = sys.stdout is sys.stderr  # as in a command whose standard output is data
     for name in _closed() - but:  # their descriptors are still open
         number = _STREAMS.index(name) + 1

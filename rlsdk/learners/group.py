@@ -159,12 +159,7 @@ class LearnerGroup:
         self._wait("start", [a.start.remote(*given, p, total_updates, self.transfer) for a, p in starts])
 
     def forward(self, batch: TrainBatch, fields: Sequence[str]) -> dict[str, np.ndarray]:
-        """Return fields computed by forward passes, float32 `[t]` each, in batch order.
-
-        Args:
-            batch: Rollouts of a training step.
-            fields: Names in `rlsdk.fields.FORWARD`.
-        """
+        """Return fields computed by forward passes, float32 `[t]` each, in batch order."""
         found: dict[str, np.ndarray] = {}
         for model in ("actor", "reference"):
             wanted = {FORWARD[name].output: name for name in fields if FORWARD[name].model == model}
@@ -213,15 +208,7 @@ class LearnerGroup:
         return [index[share] for share in shares]
 
     def update(self, batch: TrainBatch, minibatches: Sequence[np.ndarray], step: int) -> dict[str, float]:
-        """Take one optimiser step for each minibatch.
-
-        Args:
-            batch: Rollouts of a training step, with `advantages` and the other inputs of the loss.
-            minibatches: Rollout indices (int64) of each optimiser step.
-            step: Training steps completed; seeds the loss's random choices.
-
-        Returns:
-            Metrics over all ranks.
+        """Take one optimiser step for each minibatch, and return metrics over all ranks; see `LearnerHandle`.
 
         Raises:
             LearnerError: A rank failed; the message names it and the step. All ranks are stopped.
@@ -249,16 +236,7 @@ class LearnerGroup:
         updates: int = 1,
         last: bool = True,
     ) -> None:
-        """Accumulate the gradient of a batch for the optimiser step.
-
-        Args:
-            batch: Rollouts with `advantages` and the other inputs of the loss.
-            totals: Denominators of the whole optimiser step; default: those of this batch.
-            role: Model to train.
-            step: Training steps completed; losses read it as `x.train_step`, and it seeds their random choices.
-            update: Number of the optimiser step within the training step, from 0; losses read it as `x.step`.
-            updates: Optimiser steps of the training step; losses read it as `x.of_steps`.
-            last: True in the last call before `optimizer_step`.
+        """Accumulate the gradient of a batch for the optimiser step; see `LearnerHandle`.
 
         Raises:
             LearnerError: The call is out of order or unsupported, and nothing was done; or a rank failed, and all ranks
@@ -275,13 +253,7 @@ class LearnerGroup:
         self._wait(f"forward_backward of step {step + 1}", refs)
 
     def optimizer_step(self, role: TrainedRole = "actor") -> dict[str, float]:
-        """Take one optimiser step along the gradient that `forward_backward` has accumulated.
-
-        Args:
-            role: Model to train.
-
-        Returns:
-            Metrics over all batches and ranks.
+        """Take one optimiser step along the accumulated gradient; return metrics over all batches and ranks.
 
         Raises:
             LearnerError: The gradient is missing or incomplete, and nothing was done; or a rank failed, and all ranks

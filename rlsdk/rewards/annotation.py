@@ -45,9 +45,6 @@ class AnnotationReward:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """Score rollouts.
 
-        Args:
-            rollouts: Rollouts to score.
-
         Returns:
             The mean score, with the metrics `annotated` (1, or 0 for the default) and `annotators` (their number).
 

@@ -44,9 +44,6 @@ class NotAnExpressionError(ValueError):
 def tokenize(text: str) -> list[str]:
     """Split an expression into numbers, operators and brackets; the signs − × ÷ become - * /.
 
-    Args:
-        text: Text from the model.
-
     Raises:
         NotAnExpressionError: The text is too long, or contains a character that is not allowed in expressions.
     """
@@ -63,9 +60,6 @@ def evaluate(tokens: Sequence[str]) -> Ratio:
     """Evaluate an expression exactly.
 
     The caller must limit the size and count of the numbers: the arithmetic is exact, and slow for long ones.
-
-    Args:
-        tokens: From `tokenize`.
 
     Raises:
         NotAnExpressionError: The tokens are not an expression, are nested too deeply, or divide by zero.

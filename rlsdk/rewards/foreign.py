@@ -99,9 +99,6 @@ class Foreign:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score] | Awaitable[list[Score]]:
         """Score rollouts.
 
-        Args:
-            rollouts: Rollouts to score.
-
         Returns:
             One score per rollout; awaitable if the function is async.
 

@@ -79,9 +79,6 @@ class Format:
     def __call__(self, rollout: Rollout) -> Score:
         """Score one rollout.
 
-        Args:
-            rollout: Rollout to score.
-
         Returns:
             Score 1 or 0, also as the metric `format`; invalid if the pattern or the schema ran out of time.
         """
@@ -151,9 +148,6 @@ _until: ContextVar[float] = ContextVar("until")
 
 def read_schema(given: Mapping[str, Any] | str) -> str:
     """Read and check a schema; return it as text.
-
-    Args:
-        given: Schema, or path of a schema file.
 
     Raises:
         ValueFault: It cannot be read, is not a JSON schema, has external references, or an unbounded keyword.

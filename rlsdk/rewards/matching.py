@@ -94,9 +94,6 @@ class Regex:
     def __call__(self, rollout: Rollout) -> Score:
         """Score one rollout.
 
-        Args:
-            rollout: Rollout to score.
-
         Returns:
             Score 1 or 0, also as the metric `match`, or `correct` if a group is compared; invalid if the search ran
             out of time.

@@ -177,9 +177,6 @@ def stated_answer(text: str) -> str | None:
 
     The first match among: the content of the last `<answer>…</answer>`, the text after the last `####` at the
     beginning of a line, the text after the last "answer is", the last number.
-
-    Args:
-        text: Text of the response.
     """
     held = last_answer(text)
     if held is not None:
@@ -212,11 +209,7 @@ def _phrase(text: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """Return the last number, fraction or percentage; None if there is none.
-
-    Args:
-        text: The response.
-    """
+    """Return the last number, fraction or percentage; None if there is none."""
     found = None
     for found in _NUMBER.finditer(text):  # noqa: B007 - the last one counts
         pass

@@ -58,9 +58,6 @@ class LengthPenalty:
     def __call__(self, rollout: Rollout) -> Score:
         """Score one rollout.
 
-        Args:
-            rollout: Rollout to score.
-
         Returns:
             From `-penalty` to 0, with the metric `length`; invalid if tokens are counted and the rollout has none.
         """
@@ -99,9 +96,6 @@ class RepetitionPenalty:
 
     def __call__(self, rollout: Rollout) -> Score:
         """Score one rollout; only the first 200,000 units count.
-
-        Args:
-            rollout: Rollout to score.
 
         Returns:
             From `-penalty` to 0, with the metric `repetition` (the share); invalid if tokens are counted and the

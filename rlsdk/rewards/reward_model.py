@@ -81,9 +81,6 @@ class RewardModel:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """Score rollouts.
 
-        Args:
-            rollouts: Conversations.
-
         Returns:
             One score per rollout.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +113,7 @@ def print_report(
     )
     _print_tasks(console, summary.get("tasks") or {})
     _print_invalid(console, summary.get("invalid") or {})
-    _print_environments(console, summary.get("environments") or {})
-    _print_engines(console, summary.get("engines") or {})
+    _print_lost(console, summary.get("environments") or {}, summary.get("engines") or {})
     for name, outcome in (summary.get("trackers") or {}).items():
         if outcome != "ok":
             console.print(f"[yellow]tracker {_plain(name)}: {_plain(outcome)}[/]", highlight=False)
@@ -142,12 +141,11 @@ def _print_invalid(console: Console, invalid: Mapping[str, Any]) -> None:
     if not invalid.get("rollouts"):
         return
     count = f"{counted(invalid['rollouts'], 'trajectory', 'trajectories')} ({invalid['share']:.1%})"
-    console.print(
-        f"[yellow]{count} could not be scored and {'was' if invalid['rollouts'] == 1 else 'were'} left out:[/]",
-        highlight=False,
+    _print_reasons(
+        console,
+        f"{count} could not be scored and {'was' if invalid['rollouts'] == 1 else 'were'} left out",
+        [f"{count} × {reason}" for reason, count in invalid["reasons"].items()],
     )
-    for reason, count in invalid["reasons"].items():
-        console.print(f"  {count} × {_plain(reason)}", highlight=False)
 
 
 def _print_tasks(console: Console, tasks: Mapping[str, int]) -> None:
@@ -163,27 +161,17 @@ def _print_tasks(console: Console, tasks: Mapping[str, int]) -> None:
     console.print(f"{counted(tasks['issued'], 'task')}: {ends}{old}", highlight=False)
 
 
-def _print_environments(console: Console, found: Mapping[str, Any]) -> None:
-    """Print what happened to environment workers, if any were lost."""
-    if not found.get("workers_lost"):
-        return
-    console.print(
-        f"[yellow]{counted(found['workers_lost'], 'environment worker')} lost; "
-        f"{counted(found['rollouts_run_again'], 'rollout')} run again:[/]",
-        highlight=False,
-    )
-    for reason in found["reasons"]:
-        console.print(f"  {_plain(reason)}", highlight=False)
+def _print_lost(console: Console, environments: Mapping[str, Any], engines: Mapping[str, Any]) -> None:
+    """Print which environment workers and engines died, if any did."""
+    if lost := environments.get("workers_lost"):
+        again = f"{counted(environments['rollouts_run_again'], 'rollout')} run again"
+        _print_reasons(console, f"{counted(lost, 'environment worker')} lost; {again}", environments["reasons"])
+    if lost := engines.get("lost"):
+        again = f"{counted(engines['sampled_again'], 'answer')} sampled again"
+        _print_reasons(console, f"{counted(lost, 'engine')} lost and replaced; {again}", engines["reasons"])
 
 
-def _print_engines(console: Console, found: Mapping[str, Any]) -> None:
-    """Print which engines died, if any did."""
-    if not found.get("lost"):
-        return
-    console.print(
-        f"[yellow]{counted(found['lost'], 'engine')} lost and replaced; "
-        f"{counted(found['sampled_again'], 'answer')} sampled again:[/]",
-        highlight=False,
-    )
-    for reason in found["reasons"]:
+def _print_reasons(console: Console, what: str, reasons: Iterable[str]) -> None:
+    console.print(f"[yellow]{what}:[/]", highlight=False)
+    for reason in reasons:
         console.print(f"  {_plain(reason)}", highlight=False)

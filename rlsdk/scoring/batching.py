@@ -150,9 +150,8 @@ ENTRIES = 100_000
 class Cache:
     """Runs a reward once per distinct task, messages and status; failed calls are repeated."""
 
-    def __init__(self, run: Callable[[Rollout], Any], entries: int = ENTRIES) -> None:
+    def __init__(self, run: Callable[[Rollout], Any]) -> None:
         self._run = run
-        self._entries = entries
         self._kept: OrderedDict[bytes, Score] = OrderedDict()
 
     async def __call__(self, rollout: Rollout) -> Score:
@@ -167,6 +166,6 @@ class Cache:
         score = as_score(result)
         if score.valid:
             self._kept[key] = score
-            while len(self._kept) > self._entries:
+            while len(self._kept) > ENTRIES:
                 self._kept.popitem(last=False)
         return score

@@ -33,7 +33,7 @@ HEADER_SECONDS = 30.0
 READ_SECONDS = 30.0
 """Seconds in which a client must send the body of a request."""
 MAX_CONNECTIONS = 4096
-"""Maximum concurrent connections, if the limit of open files allows it."""
+"""Maximum concurrent connections, and at most half the limit of open files; more are rejected."""
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
 
 Answer = Callable[["web.Request"], Awaitable[HttpReply]]
@@ -42,18 +42,16 @@ Answer = Callable[["web.Request"], Awaitable[HttpReply]]
 class HttpServer:
     """Listens at one address and answers requests."""
 
-    def __init__(self, answer: Answer, *, grace: float = 1.0, connections: int | None = None) -> None:
+    def __init__(self, answer: Answer, *, grace: float = 1.0) -> None:
         """Prepare a server; `start` listens.
 
         Args:
             answer: Function that answers a request, or raises an `APIError`.
             grace: Seconds that requests in progress get when the server ends.
-            connections: Maximum concurrent connections; more are rejected. By default, half the limit of open
-                files, but at most `MAX_CONNECTIONS`.
         """
         self._handle, self._grace = answer, grace
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._connections = connections or min(MAX_CONNECTIONS, max(files // 2, 16))
+        self._connections = min(MAX_CONNECTIONS, max(files // 2, 16))
         self._listener: asyncio.Server | None = None
         self._runner: web.AppRunner | None = None
 

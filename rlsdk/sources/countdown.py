@@ -61,14 +61,7 @@ def prompt(
 
 
 def demonstration(template: Template, expression: str, value: int | Fraction, prefill: str | None = None) -> str:
-    """Return the continuation of a prompt that answers with an expression.
-
-    Args:
-        template: Form of the prompt.
-        expression: Expression to answer with.
-        value: Value of the expression.
-        prefill: Beginning of the answer in a chat.
-    """
+    """Return the continuation of a prompt that answers with an expression."""
     if template == "compact":
         return f"<answer>{expression}</answer>"
     thinking = template != "chat" or (prefill or "").rstrip().endswith("<think>")

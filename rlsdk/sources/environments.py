@@ -150,11 +150,7 @@ class _EnvironmentMaker:
 
 
 def spread(counts: Mapping[str, int]) -> tuple[str, ...]:
-    """Arrange names so that each is spread evenly over the sequence.
-
-    Args:
-        counts: Number of occurrences of each name.
-    """
+    """Arrange names so that each is spread evenly over the sequence."""
     places = [((k + 0.5) / count, i, name) for i, (name, count) in enumerate(counts.items()) for k in range(count)]
     return tuple(name for _, _, name in sorted(places))
 

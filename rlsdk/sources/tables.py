@@ -271,11 +271,7 @@ def row(task: Task, ability: str = "math") -> dict[str, Any]:
 
 
 def tinyzero_columns(task: Task) -> dict[str, Any]:
-    """Return the columns `nums` and `target` of TinyZero's files, which many rewards for Countdown read.
-
-    Args:
-        task: A task of the source `countdown`.
-    """
+    """Return the columns `nums` and `target` of TinyZero's files, which many rewards for Countdown read."""
     return {"nums": list(task.answer["numbers"]), "target": task.answer["target"]}
 
 

@@ -43,9 +43,9 @@ class ModelProperty:
     reason: str = ""
 
 
-def check_model(subject: ModelSubject, *, seed: int = 0) -> list[ModelProperty]:
+def check_model(subject: ModelSubject) -> list[ModelProperty]:
     """Check each property on conversations, shortest first, up to the first that violates it."""
-    tried = conversations(CONVERSATIONS, seed)
+    tried = conversations(CONVERSATIONS)
     return [_check(name, fault, subject, tried) for name, fault in PROPERTIES.items()]
 
 

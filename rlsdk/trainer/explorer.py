@@ -146,11 +146,7 @@ class Explorer:
         return kept
 
     async def tasks(self, places: Mapping[int, tuple[str, int]]) -> dict[int, Task]:
-        """Return previously drawn tasks, except those of removed sources.
-
-        Args:
-            places: Record number -> source and position of its task.
-        """
+        """Return previously drawn tasks, except those of removed sources."""
         streams = self._streams
         return {n: streams.at(source, position) for n, (source, position) in places.items() if source in streams.names}
 
@@ -212,11 +208,6 @@ class Explorer:
 
     async def publish(self, learner: WeightSender, version: int, *, updated: bool) -> float:
         """Publish new weights to the engines, compare both, and return the canary's gap in nats.
-
-        Args:
-            learner: Learner that holds the weights.
-            version: Number of steps done.
-            updated: True if the weights are expected to differ from the last publication.
 
         Raises:
             CanaryError: Engine and learner disagree.

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from rlsdk.errors import EnvironmentFault, RlsdkError
 from rlsdk.preflight import url_host
 from rlsdk.storage.location import is_url
-from rlsdk.viewer.pages import Page, pages
+from rlsdk.viewer.pages import pages
 from rlsdk.viewer.runs import RunFolder, find_runs, finite
 
 if TYPE_CHECKING:
@@ -58,20 +58,12 @@ class ViewerService:
         token: Secret that requests must carry; empty if only this machine can reach the server.
     """
 
-    def __init__(
-        self,
-        given: Sequence[str],
-        *,
-        token: str = "",
-        shown: Sequence[Page] | None = None,
-        studio: Studio | None = None,
-    ) -> None:
+    def __init__(self, given: Sequence[str], *, token: str = "", studio: Studio | None = None) -> None:
         """Find the runs.
 
         Args:
             given: Folders or URLs of runs, or folders of such folders.
             token: Secret that requests must carry; empty for none.
-            shown: Pages to show; by default, all.
             studio: Studio, which writes configurations and starts runs; None for a read-only viewer.
 
         Raises:
@@ -79,7 +71,7 @@ class ViewerService:
         """
         self.token = token
         self.studio = studio
-        self._pages = tuple(page for page in (pages() if shown is None else shown) if studio or not page.studio)
+        self._pages = tuple(page for page in pages() if studio or not page.studio)
         self._folders = [Path(each) for each in given if not is_url(each)]
         self._ends = ExitStack()
         self._remote = [self._ends.enter_context(_fetched(each)) for each in given if is_url(each)]

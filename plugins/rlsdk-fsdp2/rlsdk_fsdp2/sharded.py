@@ -104,11 +104,7 @@ def _divided(module: nn.Module) -> list[FSDPModule]:
 
 
 class FrozenModule:
-    """A sharded module that is not trained.
-
-    Attributes:
-        module: The module.
-    """
+    """A sharded module that is not trained."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module

@@ -137,11 +137,6 @@ def _lake(rows: tuple[str, ...], is_slippery: bool) -> Any:
 def frozen_map(random: Random, size: int, p: float) -> list[str]:
     """Draw a map with a path from start to goal, in gymnasium's letters.
 
-    Args:
-        random: Random generator.
-        size: Side length in cells.
-        p: Share of ice.
-
     Raises:
         ValueFault: No such map was found.
     """

@@ -145,11 +145,7 @@ class GridWorld(abc.ABC):
         """Return the rules in a sentence or two."""
 
     def reset(self, seed: int) -> Observation:
-        """Start the level of a seed, the same in every process.
-
-        Args:
-            seed: Any integer.
-        """
+        """Start the level of a seed, the same in every process."""
         self._world = self.make(Random(f"{self.NAME}/{seed}"))
         self._steps = self._valid = self._effective = 0
         self._over = False
@@ -157,9 +153,6 @@ class GridWorld(abc.ABC):
 
     def step(self, text: str) -> Step:
         """Take an action.
-
-        Args:
-            text: Text that the model wrote.
 
         Raises:
             ValueFault: The episode is over, or none was started.

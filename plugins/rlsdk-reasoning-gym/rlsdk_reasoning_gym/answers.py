@@ -38,13 +38,7 @@ _REWRITTEN = re.compile(r"[!\[\]'\"\\_@;:={}]|lambda")
 
 
 def refused(dataset: str, answer: str, entry: Mapping[str, Any]) -> str:
-    """Return the reason why an answer is withheld from the dataset's scorer; empty if it is not.
-
-    Args:
-        dataset: Name of the dataset.
-        answer: The model's answer.
-        entry: Entry of the dataset.
-    """
+    """Return the reason why an answer is withheld from the dataset's scorer; empty if it is not."""
     right = str(entry["answer"])
     if answer.strip() == right.strip():
         return ""
@@ -84,11 +78,11 @@ def _expression(answer: str) -> str:
     if _HUGE.search(answer):
         return "the answer contains a huge number"
     tree = _parsed(answer)
-    return _tree_fault(tree.body, 0) if tree else ""
+    return _tree_fault(tree.body) if tree else ""
 
 
-def _tree_fault(root: ast.expr, powers: int) -> str:
-    waiting: list[tuple[ast.AST, int]] = [(root, powers)]
+def _tree_fault(root: ast.expr) -> str:
+    waiting: list[tuple[ast.AST, int]] = [(root, 0)]
     while waiting:
         node, powers = waiting.pop()
         if isinstance(node, ast.Call):

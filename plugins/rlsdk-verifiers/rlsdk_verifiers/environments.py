@@ -89,12 +89,7 @@ def seats(env: Any) -> dict[str, Any]:
 
 
 def missing(env: Any, task: Any) -> list[str]:
-    """List the requirements of an environment that rlsdk does not support, one phrase each.
-
-    Args:
-        env: The environment.
-        task: One of its tasks.
-    """
+    """List the requirements of an environment that rlsdk does not support, one phrase each."""
     import verifiers.v1 as vf
     from verifiers.v1.configs.env import default_agent_harness
 

@@ -21,14 +21,7 @@ class Seat:
     """
 
     def __init__(self, name: str, config: Any, chat: Chat, prompt: Sequence[Message]) -> None:
-        """Create the agent.
-
-        Args:
-            name: Name of the agent.
-            config: `AgentConfig` of the agent.
-            chat: Chat of the rollout.
-            prompt: Initial messages of the chat.
-        """
+        """Create the agent."""
         self.name, self.config, self.trainable = name, config, True
         self._chat, self._prompt = chat, tuple(prompt)
         self.run_: Conversation | None = None

@@ -9,13 +9,7 @@ from rlsdk.types import Message, Rollout
 
 
 def new(task: Any, agent: Any, name: str) -> Any:
-    """Create an empty trace of a task.
-
-    Args:
-        task: A task of verifiers.
-        agent: Configuration of the agent.
-        name: Name of the agent.
-    """
+    """Create an empty trace of a task."""
     import verifiers.v1 as vf
     from verifiers.v1.state import state_cls
 

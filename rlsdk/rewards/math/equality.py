@@ -40,9 +40,6 @@ def rational(form: Form) -> Fraction | None:
 
     An assignment such as `x = 3` is its value. Numbers with a unit or a percent sign have none, since what they equal
     depends on the other answer.
-
-    Args:
-        form: Answer.
     """
     value = form.assigned if isinstance(form, Relation) else form
     if not isinstance(value, Value) or value.unit is not None or value.percent is not None:

@@ -142,9 +142,6 @@ _APPLIED = FUNCTIONS - {"frac", "sqrt", "binom"}
 def read_quantity(tokens: Sequence[Token]) -> Value:
     """Parse all tokens as one value.
 
-    Args:
-        tokens: Tokens, at least one.
-
     Raises:
         UnreadableError: The tokens are not a value, or contain a word that is not a unit.
     """

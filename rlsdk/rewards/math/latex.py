@@ -155,9 +155,6 @@ _RUNS = (frozenset("abc"), frozenset("xyz"), frozenset("pqr"))
 def tokenize(text: str) -> list[Token]:
     """Return the tokens of an answer.
 
-    Args:
-        text: LaTeX, or plain text.
-
     Raises:
         UnreadableError: The text is too long, or contains an unsupported character or command.
     """

@@ -45,9 +45,6 @@ _PLAIN_WORDS = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mathit|m
 def read(text: str) -> Form:
     """Parse an answer; results are cached, since rollouts of a group share a reference and often give equal answers.
 
-    Args:
-        text: LaTeX or plain text.
-
     Raises:
         UnreadableError: The answer does not have a known form.
     """

@@ -72,9 +72,6 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {
 def read_by_algebra(text: str) -> Expression:
     """Return the expression parsed by math-verify.
 
-    Args:
-        text: LaTeX.
-
     Raises:
         UnreadableError: The text is over the limits, or is not a single expression with a value.
     """

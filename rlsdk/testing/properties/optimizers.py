@@ -33,14 +33,14 @@ NEEDS = ("creates-an-optimizer",)
 class _OptimizerRun:
     """An optimiser and the weights that it changes; the weights with one dimension have no weight decay."""
 
-    def __init__(self, subject: Subject, weights: dict[str, Tensor], *, decay: float = 0.0, lr: float = LR) -> None:
+    def __init__(self, subject: Subject, weights: dict[str, Tensor], *, decay: float = 0.0) -> None:
         import torch
 
         self.subject = subject
         self.parameters = {name: torch.nn.Parameter(weight.clone()) for name, weight in weights.items()}
         names = [[n for n, w in weights.items() if w.dim() > 1], [n for n, w in weights.items() if w.dim() == 1]]
         groups = [
-            {"params": [self.parameters[n] for n in part], "param_names": part, "lr": lr, "weight_decay": decay * many}
+            {"params": [self.parameters[n] for n in part], "param_names": part, "lr": LR, "weight_decay": decay * many}
             for part, many in zip(names, (True, False), strict=True)
             if part
         ]
