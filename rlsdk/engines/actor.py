@@ -34,8 +34,7 @@ from rlsdk.contracts import (
     Weights,
 )
 from rlsdk.engines.checks import check_prompts
-from rlsdk.engines.completion_stream import CompletionStream
-from rlsdk.engines.messages import Bundle, Progress
+from rlsdk.engines.messages import Bundle, CompletionStream, Progress
 from rlsdk.engines.pretrained import vocabulary_size
 from rlsdk.errors import EngineError, TransferError, first_line
 from rlsdk.isolation.process import settle

@@ -1,13 +1,68 @@
-"""Messages from an engine actor to its clients: completions, and new tokens of streamed requests."""
+"""State of one `generate` call of an engine actor, and its messages to the client: completions and new tokens."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import attrs
 import numpy as np
 
-from rlsdk.contracts import Completion, Finish, Sampled, TopTokens
+from rlsdk.contracts import Completion, Finish, Request, Sampled, TopTokens
+from rlsdk.engines.completion_checks import completion_fault
+
+
+@attrs.define(eq=False)
+class CompletionStream:
+    """State of one `generate` call.
+
+    Attributes:
+        requests: Its requests, by id.
+        open: Continuations that are not finished, by id of the request and index.
+        streamed: Numbers of tokens already reported for unfinished continuations.
+        ready: Finished completions that are not sent yet.
+        some: Set if there may be something to send.
+        done: Set once everything is finished.
+    """
+
+    requests: dict[str, Request]
+    open: set[tuple[str, int]] = attrs.field(init=False)
+    streamed: dict[tuple[str, int], int] = attrs.field(factory=dict)
+    ready: list[Completion] = attrs.field(factory=list)
+    some: asyncio.Event = attrs.field(factory=asyncio.Event)
+    done: asyncio.Event = attrs.field(factory=asyncio.Event)
+
+    def __attrs_post_init__(self) -> None:
+        self.open = {(request.id, index) for request in self.requests.values() for index in range(request.n)}
+
+    @property
+    def left(self) -> int:
+        """Number of continuations that are not finished."""
+        return len(self.open)
+
+    def fault(self, completion: Completion, version: int, vocabulary: int) -> str:
+        """Return what is wrong with a completion of one of the requests; empty if nothing is."""
+        request = self.requests[completion.request]
+        if (request.id, completion.index) in self.open:
+            return completion_fault(completion, request, version, vocabulary)
+        if isinstance(completion.index, int) and 0 <= completion.index < request.n:
+            return f"index {completion.index}, which it had returned before; expected each continuation once"
+        return f"index {completion.index!r}; expected 0 to {request.n - 1}, since n is {request.n}"
+
+    def put(self, completion: Completion) -> None:
+        """Add a finished completion."""
+        self.ready.append(completion)
+        key = (completion.request, completion.index)
+        self.open.discard(key)
+        self.streamed.pop(key, None)
+        self.some.set()
+        if not self.left:
+            self.done.set()
+
+    def release(self) -> None:
+        """Wake the waiting call, whether or not results have arrived."""
+        self.some.set()
+        self.done.set()
 
 
 @attrs.frozen(eq=False)

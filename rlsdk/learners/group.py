@@ -17,8 +17,7 @@ from rlsdk.contracts import ActorSpec, FreesDevice, LossSpec, Roles, TrainBatch,
 from rlsdk.errors import LearnerError, RlsdkError
 from rlsdk.fields import FORWARD
 from rlsdk.learners.actor import LearnerActor
-from rlsdk.learners.rank_calls import OpenSteps, WeightCalls, answers
-from rlsdk.learners.result_checks import array_fault, metrics_fault, tokens_fault
+from rlsdk.learners.rank_calls import OpenSteps, WeightCalls, answers, array_fault, metrics_fault, tokens_fault
 from rlsdk.learners.rows import read_lengths, split
 from rlsdk.plugins import ComponentRef, Plugins
 
