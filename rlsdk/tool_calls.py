@@ -51,11 +51,7 @@ class Call:
     texts: Mapping[str, str] = attrs.field(factory=dict, eq=False, repr=False)
 
     def as_wanted(self, parameters: Mapping[str, Any]) -> Call:
-        """Return the call with arguments as written where the tool expects text.
-
-        Args:
-            parameters: JSON schema of the tool's parameters.
-        """
+        """Return the call with arguments as written where the tool expects text."""
         wanted = parameters.get("properties") if isinstance(parameters, Mapping) else None  # a client may send anything
         properties: Mapping[str, Any] = wanted if isinstance(wanted, Mapping) else {}
         texts = {

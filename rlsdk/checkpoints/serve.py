@@ -55,13 +55,7 @@ class CheckpointReader:
     """
 
     def __init__(self, plan: Plan, files: Sequence[str | Path], scratch: Path) -> None:
-        """Create a reader.
-
-        Args:
-            plan: Plan of the run.
-            files: Plugin files that the run was started with.
-            scratch: Folder for the models that are read.
-        """
+        """Create a reader."""
         self._plan, self._files, self._scratch = plan, files, scratch
         self._checkpoints = Checkpoints(plan.folder, plan.config.checkpoint.keep)
         self._seen: set[tuple[int, str]] = set()

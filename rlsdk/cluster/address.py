@@ -152,11 +152,7 @@ def access(target: str, token: str = "") -> Access:
 
 
 def token_fault(target: str) -> str:
-    """Set Ray's token mode to what a cluster requires; return why this process cannot join, or an empty string.
-
-    Args:
-        target: `HOST:PORT` of the cluster's GCS.
-    """
+    """Set Ray's token mode to what a cluster requires; return why this process cannot join, or an empty string."""
     mode = os.environ.get(MODE, "")
     without = access(target)
     if without == "open" and mode == "token":

@@ -111,12 +111,7 @@ class Prober:
         return _ready(asked)
 
     def look(self, processes: Sequence[Identity], *, measured: bool = True) -> list[Vitals]:
-        """Return the vitals of processes, in order; those of other nodes are a few seconds old.
-
-        Args:
-            processes: Processes to check.
-            measured: False to return only their states, which is cheaper.
-        """
+        """Return the vitals of processes, in order; those of other nodes are a few seconds old."""
         here = vitals.machine()
         local = iter(vitals.look([each for each in processes if each.machine == here], measured=measured))
         for machine in {each.machine for each in processes} - {here}:

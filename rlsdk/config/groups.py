@@ -47,11 +47,7 @@ def group_faults(size: int, advantage: Any, filters: Iterable[Any]) -> list[str]
 
 
 def critic_faults(advantage: Any) -> list[str]:
-    """Report a critic that would have nothing to learn, since the advantage gives no returns.
-
-    Args:
-        advantage: Advantage function, ready to run.
-    """
+    """Report a critic that would have nothing to learn, since the advantage gives no returns."""
     found = _tried(advantage, 2)
     if found is None or hasattr(found, "returns"):
         return []
@@ -79,14 +75,7 @@ def pair_faults(size: int, loss: Any, filters: Sequence[Any]) -> list[str]:
 
 
 def reward_faults(size: int, advantage: Any, loss: Any, filters: Sequence[Any]) -> list[str]:
-    """Report parts that make rewards irrelevant, although the advantage or a filter reads them.
-
-    Args:
-        size: The run's `group_size`.
-        advantage: Advantage function, ready to run.
-        loss: Policy loss, ready to run.
-        filters: Filters, ready to run.
-    """
+    """Report parts that make rewards irrelevant, although the advantage or a filter reads them."""
     compares, learns = component_of(advantage), component_of(loss)
     if compares is None or learns is None or "preferred" in learns.needs or not _keeps_all(filters, size):
         return []

@@ -85,9 +85,6 @@ def constant_positions(config: Any) -> float:
     """Return the number of tokens up to which rotary frequencies are constant; infinity if they never change.
 
     Beyond it, transformers changes those of all tokens of a batch, by its longest sequence.
-
-    Args:
-        config: transformers config of the language model.
     """
     limits = {"dynamic": "max_position_embeddings", "longrope": "original_max_position_embeddings"}
     found = [

@@ -162,11 +162,7 @@ class Slots(Cache):
     """The cache of all layers."""
 
     def __init__(self, config: Any) -> None:
-        """Create an empty cache.
-
-        Args:
-            config: Configuration of the text model.
-        """
+        """Create an empty cache."""
         self.cursor = Cursor()
         self.window: int = getattr(config, "sliding_window", None) or 0
         # If the config names no layer types, a window applies to all layers.

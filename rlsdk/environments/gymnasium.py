@@ -46,11 +46,7 @@ class ActionPattern:
             raise ValueFault(f"action_pattern {self.pattern!r} is not a regular expression: {error}") from error
 
     def find(self, text: str) -> str | None:
-        """Extract the action, stripped of surrounding space; None if there is none.
-
-        Args:
-            text: Text from the model, with or without `opening`.
-        """
+        """Extract the action, stripped of surrounding space; None if there is none."""
         for whole in (text, self.opening + text) if self.opening else (text,):
             if len(whole) > LONGEST:
                 continue

@@ -77,11 +77,7 @@ def machine() -> str:
 
 
 def identity(node: str = "") -> Identity:
-    """Return the identity of this process, and make it write its stacks to standard error on `STACK_SIGNAL`.
-
-    Args:
-        node: Ray's id of the node.
-    """
+    """Return the identity of this process, and make it write its stacks to standard error on `STACK_SIGNAL`."""
     if STACK_SIGNAL is not None:
         faulthandler.register(STACK_SIGNAL, file=2, all_threads=True, chain=False)
     return identify(os.getpid(), node=node, stacks=STACK_SIGNAL is not None)

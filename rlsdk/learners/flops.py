@@ -96,10 +96,6 @@ class ModelFlops:
 
 
 def peak_tflops(device: str) -> float | None:
-    """Return the peak of a GPU in bfloat16, in TFLOP/s; None if it is not in the table.
-
-    Args:
-        device: Name of the GPU, as torch reports it.
-    """
+    """Return the peak of a GPU in bfloat16, in TFLOP/s; None if it is not in the table."""
     words = f" {device.replace('-', ' ')} ".lower()
     return next((peak for name, peak in PEAK_TFLOPS.items() if f" {name.lower()} " in words), None)

@@ -331,11 +331,7 @@ class ShardedReference(MovingReference):
 
 @contextmanager
 def divided_while_loaded(config: DeepSpeedConfig) -> Iterator[None]:
-    """Make `from_pretrained` shard each tensor on creation, so that no rank ever holds the whole model.
-
-    Args:
-        config: Settings for ZeRO stage 3.
-    """
+    """Make `from_pretrained` shard each tensor on creation, so that no rank ever holds the whole model."""
     import deepspeed
     from deepspeed.runtime.zero.partition_parameters import DeepSpeedTensorOverride
     from transformers.integrations import HfDeepSpeedConfig

@@ -188,11 +188,7 @@ class _Statement:
 
 
 def plugin_name(obj: Any) -> str | None:
-    """Return the plugin name for saving an object's source; None if it cannot be saved.
-
-    Args:
-        obj: A marked function or class.
-    """
+    """Return the plugin name for saving an object's source; None if it cannot be saved."""
     module = sys.modules.get(obj.__module__)
     if module is None or "<locals>" in obj.__qualname__ or _texts(obj) is None:
         return None

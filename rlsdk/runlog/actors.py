@@ -95,13 +95,7 @@ class ActorsFile:
         self._written, self._begun = float("-inf"), False
 
     def report(self, stage: str, seen: Sequence[tuple[Watched, Vitals]], now: float) -> None:
-        """Replace the file, unless it was just written or the folder does not exist yet.
-
-        Args:
-            stage: Stage of the run, and for how long.
-            seen: Processes of the run with their vitals.
-            now: Time on the clock of the watchdog.
-        """
+        """Replace the file, unless it was just written or the folder does not exist yet."""
         if now - self._written < EVERY_SECONDS or not (self._path.parent / MARKER).is_file():
             return
         if self._begun and not seen:  # the run ends: keep the last snapshot of its actors

@@ -87,6 +87,14 @@ def _lines(path: Path) -> Iterator[_Line]:
         yield _Line(text, content, whole, fault if whole and content is None else "")
 
 
+def _readable(path: Path) -> list[str]:
+    """Return the lines of a file; none if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
 def note_ledger(folder: Path, step: int, sources: Mapping[str, Mapping[str, int]]) -> None:
     """Append the counts of each task source after a step.
 
@@ -110,11 +118,7 @@ def read_ledger(folder: Path, most: int = 500) -> list[dict[str, Any]]:
         most: Maximum number of steps; if there are more, intermediate ones are omitted.
     """
     found: list[dict[str, Any]] = []
-    try:
-        lines = (folder / LEDGER).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    for line in lines:
+    for line in _readable(folder / LEDGER):
         try:
             row = json.loads(line)
             step = int(row["step"])
@@ -210,12 +214,8 @@ def recorded(folder: Path) -> Iterator[None]:
 
 def read_spans(folder: Path) -> list[Span]:
     """Return the spans of a run in order of start time, skipping incomplete lines."""
-    try:
-        lines = (folder / SPANS).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
     found = []
-    for line in lines:
+    for line in _readable(folder / SPANS):
         try:
             actor, name, begin, end, counts = json.loads(line)
             found.append(

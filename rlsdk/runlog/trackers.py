@@ -104,8 +104,22 @@ def online_or_offline(
         return start("offline")
 
 
+class _ServiceRun:
+    """The open run of a service's client, as Weights & Biases and libraries like it have it."""
+
+    _run: Any
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Send the metrics of a step."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """End the run on the service."""
+        self._run.finish()
+
+
 @rlsdk.tracker("wandb")
-class WandbTracker:
+class WandbTracker(_ServiceRun):
     """Weights & Biases (extra `wandb`)."""
 
     requires: ClassVar = ("wandb",)
@@ -152,14 +166,6 @@ class WandbTracker:
         self._run = online_or_offline("wandb", start, self._mode, "WANDB_MODE", refusals)
         keep_service_run(run, "wandb", self._run.id)
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send the metrics of a step."""
-        self._run.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        """End the run on the service."""
-        self._run.finish()
-
 
 @rlsdk.tracker("mlflow")
 class MlflowTracker:
@@ -198,7 +204,7 @@ class MlflowTracker:
 
 
 @rlsdk.tracker("swanlab")
-class SwanlabTracker:
+class SwanlabTracker(_ServiceRun):
     """SwanLab (extra `swanlab`)."""
 
     requires: ClassVar = ("swanlab",)
@@ -239,17 +245,9 @@ class SwanlabTracker:
         self._run = online_or_offline("swanlab", lambda mode: start(mode=mode), self._mode, "SWANLAB_MODE", refusals)
         keep_service_run(run, "swanlab", self._run.id)
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send the metrics of a step."""
-        self._run.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        """End the run on the service."""
-        self._run.finish()
-
 
 @rlsdk.tracker("trackio")
-class TrackioTracker:
+class TrackioTracker(_ServiceRun):
     """Trackio, on this machine or in a Hugging Face Space (extra `trackio`)."""
 
     requires: ClassVar = ("trackio",)
@@ -273,11 +271,3 @@ class TrackioTracker:
             self._project, run.name, space_id=self._space, config=dict(run.config), resume=resume, embed=False
         )
         keep_service_run(run, "trackio", self._run.name)
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send the metrics of a step."""
-        self._run.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        """End the run, and wait until it is written."""
-        self._run.finish()

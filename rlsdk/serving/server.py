@@ -79,13 +79,7 @@ class PublicServer:
     def __init__(
         self, service: EngineService, options: ServerOptions, counters: Callable[[], Mapping[str, float]] = dict
     ) -> None:
-        """Create a server without starting it.
-
-        Args:
-            service: Service that answers the requests.
-            options: Address and key.
-            counters: Returns the values for `/metrics`, by name.
-        """
+        """Create a server without starting it."""
         self._service, self._options, self._counters = service, options, counters
         self._key = digest(f"Bearer {options.api_key}") if options.api_key else b""
         self._requests = 0

@@ -107,13 +107,7 @@ def stage(run: Path, step: int, database: str) -> Staged:
 
 
 def own_files(run: Path, database: str, *, left_out: Sequence[str] = _LEFT_OUT) -> list[Path]:
-    """Return the files of a run except checkpoints and database: configuration, metrics, tracker ids, marker.
-
-    Args:
-        run: Local folder of the run.
-        database: Name of the SQLite file of rollouts.
-        left_out: Names of folders to omit.
-    """
+    """Return the files of a run except checkpoints and database: configuration, metrics, tracker ids, marker."""
     found = []
     for path in run.iterdir():
         if path.name in (*left_out, STAGE) or path.name.startswith(database) or path.name.endswith(".partial"):

@@ -272,11 +272,7 @@ def reward_metrics(groups: Sequence[Group], *, scored: bool, separate: Collectio
 
 
 def term_spreads(trajectories: Sequence[Sequence[Score]]) -> dict[str, float]:
-    """Return deviation, minimum and maximum of each term of a reward that has several; empty for a single one.
-
-    Args:
-        trajectories: Valid scores of the rollouts of each trajectory.
-    """
+    """Return deviation, minimum and maximum of each term of a reward that has several; empty for a single one."""
     terms = sorted(
         {name for scores in trajectories for s in scores for name in s.metrics if name.startswith("reward/")}
     )
