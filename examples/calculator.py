@@ -1,6 +1,7 @@
 """Arithmetic with a calculator: tasks, tool, and a call syntax for a model with few tokens.
 
-A single-file plugin, named in a config: `plugins: [calculator.py]`. See `examples/calculator_nano.yaml`.
+A single-file plugin, named in a config: `plugins: [calculator.py]`. See `examples/calculator_nano.yaml` and,
+for a tool with state, `examples/own_calculator_nano.yaml`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,29 @@ def calculate(expression: str) -> str:
     if len(expression) > LONGEST:
         raise ValueError(f"{len(expression)} characters are more than {LONGEST}")
     return str(Fraction(*evaluate(tokenize(expression))))
+
+
+class Calculator:
+    """A calculator that belongs to one rollout; it rewards the right value, and costs for each call after the first."""
+
+    def reset(self, answer: str) -> None:
+        """Take the value that is to be calculated."""
+        self.answer, self.calls, self.solved = answer, 0, False
+
+    def calculate(self, expression: str) -> str:
+        """Return the exact value of an expression.
+
+        Args:
+            expression: Whole numbers, + - * / and brackets.
+        """
+        self.calls += 1
+        value = calculate(expression)
+        self.solved = self.solved or value == self.answer
+        return value
+
+    def get_reward(self) -> float:
+        """Return 1 for the right value from one call, 0 without it."""
+        return max(0.0, 1 - 0.2 * (self.calls - 1)) if self.solved else 0.0
 
 
 def read_call(text: str) -> list[tuple[str, dict[str, Any]]]:

@@ -142,7 +142,7 @@ def read(
 
 
 def _functions(module: ast.Module, file: Path, constructors: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the path, as in `train.py:exact`, of each function that a file defines or imports; and those to move.
+    """Return the path, as in `train.py:exact`, of each function and class of a file, its imports, and those to move.
 
     A file that starts training as it is imported would do so when rlsdk imports the function; its
     functions are said to be in `rewards.py`, to which the user has to move them. A module beside the file is named by
@@ -156,8 +156,11 @@ def _functions(module: ast.Module, file: Path, constructors: Iterable[str]) -> t
     )
     found: dict[str, str] = {}
     to_move: list[str] = []
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
     for statement in module.body:
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(statement, functions) or (
+            isinstance(statement, ast.ClassDef) and any(isinstance(each, functions) for each in statement.body)
+        ):
             found[statement.name] = f"{file if guarded else MOVED}:{statement.name}"
             to_move += [] if guarded else [statement.name]
         elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:

@@ -57,6 +57,7 @@ from rlsdk.migration.rows import (
     whole,
 )
 from rlsdk.migration.trl_rewards import called, convert_aggregation, convert_functions, normalises_parts, rewards_of
+from rlsdk.migration.trl_tools import convert_factory, convert_tools, workflow_of
 from rlsdk.migration.trl_trainers import (
     CONSTRUCTORS,
     OTHERS,
@@ -467,9 +468,8 @@ def _finish(given: Given) -> dict[str, Any]:
             f"learner.router_loss_coef: {_ROUTER_LOSS} is the default of TRL 1, which adds the load-balancing loss of "
             "every mixture of experts; earlier versions take router_aux_loss_coef of its config.json",
         )
-    if tools := given.read("tools", _callables, []):
-        rounds = given.whole("max_tool_calling_iterations", 0)
-        found["workflow"] = {"use": "tools", "tools": tools, "max_turns": rounds + 1 if rounds else _MOST_TURNS}
+    tools = workflow_of(given)
+    found, notes = {**tools, **found}, notes + tools.get(NOTES, ())
     if mixture := _mixture(given):
         found["tasks.train"] = mixture[0] if len(mixture) == 1 else mixture
         if len(mixture) > 1 and not any("weight" in each for each in mixture):
@@ -478,7 +478,7 @@ def _finish(given: Given) -> dict[str, Any]:
             )
     if "tasks.train" in found and not given.read("shuffle_dataset", flag, True):
         found["tasks.train"] = unshuffled(found["tasks.train"])
-    rewards = rewards_of(given, name)
+    rewards = {} if "reward" in tools else rewards_of(given, name)
     return {**found, **rewards, NOTES: (*notes, *rewards.get(NOTES, ()))}
 
 
@@ -528,22 +528,6 @@ def _layers(value: Any) -> list[str]:
     return found
 
 
-def _callables(value: Any) -> list[str]:
-    """Read the paths of functions, as in `tools.py:add`."""
-    found = texts(value)
-    if unknown := next((each for each in found if ":" not in each), None):
-        raise UnfitError(f"{unknown!r} is not the path of a function: give FILE.py:NAME")
-    return found
-
-
-def _tools(value: Any, _: Given) -> KeyOutcome:
-    try:
-        _callables(value)
-    except UnfitError:
-        return KeyOutcome({}, "missing", "workflow: {use: tools, tools: ['FILE.py:function']}")
-    return KeyOutcome({}, "changed", "the workflow tools; results count towards model.max_length, not max_tokens")
-
-
 def _mixture(given: Given) -> list[dict[str, Any]]:
     """Return the sources of a mixture of data sets."""
     found = []
@@ -572,8 +556,6 @@ def _offload(value: str, given: Given) -> dict[str, Any]:
     return {"learner.zero_stage": 3, "learner.offload": "all"} if everything else {"learner.offload": "optimizer"}
 
 
-_MOST_TURNS = 64
-"""Answers of a rollout with tools where TRL sets no limit."""
 _DEEPSPEED = "deepspeed_file"
 """Section with the contents of the file that `deepspeed` names."""
 
@@ -746,10 +728,11 @@ ROWS = (
     changed("router_aux_loss_coef", "learner.router_loss_coef", number, 0.001, "over all rollouts of an optimiser step",
             _balance),
     part("max_tool_calling_iterations", "workflow.max_turns", count, 4, "rlsdk counts answers, one more than rounds of calls"),
-    changed("tools", "workflow", lambda value: value, ["my_reward.py:add"], "the workflow tools", _tools),
-    *(missing(f"environment_factory{end}", "workflow: {use: agent, agent: 'FILE.py:play'}, a function that makes the environment, offers its "
-              "methods as tools and returns its reward (howto/workflow.md)", "x") for end in ("", ".**")),
-    missing("rollout_func", "write a workflow (howto/workflow.md)", "x"),
+    changed("tools", "workflow", lambda value: value, ["my_reward.py:add"], "the workflow tools", convert_tools),
+    changed("environment_factory", "workflow.tools", lambda value: value, "my_reward.py:Env", "a tool class", convert_factory),
+    missing("environment_factory.**", "name one class, whose reset chooses by the task: workflow: {use: tools, tools: ['FILE.py:CLASS']}", "x"),
+    missing("rollout_func", "it returns tokens and logprobs of a whole batch; write a workflow, an async function of one task that samples "
+            "with chat.sample() and returns chat.finish(), and set workflow: {use: FILE/NAME} and plugins: [FILE.py] (howto/workflow.md)", "x"),
     # Optimisation
     same("learning_rate", "learner.lr", number, 1e-6),
     weight_decay("weight_decay", 0.1),

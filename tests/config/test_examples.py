@@ -27,7 +27,13 @@ def test_the_example_passes_the_check(path, tmp_path, monkeypatch, request):
 
 
 def test_there_are_examples():
-    nano = {"countdown_nano.yaml", "frozen_lake_nano.yaml", "calculator_nano.yaml", "dialogue_nano.yaml"}
+    nano = {
+        "countdown_nano.yaml",
+        "frozen_lake_nano.yaml",
+        "calculator_nano.yaml",
+        "own_calculator_nano.yaml",
+        "dialogue_nano.yaml",
+    }
     assert {"quickstart.yaml", "countdown_qwen2.5_0.5b.yaml", *nano} <= {p.name for p in EXAMPLES}
 
 

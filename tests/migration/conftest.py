@@ -21,6 +21,11 @@ def reward_func(queries, prompts, labels):
 def add(a: int, b: int) -> int:
     '''Add two numbers.'''
     return a + b
+
+class Env:
+    def move(self, to: str) -> str:
+        '''Move.'''
+        return to
 """
 
 

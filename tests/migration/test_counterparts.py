@@ -289,6 +289,61 @@ def test_trls_tools_are_a_workflow(tmp_path):
     assert not todo(found)
 
 
+TRL_WITH_ENVIRONMENTS = """
+from trl import GRPOConfig, GRPOTrainer
+
+class Env:
+    def reset(self, **others): ...
+    def move(self, to: str) -> str: ...
+
+def make(): return Env()
+def add(a: int) -> int: return a
+def counted(environments, **others): return [each.moves for each in environments]
+
+def main():
+    trainer = GRPOTrainer("o/m", args=GRPOConfig("out"), {given})
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_trls_environments_are_a_tool_class(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(TRL_WITH_ENVIRONMENTS.replace("{given}", "tools=[add], environment_factory=Env"))
+    found = migrate("trl", [str(file)], {})
+    assert found.config["workflow"] == {"use": "tools", "tools": [f"{file}:add", f"{file}:Env"], "max_turns": 64}
+    assert found.config["reward"] == {"use": "environment"}  # TRL refuses a class without get_reward and reward_funcs
+    assert found.config["tasks"]["train"] == {"use": "seeds", "size": 10_000}
+    assert not todo(found)
+    file.write_text(
+        TRL_WITH_ENVIRONMENTS.replace(
+            "{given}", "reward_funcs=counted, environment_factory=Env, train_dataset=load_dataset('o/d', split='train')"
+        )
+    )
+    found = migrate("trl", [str(file)], {})
+    assert found.config["workflow"]["tools"] == [f"{file}:Env"]
+    assert found.config["reward"]["path"] == f"{file}:counted"
+    assert found.config["tasks"]["train"]["use"] == "hub"
+    assert any("add {use: environment}" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("given", ["make", "lambda: Env()", "partial(Env, 1)", "{'a': Env, 'b': Env}"])
+def test_trls_factories_that_name_no_class_are_to_do(tmp_path, given):
+    file = tmp_path / "train.py"
+    file.write_text(TRL_WITH_ENVIRONMENTS.replace("{given}", f"reward_funcs=counted, environment_factory={given}"))
+    found = migrate("trl", [str(file)], {})
+    assert "workflow" not in found.config
+    assert {key.partition(".")[0] for key in todo(found)} == {"environment_factory"}
+
+
+def test_trls_rollout_function_is_to_be_a_workflow(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(TRL_WITH_ENVIRONMENTS.replace("{given}", "reward_funcs=counted, rollout_func=make"))
+    found = migrate("trl", [str(file)], {})
+    [entry] = [entry for entry in found.entries if entry.key == "rollout_func"]
+    assert entry.status == "missing" and "write a workflow, an async function of one task" in entry.note
+
+
 @pytest.mark.parametrize(("longest", "shaping"), [(2048, True), (1024, False)])
 def test_trls_punishment_by_name_has_the_limits_of_its_command(longest, shaping):
     words = ["trl", "grpo", "--reward_funcs", "accuracy_reward", "get_soft_overlong_punishment"]

@@ -39,7 +39,7 @@ def test_frozen_lake_is_learned_in_its_environment(tmp_path: Path) -> None:
     assert found["accuracy_after"]["sampled"] >= 0.55
 
 
-def test_the_calculator_is_called_more_often_where_that_pays(tmp_path: Path) -> None:
-    found = train(tmp_path, "calculator_nano.yaml", "steps=12", "eval.every=0", "checkpoint.export=never", "seed=5")
+def test_a_rollouts_own_calculator_is_called_more_often_where_that_pays(tmp_path: Path) -> None:
+    found = train(tmp_path, "own_calculator_nano.yaml", "steps=12", "eval.every=0", "checkpoint.export=never", "seed=5")
     assert found["accuracy_before"]["sampled"] <= 0.3
     assert found["accuracy_after"]["sampled"] >= 0.8
