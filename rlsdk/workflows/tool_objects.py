@@ -134,6 +134,7 @@ class ToolObject:
         """
         self._class, self._threads, self._seconds = tool_class, threads, seconds
         self._instance: Any = None
+        self._last_call: asyncio.Future[Any] | None = None
 
     @property
     def tools(self) -> list[ObjectMethod]:
@@ -163,17 +164,24 @@ class ToolObject:
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Call a method that the policy chose, and return its result; raises what the method raises.
 
+        If the caller stops waiting, as at the time limit of the rollout, `finish` waits for the call.
+
         Raises:
             ToolObjectError: It took too long.
         """
-        return await self._timed(name, getattr(self._instance, name), arguments)
+        self._last_call = asyncio.ensure_future(self._timed(name, getattr(self._instance, name), arguments))
+        return await asyncio.shield(self._last_call)
 
     async def finish(self, chat: Chat) -> dict[str, Any]:
         """Give the rollout the reward that `get_reward` returns, if there is one; return the public attributes.
 
         Raises:
-            ToolObjectError: `get_reward` raised or took too long.
+            ToolObjectError: `get_reward` raised or took too long, or the last call did.
         """
+        if self._last_call is not None:
+            await asyncio.wait([self._last_call])
+            if isinstance(error := self._last_call.exception(), ToolObjectError):
+                raise error
         if "get_reward" in self._class.lifecycle and chat.turns and chat.status != "aborted":
             value = await self._managed("get_reward", self._instance.get_reward)
             if value is not None:
@@ -183,6 +191,8 @@ class ToolObject:
     async def close(self) -> None:
         """Close the object if it was created and has `close`."""
         instance, self._instance = self._instance, None
+        if self._last_call is not None:
+            self._last_call.cancel()
         if instance is None or "close" not in self._class.lifecycle:
             return
         try:

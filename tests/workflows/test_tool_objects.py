@@ -76,6 +76,7 @@ class Slow:
     def hang(self) -> str:
         """Hang."""
         time.sleep(0.6)
+        self.returned = True
 
     def late(self) -> str:
         """Be too late by itself."""
@@ -236,6 +237,14 @@ def test_an_object_in_an_unknown_state_fails_its_rollout(file: str, cls: str, an
     group = play([f"{file}:{cls}"], answer, "done")
     assert group.rollouts[0].status == "failed" and not group.scores[0].valid
     assert group.scores[0].reason.startswith(f"workflow failed: ToolObjectError: {reason}")
+
+
+def test_a_call_that_the_rollouts_time_limit_interrupts_ends_before_the_state_is_read(file: str) -> None:
+    rollout = play([f"{file}:Slow"], call("hang"), "done", timeout=0.2, call_timeout=9.0).rollouts[0]
+    assert rollout.status == "truncated"
+    assert rollout.task.metadata["tool_state"] == {"Slow": {"returned": True}}
+    group = play([f"{file}:Slow"], call("hang"), "done", timeout=0.1, call_timeout=0.3)
+    assert group.scores[0].reason == "workflow failed: ToolObjectError: Slow.hang took longer than 0.3 s"
 
 
 def test_an_object_is_closed_however_its_rollout_ends(
