@@ -60,8 +60,7 @@ def discover() -> dict[str, tuple[PluginEntry, ...]]:
     """
     found: dict[str, list[PluginEntry]] = {CORE: [PluginEntry(CORE, CORE_MODULE, "rlsdk", version())]}
     seen: set[tuple[str, str]] = set()
-    for point in declared(GROUP):
-        distribution, release = (point.dist.name, point.dist.version) if point.dist else ("", "")
+    for point, distribution, release in _declared(GROUP, _search_path()):
         if (point.name, distribution) in seen or (point.name == CORE and point.value == CORE_MODULE):
             continue  # both an egg-info and a dist-info, or rlsdk itself
         seen.add((point.name, distribution))
@@ -76,14 +75,25 @@ def discover() -> dict[str, tuple[PluginEntry, ...]]:
 
 def declared(group: str) -> tuple[importlib.metadata.EntryPoint, ...]:
     """Return the entry points of a group, sorted by name and distribution, independent of the search path's order."""
-    return _declared(group, tuple((path, _changed(path)) for path in sys.path))
+    return tuple(point for point, _, _ in _declared(group, _search_path()))
 
 
 @lru_cache(maxsize=8)
-def _declared(group: str, searched: tuple[tuple[str, int], ...]) -> tuple[importlib.metadata.EntryPoint, ...]:
-    """Read the metadata of all installed packages, hundreds of files; cached until a package is added or removed."""
+def _declared(
+    group: str, searched: tuple[tuple[str, int], ...]
+) -> tuple[tuple[importlib.metadata.EntryPoint, str, str], ...]:
+    """Read the metadata of all installed packages, hundreds of files; cached until a package is added or removed.
+
+    Each entry point comes with the name and version of its distribution, which are parsed again whenever they are read.
+    """
     points = importlib.metadata.entry_points(group=group)
-    return tuple(sorted(points, key=lambda p: (p.name, p.dist.name if p.dist else "")))
+    owned = [(p, p.dist.name, p.dist.version) if p.dist else (p, "", "") for p in points]
+    return tuple(sorted(owned, key=lambda each: (each[0].name, each[1])))
+
+
+def _search_path() -> tuple[tuple[str, int], ...]:
+    """Return the entries of `sys.path`, each with the time when a file was last added to it or removed."""
+    return tuple((path, _changed(path)) for path in sys.path)
 
 
 def _changed(folder: str) -> int:

@@ -37,6 +37,9 @@ from rlsdk.plugins.own_parts import with_own_parts
 
 _MARKS = frozenset({*KINDS, "field", "hookimpl"})
 """Names of the decorators that mark a component, field or hook."""
+_UNMARKABLE = frozenset({str, int, float, bool, dict, list, tuple, set, frozenset, types.ModuleType})
+"""Types of the names in a module that carry no mark, whatever the module is."""
+_HOOK_MARK = f"{hookspecs.PROJECT}_impl"
 _PRESENT: ContextVar[Plugins | None] = ContextVar("present", default=None)
 
 
@@ -286,6 +289,8 @@ class Plugins(pluggy.PluginManager):
         """Collect marks; pluggy calls this for every attribute of a plugin."""
         if isinstance(plugin, types.ModuleType):
             found = vars(plugin).get(name)
+            if type(found) in _UNMARKABLE:
+                return None
             try:
                 routine, cls = inspect.isroutine(found), found if inspect.isclass(found) else None
             except Exception:  # noqa: BLE001 - a library's proxy of an object that does not exist yet
@@ -294,6 +299,8 @@ class Plugins(pluggy.PluginManager):
             if cls is not None:
                 self._check_methods(plugin, cls)
             if not routine:  # pluggy would find the same, but ten times slower
+                return None
+            if type(found) is types.FunctionType and _HOOK_MARK not in vars(found) and not hasattr(hookspecs, name):
                 return None
         options = super().parse_hookimpl_opts(plugin, name)
         if isinstance(plugin, types.ModuleType):
@@ -316,8 +323,9 @@ class Plugins(pluggy.PluginManager):
 
     def _check_methods(self, module: types.ModuleType, cls: type) -> None:
         """Refuse hooks among the methods of a class, which would never be called."""
-        hooks = [method for method in vars(cls).values() if hasattr(method, f"{hookspecs.PROJECT}_impl")]
-        if hooks and cls.__module__ == module.__name__:
+        if cls.__module__ != module.__name__:
+            return
+        if hooks := [method for method in vars(cls).values() if hasattr(method, _HOOK_MARK)]:
             raise PluginError(
                 f"plugin {self._owners[module.__name__]!r}: {defined_at(hooks[0])} is a method, and would not be "
                 "called; write the hook as a function of the module"
