@@ -71,7 +71,7 @@ class ActorSpec:
         world_size: Number of actors of its role.
         device: cpu or cuda.
         threads: Number of OpenMP threads.
-        cache: Private folder for compile caches.
+        cache: Private folder for what is compiled.
         seed: Random seed of the run.
         master: host:port of the learner ranks' rendezvous.
         cpus: Cores that the whole run shares on this machine; determines how threads wait.

@@ -15,6 +15,7 @@ import numpy as np
 
 from rlsdk import weights as transport
 from rlsdk.cluster.actors import RunActor, spawn
+from rlsdk.cluster.compiled import keep_compiled
 from rlsdk.cluster.gpus import GPUSeat
 from rlsdk.contracts import (
     ActorSpec,
@@ -102,7 +103,7 @@ class EngineActor(RunActor):
             self._engine.expect_adapter(adapter)
         if routing:
             self._engine.return_routing()
-        self._engine.start(model, place)
+        self._engine.start(model, keep_compiled(self._engine, place))
         self._vocabulary = vocabulary_size(model)
         settle()
 

@@ -50,7 +50,8 @@ class Transformers:
         max_num_batched_tokens: Maximum number of prompt tokens, padding included, that are read at once.
         kv_cache_gib: Memory for the KV cache, in GiB; fewer continuations run at once if it is too small.
         compile: Decode with `torch.compile`: 25 % faster on the two cores of docs/benchmarks.md, but the first steps
-            take half a minute longer. Needs g++ or the compiler that `CXX` names.
+            take half a minute longer, unless an earlier run compiled the same. Needs g++ or the compiler that `CXX`
+            names.
     """
 
     max_num_seqs: Count = 1024

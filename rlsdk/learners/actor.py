@@ -9,6 +9,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.cluster.actors import RunActor
+from rlsdk.cluster.compiled import keep_compiled
 from rlsdk.contracts import (
     ActorSpec,
     GivesRankTensors,
@@ -70,7 +71,7 @@ class LearnerActor(RunActor):
         self._learner = Plugins().resolve(reference)
         self._transfer = None if transfer is None else Plugins().resolve(transfer)
         self._sends = place.rank == 0 or isinstance(self._transfer, SendsFromEachRank)
-        self._learner.start(roles, loss, place, total_updates)
+        self._learner.start(roles, loss, keep_compiled(self._learner, place), total_updates)
         settle()
 
     def call(self, method: str, *args: Any, **options: Any) -> Any:

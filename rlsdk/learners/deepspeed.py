@@ -48,8 +48,8 @@ class DeepSpeedOptions(LearnerOptions):
         sequence_parallel: Number of ranks that share the tokens of each rollout (Ulysses), for rollouts too long for
             one rank; each reads `micro_batch_tokens`. Must divide the number of ranks and of the model's heads.
         compile: Compile the models with `torch.compile`: updates take 20 % less time on the two cores of
-            docs/benchmarks.md, but the first pass of each kind takes half a minute longer. Needs g++ or the compiler
-            that `CXX` names.
+            docs/benchmarks.md, but the first pass of each kind takes half a minute longer, unless an earlier run
+            compiled the same. Needs g++ or the compiler that `CXX` names.
     """
 
     takes_optimizers: ClassVar[bool] = True
