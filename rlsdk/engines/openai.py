@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -27,6 +28,8 @@ FIRST_RETRY = 0.5
 LONGEST_RETRY = 30.0
 LONGEST_RECONNECT = 4.0
 """Longest wait after a connection that broke; then the server counts as gone."""
+LATE_SECONDS = 1.0
+"""Seconds after `timeout` at which an incomplete answer is late; httpx limits only the wait for its next bytes."""
 _BUSY = (429, 502, 503, 504)
 """Status codes of servers that are busy."""
 _SAID = 500
@@ -38,13 +41,26 @@ _REFUSAL = (
 
 
 @attrs.define(eq=False)
+class _Attempts:
+    """Attempts to send one request.
+
+    Attributes:
+        aborted: Set to end the retries.
+        until: Time at which the current attempt is late; infinite between two attempts.
+    """
+
+    aborted: threading.Event = attrs.field(factory=threading.Event)
+    until: float = math.inf
+
+
+@attrs.define(eq=False)
 class _Asked:
-    """A requested continuation; `aborted` ends its retries."""
+    """A requested continuation."""
 
     request: Request
     index: int
     future: Future[Completion]
-    aborted: threading.Event
+    attempts: _Attempts
 
 
 @engine("openai")
@@ -62,8 +78,8 @@ class OpenAI:
         api_key_env: Environment variable that holds the API key; if it is not set, no key is sent.
         prompts: Format of prompts: token ids, or text for servers that do not accept ids.
         parallel: Maximum number of requests that run at once.
-        timeout: Timeout of a request in seconds. A request that a busy server refuses (status 429, 502, 503 or 504) is
-            sent again within this time; after broken connections, a few times.
+        timeout: Seconds within which a whole answer must arrive. A request that a busy server refuses (status 429, 502,
+            503 or 504) is sent again within this time; after broken connections, a few times.
     """
 
     base_url: str
@@ -109,7 +125,10 @@ class OpenAI:
         )
         self._threads = ThreadPoolExecutor(self.parallel)
         if not self.model:
-            found = self._call("GET", "/models")
+            try:
+                found = self._threads.submit(self._call, "GET", "/models").result(self.timeout + LATE_SECONDS)
+            except TimeoutError as error:
+                raise EngineError(self._late("/models")) from error
             try:
                 self.model = str(found["data"][0]["id"])
             except (LookupError, TypeError) as error:
@@ -127,15 +146,15 @@ class OpenAI:
         check_known([request.id for request in requests], (asked.request.id for asked in self._asked))
         for request in requests:
             for index in range(request.n):
-                aborted = threading.Event()
-                future = self._threads.submit(self._complete, request, index, aborted)
-                self._asked.append(_Asked(request, index, future, aborted))
+                attempts = _Attempts()
+                future = self._threads.submit(self._complete, request, index, attempts)
+                self._asked.append(_Asked(request, index, future, attempts))
 
     def step(self) -> list[Completion]:
         """Wait briefly and return the completions that have arrived.
 
         Raises:
-            EngineError: The server refused a request, or could not be reached.
+            EngineError: The server refused a request, did not answer in time, or could not be reached.
         """
         wait([asked.future for asked in self._asked], timeout=WAIT_SECONDS, return_when=FIRST_COMPLETED)
         done: list[_Asked] = []
@@ -143,6 +162,8 @@ class OpenAI:
         for asked in self._asked:
             (done if asked.future.done() else waiting).append(asked)
         self._asked = waiting
+        if any(time.monotonic() > asked.attempts.until for asked in waiting):
+            raise EngineError(self._late("/completions"))
         return [asked.future.result() for asked in done]
 
     @property
@@ -157,7 +178,7 @@ class OpenAI:
         self._asked = [asked for asked in self._asked if wanted is not None and asked.request.id not in wanted]
         for asked in ended:
             asked.future.cancel()
-            asked.aborted.set()
+            asked.attempts.aborted.set()
         none = np.zeros(0, np.int64)
         return [self._completion(asked.request, asked.index, none, [], "abort") for asked in ended]
 
@@ -189,13 +210,13 @@ class OpenAI:
     def stop(self) -> None:
         """Close the connections."""
         for asked in self._asked:
-            asked.aborted.set()
+            asked.attempts.aborted.set()
         if self._client is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._client.close()
         self._asked = []
 
-    def _complete(self, request: Request, index: int, aborted: threading.Event) -> Completion:
+    def _complete(self, request: Request, index: int, attempts: _Attempts) -> Completion:
         sampling, ids = request.sampling, request.prompt_ids
         room = min(sampling.max_tokens, self._limit - len(ids))
         body: dict[str, Any] = {
@@ -216,7 +237,7 @@ class OpenAI:
             "seed": None if request.seed is None else (request.seed + index) % 2**31,
         }
         body |= {name: value for name, value in more.items() if value not in (None, 0, [], False)}
-        found = self._call("POST", "/completions", body, aborted, retry_until=time.monotonic() + self.timeout)
+        found = self._call("POST", "/completions", body, attempts, retry_until=time.monotonic() + self.timeout)
         try:
             choice = found["choices"][0]
             text, given = choice["text"], choice.get("finish_reason")
@@ -251,17 +272,20 @@ class OpenAI:
         method: str,
         path: str,
         body: Mapping[str, Any] | None = None,
-        aborted: threading.Event | None = None,
+        attempts: _Attempts | None = None,
         *,
         retry_until: float = 0.0,
     ) -> Any:
         import httpx
 
-        wait, aborted = FIRST_RETRY, aborted or threading.Event()
+        wait, attempts = FIRST_RETRY, attempts or _Attempts()
         while True:
             late = time.monotonic() + wait > retry_until
+            attempts.until = time.monotonic() + self.timeout + LATE_SECONDS
             try:
                 response = self._client.request(method, self.base_url.rstrip("/") + path, json=body)
+            except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
+                raise EngineError(self._late(path)) from error
             except httpx.TransportError as error:
                 # A server may close an idle connection just when it is used again.
                 if late or wait > LONGEST_RECONNECT or isinstance(error, httpx.TimeoutException):
@@ -271,8 +295,9 @@ class OpenAI:
                 if late or response.status_code not in _BUSY:
                     break
                 said = f"status {response.status_code}"
+            attempts.until = math.inf
             log.warning("%s%s: %s; retry in %g s", self.base_url, path, said, wait)
-            if aborted.wait(wait):
+            if attempts.aborted.wait(wait):
                 raise EngineError("the request was aborted")
             wait = min(2 * wait, LONGEST_RETRY)
         if response.status_code in (401, 403):
@@ -288,3 +313,6 @@ class OpenAI:
         except ValueError as error:
             said = response.text[:_SAID]
             raise EngineError(f"{self.base_url}{path}: the answer is not JSON: {said!r}") from error
+
+    def _late(self, path: str) -> str:
+        return f"{self.base_url}{path} gave no complete answer within {self.timeout:g} s (engine.timeout)"

@@ -35,6 +35,8 @@ class Server(ThreadingHTTPServer):
         self.choice: dict[str, Any] = {"text": "1+2", "finish_reason": "stop"}
         self.status = 200
         self.busy = 0  # answers with status 429 before the others
+        self.drips: tuple[str, ...] = ()  # methods whose answers arrive a byte every 0.1 s
+        self.over = threading.Event()
         self.broken = 0  # connections closed without an answer, before them
         self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
 
@@ -60,7 +62,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(429 if self.server.busy >= 0 else self.server.status)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command not in self.server.drips:
+            self.wfile.write(body)
+            return
+        for byte in body:
+            self.wfile.write(bytes([byte]))
+            if self.server.over.wait(0.1):
+                return
 
     def log_message(self, *_: Any) -> None: ...
 
@@ -71,6 +79,7 @@ def server() -> Iterator[Server]:
     found = Server()
     threading.Thread(target=found.serve_forever, daemon=True).start()
     yield found
+    found.over.set()
     found.shutdown()
     found.server_close()
 
@@ -172,6 +181,18 @@ def test_an_aborted_request_is_not_sent_again(server: Server, monkeypatch: pytes
     assert [completion.request for completion in answers(engine)] == ["b"]
     assert len(server.asked) == 2
     engine.stop()
+
+
+@pytest.mark.parametrize("command", ["GET", "POST"])
+def test_an_answer_that_arrives_byte_by_byte_ends_at_the_timeout(
+    server: Server, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr(openai, "LATE_SECONDS", 0.1)
+    server.drips, server.choice["text"] = (command,), "1+2" * 1000
+    with pytest.raises(EngineError, match=r"gave no complete answer within 0\.5 s \(engine\.timeout\)$"):
+        engine = started(server, timeout=0.5)
+        engine.add([Request(id="a", prompt_ids=PROMPT, sampling=Sampling(max_tokens=4))])
+        answers(engine)
 
 
 def test_a_missing_key_and_a_missing_server_are_named(server: Server) -> None:
