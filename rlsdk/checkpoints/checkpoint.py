@@ -178,11 +178,14 @@ class Checkpoints:
             CheckpointError: All checkpoints are damaged, or one has another format.
         """
         damaged: dict[int, str] = {}
-        for step in reversed(self.steps()):
+        # List them each time: a run that trains at this moment writes newer checkpoints, and deletes older ones.
+        while steps := [step for step in self.steps() if step not in damaged]:
+            step = steps[-1]
             try:
                 self.verify(step, part)
             except DamagedCheckpointError as error:
-                damaged[step] = str(error)
+                if self.path(step).exists():  # otherwise the run has just deleted it
+                    damaged[step] = str(error)
             else:
                 return step, damaged
         if damaged:
@@ -204,6 +207,8 @@ class Checkpoints:
         try:
             self.verify(step, part)
         except DamagedCheckpointError as error:
+            if not self.path(step).exists():
+                raise CheckpointError(deleted_text(self.path(step))) from error
             others = ", ".join(str(other) for other in steps if other != step)
             raise DamagedCheckpointError(f"{error}; other steps there: {others or 'none'}") from error
 
@@ -297,6 +302,11 @@ def _shown(folder: Path, size: int) -> Iterator[Seen | None]:
     columns = (TextColumn("checking"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         yield partial(progress.advance, progress.add_task("", total=size))
+
+
+def deleted_text(checkpoint: Path) -> str:
+    """Describe the fault of a checkpoint that disappeared while it was read."""
+    return f"{checkpoint} was deleted while it was read: the run keeps checkpoint.keep of them; export a newer one"
 
 
 def free_text(path: str | os.PathLike[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from rlsdk.checkpoints.checkpoint import EXPORT, LEARNER, Checkpoints
+from rlsdk.checkpoints.checkpoint import EXPORT, LEARNER, Checkpoints, deleted_text
 from rlsdk.cluster.placement import layout, ray_cluster
 from rlsdk.cluster.watched import watched
 from rlsdk.config import Plan, check, read
@@ -77,20 +77,17 @@ def export(
         except (OSError, RlsdkError) as error:
             if checkpoint.is_dir():
                 raise
-            raise CheckpointError(
-                f"{checkpoint} was deleted while it was read: the run keeps checkpoint.keep of them; export a newer one"
-            ) from error
+            raise CheckpointError(deleted_text(checkpoint)) from error
     return step
 
 
 def _choose(checkpoints: Checkpoints, run: Path, step: int | None) -> int:
-    if not checkpoints.steps():
-        raise CheckpointError(f"{run} has no complete checkpoint; checkpoint.every sets when they are written")
-    if step is not None:
+    if step is not None and checkpoints.steps():
         checkpoints.require(step, "model")
         return step
     newest, damaged = checkpoints.newest_whole("model")
-    assert newest is not None
+    if newest is None:
+        raise CheckpointError(f"{run} has no complete checkpoint; checkpoint.every sets when they are written")
     for fault in damaged.values():
         log.warning("%s; step %d is exported, the newest intact checkpoint", fault, newest)
     return newest

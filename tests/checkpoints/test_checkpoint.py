@@ -198,6 +198,23 @@ def test_a_step_that_is_asked_for_must_be_there_and_whole(two: Checkpoints) -> N
         two.require(4)
 
 
+def test_checkpoints_that_a_run_deletes_while_they_are_read_are_not_called_damaged(
+    two: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def after_a_save(step: int) -> dict[str, Any]:
+        monkeypatch.undo()
+        for newer in (12, 16):  # of which two are kept
+            two.save(newer, STATE, learner)
+        return two.read(step)
+
+    monkeypatch.setattr(two, "read", after_a_save)
+    assert two.newest_whole() == (16, {})
+    monkeypatch.setattr(two, "read", lambda step: shutil.rmtree(two.path(step)) or Checkpoints.read(two, step))
+    with pytest.raises(CheckpointError, match=r"step-12 was deleted while it was read: .*export a newer one$"):
+        two.require(12)
+    assert two.newest_whole() == (None, {})
+
+
 def test_the_export_is_compared_where_the_model_is_wanted(tmp_path: Path) -> None:
     def both(folder: Path) -> None:
         learner(folder)
