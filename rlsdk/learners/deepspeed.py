@@ -105,22 +105,16 @@ class DeepSpeedOptions(LearnerOptions):
         """Return the memory of a rank without activations, as DeepSpeed shards it."""
         cpu = place.device == "cpu"
         uses, trained, reference = [], [], 0
-        if roles.actor is not None:
-            actor = _TrainedBytes.of(self, roles.actor, place, lora=self.lora is not None)
+        for model, title, lora in ((roles.actor, "learner", self.lora is not None), (roles.critic, "critic", False)):
+            if model is None:
+                continue
+            held = _TrainedBytes.of(self, model, place, lora=lora)
             uses += [
-                MemoryUse("learner weights", actor.weights, actor.weights_on_host),
-                MemoryUse("learner gradients", actor.gradients, turn="learn"),
-                MemoryUse("learner optimiser state", actor.optimizer, actor.optimizer_on_host, "learn"),
+                MemoryUse("learner weights" if title == "learner" else title, held.weights, held.weights_on_host),
+                MemoryUse(f"{title} gradients", held.gradients, turn="learn"),
+                MemoryUse(f"{title} optimiser state", held.optimizer, held.optimizer_on_host, "learn"),
             ]
-            trained.append(actor)
-        if roles.critic is not None:
-            critic = _TrainedBytes.of(self, roles.critic, place, lora=False)
-            uses += [
-                MemoryUse("critic", critic.weights, critic.weights_on_host),
-                MemoryUse("critic gradients", critic.gradients, turn="learn"),
-                MemoryUse("critic optimiser state", critic.optimizer, critic.optimizer_on_host, "learn"),
-            ]
-            trained.append(critic)
+            trained.append(held)
         if roles.reference is not None and not (self.lora and roles.reference == roles.actor):
             shared = place.world_size if self.zero_stage == 3 else 1
             width = DTYPE_BYTES[roles.reference.dtype] + (4 if roles.copies_reference else 0)

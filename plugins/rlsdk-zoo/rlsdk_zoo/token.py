@@ -108,7 +108,7 @@ def dppo(
     """
     difference, advantages = log_ratio(x, x.behaviour_logprobs), credit(x)
     policy, sampler = _log_probability(x, x.logprobs), _log_probability(x, x.behaviour_logprobs)
-    distance = _total_variation(sampler, policy) if divergence == "tv" else _binary_kl(sampler, policy)
+    distance = (sampler.exp() - policy.exp()).abs() if divergence == "tv" else _binary_kl(sampler, policy)
     further = ((advantages > 0) & (difference > 0)) | ((advantages < 0) & (difference < 0))
     beyond = distance > (DIVERGENCE_THRESHOLD[divergence] if threshold is None else threshold)
     loss = torch.where(further & beyond, 0, -advantages * bounded(difference).exp())
@@ -121,10 +121,6 @@ def dppo(
 def _log_probability(x: rlsdk.LossInputs, logprobs: Tensor) -> Tensor:
     """Return detached logprobs, clamped to 0, which rounding and handmade inputs may exceed."""
     return trained(x, wide(logprobs).detach()).clamp(max=0)
-
-
-def _total_variation(sampler: Tensor, policy: Tensor) -> Tensor:
-    return (sampler.exp() - policy.exp()).abs()
 
 
 def _binary_kl(sampler: Tensor, policy: Tensor) -> Tensor:
