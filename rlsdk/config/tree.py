@@ -233,6 +233,8 @@ def _spelt_out(path: str, value: Any) -> Any:
 
 def _interpolate(tree: Tree) -> tuple[Tree, list[str]]:
     """Resolve `${…}` leaf by leaf, so that all unresolved ones are reported."""
+    if _is_literal(tree):  # most are, and omegaconf takes milliseconds for each
+        return tree, []
     try:
         config = OmegaConf.create(tree)
     except OmegaConfBaseException as error:  # in a mapping passed by a script; files and overrides are parsed earlier
@@ -259,6 +261,15 @@ def _interpolate(tree: Tree) -> tuple[Tree, list[str]]:
         return list(out.values()) if isinstance(node, ListConfig) else out
 
     return walk(config, ""), faults
+
+
+def _is_literal(value: Any) -> bool:
+    """Return True if a tree has only values that omegaconf would return as they are: no `$`, `???` or special type."""
+    if type(value) is dict:
+        return all(type(key) in (str, int) and _is_literal(below) for key, below in value.items())
+    if type(value) is list:
+        return all(map(_is_literal, value))
+    return type(value) in (int, float, bool, type(None)) or (type(value) is str and "$" not in value and value != "???")
 
 
 def normalise(tree: dict[str, Any]) -> dict[str, Any]:
