@@ -22,7 +22,8 @@ def test_new_weights_reach_a_compiled_model_of_vllm(launched: Any, model: Model,
     import ray
 
     with launched(tmp_path, {"max_num_seqs": 8, "enforce_eager": False}) as engine:
-        assert any((tmp_path / "cache" / "vllm").rglob("*.py")), "nothing was compiled"
+        programs = engine.run(lambda _: os.environ["VLLM_CACHE_ROOT"])
+        assert any(Path(programs).rglob("*.py")), "nothing was compiled"
         for weights in (tiny.changed(model, 1), tiny.changed(model, 2, seed=2)):
             seen = ray.get(engine.actor.load_weights.remote(weights, PROMPT))
             np.testing.assert_allclose(seen, tiny.reference_logprobs(model, PROMPT, weights), atol=1e-4)
