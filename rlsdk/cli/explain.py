@@ -127,8 +127,9 @@ def _print_json(
     sizes = disk and {**attrs.asdict(disk), "total": disk.total, "needed": disk.needed}
     kinds = {"faults": faults, "warnings": warnings, "notes": notes}
     listed = {kind: [*map(attrs.asdict, found)] for kind, found in kinds.items()}
-    rows = [attrs.asdict(row) for row in memory.rows] if memory else []
-    found = {**listed, "plan": plan, "disk": sizes, "memory": rows, **({} if values is None else {"values": values})}
+    memory = memory or MemoryEstimate()
+    needed = {"memory": [*map(attrs.asdict, memory.rows)], "memory_unknown": list(memory.unknown)}
+    found = {**listed, "plan": plan, "disk": sizes, **needed, **({} if values is None else {"values": values})}
     click.echo(json.dumps(found, indent=2, default=str))
 
 

@@ -341,6 +341,8 @@ def test_a_reward_model_is_named_as_not_estimated(tmp_path: Path):
     ran = CliRunner().invoke(root, ["explain", str(NANO.parents[1] / "quickstart.yaml"), reward])
     said = "the reward 'core/reward_model' runs in its own process, which is not estimated"
     assert said in " ".join(ran.stdout.split()), ran.output
+    as_json = CliRunner().invoke(root, ["explain", str(NANO.parents[1] / "quickstart.yaml"), reward, "--json"])
+    assert json.loads(as_json.stdout)["memory_unknown"] == [said]
 
 
 @pytest.mark.parametrize("example", ["quickstart", "calculator_nano", "dialogue_nano"])
