@@ -17,7 +17,7 @@ from rich.text import Text
 from rlsdk.cli.lazy import WRONG_INPUT
 from rlsdk.cli.listing import console, show, wrapped
 from rlsdk.cli.parameters import SettingsCommand, plugin_files
-from rlsdk.cluster.gpus import GPUNode, parse_nodes
+from rlsdk.cluster.gpus import GPUMap, GPUNode, parse_nodes
 from rlsdk.cluster.placement import gpu_map
 from rlsdk.components import brief
 from rlsdk.config import check
@@ -79,10 +79,7 @@ def explain(
             misplaced = tuple(PlanFinding("placement", text) for text in gpu_faults(plan, nodes))
             found = attrs.evolve(found, faults=(*found.faults, *misplaced))
             if not misplaced:
-                rows = list(gpu_map(plan, nodes).rows())
-                plan_text["gpus"] = {f"{node}, GPU {gpu}": ", ".join(users) for node, gpu, users in rows if users}
-                unused = sum(not users for _, _, users in rows)
-                plan_text["gpus"] |= {"unused": counted(unused, "GPU")} if unused else {}
+                plan_text["gpus"] = _users(gpu_map(plan, nodes))
         memory = MemoryEstimate()
         if with_memory:
             gpu_bytes = None if gpu_memory is None else int(gpu_memory * 2**30)
@@ -106,6 +103,14 @@ def explain(
         raise ConfigError(map(str, found.faults))
     warned = f", but {counted(len(found.warnings), 'warning')}: `rlsdk train` would not start here"
     click.echo(f"rlsdk: the configuration has no faults{warned if found.warnings else ''}", err=True)
+
+
+def _users(found: GPUMap) -> dict[str, str]:
+    """Return the users of each GPU, and the number of those without."""
+    rows = list(found.rows())
+    used = {f"{node}, GPU {gpu}": ", ".join(users) for node, gpu, users in rows if users}
+    unused = len(rows) - len(used)
+    return {**used, **({"unused": counted(unused, "GPU")} if unused else {})}
 
 
 def _nodes(text: str) -> list[GPUNode]:
