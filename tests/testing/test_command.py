@@ -128,7 +128,11 @@ def test_core_conforms_as_the_command_sees_it(lab):
 
 
 PYTEST = ("pytest", "-p", "rlsdk.testing.pytest_plugin", "-p", "no:cacheprovider")
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    "PYTEST_ADDOPTS": "",  # options meant for the outer pytest
+}
 
 
 @pytest.fixture(scope="module")
