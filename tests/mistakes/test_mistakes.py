@@ -181,7 +181,7 @@ def test_explain_tells_faults_from_warnings_as_json(lab: None, settings: str, pa
     ran = rlsdk(f"explain base.yaml --json {settings}")
     found = json.loads(ran.stdout)
     assert [each["path"] for each in found[kind]] == [path] and found[kind][0]["message"]
-    assert set(found) == {"faults", "warnings", "notes", "plan", "disk", "memory"}
+    assert set(found) == {"faults", "warnings", "notes", "plan", "disk", "memory", "memory_unknown"}
     assert ran.exit_code == (2 if kind == "faults" else 0)
     assert (found["plan"] is None) == (settings == "learner.lrr=1")
 
