@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from rlsdk.sources.countdown import draw, pick
     from rlsdk.sources.rows import Wording
     from rlsdk.tool_calls import Dialect
-    from rlsdk.workflows.agent import LateError, attended, within
+    from rlsdk.workflows.agent import attended
+    from rlsdk.workflows.limits import LateError, within
 
 _NAMES = {
     "rlsdk.algorithms.marking": ("Aggregation",),
@@ -70,7 +71,8 @@ _NAMES = {
     "rlsdk.sources.countdown": ("draw", "pick"),
     "rlsdk.sources.rows": ("Wording",),
     "rlsdk.tool_calls": ("Dialect",),
-    "rlsdk.workflows.agent": ("LateError", "attended", "within"),
+    "rlsdk.workflows.agent": ("attended",),
+    "rlsdk.workflows.limits": ("LateError", "within"),
 }
 _LAZY = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -320,7 +320,7 @@ class EngineActor(RunActor):
         return {**self._clock, "host_bytes": float(peak_memory())}
 
     async def health(self) -> dict[str, float]:
-        """Return `clock`.
+        """Return the counters of `clock`, if the engine still works.
 
         Raises:
             EngineError: The engine failed and answers nothing more.

@@ -158,16 +158,17 @@ def check_code(plan: Plan, then: Mapping[str, Any], replaced: Sequence[str], *, 
     notices = list(replaced) if allow_changes else []
     wrong = [] if allow_changes else list(replaced)
     for name in sorted(({*then} ^ {*now}) - {CORE}):
-        if " " in name and (now.get(name) or then[name]) in (then if name in now else now).values():
+        code, others = (now[name], then) if name in now else (then[name], now)
+        if " " in name and code in others.values():
             continue  # the same file, named from another folder; a different function in it is a changed setting
         if allow_changes:
             notices.append(f"plugin {name} is {'new' if name in now else 'left out'}")
         elif name in now:
-            wrong.append(f"plugin {name} ({_mark(now[name])}) is new; leave it out, or pass --allow-changes")
+            wrong.append(f"plugin {name} ({_mark(code)}) is new; leave it out, or pass --allow-changes")
         elif name in files:
             wrong.append(left_out(files[name]))
         else:
-            wrong.append(f"plugin {name} ({_mark(then[name])}) is left out; name it under `plugins:`")
+            wrong.append(f"plugin {name} ({_mark(code)}) is left out; name it under `plugins:`")
     if wrong:
         raise PluginError(
             "\n".join(

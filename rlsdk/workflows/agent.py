@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,12 +17,9 @@ from rlsdk.limits import Count, Positive
 from rlsdk.plugins.discovery import find
 from rlsdk.tool_calls import Dialect, is_users
 from rlsdk.types import Rollout, Task
+from rlsdk.workflows.limits import LateError, call_within
 
 NAME = "workflow 'agent'"
-
-
-class LateError(Exception):
-    """Raised when an agent reaches a limit; its rollout ends as truncated."""
 
 
 class RefusedError(Exception):
@@ -104,23 +100,7 @@ class Agent:
         Raises:
             LateError: The agent exceeded its time limit.
         """
-        arguments = (task, served.base_url, served.api_key)
-        if inspect.iscoroutinefunction(self._agent):
-            return await within(self.timeout, self._agent(*arguments))
-
-        def call() -> tuple[Any, Exception | None]:
-            try:
-                return self._agent(*arguments), None
-            except Exception as error:  # noqa: BLE001 - raised below, so that the agent's own TimeoutError is told from this time limit
-                return None, error
-
-        try:
-            result, error = await self._threads.call(call, seconds=self.timeout)
-        except TimeoutError as late:
-            raise LateError from late
-        if error is not None:
-            raise error
-        return result
+        return await call_within(self.timeout, self._threads, self._agent, task, served.base_url, served.api_key)
 
 
 async def attended(
@@ -163,25 +143,6 @@ def _raise_unless_cut(error: Exception, served: Served) -> None:
         refused = RefusedError(f"the agent's last request was refused: {served.refusal}")
         raise refused.with_traceback(error.__traceback__) from error
     raise error
-
-
-async def within(seconds: float | None, work: Awaitable[Any]) -> Any:
-    """Await work within a time limit.
-
-    Args:
-        seconds: Time limit; None for no limit.
-        work: Awaitable to run.
-
-    Raises:
-        LateError: The work exceeded its time limit.
-    """
-    try:
-        async with asyncio.timeout(seconds) as limit:
-            return await work
-    except TimeoutError as error:
-        if limit.expired():
-            raise LateError from error
-        raise
 
 
 def _read(result: Any, served: Served, agent: str) -> dict[str, Any]:

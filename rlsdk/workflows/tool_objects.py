@@ -19,6 +19,7 @@ from rlsdk.isolation.threads import Threads
 from rlsdk.types import Task
 from rlsdk.workflows.environment import seed_of
 from rlsdk.workflows.functions import Tool
+from rlsdk.workflows.limits import LateError, call_within
 
 log = logging.getLogger(__name__)
 
@@ -211,22 +212,10 @@ class ToolObject:
             raise ToolObjectError(f"{self._class.name}.{name}: {described(error)}") from error
 
     async def _timed(self, name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-        late = f"{self._class.name}.{name} took longer than {self._seconds:g} s"
-        if inspect.iscoroutinefunction(function):
-            try:
-                async with asyncio.timeout(self._seconds) as limit:
-                    return await function(**arguments)
-            except TimeoutError as error:
-                if limit.expired():
-                    raise ToolObjectError(late) from error
-                raise
         try:
-            result, raised = await self._threads.call(_outcome, function, arguments, seconds=self._seconds)
-        except TimeoutError as error:
-            raise ToolObjectError(late) from error
-        if raised is not None:
-            raise raised
-        return result
+            return await call_within(self._seconds, self._threads, function, **arguments)
+        except LateError as error:
+            raise ToolObjectError(f"{self._class.name}.{name} took longer than {self._seconds:g} s") from error
 
 
 def public_state(instance: Any) -> dict[str, Any]:
@@ -251,14 +240,6 @@ def _number(value: Any) -> Any:
     if getattr(value, "shape", None) != ():
         raise TypeError
     return value.item()
-
-
-def _outcome(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[Any, Exception | None]:
-    """Call a function; its own exceptions, TimeoutError among them, are told from those of the thread's limit."""
-    try:
-        return function(**arguments), None
-    except Exception as error:  # noqa: BLE001 - the caller raises it
-        return None, error
 
 
 def _required(function: Callable[..., Any], label: str, *, by_name: bool = False) -> list[str]:

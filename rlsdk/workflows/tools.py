@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -20,7 +19,7 @@ from rlsdk.plugins.discovery import find
 from rlsdk.tool_calls import TOOL_STATE, Call, Dialect, Malformed, is_users
 from rlsdk.types import Rollout, Status, Task
 from rlsdk.workflows.functions import Tool, WrongCallError, as_text
-from rlsdk.workflows.limits import limited
+from rlsdk.workflows.limits import LateError, call_within, limited
 from rlsdk.workflows.mcp_servers import Connection, McpTool, Server
 from rlsdk.workflows.tool_objects import ObjectMethod, ToolClass, ToolObject, ToolObjectError
 
@@ -186,14 +185,10 @@ class Tools:
         arguments = tool.arguments(call)
         if isinstance(tool, ObjectMethod):
             return await tool.owner.call(tool.name, arguments)
-        if inspect.iscoroutinefunction(tool.function):
-            try:
-                async with asyncio.timeout(self.call_timeout) as limit:
-                    return await tool.function(**arguments)
-            except TimeoutError as error:
-                reason = f"it took longer than {self.call_timeout:g} s" if limit.expired() else str(error)
-                raise TimeoutError(reason) from error
-        return await self._threads.call(lambda: tool.function(**arguments), seconds=self.call_timeout)
+        try:
+            return await call_within(self.call_timeout, self._threads, tool.function, **arguments)
+        except LateError as error:
+            raise TimeoutError(f"it took longer than {self.call_timeout:g} s") from error
 
 
 def _tool(path: str, index: int) -> Tool | ToolClass:
