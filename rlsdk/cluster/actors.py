@@ -53,6 +53,7 @@ def spawn(
     watched_as: str = "",
     log_path: object = "",
     replaced: bool = False,
+    responsive: bool = False,
 ) -> Any:
     """Start an actor and return its handle; Ray does not restart it.
 
@@ -72,6 +73,7 @@ def spawn(
         watched_as: Name in the watchdog's messages, such as `learner rank 0`; empty for an actor that is not watched.
         log_path: File with the actor's output, named in those messages.
         replaced: True if a dead actor is replaced, so that the run continues.
+        responsive: True if it answers within `watchdog.busy`, whatever it works on.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -94,7 +96,7 @@ def spawn(
     given = {option: value for option, value in options.items() if value}
     actor = ray.remote(cls).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, **given).remote(*arguments)
     if watched_as:
-        watch_actor(watched_as, actor, log_path or "Ray's", replaced=replaced)
+        watch_actor(watched_as, actor, log_path or "Ray's", replaced=replaced, responsive=responsive)
     return actor
 
 

@@ -36,9 +36,12 @@ class Watched:
         actor: Its Ray handle; None if it is not an actor.
         identity: The process, once known.
         replaced: True if the run continues without it.
+        responsive: True if it answers within `watchdog.busy`, whatever it works on.
         vital: True if its end ends the run at once.
-        asked: Time of an unanswered request to identify itself; None without one.
+        asked: Time of an unanswered request to identify itself, or of the last work seen since; None without one.
         answer: Pending answer to that request.
+        busy: Time of that request, whatever was seen since.
+        busy_warned: True once it has been reported as busy for too long.
         base: Time, CPU seconds and bytes when it was last seen working.
         silent: Start of its silence and the reason; None while it works.
         warned: True once its silence has been reported.
@@ -50,9 +53,12 @@ class Watched:
     actor: Any = None
     identity: Identity | None = None
     replaced: bool = False
+    responsive: bool = False
     vital: bool = False
     asked: float | None = None
     answer: Any = None
+    busy: float = float("-inf")
+    busy_warned: bool = False
     base: tuple[float, float, int] | None = None
     silent: tuple[float, str] | None = None
     warned: bool = False

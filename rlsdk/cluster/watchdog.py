@@ -1,7 +1,7 @@
 """The watchdog of a run: a thread that reports silent processes and event loops, and ends the run after a time limit.
 
 A process is silent if it is stopped, or if it uses neither CPU nor disk and does not answer. A working process is
-never ended, however long it takes.
+never ended, however long it takes, except one that should answer after each decode step, such as an engine.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Watchdog:
         self._report = report
         self._warn = section.warn
         self._end = section.end if section.end is not None else float("inf")
+        self._busy = section.busy if section.busy is not None else float("inf")
         self._prober, self._now, self._abandon = prober or Prober(), now, abandon
         self._lock, self._looking = threading.RLock(), threading.Lock()
         self._keys = itertools.count()
@@ -112,9 +113,9 @@ class Watchdog:
         with self._lock:
             self._stages.pop(key, None)
 
-    def add_actor(self, name: str, actor: Any, log: str, *, replaced: bool) -> None:
+    def add_actor(self, name: str, actor: Any, log: str, *, replaced: bool, responsive: bool = False) -> None:
         """Watch a Ray actor; see `isolation.watching.watch_actor`."""
-        self._add(Watched(name, log, actor, replaced=replaced))
+        self._add(Watched(name, log, actor, replaced=replaced, responsive=responsive))
 
     def remove_actor(self, actor: Any) -> None:
         """Stop watching an actor."""
@@ -228,8 +229,8 @@ class Watchdog:
         if watched.actor is None:
             return
         if watched.asked is None:
-            if watched.identity is None or self._is_long(now):
-                watched.answer, watched.asked = self._prober.ask(watched.actor), now
+            if watched.identity is None or self._is_long(now) or self._is_due(watched, now):
+                watched.answer, watched.asked, watched.busy = self._prober.ask(watched.actor), now, now
             return
         ended, found = self._prober.answer(watched.answer)
         if ended and found is None:
@@ -248,12 +249,21 @@ class Watchdog:
         if watched.identity is None and watched.warned:
             log.warning("%s is working now", watched)
             watched.warned = False
+        if watched.busy_warned:
+            log.warning("%s is responding again, after %.0f s of work", watched, now - watched.busy)
+            watched.busy_warned = False
         watched.identity, watched.asked = found, None
 
     def _is_long(self, now: float) -> bool:
         """True if the current stage takes so long that actors are asked to identify themselves."""
         with self._lock:
-            return any(now - began >= self._warn / 2 for _, began in self._stages.values())
+            if any(now - began >= self._warn / 2 for _, began in self._stages.values()):
+                return True
+            return any(each.asked is not None and self._is_due(each, now) for each in self._watched)
+
+    def _is_due(self, watched: Watched, now: float) -> bool:
+        """True if a responsive actor was asked so long ago that it should have answered, or is to be asked again."""
+        return watched.responsive and now - watched.busy >= self._warn / 2
 
     def _judge(self, watched: Watched, vitals: Vitals, now: float, *, measured: bool) -> None:
         """Record the state of a process, report a long silence, and end the process once it is too long."""
@@ -265,6 +275,10 @@ class Watchdog:
             return
         found = self._silence(watched, vitals, now, measured=measured)
         if found is None:
+            if watched.silent is not None:
+                watched.busy = now  # it did not work while it was silent
+            if watched.responsive and watched.asked is not None and watched.identity is not None:
+                self._judge_busy(watched, watched.identity, now - watched.busy)
             if watched.warned:
                 log.warning(
                     "%s is responding again, after %.0f s of silence", watched, now - (watched.silent or (now, ""))[0]
@@ -283,7 +297,8 @@ class Watchdog:
                 stacks = "and the Python stacks of the process cannot be read now"
             log.warning("%s, %s", self._said(watched, seconds), stacks)
         if seconds >= self._end and not self.verdict:
-            self._end_silent(watched, seconds)
+            why = f"{watched.silent[1]}, for {seconds:.0f} s"
+            self._end_process(watched, self._said(watched, seconds), why, f"watchdog.end={self._end:g} s")
 
     def _silence(self, watched: Watched, vitals: Vitals, now: float, *, measured: bool) -> tuple[float, str] | None:
         """Return the start of a process's silence, and a predicate that describes it; None if it works."""
@@ -313,21 +328,33 @@ class Watchdog:
         why = watched.silent[1] if watched.silent else ""
         return f"{watched} {why}, for {seconds:.0f} s; the run is {self.stage}; its log is {watched.log}"
 
-    def _end_silent(self, watched: Watched, seconds: float) -> None:
-        said, identity = self._said(watched, seconds), watched.identity
-        assert identity is not None
+    def _judge_busy(self, watched: Watched, identity: Identity, seconds: float) -> None:
+        """Report a working process that should have answered, and end it once it is too long."""
+        if seconds < self._busy / 2 or self.verdict:
+            return
+        why = "works, but has not responded"
+        said = f"{watched} {why}, for {seconds:.0f} s; the run is {self.stage}; its log is {watched.log}"
+        if not watched.busy_warned:
+            watched.busy_warned, watched.wrote = True, self._prober.write_stacks(identity)
+            stacks = ", which now ends with the Python stacks of the process" if watched.wrote else ""
+            log.warning("%s%s; watchdog.busy=%g s is the limit", said, stacks, self._busy)
+        if seconds >= self._busy:
+            self._end_process(watched, said, f"{why}, for {seconds:.0f} s", f"watchdog.busy={self._busy:g} s")
+
+    def _end_process(self, watched: Watched, said: str, why: str, limit: str) -> None:
+        """Kill a process, and end the run unless the process is replaced."""
         if watched.replaced:
             log.error("%s; it will be killed and replaced", said)
-            why = watched.silent[1] if watched.silent else ""
             with (
                 suppress(OSError),
                 Path(watched.log).open("a", encoding="utf-8") as words,
             ):  # quoted as the cause of death
-                words.write(f"\nkilled by the watchdog: it {why}, for {seconds:.0f} s\n")
+                words.write(f"\nkilled by the watchdog: it {why}\n")
             self.remove_actor(watched.actor)
         else:
-            self.condemn(f"{said}; watchdog.end={self._end:g} s is the limit")
-        self._prober.kill(identity)
+            self.condemn(f"{said}; {limit} is the limit")
+        assert watched.identity is not None
+        self._prober.kill(watched.identity)
 
     def _judge_loop(self, loop: LoopHealth, now: float) -> None:
         found = loop.look()

@@ -91,6 +91,7 @@ UNITS: Mapping[str, str] = {
     "profile.ranks": "ranks",
     "watchdog.warn": "seconds",
     "watchdog.end": "seconds",
+    "watchdog.busy": "seconds",
 }
 """Path of a numeric key -> its unit."""
 DEFAULTS: Mapping[str, Use] = {

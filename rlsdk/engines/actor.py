@@ -480,4 +480,5 @@ def launch(
         watched_as=f"engine {place.rank}" if watched else "",
         log_path=log_path,
         replaced=replaced,
+        responsive=True,
     )

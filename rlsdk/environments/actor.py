@@ -197,6 +197,7 @@ class EnvWorker:
             watched_as=f"environment worker {name}",
             log_path=log_path or "",
             replaced=True,
+            responsive=True,
         )
         self._registered: set[int] = set()
         self._busy = Busy(name, "environments")

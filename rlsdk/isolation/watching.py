@@ -122,7 +122,7 @@ class Watch(Protocol):
         """End a stage."""
         ...
 
-    def add_actor(self, name: str, actor: Any, log: str, *, replaced: bool) -> None:
+    def add_actor(self, name: str, actor: Any, log: str, *, replaced: bool, responsive: bool = False) -> None:
         """Watch a Ray actor that answers `identity`."""
         ...
 
@@ -164,7 +164,7 @@ def stage(name: str) -> Iterator[None]:
             watch.leave(key)
 
 
-def watch_actor(name: str, actor: Any, log: object, *, replaced: bool = False) -> None:
+def watch_actor(name: str, actor: Any, log: object, *, replaced: bool = False, responsive: bool = False) -> None:
     """Let the watchdog watch an actor.
 
     Args:
@@ -172,9 +172,10 @@ def watch_actor(name: str, actor: Any, log: object, *, replaced: bool = False) -
         actor: Handle of an actor with a method `identity` that returns `isolation.vitals.identity(…)`.
         log: Path of the file that receives its output.
         replaced: True if a dead actor is replaced, so that the run continues.
+        responsive: True if it answers within `watchdog.busy`, whatever it works on.
     """
     if (watch := CURRENT.get()) is not None:
-        watch.add_actor(name, actor, str(log), replaced=replaced)
+        watch.add_actor(name, actor, str(log), replaced=replaced, responsive=responsive)
 
 
 def forget_actor(actor: Any) -> None:

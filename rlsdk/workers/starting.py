@@ -94,6 +94,7 @@ def _start(
         watched_as=f"rollout worker {rank}",
         log_path=path,
         replaced=plan.config.placement.engine_restarts > 0,
+        responsive=True,
     )
     name = f"w{rank}" + (f"-life-{incarnation + 1}" if incarnation else "")
     share = RolloutShare(rank, plan.config.rollout.workers, name, actors)

@@ -76,9 +76,9 @@ class Bench:
 
     def __attrs_post_init__(self) -> None:
         how: dict[str, Any] = {"prober": self.processes, "now": lambda: self.time, "abandon": self.abandoned.append}
-        self.dog = Watchdog(WatchdogSection(warn=60, end=600), **how)
+        self.dog = Watchdog(WatchdogSection(warn=60, end=600, busy=2000), **how)
         self.dog.add_actor("learner rank 0", "learner", "logs/learner-0.log", replaced=False)
-        self.dog.add_actor("engine 0", "engine", "logs/engine-0.log", replaced=True)
+        self.dog.add_actor("engine 0", "engine", "logs/engine-0.log", replaced=True, responsive=True)
 
     def run(self, seconds: float) -> None:
         for _ in range(int(seconds)):
@@ -165,6 +165,76 @@ def test_what_works_is_never_ended_however_long_it_takes(
             bench.processes.found[LEARNER] = Vitals("running", moved=second // 20)
         bench.run(1)
     assert caplog.text == "" and not bench.dog.verdict and not bench.processes.killed
+
+
+def spin(bench: Bench, actor: str, identity: Identity, seconds: int) -> None:
+    """Let a process compute without an answer, while the run's stages are short."""
+    bench.processes.dumb.add(actor)
+    for _ in range(seconds):
+        now = bench.processes.found[identity]
+        bench.processes.found[identity] = attrs.evolve(now, cpu=now.cpu + 0.9)
+        key = bench.dog.enter("take")
+        bench.run(1)
+        bench.dog.leave(key)
+
+
+def test_an_engine_that_computes_in_one_call_for_too_long_is_named_then_replaced(
+    bench: Bench, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    log = tmp_path / "engine-0.log"
+    bench.dog.remove_actor("engine")
+    bench.dog.add_actor("engine 0", "engine", str(log), replaced=True, responsive=True)
+    bench.run(100)
+    spin(bench, "engine", ENGINE, 950)
+    assert caplog.text == "" and not bench.processes.stacks
+    spin(bench, "engine", ENGINE, 900)
+    [said] = caplog.messages
+    assert said.startswith("engine 0 (pid 12 on box, node node1234) works, but has not responded, for 1000 s; the run")
+    assert said.endswith("with the Python stacks of the process; watchdog.busy=2000 s is the limit")
+    assert bench.processes.stacks == [ENGINE] and not bench.processes.killed
+    spin(bench, "engine", ENGINE, 200)
+    assert bench.processes.killed == [ENGINE] and not bench.dog.verdict
+    assert "it will be killed and replaced" in caplog.messages[-1] and len(caplog.messages) == 2
+    assert last_words(log) == "killed by the watchdog: it works, but has not responded, for 2000 s"
+
+
+def test_an_engine_that_answers_again_before_the_limit_is_not_replaced(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.run(5)
+    for _ in range(3):
+        spin(bench, "engine", ENGINE, 1900)
+        bench.processes.dumb.clear()
+        bench.run(100)
+        assert caplog.messages[-1].endswith("s of work") and not bench.processes.killed
+    assert len(caplog.messages) == 6
+
+
+def test_an_engine_that_is_not_replaced_ends_the_run_and_a_learner_may_compute_for_ever(bench: Bench) -> None:
+    bench.run(5)
+    spin(bench, "learner", LEARNER, 9000)
+    assert not bench.dog.verdict and not bench.processes.killed
+    bench.processes.dumb.clear()
+    bench.dog.remove_actor("engine")
+    bench.dog.add_actor("engine 0", "engine", "engine-0.log", replaced=False, responsive=True)
+    bench.run(5)
+    spin(bench, "engine", ENGINE, 2100)
+    assert bench.dog.verdict.endswith("; its log is engine-0.log; watchdog.busy=2000 s is the limit")
+    assert bench.processes.killed == [ENGINE]
+
+
+def test_an_engine_that_was_stopped_has_the_whole_time_again(bench: Bench) -> None:
+    bench.dog = Watchdog(WatchdogSection(warn=60, end=None, busy=2000), prober=bench.processes, now=lambda: bench.time)
+    bench.dog.add_actor("engine 0", "engine", "engine-0.log", replaced=True, responsive=True)
+    bench.run(100)
+    spin(bench, "engine", ENGINE, 40)
+    bench.processes.found[ENGINE] = Vitals("stopped")
+    bench.run(5000)
+    bench.processes.found[ENGINE] = Vitals("running")
+    spin(bench, "engine", ENGINE, 1900)
+    assert not bench.processes.killed
+    spin(bench, "engine", ENGINE, 200)
+    assert bench.processes.killed == [ENGINE]
 
 
 def test_what_hangs_without_cpu_and_answers_nothing_is_silent_and_shows_its_stacks(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from tests.run.conftest import NAP, alive, descendants, title_of, wait_for
 from tests.run.test_kills import step_of
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
-HOW = ("engine=transformers", "eval.before=false", "eval.after=false", "watchdog.warn=1", "steps=2000")
+EVAL = ("eval.before=false", "eval.after=false")
+HOW = ("engine=transformers", *EVAL, "watchdog.warn=1", "steps=2000", "max_empty_steps=null")
 LOCK = """
 import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], timeout=60)
@@ -35,6 +37,20 @@ from rlsdk.engines.transformers import Transformers
 class Hung(Transformers):
     def step(self):
         threading.Event().wait()
+"""
+SPINNING = """
+from pathlib import Path
+
+import rlsdk
+from rlsdk.engines.transformers import Transformers
+
+
+@rlsdk.engine("spinning")
+class Spinning(Transformers):
+    def step(self):
+        while Path(__file__).with_name("spin").exists():
+            pass
+        return super().step()
 """
 
 
@@ -62,7 +78,10 @@ def ends(process: subprocess.Popen[str], family: list[psutil.Process]) -> None:
 def test_stopped_parts_and_a_locked_store_are_named_and_the_run_goes_on_until_its_learner_is_silent_for_too_long(
     runner: Any,
 ) -> None:
-    process = runner.start(*HOW, "watchdog.end=12", "checkpoint.every=5")
+    lab = runner.folder / "spin_lab.py"
+    lab.write_text(SPINNING)
+    spins = (f"plugins=[{lab}]", "engine=spin_lab/spinning", "watchdog.busy=8")
+    process = runner.start(*HOW, *spins, "watchdog.end=12", "checkpoint.every=5")
     wait_for(lambda: step_of(runner) >= 6, 180, process)
     family = descendants(process.pid)
     raylet, learner = part(process, "raylet"), part(process, "ray::LearnerActor")
@@ -83,6 +102,13 @@ def test_stopped_parts_and_a_locked_store_are_named_and_the_run_goes_on_until_it
     engine.suspend()
     wait_for(lambda: "it will be killed and replaced" in log_of(runner), 60, process)
     wait_for(lambda: "engine 0 is ready" in log_of(runner), 120, process)
+    (runner.folder / "spin").touch()
+    wait_for(lambda: says(runner, "engine 0 is ready", "works, but has not responded, for 8 s"), 60, process)
+    (runner.folder / "spin").unlink()
+    assert re.search(r'spin_lab.py", line \d+ in step', (runner.path() / "logs" / "engine-0.log").read_text())
+    said = "engine died and will be replaced: step "
+    wait_for(lambda: says(runner, said, "killed by the watchdog: it works, but has not responded"), 60, process)
+    wait_for(lambda: says(runner, "has not responded", "engine 0 is ready"), 120, process)
     learner.suspend()
     ends(process, family)
     error = runner.summary()["error"]
