@@ -22,6 +22,7 @@ IMAGE = "<image>"
 """Placeholder for an image in a message's text."""
 _SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"GIF8": "gif"}
 """First bytes of a file -> its media type."""
+_PLAIN_NUMBERS = (float, int, bool)
 
 
 def frozen_mapping(value: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -37,10 +38,12 @@ def frozen_numbers(value: Mapping[str, Any] | None) -> Mapping[str, float]:
     """
     if isinstance(value, MappingProxyType):
         return value
-    for name in value or {}:
+    numbers = {}
+    for name, each in (value or {}).items():
         if not isinstance(name, str):
             raise ValueFault(f"the name of a metric is {reprlib.repr(name)}; expected text")
-    return MappingProxyType({name: number(each, f"the metric {name!r}") for name, each in (value or {}).items()})
+        numbers[name] = each if type(each) in _PLAIN_NUMBERS else number(each, f"the metric {name!r}")
+    return MappingProxyType(numbers)
 
 
 def number(value: Any, what: str) -> float:
@@ -53,7 +56,7 @@ def number(value: Any, what: str) -> float:
     Raises:
         ValueFault: The value is something else, such as text.
     """
-    if type(value) in (float, int, bool):
+    if type(value) in _PLAIN_NUMBERS:
         plain: float = value
         return plain
     try:

@@ -200,7 +200,7 @@ class Rollout(Frozen):
     @property
     def answers(self) -> tuple[Message, ...]:
         """Messages written by the policy, in order; a prefill that it continued is part of its message."""
-        return tuple(m for m in self.messages if m.role == "assistant" and not m.prompt)
+        return tuple([m for m in self.messages if m.role == "assistant" and not m.prompt])
 
     @property
     def text(self) -> str:
@@ -210,7 +210,7 @@ class Rollout(Frozen):
     @property
     def response(self) -> str:
         """Text written by the policy in all turns, joined by line breaks; of the prompt, only a prefill is included."""
-        return "\n".join(m.text for m in self.answers)
+        return "\n".join([m.text for m in self.answers])
 
     @property
     def images(self) -> tuple[Image, ...]:
@@ -256,11 +256,11 @@ def _flag(value: Any, what: str) -> bool:
 
 
 def _reason(value: Any) -> str:
-    return _text_of_score(value, "reason")
+    return value if type(value) is str else _text_of_score(value, "reason")
 
 
 def _answer(value: Any) -> str:
-    return _text_of_score(value, "answer")
+    return value if type(value) is str else _text_of_score(value, "answer")
 
 
 def _text_of_score(value: Any, what: str) -> str:
@@ -270,7 +270,7 @@ def _text_of_score(value: Any, what: str) -> str:
 
 
 def _valid(value: Any) -> bool:
-    return _flag(value, "`valid` of a score")
+    return value if type(value) is bool else _flag(value, "`valid` of a score")
 
 
 def _terminated(value: Any) -> bool:
@@ -316,12 +316,13 @@ class Score(Frozen):
     answer: str = attrs.field(default="", converter=_answer, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        given = (self.value, *(value for _, value in self.token_rewards or ()))
-        if self.valid and (wrong := [value for value in given if not is_reward(value)]):
-            raise ValueFault(
-                f"a valid score must be finite and within ±{REWARD_LIMIT:g}, got {wrong[0]}; give valid=False and a "
-                "reason"
-            )
+        given = [value for _, value in self.token_rewards] if self.token_rewards else []
+        for value in (self.value, *given):
+            if self.valid and not is_reward(value):
+                raise ValueFault(
+                    f"a valid score must be finite and within ±{REWARD_LIMIT:g}, got {value}; give valid=False and a "
+                    "reason"
+                )
 
     @classmethod
     def invalid(cls, reason: str) -> Score:

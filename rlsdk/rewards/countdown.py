@@ -12,6 +12,7 @@ import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any
 
 import rlsdk
@@ -49,7 +50,8 @@ def tokenize(text: str) -> list[str]:
     """
     if len(text) > MAX_CHARACTERS:
         raise NotAnExpressionError(f"{len(text)} characters are more than {MAX_CHARACTERS}")
-    text = text.translate(_SIGNS)
+    if not text.isascii():
+        text = text.translate(_SIGNS)
     end = _ALLOWED.match(text).end()  # type: ignore[union-attr]  # it matches the empty text
     if end < len(text):
         raise NotAnExpressionError(f"the character {text[end]!r} is not allowed in an expression")
@@ -68,8 +70,11 @@ def evaluate(tokens: Sequence[str]) -> Ratio:
     pending: list[str] = []
     operand_next = True
     for token in tokens:
-        if operand_next:
-            operand_next = _operand(token, values, pending)
+        if operand_next and token.isdecimal():
+            values.append((int(token), 1))
+            operand_next = False
+        elif operand_next:
+            _open(token, pending)
         elif token == ")":
             _close(values, pending)
         elif token in "+-*/":
@@ -86,21 +91,16 @@ def evaluate(tokens: Sequence[str]) -> Ratio:
     return values[0]
 
 
-def _operand(token: str, values: list[Ratio], pending: list[str]) -> bool:
-    """Process a token where an operand is expected; return True if an operand is still expected."""
-    if token not in "+-*/()":
-        values.append((int(token), 1))
-        return False
-    if token == "+":  # a sign without effect
-        return True
+def _open(token: str, pending: list[str]) -> None:
+    """Process a sign or bracket that precedes an operand; a plus has no effect."""
     if token in {"(", "-"}:
         pending.append(_NEGATE if token == "-" else token)
         if len(pending) > MAX_PENDING:
             raise NotAnExpressionError(
                 f"it is nested too deeply: more than {MAX_PENDING} brackets and operators are open"
             )
-        return True
-    raise NotAnExpressionError(f"a number is missing before {token!r}")
+    elif token != "+":
+        raise NotAnExpressionError(f"a number is missing before {token!r}")
 
 
 def _close(values: list[Ratio], pending: list[str]) -> None:
@@ -129,6 +129,11 @@ def _apply(operator: str, values: list[Ratio]) -> None:
         values.append((a * d + c * b if operator == "+" else a * d - c * b, b * d))
 
 
+# Built-in types come first: an abstract class takes several times as long to check.
+_MAPPINGS, _LISTS, _NOT_LISTS = (dict, Mapping), (list, Iterable), (str, bytes, Mapping)
+_RIGHT = MappingProxyType({"correct": 1.0, "format": 1.0})
+_WRONG = MappingProxyType({"correct": 0.0, "format": 1.0})
+_NO_ANSWER = MappingProxyType({"correct": 0.0, "format": 0.0})
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _RESULT = re.compile(r"([-−+]?)\s*([0-9]{1,40})")
 _MAX_RESULT = 50
@@ -169,8 +174,8 @@ def countdown(
     fault, vote = _checked(answer, target, offered)
     told = vote or " ".join(answer[:LONGEST_ANSWER].split())
     if fault:
-        return Score(format_score, metrics={"correct": 0.0, "format": 1.0}, reason=fault, answer=told)
-    return Score(score, metrics={"correct": 1.0, "format": 1.0}, answer=told)
+        return Score(format_score, metrics=_WRONG, reason=fault, answer=told)
+    return Score(score, metrics=_RIGHT, answer=told)
 
 
 def last_answer(text: str) -> str | None:
@@ -191,30 +196,32 @@ def last_answer(text: str) -> str | None:
 
 
 def _nothing(reason: str) -> Score:
-    return Score(0.0, metrics={"correct": 0.0, "format": 0.0}, reason=reason)
+    return Score(0.0, metrics=_NO_ANSWER, reason=reason)
 
 
 def _checked(answer: str, target: Fraction | int, offered: list[str]) -> tuple[str, str]:
     """Return why an answer is wrong, empty if it is right, and its vote, empty if it is not an expression."""
     expression, equals, result = answer.partition("=")
-    result = result.strip()
-    stated = _RESULT.fullmatch(result) if len(result) <= _MAX_RESULT else None
-    if equals and (stated is None or int(stated[2]) * (-1 if stated[1] in ("-", "−") else 1) != target):
-        return f"the number after '=' is not the target {target}", ""
+    if equals:
+        result = result.strip()
+        stated = _RESULT.fullmatch(result) if len(result) <= _MAX_RESULT else None
+        if stated is None or int(stated[2]) * (-1 if stated[1] in ("-", "−") else 1) != target:
+            return f"the number after '=' is not the target {target}", ""
     try:
         tokens = tokenize(expression)
         # Check before evaluating, so that the expression has no more and no larger numbers than the task.
-        if sorted(token for token in tokens if token not in "+-*/()") != offered:
+        if sorted([token for token in tokens if token.isdecimal()]) != offered:
             return f"it must use each of {', '.join(offered)} exactly once", " ".join(tokens)[:LONGEST_ANSWER]
         numerator, denominator = evaluate(tokens)
     except NotAnExpressionError as error:
         return str(error), ""
     if numerator * target.denominator == target.numerator * denominator:
         return "", str(target)
-    return f"its value is not the target {target}", vote_for(Fraction(numerator, denominator))
+    value = numerator if denominator == 1 else Fraction(numerator, denominator)
+    return f"its value is not the target {target}", vote_for(value)
 
 
-def vote_for(value: Fraction) -> str:
+def vote_for(value: Fraction | int) -> str:
     """Return a number in the form by which votes are counted: a fraction in lowest terms; empty if it is too long."""
     bits = max(map(int.bit_length, value.as_integer_ratio()))
     return str(value) if bits <= _MAX_VOTE_BITS else ""
@@ -223,15 +230,15 @@ def vote_for(value: Fraction) -> str:
 def _goal(task: Task) -> tuple[Fraction | int, list[str]]:
     """Return the target, and the offered numbers as text, sorted."""
     answer = task.answer
-    if not isinstance(answer, Mapping) or "target" not in answer or "numbers" not in answer:
+    if not isinstance(answer, _MAPPINGS) or "target" not in answer or "numbers" not in answer:
         example = "{'target': 24, 'numbers': [3, 8]}"
         raise DataError(f"{_name(task)}: expected an answer like {example}, got {reprlib.repr(answer)}")
     target, numbers = _number(answer["target"]), answer["numbers"]
     if target is None:
         raise DataError(f"{_name(task)}: expected a number as target, got {reprlib.repr(answer['target'])}")
-    listed = isinstance(numbers, Iterable) and not isinstance(numbers, str | bytes | Mapping)
-    offered = [_number(n) for n in numbers] if listed else []
-    if not offered or not all(n is not None and n >= 0 and n.denominator == 1 for n in offered):
+    listed = isinstance(numbers, _LISTS) and (type(numbers) is list or not isinstance(numbers, _NOT_LISTS))
+    offered = [n if type(n) is int else _number(n) for n in numbers] if listed else []
+    if not offered or [n for n in offered if n is None or n < 0 or n.denominator != 1]:
         rule = "a list of whole numbers from 0 upwards"
         raise DataError(f"{_name(task)}: expected {rule} as numbers, got {reprlib.repr(numbers)}")
     return target, sorted(map(str, offered))
