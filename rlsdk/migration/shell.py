@@ -11,16 +11,16 @@ from posixpath import basename, dirname, normpath
 
 import attrs
 
-_LITERAL = "\ue000"
-"""Placeholder for a dollar sign that quotes or a backslash protect."""
-_QUOTED = "\ue003"
-"""Placeholder for a dollar sign in double quotes: what it stands for is not split into words."""
-_ENDS = {"\n", ";", "|", "&", "||", "&&", ";;", "(", ")"}
+from rlsdk.migration.shell_conditions import Branches, truth
+from rlsdk.migration.shell_words import ENDS, LITERAL, QUOTED, closing, split
+
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9]")
 _PARAMETER = re.compile(r"(\w+)(?:\[[@*0]\])?(:?[-=?+]|,,|\^\^|##?|%%?)?(.*)", re.DOTALL)
 _ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)(?:,\s*(['\"]?)([^{}]*?)\2\s*)?\}")
-_PLAIN = re.compile(r"([\w./@~ -]|\$\{oc\.env:[^{}]*\})*")
+_PLAIN = re.compile(r"[\w./@ -]*")
+_PLAIN_REFERENCE = re.compile(r"\$\{oc\.env:\w+(,[\w./@ -]*)?\}")
+_CHOICE_OF_NPU = re.compile(r"&&\s*echo\s+npu\s*\|\|\s*echo\s+(\w+)\s*")
 _WORDS_BEFORE = {
     "export",
     "declare",
@@ -36,7 +36,7 @@ _WORDS_BEFORE = {
     "time",
     "env",
 }
-_OPENS, _CLOSES = {"if", "case", "for", "while", "until"}, {"fi", "esac", "done"}
+_OPENS, _CLOSES = {"for", "while", "until"}, {"done"}
 _OPERATORS: Mapping[type[ast.AST], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -45,6 +45,8 @@ _OPERATORS: Mapping[type[ast.AST], Callable[[int, int], int]] = {
     ast.Mod: lambda left, right: abs(left) % abs(right) * (-1 if left < 0 else 1),
 }
 _LARGEST = 10**15
+_LONGEST = 200
+"""Maximum words of a condition."""
 
 
 @attrs.frozen
@@ -65,18 +67,22 @@ class _Scope:
     """Variables of a script.
 
     Attributes:
-        environ: Environment, for arithmetic.
+        environ: Environment, for arithmetic and conditions.
         values: Variables that the script sets; an array has several words.
-        uncertain: Variables whose value depends on a condition.
+        uncertain: Variables whose value depends on a condition that is known only when the script runs.
         used: Variables that were filled in.
-        depth: Number of conditions and loops around the current statement.
+        arguments: Arguments of the script, such as `1`, and variables that take their values.
+        depth: Number of loops around the current statement.
+        in_doubt: True if a condition around the current statement is known only when the script runs.
     """
 
     environ: Mapping[str, str]
     values: dict[str, list[str]] = attrs.field(factory=dict)
     uncertain: set[str] = attrs.field(factory=set)
     used: set[str] = attrs.field(factory=set)
+    arguments: set[str] = attrs.field(factory=set)
     depth: int = 0
+    in_doubt: bool = False
 
     def assign(self, name: str, words: Sequence[str], *, append: bool) -> None:
         """Set or extend a variable."""
@@ -84,11 +90,20 @@ class _Scope:
         added = [value for word in words for value in _expanded(word.lstrip("\0"), self)]
         before = self.values.get(name)
         self.values[name] = [*(before or []), *added] if append else added
-        conditional = self.depth > 0 and before is not None and before != self.values[name]
+        conditional = (self.depth > 0 or self.in_doubt) and before is not None and before != self.values[name]
         if conditional or self.used & self.uncertain:
             self.uncertain.add(name)
         elif not append:
             self.uncertain.discard(name)
+        if self.used & self.arguments:
+            self.arguments.add(name)
+        elif not append:
+            self.arguments.discard(name)
+
+    def use_argument(self, name: str) -> None:
+        """Note that the value of a word depends on an argument of the script."""
+        self.used.add(name)
+        self.arguments.add(name)
 
 
 def commands(script: str, environ: Mapping[str, str] | None = None, place: str = "") -> list[Command]:
@@ -96,34 +111,128 @@ def commands(script: str, environ: Mapping[str, str] | None = None, place: str =
 
     Variables that the script sets are filled in; others become `${oc.env:NAME}`, which an rlsdk config reads from the
     environment. Nothing is executed: of `$(...)`, only `pwd`, `basename`, `dirname` and a `cd` before `pwd` are known;
-    others and backticks lead to a note. Arithmetic is computed.
+    others and backticks lead to a note. Arithmetic is computed; conditions are decided where values are known.
 
     Args:
         script: Text of the script.
-        environ: Environment, from which arithmetic takes variables that the script does not set.
+        environ: Environment, from which arithmetic and conditions take variables that the script does not set.
         place: Path of the script, which `$0` and `BASH_SOURCE` stand for.
     """
     scope = _Scope(environ or {}, {"0": [place], "BASH_SOURCE": [place]} if place else {})
-    found, statement = [], list[str]()
-    tokens = [*_tokens(script.replace("\r", "")), "\n"]
-    position = 0
-    while position < len(tokens):
-        token = tokens[position]
-        position += 1
-        if token == "(" and statement and statement[-1].endswith("="):  # an array: NAME=( words )
-            items: list[str] = []
-            while position < len(tokens) and tokens[position] != ")":
-                items += [tokens[position]] if tokens[position] != "\n" else []
-                position += 1
-            position += 1
-            target = statement.pop().removeprefix("\0")
-            scope.assign(target.rstrip("=").rstrip("+"), items, append=target.endswith("+="))
-        elif token in _ENDS:
-            found += _command(statement, scope)
-            statement = []
+    return _Reader([*split(script.replace("\r", "")), "\n"], scope).commands()
+
+
+@attrs.define
+class _Reader:
+    """Reads the statements of a script in order, without those of branches that are not taken.
+
+    Attributes:
+        tokens: Words and operators of the script.
+        scope: Variables.
+        position: Index of the next token.
+        blocks: The `if` and `case` around the current statement.
+        runs: True if the shell runs the statement, False if a test before `&&` or `||` prevents it; None if unknown.
+        status: Exit status of the statements that such operators join; None if unknown.
+    """
+
+    tokens: Sequence[str]
+    scope: _Scope
+    position: int = 0
+    blocks: list[Branches] = attrs.field(factory=list)
+    runs: bool | None = True
+    status: bool | None = True
+
+    def commands(self) -> list[Command]:
+        """Return the commands that the script runs, or may run."""
+        found: list[Command] = []
+        statement: list[str] = []
+        while self.position < len(self.tokens):
+            token = self.tokens[self.position]
+            self.position += 1
+            if not statement and self._enters(token):
+                continue
+            self.scope.in_doubt = self.runs is None or any(block.active is None for block in self.blocks)
+            skipped = self.runs is False or any(block.active is False for block in self.blocks)
+            if token == "(" and statement and statement[-1].endswith("="):  # an array: NAME=( words )
+                self._array(statement, skipped=skipped)
+            elif token in ENDS:
+                found += [] if skipped else _command(statement, self.scope)
+                self._join(token, statement)
+                statement = []
+                if token == ";;" and self.blocks and self.blocks[-1].is_case:
+                    self._enter_case()
+            else:
+                statement.append(token)
+        return found
+
+    def _enters(self, token: str) -> bool:
+        """Enter or leave a branch if the token begins or ends one."""
+        rest = self.tokens[self.position : self.position + _LONGEST]
+        inside = self.blocks[-1] if self.blocks else None
+        if token in ("do", "then"):
+            return True
+        if token in ("if", "elif") and "then" in rest:
+            length = rest.index("then")
+            condition = truth(rest[:length], self._value)
+            self.position += length + 1
+            if token == "if":
+                self.blocks.append(Branches())
+            if self.blocks:
+                self.blocks[-1].enter(condition)
+        elif token == "else" and inside:
+            inside.enter(True)
+        elif token in ("fi", "esac") and inside:
+            self.blocks.pop()
+        elif token == "case" and rest[1:2] == ["in"]:
+            self.position += 2
+            self.blocks.append(Branches(self._value(rest[0]), is_case=True))
+            self._enter_case()
         else:
-            statement.append(token)
-    return found
+            return False
+        return True
+
+    def _enter_case(self) -> None:
+        """Read the patterns of the next branch of a `case`; leave it if there is none."""
+        patterns: list[str] = []
+        while self.position < len(self.tokens):
+            token = self.tokens[self.position]
+            self.position += 1
+            if token == ")":
+                break
+            if token == "esac" and not patterns:
+                self.blocks.pop()
+                return
+            patterns += [token] if token not in ENDS else []
+        self.blocks[-1].enter_case(patterns)
+
+    def _array(self, statement: list[str], *, skipped: bool) -> None:
+        items: list[str] = []
+        while self.position < len(self.tokens) and self.tokens[self.position] != ")":
+            items += [self.tokens[self.position]] if self.tokens[self.position] != "\n" else []
+            self.position += 1
+        self.position += 1
+        target = statement.pop().removeprefix("\0")
+        if not skipped:
+            self.scope.assign(target.rstrip("=").rstrip("+"), items, append=target.endswith("+="))
+
+    def _join(self, end: str, statement: Sequence[str]) -> None:
+        """Note whether the statement after `&&` or `||` runs, which depends on the tests before it."""
+        if end not in ("&&", "||"):
+            self.runs = self.status = True
+            return
+        if self.runs is not False and statement:
+            tests = statement[0] in ("[", "[[")
+            # A command is taken to succeed, unless there is one for its failure.
+            succeeds = end == "&&" or all(map(_ASSIGNMENT.fullmatch, statement)) or None
+            self.status = None if self.runs is None else truth(statement, self._value) if tests else succeeds
+        self.runs = self.status if end == "&&" or self.status is None else not self.status
+
+    def _value(self, word: str) -> str | None:
+        """Return the value of a word; None if it depends on what is known only when the script runs."""
+        self.scope.used.clear()
+        text = from_environment(" ".join(_expanded(word.removeprefix("\0"), self.scope)), self.scope.environ)
+        unknown = self.scope.used & (self.scope.uncertain | self.scope.arguments)
+        return None if unknown or re.search(r"[$`]", text) else text.replace(LITERAL, "$")
 
 
 def _command(words: Sequence[str], scope: _Scope) -> list[Command]:
@@ -158,22 +267,23 @@ def _command(words: Sequence[str], scope: _Scope) -> list[Command]:
         f"{name} depends on a condition in the script; the last value is taken: {' '.join(scope.values[name])}"
         for name in sorted(scope.used & scope.uncertain)
     ]
-    cleaned = tuple(word.replace(_LITERAL, "$") for word in out)
+    cleaned = tuple(word.replace(LITERAL, "$") for word in out)
     return [Command(cleaned, tuple(notes))] if cleaned else []
 
 
 def _expanded(word: str, scope: _Scope) -> list[str]:
     """Fill in the variables of a word; an array becomes as many words as it holds."""
-    array = re.fullmatch(rf"([${_QUOTED}])\{{?(\w+)(?:\[[@*]\]\}})?\}}?", word)
+    array = re.fullmatch(rf"([${QUOTED}])\{{?(\w+)(?:\[[@*]\]\}})?\}}?", word)
     if array and array[2] in scope.values:
         scope.used.add(array[2])
         held = scope.values[array[2]]
         if "[" in word:
             return held
-        split = array[1] != _QUOTED and not any("$(" in value for value in held)
+        split = array[1] != QUOTED and not any("$(" in value for value in held)
         return [part for value in held[:1] for part in value.split()] if split else held[:1]
-    if re.fullmatch(rf"[${_QUOTED}](?:[@*\d]|\{{[@*](:\w+)*\}})", word):
-        return []  # arguments of the script itself
+    if re.fullmatch(rf"[${QUOTED}](?:[@*\d]|\{{[@*](:\w+)*\}})", word):
+        scope.use_argument(word)
+        return []
     return [_filled(word, scope)]
 
 
@@ -184,10 +294,10 @@ def _filled(text: str, scope: _Scope) -> str:
         char = text[position]
         position += 1
         after = text[position : position + 1]
-        if char not in ("$", _QUOTED):
+        if char not in ("$", QUOTED):
             out += char
         elif after in ("{", "("):
-            close = _closing(text, position)
+            close = closing(text, position)
             inner = text[position + 1 : close]
             out += _parameter(inner, scope) if after == "{" else _substituted(inner, scope)
             position = close + 1
@@ -200,8 +310,11 @@ def _filled(text: str, scope: _Scope) -> str:
 
 
 def _variable(name: str, scope: _Scope) -> str:
+    if name not in scope.values and name.isdigit():
+        scope.use_argument(name)
+        return ""
     if name not in scope.values:
-        return "" if name.isdigit() else f"${{oc.env:{name}}}"  # arguments of the script itself
+        return f"${{oc.env:{name}}}"
     scope.used.add(name)
     return " ".join(scope.values[name])
 
@@ -213,18 +326,39 @@ def _parameter(inner: str, scope: _Scope) -> str:
     if match is None or (not match[2] and match[3].startswith(".")):
         return f"${{{inner}}}"
     name, operation, rest = match[1], match[2] or "", match[3]
-    if operation in (":-", "-", ":=", "=") and name not in scope.values:
-        fallback = _filled(_unquoted(rest), scope)
-        if name.isdigit():
-            return fallback
-        shown = fallback if _PLAIN.fullmatch(fallback) else "'" + fallback.replace("'", "\\'") + "'"
-        return f"${{oc.env:{name},{shown}}}"
+    if operation in (":-", "-", ":=", "="):
+        held, fallback = scope.values.get(name), _filled(_unquoted(rest), scope)
+        found = _reference(name, fallback) if held is None else " ".join(held)
+        if ":" in operation and not found:
+            found = fallback
+        elif ":" in operation and (empty := _ENVIRONMENT.fullmatch(found)) and empty[3] == "":
+            found = _reference(empty[1], fallback)
+        if "=" in operation:
+            scope.values[name] = [found]
+        if held is not None:
+            scope.used.add(name)
+        return found
     value = _variable(name, scope)
     if name in scope.values and operation in (",,", "^^"):
         return value.lower() if operation == ",," else value.upper()
     if name in scope.values and operation[:1] in ("#", "%"):
         return _without(value, operation, _filled(_unquoted(rest), scope))
     return value
+
+
+def _reference(name: str, fallback: str) -> str:
+    """Return a reference to an environment variable with a fallback, or the fallback of an argument of the script."""
+    if name.isdigit():
+        return fallback
+    plain = fallback
+    while _PLAIN_REFERENCE.search(plain):
+        plain = _PLAIN_REFERENCE.sub("", plain)
+    if not _PLAIN.fullmatch(plain):
+        # OmegaConf reads references in quotes first: quotes inside them are not escaped.
+        parts = re.split(r"(\$\{.*\})", fallback)
+        parts[::2] = [part.replace("'", "\\'") for part in parts[::2]]
+        fallback = "'" + "".join(parts) + "'"
+    return f"${{oc.env:{name},{fallback}}}"
 
 
 def _without(value: str, operation: str, pattern: str) -> str:
@@ -244,7 +378,9 @@ def _substituted(inner: str, scope: _Scope) -> str:
     if inner[:1] == "(" and inner[-1:] == ")":
         found = _arithmetic(_filled(inner[1:-1], scope), scope)
         return f"$({inner})" if found is None else str(found)
-    tokens = [token.lstrip("\0") for token in _tokens(inner) if token != "--"]
+    if choice := _CHOICE_OF_NPU.search(inner):
+        return choice[1]  # rlsdk does not run on NPUs
+    tokens = [token.lstrip("\0") for token in split(inner) if token != "--"]
     if tokens == ["pwd"]:
         return "${oc.env:PWD}"
     if tokens[:1] == ["cd"] and "&&" in tokens and tokens[tokens.index("&&") :][1:2] == ["pwd"]:
@@ -295,90 +431,4 @@ def from_environment(text: str, environ: Mapping[str, str]) -> str:
 
 def _unquoted(text: str) -> str:
     """Remove quotes inside `${NAME:-...}`."""
-    return "".join(_tokens(text)) if re.search("['\"]", text) and not re.search(r"\s", text) else text.strip("'\"")
-
-
-def _tokens(script: str) -> list[str]:
-    """Split a script into words and operators; quotes are removed, and protected dollar signs are marked."""
-    tokens: list[str] = []
-    word: str | None = None
-    quoted = False
-    position = 0
-
-    def end() -> None:
-        nonlocal word, quoted
-        if word is not None:
-            tokens.append(("\0" if quoted and word in _ENDS | {"<", ">", "(", ")"} else "") + word)
-        word, quoted = None, False
-
-    while position < len(script):
-        char = script[position]
-        position += 1
-        if char == "'":
-            close = script.find("'", position)
-            close = len(script) if close < 0 else close
-            word = (word or "") + script[position:close].replace("$", _LITERAL)
-            position, quoted = close + 1, True
-        elif char == '"':
-            inner, position = _double_quoted(script, position)
-            word, quoted = (word or "") + inner, True
-        elif char == "\\" and script[position : position + 1] == "\n":
-            position += 1  # the line continues; in a comment it does not
-        elif char == "\\" and position < len(script):
-            word = (word or "") + (_LITERAL if script[position] == "$" else script[position])
-            position += 1
-        elif char == "$" and script[position : position + 1] in ("(", "{"):
-            close = _closing(script, position)
-            word = (word or "") + script[position - 1 : close + 1]
-            position = close + 1
-        elif char == "#" and word is None:
-            stop = script.find("\n", position)
-            position = len(script) if stop < 0 else stop
-        elif char in " \t":
-            end()
-        elif char in "\n;|&<>()":
-            if char in "(" and word is not None and word.endswith("="):
-                tokens.append(word)
-                word = None
-                tokens.append("(")
-                continue
-            if char == "&" and tokens[-1:] == [">"] and word is None:
-                continue  # 2>&1
-            end()
-            pair = char + script[position : position + 1]
-            position += pair in ("||", "&&", ">>", "<<", ";;")
-            tokens.append(pair if pair in ("||", "&&", ">>", "<<", ";;") else char)
-        else:
-            word = (word or "") + char
-    end()
-    return tokens
-
-
-def _double_quoted(script: str, position: int) -> tuple[str, int]:
-    """Return the text in double quotes that starts at `position`, and the position after the closing quote."""
-    out = ""
-    while position < len(script) and script[position] != '"':
-        if script[position : position + 2] == "\\\n":
-            position += 1  # the line continues
-        elif script[position] == "\\" and script[position + 1 : position + 2] in ('"', "\\", "$", "`"):
-            position += 1
-            out += _LITERAL if script[position] == "$" else script[position]
-        elif script[position] == "$" and script[position + 1 : position + 2] in ("(", "{"):
-            close = _closing(script, position + 1)  # may have quotes of its own
-            out += _QUOTED + script[position + 1 : close + 1]
-            position = close
-        else:
-            out += _QUOTED if script[position] == "$" else script[position]
-        position += 1
-    return out, position + 1
-
-
-def _closing(script: str, position: int) -> int:
-    """Return the position that closes the bracket at `position`; the end of the script if nothing does."""
-    opened, closed = script[position], {"(": ")", "{": "}"}[script[position]]
-    depth = 0
-    for index in range(position, len(script)):
-        depth += (script[index] == opened) - (script[index] == closed)
-        if depth == 0:
-            return index
-    return len(script) - 1
+    return "".join(split(text)) if re.search("['\"]", text) and not re.search(r"\s", text) else text.strip("'\"")

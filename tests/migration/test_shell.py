@@ -55,8 +55,17 @@ def words(script: str) -> list[tuple[str, ...]]:
         ('X="b=1 c=2"; a "$X"', [("a", "b=1 c=2")]),
         (
             "case $G in\n  h100) N=8 ;;\nesac\na n=$N",
-            [("case", "${oc.env:G}", "in"), ("h100",), ("esac",), ("a", "n=8")],
+            [("a", "n=8")],
         ),
+        ("N=${N:-}; n=${N:-8}; a n=$n m=${N:-4}", [("a", "n=${oc.env:N,8}", "m=${oc.env:N,4}")]),
+        ("X=; a n=${X:-2} m=${X-3}", [("a", "n=2", "m=")]),
+        (': "${N:=8}"; a n=$N', [(":", "${oc.env:N,8}"), ("a", "n=${oc.env:N,8}")]),
+        ("D=${D:-~/data}; a d=$D/x", [("a", "d=${oc.env:D,'~/data'}/x")]),
+        (
+            "A=${A:-$H/a}; B=${B:-${A}~}; C=${C:-$B}; a c=$C",
+            [("a", "c=${oc.env:C,'${oc.env:B,'${oc.env:A,${oc.env:H}/a}~'}'}")],
+        ),
+        ("D=${D:-$(python3 -c 'import x' 2>/dev/null && echo npu || echo gpu)}; a d=$D", [("a", "d=${oc.env:D,gpu}")]),
     ],
 )
 def test_a_script_is_split_as_by_a_shell(script, expected):
@@ -70,6 +79,58 @@ def test_a_value_that_depends_on_a_condition_is_noted():
     assert command.notes == ("L depends on a condition in the script; the last value is taken: n8",)
 
 
+@pytest.mark.parametrize(
+    ("condition", "taken"),
+    [
+        ('[ "$B" = vllm ]', True),
+        ('[ "$B" != "vllm" ]', False),
+        ("[[ $B == v* ]]", True),
+        ('[ "${KNOWN}" -gt 2 ] && [ "${V:-1}" != 0 ]', True),
+        ('[ "$KNOWN" -lt 3 ] || { [ "$B" = sglang ] || [ "$B" = vllm ]; }', True),
+        ('[[ -z "$EMPTY" && -n "$B" ]]', True),
+        ('[ -n "$EMPTY" -o "$B" = sglang ]', False),
+        ('! [ "$B" = vllm ]', False),
+        ("[ ! $B = vllm ]", False),
+        ("true", True),
+        ('[ "$UNKNOWN" = x ]', None),
+        ('[ "$UNKNOWN" = x ] && [ "$B" = sglang ]', False),
+        ('[ -f "$B" ]', None),
+        ('[ "$1" = x ]', None),
+        ('[ "$MODE" = x ]', None),
+        ('[ "$#" -lt 2 ]', None),
+        ("python -c 'import x'", None),
+        ("[ $B -eq 1 ]", None),
+        ("[ ", None),
+    ],
+)
+def test_a_condition_is_decided_where_its_values_are_known(condition, taken):
+    script = f"B=${{B:-vllm}}; EMPTY=; MODE=$1; N=0\nif {condition}; then\n  N=1\nelse\n  N=2\nfi\na n=$N"
+    (*_, command) = shell.commands(script, {"KNOWN": "3"})
+    assert command.words == ("a", "n=1" if taken else "n=2")
+    assert bool(command.notes) == (taken is None)
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("case $B in\n  sglang) N=1 ;;\n  trt|vllm) N=2\n  M=3 ;;\n  *) N=4\nesac\na n=$N m=$M", ("a", "n=2", "m=3")),
+        ("case $B in (trt) N=1;; esac; case x in *) N=5;; esac\na n=$N", ("a", "n=5")),
+        ("if [ $B = trt ]; then N=1; elif [ $B = vllm ]; then N=2; elif true; then N=3; fi\na n=$N", ("a", "n=2")),
+        ("if [ $B = trt ]; then if true; then N=1; fi; else N=4; fi\na n=$N", ("a", "n=4")),
+        ("A=(x=1)\nif [ $B = trt ]; then\n  A+=(y=2)\nfi\na ${A[@]}", ("a", "x=1")),
+        ("[ $B = vllm ] && N=1 || N=2\na n=$N", ("a", "n=1")),
+        ("[ $B = trt ] && N=1 || N=2\na n=$N", ("a", "n=2")),
+        ("N=1; [ $B = trt ] && N=3; a n=$N", ("a", "n=1")),
+        ("for x in 1 2; do if [ $B = trt ]; then N=1; else N=2; fi; done\na n=$N", ("a", "n=2")),
+    ],
+)  # fmt: skip
+def test_branches_that_are_not_taken_are_passed_over(script, expected):
+    (*_, command) = shell.commands(f"B=${{B:-vllm}}\n{script}")
+    assert command == shell.Command(expected, ())
+    (*_, command) = shell.commands(f"B=${{B:-vllm}}\n{script}".replace("{B:-vllm}", "{B:-trt}"), {"B": "vllm"})
+    assert command.words == expected  # the environment precedes the script's own value
+
+
 def test_substitutions_of_commands_are_not_run(tmp_path):
     file = tmp_path / "made"
     (command,) = shell.commands(f"a b=$(touch {file}) c=`touch {file}`")
@@ -78,7 +139,29 @@ def test_substitutions_of_commands_are_not_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "script", ["'", '"', "a 'b", 'a "b', "a ${", "a $(", "((((", "))))", "\\", "a=(", "$", "`", ""]
+    "script",
+    [
+        "'",
+        '"',
+        "a 'b",
+        'a "b',
+        "a ${",
+        "a $(",
+        "((((",
+        "))))",
+        "\\",
+        "a=(",
+        "$",
+        "`",
+        "",
+        "if",
+        "case",
+        "case x in",
+        "case x in a)",
+        "fi",
+        "esac",
+        ";;",
+    ],
 )
 def test_broken_scripts_have_an_end(script):
     shell.commands(script)
