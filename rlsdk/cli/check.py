@@ -25,11 +25,8 @@ from rlsdk.plurals import counted
 from rlsdk.testing.findings import PropertyResult, Report
 
 FAULTY = 1
-_MORE: Mapping[Kind, str] = {
-    "engine": "`rlsdk check model PATH --engine {name}` compares its logprobs with the learner's",
-    "learner": "train a small model with it: rlsdk model new nano model && rlsdk train CONFIG learner={name} steps=2",
-}
-"""Kind whose components are checked for their methods only -> what shows their behaviour."""
+_STARTED: tuple[Kind, ...] = ("engine", "learner")
+"""Kinds whose components are checked for their methods only, unless `--start` is given."""
 
 
 @click.command()
@@ -51,6 +48,11 @@ _MORE: Mapping[Kind, str] = {
     metavar="YAML",
     multiple=True,
     help="""Task for the plugin's rewards and workflows, such as '{prompt: "1 + 1?", answer: 2}'.""",
+)
+@click.option(
+    "--start",
+    is_flag=True,
+    help="Also start each engine and learner with a small model on the CPU and check what it does: half a minute each.",
 )
 @plugin_files
 @click.option(
@@ -78,6 +80,7 @@ def check(
     component: str | None,
     options: tuple[str, ...],
     tasks: tuple[str, ...],
+    start: bool,
     files: tuple[str, ...],
     max_length: int | None,
     renderer: str,
@@ -111,11 +114,11 @@ def check(
         raise click.UsageError(f"{', '.join(given)}: only with `model PATH`; got PLUGIN {plugin!r}, and no PATH")
     begun = time.monotonic()
     with contextlib.redirect_stdout(sys.stderr):  # components may print; keep standard output for the report
-        report = _report(plugin, files, kind, component, options, tasks)
+        report = _report(plugin, files, kind, component, options, tasks, start)
     if as_json:
         click.echo(json.dumps(report.describe(), indent=2))
     else:
-        _print(report, time.monotonic() - begun)
+        _print(report, time.monotonic() - begun, start)
     if not report.conforms:
         context.exit(FAULTY)
 
@@ -202,6 +205,7 @@ def _report(
     component: str | None,
     options: tuple[str, ...],
     tasks: tuple[str, ...],
+    start: bool,
 ) -> Report:
     from rlsdk.testing.conformance import check_plugin, read_options, read_tasks
 
@@ -211,7 +215,7 @@ def _report(
         raise click.BadParameter(no_plugin(plugins, plugin, hint=hint), param_hint="PLUGIN")
     try:
         chosen: dict[str, Any] = {"options": read_options(options), "tasks": read_tasks(tasks)}
-        report = check_plugin(plugins, plugin, kind=kind, component=component, **chosen)
+        report = check_plugin(plugins, plugin, kind=kind, component=component, start=start, **chosen)
     except (ValueFault, OptionError, UnknownComponentError) as error:
         raise click.UsageError(str(error)) from error
     if not report.findings and not report.broken:
@@ -222,7 +226,7 @@ def _report(
     return report
 
 
-def _print(report: Report, seconds: float) -> None:
+def _print(report: Report, seconds: float, started: bool) -> None:
     out = console()
     by_component = report.by_component()
     for kind in (kind for kind in get_args(Kind) if any(kind == k for k, _ in by_component)):
@@ -238,10 +242,16 @@ def _print(report: Report, seconds: float) -> None:
         out.print(f"\n[red]{escape(str(finding.fault))}[/red]", soft_wrap=True)
     for kind, cause in report.broken.items():
         out.print(f"\n[red]{kind}: {escape(cause)}[/red]", soft_wrap=True)
-    for kind, more in _MORE.items():
-        if names := [name for held, name in by_component if held == kind]:
-            told = more.format(name=f"{report.plugin}/{names[0]}")
-            out.print(f"\n{kind}: only the methods were checked, without a model; {told}", soft_wrap=True, markup=False)
+    held_kinds = [kind for kind in _STARTED if any(kind == held for held, _ in by_component)]
+    if held_kinds and not started:
+        told = " and ".join(f"{kind}s" for kind in held_kinds)
+        more = f"rlsdk check {report.origin if report.origin.endswith('.py') else report.plugin} --start"
+        out.print(
+            f"\nonly the methods of {told} were checked; to start them with a small model and check what they do, "
+            f"half a minute each: {more}",
+            soft_wrap=True,
+            markup=False,
+        )
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in report.counts().items())
     plugin = f"{escape(report.plugin)} ({escape(report.origin)})"
     out.print(f"\n{plugin}: {counted(len(by_component), 'component')}, {outcomes} in {seconds:.1f} s")

@@ -22,9 +22,21 @@ from rlsdk.plugins.guard import exits_raised
 from rlsdk.testing import samples
 from rlsdk.testing.findings import Case, NotApplicable, PropertyResult, Report, Violated, is_batch, show
 from rlsdk.testing.subject import CREDIT, LOSSES, Property, Subject, fault_of
+from rlsdk.testing.trials import try_out
 from rlsdk.types import Group, Task
 
-MODULES = ("general", "packed", "losses", "scoring", "environments", "samplers", "rendering", "optimizers")
+MODULES = (
+    "general",
+    "packed",
+    "losses",
+    "scoring",
+    "environments",
+    "samplers",
+    "rendering",
+    "optimizers",
+    "engines",
+    "learners",
+)
 """Modules of `rlsdk.testing.properties`, in checking order."""
 ON_TENSORS = ("packed", "losses")
 """Those of them that need torch; components of other kinds can be checked without it."""
@@ -34,14 +46,19 @@ Options = Mapping[str, Mapping[str, Any]]
 """Name of a component -> its options."""
 
 
-def properties(component: Component) -> tuple[Property, ...]:
-    """Return the properties required of a component, in checking order."""
+def properties(component: Component, *, start: bool = False) -> tuple[Property, ...]:
+    """Return the properties required of a component, in checking order.
+
+    Args:
+        component: Component to check.
+        start: Include those of a started engine or learner.
+    """
     tensors = component.kind in (*CREDIT, *LOSSES)
     wanted = [name for name in MODULES if tensors or name not in ON_TENSORS]
     modules = [importlib.import_module(f"rlsdk.testing.properties.{name}") for name in wanted]
     found = [value for module in modules for value in vars(module).values() if isinstance(value, Property)]
     unique = dict.fromkeys(found)  # a module may import another module's
-    return tuple(p for p in unique if component.kind in p.kinds and p.only(component))
+    return tuple(p for p in unique if component.kind in p.kinds and p.only(component) and start >= p.starts)
 
 
 class Check:
@@ -52,9 +69,10 @@ class Check:
         properties: Name -> property, in checking order.
     """
 
-    def __init__(self, subject: Subject) -> None:
-        self.properties = {p.name: p for p in properties(subject.component)}
+    def __init__(self, subject: Subject, *, start: bool = False) -> None:
+        self.properties = {p.name: p for p in properties(subject.component, start=start)}
         self.subject = subject
+        self._tried: Mapping[str, Violated | NotApplicable | None] | None = None
         self._known: dict[str, PropertyResult] = {}
         self._declares: bool | None = None
 
@@ -91,6 +109,13 @@ class Check:
                 raise NotApplicable(why)
 
     def _fault(self, prop: Property) -> ConformanceFault | None:
+        if prop.starts:
+            if self._tried is None:
+                self._tried = try_out(self.subject, [p for p in self.properties.values() if p.starts])
+            found = self._tried[prop.name]
+            if isinstance(found, NotApplicable):
+                raise found
+            return None if found is None else _described(prop, self.subject, None, found)
         subject = attrs.evolve(self.subject, declares=self._declares_its_needs()) if prop.trims else self.subject
         with _one_thread(), exits_raised():
             for case in prop.inputs(subject):
@@ -139,8 +164,18 @@ def checks(
     component: str | None = None,
     options: Options | None = None,
     tasks: Sequence[Task] = (),
+    start: bool = False,
 ) -> tuple[list[Check], dict[str, str]]:
     """Prepare checks for the components of a plugin; also return the kinds that cannot be imported.
+
+    Args:
+        plugins: Plugins to look it up in.
+        plugin: Name of the plugin, or path of a file.
+        kind: Only components of this kind.
+        component: Only components of this name.
+        options: Options by component.
+        tasks: Tasks that its rewards can score.
+        start: Also start its engines and learners, each with a small model in a child process.
 
     Raises:
         PluginError: There is no such plugin, or it cannot be imported.
@@ -165,7 +200,7 @@ def checks(
         others = {option.name for c in components if c.name == each.name for option in c.options}
         asked = (options or {}).get(each.name, {})
         given = {key: value for key, value in asked.items() if key in own or key not in others}
-        found.append(Check(_subject(Subject(each, given, name, origin, plugins, tuple(tasks)))))
+        found.append(Check(_subject(Subject(each, given, name, origin, plugins, tuple(tasks))), start=start))
     return found, broken
 
 
@@ -175,7 +210,8 @@ def check_plugin(plugins: Plugins, plugin: str, **chosen: Any) -> Report:
     Args:
         plugins: Plugins to look it up in.
         plugin: Name of the plugin, or path of a file.
-        **chosen: Keyword arguments of `checks`: `kind`, `component`, `options` by component, `tasks` for rewards.
+        **chosen: Keyword arguments of `checks`: `kind`, `component`, `options` by component, `tasks` for rewards, and
+            `start`.
 
     Raises:
         PluginError: There is no such plugin, or it cannot be imported.

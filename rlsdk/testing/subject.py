@@ -276,6 +276,7 @@ class Property:
         makes: True if the component must be instantiated, which requires its options.
         trims: True if batches contain only fields that the component declared.
         only: Predicate that selects components among these kinds.
+        starts: True if the rule needs a started engine or learner, its second argument; see `rlsdk.testing.trials`.
     """
 
     name: str
@@ -287,6 +288,7 @@ class Property:
     makes: bool = True
     trims: bool = True
     only: Callable[[Component], bool] = _any
+    starts: bool = False
 
     @property
     def demand(self) -> str:
@@ -303,10 +305,11 @@ def holds(
     makes: bool = True,
     trims: bool = True,
     only: Callable[[Component], bool] = _any,
+    starts: bool = False,
 ) -> Callable[[Rule], Property]:
     """Turn a rule into a property; the rule's docstring begins with the requirement."""
 
     def make(rule: Rule) -> Property:
-        return Property(name, kinds, rule, inputs, remedy, after, makes, trims, only)
+        return Property(name, kinds, rule, inputs, remedy, after, makes, trims, only, starts)
 
     return make
