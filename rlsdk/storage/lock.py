@@ -137,9 +137,9 @@ class RemoteLock:
     def _keep_alive(self) -> None:
         while not self._ended.wait(self._beat):
             try:
-                if not self.is_ours():
+                if not answered(self.is_ours, self._lease):
                     return  # the uploader also notices and reports this
-                self._folder.write(LOCK, self._content())
+                answered(lambda: self._folder.write(LOCK, self._content()), self._lease)
             except Exception as error:  # noqa: BLE001 - network; uploads fail as well, and log warnings
                 log.debug("the lock of %s could not be rewritten: %s", self._folder.url, error)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,11 +23,24 @@ log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 30.0
 """Seconds that the end of a run waits for one answer of a store."""
+CALL_SECONDS = 300.0
+"""Seconds after which any other call to a store has failed; their libraries try again for minutes."""
+STALL_SECONDS = 1800.0
+"""Seconds without progress after which the transfer of a file has failed."""
+SLOWEST = 1e6
+"""Bytes per second that are expected of libraries that report no progress; a larger file has more time."""
 T = TypeVar("T")
 
 
-def answered(call: Callable[[], T], seconds: float = ANSWER_SECONDS) -> T:
+def answered(
+    call: Callable[[], T], seconds: float = ANSWER_SECONDS, *, moved: Callable[[], float] = lambda: float("-inf")
+) -> T:
     """Return the result of a call to a store, which may never answer; such a call is left to a daemon thread.
+
+    Args:
+        call: The call.
+        seconds: Seconds until it must have answered, counted from its last progress.
+        moved: Returns the time of its last progress on the monotonic clock.
 
     Raises:
         TimeoutError: It did not answer in time.
@@ -39,18 +54,23 @@ def answered(call: Callable[[], T], seconds: float = ANSWER_SECONDS) -> T:
             outcome.set_exception(error)
 
     threading.Thread(target=work, name="remote call", daemon=True).start()
-    try:
-        return outcome.result(seconds)
-    except FutureTimeout as error:
-        if outcome.done():  # the call itself timed out
-            raise
-        raise TimeoutError(f"no answer within {seconds:g} s") from error
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return outcome.result(max(end - time.monotonic(), 0.0))
+        except FutureTimeout as error:
+            if outcome.done():  # the call itself timed out
+                raise
+            end = moved() + seconds
+            if end <= time.monotonic():
+                raise TimeoutError(f"no answer within {seconds:g} s") from error
 
 
 class RemoteFolder:
     """Files below a URL; their names are relative to it, with slashes between folders.
 
-    Credentials and endpoints come from where fsspec's file system for the protocol reads them.
+    Credentials and endpoints come from where fsspec's file system for the protocol reads them. Each call has a time
+    limit, since a network that swallows packets answers neither yes nor no; then it raises TimeoutError.
     """
 
     def __init__(self, url: str) -> None:
@@ -71,7 +91,7 @@ class RemoteFolder:
         """Return the names of all files below a folder, with their sizes in bytes."""
         self._fs.invalidate_cache()
         top = self._path(below) if below else self._root
-        found = self._fs.find(top, detail=True)
+        found = answered(partial(self._fs.find, top, detail=True), CALL_SECONDS)
         cut = len(self._root) + 1
         return {path[cut:]: int(entry.get("size") or 0) for path, entry in found.items() if path.startswith(f"{top}/")}
 
@@ -79,14 +99,14 @@ class RemoteFolder:
         """Return the content of a file; None if it does not exist."""
         self._fs.invalidate_cache()
         try:
-            content: bytes = self._fs.cat_file(self._path(name))
+            content: bytes = answered(partial(self._fs.cat_file, self._path(name)), CALL_SECONDS)
         except FileNotFoundError:
             return None
         return content
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small file; an existing one is replaced."""
-        self._fs.pipe_file(self._made(name), content)
+        answered(lambda: self._fs.pipe_file(self._made(name), content), CALL_SECONDS)
 
     def create(self, name: str, content: bytes) -> bool:
         """Write a small file unless it exists; return whether it was written.
@@ -96,9 +116,9 @@ class RemoteFolder:
         if self.read(name) is not None:
             return False
         try:
-            self._fs.pipe_file(self._made(name), content, mode="create")
+            answered(lambda: self._fs.pipe_file(self._made(name), content, mode="create"), CALL_SECONDS)
         except TypeError:  # the file system does not have this mode
-            self._fs.pipe_file(self._path(name), content)
+            self.write(name, content)
         except OSError:
             if self.read(name) is None:
                 raise
@@ -107,26 +127,38 @@ class RemoteFolder:
 
     def upload(self, file: Path, name: str, moved: Callable[[], None] | None = None) -> None:
         """Upload a local file; `moved` is called from time to time during the transfer."""
-        self._fs.put_file(str(file), self._made(name), callback=_Pulse(moved))
+        pulse = _Pulse(moved)
+        seconds = STALL_SECONDS + file.stat().st_size / SLOWEST
+        answered(
+            lambda: self._fs.put_file(str(file), self._made(name), callback=pulse), seconds, moved=lambda: pulse.last
+        )
 
     def download(self, name: str, file: Path) -> None:
         """Download a file to a local path, whose folder is created."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._fs.get_file(self._path(name), str(file))
+        pulse, size = _Pulse(None), 0
+
+        def moved() -> float:
+            nonlocal size
+            before, size = size, file.stat().st_size if file.exists() else 0
+            return time.monotonic() if size > before else pulse.last
+
+        get = partial(self._fs.get_file, self._path(name), str(file), callback=pulse)
+        answered(get, CALL_SECONDS, moved=moved)
 
     def remove(self, *names: str) -> None:
         """Delete files; missing ones are ignored."""
         for name in names:
             try:
-                self._fs.rm_file(self._path(name))
+                answered(partial(self._fs.rm_file, self._path(name)), CALL_SECONDS)
             except FileNotFoundError:
                 log.debug("%s/%s was already gone", self.url, name)
 
     def remove_below(self, name: str) -> None:
         """Delete a folder with all its content."""
         self.remove(*self.names(name))
-        if self._has_folders and self._fs.isdir(self._path(name)):
-            self._fs.rm(self._path(name), recursive=True)
+        if self._has_folders and answered(partial(self._fs.isdir, self._path(name)), CALL_SECONDS):
+            answered(partial(self._fs.rm, self._path(name), recursive=True), CALL_SECONDS)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -144,8 +176,9 @@ class _Pulse(Callback):
 
     def __init__(self, moved: Callable[[], None] | None) -> None:
         super().__init__()
-        self._moved = moved
+        self._moved, self.last = moved, time.monotonic()
 
     def call(self, *args: Any, **kwargs: Any) -> None:
+        self.last = time.monotonic()
         if self._moved is not None:
             self._moved()

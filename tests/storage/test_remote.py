@@ -5,16 +5,19 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlsdk.errors import ConfigError
+from rlsdk.storage import remote as remote_files
 from rlsdk.storage.location import is_url, mirror_of, url_fault
 from rlsdk.storage.lock import LOCK, RemoteLock
 from rlsdk.storage.remote import RemoteFolder
@@ -62,6 +65,61 @@ def test_files_are_written_listed_read_and_removed(url: str, tmp_path: Path) -> 
     remote.remove("a", "a")
     remote.remove_below("deep")
     assert remote.names() == {}
+
+
+def test_a_network_that_swallows_packets_costs_every_call_its_time_limit_and_no_more(
+    s3: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import s3fs
+
+    monkeypatch.setattr(remote_files, "CALL_SECONDS", 0.5)
+    monkeypatch.setattr(remote_files, "STALL_SECONDS", 0.5)
+    file = tmp_path / "file"
+    file.write_bytes(b"333")
+    with socket.create_server(("127.0.0.1", 0)) as dead:  # it accepts connections, and never answers
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{dead.getsockname()[1]}")
+        s3fs.S3FileSystem.clear_instance_cache()
+        remote = RemoteFolder("s3://bucket/runs/trial")
+        calls: list[Callable[[], Any]] = [
+            remote.names,
+            lambda: remote.read("a"),
+            lambda: remote.write("a", b"1"),
+            lambda: remote.create("a", b"1"),
+            lambda: remote.upload(file, "a"),
+            lambda: remote.download("a", tmp_path / "back"),
+            lambda: remote.remove("a"),
+            lambda: remote.remove_below("a"),
+        ]
+        for call in calls:
+            with pytest.raises(TimeoutError, match=r"no answer within 0\.5"):
+                call()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_a_slow_transfer_has_as_long_as_it_needs_while_it_makes_progress(
+    memory: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(remote_files, "STALL_SECONDS", 1.5)
+    monkeypatch.setattr(remote_files, "CALL_SECONDS", 1.5)
+    remote, file = RemoteFolder(memory), tmp_path / "file"
+
+    def put(source: str, target: str, callback: Any) -> None:
+        for _ in range(8):
+            time.sleep(0.25)
+            callback.call()
+
+    def get(source: str, target: str, callback: Any) -> None:  # as over SFTP, which does not call back
+        for size in range(1, 9):
+            time.sleep(0.25)
+            Path(target).write_bytes(bytes(size))
+
+    monkeypatch.setattr(remote._fs, "put_file", put, raising=False)
+    monkeypatch.setattr(remote._fs, "get_file", get, raising=False)
+    file.write_bytes(b"333")
+    remote.upload(file, "a")
+    remote.download("a", tmp_path / "back")
+    assert (tmp_path / "back").stat().st_size == 8
 
 
 def test_only_one_of_several_creates_a_file(url: str) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from rich.console import Console
 
 from rlsdk.checkpoints import mirror as mirror_files
@@ -320,6 +321,34 @@ def test_a_run_ends_although_its_store_does_not_answer_any_more(
     assert "could not be removed, and expires by itself: no answer within 0.1 s" in caplog.text
     begun, found, _ = run(plan(memory), resume=True)
     assert begun == 1 and found["uploaded"] == [1]
+
+
+def test_an_upload_that_stalls_during_a_run_is_told_and_the_next_ones_are_made(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, memory: str
+) -> None:
+    """As behind a router that has forgotten one connection: other calls to the store succeed."""
+    go_on, put, hung = threading.Event(), MemoryFileSystem.put_file, []
+
+    def hang_once(self: Any, source: str, target: str, **options: Any) -> None:
+        if "/step-2/" in target and not hung:
+            hung.append(target)
+            go_on.wait(120)
+        put(self, source, target, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "put_file", hang_once)
+    monkeypatch.setattr(remote_files, "STALL_SECONDS", 0.2)
+    with mirrored(plan(memory), resume=False, overwrite=False) as mirror:
+        assert mirror is not None
+        training = Training(mirror._plan, mirror)
+        mirror.begin(None)
+        for step in (1, 2, 3):
+            training.save(step)
+            wait_until_uploaded(mirror, step)
+        found = mirror.finish()
+    go_on.set()
+    assert hung and found["uploaded"] == [1, 2, 3] and found["failures"] == 1 and not found["warning"]
+    said = "the checkpoint of step 2 cannot be uploaded: TimeoutError: no answer within 0.2"
+    assert said in caplog.text and "the run continues, and the upload is retried" in caplog.text
 
 
 def test_a_failed_upload_that_is_skipped_leaves_no_files(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,14 @@ def test_a_remote_run_is_shown_and_follows_its_uploads(tmp_path: Path, monkeypat
     service.look()
     (again,) = service.runs
     assert (again.state()["step"], again.id) == (5, run.id)
+    go_on = threading.Event()
+    with monkeypatch.context() as patch:  # a store that answers no more costs a page a moment, and is asked once
+        patch.setattr(remote, "WAIT_SECONDS", 0.1)
+        patch.setattr(RemoteFolder, "names", lambda *_: go_on.wait(120) and {})
+        for _ in range(3):
+            service.look()
+    assert [each.state()["step"] for each in service.runs] == [5]
+    go_on.set()
     with socket.socket() as taken, pytest.raises(EnvironmentFault):  # `rlsdk view` then tries another port
         taken.bind(("127.0.0.1", 0))
         asyncio.run(serve(service, "127.0.0.1", taken.getsockname()[1], print, asyncio.Event()))
