@@ -31,6 +31,12 @@ CUT = "\ufdd0"
 _NO_TEXT = re.compile(f"[{CUT}\ud800-\udfff]")
 _HALVES = re.compile("[\ud800-\udfff]")
 """Halves of surrogate pairs, which JSON may contain but no tokenizer accepts."""
+_PARALLEL = 1 << 15
+"""Tokens from which several texts are decoded in threads. The call waits for them and must then get back the
+interpreter's lock, which on a busy machine takes milliseconds: longer than to decode a few thousand tokens."""
+_KEPT_TEXTS, _KEPT_LENGTH = 4096, 1024
+"""Number of texts whose tokens are kept, and their maximum length in characters. Rollouts of a group read the same
+observations, which an environment also repeats."""
 
 
 class ChatTokenizer:
@@ -70,6 +76,8 @@ class ChatTokenizer:
         self.controls = frozenset(control_tokens(tokenizer))
         added = sorted(self.controls)
         self._controls = regex.compile("|".join(map(regex.escape, added))) if added else None
+        self._control_starts = {text[0] for text in added}
+        self._kept: dict[str, np.ndarray] = {}
         self._tool_parser = tool_parser
         self.renderer: Renderer = load("renderer", defaults.RENDERER.name) if renderer is None else renderer
         self.renderer.open(self, keep_history=keep_history)
@@ -278,8 +286,15 @@ class ChatTokenizer:
         """Tokenize text within a conversation, int64; no special tokens are added."""
         if not text:
             return NOTHING
-        texts = [piece for piece in _whole(text).split(CUT) if piece]
-        return self._array([token for piece in texts for token in self._ids(piece)])
+        found = self._kept.get(text)
+        if found is None:
+            texts = [piece for piece in _whole(text).split(CUT) if piece]
+            found = self._array([token for piece in texts for token in self._ids(piece)])
+            if len(text) <= _KEPT_LENGTH:
+                if len(self._kept) >= _KEPT_TEXTS:
+                    self._kept.clear()
+                self._kept[text] = found
+        return found
 
     def _ids(self, text: str, *, special: bool = False) -> list[int]:
         """Tokenize a text, with `special` tokens around it or without.
@@ -302,7 +317,9 @@ class ChatTokenizer:
         """
         if not text.isascii():
             text = _NO_TEXT.sub("\N{REPLACEMENT CHARACTER}", text)
-        if self._controls is None or self._controls.search(text) is None:
+        if self._controls is None or not any(start in text for start in self._control_starts):
+            return text
+        if self._controls.search(text) is None:
             return text
         cuts = [0, *(m.start() + 1 for m in self._controls.finditer(text, overlapped=True)), len(text)]
         return CUT.join(text[a:b] for a, b in itertools.pairwise(cuts))
@@ -326,8 +343,8 @@ class ChatTokenizer:
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
         """Decode several sequences without special tokens."""
-        if self._fast is not None and len(ids) == 1:
-            return [self._fast.decode(ids[0].tolist(), skip_special_tokens=True)]
+        if self._fast is not None and sum(map(len, ids)) < _PARALLEL:
+            return [self._fast.decode(i.tolist(), skip_special_tokens=True) for i in ids]
         if self._fast is not None:
             return list(self._fast.decode_batch([i.tolist() for i in ids], skip_special_tokens=True))
         plain = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
