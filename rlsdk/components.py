@@ -71,6 +71,7 @@ class Component:
         costly: Function that tells whether reading a task source with given options is costly; None: it never is.
         isolation: How calls of an environment are isolated from other environments' calls.
         whole_tensors: True for an optimiser that needs tensors in their shapes, not flattened or sharded.
+        metrics: Metrics that a diagnosis reads and other components log.
     """
 
     kind: Kind
@@ -96,6 +97,7 @@ class Component:
     costly: CostlyToRead | None = None
     isolation: Isolation = "thread"
     whole_tensors: bool = False
+    metrics: tuple[str, ...] = ()
 
     @cached_property
     def options(self) -> tuple[Option, ...]:

@@ -338,13 +338,18 @@ def tool_parser(name: str) -> Callable[[T], T]:
 
 
 @named
-def diagnosis(name: str) -> Callable[[T], T]:
+def diagnosis(name: str, *, metrics: Sequence[str] = ()) -> Callable[[T], T]:
     """Mark a diagnosis: `(history: History, *, …) -> Finding | None`, which finds a problem of a run in its metrics.
 
     It is called after each step of a run, and by `rlsdk diagnose`; `History` and `Finding` are in `rlsdk.contracts`. It
     only observes: the run continues even if it raises.
+
+    Args:
+        name: Name of the component.
+        metrics: Names of metrics that it reads and that rlsdk itself does not log, such as those of the plugin's loss.
+            `rlsdk check` refuses other names that it does not know.
     """
-    return mark("diagnosis", name)
+    return mark("diagnosis", name, metrics=tuple(metrics))
 
 
 @named

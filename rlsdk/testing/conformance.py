@@ -34,12 +34,12 @@ MODULES = (
     "samplers",
     "rendering",
     "optimizers",
-    "engines",
-    "learners",
 )
 """Modules of `rlsdk.testing.properties`, in checking order."""
 ON_TENSORS = ("packed", "losses")
 """Those of them that need torch; components of other kinds can be checked without it."""
+OF_STARTED: Mapping[Kind, str] = {"engine": "engines", "learner": "learners"}
+"""Kind whose components are started -> the module of their further properties; both need torch."""
 BEFORE_CALLS = ("contract", "defaults-valid")
 """Properties that must hold before a component is instantiated and called."""
 Options = Mapping[str, Mapping[str, Any]]
@@ -55,10 +55,12 @@ def properties(component: Component, *, start: bool = False) -> tuple[Property, 
     """
     tensors = component.kind in (*CREDIT, *LOSSES)
     wanted = [name for name in MODULES if tensors or name not in ON_TENSORS]
+    if start and component.kind in OF_STARTED:
+        wanted.append(OF_STARTED[component.kind])
     modules = [importlib.import_module(f"rlsdk.testing.properties.{name}") for name in wanted]
     found = [value for module in modules for value in vars(module).values() if isinstance(value, Property)]
     unique = dict.fromkeys(found)  # a module may import another module's
-    return tuple(p for p in unique if component.kind in p.kinds and p.only(component) and start >= p.starts)
+    return tuple(p for p in unique if component.kind in p.kinds and p.only(component))
 
 
 class Check:

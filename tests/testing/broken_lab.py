@@ -650,6 +650,13 @@ def finds_or_is_silent(history):
     return "the reward is low" if history["reward/mean"].last(1).mean < 0 else None
 
 
+@rlsdk.diagnosis("reads-known-metrics", metrics=("lab/speed",))
+def reads_known_metrics(history):
+    """Reads a metric of its own, and then a misspelt one."""
+    speed = history["lab/speed"]
+    return Finding("fast", "nothing") if len(speed) and history["actor/grad_nrom"].mean > 1 else None
+
+
 @rlsdk.diagnosis("silent-at-first")
 def silent_at_first(history):
     """Judges a run by its first step."""

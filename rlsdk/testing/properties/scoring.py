@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
-from rlsdk.contracts import Finding, History, batch_of
+from rlsdk.contracts import Finding, History, Series, batch_of
+from rlsdk.contracts.metric_names import NAMED_METRICS, unknown_metric
 from rlsdk.errors import DataError
 from rlsdk.isolation.threads import run_to_end
 from rlsdk.scoring.outcome import as_score
@@ -37,7 +40,9 @@ METRICS = (
     *("eval/sampled", "eval/greedy", "source/a/share", "source/b/share", "source/a/reward/mean"),
     *("source/a/accuracy/mean", "source/b/accuracy/mean", "engines/alive", "engines/wanted"),
 )
-"""Metric names in the suite's histories: those of a run that diagnoses read."""
+"""Metric names of a run that built-in diagnoses read."""
+_EVERY = tuple(dict.fromkeys((*METRICS, *NAMED_METRICS)))
+"""Metric names in the suite's histories."""
 STEPS = 60
 
 
@@ -269,29 +274,35 @@ def any_order(subject: Subject, held: Group) -> None:
         raise Violated("value", f"rollouts {wanted} kept in any order", f"{found} in the order {order}")
 
 
-def _run(draw: Any) -> History:
-    """Return a history with metrics from `draw(name, step)`, which returns None if the step has no value."""
-    return History.of({"step": step, **{name: draw(name, step) for name in METRICS}} for step in range(1, STEPS + 1))
+@functools.cache
+def histories(declared: tuple[str, ...] = ()) -> tuple[tuple[str, History], ...]:
+    """Return various histories, each with a title; they also have the metrics that a diagnosis declares."""
+    names, random = (*_EVERY, *declared), np.random.default_rng(0)
+
+    def run(draw: Any) -> History:
+        """Return a history with metrics from `draw(name, step)`, which returns None if the step has no value."""
+        return History.of({"step": step, **{name: draw(name, step) for name in names}} for step in range(1, STEPS + 1))
+
+    return (
+        ("no step", History()),
+        ("one step", History.of([{"step": 1, **dict.fromkeys(names, 0.5)}])),
+        ("unknown metrics", History.of({"step": i, "other/metric": 1.0} for i in range(STEPS))),
+        ("all metrics 0", run(lambda name, step: 0.0)),
+        ("metrics that rise", run(lambda name, step: step / STEPS)),
+        ("metrics that fall", run(lambda name, step: 1.0 - step / STEPS)),
+        ("metrics that explode", run(lambda name, step: 1.2**step)),
+        ("random metrics", run(lambda name, step: float(random.random()))),
+        (
+            "metrics that come and go",
+            run(lambda name, step: float(random.random()) if random.random() < 0.3 else None),
+        ),
+        ("metrics that end", run(lambda name, step: 0.9 if step < STEPS // 2 or name == "time/step" else None)),
+        ("negative metrics", run(lambda name, step: -float(random.random()))),
+    )
 
 
-def histories() -> Iterator[tuple[str, History]]:
-    """Yield various histories, each with a title."""
-    random = np.random.default_rng(0)
-    yield "no step", History()
-    yield "one step", History.of([{"step": 1, **dict.fromkeys(METRICS, 0.5)}])
-    yield "unknown metrics", History.of({"step": i, "other/metric": 1.0} for i in range(STEPS))
-    yield "all metrics 0", _run(lambda name, step: 0.0)
-    yield "metrics that rise", _run(lambda name, step: step / STEPS)
-    yield "metrics that fall", _run(lambda name, step: 1.0 - step / STEPS)
-    yield "metrics that explode", _run(lambda name, step: 1.2**step)
-    yield "random metrics", _run(lambda name, step: float(random.random()))
-    yield "metrics that come and go", _run(lambda name, step: float(random.random()) if random.random() < 0.3 else None)
-    yield "metrics that end", _run(lambda name, step: 0.9 if step < STEPS // 2 or name == "time/step" else None)
-    yield "negative metrics", _run(lambda name, step: -float(random.random()))
-
-
-def _histories(_: Subject) -> Iterator[Case[History]]:
-    return (Case(title, history) for title, history in histories())
+def _histories(subject: Subject) -> Iterator[Case[History]]:
+    return (Case(title, history) for title, history in histories(subject.component.metrics))
 
 
 def _found(subject: Subject, history: History) -> Any:
@@ -318,10 +329,49 @@ def finds_or_is_silent(subject: Subject, history: Any) -> None:
         raise Violated("form", "the level info, warning or critical", repr(found.level))
 
 
+class _ReadSeries(dict[str, Series]):
+    """Metrics of a history that note which names are looked up."""
+
+    def __init__(self, held: Mapping[str, Series]) -> None:
+        super().__init__(held)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> Series:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+    def __contains__(self, name: object) -> bool:
+        self.names.add(str(name))
+        return super().__contains__(name)
+
+
+@holds(
+    "reads-known-metrics",
+    "diagnosis",
+    inputs=_histories,
+    remedy="correct the name; docs/metrics.md lists what rlsdk logs. If one of your own components logs the metric, "
+    "declare it in the mark: @rlsdk.diagnosis('NAME', metrics=('METRIC',))",
+    after=("finds-or-is-silent",),
+)
+def reads_known_metrics(subject: Subject, history: Any) -> None:
+    """It reads metrics that rlsdk logs, or that its mark declares: a misspelt one would always be empty."""
+    series = _ReadSeries(history.series)
+    found = _found(subject, attrs.evolve(history, series=series))
+    named = {found.metric} if found is not None and found.metric else set()
+    for name in sorted(series.names | named):
+        near = unknown_metric(name, subject.component.metrics)
+        if near is not None:
+            raise Violated("value", f"a metric such as {near!r}" if near else "a known metric", repr(name))
+
+
 @holds(
     "silent-at-first",
     "diagnosis",
-    inputs=lambda _: (Case(title, history) for title, history in histories() if history.step < 2),
+    inputs=lambda subject: (case for case in _histories(subject) if case.value.step < 2),
     remedy="compare several steps, and return None until there are enough",
     after=("finds-or-is-silent",),
 )
@@ -343,7 +393,7 @@ def same_history_same_finding(subject: Subject, history: Any) -> None:
     """The same history gives the same finding, regardless of earlier calls."""
     made = subject.make()
     first = subject.call(made, history)
-    for _, other in histories():
+    for _, other in histories(subject.component.metrics):
         subject.call(made, other)
     again = subject.call(made, history)
     if first != again:
