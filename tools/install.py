@@ -13,6 +13,7 @@ It does three things that a plain `pip install -e .[cpu]` gets wrong:
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -23,9 +24,29 @@ ROOT = Path(__file__).resolve().parent.parent
 TORCH = "torch==2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 RARELY_IMPORTED = (
-    r"[/\\]tests?[/\\]|[/\\]transformers[/\\]models[/\\](?!auto|llama|qwen)|[/\\](anthropic|moto|openai|rllib)[/\\]"
+    r"[/\\]tests?[/\\]|[/\\]transformers[/\\]models[/\\](?!auto|llama|qwen)|[/\\]ray[/\\](data|llm|rllib|serve|train|tune)[/\\]"
+    r"|[/\\](anthropic|cfnlint|databricks|fontTools|graphql|moto|mypy|mypyc|numba|openai|selenium|sentry_sdk|supervisor)[/\\]"
 )
 """Regular expression of the paths of modules that are compiled when they are imported first."""
+UV_VARIABLES = {
+    "index-url": ("UV_DEFAULT_INDEX", " "),
+    "extra-index-url": ("UV_INDEX", " "),
+    "find-links": ("UV_FIND_LINKS", ","),
+    "constraint": ("UV_CONSTRAINT", " "),
+    "cert": ("SSL_CERT_FILE", " "),
+}
+"""Settings of pip -> the environment variable with which uv is given the same, and what separates its values."""
+HARMLESS = {
+    "cache-dir",
+    "config-file",
+    "default-timeout",
+    "disable-pip-version-check",
+    "progress-bar",
+    "retries",
+    "root-user-action",
+    "timeout",
+}
+"""Settings of pip that do not change what is installed."""
 MISFITS = ("torchvision", "torchaudio", "torchcodec", "triton")
 # Run in a separate process, because it imports the newly installed packages.
 CHECK = """
@@ -40,6 +61,43 @@ def pip(*arguments: str, hide_errors: bool = False) -> bool:
     command = [sys.executable, "-m", "pip", *arguments, "-qq", "--disable-pip-version-check"]
     ran = subprocess.run(command, cwd=ROOT, check=False, stderr=subprocess.DEVNULL if hide_errors else None)
     return ran.returncode == 0
+
+
+def install_project(extras: str) -> bool:
+    """Install rlsdk and what it requires: with uv, in half of the time, or with pip where uv cannot do the same."""
+    target = ("-e", f".[{extras}]")
+    configuration = [sys.executable, "-m", "pip", "config", "list"]
+    configured = subprocess.run(configuration, capture_output=True, text=True, check=True).stdout
+    variables = uv_variables(configured)
+    if variables is not None and pip("install", "uv", hide_errors=True):
+        # As with pip, the newest version counts, whichever index has it.
+        uv = [sys.executable, "-m", "uv", "pip", "install", "-qq", "--index-strategy", "unsafe-best-match"]
+        command = [*uv, "--python", sys.executable, *target]
+        if not subprocess.run(command, cwd=ROOT, check=False, env=os.environ | variables).returncode:
+            return True
+    return pip("install", "--no-compile", *target)
+
+
+def uv_variables(configured: str) -> dict[str, str] | None:
+    """Environment variables that tell uv what pip's configuration says; None if it says something that they cannot.
+
+    pip's configuration holds the indexes and certificates of a company's mirror, which uv does not read.
+
+    Args:
+        configured: What `pip config list` prints.
+    """
+    found: dict[str, str] = {}
+    for line in sorted(configured.splitlines(), key=lambda line: line.startswith(":env:")):  # overrides the files
+        name, _, value = line.partition("=")
+        section, _, setting = name.rpartition(".")
+        if section not in ("global", "install", ":env:"):
+            continue  # of other commands of pip
+        if setting in UV_VARIABLES:
+            variable, separator = UV_VARIABLES[setting]
+            found[variable] = separator.join(ast.literal_eval(value).split())
+        elif setting not in HARMLESS:
+            return None
+    return found
 
 
 def install_torch() -> bool:
@@ -61,7 +119,7 @@ def main() -> int:
     pip("install", "--upgrade", "pip", hide_errors=True)  # a pip of 2023 takes 50 % longer
     if not install_torch():
         return fail(f"no CPU build of {TORCH} on the configured indexes or on {CPU_INDEX}")
-    if not pip("install", "--no-compile", "-e", f".[{extras}]"):
+    if not install_project(extras):
         return fail(f"pip could not install rlsdk[{extras}]; see its output above")
     stack = "cpu" in extras.split(",")
     if stack and not pip("uninstall", "-y", *MISFITS):
@@ -73,7 +131,7 @@ def main() -> int:
 
 
 def compile_all() -> None:
-    """Compile the 20,000 installed files that a process may well import on all cores; pip uses only one."""
+    """Compile the 18,000 installed files that a process may well import on all cores; pip uses only one."""
     packages = sysconfig.get_path("purelib")
     # Some packages contain files that are not valid Python, such as templates; these are skipped.
     command = [sys.executable, "-m", "compileall", "-qq", "-j", "0", "-x", RARELY_IMPORTED, packages]
