@@ -374,11 +374,13 @@ def _observe(x: LossInputs, accumulator: MetricAccumulator) -> None:
         others = (x.old_logprobs, x.behaviour_logprobs)
         to_old, to_behaviour = (bounded(x.logprobs.double() - other.double()) for other in others)
         ratio = to_old.exp()
-        accumulator.add_tokens("actor/ratio", ratio, x.loss_mask)
-        accumulator.add_tokens("actor/ratio_max", ratio, x.loss_mask)
+        # No policy sampled an expert's tokens, so their old logprobs are not those of a distribution to compare with
+        sampled = x.loss_mask & ~x.expert[x.segments] if hasattr(x, "expert") else x.loss_mask
+        accumulator.add_tokens("actor/ratio", ratio, sampled)
+        accumulator.add_tokens("actor/ratio_max", ratio, sampled)
         # k3 of http://joschu.net/blog/kl-approx.html: unbiased and never negative, and with `expm1` exact near 0, too
-        accumulator.add_tokens("actor/kl_to_old", to_old.expm1() - to_old, x.loss_mask)
-        accumulator.add_tokens("actor/kl_to_behaviour", to_behaviour.expm1() - to_behaviour, x.loss_mask)
+        accumulator.add_tokens("actor/kl_to_old", to_old.expm1() - to_old, sampled)
+        accumulator.add_tokens("actor/kl_to_behaviour", to_behaviour.expm1() - to_behaviour, sampled)
         if hasattr(x, "entropy"):
             accumulator.add_tokens("actor/entropy", x.entropy, x.loss_mask)
 

@@ -387,6 +387,23 @@ class TestObjective:
         x = objective.inputs(batch, logprobs_of(batch), None, when).only(())
         assert (x.step, x.of_steps, x.train_step, x.train_steps, x.update) == (1, 2, 7, 9, 15)
 
+    def test_an_experts_tokens_count_in_no_comparison_with_the_policy_that_sampled(self, make_batch: Make) -> None:
+        by_expert = np.array([False, True, False, True, False])
+        batch = make_batch(5, expert=by_expert)
+        theirs = np.repeat(by_expert, batch.responses)
+        now = torch.from_numpy(batch.tokens["old_logprobs"] + np.where(theirs, 2.0, 0.1).astype(np.float32))
+        objective = Objective(LossSpec(policy_loss=HERE.reference("policy_loss", "mix")))
+        tally, at = MetricAccumulator(), moment(batch)
+        objective(objective.inputs(batch, now.requires_grad_(), None, at), at.totals, tally)
+        tally.add("actor/loss", 0.0)
+        means = tally.means()
+        assert means["actor/ratio"] == pytest.approx(np.exp(0.1), rel=1e-5)
+        assert means["actor/ratio_max"] == pytest.approx(np.exp(0.1), rel=1e-5)
+        assert means["actor/kl_to_old"] == pytest.approx(np.exp(0.1) - 1.1, rel=1e-4)
+        behind = batch.tokens["behaviour_logprobs"]
+        gap = (now.detach().numpy() - behind)[batch.loss_mask & ~theirs].astype(float)
+        assert means["actor/kl_to_behaviour"] == pytest.approx((np.expm1(gap) - gap).mean(), rel=1e-4)
+
     @pytest.mark.parametrize("aggregate", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
     def test_mix_weighs_the_experts_part_as_the_aggregation_divides(self, make_batch: Make, aggregate: str) -> None:
         batch = make_batch(6, expert=np.array([True, False, True, False, False, False]))
